@@ -1,0 +1,57 @@
+"""One class for each thing the caller does next. Every message is one line that names the thing and the remedy."""
+
+from dilocox_peer.types import PeerId
+
+
+class DilocoxError(Exception):
+    """Root. `exit_code` is what the command line ends with when nobody handles it."""
+
+    exit_code = 1
+
+
+class ConfigError(DilocoxError):
+    """The user's input is wrong: say what and how to mend it, exit 2."""
+
+    exit_code = 2
+
+
+class RunUnreachable(DilocoxError):
+    """No peer of the run answers: try again later or elsewhere, exit 3."""
+
+    exit_code = 3
+
+
+class RunRefused(DilocoxError):
+    """The run exists and refuses us (or we refuse it), exit 4."""
+
+    exit_code = 4
+
+
+class ManifestMismatch(RunRefused):
+    """A manifest that is not what its run id or its owner's signature says."""
+
+
+class ProtocolError(DilocoxError):
+    """A peer broke the protocol: drop what it sent; repeated, ban it."""
+
+    def __init__(self, peer: PeerId | None, reason: str) -> None:
+        super().__init__(f"{peer or 'a peer'}: {reason}")
+        self.peer = peer
+        self.reason = reason
+
+
+class MalformedBlob(DilocoxError):
+    """Bytes that are no valid contribution for this stage, with the reason; nothing was decoded."""
+
+
+class PeerUnavailable(DilocoxError):
+    """A peer does not answer: ask another one."""
+
+    def __init__(self, peer: PeerId, reason: str) -> None:
+        super().__init__(f"{peer} does not answer: {reason}")
+        self.peer = peer
+        self.reason = reason
+
+
+class StateCorrupt(DilocoxError):
+    """State on disk or from a donor whose digest is not the announced one; it was not used."""

@@ -1,0 +1,270 @@
+"""What happens at a peer, as values. Log lines, dashboard, JSONL and reports are projections of these.
+
+A pure core returns them in `Note` actions; the session stamps them with wall time and hands them to whoever listens.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dilocox_peer.types import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Root. `level`: what a log shows it as; `line()`: one line for a person."""
+
+    @property
+    def level(self) -> str:
+        return "info"
+
+    def line(self) -> str:
+        return " ".join([type(self).__name__, *(f"{key}={value}" for key, value in asdict(self).items())])
+
+    def record(self, wall_time_s: float) -> dict[str, Any]:
+        """The JSONL form."""
+        return {"time": round(wall_time_s, 3), "event": type(self).__name__, **asdict(self)}
+
+
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStarted(Event):
+    peer: PeerId
+    run: str
+    stage: int
+    addresses: tuple[str, ...]
+
+    def line(self) -> str:
+        return f"started as {self.peer} on stage {self.stage} of run {self.run[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourSeen(Event):
+    peer: PeerId
+
+    def line(self) -> str:
+        return f"{self.peer} is here"
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourLost(Event):
+    peer: PeerId
+    reason: str
+
+    @property
+    def level(self) -> str:
+        return "warning"
+
+    def line(self) -> str:
+        return f"{self.peer} is gone ({self.reason}); the round goes on without it"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundClosed(Event):
+    """Local training of a round ended and the contribution was offered."""
+
+    round: int
+    micro_batches: int
+    train_loss: float
+    blob_bytes: int
+    raw_bytes: int
+
+    @property
+    def level(self) -> str:
+        return "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCertified(Event):
+    """A certificate was applied. round counts from 1; an empty contributor list is a void round."""
+
+    round: int
+    head: str
+    epoch: int
+    ballot: int
+    contributors: tuple[PeerId, ...]
+    roster: tuple[PeerId, ...]
+    micro_batches: int
+    own_included: bool
+    wait_s: float
+    bytes_sent: int
+    raw_bytes: int
+    train_loss: float
+    anchor_digest: str
+
+    def line(self) -> str:
+        mine = "" if self.own_included else ", mine comes with the next"
+        return f"round {self.round}: {len(self.contributors)} contributions, loss {self.train_loss:.3f}{mine}"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStarted(Event):
+    """The roster lost its quorum and was written anew by who is left."""
+
+    epoch: int
+    roster: tuple[PeerId, ...]
+    reason: str
+
+    @property
+    def level(self) -> str:
+        return "warning"
+
+    def line(self) -> str:
+        return f"epoch {self.epoch} with {len(self.roster)} peers: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class BranchSwitched(Event):
+    """A heavier chain was met and adopted; own contributions in the dropped certificates are orphaned."""
+
+    ancestor_round: int
+    old_round: int
+    new_round: int
+    orphaned_contributions: int
+
+    @property
+    def level(self) -> str:
+        return "warning" if self.orphaned_contributions else "info"
+
+    def line(self) -> str:
+        return (
+            f"caught up from round {self.old_round} to {self.new_round} (common round {self.ancestor_round}); "
+            f"{self.orphaned_contributions} own contributions orphaned"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionRefused(Event):
+    peer: PeerId
+    reason: str
+
+    @property
+    def level(self) -> str:
+        return "warning"
+
+    def line(self) -> str:
+        return f"contribution of {self.peer} refused: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRefused(Event):
+    peer: PeerId
+    reason: str
+
+    @property
+    def level(self) -> str:
+        return "warning"
+
+    def line(self) -> str:
+        return f"message of {self.peer} refused: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class StateFetched(Event):
+    round: int
+    donor: PeerId
+    size_bytes: int
+    seconds: float
+
+    def line(self) -> str:
+        return f"state of round {self.round} from {self.donor}: {self.size_bytes / 1e6:.1f} MB in {self.seconds:.1f} s, verified"
+
+
+@dataclass(frozen=True, slots=True)
+class StateFetchFailed(Event):
+    donor: PeerId
+    reason: str
+
+    @property
+    def level(self) -> str:
+        return "warning"
+
+    def line(self) -> str:
+        return f"state from {self.donor} not usable: {self.reason}; asking another peer"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten(Event):
+    round: int
+    path: str
+    size_bytes: int
+    seconds: float
+
+    @property
+    def level(self) -> str:
+        return "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProgress(Event):
+    """Once a second while training. bytes_sent/received: payload of this peer since its start."""
+
+    round: int
+    micro_batches: int
+    tokens: int
+    tokens_per_s: float
+    train_loss: float
+    bytes_sent: int
+    bytes_received: int
+    lag_ms_p99: float
+
+    @property
+    def level(self) -> str:
+        return "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated(Event):
+    """Mean validation loss of the anchor of a round, nats per byte."""
+
+    round: int
+    val_loss: float
+    num_bytes: int
+
+    def line(self) -> str:
+        return f"round {self.round}: validation loss {self.val_loss:.4f} nats/byte over {self.num_bytes} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class RunComplete(Event):
+    round: int
+    head: str
+    anchor_digest: str
+
+    def line(self) -> str:
+        return f"the run is complete after round {self.round}; anchor {self.anchor_digest[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Left(Event):
+    reason: str
+
+    def line(self) -> str:
+        return f"left: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Event):
+    """An error at a task boundary: what was given up and what happens next."""
+
+    where: str
+    reason: str
+
+    @property
+    def level(self) -> str:
+        return "error"
+
+    def line(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Remark(Event):
+    """Something an operator may want to read that has no class of its own."""
+
+    text: str
+
+    def line(self) -> str:
+        return self.text

@@ -1,0 +1,199 @@
+"""The manifest: what all peers of a run must agree on, signed by the run's owner.
+
+Its canonical bytes hash to the run id, so an invitation link that names the run id names every setting. A volunteer
+sets none of it. This file holds the schema, the hash and the signature; reading and writing run.toml is config.py.
+"""
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dilocox_peer.errors import ManifestMismatch
+from dilocox_peer.signing import PUBLIC_KEY_BYTES, SigningKey, verify_key
+from dilocox_peer.types import Digest, RunId, canonical, sha256
+
+FORMAT = 1
+MAX_MANIFEST_BYTES = 64 * 1024
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class RunSection(_Section):
+    name: str = Field("my-run", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="shown to volunteers; letters, digits, . _ -")
+    seed: int = Field(0, ge=0, lt=2**31, description="initial parameters and data order are a function of it")
+
+
+class ModelSection(_Section):
+    """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU; byte tokens."""
+
+    layers: Positive = Field(2, description="transformer blocks")
+    hidden_size: Positive = Field(96, description="width of the residual stream")
+    heads: Positive = Field(4, description="query heads; hidden_size / heads is the head size and must be even")
+    kv_heads: Positive = Field(2, description="key/value heads; divides heads")
+    mlp_size: Positive = Field(256, description="width inside the SwiGLU")
+    context: Positive = Field(64, description="tokens a sequence")
+    vocab_size: int = Field(256, ge=256, le=2**31 - 1, description="256: bytes")
+    rope_theta: float = Field(10000.0, gt=0, description="base of the rotary position frequencies")
+    norm_eps: float = Field(1e-5, gt=0, description="added to the mean square in RMSNorm")
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
+            raise ValueError(f"hidden_size {self.hidden_size} must be heads {self.heads} times an even number")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads {self.kv_heads} must divide heads {self.heads}")
+        return self
+
+
+class StagesSection(_Section):
+    count: Positive = Field(1, description="pipeline stages; each peer holds one")
+
+
+class InnerSection(_Section):
+    """The optimizer of the local steps."""
+
+    optimizer: Literal["adamw"] = Field("adamw", description="adamw")
+    learning_rate: float = Field(4e-3, gt=0, description="peak; linear warm-up, then linear to exactly 0 at the last round")
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW first moment")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW second moment")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled")
+    clip_norm: float = Field(1.0, gt=0, description="gradient norm per stage and step")
+    warmup: Fraction = Field(0.03, description="share of the run's steps")
+    micro_batch: Positive = Field(8, description="sequences a micro-batch")
+    accumulate: Positive = Field(1, description="micro-batches an inner step (K)")
+
+
+class OuterSection(_Section):
+    """Nesterov on the averaged movements (DiLoCo, arXiv 2311.08105)."""
+
+    learning_rate: float = Field(0.7, gt=0, description="outer step size")
+    momentum: float = Field(0.6, ge=0, lt=1, description="outer Nesterov momentum")
+    overlap: Literal["arrival", "one-step", "none"] = Field(
+        "arrival", description="arrival: merge as soon as the round is certified; one-step: a full round late; none: wait"
+    )
+
+
+class RoundsSection(_Section):
+    total: Positive = Field(32, description="outer rounds of the run; the schedule ends with the last")
+    inner_steps: Positive = Field(32, description="inner steps a peer and round, on average (H)")
+    start_peers: int = Field(1, ge=1, le=64, description="peers a stage waits for before its first round")
+
+
+class CompressionSection(_Section):
+    codec: Literal["none", "fp16"] = Field("fp16", description="of the outer contributions: none (fp32) or fp16")
+
+
+class DataSection(_Section):
+    source: str = Field(
+        "stdlib", min_length=1, max_length=256,
+        description="stdlib (the source of Python's own library) or files (each peer gives its own with --data)",
+    )
+    validation: float = Field(0.05, gt=0, lt=0.5, description="share of the files, chosen by hash, never trained on")
+
+
+class LimitsSection(_Section):
+    max_peers: int = Field(16, ge=1, le=64, description="peers of one stage that average together")
+    norm_clip: float = Field(4.0, gt=1, description="a contribution's norm against the group's median, at most")
+
+
+class OwnerSection(_Section):
+    public_key: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="Ed25519, hex")
+    signature: str = Field("", pattern=r"^([0-9a-f]{128})?$", description="of everything above; `dilocox-peer sign` renews it")
+
+
+class Manifest(_Section):
+    """All settings of a run. Two manifests with equal `run_id` are equal."""
+
+    format: Literal[1] = FORMAT
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    stages: StagesSection = StagesSection()
+    inner: InnerSection = InnerSection()
+    outer: OuterSection = OuterSection()
+    rounds: RoundsSection = RoundsSection()
+    compression: CompressionSection = CompressionSection()
+    data: DataSection = DataSection()
+    limits: LimitsSection = LimitsSection()
+    owner: OwnerSection = OwnerSection()
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Self:
+        if self.stages.count > self.model.layers:
+            raise ValueError(f"stages.count {self.stages.count} exceeds model.layers {self.model.layers}")
+        return self
+
+    def signed_bytes(self) -> bytes:
+        """What the owner signs and the run id hashes: every field but the signature, in schema order."""
+        return canonical(["dilocox-manifest", *_pairs(self.model_dump(exclude={"owner": {"signature"}}))])
+
+    @property
+    def digest(self) -> Digest:
+        return sha256(self.signed_bytes())
+
+    @property
+    def run_id(self) -> RunId:
+        return RunId(self.digest.hex())
+
+    def genesis(self, stage: int) -> Digest:
+        """Head of a stage's chain before its first round (DESIGN: genesis = hash(manifest, stage))."""
+        return sha256(canonical(["dilocox-genesis", self.digest, stage]))
+
+    def signed_by(self, key: SigningKey) -> "Manifest":
+        """This manifest with key's owner and signature."""
+        owned = self.model_copy(update={"owner": OwnerSection(public_key=key.public_key.hex())})
+        signature = key.sign(owned.signed_bytes()).hex()
+        return owned.model_copy(update={"owner": OwnerSection(public_key=key.public_key.hex(), signature=signature)})
+
+    @property
+    def is_signed(self) -> bool:
+        public_key = bytes.fromhex(self.owner.public_key)
+        if len(public_key) != PUBLIC_KEY_BYTES:
+            return False
+        return verify_key(public_key, self.signed_bytes(), bytes.fromhex(self.owner.signature))
+
+    def to_bytes(self) -> bytes:
+        """The wire form (JSON, UTF-8)."""
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, *, run_id: RunId) -> "Manifest":
+        """The manifest in raw if it is well formed, hashes to run_id and carries its owner's signature.
+
+        Raises ManifestMismatch; raw comes from a stranger.
+        """
+        if len(raw) > MAX_MANIFEST_BYTES:
+            raise ManifestMismatch(f"manifest of {len(raw)} bytes; at most {MAX_MANIFEST_BYTES} are read")
+        try:
+            manifest = cls.model_validate_json(raw)
+        except ValidationError as error:
+            raise ManifestMismatch(
+                f"the manifest has {first_error(error)}: this peer and the run are of different versions, or it was tampered with"
+            ) from None
+        if manifest.run_id != run_id:
+            raise ManifestMismatch(
+                f"the manifest received is of run {manifest.run_id[:12]}, the link names {run_id[:12]}: ask for a new link"
+            )
+        if not manifest.is_signed:
+            raise ManifestMismatch(f"the manifest of run {run_id[:12]} does not carry its owner's signature: do not join it")
+        return manifest
+
+
+def first_error(error: ValidationError) -> str:
+    """The first of pydantic's complaints as 'field: reason (got ...)'."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the file"
+    if first["type"] == "extra_forbidden":
+        return f"{where}: unknown field"
+    got = json.dumps(first["input"], default=str)
+    shown = "" if len(got) > 60 or first["type"] == "missing" else f" (got {got})"
+    return f"{where}: {first['msg'].removeprefix('Value error, ').lower()}{shown}"
+
+
+def _pairs(section: dict[str, Any]) -> list[list[Any]]:
+    return [[key, _pairs(value) if isinstance(value, dict) else value] for key, value in section.items()]

@@ -1,0 +1,91 @@
+"""The words of the whole program, as types: ids, digests, and the layout of a stage's parameters.
+
+Nothing here does anything; every floor above imports it. Field names follow ARCHITECTURE.md's glossary.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NewType
+
+import msgpack
+
+PeerId = NewType("PeerId", str)
+"""base58 form of a libp2p PeerID; self-certifying, an Ed25519 public key is inside it (signing.py)."""
+
+RunId = NewType("RunId", str)
+"""Hex SHA-256 of a run's manifest; what an invitation link names."""
+
+Digest = NewType("Digest", bytes)
+"""32 bytes of SHA-256."""
+
+DIGEST_BYTES = 32
+
+
+def sha256(*parts: bytes | bytearray | memoryview) -> Digest:
+    """SHA-256 of the parts one after another. Releases the GIL for parts over 2 KiB."""
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(part)
+    return Digest(state.digest())
+
+
+def canonical(value: Any) -> bytes:
+    """msgpack of value: equal values give equal bytes on every peer. Takes lists, tuples, str, bytes, int, float, None.
+
+    Dictionaries are refused: their order is not part of their value.
+    """
+    _refuse_dicts(value)
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def _refuse_dicts(value: Any) -> None:
+    assert not isinstance(value, dict), "a dict has no canonical order; pass a list of pairs"
+    if isinstance(value, list | tuple):
+        for item in value:
+            _refuse_dicts(item)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name and shape of one parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parameters of a stage in the one order that all its peers use.
+
+    A stage's parameters, anchor, momentum, residual and contribution are each one flat float32 vector of
+    `num_elements`; the spans say where each tensor lies in it.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+
+    @property
+    def num_elements(self) -> int:
+        return sum(spec.num_elements for spec in self.tensors)
+
+    def spans(self) -> list[tuple[TensorSpec, int, int]]:
+        """(spec, start, stop) of every tensor, in order, as element offsets into the flat vector."""
+        spans, start = [], 0
+        for spec in self.tensors:
+            stop = start + spec.num_elements
+            spans.append((spec, start, stop))
+            start = stop
+        return spans
+
+    def digest(self) -> Digest:
+        return sha256(canonical([[spec.name, list(spec.shape)] for spec in self.tensors]))
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[str, Sequence[int]]]) -> "Layout":
+        return cls(tuple(TensorSpec(name, tuple(shape)) for name, shape in tensors))
