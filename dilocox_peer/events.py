@@ -41,6 +41,19 @@ class PeerStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class BootstrapReady(Event):
+    """A bootstrap node serves the run's manifest and DHT; link is what others paste."""
+
+    peer: PeerId
+    run: str
+    link: str
+    addresses: tuple[str, ...]
+
+    def line(self) -> str:
+        return f"bootstrap of run {self.run[:12]} is up; others join with:\n\n    dilocox-peer join {self.link}\n"
+
+
+@dataclass(frozen=True, slots=True)
 class NeighbourSeen(Event):
     peer: PeerId
 
@@ -225,6 +238,21 @@ class Evaluated(Event):
 
     def line(self) -> str:
         return f"round {self.round}: validation loss {self.val_loss:.4f} nats/byte over {self.num_bytes} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class DataMeasured(Event):
+    """Entropies of the validation split in nats per byte: what guessing by byte counts (pairs) would reach."""
+
+    unigram_entropy: float
+    bigram_entropy: float
+    num_bytes: int
+
+    def line(self) -> str:
+        return (
+            f"validation split: {self.num_bytes} bytes, unigram entropy {self.unigram_entropy:.3f}, "
+            f"bigram entropy {self.bigram_entropy:.3f} nats/byte"
+        )
 
 
 @dataclass(frozen=True, slots=True)

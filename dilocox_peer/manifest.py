@@ -21,11 +21,13 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class RunSection(_Section):
-    name: str = Field("my-run", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="shown to volunteers; letters, digits, . _ -")
+    name: str = Field(
+        "my-run", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="shown to volunteers; letters, digits, . _ -"
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="initial parameters and data order are a function of it")
 
 
@@ -59,7 +61,9 @@ class InnerSection(_Section):
     """The optimizer of the local steps."""
 
     optimizer: Literal["adamw"] = Field("adamw", description="adamw")
-    learning_rate: float = Field(4e-3, gt=0, description="peak; linear warm-up, then linear to exactly 0 at the last round")
+    learning_rate: float = Field(
+        4e-3, gt=0, description="peak; linear warm-up, then linear to exactly 0 at the last round"
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW first moment")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW second moment")
     weight_decay: float = Field(0.1, ge=0, description="decoupled")
@@ -75,7 +79,8 @@ class OuterSection(_Section):
     learning_rate: float = Field(0.7, gt=0, description="outer step size")
     momentum: float = Field(0.6, ge=0, lt=1, description="outer Nesterov momentum")
     overlap: Literal["arrival", "one-step", "none"] = Field(
-        "arrival", description="arrival: merge as soon as the round is certified; one-step: a full round late; none: wait"
+        "arrival",
+        description="arrival: merge as soon as the round is certified; one-step: a full round late; none: wait",
     )
 
 
@@ -91,7 +96,9 @@ class CompressionSection(_Section):
 
 class DataSection(_Section):
     source: str = Field(
-        "stdlib", min_length=1, max_length=256,
+        "stdlib",
+        min_length=1,
+        max_length=256,
         description="stdlib (the source of Python's own library) or files (each peer gives its own with --data)",
     )
     validation: float = Field(0.05, gt=0, lt=0.5, description="share of the files, chosen by hash, never trained on")
@@ -104,7 +111,9 @@ class LimitsSection(_Section):
 
 class OwnerSection(_Section):
     public_key: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="Ed25519, hex")
-    signature: str = Field("", pattern=r"^([0-9a-f]{128})?$", description="of everything above; `dilocox-peer sign` renews it")
+    signature: str = Field(
+        "", pattern=r"^([0-9a-f]{128})?$", description="of everything above; `dilocox-peer sign` renews it"
+    )
 
 
 class Manifest(_Section):
@@ -180,7 +189,9 @@ class Manifest(_Section):
                 f"the manifest received is of run {manifest.run_id[:12]}, the link names {run_id[:12]}: ask for a new link"
             )
         if not manifest.is_signed:
-            raise ManifestMismatch(f"the manifest of run {run_id[:12]} does not carry its owner's signature: do not join it")
+            raise ManifestMismatch(
+                f"the manifest of run {run_id[:12]} does not carry its owner's signature: do not join it"
+            )
         return manifest
 
 

@@ -1,18 +1,23 @@
 """The protocol of tensor codecs, and the two plain ones.
 
 A codec turns one float32 tensor into bytes and back. It keeps no state that decoding needs: whoever holds the bytes,
-the shape and the codec's name can decode them. Error feedback lives outside (feedback is `sent - decode(encode(sent))`,
-peer/outer.py), a whole contribution is contribution.py.
+the shape and the codec's name can decode them. Error feedback lives outside (feedback.py), a whole contribution is
+contribution.py.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dilocox_peer.errors import MalformedBlob
+from dilocox_peer.types import TensorSpec
+
+MAX_CODEC_NAME_BYTES = 32
+FP16_MAX = 65504.0
 
 
 @runtime_checkable
@@ -33,20 +38,30 @@ class TensorCodec(Protocol):
         """Writes the decoded values into out (float32, CPU, contiguous; its shape is the tensor's).
 
         Raises MalformedBlob with the reason; out is then unspecified. Never allocates more than out's size.
+        Whether the values are finite is the caller's check.
         """
         ...
 
 
-class PlainCodec:
-    """Every element as it is: `none` (float32) or rounded to float16 (`fp16`, error <= 2**-11 relative, +-65504 at most)."""
+CodecPolicy = Callable[[TensorSpec], TensorCodec]
+"""Which codec a tensor is encoded with."""
 
-    def __init__(self, name: str, dtype: torch.dtype) -> None:
+
+class PlainCodec:
+    """Every element as it is: `none` (float32), or rounded to float16: `fp16`, error <= 2**-11 relative, +-65504 at most.
+
+    Little-endian on every machine.
+    """
+
+    def __init__(self, name: str, dtype: str) -> None:
         self.name = name
-        self._dtype = dtype
+        self._dtype = np.dtype(dtype)
 
     def encode(self, x: Tensor) -> bytes:
-        clamped = x.clamp(-65504.0, 65504.0) if self._dtype == torch.float16 else x  # inf would poison every peer
-        return clamped.to(self._dtype).reshape(-1).view(torch.uint8).numpy().tobytes()
+        flat = x.detach().reshape(-1)
+        if self._dtype.itemsize == 2:
+            flat = flat.clamp(-FP16_MAX, FP16_MAX).to(torch.float16)  # inf would poison every peer
+        return flat.numpy().astype(self._dtype, copy=False).tobytes()
 
     def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
         size_bytes = math.prod(shape) * self._dtype.itemsize
@@ -55,19 +70,23 @@ class PlainCodec:
     def decode(self, payload: memoryview, out: Tensor) -> None:
         size_bytes, _ = self.payload_limits(tuple(out.shape))
         if len(payload) != size_bytes:
-            raise MalformedBlob(f"{self.name}: {len(payload)} bytes for shape {tuple(out.shape)}, expected {size_bytes}")
-        if size_bytes:
-            out.copy_(torch.frombuffer(bytearray(payload), dtype=self._dtype).view(out.shape))
+            shape = tuple(out.shape)
+            raise MalformedBlob(f"{self.name}: {len(payload)} bytes for shape {shape}, expected {size_bytes}")
+        np.copyto(out.view(-1).numpy(), np.frombuffer(payload, dtype=self._dtype))
 
 
-CODECS: Mapping[str, TensorCodec] = {
-    codec.name: codec for codec in (PlainCodec("none", torch.float32), PlainCodec("fp16", torch.float16))
-}
+CODECS: Mapping[str, TensorCodec] = {"none": PlainCodec("none", "<f4"), "fp16": PlainCodec("fp16", "<f2")}
 
 
 def codec_named(name: str) -> TensorCodec:
     """The codec of this name. Raises MalformedBlob, as names come from strangers."""
     codec = CODECS.get(name)
     if codec is None:
-        raise MalformedBlob(f"unknown codec {name!r}; this version knows {', '.join(CODECS)}")
+        raise MalformedBlob(f"unknown codec {name[:MAX_CODEC_NAME_BYTES]!r}; this version knows {', '.join(CODECS)}")
     return codec
+
+
+def uniform_policy(name: str) -> CodecPolicy:
+    """The policy that encodes every tensor with the codec of this name."""
+    codec = codec_named(name)
+    return lambda _spec: codec

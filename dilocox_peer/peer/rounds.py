@@ -1,182 +1,650 @@
 """The round protocol of one stage: a pure state machine, events and time in, actions out (DESIGN section 9).
 
 The same object runs in the simulator (tests/sim) and in the peer (session.py). It never reads a clock, a socket or a
-file. This file is its contract; docs/protocol.md tells the story.
+file. This file puts its parts together; docs/protocol.md tells the story:
+
+    contract.py    inputs and actions            seat.py      who we are at this head and what we voted there
+    membership.py  who is there                  ballots.py   which offers make the next certificate
+    holdings.py    which blobs are here          epochs.py    a new roster when the quorum is lost, and at genesis
+    chain.py       what was agreed               healing.py   other chains, and whether they beat ours
+
+Two things are kept apart: the chain (what was agreed; `head`) and the anchor state we hold (`_state_height` of it).
+They differ only after a restart. A certificate is adopted when its blobs, or a whole state, are here: never before, so
+that a peer is never at a head it could not go on from. While a better chain is known and not adopted, we certify nothing.
+
+Invariants (checked after every simulated event): I1-I5 and I7-I8 of DESIGN section 9.
 """
 
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from dilocox_peer.events import Event
-from dilocox_peer.peer.chain import Certificate, Entry
+from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost, NeighbourSeen
+from dilocox_peer.peer.ballots import Ballots
+from dilocox_peer.peer.chain import Certificate, Chain, Entry, Place, Plan, Suffix, Verifier, leader
+from dilocox_peer.peer.contract import (
+    Action,
+    Apply,
+    BlobHeld,
+    BlobMissing,
+    BlobRefused,
+    Closed,
+    FetchBlob,
+    FetchState,
+    ForgetBlobs,
+    Input,
+    Leaving,
+    Note,
+    PeerFound,
+    PeerRefused,
+    Persist,
+    Progress,
+    Received,
+    Send,
+    StateComputed,
+    StateInstalled,
+    StateMissing,
+    Tick,
+)
+from dilocox_peer.peer.durable import Durable, Votes
+from dilocox_peer.peer.epochs import Epochs
+from dilocox_peer.peer.healing import Healing
+from dilocox_peer.peer.holdings import Holdings
+from dilocox_peer.peer.membership import NEVER, Members
+from dilocox_peer.peer.messages import (
+    Ack,
+    Cert,
+    ChainPage,
+    EpochAnswer,
+    EpochCall,
+    EpochPropose,
+    EpochSign,
+    GetChain,
+    Heartbeat,
+    Leave,
+    Message,
+    Nack,
+    Offer,
+    Prepare,
+    Promise,
+    Propose,
+)
+from dilocox_peer.peer.seat import Seat, Self, send_all
+from dilocox_peer.peer.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
 
-# ---- what happens to it ---------------------------------------------------------------------------------------------
+__all__ = [
+    "Action", "Apply", "BlobHeld", "BlobMissing", "BlobRefused", "Closed", "FetchBlob", "FetchState", "ForgetBlobs", "Input",
+    "Leaving", "Note", "PeerFound", "PeerRefused", "Persist", "Progress", "Received", "RoundMachine", "Send",
+    "StateComputed", "StateInstalled", "StateMissing", "Tick", "Timing",
+]  # fmt: skip
+
+NOTE_EVERY_S = 1.0  # refusals of one peer's messages noted at most so often
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """The deadline that `deadline()` named has come (or any other time: ticking early does no harm)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message; `sender` was authenticated by the transport."""
-
-    sender: PeerId
-    message: "Message"
-
-
-@dataclass(frozen=True, slots=True)
-class PeerFound:
-    """Discovery (DHT, or an inbound connection) says this peer works on our stage."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class PeerRefused:
-    """A send to peer failed at once: its process or host is gone (a frozen peer or a partition gives no such sign)."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Micro-batches this peer has completed in the round it is training; goes out with heartbeats."""
-
-    micro_batches: int
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """Local training of the round is over and its encoded movement is stored as `entry.blob` (held from now on)."""
-
-    base: Digest
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class BlobHeld:
-    """A fetched blob was verified (hash, shape, finite, norm) and is durable here."""
-
-    blob: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class BlobRefused:
-    """A fetched blob hashes right and is not acceptable: malformed, not finite, wrong shape."""
-
-    blob: Digest
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class BlobMissing:
-    """None of the sources gave the blob."""
-
-    blob: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class StateInstalled:
-    """The anchor state at `head`, asked for by FetchState, is in place and durable."""
+class _Fetching:
+    """A FetchState that is out. suffix: what is adopted with it; None: the state of a head of our own chain."""
 
     head: Digest
-    state_digest: bytes
+    suffix: Suffix | None
+    since: float
 
 
-@dataclass(frozen=True, slots=True)
-class StateMissing:
-    """No donor gave a state that verifies."""
+class RoundMachine:
+    """One peer of one stage."""
 
-    head: Digest
+    ballots_type: type[Ballots] = Ballots  # the simulator plants faulty ones
+    epochs_type: type[Epochs] = Epochs
 
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        incarnation: int,
+        stage: int,
+        genesis: Digest,
+        timing: Timing,
+        sign: Callable[[bytes], bytes],
+        verify: Verifier,
+        rng: random.Random,
+        now: float,
+        plan: Plan,
+        start_peers: int,
+        max_peers: int,
+        total_rounds: int | None,
+        durable: Durable | None = None,
+        stored_states: Collection[Digest] = (),
+    ) -> None:
+        """durable: what load_log gave. stored_states: heads of the anchor states that are on our disk."""
+        self._pace = Pace(timing)
+        self._self = Self(me, incarnation, sign, verify, timing, self._pace, rng, start_peers, max_peers)
+        self._timing = timing
+        self._rng = rng
+        self._total_rounds = total_rounds
+        self._initial_plan = plan
+        self._chain = Chain(Place.genesis(stage, genesis, plan), durable.appended if durable is not None else ())
+        self._members = Members(me, timing)
+        self._holdings = Holdings(timing)
+        self._healing = Healing(self._self, self._chain)
+        self._state_height: int | None = 0 if self._chain.height == 0 else None
+        self._is_computed = self._chain.height == 0
+        self._state_digest = b""
+        self._stored = [height for height in range(self._chain.height + 1) if self._chain.head_at(height) in stored_states]
+        self._fetching: _Fetching | None = None
+        self._state_failures = 0
+        self._state_retry_at = now
+        self._no_donor_since: float | None = None
+        self._micro_batches = 0
+        self._sent_ahead: Digest | None = None
+        self._head_since = now
+        self._now = now
+        self._beat_at = now
+        self._beats = 0
+        self._was_alive: set[PeerId] = set()
+        self._noted_at: dict[PeerId, float] = {}
+        self._has_left = False
+        votes = durable.votes if durable is not None else Votes(self._chain.head)
+        self._sit_down(votes, now)
+        if votes.accepted is not None:
+            for entry in votes.accepted.value.entries:
+                self._holdings.held(entry.blob, self.round + 1)
 
-@dataclass(frozen=True, slots=True)
-class StateComputed:
-    """The outer step of an Apply is done: digest of the anchor state at `head`."""
+    # ---- what the session reads ----
 
-    head: Digest
-    state_digest: bytes
+    @property
+    def head(self) -> Digest:
+        return self._chain.head
 
+    @property
+    def round(self) -> int:
+        """Outer rounds certified at our head."""
+        return self._chain.place.round
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """This peer goes: tell the others, take no further part."""
+    @property
+    def epoch(self) -> int:
+        return self._chain.place.epoch
 
+    @property
+    def roster(self) -> tuple[PeerId, ...]:
+        """Who may certify the next round, in order; empty at genesis."""
+        return self._chain.place.roster
 
-Input = (
-    Tick | Received | PeerFound | PeerRefused | Progress | Closed | BlobHeld | BlobRefused | BlobMissing
-    | StateInstalled | StateMissing | StateComputed | Leaving
-)  # fmt: skip
+    @property
+    def chain(self) -> Sequence[Certificate]:
+        """All certificates from genesis on; do not modify."""
+        return self._chain.certificates
 
-# ---- what it wants done, in order; an action is done only when those before it are ----------------------------------
+    @property
+    def leader(self) -> PeerId | None:
+        """Who proposes first at this head; None at genesis."""
+        return leader(self.roster, self.head, 0) if self.roster else None
 
+    @property
+    def state_digest(self) -> bytes:
+        """Of our anchor at `head`, b"" while it is not computed or not known."""
+        return self._state_digest if self._is_computed else b""
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Deliver once, at most; losing it is allowed."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether the anchor at `head` is ours, or will be once the Applies already given are done: no FetchState is
+        needed. False: training makes no sense, its movement could not be offered."""
+        return self._state_height == self._chain.height and self._fetching is None
 
-    to: PeerId
-    message: "Message"
+    @property
+    def has_offered(self) -> bool:
+        """Whether our contribution on top of `head` is out and not settled yet."""
+        return self._ballots.own is not None
 
+    @property
+    def is_finished(self) -> bool:
+        return self._total_rounds is not None and self.round >= self._total_rounds
 
-@dataclass(frozen=True, slots=True)
-class Persist:
-    """Make this durable (fsync) before any later action of the list is carried out."""
+    @property
+    def training_round(self) -> int:
+        """The round local steps belong to: the one after our head's, or after our offer."""
+        return self.round + (2 if self.has_offered else 1)
 
-    state: "Durable"
+    @property
+    def reports(self) -> Mapping[PeerId, tuple[int, int]]:
+        """(round in training, micro-batches done in it) as each peer last said, ourselves included."""
+        said = {peer: self._members[peer].said for peer in self._members.known}
+        reports = {peer: (each.training_round, each.micro_batches) for peer, each in said.items() if each is not None}
+        return {**reports, self._self.peer: (self.training_round, self._micro_batches)}
 
+    def alive(self, now: float) -> set[PeerId]:
+        """Peers heard within three heartbeats, and ourselves."""
+        return self._members.alive(now) | {self._self.peer}
 
-@dataclass(frozen=True, slots=True)
-class FetchBlob:
-    """Get the blob from any of the sources (in this order), verify it; answer BlobHeld, BlobRefused or BlobMissing."""
+    def at_head(self, now: float) -> set[PeerId]:
+        """Peers heard within three heartbeats that said they are at our head, and ourselves."""
+        return set(self._members.at(self.head, now)) | {self._self.peer}
 
-    blob: Digest
-    size_bytes: int
-    sources: tuple[PeerId, ...]
+    def plan_for(self, round_number: int) -> Plan:
+        """The plan of a round: what the certificate two rounds before it says, the manifest's before there is one."""
+        for certificate in reversed(self._chain.certificates):
+            if certificate.value.kind == "round" and certificate.value.round <= round_number - 2:
+                return certificate.value.plan
+        return self._initial_plan
 
+    # ---- what happens ----
 
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """All blobs of certificate are held and it extends our head: decode, mean in certificate order, outer step.
+    def handle(self, event: Input, now: float) -> list[Action]:
+        """What is to be done about event, in order. now: monotonic seconds, never less than before."""
+        assert now >= self._now, f"time went back from {self._now} to {now}"
+        if self._has_left:
+            return []
+        self._now = now
+        actions = self._take_in(event)
+        if not self._has_left:
+            actions += self._go_on()
+        return actions
 
-    own: the entry of ours that it settles, or None: then our movement stays and goes with the next contribution.
-    All or nothing; answered by StateComputed. `Persist` with the new chain precedes it.
-    """
+    def deadline(self) -> float | None:
+        """When to Tick if nothing else happens; None once we have left."""
+        if self._has_left:
+            return None
+        now, times = self._now, [self._beat_at, self._state_retry_at, self._holdings.deadline()]
+        if self._takes_part:
+            times.append(self._ballots.deadline(now))
+            times.append(self._epochs.deadline(now, first_offer_at=self._ballots.first_offer_at))
+        return min((time for time in times if time > now), default=self._beat_at)
 
-    certificate: Certificate
-    own: Entry | None
+    def _take_in(self, event: Input) -> list[Action]:
+        now = self._now
+        match event:
+            case Tick():
+                pass
+            case Received(sender, message):
+                return self._receive(sender, message)
+            case PeerFound(peer):
+                if self._members.add(peer):
+                    return [Send(peer, self._heartbeat())]
+            case PeerRefused(peer):
+                self._members.refused(peer)
+            case Progress(micro_batches):
+                self._micro_batches = micro_batches
+            case Closed(base, entry):
+                self._close(base, entry)
+            case BlobHeld(blob):
+                self._holdings.held(blob, self.round + 1)
+            case BlobRefused(blob):
+                self._holdings.refused(blob)
+            case BlobMissing(blob):
+                self._holdings.missing(blob, now)
+            case StateInstalled(head, state_digest):
+                return self._install(head, state_digest)
+            case StateMissing(head):
+                self._miss(head)
+            case StateComputed(head, state_digest):
+                if head == self.head and self._state_height == self._chain.height:
+                    self._is_computed, self._state_digest = True, state_digest
+            case Leaving():
+                self._has_left = True
+                goodbye = Leave(*self._seat.at(), self._self.incarnation)
+                return [*send_all(sorted({*self.roster, *self._members.alive(now)} - {self._self.peer}), goodbye)]
+        return []
 
+    def _close(self, base: Digest, entry: Entry) -> None:
+        assert entry.peer == self._self.peer, f"an offer of {entry.peer} closed by {self._self.peer}"
+        self._micro_batches = 0
+        if base == self.head and not self.has_offered and not self.is_finished:
+            self._holdings.held(entry.blob, self.round + 1)
+            self._ballots.offer(entry, self._now)
 
-@dataclass(frozen=True, slots=True)
-class FetchState:
-    """We are to adopt `head` and cannot replay to it: get the whole state from one of the donors, verified against
-    state_digest when known (b"" otherwise: ask several donors and compare). Answer StateInstalled or StateMissing.
+    def _go_on(self) -> list[Action]:
+        """All that is due by now."""
+        actions: list[Action] = []
+        while True:
+            actions += self._follow_path()
+            if not self._takes_part:
+                break
+            actions += self._ballots.advance(self._now)
+            self._epochs.watch(self._now)
+            actions += self._epochs.advance(self._now, first_offer_at=self._ballots.first_offer_at)
+            certificate = self._ballots.certificate or self._epochs.certificate
+            if certificate is None:
+                break
+            told = {*self.roster, *certificate.value.roster, *self._members.at(self.head, self._now)} - {self._self.peer}
+            if self._has_drifted(certificate):
+                actions += self._send_ahead(certificate, told)
+                break
+            actions += self._adopt(certificate)
+            actions += send_all(sorted(told), Cert(*self._seat.at(), certificate))
+        return actions + self._beat()
 
-    keep_movement: our unsettled local movement survives on top of the new anchor; otherwise local parameters become
-    the anchor (our movement is, in part, already inside it or orphaned).
-    """
+    def _send_ahead(self, certificate: Certificate, told: set[PeerId]) -> list[Action]:
+        """A certificate we made and cannot apply, because our own anchor is not the one most others started from: it is
+        theirs at once, ours when we have fetched the state from them."""
+        if self._sent_ahead == certificate.head:
+            return []
+        self._sent_ahead = certificate.head
+        self._healing.on_page(self._self.peer, (certificate,), more=False, now=self._now)
+        return [*send_all(sorted(told), Cert(*self._seat.at(), certificate)), *self._follow_path()]
 
-    head: Digest
-    round: int
-    state_digest: bytes
-    donors: tuple[PeerId, ...]
-    keep_movement: bool
+    @property
+    def _takes_part(self) -> bool:
+        """Whether we certify: we hold the state, know of nothing better, and the run is not over."""
+        return self.is_ready and self._healing.path is None and not self.is_finished
 
+    # ---- messages ----
 
-@dataclass(frozen=True, slots=True)
-class ForgetBlobs:
-    """These blobs are no longer needed by anyone we would serve."""
+    def _receive(self, sender: PeerId, message: Message) -> list[Action]:
+        now = self._now
+        if sender == self._self.peer:
+            return []
+        if message.stage != self._chain.place.stage:
+            return self._refuse(sender, f"a message of stage {message.stage}")
+        is_new = self._members.add(sender)
+        self._members.heard(sender, now)
+        actions: list[Action] = [Send(sender, self._heartbeat())] if is_new else []
+        match message:
+            case Heartbeat():
+                if self._members.said(sender, message):
+                    actions += self._healing.heard_of(sender, message.head, message.weight, now)
+            case Leave():
+                self._members.left(sender, message.incarnation)
+            case GetChain():
+                if (page := self._healing.page_after(message.locator)) is not None:
+                    actions.append(Send(sender, page))
+            case Cert():
+                actions += self._take_certificates(sender, (message.certificate,), more=False)
+            case ChainPage():
+                actions += self._take_certificates(sender, message.certificates, more=message.more)
+            case _:
+                if message.head != self.head or message.epoch != self.epoch:
+                    actions += self._tell_where_we_are(sender, message.head)
+                elif self._takes_part:
+                    actions += self._vote(sender, message)
+                elif isinstance(message, Offer):  # it will be wanted, should we be back in time
+                    actions += self._ballots.on_offer(sender, message, now)[0]
+        return actions
 
-    blobs: tuple[Digest, ...]
+    def _vote(self, sender: PeerId, message: Message) -> list[Action]:
+        now, ballots, epochs = self._now, self._ballots, self._epochs
+        actions: list[Action] = []
+        reason: str | None = None
+        if isinstance(message, EpochCall | EpochAnswer | EpochPropose | EpochSign):
+            epochs.watch(now)
+        elif not self._seat.may_vote:
+            return []
+        match message:
+            case Offer():
+                actions, reason = ballots.on_offer(sender, message, now)
+            case Propose():
+                actions, reason = ballots.on_propose(sender, message, now)
+            case Ack():
+                reason = ballots.on_ack(sender, message)
+            case Nack():
+                ballots.on_nack(sender, message, now)
+            case Prepare():
+                actions, reason = ballots.on_prepare(sender, message, now)
+            case Promise():
+                reason = ballots.on_promise(sender, message)
+            case EpochCall():
+                actions = epochs.on_call(sender, message, now, first_offer_at=ballots.first_offer_at)
+            case EpochAnswer():
+                epochs.on_answer(sender, message)
+            case EpochPropose():
+                actions, reason = epochs.on_propose(sender, message, now, first_offer_at=ballots.first_offer_at)
+            case EpochSign():
+                reason = epochs.on_sign(sender, message)
+        return actions + (self._refuse(sender, reason) if reason else [])
 
+    def _take_certificates(self, sender: PeerId, certificates: Sequence[Certificate], *, more: bool) -> list[Action]:
+        questions, reason = self._healing.on_page(sender, certificates, more=more, now=self._now)
+        return [*questions, *(self._refuse(sender, reason) if reason else [])]
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something worth telling the user."""
+    def _tell_where_we_are(self, peer: PeerId, head: Digest) -> list[Action]:
+        """SYNC: a peer at a head in our past gets what follows it; one at an unknown head is asked, and told ours."""
+        seen = self._members[peer]
+        if self._now - seen.answered_at < self._timing.retry_s:
+            return []
+        seen.answered_at = self._now
+        if self._chain.height_of(head) is not None:
+            page = self._healing.page_after([head])
+            assert page is not None, "a head of our chain"
+            return [Send(peer, page)]
+        return [Send(peer, self._heartbeat()), *self._healing.heard_of(peer, head, None, self._now)]
 
-    event: Event
+    def _refuse(self, peer: PeerId, reason: str) -> list[Action]:
+        if self._now - self._noted_at.get(peer, NEVER) < NOTE_EVERY_S:
+            return []
+        self._noted_at[peer] = self._now
+        return [Note(MessageRefused(peer, reason))]
 
+    # ---- heartbeats ----
 
-Action = Send | Persist | FetchBlob | Apply | FetchState | ForgetBlobs | Note
+    def _heartbeat(self) -> Heartbeat:
+        place = self._chain.place
+        return Heartbeat(
+            *self._seat.at(), incarnation=self._self.incarnation, height=place.height, round=place.round,
+            weight=place.weight, training_round=self.training_round, micro_batches=self._micro_batches,
+            ready=self._is_computed and self.is_ready, state_digest=self.state_digest,
+        )  # fmt: skip
+
+    def _beat(self) -> list[Action]:
+        """Heartbeats: every beat to the roster and to whoever is alive, now and then to the silent ones."""
+        if self._now < self._beat_at:
+            return []
+        self._beat_at = self._now + self._timing.heartbeat_s * (0.9 + 0.2 * self._rng.random())
+        self._beats += 1
+        alive = self._members.alive(self._now)
+        due = {*self.roster, *alive}
+        if self._beats % self._timing.stranger_every == 0:
+            due.update(self._members.known)
+        actions: list[Action] = [*send_all(sorted(due - {self._self.peer}), self._heartbeat())]
+        actions += [Note(NeighbourSeen(peer)) for peer in sorted(alive - self._was_alive)]
+        for peer in sorted(self._was_alive - alive):
+            seen = self._members[peer]
+            reason = "it left" if seen.has_left else "refuses connections" if seen.refused else "silent"
+            actions.append(Note(NeighbourLost(peer, reason)))
+        self._was_alive = alive
+        return actions
+
+    # ---- adopting ----
+
+    def _sit_down(self, votes: Votes, now: float) -> None:
+        """A new head: a new seat, nothing offered, no votes but these."""
+        self._seat = Seat(self._self, self._chain.place, votes)
+        self._ballots = self.ballots_type(self._seat, self._members, self._holdings, now)
+        self._epochs = self.epochs_type(self._seat, self._members, now)
+        for peer in self.roster:
+            self._members.add(peer)
+
+    def _adopt(self, certificate: Certificate) -> list[Action]:
+        """Our head moves to its child, whose blobs are all here."""
+        now, own = self._now, self._ballots.own
+        if certificate.value.kind == "round":
+            self._pace.observe_round(now - self._head_since)
+            self._ballots.observe_missing(now)
+            if self._ballots.proposed_at is not None:
+                self._pace.observe_ballot(now - self._ballots.proposed_at)
+        settled = own if own is not None and own in certificate.value.entries else None
+        self._chain.append(certificate)
+        self._state_height = self._chain.height
+        self._is_computed, self._state_digest = False, b""
+        actions: list[Action] = [Persist(Durable(self._chain.height - 1, (certificate,), Votes(self.head)))]
+        actions.append(Apply(certificate, settled))
+        return actions + self._arrive([certificate])
+
+    def _arrive(self, certificates: Sequence[Certificate]) -> list[Action]:
+        """What every change of head brings with it."""
+        self._head_since = self._now
+        self._state_failures, self._no_donor_since = 0, None
+        self._sit_down(Votes(self.head), self._now)
+        self._healing.rebase()
+        actions: list[Action] = [
+            Note(EpochStarted(each.epoch, each.value.roster, "the run starts" if each.value.height == 1 else "the quorum was lost"))
+            for each in certificates
+            if each.value.kind == "epoch"
+        ]
+        if old := self._holdings.forget_before(self.round - self._timing.keep_rounds + 1):
+            actions.append(ForgetBlobs(old))
+        return actions
+
+    def _follow_path(self) -> list[Action]:
+        """Towards the best chain known: certificate by certificate where the blobs can be had, else by a whole state."""
+        actions: list[Action] = []
+        if self._fetching is not None:
+            if self._now - self._fetching.since > self._timing.state_patience_s:
+                self._miss(self._fetching.head)
+            return actions
+        actions += self._replay_own()
+        if self._fetching is not None:
+            return actions
+        while (path := self._healing.path) is not None or not self.is_ready:
+            if path is None or not self._can_replay(path):
+                return actions + self._fetch_state(path)
+            certificate = path.certificates[0]
+            actions += self._want(certificate)
+            if not self._holdings.has_all(entry.blob for entry in certificate.value.entries):
+                return actions
+            actions += self._adopt(certificate)
+        return actions
+
+    def _can_replay(self, path: Suffix) -> bool:
+        """Whether the path goes on from the state we hold, is short, and the blobs of its next certificate may be had."""
+        certificate = path.certificates[0]
+        if path.ancestor != self._state_height or path.ancestor != self._chain.height:
+            return False
+        return len(path.certificates) <= self._timing.replay_limit and not self._has_drifted(certificate) and not self._is_lost(certificate)
+
+    def _is_lost(self, certificate: Certificate) -> bool:
+        blobs = [entry.blob for entry in certificate.value.entries]
+        tries = self._timing.blob_tries
+        return any(self._holdings.is_refused(blob) or self._holdings.failures(blob) >= tries for blob in blobs)
+
+    def _has_drifted(self, child: Certificate) -> bool:
+        """Whether our anchor is not the one that most contributors to our head's child started from."""
+        certified = child.value.state_digest
+        return bool(certified and self.state_digest and certified != self.state_digest)
+
+    def _want(self, certificate: Certificate) -> list[Action]:
+        actions: list[Action] = []
+        signers = [peer for peer, _ in certificate.signatures]
+        here = self._members.alive(self._now)
+        for entry in certificate.value.entries:
+            sources = self._sources(entry.peer, signers, here)
+            actions += self._holdings.want(
+                entry.blob, entry.size_bytes, sources, round_number=certificate.value.round, now=self._now
+            )
+        return actions
+
+    def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
+        """Those here first, a dead one costs a dial; among them the author, then who signed that it holds the blob."""
+        peers = {author, *signers, *here} - {self._self.peer}
+        return sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
+
+    def _replay_own(self) -> list[Action]:
+        """After a restart: from the newest state on our disk, then the certificates since, as far as blobs are here."""
+        if self._state_height is None and self._stored:
+            height = self._stored.pop()
+            return self._fetch(self._chain.head_at(height), None, ())
+        actions: list[Action] = []
+        while self._state_height is not None and self._state_height < self._chain.height:
+            certificate = self._chain.certificates[self._state_height]
+            actions += self._want(certificate)
+            if self._is_lost(certificate):
+                self._state_height = None
+            elif self._holdings.has_all(entry.blob for entry in certificate.value.entries):
+                actions.append(Apply(certificate, None))
+                self._state_height += 1
+                self._is_computed = False
+            else:
+                break
+        return actions
+
+    # ---- whole states ----
+
+    def _fetch_state(self, path: Suffix | None) -> list[Action]:
+        """Asks for the state of the newest head that somebody holds: of the path, else of our own chain."""
+        now = self._now
+        if now < self._state_retry_at or (path is None and self._state_height is not None):
+            return []
+        heads = [self.head] if path is None else list(reversed(path.heads))
+        for head in heads:
+            donors, state_digest = self._donors(head)
+            if donors:
+                suffix = None if path is None else path.up_to(head)
+                return self._fetch(head, suffix, donors, state_digest=self._certified_digest(head, path) or state_digest)
+        if self._no_donor_since is None:
+            self._no_donor_since = now
+        patience_s = self._timing.state_tries * self._timing.state_retry_s
+        if path is not None and now - self._no_donor_since > patience_s:
+            self._give_up(path)
+        return []
+
+    def _fetch(
+        self, head: Digest, suffix: Suffix | None, donors: tuple[PeerId, ...], state_digest: bytes = b""
+    ) -> list[Action]:
+        self._fetching = _Fetching(head, suffix, self._now)
+        certificates = () if suffix is None else suffix.certificates
+        mine = (self._self.peer, self._self.incarnation)
+        keep = self._state_height is not None and not any(
+            (entry.peer, entry.incarnation) == mine for each in certificates for entry in each.value.entries
+        )
+        height = self._chain.height_of(head)
+        round_number = certificates[-1].value.round if certificates else self._chain.place_at(height or 0).round
+        return [FetchState(head, round_number, state_digest, donors, keep)]
+
+    def _donors(self, head: Digest) -> tuple[tuple[PeerId, ...], bytes]:
+        """Who holds the state at head, and the digest that most of them name; who names another is left out."""
+        digests: dict[bytes, list[PeerId]] = {}
+        for peer in sorted(self._members.at(head, self._now)):
+            said = self._members[peer].said
+            assert said is not None, "a peer that said it is at head"
+            digests.setdefault(said.state_digest, []).append(peer)
+        if not digests:
+            return (), b""
+        state_digest = min(digests, key=lambda digest: (-len(digests[digest]), digest))
+        return tuple(digests[state_digest]), state_digest
+
+    def _certified_digest(self, head: Digest, path: Suffix | None) -> bytes:
+        children = () if path is None else path.certificates
+        return next((child.value.state_digest for child in children if child.parent == head), b"")
+
+    def _install(self, head: Digest, state_digest: bytes) -> list[Action]:
+        """The anchor is now the one at head: our chain follows it there."""
+        fetching, self._fetching = self._fetching, None
+        if fetching is None or fetching.head != head:
+            self._state_height = self._chain.height_of(head)  # the answer to a question we gave up
+            self._is_computed, self._state_digest = self._state_height == self._chain.height, state_digest
+            return []
+        self._state_retry_at = self._now
+        if fetching.suffix is None:
+            self._state_height = self._chain.height_of(head)
+            self._is_computed, self._state_digest = self._state_height == self._chain.height, state_digest
+            return []
+        ancestor, certificates = fetching.suffix.ancestor, fetching.suffix.certificates
+        old_round = self.round
+        dropped = self._chain.truncate(ancestor)
+        ancestor_round = self.round
+        for certificate in certificates:
+            self._chain.append(certificate)
+        self._state_height = self._chain.height
+        self._is_computed, self._state_digest = True, state_digest
+        switched = BranchSwitched(ancestor_round, old_round, self.round, self._orphans(dropped, certificates))
+        persist = Persist(Durable(ancestor, certificates, Votes(self.head)))
+        return [persist, Note(switched), *self._arrive(certificates)]
+
+    def _orphans(self, dropped: Sequence[Certificate], adopted: Sequence[Certificate]) -> int:
+        """Own contributions in dropped certificates that the adopted ones do not have."""
+        lost = {entry for each in dropped for entry in each.value.entries if entry.peer == self._self.peer}
+        return len(lost - {entry for each in adopted for entry in each.value.entries})
+
+    def _miss(self, head: Digest) -> None:
+        """No state there: again later, elsewhere; after several failures we go on with our own chain for a while."""
+        if self._fetching is None or self._fetching.head != head:
+            return
+        self._fetching = None
+        self._state_failures += 1
+        backoff = min(self._state_failures, 4) * (0.5 + self._rng.random())
+        self._state_retry_at = self._now + self._timing.state_retry_s * backoff
+        path = self._healing.path
+        if path is not None and self._state_failures >= self._timing.state_tries:
+            self._give_up(path)
+
+    def _give_up(self, path: Suffix) -> None:
+        self._healing.shun(self._now)
+        self._state_failures, self._no_donor_since = 0, None

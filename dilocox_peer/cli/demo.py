@@ -1,0 +1,234 @@
+"""`demo`: a whole swarm on this machine. Real bootstrap, real peers, a real evaluator, each a process of its own.
+
+This process trains nothing and takes no part: it starts the others, folds their events, draws the table, and ends them.
+"""
+
+import asyncio
+import json
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from dilocox_peer.cli.children import Child, Children
+from dilocox_peer.cli.demo_table import render, round_line, size
+from dilocox_peer.cli.init import write_whole
+from dilocox_peer.cli.report import build_report, verdict
+from dilocox_peer.cli.swarm_view import SwarmView
+from dilocox_peer.config import preset, to_toml
+from dilocox_peer.errors import ConfigError, DilocoxError
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.identity import Identity
+
+START_S = 90.0  # importing torch and hivemind on a busy machine takes most of it
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+REFRESH_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRequest:
+    stages: int
+    replicas: int
+    rounds: int | None
+    inner_steps: int | None
+    overlap: str | None
+    codec: str | None
+    data: tuple[Path, ...]
+    report: Path | None
+    seed: int
+    timeout_s: float
+
+
+class DemoFailed(DilocoxError):
+    """The swarm did not do what it should; the message says what and where to look."""
+
+
+def run_demo(request: DemoRequest) -> None:
+    """Runs the swarm to its last round. Raises DemoFailed, ConfigError; KeyboardInterrupt after Ctrl-C."""
+    manifest = demo_manifest(request)
+    if request.report is not None:
+        request.report.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="dilocox-demo-"))
+    try:
+        asyncio.run(_Demo(request, manifest, folder).run())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def demo_manifest(request: DemoRequest) -> Manifest:
+    """The demo's manifest, not yet signed. Raises ConfigError for values that do not exist."""
+    if request.stages > 1:
+        raise ConfigError("--stages: this version trains one stage; use --stages 1")
+    for path in request.data:
+        if not path.exists():
+            raise ConfigError(f"--data {path} does not exist: pass a text file, a JSONL file or a folder of them")
+    rounds: dict[str, Any] = {"start_peers": request.replicas}
+    if request.rounds is not None:
+        rounds["total"] = request.rounds
+    if request.inner_steps is not None:
+        rounds["inner_steps"] = request.inner_steps
+    overrides: dict[str, dict[str, Any]] = {
+        "run": {"name": "demo", "seed": request.seed},
+        "stages": {"count": request.stages},
+        "rounds": rounds,
+    }
+    if request.overlap is not None:
+        overrides["outer"] = {"overlap": request.overlap}
+    if request.codec is not None:
+        overrides["compression"] = {"codec": request.codec}
+    if request.data:
+        overrides["data"] = {"source": "files"}
+    return preset("tiny", **overrides)
+
+
+class _Demo:
+    def __init__(self, request: DemoRequest, manifest: Manifest, folder: Path) -> None:
+        self._request = request
+        self._folder = folder
+        with Identity.open(folder / "owner.key") as owner:
+            self._manifest = manifest.signed_by(owner.key)
+        self._view = SwarmView(self._manifest)
+        self._changed = asyncio.Event()
+        self._link: str | None = None
+        self._printed_round = 0
+        self._console = Console()
+        self._children = Children(self._on_event)
+        self._started = time.monotonic()
+
+    async def run(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        interrupted = False
+
+        def interrupt() -> None:
+            nonlocal interrupted
+            interrupted = True
+            task.cancel()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt)
+        try:
+            async with asyncio.timeout(self._request.timeout_s):
+                await self._swarm()
+        except TimeoutError:
+            raise DemoFailed(
+                f"not done after {self._request.timeout_s:.0f} s: raise --timeout or lower --rounds"
+            ) from None
+        except asyncio.CancelledError:
+            if not interrupted:
+                raise
+            typer.echo("interrupted: ending the swarm", err=True)
+            raise KeyboardInterrupt from None
+        finally:
+            await self._children.stop()
+        self._finish()
+
+    async def _swarm(self) -> None:
+        run_file = self._folder / "run.toml"
+        write_whole(run_file, to_toml(self._manifest).encode())
+        home = ("--home", str(self._folder), "--host-maddrs", LOOPBACK)
+        data = [argument for path in self._request.data for argument in ("--data", str(path.resolve()))]
+        typer.echo(
+            f"demo: {self._request.stages} stage x {self._request.replicas} replicas, "
+            f"{self._manifest.rounds.total} rounds, run {self._manifest.run_id[:12]}"
+        )
+        bootstrap = await self._children.start("bootstrap", ["bootstrap", str(run_file), *home])
+        await self._until(lambda: self._link is not None, [bootstrap])
+        assert self._link is not None
+        peers: list[Child] = []
+        for index in range(self._request.stages * self._request.replicas):
+            # One after another: four interpreters that import torch at once on two cores start no sooner.
+            label = f"peer{index}"
+            peers.append(await self._children.start(label, ["join", self._link, "--name", label, *home, *data]))
+            await self._until(lambda label=label: label in self._view.peers, [bootstrap, *peers])
+        evaluator = await self._children.start("evaluator", ["evaluate", self._link, *home, *data])
+        with Live(console=self._console, refresh_per_second=4, transient=False, auto_refresh=False) as live:
+            everyone = [bootstrap, *peers, evaluator]
+            ending = [*peers, evaluator]
+            while not all(child.process.returncode == 0 for child in ending):
+                self._check(everyone, may_end=ending)
+                self._draw(live)
+                await self._next_change(REFRESH_S)
+            for child in ending:
+                if child.reader is not None:
+                    await child.reader
+            self._draw(live)
+
+    def _draw(self, live: Live) -> None:
+        if self._console.is_terminal:
+            live.update(render(self._view, elapsed_s=time.monotonic() - self._started), refresh=True)
+            return
+        while (seen := self._view.rounds.get(self._printed_round + 1)) is not None:
+            if seen.val_loss is None and self._printed_round + 1 == max(self._view.rounds):
+                return  # its validation loss is on the way
+            self._printed_round += 1
+            typer.echo(round_line(self._view, seen))
+
+    async def _until(self, condition: Any, children: list[Child]) -> None:
+        async with asyncio.timeout(START_S):
+            while not condition():
+                self._check(children, may_end=[])
+                await self._next_change(REFRESH_S)
+
+    async def _next_change(self, wait_s: float) -> None:
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _check(self, children: list[Child], *, may_end: list[Child]) -> None:
+        for child in children:
+            code = child.process.returncode
+            if code is not None and not (code == 0 and child in may_end):
+                raise DemoFailed(f"{child.label} ended with status {code}: {child.last_words}")
+
+    def _on_event(self, label: str, record: dict[str, Any]) -> None:
+        if record["event"] == "BootstrapReady":
+            self._link = record["link"]
+        self._view.take(label, record)
+        self._changed.set()
+
+    def _finish(self) -> None:
+        report = build_report(
+            self._view,
+            stages=self._request.stages,
+            replicas=self._request.replicas,
+        )
+        if self._request.report is not None:
+            write_whole(self._request.report, (json.dumps(report, indent=1) + "\n").encode())
+        self._summary(report)
+        problems = verdict(report)
+        if problems:
+            raise DemoFailed("; ".join(problems))
+
+    def _summary(self, report: dict[str, Any]) -> None:
+        final, bigram, unigram = (report[key] for key in ("final_val_loss", "bigram_entropy", "unigram_entropy"))
+        heads = set(report["heads"].values())
+        typer.echo("")
+        if final is not None and bigram:
+            typer.echo(
+                f"validation loss of the anchor {final:.4f} nats/byte = {final / bigram:.2f} x bigram entropy {bigram:.4f} "
+                f"(unigram {unigram:.4f}); before training {report['initial_val_loss']:.4f}"
+            )
+        typer.echo(
+            f"{report['tokens']:,} tokens, {report['tokens_per_second']:,.0f} tokens/s, "
+            f"{time.monotonic() - self._started:.0f} s in all; every peer on head {', '.join(head[:12] for head in heads)}"
+        )
+        ratio = report["allreduce_bytes_per_token"] / max(1e-9, report["outer_bytes_per_token"])
+        typer.echo(
+            f"sent {size(sum(peer.bytes_sent for peer in self._view.peers.values()))} in all, "
+            f"{report['outer_bytes_per_token']:.2f} bytes a token: {ratio:.0f} times fewer than a ring all-reduce "
+            f"of float32 gradients at every step ({report['allreduce_bytes_per_token']:.0f})"
+        )
+        if self._request.report is not None:
+            typer.echo(f"report: {self._request.report}")

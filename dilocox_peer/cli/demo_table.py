@@ -1,0 +1,87 @@
+"""What the demo shows as it goes: `render(view) -> renderable`, pure, tested as text."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dilocox_peer.cli.swarm_view import RoundView, SwarmView
+
+_BARS = "▁▂▃▄▅▆▇█"
+_ROUNDS_SHOWN = 8
+
+
+def render(view: SwarmView, *, elapsed_s: float) -> RenderableType:
+    """The live table: peers, the last rounds, and one line of totals. Fits 80 columns."""
+    return Group(_peers(view), _rounds(view), _totals(view, elapsed_s))
+
+
+def round_line(view: SwarmView, seen: RoundView) -> str:
+    """One certified round as a line, for terminals that are none."""
+    contributors = " ".join(f"{count}" for _stage, count in sorted(seen.stage_contributors.items()))
+    validation = f"{seen.val_loss:.4f}" if seen.val_loss is not None else "-"
+    return (
+        f"round {seen.number:>3}/{view.manifest.rounds.total}  contributors {contributors}  "
+        f"train {seen.train_loss:.4f}  validation {validation}  {view.tokens_per_s:,.0f} tokens/s"
+    )
+
+
+def sparkline(values: list[float]) -> str:
+    """Values as eight-step bars, lowest to highest."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(_BARS[min(7, int((value - low) / span * 8))] for value in values)
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in decimal units, three digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000 or unit == "GB":
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    raise AssertionError("unreachable")
+
+
+def _peers(view: SwarmView) -> Table:
+    table = Table(
+        title="peers", title_justify="left", expand=True, box=None, header_style="bold", title_style="bold cyan"
+    )
+    table.add_column("peer")
+    for name in ("stage", "round", "loss", "tok/s", "sent", "received"):
+        table.add_column(name, justify="right")
+    table.add_column("state")
+    for label, peer in sorted(view.peers.items()):
+        table.add_row(
+            f"{label} …{peer.peer[-6:]}", str(peer.stage), str(peer.round), _loss(peer.train_loss),
+            f"{peer.tokens_per_s:,.0f}", size(peer.bytes_sent), size(peer.bytes_received), peer.state,
+        )  # fmt: skip
+    return table
+
+
+def _rounds(view: SwarmView) -> Table:
+    table = Table(
+        title="rounds", title_justify="left", expand=True, box=None, header_style="bold", title_style="bold cyan"
+    )
+    for name in ("round", "contributors", "train loss", "validation", "sent a peer"):
+        table.add_column(name, justify="right")
+    for seen in sorted(view.rounds.values(), key=lambda each: each.number)[-_ROUNDS_SHOWN:]:
+        contributors = " ".join(str(count) for _stage, count in sorted(seen.stage_contributors.items()))
+        table.add_row(
+            f"{seen.number}/{view.manifest.rounds.total}", contributors, _loss(seen.train_loss),
+            _loss(seen.val_loss), size(sum(seen.bytes_sent) / len(seen.bytes_sent)),
+        )  # fmt: skip
+    return table
+
+
+def _totals(view: SwarmView, elapsed_s: float) -> Text:
+    losses = [seen.val_loss for seen in view.rounds.values() if seen.val_loss is not None]
+    text = Text(f"{view.tokens:,} tokens  {view.tokens_per_s:,.0f} tokens/s  {elapsed_s:.0f} s  ")
+    text.append(sparkline(losses[-24:]), style="green")
+    if view.bigram_entropy is not None:
+        text.append(f"  bigram entropy {view.bigram_entropy:.3f}")
+    return text
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None or value != value else f"{value:.4f}"

@@ -1,0 +1,161 @@
+"""`evaluate`: follows a run and evaluates the anchor of its rounds. Takes no part in it and stops no training peer.
+
+Two tasks: one keeps asking for the newest state (the answer waits until there is one), one evaluates the newest that
+is here; so rounds that come faster than they can be evaluated are passed over, and the last one never is.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import typer
+
+from dilocox_peer.cli.eventlog import event_printer
+from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.cli.lifetime import Stop, run_until_stopped
+from dilocox_peer.events import DataMeasured, Evaluated, Event, Left, Listener, RunComplete, StateFetched
+from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddrs
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.identity import Identity
+from dilocox_peer.types import PeerId
+
+ROUND_BYTES = 64 * 1024  # evaluated after a round, always the same ones
+FINAL_BYTES = 256 * 1024  # and after the last
+BATCH = 32
+ASK_S = 15.0
+RETRY_S = 0.5
+NICENESS = 5  # training goes first
+
+
+def run_evaluator(
+    link: str,
+    *,
+    home: PeerHome,
+    data: Sequence[Path],
+    host_maddrs: Sequence[str],
+    json_log: bool,
+    until_stdin_closes: bool,
+) -> None:
+    """Evaluates until the run's last round is, or until stopped. Raises ConfigError, RunUnreachable, RunRefused."""
+    invitation = parse_invitation(link)
+    parse_multiaddrs(host_maddrs, "listen")
+    home.make()
+    os.nice(NICENESS)
+    listener = event_printer(as_json=json_log)
+    with Identity.open(home.identity_path) as identity:
+        evaluator = _Evaluator(invitation, home, identity, tuple(data), tuple(host_maddrs), listener)
+        code = run_until_stopped(evaluator.run, until_stdin_closes=until_stdin_closes)
+    raise typer.Exit(code)
+
+
+class _Evaluator:
+    def __init__(
+        self,
+        invitation: Invitation,
+        home: PeerHome,
+        identity: Identity,
+        data: tuple[Path, ...],
+        host_maddrs: tuple[str, ...],
+        listener: Listener,
+    ) -> None:
+        self._invitation = invitation
+        self._home = home
+        self._identity = identity
+        self._data = data
+        self._host_maddrs = host_maddrs
+        self._listener = listener
+
+    async def run(self, stop: Stop) -> None:
+        from dilocox_peer.dht.directory import Directory
+        from dilocox_peer.peer.transport import Transport
+
+        async with AsyncExitStack() as stack:
+            transport = await Transport.create(
+                self._home.identity_path,
+                self._identity.peer_id,
+                namespace=self._invitation.run_id,
+                initial_peers=self._invitation.addresses,
+                host_maddrs=self._host_maddrs,
+                runtime_dir=self._home.runtime,
+            )
+            stack.push_async_callback(transport.close)
+            directory = await Directory.create(transport, self._invitation.run_id, self._identity.key)
+            stack.push_async_callback(directory.close)
+            manifest = await directory.fetch_manifest()
+            follow = asyncio.create_task(self._follow(transport, directory, manifest), name="evaluate")
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait({follow, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            if not follow.done():
+                follow.cancel()
+                with suppress(asyncio.CancelledError):
+                    await follow
+            else:
+                follow.result()
+            self._listener(Left(stop.reason or "the run is complete"))
+
+    async def _follow(self, transport: "Transport", directory: "Directory", manifest: Manifest) -> None:  # type: ignore[name-defined]  # noqa: F821
+        from dilocox_peer.peer.outer import initial_state
+        from dilocox_peer.pipeline.data import load_corpus
+        from dilocox_peer.pipeline.stage import build_stage
+
+        corpus = await asyncio.to_thread(
+            load_corpus, manifest.data.source, self._data, validation=manifest.data.validation
+        )
+        self._listener(DataMeasured(corpus.unigram_entropy(), corpus.bigram_entropy(), corpus.validation_bytes))
+        stage = await asyncio.to_thread(build_stage, manifest)
+        newest = await asyncio.to_thread(initial_state, manifest)
+        arrived = asyncio.Event()
+        arrived.set()
+
+        async def ask() -> None:
+            nonlocal newest
+            while newest.round < manifest.rounds.total:
+                newer = await self._newer_state(transport, directory, newest.round, newest.layout)
+                if newer is not None:
+                    newest = newer
+                    arrived.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ask(), name="ask for states")
+            while True:
+                await arrived.wait()
+                arrived.clear()
+                state = newest
+                is_last = state.round >= manifest.rounds.total
+                limit = FINAL_BYTES if is_last else ROUND_BYTES
+
+                def evaluate() -> tuple[float, int]:
+                    stage.model.flat_N.copy_(state.anchor_N())  # noqa: B023 - awaited before the next turn
+                    context = manifest.model.context
+                    return stage.evaluate(corpus.validation_batches(limit, batch=BATCH, context=context))  # noqa: B023
+
+                loss, num_bytes = await asyncio.to_thread(evaluate)
+                self._listener(Evaluated(state.round, loss, num_bytes))
+                if is_last:
+                    self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
+                    return
+
+    async def _newer_state(self, transport, directory, after: int, layout):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        """The newest state any peer has after a round, or None for now."""
+        from dilocox_peer.peer.statesync import fetch_state
+
+        donors: list[PeerId] = []
+        for lease in await directory.peers(0):
+            donors.append(lease.peer)
+            with suppress(Exception):
+                await transport.connect(lease.peer, lease.addresses)
+        state = await fetch_state(
+            transport, donors, {"after": after, "wait_s": ASK_S},
+            layout=layout, expected=b"", timeout_s=60.0, listener=self._quiet,
+        )  # fmt: skip
+        if state is None:
+            await asyncio.sleep(RETRY_S)
+        return state
+
+    def _quiet(self, event: Event) -> None:
+        """Passes on what is out of the ordinary only: the evaluator fetches a state every round."""
+        if not isinstance(event, StateFetched):
+            self._listener(event)

@@ -1,0 +1,51 @@
+"""Where a peer keeps its key and state on this machine. The only place, with main.py, that reads the environment."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.types import RunId
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def default_home() -> Path:
+    """$XDG_DATA_HOME/dilocox-peer, else ~/.local/share/dilocox-peer."""
+    data_home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data_home).expanduser() / "dilocox-peer"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHome:
+    """The folder of one peer: its identity, its runtime files (sockets), and one folder for each run."""
+
+    folder: Path
+    identity_path: Path
+
+    @classmethod
+    def at(cls, home: Path | None, name: str, identity_path: Path | None) -> "PeerHome":
+        """Raises ConfigError for a name that is no folder name. Makes nothing yet."""
+        if not _NAME.fullmatch(name) or name in {".", ".."}:
+            raise ConfigError(f"--name {name!r}: use letters, digits, . _ and -, at most 64")
+        folder = (home or default_home()) / "peers" / name
+        return cls(folder, identity_path or folder / "identity.key")
+
+    @property
+    def runtime(self) -> Path:
+        return self.folder / "runtime"
+
+    def run_folder(self, run_id: RunId) -> Path:
+        return self.folder / "runs" / run_id[:16]
+
+    def make(self) -> None:
+        """Creates the folder (0700). Raises ConfigError when it cannot be."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{self.folder} cannot be made: {error.strerror}; pass another --home") from None
+
+
+def owner_key_path(owner_key: Path | None, home: Path | None) -> Path:
+    return owner_key or (home or default_home()) / "owner.key"

@@ -1,0 +1,56 @@
+"""`init` and `sign`: writing run.toml whole or not at all."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import typer
+
+from dilocox_peer.cli.home import owner_key_path
+from dilocox_peer.config import preset as preset_manifest
+from dilocox_peer.config import read_manifest, to_toml
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.identity import Identity
+
+
+def write_run_file(
+    path: Path, *, preset: str, run_name: str | None, owner_key: Path | None, home: Path | None, force: bool
+) -> None:
+    """Writes the signed run.toml of a preset. Raises ConfigError; an existing file stays unless force."""
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists: pass --force to overwrite it, or another name")
+    manifest = preset_manifest(preset, run={"name": run_name or preset})
+    _sign_and_write(manifest, path, owner_key_path(owner_key, home))
+    typer.echo(f"next: dilocox-peer bootstrap {path}")
+
+
+def sign_run_file(path: Path, *, owner_key: Path | None, home: Path | None) -> None:
+    """Signs path again, in place. The settings stay; comments of the reader's own do not."""
+    _sign_and_write(read_manifest(path), path, owner_key_path(owner_key, home))
+
+
+def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:
+    key_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with Identity.open(key_path) as owner:
+        signed = manifest.signed_by(owner.key)
+    write_whole(path, to_toml(signed, file_name=path.name).encode())
+    typer.echo(f"wrote {path}: run {signed.run.name!r}, id {signed.run_id[:16]}, signed with {key_path}")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes through a temporary file in the same folder, so that path is the old file or the new one, never a part."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None

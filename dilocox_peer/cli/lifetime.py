@@ -1,0 +1,52 @@
+"""How long a command runs: until it is done, or until SIGINT, SIGTERM, or the end of standard input asks it to leave."""
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+
+INTERRUPTED = 130
+
+
+class Stop:
+    """`wait()` returns the reason to leave. Signals reach the main process alone; its helpers run in other sessions."""
+
+    def __init__(self, *, until_stdin_closes: bool) -> None:
+        self._asked = asyncio.Event()
+        self.reason = ""
+        self.exit_code = 0
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._ask, "interrupted", INTERRUPTED)
+        loop.add_signal_handler(signal.SIGTERM, self._ask, "terminated", 0)
+        if until_stdin_closes:
+            # A thread, as asyncio cannot watch every kind of standard input; it ends with the process.
+            threading.Thread(target=self._watch_stdin, args=(loop,), name="stdin", daemon=True).start()
+
+    async def wait(self) -> str:
+        await self._asked.wait()
+        return self.reason
+
+    def _ask(self, reason: str, exit_code: int) -> None:
+        if not self._asked.is_set():
+            self.reason, self.exit_code = reason, exit_code
+            self._asked.set()
+
+    def _watch_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        try:
+            loop.call_soon_threadsafe(self._ask, "its supervisor is gone", 0)
+        except RuntimeError:
+            return  # the loop has ended by itself
+
+
+def run_until_stopped(work: Callable[[Stop], Awaitable[None]], *, until_stdin_closes: bool) -> int:
+    """Runs work(stop) in a new event loop; returns the exit code that `stop` asked for, 0 when work ended by itself."""
+
+    async def main() -> int:
+        stop = Stop(until_stdin_closes=until_stdin_closes)
+        await work(stop)
+        return stop.exit_code
+
+    return asyncio.run(main())

@@ -1,0 +1,271 @@
+"""The command line: names, flags and exit codes. What each command does is in its own file, imported when it runs, so
+that `--help` loads neither torch nor hivemind.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 cannot reach the run, 4 refused by the run, 130 interrupted.
+Every flag has an environment variable: DILOCOX_<COMMAND>_<FLAG>, e.g. DILOCOX_JOIN_NAME. `_` may stand for `-` in flags.
+"""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dilocox_peer import __version__
+from dilocox_peer.errors import DilocoxError
+
+app = typer.Typer(
+    name="dilocox-peer",
+    help="Train one language model together with others, over ordinary internet links.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "DILOCOX"},
+)
+
+PROGRAM = "dilocox-peer"
+
+
+class LogFormat(StrEnum):
+    """auto: lines for people; json: one event a line, for programs."""
+
+    AUTO = "auto"
+    JSON = "json"
+
+
+NameOption = Annotated[
+    str,
+    typer.Option("--name", help="Names this peer on this machine: its key and state live in a folder of that name."),
+]
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home", help="Folder for keys and state [default: $XDG_DATA_HOME/dilocox-peer].", show_default=False
+    ),
+]
+IdentityOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--identity-path", help="Key file; made if missing [default: in the peer's folder].", show_default=False
+    ),
+]
+HostOption = Annotated[
+    list[str] | None,
+    typer.Option("--host-maddrs", help="Listen here, e.g. /ip4/0.0.0.0/tcp/4711; may repeat.", show_default=False),
+]
+AnnounceOption = Annotated[
+    list[str] | None,
+    typer.Option("--announce-maddrs", help="Tell others to dial this, e.g. /ip4/PUBLIC/tcp/4711.", show_default=False),
+]
+LogOption = Annotated[LogFormat, typer.Option("--log", help="auto: lines for people; json: an event a line.")]
+StdinOption = Annotated[
+    bool, typer.Option("--until-stdin-closes", hidden=True, help="Leave when standard input ends (for supervisors).")
+]
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+) -> None:
+    """Train one language model together with others, over ordinary internet links."""
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("run.toml"),
+    preset: Annotated[str, typer.Option(help="tiny, small, 125m or 1.3b.")] = "tiny",
+    run_name: Annotated[
+        str | None, typer.Option(help="Shown to volunteers [default: the preset].", show_default=False)
+    ] = None,
+    owner_key: Annotated[
+        Path | None,
+        typer.Option(help="The owner's key; made if missing [default: owner.key in --home].", show_default=False),
+    ] = None,
+    home: HomeOption = None,
+    force: Annotated[bool, typer.Option(help="Overwrite the file.")] = False,
+) -> None:
+    """Write a commented run.toml, signed with the owner's key."""
+    from dilocox_peer.cli.init import write_run_file
+
+    write_run_file(path, preset=preset, run_name=run_name, owner_key=owner_key, home=home, force=force)
+
+
+@app.command()
+def sign(
+    path: Annotated[Path, typer.Argument(help="The run.toml to sign.")] = Path("run.toml"),
+    owner_key: Annotated[
+        Path | None, typer.Option(help="The owner's key [default: owner.key in --home].", show_default=False)
+    ] = None,
+    home: HomeOption = None,
+) -> None:
+    """Sign run.toml again after a change. The run id changes: it is another run."""
+    from dilocox_peer.cli.init import sign_run_file
+
+    sign_run_file(path, owner_key=owner_key, home=home)
+
+
+@app.command()
+def bootstrap(
+    path: Annotated[Path, typer.Argument(help="The run's signed run.toml.")] = Path("run.toml"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port on all interfaces; 0: any free one.")] = 4711,
+    host_maddrs: HostOption = None,
+    announce_maddrs: AnnounceOption = None,
+    initial_peers: Annotated[
+        list[str] | None, typer.Option(help="Multiaddrs of other bootstraps or peers of the run.", show_default=False)
+    ] = None,
+    name: NameOption = "bootstrap",
+    home: HomeOption = None,
+    identity_path: IdentityOption = None,
+    log: LogOption = LogFormat.AUTO,
+    until_stdin_closes: StdinOption = False,
+) -> None:
+    """Run the entry point of a run: its DHT node and manifest. Prints the line with which others join."""
+    from dilocox_peer.cli.bootstrap import run_bootstrap
+    from dilocox_peer.cli.home import PeerHome
+
+    run_bootstrap(
+        path,
+        home=PeerHome.at(home, name, identity_path),
+        host_maddrs=host_maddrs or [f"/ip4/0.0.0.0/tcp/{port}"],
+        announce_maddrs=announce_maddrs or [],
+        initial_peers=initial_peers or [],
+        json_log=log is LogFormat.JSON,
+        until_stdin_closes=until_stdin_closes,
+    )
+
+
+@app.command()
+def join(
+    link: Annotated[str, typer.Argument(help="The dilocox:// link that `bootstrap` printed.")],
+    name: NameOption = "default",
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text files, JSONL or folders to train on; may repeat [default: as the run says].", show_default=False
+        ),
+    ] = None,
+    stage: Annotated[int | None, typer.Option(min=0, help="Insist on this stage.", show_default=False)] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the training.")] = 1,
+    initial_peers: Annotated[
+        list[str] | None, typer.Option(help="More multiaddrs to enter by, beside the link's.", show_default=False)
+    ] = None,
+    host_maddrs: HostOption = None,
+    announce_maddrs: AnnounceOption = None,
+    home: HomeOption = None,
+    identity_path: IdentityOption = None,
+    log: LogOption = LogFormat.AUTO,
+    until_stdin_closes: StdinOption = False,
+) -> None:
+    """Join a run and train: paste the link, nothing else is needed. Ctrl-C leaves; the same command comes back."""
+    from dilocox_peer.cli.home import PeerHome
+    from dilocox_peer.cli.join import JoinRequest, run_join
+
+    run_join(
+        JoinRequest(
+            link=link,
+            home=PeerHome.at(home, name, identity_path),
+            data=tuple(data or ()),
+            stage=stage,
+            device=device,
+            threads=threads,
+            initial_peers=tuple(initial_peers or ()),
+            host_maddrs=tuple(host_maddrs or ("/ip4/0.0.0.0/tcp/0",)),
+            announce_maddrs=tuple(announce_maddrs or ()),
+            json_log=log is LogFormat.JSON,
+            until_stdin_closes=until_stdin_closes,
+        )
+    )
+
+
+@app.command()
+def demo(
+    stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, max=16, help="Peers of each stage.")] = 4,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Outer rounds [default: the preset's].", show_default=False)
+    ] = None,
+    inner_steps: Annotated[int | None, typer.Option(min=1, help="Inner steps a round (H).", show_default=False)] = None,
+    overlap: Annotated[str | None, typer.Option(help="arrival, one-step or none.", show_default=False)] = None,
+    codec: Annotated[str | None, typer.Option(help="none or fp16.", show_default=False)] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Text to train on instead of the standard library.", show_default=False)
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the JSON report here.", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the run.")] = 0,
+    timeout: Annotated[float, typer.Option(min=10, help="Seconds after which the demo gives up.")] = 900.0,
+) -> None:
+    """A whole swarm on this machine: real processes, real sockets, real training. Ends by itself."""
+    from dilocox_peer.cli.demo import DemoRequest, run_demo
+
+    run_demo(
+        DemoRequest(
+            stages=stages,
+            replicas=replicas,
+            rounds=rounds,
+            inner_steps=inner_steps,
+            overlap=overlap,
+            codec=codec,
+            data=tuple(data or ()),
+            report=report,
+            seed=seed,
+            timeout_s=timeout,
+        )
+    )
+
+
+@app.command(hidden=True)
+def evaluate(
+    link: Annotated[str, typer.Argument(help="The run's link.")],
+    name: NameOption = "evaluator",
+    data: Annotated[list[Path] | None, typer.Option(show_default=False)] = None,
+    host_maddrs: HostOption = None,
+    home: HomeOption = None,
+    log: LogOption = LogFormat.AUTO,
+    until_stdin_closes: StdinOption = False,
+) -> None:
+    """Follow a run and evaluate the anchors of its rounds on the validation split; trains nothing."""
+    from dilocox_peer.cli.evaluate import run_evaluator
+    from dilocox_peer.cli.home import PeerHome
+
+    run_evaluator(
+        link,
+        home=PeerHome.at(home, name, None),
+        data=tuple(data or ()),
+        host_maddrs=tuple(host_maddrs or ("/ip4/0.0.0.0/tcp/0",)),
+        json_log=log is LogFormat.JSON,
+        until_stdin_closes=until_stdin_closes,
+    )
+
+
+def main() -> None:
+    """Entry point. Turns every expected failure into one line on standard error and its exit code."""
+    arguments = [_with_dashes(argument) for argument in sys.argv[1:]]
+    try:
+        app(arguments, prog_name=PROGRAM)  # exits by itself: 0, 2 for wrong usage, or what a command said
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except DilocoxError as error:
+        typer.echo(f"{PROGRAM}: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+def _with_dashes(argument: str) -> str:
+    """--initial_peers=X as --initial-peers=X: hivemind's and Petals' users type underscores."""
+    if not argument.startswith("--"):
+        return argument
+    flag, equals, value = argument.partition("=")
+    return flag.replace("_", "-") + equals + value
+
+
+if __name__ == "__main__":
+    main()

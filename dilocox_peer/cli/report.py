@@ -1,0 +1,85 @@
+"""The JSON report of a demo, from what was seen. Pure.
+
+Bytes are those a peer handed to the wire for the outer loop: protocol messages and contributions with their frame
+headers, not TLS and TCP headers, not state served to joiners and the evaluator. They are compared with a ring
+all-reduce of float32 gradients after every inner step among the same replicas, which sends 2 (n-1)/n * 4 P bytes.
+"""
+
+import json
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from dilocox_peer.cli.swarm_view import RoundView, SwarmView
+
+
+def build_report(view: SwarmView, *, stages: int, replicas: int) -> dict[str, Any]:
+    """The report of DESIGN section 12 as a JSON-able dictionary."""
+    digests: dict[str, dict[str, str]] = {}
+    for peer in view.peers.values():
+        digests.setdefault(str(peer.stage), {})[peer.peer] = peer.anchor_digest
+    tokens = view.tokens
+    num_parameters = max((size for seen in view.rounds.values() for size in seen.raw_bytes), default=0) // 4
+    mean_sent = fmean(peer.bytes_sent for peer in view.peers.values()) if view.peers else 0.0
+    step_tokens = view.tokens_of(view.manifest.inner.accumulate)
+    return {
+        "stages": stages,
+        "replicas": replicas,
+        "parameters": num_parameters,
+        "run_id": view.manifest.run_id,
+        "overlap": view.manifest.outer.overlap,
+        "rounds": _rounds(view),
+        "initial_val_loss": view.initial_val_loss,
+        "final_val_loss": view.final_val_loss,
+        "bigram_entropy": view.bigram_entropy,
+        "unigram_entropy": view.unigram_entropy,
+        "tokens": tokens,
+        "tokens_per_second": round(view.tokens_per_s, 1),
+        "outer_bytes_per_token": round(mean_sent / max(1, tokens / max(1, len(view.peers))), 4),
+        "allreduce_bytes_per_token": round(2 * (replicas - 1) / replicas * 4 * num_parameters / step_tokens, 4),
+        "heads": {peer.peer: peer.head for peer in view.peers.values()},
+        "anchor_digests": digests,
+        "resent_micro_batches": 0,  # one stage sends none; the pipeline counts them
+        "orphaned_contributions": view.orphaned_contributions,
+        "loop_lag_ms_p99": {peer.peer: peer.lag_ms_p99 for peer in view.peers.values()},
+        "events": view.events,
+        "errors": view.errors,
+    }
+
+
+def verdict(report: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the swarm that wrote this report; empty when all agree and it learned from its data."""
+    problems = [str(error) for error in report["errors"]]
+    for stage, digests in report["anchor_digests"].items():
+        if len(set(digests.values())) != 1:
+            problems.append(f"stage {stage}: the anchors differ: {json.dumps(digests)}")
+    if len(set(report["heads"].values())) > len(report["anchor_digests"]):
+        problems.append(f"the chain heads differ: {json.dumps(report['heads'])}")
+    if report["final_val_loss"] is None:
+        problems.append("no anchor was evaluated")
+    return problems
+
+
+def _rounds(view: SwarmView) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    previous_s = view.first_training_s
+    for seen in sorted(view.rounds.values(), key=lambda each: each.number):
+        rows.append(_round(view, seen, previous_s))
+        previous_s = seen.first_seen_s
+    return rows
+
+
+def _round(view: SwarmView, seen: RoundView, previous_s: float | None) -> dict[str, Any]:
+    return {
+        "round": seen.number,
+        "seconds": round(seen.first_seen_s - (previous_s if previous_s is not None else seen.first_seen_s), 3),
+        "tokens": view.tokens_of(seen.micro_batches),
+        "train_loss": round(seen.train_loss, 5) if seen.train_losses else None,
+        "val_loss": seen.val_loss,
+        "contributors": {str(stage): count for stage, count in sorted(seen.stage_contributors.items())},
+        "bytes_sent": round(fmean(seen.bytes_sent)),
+        "raw_bytes": round(fmean(seen.raw_bytes)),
+        "codec": view.manifest.compression.codec,
+        "rank": None,
+        "inner_steps": view.manifest.rounds.inner_steps,
+    }

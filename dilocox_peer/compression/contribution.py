@@ -1,0 +1,146 @@
+"""A contribution: the encoded movement of a whole stage, as one blob.
+
+    header length u32 (big-endian) | msgpack header | payload of tensor 0 | payload of tensor 1 | ...
+    header: ["dilocox-contribution", version, layout digest, [codec of each tensor], [payload bytes of each tensor]]
+
+Self-describing: whoever knows the layout can decode it. Blobs come from strangers: every size is checked against the
+layout before anything is decoded, and nothing is decoded before the header is whole. Lists, not dictionaries, so that
+equal movements give equal bytes. Combining contributions is aggregate.py.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgpack
+import torch
+from torch import Tensor
+
+from dilocox_peer.compression.codec import CODECS, MAX_CODEC_NAME_BYTES, CodecPolicy, TensorCodec, codec_named
+from dilocox_peer.errors import MalformedBlob
+from dilocox_peer.types import DIGEST_BYTES, Layout, TensorSpec, canonical
+
+TAG = "dilocox-contribution"
+VERSION = 1
+_LENGTH = struct.Struct(">I")
+
+Blob = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """A blob whose header fits its layout: sizes and codecs are known and allowed; payloads are not yet decoded."""
+
+    layout: Layout
+    codecs: tuple[TensorCodec, ...]
+    payloads: tuple[memoryview, ...]
+
+    def decode_into(self, scratch_N: Tensor) -> Iterator[tuple[TensorSpec, int, int, Tensor]]:
+        """(spec, start, stop, values) tensor by tensor, in order; values is flat and lies in scratch until the next.
+
+        scratch_N: float32, CPU, at least as long as the largest tensor. Raises MalformedBlob, also for values that
+        are not finite.
+        """
+        for (spec, start, stop), codec, payload in zip(self.layout.spans(), self.codecs, self.payloads, strict=True):
+            values = scratch_N[: stop - start]
+            codec.decode(payload, values.view(spec.shape))
+            if not bool(torch.isfinite(values).all()):
+                raise MalformedBlob(f"{spec.name} holds values that are not finite")
+            yield spec, start, stop, values
+
+
+def encode_contribution(layout: Layout, flat_N: Tensor, codec_of: CodecPolicy) -> bytes:
+    """The blob of flat_N. flat_N: (layout.num_elements,) float32, CPU, contiguous; not modified. Deterministic."""
+    assert flat_N.shape == (layout.num_elements,), f"{tuple(flat_N.shape)} for a layout of {layout.num_elements}"
+    codecs = [codec_of(spec) for spec in layout.tensors]
+    payloads = [
+        codec.encode(flat_N[start:stop].view(spec.shape))
+        for codec, (spec, start, stop) in zip(codecs, layout.spans(), strict=True)
+    ]
+    header = canonical(
+        [TAG, VERSION, layout.digest(), [codec.name for codec in codecs], [len(payload) for payload in payloads]]
+    )
+    return b"".join([_LENGTH.pack(len(header)), header, *payloads])
+
+
+def open_contribution(raw: Blob, layout: Layout) -> Contribution:
+    """The contribution in raw, every size checked, no payload decoded. Raises MalformedBlob with the reason."""
+    view = memoryview(raw).cast("B")
+    if len(view) < _LENGTH.size:
+        raise MalformedBlob(f"{len(view)} bytes are no contribution")
+    (header_bytes,) = _LENGTH.unpack(view[: _LENGTH.size])
+    if header_bytes > _max_header_bytes(layout) or _LENGTH.size + header_bytes > len(view):
+        raise MalformedBlob(f"header of {header_bytes} bytes in a blob of {len(view)}")
+    names, sizes = _read_header(bytes(view[_LENGTH.size : _LENGTH.size + header_bytes]), layout)
+
+    codecs, payloads, start = [], [], _LENGTH.size + header_bytes
+    for spec, name, size_bytes in zip(layout.tensors, names, sizes, strict=True):
+        codec = codec_named(name)
+        smallest, largest = codec.payload_limits(spec.shape)
+        if not smallest <= size_bytes <= largest:
+            raise MalformedBlob(f"{spec.name} in {name}: {size_bytes} bytes, expected {smallest} to {largest}")
+        codecs.append(codec)
+        payloads.append(view[start : start + size_bytes])
+        start += size_bytes
+    if start != len(view):
+        raise MalformedBlob(f"the blob has {len(view)} bytes, its header announces {start}")
+    return Contribution(layout, tuple(codecs), tuple(payloads))
+
+
+def decode_contribution(raw: Blob, layout: Layout, out_N: Tensor) -> None:
+    """Writes the decoded movement into out_N ((layout.num_elements,) float32, CPU).
+
+    Raises MalformedBlob with the reason; out_N is then unspecified. No further memory of out's size is taken.
+    """
+    assert out_N.shape == (layout.num_elements,), f"{tuple(out_N.shape)} for a layout of {layout.num_elements}"
+    contribution = open_contribution(raw, layout)
+    for codec, payload, (spec, start, stop) in zip(
+        contribution.codecs, contribution.payloads, layout.spans(), strict=True
+    ):
+        values = out_N[start:stop]
+        codec.decode(payload, values.view(spec.shape))
+        if not bool(torch.isfinite(values).all()):
+            raise MalformedBlob(f"{spec.name} holds values that are not finite")
+
+
+def blob_limits(layout: Layout, codec_of: CodecPolicy | None = None) -> tuple[int, int]:
+    """Smallest and largest size in bytes of a contribution; without a policy, of any that this version can decode."""
+    smallest, largest = _LENGTH.size + 1, _LENGTH.size + _max_header_bytes(layout)
+    for spec in layout.tensors:
+        codecs = [codec_of(spec)] if codec_of else list(CODECS.values())
+        limits = [codec.payload_limits(spec.shape) for codec in codecs]
+        smallest += min(low for low, _ in limits)
+        largest += max(high for _, high in limits)
+    return smallest, largest
+
+
+def raw_bytes(layout: Layout) -> int:
+    """Size of the same movement as plain float32, to compare with."""
+    return 4 * layout.num_elements
+
+
+def _max_header_bytes(layout: Layout) -> int:
+    per_tensor = MAX_CODEC_NAME_BYTES + 2 + 9  # str8 head and name, uint64
+    return 64 + len(TAG) + DIGEST_BYTES + per_tensor * len(layout.tensors)
+
+
+def _read_header(packed: bytes, layout: Layout) -> tuple[list[str], list[int]]:
+    num_tensors = len(layout.tensors)
+    try:
+        header = msgpack.unpackb(packed, max_array_len=max(num_tensors, 5), max_map_len=0, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise MalformedBlob(f"unreadable header: {error}") from None
+    match header:
+        case [str(tag), int(version), bytes(digest), list(names), list(sizes)] if tag == TAG:
+            pass
+        case _:
+            raise MalformedBlob("the header is not a contribution's")
+    if version != VERSION:
+        raise MalformedBlob(f"contribution version {version}, this peer reads {VERSION}: update the older of the two")
+    if digest != layout.digest():
+        raise MalformedBlob("made for another layout (other model or stage)")
+    if len(names) != num_tensors or len(sizes) != num_tensors:
+        raise MalformedBlob(f"{len(names)} codecs and {len(sizes)} sizes for {num_tensors} tensors")
+    if not all(type(name) is str for name in names) or not all(type(size) is int and size >= 0 for size in sizes):
+        raise MalformedBlob("codecs must be names and sizes whole numbers")
+    return names, sizes

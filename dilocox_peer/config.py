@@ -1,0 +1,136 @@
+"""run.toml: the manifest as a commented file that a person edits. Pure text in, manifest out, and back.
+
+The file holds what manifest.py's schema holds, nothing else; comments come from the schema's descriptions.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest, first_error
+
+PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    # Learns readable structure of source code on two laptop cores in minutes; what `demo` trains.
+    "tiny": {},
+    # A quarter of an hour on a desktop: 12.7 M parameters.
+    "small": {
+        "model": {"layers": 6, "hidden_size": 384, "heads": 6, "kv_heads": 2, "mlp_size": 1024, "context": 256},
+        "inner": {"learning_rate": 1e-3, "micro_batch": 8},
+        "rounds": {"total": 200, "inner_steps": 50},
+    },
+    # GPT-2's size in today's shape; one consumer GPU a peer.
+    "125m": {
+        "model": {
+            "layers": 12, "hidden_size": 768, "heads": 12, "kv_heads": 4, "mlp_size": 2560, "context": 1024,
+            "rope_theta": 500000.0,
+        },
+        "inner": {"learning_rate": 6e-4, "micro_batch": 8, "accumulate": 4, "warmup": 0.02},
+        "rounds": {"total": 1000, "inner_steps": 100, "start_peers": 2},
+        "data": {"source": "files"},
+    },
+    # The size of DiLoCoX's smaller experiment.
+    "1.3b": {
+        "model": {
+            "layers": 24, "hidden_size": 2048, "heads": 16, "kv_heads": 4, "mlp_size": 5632, "context": 2048,
+            "rope_theta": 500000.0,
+        },
+        "inner": {"learning_rate": 3e-4, "micro_batch": 4, "accumulate": 8, "warmup": 0.02},
+        "rounds": {"total": 2000, "inner_steps": 125, "start_peers": 2},
+        "data": {"source": "files"},
+    },
+}  # fmt: skip
+
+_HEADER = """\
+# The settings of a run: every peer of it must agree on them, so they are signed, and their hash is the run id.
+# After a change:  dilocox-peer sign {name}
+# To start:        dilocox-peer bootstrap {name}
+"""
+
+
+def preset(name: str, **overrides: Mapping[str, Any]) -> Manifest:
+    """The unsigned manifest of a preset, with sections overridden: preset("tiny", rounds={"total": 8}).
+
+    Raises ConfigError for a preset or a value that does not exist.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
+    sections: dict[str, dict[str, Any]] = {key: dict(values) for key, values in PRESETS[name].items()}
+    for key, values in overrides.items():
+        sections.setdefault(key, {}).update(values)
+    return _validated(sections, f"preset {name}")
+
+
+def to_toml(manifest: Manifest, *, file_name: str = "run.toml") -> str:
+    """The commented file. `parse_toml` of it gives the manifest back."""
+    lines = [_HEADER.format(name=file_name), f"format = {manifest.format}  # of this file"]
+    for key, section in manifest:
+        if not isinstance(section, BaseModel):
+            continue
+        fields = type(section).model_fields
+        assignments = [f"{name} = {_literal(value)}" for name, value in section]
+        width = max((len(each) for each in assignments if len(each) < 60), default=0)
+        lines += ["", f"[{key}]"]
+        for name, value in section:
+            assignment = f"{name} = {_literal(value)}"
+            comment = fields[name].description
+            lines.append(f"{assignment:<{width}}  # {comment}" if comment else assignment)
+    return "\n".join(lines) + "\n"
+
+
+def parse_toml(text: str, *, source: str) -> Manifest:
+    """The manifest in a run.toml's text; `source` names it in errors. Raises ConfigError."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from None
+    return _validated(document, source)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in the file, signed or not. Raises ConfigError naming the file, the field and the remedy."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_MANIFEST_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: `dilocox-peer init {path}` writes one") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes: it is no run.toml")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text: it is no run.toml") from None
+    return parse_toml(text, source=str(path))
+
+
+def read_signed_manifest(path: Path) -> Manifest:
+    """The manifest in the file. Raises ConfigError also when it was not signed, or changed since."""
+    manifest = read_manifest(path)
+    if not manifest.owner.signature:
+        raise ConfigError(f"{path} is not signed: run `dilocox-peer sign {path}`")
+    if not manifest.is_signed:
+        raise ConfigError(
+            f"{path} was changed after it was signed: run `dilocox-peer sign {path}` with the owner's key"
+        )
+    return manifest
+
+
+def _validated(document: Mapping[str, Any], source: str) -> Manifest:
+    try:
+        return Manifest.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {first_error(error)}") from None
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)

@@ -1,0 +1,322 @@
+"""A run's directory: who serves which stage, the manifest, and hints where the chains are, on hivemind's DHTNode.
+
+For finding one another, at the start and now and then; nothing here says who is alive (heartbeats do) or what was agreed
+(certificates do). Every peer is a node of it, bootstrap servers too, and every node refuses what validators.py refuses.
+hivemind's answer caches are off: they are not merged with what is stored, so a cached dictionary can hide newer leases.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from dilocox_peer.dht.records import (
+    BUCKETS,
+    LEASE_TTL_S,
+    MAX_TTL_S,
+    CertificatePointer,
+    Lease,
+    bucket_of,
+    lease_key,
+    manifest_key,
+    pointer_key,
+)
+from dilocox_peer.dht.validators import RecordValidator
+from dilocox_peer.errors import ManifestMismatch, PeerUnavailable, RunUnreachable
+from dilocox_peer.invitation import parse_multiaddr, parse_multiaddrs
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId, RunId
+
+if TYPE_CHECKING:
+    from hivemind.dht import DHTNode
+
+    from dilocox_peer.peer.transport import Transport
+
+_RPC_TIMEOUT_S = 3.0  # one question to one node
+_RETRY_LATER = "; try again later"
+
+# The answers of other nodes to the store this task is in; see _keep_store_answers.
+_store_answers: ContextVar[list[bool] | None] = ContextVar("store_answers", default=None)
+
+
+class Directory:
+    """See the module. `timeout_s` of every call is for the whole of it; calls raise RunUnreachable when it is over."""
+
+    def __init__(
+        self,
+        *,
+        node: "DHTNode",
+        transport: "Transport",
+        run_id: RunId,
+        key: SigningKey,
+        initial_peers: tuple[str, ...],
+        clock: Callable[[], float],
+    ) -> None:
+        self._node = node
+        self._transport = transport
+        self._run_id = run_id
+        self._key = key
+        self._initial_peers = initial_peers
+        self._clock = clock
+        self._announced: Lease | None = None
+
+    @classmethod
+    async def create(
+        cls,
+        transport: "Transport",
+        run_id: RunId,
+        key: SigningKey,
+        *,
+        initial_peers: Sequence[str] | None = None,
+        clock: Callable[[], float] = time.time,
+        timeout_s: float = 15.0,
+    ) -> "Directory":
+        """A node of the run's directory, known to initial_peers (the transport's, if not given). Raises RunUnreachable.
+
+        clock: wall clock; hivemind's own storage uses time.time whatever is given here.
+        """
+        from hivemind.dht import DHTNode
+        from hivemind.dht.routing import DHTID
+
+        known = transport.initial_peers if initial_peers is None else parse_multiaddrs(initial_peers, "peer")
+        known = tuple(text for text in known if not text.endswith(f"/p2p/{key.peer_id}"))
+        try:
+            async with asyncio.timeout(timeout_s):
+                node = await DHTNode.create(
+                    p2p=transport.p2p,
+                    # Not random: a bootstrap server that restarts is the same node again.
+                    node_id=DHTID.generate(source=key.public_key),
+                    initial_peers=list(known),
+                    record_validator=RecordValidator(run_id, key, clock),  # type: ignore[arg-type, unused-ignore]
+                    strict=False,  # strict refuses a clock 3 s off, and peers that cannot be dialled back
+                    wait_timeout=_RPC_TIMEOUT_S,
+                    cache_locally=False,
+                    cache_nearest=0,
+                    cache_on_store=False,
+                    cache_size=64,  # others can still ask us to cache
+                )
+        except TimeoutError:
+            raise RunUnreachable(
+                f"the directory of the run did not answer within {timeout_s:g} s{_RETRY_LATER}"
+            ) from None
+        except RuntimeError:  # hivemind: "none of the initial_peers responded to a ping"
+            peers = ", ".join(known[:3])
+            raise RunUnreachable(
+                f"{peers} can be reached, but no directory of a run answers there: ask for a new link"
+            ) from None
+        _validate_one_by_one(node)
+        _keep_store_answers(node)
+        return cls(node=node, transport=transport, run_id=run_id, key=key, initial_peers=known, clock=clock)
+
+    async def close(self, timeout_s: float = 1.0) -> None:
+        """Stops answering. Close it before its transport."""
+        self._node.is_alive = False
+        if not self._transport.is_down:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._node.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    @property
+    def num_known_nodes(self) -> int:
+        """Nodes in our routing table; 0 at a joined peer means it is cut off."""
+        return len(self._node.protocol.routing_table.uid_to_peer_id)
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+
+    async def announce(self, lease: Lease, timeout_s: float = 10.0) -> Lease:
+        """Writes our lease for LEASE_TTL_S and returns it with its expiry. Renew it every LEASE_TTL_S / 3.
+
+        Also finds initial peers again that were lost (a restarted bootstrap server would else hand out an empty directory).
+        """
+        assert lease.peer == self._key.peer_id, (lease.peer, self._key.peer_id)
+        with suppress(RunUnreachable):
+            await self.greet_initial_peers(timeout_s=min(timeout_s, _RPC_TIMEOUT_S))
+        written = await self._write_lease(replace(lease, has_left=False), self._clock() + LEASE_TTL_S, timeout_s)
+        self._announced = written
+        return written
+
+    async def leave(self, timeout_s: float = 2.0) -> None:
+        """Replaces our lease by one that says we left. Nothing to do if none was announced."""
+        if self._announced is None:
+            return
+        lease = replace(self._announced, has_left=True)
+        # An update has to expire later than what it replaces, else holders keep the old one.
+        await self._write_lease(lease, max(lease.expires_s + 1.0, self._clock() + LEASE_TTL_S), timeout_s)
+        self._announced = None
+
+    async def peers(self, stage: int, timeout_s: float = 10.0) -> list[Lease]:
+        """The leases of a stage that have neither expired nor been given up, in the order of their PeerIDs."""
+        leases = await self._leases([lease_key(self._run_id, stage, bucket) for bucket in range(BUCKETS)], timeout_s)
+        return [lease for lease in leases if not lease.has_left and lease.expires_s > self._clock()]
+
+    async def _write_lease(self, lease: Lease, expires_s: float, timeout_s: float) -> Lease:
+        key = lease_key(self._run_id, lease.stage, bucket_of(lease.peer))
+        if await self._store(key, lease.to_bytes(), expires_s, timeout_s):
+            return replace(lease, expires_s=expires_s)
+        # A record of ours with a later expiry is there: a tombstone or lease of an earlier process, or our clock went back.
+        own = [old.expires_s for old in await self._leases([key], timeout_s) if old.peer == lease.peer]
+        later = min(max([expires_s, *own]) + 1.0, self._clock() + MAX_TTL_S)
+        if own and later > max(own) and await self._store(key, lease.to_bytes(), later, timeout_s):
+            return replace(lease, expires_s=later)
+        raise RunUnreachable(
+            f"no node of the directory took our lease of stage {lease.stage}: is this computer's clock right?"
+        )
+
+    async def _leases(self, keys: Sequence[str], timeout_s: float) -> list[Lease]:
+        leases = []
+        for entries in (await self._get(keys, timeout_s)).values():
+            for peer, (raw, expires_s) in entries.items():
+                with suppress(ValueError):  # cannot be: the validator let it in
+                    leases.append(Lease.from_bytes(raw, peer=peer, expires_s=expires_s))
+        return sorted(leases, key=lambda lease: lease.peer)
+
+    # -- manifest -----------------------------------------------------------------------------------------------------
+
+    async def publish_manifest(self, manifest: Manifest, timeout_s: float = 10.0) -> None:
+        """Writes the manifest for MAX_TTL_S; a few peers renewing it every MAX_TTL_S / 3 are enough."""
+        assert manifest.run_id == self._run_id, (manifest.run_id, self._run_id)
+        await self._publish(manifest_key(self._run_id), manifest.to_bytes(), MAX_TTL_S, "manifest", timeout_s)
+
+    async def fetch_manifest(self, timeout_s: float = 10.0) -> Manifest:
+        """The run's manifest, verified against the run id. Raises RunUnreachable if nobody has it, ManifestMismatch."""
+        key = manifest_key(self._run_id)
+        mismatch: ManifestMismatch | None = None
+        for raw, _expires_s in (await self._get([key], timeout_s, any_holder=True)).get(key, {}).values():
+            try:
+                return Manifest.from_bytes(raw, run_id=self._run_id)
+            except ManifestMismatch as error:
+                mismatch = error
+        raise mismatch or RunUnreachable(
+            f"nobody here knows run {self._run_id[:12]}: it may be over, or the link names another run; ask its owner for a new link"
+        )
+
+    # -- pointers -----------------------------------------------------------------------------------------------------
+
+    async def publish_pointer(self, stage: int, pointer: CertificatePointer, timeout_s: float = 10.0) -> None:
+        """Writes our hint where the stage's chain is, for MAX_TTL_S."""
+        await self._publish(pointer_key(self._run_id, stage), pointer.to_bytes(), MAX_TTL_S, "pointer", timeout_s)
+
+    async def pointers(self, stage: int, timeout_s: float = 10.0) -> dict[PeerId, CertificatePointer]:
+        """Everybody's hints; each says only what its writer claims."""
+        key = pointer_key(self._run_id, stage)
+        found: dict[PeerId, CertificatePointer] = {}
+        for peer, (raw, expires_s) in sorted((await self._get([key], timeout_s)).get(key, {}).items()):
+            with suppress(ValueError):
+                if expires_s > self._clock():
+                    found[peer] = CertificatePointer.from_bytes(raw)
+        return found
+
+    async def newest_pointer(self, stage: int, timeout_s: float = 10.0) -> CertificatePointer | None:
+        """The hint with the highest round, then epoch. A liar's may be; ask `pointers` if it cannot be confirmed."""
+        found = await self.pointers(stage, timeout_s)
+        return max(found.values(), key=lambda pointer: (pointer.round, pointer.epoch, pointer.head), default=None)
+
+    # -- the node -----------------------------------------------------------------------------------------------------
+
+    async def greet_initial_peers(self, timeout_s: float = _RPC_TIMEOUT_S) -> None:
+        """Makes initial peers and us known to one another again where the routing table has lost them."""
+        from hivemind.p2p import PeerID
+
+        known = {str(peer) for peer in self._node.protocol.routing_table.uid_to_peer_id.values()}
+        lost: dict[PeerId, list[str]] = {}
+        for text in self._initial_peers:
+            peer = parse_multiaddr(text, "peer").peer
+            assert peer is not None
+            if peer not in known:
+                lost.setdefault(peer, []).append(text)
+
+        async def greet(peer: PeerId, addresses: list[str]) -> None:
+            with suppress(PeerUnavailable):
+                await self._transport.connect(peer, addresses, timeout_s)
+                await self._node.protocol.call_ping(PeerID.from_base58(peer))
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(greet(peer, addresses) for peer, addresses in lost.items()))
+
+    async def _publish(self, key: str, raw: bytes, ttl_s: float, what: str, timeout_s: float) -> None:
+        if not await self._store(key, raw, self._clock() + ttl_s, timeout_s):
+            raise RunUnreachable(f"no node of the directory took the {what}: is this computer's clock right?")
+
+    async def _store(self, key: str, raw: bytes, expires_s: float, timeout_s: float) -> bool:
+        """Whether another node took the record; alone, whether we did."""
+        self._check_up()
+        answers: list[bool] = []
+        token = _store_answers.set(answers)
+        try:
+            async with asyncio.timeout(timeout_s):
+                last = bool(await self._node.store(key, raw, float(expires_s), subkey=str(self._key.peer_id)))
+        except TimeoutError:
+            raise RunUnreachable(f"the directory took no record within {timeout_s:g} s{_RETRY_LATER}") from None
+        finally:
+            _store_answers.reset(token)
+        return any(answers) if answers else last
+
+    async def _get(
+        self, keys: Sequence[str], timeout_s: float, *, any_holder: bool = False
+    ) -> dict[str, dict[PeerId, tuple[bytes, float]]]:
+        """key -> writer -> (record, expiry), merged over all holders, or of the first holder found."""
+        self._check_up()
+        sufficient = None if any_holder else float("inf")
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await self._node.get_many(list(keys), sufficient_expiration_time=sufficient)
+        except TimeoutError:
+            raise RunUnreachable(f"the directory gave no answer within {timeout_s:g} s{_RETRY_LATER}") from None
+        return {
+            key: {PeerId(peer): (entry.value, entry.expiration_time) for peer, entry in item.value.items()}
+            for key, item in found.items()
+            if item is not None and isinstance(item.value, dict)
+        }
+
+    def _check_up(self) -> None:
+        if self._transport.is_down:
+            raise RunUnreachable("this peer's own p2pd has ended: the directory is gone with it")
+
+
+def _validate_one_by_one(node: "DHTNode") -> None:
+    """Makes node drop the bad entries of a dictionary it is sent, not the dictionary.
+
+    Else one record at the edge of the allowed expiry, stored by holders whose clocks are ahead, would hide all leases of a
+    stage from every reader whose clock is behind.
+    """
+    protocol: Any = node.protocol
+    validate_record = protocol._validate_record
+
+    def keep_valid(key_bytes: bytes, dictionary: Any) -> bool:
+        with dictionary.freeze():
+            for subkey, (value, expires_s) in list(dictionary.items()):
+                if not validate_record(key_bytes, protocol.serializer.dumps(subkey), value, expires_s):
+                    del dictionary[subkey]
+        return True
+
+    protocol._validate_dictionary = keep_valid
+
+
+def _keep_store_answers(node: "DHTNode") -> None:
+    """Makes node tell what each other node answered to a store.
+
+    hivemind returns the last answer alone, so one node that refuses everything would make a store that five took a failure,
+    and our own copy would make one that nobody took a success.
+    """
+    protocol: Any = node.protocol
+    call_store = protocol.call_store
+
+    async def keep_answers(*args: Any, **kwargs: Any) -> list[bool] | None:
+        taken: list[bool] | None = await call_store(*args, **kwargs)
+        answers = _store_answers.get()
+        if answers is not None and taken is not None:
+            answers += taken
+        return taken
+
+    protocol.call_store = keep_answers

@@ -1,0 +1,179 @@
+"""Invitation links and the multiaddresses in them: `dilocox://<run id>@<multiaddr>[,<multiaddr>...]`.
+
+Only text is checked here, with the standard library and signing.py; nothing is resolved or dialled. A volunteer sees these
+messages first, so each says which part is wrong and what to do.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.signing import public_key_of
+from dilocox_peer.types import PeerId, RunId
+
+SCHEME = "dilocox://"
+RUN_ID_CHARS = 64
+MAX_LINK_CHARS = 4096
+MAX_LINK_ADDRESSES = 16
+MAX_ADDRESS_CHARS = 512  # a relayed address with two PeerIDs and a long host name stays below
+
+_DNS_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?$")
+_EXAMPLE = "/ip4/203.0.113.5/tcp/31337"
+
+Role = Literal["peer", "lease", "listen", "announce"]
+"""What an address is for: peer: somebody to dial (--initial-peers, links); lease: the same or through a relay;
+listen: --host-maddrs; announce: --announce-maddrs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A multiaddress taken apart. peer: whose it is, None in the roles listen and announce."""
+
+    text: str
+    host_kind: str
+    host: str
+    port: int
+    peer: PeerId | None
+    is_relayed: bool
+
+    @property
+    def without_peer(self) -> str:
+        """The dialled part, what stands before /p2p."""
+        return f"/{self.host_kind}/{self.host}/tcp/{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What a volunteer needs to find a run: which one, and somebody who is in it."""
+
+    run_id: RunId
+    addresses: tuple[str, ...]
+
+    @property
+    def link(self) -> str:
+        return format_invitation(self)
+
+
+def format_invitation(invitation: Invitation) -> str:
+    """The link of an invitation; `parse_invitation` takes it back."""
+    return f"{SCHEME}{invitation.run_id}@{','.join(invitation.addresses)}"
+
+
+def parse_invitation(text: str) -> Invitation:
+    """The invitation in a link. Raises ConfigError that names the part that is wrong and the remedy."""
+    link = text.strip().strip("<>\"'").strip()
+    if len(link) > MAX_LINK_CHARS:
+        raise ConfigError(
+            f"an invitation link has at most {MAX_LINK_CHARS} characters, this has {len(link)}: paste the link alone"
+        )
+    if link[: len(SCHEME)].lower() != SCHEME:
+        raise ConfigError(
+            f"{_shown(link)} is no invitation link: it begins with {SCHEME}; paste the line that `bootstrap` printed"
+        )
+    run_id, at, addresses = link[len(SCHEME) :].partition("@")
+    if not at:
+        raise ConfigError("the invitation link ends before '@' and the addresses: copy it whole")
+    run_id = run_id.lower()
+    if len(run_id) != RUN_ID_CHARS:
+        raise ConfigError(f"the run id in the link has {len(run_id)} of {RUN_ID_CHARS} characters: copy the link whole")
+    if re.fullmatch(r"[0-9a-f]+", run_id) is None:
+        raise ConfigError(f"the run id in the link, {_shown(run_id)}, is not hexadecimal: copy the link again")
+    parts = [part for part in addresses.split(",") if part]
+    if not parts:
+        raise ConfigError("the invitation link names no address after '@': copy it whole")
+    if len(parts) > MAX_LINK_ADDRESSES:
+        raise ConfigError(
+            f"the invitation link names {len(parts)} addresses, at most {MAX_LINK_ADDRESSES} are read: shorten it"
+        )
+    return Invitation(RunId(run_id), tuple(parse_multiaddr(part, "peer").text for part in parts))
+
+
+def parse_multiaddrs(texts: Iterable[str], role: Role) -> tuple[str, ...]:
+    """The checked addresses of an option that takes several, in order, without repetitions."""
+    return tuple(dict.fromkeys(parse_multiaddr(text, role).text for text in texts))
+
+
+def parse_multiaddr(text: str, role: Role) -> Address:
+    """The address in text, fit for its role. Raises ConfigError with one line that names text and the remedy."""
+    text = text.strip()
+    if len(text) > MAX_ADDRESS_CHARS:
+        raise ConfigError(f"an address has at most {MAX_ADDRESS_CHARS} characters, {_shown(text)} has {len(text)}")
+    if not text.startswith("/"):
+        raise ConfigError(f"{_shown(text)} is no multiaddress: write it as {_example(role)}")
+    parts = text.rstrip("/").split("/")[1:]
+    if len(parts) < 4 or parts[2] != "tcp":
+        raise ConfigError(f"address {_shown(text)} is not /HOST-KIND/HOST/tcp/PORT...: write it as {_example(role)}")
+    host_kind, host, _tcp, port_text, *tail = parts
+    _check_host(text, host_kind, host, role)
+    port = _port(text, port_text, role)
+    if role in ("listen", "announce"):
+        if tail:
+            raise ConfigError(f"address {_shown(text)} goes on after the port: write {text.partition('/p2p')[0]} alone")
+        return Address(text, host_kind, host, port, None, is_relayed=False)
+    if not tail or tail[0] != "p2p":
+        raise ConfigError(f"address {_shown(text)} lacks /p2p/PEER-ID at its end: copy it whole, as {_example(role)}")
+    if len(tail) == 2:
+        return Address("/" + "/".join(parts), host_kind, host, port, _peer_id(text, tail[1]), is_relayed=False)
+    if role == "lease" and len(tail) == 5 and tail[2:4] == ["p2p-circuit", "p2p"]:
+        _peer_id(text, tail[1])
+        return Address("/" + "/".join(parts), host_kind, host, port, _peer_id(text, tail[4]), is_relayed=True)
+    raise ConfigError(f"address {_shown(text)} goes on after the PeerID: write it as {_example(role)}")
+
+
+def _check_host(text: str, host_kind: str, host: str, role: Role) -> None:
+    match host_kind:
+        case "ip4" | "ip6":
+            try:
+                valid = ipaddress.ip_address(host).version == int(host_kind[-1])
+            except ValueError:
+                valid = False
+            if not valid:
+                raise ConfigError(f"address {_shown(text)}: {_shown(host)} is no IPv{host_kind[-1]} address")
+            if role != "listen" and ipaddress.ip_address(host).is_unspecified:
+                raise ConfigError(
+                    f"address {_shown(text)}: nobody can dial {host}; write the address others reach this host at"
+                )
+        case "dns4" | "dns6":
+            if role == "listen":
+                raise ConfigError(
+                    f"address {_shown(text)}: listening takes /ip4 or /ip6, not a name; use /ip4/0.0.0.0/tcp/PORT"
+                )
+            if _DNS_NAME.match(host) is None:
+                raise ConfigError(f"address {_shown(text)}: {_shown(host)} is no host name")
+        case _:
+            raise ConfigError(
+                f"address {_shown(text)} begins with /{host_kind}: use /ip4, /ip6, /dns4 or /dns6, as {_example(role)}"
+            )
+
+
+def _port(text: str, port_text: str, role: Role) -> int:
+    lowest = 0 if role == "listen" else 1
+    port = int(port_text) if re.fullmatch(r"[0-9]{1,5}", port_text) else -1
+    if not lowest <= port <= 65535:
+        raise ConfigError(
+            f"address {_shown(text)}: the port is {_shown(port_text)}, not a number from {lowest} to 65535"
+        )
+    return port
+
+
+def _peer_id(text: str, peer: str) -> PeerId:
+    try:
+        public_key_of(PeerId(peer))
+    except ValueError:
+        raise ConfigError(
+            f"address {_shown(text)}: {_shown(peer)} is no Ed25519 PeerID (12D3KooW...): copy it whole"
+        ) from None
+    return PeerId(peer)
+
+
+def _example(role: Role) -> str:
+    return f"{_EXAMPLE}/p2p/12D3KooW..." if role in ("peer", "lease") else _EXAMPLE
+
+
+def _shown(text: str) -> str:
+    """text for a message: quoted, one line, not endless."""
+    clean = "".join(character if character.isprintable() else "?" for character in text)
+    return f"'{clean}'" if len(clean) <= 80 else f"'{clean[:60]}...'"

@@ -1,0 +1,143 @@
+"""One request and one large reply on a byte stream, with a deadline on everything.
+
+A fetch is REQUEST (header) one way, then REPLY (header, raw body) and END the other way, or REFUSAL (reason) instead. The
+stream of a killed peer ends without an error, so a reply counts only with its announced length and its END. Nothing here
+knows what carries the stream; transport.py brings hivemind's.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dilocox_peer.errors import PeerUnavailable, ProtocolError
+from dilocox_peer.pipeline.frames import PREFIX_BYTES, Prefix, pack_header, unpack_header, unpack_prefix
+from dilocox_peer.types import PeerId
+
+REQUEST: Final = 1
+REPLY: Final = 2
+END: Final = 3
+REFUSAL: Final = 4
+
+CHUNK_BYTES = 512 * 1024  # fastest of 64 KiB, 512 KiB, 2 MiB over p2pd [m]
+MAX_REASON_CHARS = 300
+
+Buffer = bytes | bytearray | memoryview
+Pace = Callable[[int], Awaitable[None]]
+"""Returns when so many bytes may be sent."""
+
+
+class PeerGone(PeerUnavailable):
+    """Nobody is there: the connection was refused or broke. Known at once, so no use in waiting."""
+
+
+class PeerSilent(PeerUnavailable):
+    """Nothing came before the deadline: slow, frozen, or behind a dead link."""
+
+
+class RequestRefused(PeerUnavailable):
+    """The peer is there and does not serve this: another run, not ready, too busy, or it has not what was asked for."""
+
+
+class TransportDown(PeerUnavailable):
+    """Not the peer's fault: this process's own p2pd has ended. See Transport.wait_for_failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a handler serves. The body's buffers are sent one after another and not copied; do not change them meanwhile."""
+
+    header: dict[str, Any]
+    body: Sequence[Buffer] = ()
+
+    @property
+    def body_bytes(self) -> int:
+        return sum(memoryview(part).nbytes for part in self.body)
+
+
+async def send_request(writer: asyncio.StreamWriter, header: dict[str, Any]) -> None:
+    writer.write(pack_header(REQUEST, header, 0))
+    await writer.drain()
+
+
+async def receive_request(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """The header of a REQUEST. Raises ProtocolError, IncompleteReadError."""
+    prefix, header = await _receive_head(reader, max_body_bytes=0)
+    if prefix.kind != REQUEST:
+        raise ProtocolError(None, f"frame of kind {prefix.kind} in place of a request")
+    return header
+
+
+async def send_refusal(writer: asyncio.StreamWriter, reason: str) -> None:
+    writer.write(pack_header(REFUSAL, {"reason": reason[:MAX_REASON_CHARS]}, 0))
+    await writer.drain()
+
+
+async def send_reply(
+    writer: asyncio.StreamWriter, reply: Reply, *, chunk_bytes: int, pace: Pace, stall_timeout_s: float
+) -> None:
+    """Sends all of reply. Raises TimeoutError when a chunk is not taken in stall_timeout_s, ConnectionError."""
+    async with asyncio.timeout(stall_timeout_s):
+        writer.write(pack_header(REPLY, reply.header, reply.body_bytes))
+        await writer.drain()
+    for part in reply.body:
+        view = memoryview(part).cast("B")
+        for start in range(0, view.nbytes, chunk_bytes):
+            chunk = view[start : start + chunk_bytes]
+            await pace(chunk.nbytes)
+            async with asyncio.timeout(stall_timeout_s):
+                writer.write(chunk)
+                await writer.drain()
+    async with asyncio.timeout(stall_timeout_s):
+        writer.write(pack_header(END, {}, 0))
+        await writer.drain()
+
+
+async def receive_reply(
+    reader: asyncio.StreamReader,
+    peer: PeerId,
+    *,
+    max_body_bytes: int,
+    stall_timeout_s: float,
+    on_progress: Callable[[int, int], None],
+) -> tuple[dict[str, Any], bytearray]:
+    """Header and whole body of peer's reply. on_progress(received, total) after every piece.
+
+    Raises PeerGone when the stream ends early, PeerSilent when nothing comes for stall_timeout_s, RequestRefused, and
+    ProtocolError for a reply above max_body_bytes (known before memory is taken) or no reply at all.
+    """
+    received, total = 0, 0
+    try:
+        async with asyncio.timeout(stall_timeout_s):
+            prefix, header = await _receive_head(reader, max_body_bytes=max_body_bytes)
+        if prefix.kind == REFUSAL:
+            raise RequestRefused(peer, str(header.get("reason", "no reason given"))[:MAX_REASON_CHARS])
+        if prefix.kind != REPLY:
+            raise ProtocolError(peer, f"frame of kind {prefix.kind} in place of a reply")
+        total = prefix.body_bytes
+        body = bytearray(total)
+        on_progress(0, total)
+        while received < total:
+            async with asyncio.timeout(stall_timeout_s):
+                piece = await reader.read(min(CHUNK_BYTES, total - received))
+            if not piece:
+                raise PeerGone(peer, f"the stream ended after {received} of {total} bytes")
+            body[received : received + len(piece)] = piece
+            received += len(piece)
+            on_progress(received, total)
+        async with asyncio.timeout(stall_timeout_s):
+            end, _ = await _receive_head(reader, max_body_bytes=0)
+    except TimeoutError:
+        raise PeerSilent(peer, f"nothing for {stall_timeout_s:g} s after {received} of {total} bytes") from None
+    except (asyncio.IncompleteReadError, ConnectionError):
+        raise PeerGone(peer, f"the stream ended after {received} of {total} bytes, without its end mark") from None
+    except ProtocolError as error:
+        raise ProtocolError(peer, error.reason) from None
+    if end.kind != END:
+        raise ProtocolError(peer, f"frame of kind {end.kind} in place of the end mark")
+    return header, body
+
+
+async def _receive_head(reader: asyncio.StreamReader, *, max_body_bytes: int) -> tuple[Prefix, dict[str, Any]]:
+    prefix = unpack_prefix(await reader.readexactly(PREFIX_BYTES), max_body_bytes=max_body_bytes)
+    return prefix, unpack_header(await reader.readexactly(prefix.header_bytes))

@@ -1,0 +1,76 @@
+"""When a round of local training is over: the stage's clock (DESIGN section 6), for the stage where micro-batches start.
+
+A round is over when the roster's members that are here have together done their shares, so that a slow peer does less
+and nobody waits for it; or at twice the usual time; never for a peer that has done nothing itself. Pure.
+"""
+
+import statistics
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+
+from dilocox_peer.types import PeerId
+
+REMEMBERED_ROUNDS = 8  # whose median is the usual time: short enough to follow a swarm that grew or slowed down
+OVERTIME = 2.0
+
+
+class RoundClock:
+    """One peer's view. share: micro-batches a peer and round on average (H times K)."""
+
+    def __init__(self, share: int) -> None:
+        assert share > 0, share
+        self._share = share
+        self._round = 0
+        self._since = 0.0
+        self._durations: deque[float] = deque(maxlen=REMEMBERED_ROUNDS)
+        self._done: dict[PeerId, int] = {}
+
+    @property
+    def usual_s(self) -> float | None:
+        """Median time between the beginnings of two rounds, None before the second."""
+        return statistics.median(self._durations) if self._durations else None
+
+    def is_over(
+        self,
+        round_number: int,
+        *,
+        me: PeerId,
+        own: int,
+        roster: Sequence[PeerId],
+        alive: Collection[PeerId],
+        reports: Mapping[PeerId, tuple[int, int]],
+        now: float,
+    ) -> bool:
+        """Whether the round that this peer trains should be closed now.
+
+        own: its own micro-batches in it. reports: (round in training, micro-batches) of the others as they last said;
+        a member in a later round counts as having done at least its share here. Members not in alive are left out of
+        both sides. Remembers what was reported for this round, so call it whenever reports or time have moved.
+        """
+        self._begin(round_number, now)
+        if own == 0:
+            return False
+        if self.usual_s is not None and now - self._since >= OVERTIME * self.usual_s:
+            return True
+        others = [peer for peer in roster if peer != me and peer in alive]
+        later = 0
+        for peer in others:
+            training_round, micro_batches = reports.get(peer, (0, 0))
+            if training_round == round_number:
+                self._done[peer] = max(self._done.get(peer, 0), micro_batches)
+            elif training_round > round_number:
+                self._done[peer] = max(self._done.get(peer, 0), self._share)
+                later += 1
+        if 2 * later > len(others):  # they saw it reach the target; their counts of it are no longer reported
+            return True
+        members = [*others, me] if me in roster or not others else others
+        done = sum(own if peer == me else self._done.get(peer, 0) for peer in members)
+        return done >= self._share * len(members)
+
+    def _begin(self, round_number: int, now: float) -> None:
+        if round_number == self._round:
+            return
+        if round_number == self._round + 1 and self._round > 0:
+            self._durations.append(now - self._since)
+        self._round, self._since = round_number, now
+        self._done.clear()

@@ -1,0 +1,221 @@
+"""Couples the trainer with the rounds: carries out what pace.py decides, one thing at a time.
+
+It alone calls the trainer's close and merge, so their order is the order of this task. It waits for the trainer and the
+disk, never for another peer: what has to come from others arrives as certificates in `on_apply`.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from dilocox_peer.events import Listener, RoundCertified, RoundClosed
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.blobs import BlobStore
+from dilocox_peer.peer.chain import Certificate, Entry
+from dilocox_peer.peer.clock import RoundClock
+from dilocox_peer.peer.contract import Apply, Closed, Input, Progress, StateComputed
+from dilocox_peer.peer.pace import Situation, Step, next_step
+from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.peer.trainer import Progress as TrainerProgress
+from dilocox_peer.peer.trainer import Trainer
+from dilocox_peer.types import Digest, PeerId
+
+TICK_S = 0.1  # how often progress is read and the clock asked
+
+
+class Conductor:
+    """`run` returns when the run's last round is merged."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        incarnation: int,
+        manifest: Manifest,
+        machine: RoundMachine,
+        trainer: Trainer,
+        blobs: BlobStore,
+        disk: Executor,
+        raw_bytes: int,
+        post: Callable[[Input], None],
+        bytes_sent: Callable[[], int],
+        on_merged: Callable[[], None],
+        listener: Listener,
+    ) -> None:
+        self._me = me
+        self._incarnation = incarnation
+        self._manifest = manifest
+        self._machine = machine
+        self._clock = RoundClock(manifest.rounds.inner_steps * manifest.inner.accumulate)
+        self._trainer = trainer
+        self._blobs = blobs
+        self._disk = disk
+        self._raw_bytes = raw_bytes
+        self._post = post
+        self._bytes_sent = bytes_sent
+        self._on_merged = on_merged
+        self._listener = listener
+        self._waiting: deque[Apply] = deque()
+        self._changed = asyncio.Event()
+        self._offered_at: Digest | None = None
+        self._close_loss = math.nan
+        self._sent_before = 0
+        self._held = True  # the session starts the trainer held, until the rounds are at its head
+        self._last_merge_s = time.monotonic()
+        self.merged_head: Digest = machine.head
+        self.merged_round = machine.round
+        self.state_fetches = 0  # running; while one is, nothing is closed or merged
+
+    def on_apply(self, action: Apply) -> None:
+        """A certificate whose blobs are all here, in chain order."""
+        self._waiting.append(action)
+        self._changed.set()
+
+    def on_change(self) -> None:
+        """Something that a decision may depend on has changed."""
+        self._changed.set()
+
+    def drop_waiting(self) -> None:
+        """The chain changed its branch: what waits belongs to the old one."""
+        self._waiting.clear()
+
+    def on_state_installed(self, head: Digest, round_number: int) -> None:
+        self.merged_head, self.merged_round = head, round_number
+        self._offered_at = None
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Works until the last round is merged. Cancelled: the trainer keeps its last merged state."""
+        while True:
+            situation = self._situation()
+            match next_step(situation):
+                case Step.FINISH:
+                    self._hold(True)
+                    return
+                case Step.MERGE:
+                    await self._merge(self._waiting.popleft())
+                case Step.CLOSE:
+                    await self._close()
+                case Step.HOLD:
+                    self._hold(True)
+                    await self._wait()
+                case Step.TRAIN:
+                    self._hold(not self._machine.is_ready)
+                    await self._wait()
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(TICK_S):
+                await self._changed.wait()
+        except TimeoutError:
+            self._post(Progress(self._trainer.progress().micro_batches))
+
+    def _situation(self) -> Situation:
+        progress = self._trainer.progress()
+        return Situation(
+            overlap=self._manifest.outer.overlap,
+            ready=self._machine.is_ready,
+            busy=self.state_fetches > 0,
+            due=self._is_due(progress),
+            offered=self._machine.has_offered or self._offered_at == self._machine.head,
+            waiting=len(self._waiting),
+            training_round=progress.round,
+            merged_round=self.merged_round,
+            total_rounds=self._manifest.rounds.total,
+        )
+
+    def _is_due(self, progress: TrainerProgress) -> bool:
+        now = asyncio.get_running_loop().time()
+        return self._clock.is_over(
+            progress.round,
+            me=self._me,
+            own=progress.micro_batches,
+            roster=self._machine.roster,
+            alive=self._machine.alive(now),
+            reports=self._machine.reports,
+            now=now,
+        )
+
+    def _hold(self, hold: bool) -> None:
+        if hold != self._held:
+            self._held = hold
+            if hold:
+                self._trainer.hold()
+            else:
+                self._trainer.resume()
+
+    async def _close(self) -> None:
+        base, state_digest = self._machine.head, self._machine.state_digest
+        round_number = self._trainer.progress().round
+        closing = await asyncio.wrap_future(self._trainer.close())
+        loop = asyncio.get_running_loop()
+        digest = await loop.run_in_executor(self._disk, self._blobs.put, closing.blob)
+        self._close_loss = closing.train_loss
+        if self._machine.head != base:
+            # A certificate came in while we encoded: the movement stays and goes with the next contribution.
+            await asyncio.wrap_future(self._trainer.withdraw())
+            await loop.run_in_executor(self._disk, self._blobs.forget, digest)
+            return
+        entry = Entry(self._me, self._incarnation, digest, len(closing.blob), closing.micro_batches, state_digest)
+        self._offered_at = base
+        self._post(Closed(base, entry))
+        self._listener(
+            RoundClosed(round_number, closing.micro_batches, closing.train_loss, len(closing.blob), closing.raw_bytes)
+        )
+
+    async def _merge(self, action: Apply) -> None:
+        certificate = action.certificate
+        blobs = await asyncio.get_running_loop().run_in_executor(self._disk, self._read, certificate)
+        value = certificate.value
+        merged = await asyncio.wrap_future(
+            self._trainer.merge(
+                blobs,
+                [entry.micro_batches for entry in value.entries],
+                own=action.own is not None,
+                round_number=value.round,
+                head=certificate.head,
+            )
+        )
+        self.merged_head, self.merged_round = certificate.head, value.round
+        self._offered_at = None
+        self._post(StateComputed(certificate.head, merged.state_digest))
+        if value.kind == "round":
+            self._tell(action, merged.state_digest)
+        self._on_merged()
+
+    def _read(self, certificate: Certificate) -> list[bytes]:
+        blobs = []
+        for entry in certificate.value.entries:
+            blob = self._blobs.get(entry.blob)
+            if blob is None:
+                raise OSError(
+                    f"contribution {entry.blob.hex()[:12]} of round {certificate.value.round} is gone from disk"
+                )
+            blobs.append(blob)
+        return blobs
+
+    def _tell(self, action: Apply, state_digest: bytes) -> None:
+        value = action.certificate.value
+        now, sent = time.monotonic(), self._bytes_sent()
+        self._listener(
+            RoundCertified(
+                round=value.round,
+                head=action.certificate.head.hex(),
+                epoch=action.certificate.epoch,
+                ballot=action.certificate.ballot,
+                contributors=tuple(entry.peer for entry in value.entries),
+                roster=value.roster,
+                micro_batches=sum(entry.micro_batches for entry in value.entries),
+                own_included=action.own is not None,
+                wait_s=round(now - self._last_merge_s, 3),
+                bytes_sent=sent - self._sent_before,
+                raw_bytes=self._raw_bytes,
+                train_loss=self._close_loss,
+                anchor_digest=state_digest.hex(),
+            )
+        )
+        self._last_merge_s, self._sent_before = now, sent

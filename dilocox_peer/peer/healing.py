@@ -1,0 +1,147 @@
+"""Learning of other chains and choosing among them: pages of foreign certificates, verified, become a path. Pure.
+
+`path` is the best verified continuation that beats our chain: what rounds.py is to adopt, by blobs or by a whole state.
+A draft is a verified beginning of a chain that does not beat ours yet. Nothing foreign is believed before its links,
+arithmetic, quorums and signatures hold.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from dilocox_peer.peer.chain import Certificate, Chain, Place, Suffix, is_better, suffix_of
+from dilocox_peer.peer.contract import Send
+from dilocox_peer.peer.messages import MAX_LOCATOR, MAX_PAGE, ChainPage, GetChain
+from dilocox_peer.peer.seat import Self
+from dilocox_peer.types import Digest, PeerId
+
+MAX_JUDGED = 1024  # heads remembered as worse than ours
+
+
+class Healing:
+    """Foreign chains at one peer."""
+
+    def __init__(self, self_: Self, chain: Chain) -> None:
+        self._self = self_
+        self._chain = chain
+        self.path: Suffix | None = None
+        self._draft: Suffix | None = None
+        self._judged: OrderedDict[Digest, None] = OrderedDict()
+        self._shunned: dict[Digest, float] = {}
+        self._asked: PeerId | None = None
+        self._asked_until = 0.0
+
+    # ---- asking and answering ----
+
+    def heard_of(self, peer: PeerId, head: Digest, weight: int | None, now: float) -> list[Send]:
+        """The question to ask a peer that is at head, if its chain may beat ours. weight: None if it did not say."""
+        if self._knows(head, now) or head in self._judged or (self._asked is not None and now < self._asked_until):
+            return []
+        best = self._chain.place.weight if self.path is None else self.path.weight
+        if weight is not None and weight < best:
+            return []
+        return self._ask(peer, now)
+
+    def _knows(self, head: Digest, now: float) -> bool:
+        if self._chain.height_of(head) is not None or (self.path is not None and head in self.path.heads):
+            return True
+        return now < self._shunned.get(head, now)
+
+    def _ask(self, peer: PeerId, now: float) -> list[Send]:
+        self._asked, self._asked_until = peer, now + self._self.timing.sync_wait_s
+        tips = [suffix.tip for suffix in (self._draft, self.path) if suffix is not None]
+        locator = tuple([*tips, *self._chain.locator()][:MAX_LOCATOR])
+        place = self._chain.place
+        return [Send(peer, GetChain(place.stage, place.head, place.epoch, locator))]
+
+    def page_after(self, heads: Sequence[Digest]) -> ChainPage | None:
+        """Our certificates after the first of these heads that we have; None if we have none of them."""
+        for head in heads:
+            height = self._chain.height_of(head)
+            if height is not None:
+                page = tuple(self._chain.certificates[height : height + MAX_PAGE])
+                place = self._chain.place
+                return ChainPage(place.stage, place.head, place.epoch, page, height + len(page) < self._chain.height)
+        return None
+
+    # ---- what comes in ----
+
+    def on_page(
+        self, sender: PeerId, certificates: Sequence[Certificate], *, more: bool, now: float
+    ) -> tuple[list[Send], str | None]:
+        """Takes in certificates; gives back the next question, or why they were refused."""
+        asked = self._asked == sender
+        if asked:
+            self._asked = None
+        if not certificates:
+            return [], None
+        found = self._foothold(certificates[0].parent)
+        if found is None:
+            return self.heard_of(sender, certificates[-1].head, None, now), None
+        start, before, place = found
+        taken = list(before)
+        for certificate in certificates:
+            if reason := self._why_not(place, certificate):
+                return [], reason
+            taken.append(certificate)
+            place = Place.after(certificate)
+        self._take(suffix_of(self._chain, start, taken), more, now)
+        return (self._ask(sender, now) if more and asked else []), None
+
+    def _why_not(self, place: Place, certificate: Certificate) -> str | None:
+        if self._chain.height_of(certificate.head) is not None:
+            return None
+        return place.why_not_certificate(certificate, self._self.verify, self._self.max_peers)
+
+    def _foothold(self, parent: Digest) -> tuple[int, tuple[Certificate, ...], Place] | None:
+        """Where parent is: (height of our chain, certificates from there up to parent, its place)."""
+        height = self._chain.height_of(parent)
+        if height is not None:
+            return height, (), self._chain.place_at(height)
+        for suffix in (self.path, self._draft):
+            if suffix is not None and parent in suffix.heads:
+                before = suffix.up_to(parent).certificates
+                return suffix.ancestor, before, Place.after(before[-1])
+        return None
+
+    def _take(self, suffix: Suffix, more: bool, now: float) -> None:
+        if not suffix.certificates or self._knows(suffix.tip, now):
+            return
+        if is_better(self._chain, suffix, self.path):
+            self.path = suffix
+            self._draft = None
+        elif more:
+            self._draft = suffix
+        else:
+            self._judge(suffix.tip)
+
+    def _judge(self, head: Digest) -> None:
+        self._judged[head] = None
+        if len(self._judged) > MAX_JUDGED:
+            self._judged.popitem(last=False)
+
+    # ---- what the machine does with the path ----
+
+    def rebase(self) -> None:
+        """Our chain has changed: what it has by now is no longer ahead."""
+        self.path = self._rebased(self.path)
+        self._draft = self._rebased(self._draft)
+        if self.path is not None and not is_better(self._chain, self.path, None):
+            self._judge(self.path.tip)
+            self.path = None
+
+    def _rebased(self, suffix: Suffix | None) -> Suffix | None:
+        if suffix is None:
+            return None
+        rest = suffix_of(self._chain, suffix.ancestor, suffix.certificates).certificates
+        if not rest:
+            return None
+        ancestor = self._chain.height_of(rest[0].parent)
+        return None if ancestor is None else Suffix(ancestor, rest)
+
+    def shun(self, now: float) -> None:
+        """The path's state is not to be had: leave it alone for a while, go on with what we have."""
+        assert self.path is not None
+        self._shunned = {head: until for head, until in self._shunned.items() if until > now}
+        for head in self.path.heads:
+            self._shunned[head] = now + self._self.timing.shun_s
+        self.path = None

@@ -1,0 +1,80 @@
+"""What of a peer survives a restart: the journal of its rounds, the contributions it holds, checkpoints of the anchor.
+
+Where they disagree the journal wins: it says which head the peer is at. The round machine brings a checkpoint from
+further back forward, by the certificates and contributions since, or asks others for the state.
+"""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.blobs import BlobStore
+from dilocox_peer.peer.checkpoint import load_newest, read_head, write_checkpoint
+from dilocox_peer.peer.durable import Durable
+from dilocox_peer.peer.journal import Journal
+from dilocox_peer.peer.outer import AnchorState, initial_state
+from dilocox_peer.pipeline.model import layout_of
+from dilocox_peer.types import Digest
+
+
+class Keeper:
+    """Opens a run's folder; blocking. `save` may be called from anywhere and does not wait."""
+
+    def __init__(self, folder: Path, manifest: Manifest, stage: int, listener: Listener) -> None:
+        """Raises OSError when the folder cannot be used."""
+        self._manifest = manifest
+        self._listener = listener
+        self.checkpoints = folder / f"stage{stage}" / "checkpoints"
+        self.blobs = BlobStore(folder / f"stage{stage}" / "contributions")
+        self.journal = Journal(folder / f"stage{stage}" / "rounds.log", manifest.genesis(stage))
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-checkpoint")
+        self._lock = threading.Lock()
+        self._newest: AnchorState | None = None
+        self._layout = layout_of(manifest, stage)
+        loaded = load_newest(self.checkpoints, manifest.run_id, self._layout)
+        for complaint in loaded.damaged:
+            listener(Remark(f"a checkpoint is damaged and not used: {complaint}"))
+        if self.journal.loaded.reason:
+            listener(Remark(f"the journal of rounds was cut short by a crash: {self.journal.loaded.reason}"))
+        self.state = loaded.state if loaded.state is not None else initial_state(manifest, stage)
+
+    @property
+    def durable(self) -> Durable | None:
+        """What the journal said at the start."""
+        return self.journal.loaded.durable
+
+    def stored(self, head: Digest) -> AnchorState | None:
+        """The state at head from disk (or the initial one), verified; None if it is not here."""
+        if self.state.head == head:
+            return self.state
+        return read_head(self.checkpoints, self._manifest.run_id, self._layout, head)
+
+    def save(self, state: AnchorState) -> None:
+        """Writes state in the background; of several that come while one is being written, the newest."""
+        with self._lock:
+            is_idle = self._newest is None
+            self._newest = state
+        if is_idle:
+            self._writer.submit(self._write)
+
+    def _write(self) -> None:
+        with self._lock:
+            state, self._newest = self._newest, None
+        if state is None:
+            return
+        started = time.monotonic()
+        try:
+            path = write_checkpoint(self.checkpoints, self._manifest.run_id, state)
+        except OSError as error:
+            self._listener(Failed("checkpoint", f"{error.strerror or error}: the state is in memory only"))
+            return
+        seconds = time.monotonic() - started
+        self._listener(CheckpointWritten(state.round, str(path), state.size_bytes, round(seconds, 4)))
+
+    def close(self) -> None:
+        """Finishes the write that runs, and the one that waits."""
+        self._writer.shutdown(wait=True)
+        self.journal.close()

@@ -1,0 +1,69 @@
+"""Outgoing protocol messages: one bounded queue and one task a receiver, so that a slow peer delays nobody else.
+
+Delivery is at most once; the round protocol repeats what matters. When a queue is full its oldest message goes.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from dilocox_peer.errors import PeerUnavailable
+from dilocox_peer.types import PeerId
+
+MAX_QUEUED = 64
+IDLE_S = 30.0  # a task without work ends; a later message starts another
+
+SendNow = Callable[[PeerId, bytes], Awaitable[None]]
+OnFailure = Callable[[PeerUnavailable], None]
+
+
+class Outbox:
+    """`post` messages; run inside the task group given."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, send_now: SendNow, on_failure: OnFailure) -> None:
+        self._tasks = tasks
+        self._send_now = send_now
+        self._on_failure = on_failure
+        self._queues: dict[PeerId, deque[bytes]] = {}
+        self._wakers: dict[PeerId, asyncio.Event] = {}
+        self._idle: dict[PeerId, asyncio.Event] = {}
+        self.bytes_sent = 0
+
+    def post(self, peer: PeerId, raw: bytes) -> None:
+        """Queues raw for peer; never waits."""
+        queue = self._queues.get(peer)
+        if queue is None:
+            queue = self._queues[peer] = deque(maxlen=MAX_QUEUED)
+            waker = self._wakers[peer] = asyncio.Event()
+            self._idle[peer] = asyncio.Event()
+            self._tasks.create_task(self._drain(peer, queue, waker), name=f"outbox {peer[-6:]}")
+        queue.append(raw)
+        self._idle[peer].clear()
+        self._wakers[peer].set()
+
+    async def drained(self) -> None:
+        """Returns when every queue is empty and its last message delivered or given up; give it a deadline."""
+        while busy := [idle for peer, idle in self._idle.items() if peer in self._queues and not idle.is_set()]:
+            await busy[0].wait()
+
+    async def _drain(self, peer: PeerId, queue: deque[bytes], waker: asyncio.Event) -> None:
+        try:
+            while True:
+                if not queue:
+                    self._idle[peer].set()
+                    waker.clear()
+                    async with asyncio.timeout(IDLE_S):
+                        await waker.wait()
+                raw = queue.popleft()
+                try:
+                    await self._send_now(peer, raw)
+                    self.bytes_sent += len(raw)
+                except PeerUnavailable as error:
+                    queue.clear()  # stale by the time the peer is back; the protocol repeats itself
+                    self._on_failure(error)
+        except TimeoutError:
+            return
+        finally:
+            self._idle.pop(peer).set()
+            del self._queues[peer]
+            del self._wakers[peer]

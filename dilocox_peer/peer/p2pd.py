@@ -1,0 +1,104 @@
+"""What surrounds the p2pd process, without hivemind: its command line, its ports, why nobody answered, its call tables.
+
+transport.py puts these together with hivemind's P2P.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.invitation import Address
+
+DIAGNOSIS_TIMEOUT_S = 2.0
+
+# Runs before p2pd in its process: own session; death with the parent (Linux; elsewhere p2pd ends by itself 0.2 s after its
+# last client connection closed [m]); only errors of its own logger, which hivemind would parse line by line.
+_LAUNCHER = """
+import os, sys
+os.setsid()
+os.environ["GOLOG_LOG_LEVEL"] = "error"
+if sys.platform == "linux":
+    import ctypes
+    PR_SET_PDEATHSIG, SIGKILL = 1, 9
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("the parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def launch_command(command: Sequence[str]) -> list[str]:
+    """p2pd's command line, started through _LAUNCHER. The process keeps its pid when it becomes p2pd."""
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+
+
+def check_listenable(address: Address) -> None:
+    """Raises ConfigError if a port is taken. p2pd listens with SO_REUSEPORT: it would start, and get half the callers."""
+    if address.port == 0:
+        return
+    family = socket.AF_INET6 if address.host_kind == "ip6" else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # connections of a predecessor in TIME_WAIT do not count
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise ConfigError(
+                f"cannot listen on {address.text} ({reason}): stop what uses it or pass another --host-maddrs"
+            ) from None
+
+
+async def diagnose(addresses: list[Address]) -> str:
+    """Why none of these answered, address by address, and what to do."""
+    shown = addresses[:3]
+    found = await asyncio.gather(*(_probe(address) for address in shown))
+    reasons = "; ".join(f"{address.text} {reason}" for address, reason in zip(shown, found, strict=True))
+    more = f"; and {len(addresses) - len(shown)} more" if len(addresses) > len(shown) else ""
+    return f"no peer of the run answers: {reasons}{more}. Is the run still on? Ask its owner for a new link, or try again later"
+
+
+async def _probe(address: Address) -> str:
+    try:
+        async with asyncio.timeout(DIAGNOSIS_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+        writer.transport.abort()
+    except TimeoutError:
+        return f"does not answer within {DIAGNOSIS_TIMEOUT_S:g} s (offline, or a firewall)"
+    except ConnectionRefusedError:
+        return "refuses the connection (nothing runs there)"
+    except socket.gaierror:
+        return "has a host name that cannot be resolved"
+    except OSError as error:
+        return f"cannot be reached ({(error.strerror or str(error)).lower()})"
+    return "answers, but is not this peer (it was set up anew, or another program has the port)"
+
+
+class PendingCalls(dict[Any, "asyncio.Future[Any]"]):
+    """hivemind's table of calls, in which a cancelled call no longer counts.
+
+    Else an answer that arrives between a call's cancellation and its clean-up raises InvalidStateError in hivemind's
+    reader task, which ends, and with it every later call of the process, silently.
+    """
+
+    def __contains__(self, call_id: object) -> bool:
+        call = self.get(call_id)
+        return call is not None and not call.done()
+
+
+class HandlerTasks(dict[Any, "asyncio.Task[Any]"]):
+    """hivemind's table of running handlers; it forgets to remove those that were cancelled."""
+
+    def __setitem__(self, call_id: Any, task: "asyncio.Task[Any]") -> None:
+        super().__setitem__(call_id, task)
+        task.add_done_callback(lambda _task: self.pop(call_id, None))
+
+    def pop(self, call_id: Any, default: Any = None) -> Any:
+        return super().pop(call_id, default)

@@ -1,0 +1,64 @@
+"""When a peer closes its round and when it merges what was certified: DESIGN section 7's three overlaps, as one table.
+
+Pure: `next_step(situation)` says what to do now; the session does it and asks again.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal
+
+Overlap = Literal["arrival", "one-step", "none"]
+
+
+class Step(Enum):
+    """What to do now."""
+
+    TRAIN = auto()  # nothing to decide: local steps go on
+    CLOSE = auto()  # snapshot, encode, offer; then train the next round (none: hold until the merge)
+    MERGE = auto()  # apply the oldest certificate that waits
+    HOLD = auto()  # local steps stop until there is something to merge
+    FINISH = auto()  # the last round is applied
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the decision depends on.
+
+    due: the round in training has run its course (RoundClock). offered: our contribution is out and its certificate
+    is not. waiting: certificates whose blobs are here and that are not merged. busy: a close, merge or state fetch is
+    running. training_round: the round the local steps belong to, from 1. merged_round: of the newest merged certificate.
+    """
+
+    overlap: Overlap
+    ready: bool
+    busy: bool
+    due: bool
+    offered: bool
+    waiting: int
+    training_round: int
+    merged_round: int
+    total_rounds: int
+
+
+def next_step(now: Situation) -> Step:
+    """The step of a situation.
+
+    arrival: a certificate is merged as soon as it is here; a round that is over while the last one's certificate is
+    still out trains on and closes later. one-step: a certificate is merged at the end of the following round, which
+    waits for it. none: nothing is trained between the close and the merge.
+    """
+    if now.busy or not now.ready:
+        return Step.TRAIN
+    after_last = now.training_round > now.total_rounds
+    if now.waiting:
+        at_its_place = now.overlap != "one-step" or now.due or after_last or now.waiting > 1
+        return Step.MERGE if at_its_place else Step.TRAIN
+    if now.merged_round >= now.total_rounds:
+        return Step.FINISH
+    if after_last:
+        return Step.HOLD
+    if not now.due:
+        return Step.TRAIN
+    if not now.offered:
+        return Step.CLOSE
+    return Step.TRAIN if now.overlap == "arrival" else Step.HOLD

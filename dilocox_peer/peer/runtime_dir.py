@@ -1,0 +1,107 @@
+"""The folder of a peer's unix sockets: private, locked while in use, and swept of what a killed predecessor left.
+
+hivemind names its sockets after a class attribute and leaves them behind at kill -9 (179 files after a day of tests [m]);
+with a folder of its own a peer may delete all of them without breaking another peer on the same host.
+"""
+
+import fcntl
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.types import PeerId
+
+# sockaddr_un holds 108 bytes on Linux, 104 on macOS, with the final zero; hivemind's names take up to 27 of them.
+_SOCKET_PATH_BYTES = 103
+_SOCKET_NAME_BYTES = 27
+
+
+@dataclass(slots=True)
+class RuntimeDir:
+    """A locked folder for sockets. `path` may be a short stand-in under the system's temp folder."""
+
+    path: Path
+    _fd: int | None
+    _is_stand_in: bool
+
+    @classmethod
+    def open(cls, wanted: Path, peer: PeerId) -> "RuntimeDir":
+        """wanted, or a short folder in its place if socket paths in it were too long, made, checked, locked and swept.
+
+        Raises ConfigError: not ours, not private, in use.
+        """
+        wanted = Path(os.path.abspath(wanted))
+        is_stand_in = not _fits(wanted)
+        path = _stand_in(peer) if is_stand_in else wanted
+        for _attempt in range(
+            8
+        ):  # another peer that closes just now may remove its stand-in between our open and our lock
+            fd = _open_locked(path)
+            if fd is not None:
+                directory = cls(path, fd, is_stand_in)
+                directory._sweep()
+                return directory
+        raise ConfigError(f"the runtime folder {path} keeps vanishing: pass another one")
+
+    def close(self) -> None:
+        """Deletes the sockets and gives the folder back. May be called twice."""
+        if self._fd is None:
+            return
+        self._sweep()
+        if self._is_stand_in:
+            with suppress(OSError):
+                self.path.rmdir()
+        os.close(self._fd)
+        self._fd = None
+
+    def _sweep(self) -> None:
+        with suppress(OSError):
+            for entry in os.scandir(self.path):
+                if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+                    os.unlink(entry.path)
+
+
+def _stand_in(peer: PeerId) -> Path:
+    name = f"dilocox-{os.getuid()}-{peer[-12:]}"
+    own = Path(tempfile.gettempdir(), name)  # TMPDIR may itself be long
+    return own if _fits(own) else Path("/tmp", name)
+
+
+def _fits(path: Path) -> bool:
+    # p2pd takes the path inside a multiaddress: anything but plain characters has to be kept out of it.
+    text = str(path)
+    plain = text.isascii() and text.isprintable() and not set(text) & set(" ,%")
+    return plain and len(os.fsencode(text)) + 1 + _SOCKET_NAME_BYTES <= _SOCKET_PATH_BYTES
+
+
+def _open_locked(path: Path) -> int | None:
+    """A locked descriptor of the folder; None if the folder was removed meanwhile."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"cannot use runtime folder {path}: {(error.strerror or str(error)).lower()}") from None
+    try:
+        status = os.fstat(fd)
+        if status.st_uid != os.getuid():
+            raise ConfigError(f"the runtime folder {path} belongs to another user: remove it or pass another one")
+        if status.st_mode & 0o077:
+            raise ConfigError(f"the runtime folder {path} is open to others: run `chmod 700 {path}`")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"the runtime folder {path} is in use by another process: stop it or pass another one"
+            ) from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path), status):
+                return fd
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None

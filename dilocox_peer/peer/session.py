@@ -1,0 +1,409 @@
+"""One peer's stay in a run: starts every part, couples them, and ends them in order. Decides nothing itself.
+
+Start-up goes network, directory, manifest, data, state, training; what fails says so by its own name. Leaving goes in
+DESIGN section 5's order, each step with its deadline, about five seconds together.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dilocox_peer.compression.aggregate import contribution_norm
+from dilocox_peer.compression.contribution import blob_limits, raw_bytes
+from dilocox_peer.dht.directory import Directory
+from dilocox_peer.dht.records import Lease
+from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError, RunUnreachable
+from dilocox_peer.events import Failed, Left, Listener, NeighbourSeen, PeerStarted, RunComplete, TrainingProgress
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.blobs import BlobStore
+from dilocox_peer.peer.chain import Plan
+from dilocox_peer.peer.conductor import Conductor
+from dilocox_peer.peer.contract import FetchState, Leaving, PeerFound, StateComputed, StateInstalled, StateMissing
+from dilocox_peer.peer.driver import BLOB_SERVICE, RoundDriver
+from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.keeper import Keeper
+from dilocox_peer.peer.lag import LoopLag
+from dilocox_peer.peer.outer import AnchorState
+from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer, fetch_state
+from dilocox_peer.peer.timing import Timing
+from dilocox_peer.peer.trainer import Trainer
+from dilocox_peer.peer.transport import Reply, Transport
+from dilocox_peer.pipeline.data import load_corpus
+from dilocox_peer.pipeline.model import layout_of
+from dilocox_peer.signing import verify
+from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, RunId
+
+PROTOCOL_VERSION = 1
+PROGRESS_S = 1.0
+LEASE_S = 30.0
+FIRST_LOOKS, FIRST_LOOK_S, LOOK_S = 20, 1.0, 60.0  # the directory is read often until the swarm is known
+SAY_GOODBYE_S = 1.0
+STOP_TRAINER_S = 3.0
+LINGER_S = 3.0  # after everybody has the last head: for followers that still fetch it
+LINGER_MAX_S = 30.0
+STATE_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """What a volunteer decides. Folders are of this peer alone; run_folder holds what survives a restart."""
+
+    run_id: RunId
+    initial_peers: tuple[str, ...]
+    host_maddrs: tuple[str, ...]
+    announce_maddrs: tuple[str, ...]
+    runtime_dir: Path
+    identity_path: Path
+    run_folder: Path
+    data: tuple[Path, ...]
+    stage: int | None
+    device: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Everything that runs, once start-up is through."""
+
+    manifest: Manifest
+    transport: Transport
+    directory: Directory
+    trainer: Trainer
+    keeper: Keeper
+    driver: RoundDriver
+    conductor: Conductor
+    states: StateServer
+
+
+class Session:
+    """`run` once."""
+
+    def __init__(self, settings: SessionSettings, identity: Identity, listener: Listener) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._me = identity.peer_id
+        self._listener = listener
+        self._incarnation = time.time_ns() // 1_000_000
+        self._lag = LoopLag()
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="dilocox-disk")
+        self._blob_bytes_served = 0
+        self._stage = settings.stage or 0
+
+    async def run(self, leave: Awaitable[str]) -> None:
+        """Trains until the run is complete or `leave` gives a reason to go.
+
+        Raises RunUnreachable, RunRefused, ConfigError from start-up; DilocoxError when a part fails for good. However
+        it ends, nothing is left running.
+        """
+        leaving = asyncio.ensure_future(leave)
+        reason = "the run is complete"
+        try:
+            async with AsyncExitStack() as stack:
+                stack.callback(self._disk.shutdown, wait=False)
+                starting = asyncio.create_task(self._start(stack), name="start-up")
+                await asyncio.wait({starting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if not starting.done():
+                    starting.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await starting
+                else:
+                    await self._work(starting.result(), leaving)
+                if leaving.done():
+                    reason = leaving.result()
+            self._listener(Left(reason))
+        finally:
+            leaving.cancel()
+
+    # ---- start-up ----------------------------------------------------------------------------------------------------
+
+    async def _start(self, stack: AsyncExitStack) -> _Parts:
+        settings = self._settings
+        transport = await Transport.create(
+            settings.identity_path,
+            self._me,
+            namespace=settings.run_id,
+            initial_peers=settings.initial_peers,
+            host_maddrs=settings.host_maddrs,
+            announce_maddrs=settings.announce_maddrs,
+            runtime_dir=settings.runtime_dir,
+        )
+        stack.push_async_callback(transport.close)
+        directory = await Directory.create(transport, settings.run_id, self._identity.key)
+        stack.push_async_callback(directory.close)
+        manifest = await directory.fetch_manifest()
+        if self._stage >= manifest.stages.count:
+            raise ConfigError(f"--stage {self._stage}: the run has stages 0 to {manifest.stages.count - 1}")
+        corpus = await asyncio.to_thread(
+            load_corpus, manifest.data.source, settings.data, validation=manifest.data.validation
+        )
+        keeper = await asyncio.get_running_loop().run_in_executor(
+            self._disk, lambda: Keeper(settings.run_folder, manifest, self._stage, self._listener)
+        )
+        stack.callback(keeper.close)
+        trainer = Trainer(
+            manifest,
+            peer=self._me,
+            incarnation=self._incarnation,
+            corpus=corpus,
+            device=settings.device,
+            threads=settings.threads,
+            on_failure=self._trainer_failed(),
+        )
+        trainer.start(keeper.state)
+        trainer.hold()  # until the rounds are at its head
+        stack.push_async_callback(asyncio.to_thread, trainer.stop, STOP_TRAINER_S)
+        parts = await self._couple(manifest, transport, directory, trainer, keeper)
+        await directory.announce(self._lease(parts))
+        self._listener(PeerStarted(self._me, manifest.run_id, self._stage, tuple(transport.addresses)))
+        return parts
+
+    async def _couple(
+        self, manifest: Manifest, transport: Transport, directory: Directory, trainer: Trainer, keeper: Keeper
+    ) -> _Parts:
+        machine = self._machine(manifest, keeper)
+        layout = layout_of(manifest, self._stage)
+        states = StateServer(
+            current=trainer.state,
+            checkpoints=keeper.checkpoints,
+            run_id=manifest.run_id,
+            layout=layout,
+            disk=self._disk,
+        )
+        driver = RoundDriver(
+            machine,
+            transport=transport,
+            blobs=keeper.blobs,
+            journal=keeper.journal,
+            disk=self._disk,
+            check_blob=lambda blob: contribution_norm(blob, layout),
+            max_blob_bytes=blob_limits(layout)[1],
+            on_apply=lambda action: conductor.on_apply(action),
+            on_fetch_state=lambda action: self._adopt_state(parts, action),
+            on_change=lambda: conductor.on_change(),
+            listener=self._listener,
+        )
+
+        def merged() -> None:
+            states.on_merged()
+            keeper.save(trainer.state())
+
+        conductor = Conductor(
+            me=self._me,
+            incarnation=self._incarnation,
+            manifest=manifest,
+            machine=machine,
+            trainer=trainer,
+            blobs=keeper.blobs,
+            disk=self._disk,
+            raw_bytes=raw_bytes(layout),
+            post=driver.post,
+            bytes_sent=lambda: driver.message_bytes_sent + self._blob_bytes_served,
+            on_merged=merged,
+            listener=self._listener,
+        )
+        parts = _Parts(manifest, transport, directory, trainer, keeper, driver, conductor, states)
+        transport.set_message_handler(driver.receive)
+        await transport.serve(BLOB_SERVICE, lambda peer, header: self._serve_blob(keeper.blobs, peer, header))
+        await transport.serve(STATE_SERVICE, states.serve)
+        driver.post(StateComputed(keeper.state.head, keeper.state.digest))
+        return parts
+
+    def _machine(self, manifest: Manifest, keeper: Keeper) -> RoundMachine:
+        rounds = manifest.rounds
+        return RoundMachine(
+            me=self._me,
+            incarnation=self._incarnation,
+            stage=self._stage,
+            genesis=manifest.genesis(self._stage),
+            timing=Timing(),
+            sign=self._identity.key.sign,
+            verify=verify,
+            rng=random.Random(f"{self._me} {self._incarnation}"),
+            now=asyncio.get_running_loop().time(),
+            plan=Plan(manifest.compression.codec, 0, rounds.inner_steps),
+            start_peers=rounds.start_peers,
+            max_peers=manifest.limits.max_peers,
+            total_rounds=rounds.total,
+            durable=keeper.durable,
+            stored_states=(keeper.state.head,),
+        )
+
+    def _trainer_failed(self) -> Callable[[str], None]:
+        """What the trainer's threads call when one gives up; it reaches the session in its own loop."""
+        loop = asyncio.get_running_loop()
+        self._failed: asyncio.Future[str] = loop.create_future()
+
+        def tell(reason: str) -> None:
+            if not self._failed.done():
+                self._failed.set_result(reason)
+
+        def from_its_thread(reason: str) -> None:
+            loop.call_soon_threadsafe(tell, reason)
+
+        return from_its_thread
+
+    def _lease(self, parts: _Parts) -> Lease:
+        progress = parts.trainer.progress()
+        addresses = tuple(parts.transport.addresses)
+        return Lease(
+            peer=self._me,
+            stage=self._stage,
+            incarnation=self._incarnation,
+            addresses=addresses,
+            protocol=PROTOCOL_VERSION,
+            tokens_per_s=progress.tokens_per_s,
+            memory_bytes=0,
+            reachability="relayed" if addresses and all("/p2p-circuit" in text for text in addresses) else "direct",
+            round=progress.round,
+        )
+
+    # ---- work --------------------------------------------------------------------------------------------------------
+
+    async def _work(self, parts: _Parts, leaving: "asyncio.Future[str]") -> None:
+        """Until the run is complete, somebody leaves, or a part fails for good."""
+        tasks = {
+            asyncio.create_task(parts.driver.run(), name="rounds"),
+            asyncio.create_task(self._lag.watch(), name="lag"),
+            asyncio.create_task(self._tell_progress(parts), name="progress"),
+            asyncio.create_task(self._renew_lease(parts), name="lease"),
+            asyncio.create_task(self._look_for_peers(parts), name="discovery"),
+        }
+        conducting = asyncio.create_task(self._conduct(parts), name="conduct")
+        network = asyncio.create_task(parts.transport.wait_for_failure(), name="network")
+        everything: set[asyncio.Future[Any]] = {*tasks, conducting, network, self._failed, leaving}
+        try:
+            await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+            if self._failed.done():
+                raise DilocoxError(f"training failed: {self._failed.result()}")
+            if network.done():
+                raise DilocoxError(f"the network daemon ended: {network.result()}; start the same command again")
+            for task in tasks:  # they end only by failing
+                if task.done():
+                    task.result()
+                    raise DilocoxError(f"{task.get_name()} ended by itself")
+            if conducting.done():
+                conducting.result()
+                await self._linger(parts, leaving)
+            await self._say_goodbye(parts)
+        finally:
+            running: list[asyncio.Task[Any]] = [*tasks, conducting, network]
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _conduct(self, parts: _Parts) -> None:
+        await parts.conductor.run()
+        state = parts.trainer.state()
+        self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
+
+    async def _linger(self, parts: _Parts, leaving: "asyncio.Future[str]") -> None:
+        """Serves the last state until everybody in the roster has it and followers had time to fetch it."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + LINGER_MAX_S
+        while not leaving.done() and loop.time() < deadline and not parts.driver.everybody_at_head():
+            await asyncio.wait({leaving}, timeout=0.2)
+        await asyncio.wait({leaving}, timeout=LINGER_S)
+
+    async def _say_goodbye(self, parts: _Parts) -> None:
+        parts.trainer.hold()
+        parts.driver.post(Leaving())
+        with suppress(TimeoutError, RunUnreachable):
+            async with asyncio.timeout(SAY_GOODBYE_S):
+                await parts.directory.leave(timeout_s=SAY_GOODBYE_S)
+                await parts.driver.drained()
+
+    async def _tell_progress(self, parts: _Parts) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            progress = parts.trainer.progress()
+            self._listener(
+                TrainingProgress(
+                    round=progress.round,
+                    micro_batches=progress.micro_batches,
+                    tokens=progress.tokens,
+                    tokens_per_s=round(progress.tokens_per_s, 1),
+                    train_loss=progress.train_loss,
+                    bytes_sent=parts.driver.message_bytes_sent + self._blob_bytes_served,
+                    bytes_received=parts.transport.bytes_received,
+                    lag_ms_p99=round(self._lag.p99_ms, 2),
+                )
+            )
+
+    async def _renew_lease(self, parts: _Parts) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S)
+            try:
+                await parts.directory.announce(self._lease(parts))
+                if parts.driver.machine.leader == self._me:  # one of the stage keeps the manifest alive
+                    await parts.directory.publish_manifest(parts.manifest)
+            except RunUnreachable as error:
+                self._listener(Failed("lease", f"{error}; trying again in {LEASE_S:.0f} s"))
+
+    async def _look_for_peers(self, parts: _Parts) -> None:
+        known: set[PeerId] = {self._me}
+        looks, rng = 0, random.Random(self._incarnation)
+        while True:
+            try:
+                leases = await parts.directory.peers(self._stage)
+            except RunUnreachable as error:
+                self._listener(Failed("discovery", f"{error}; trying again"))
+                leases = []
+            for lease in leases:
+                if lease.peer not in known:
+                    known.add(lease.peer)
+                    self._listener(NeighbourSeen(lease.peer))
+                    with suppress(PeerUnavailable):
+                        await parts.transport.connect(lease.peer, lease.addresses)
+                    parts.driver.post(PeerFound(lease.peer))
+            looks += 1
+            await asyncio.sleep(FIRST_LOOK_S if looks < FIRST_LOOKS else LOOK_S * rng.uniform(1.0, 2.0))
+
+    async def _adopt_state(self, parts: _Parts, action: FetchState) -> None:
+        """Fetches and installs the state at action.head; tells the machine how it went."""
+        conductor = parts.conductor
+        conductor.drop_waiting()
+        conductor.state_fetches += 1
+        try:
+            state = (
+                await self._own_state(parts, action.head)
+                if not action.donors
+                else await fetch_state(
+                    parts.transport,
+                    action.donors,
+                    {"head": action.head},
+                    layout=parts.trainer.state().layout,
+                    expected=action.state_digest,
+                    timeout_s=STATE_TIMEOUT_S,
+                    listener=self._listener,
+                )
+            )
+            if state is None:
+                parts.driver.post(StateMissing(action.head))
+                return
+            await asyncio.wrap_future(parts.trainer.install(state, keep_movement=action.keep_movement))
+            parts.keeper.save(state)
+            conductor.on_state_installed(state.head, state.round)
+            parts.driver.post(StateInstalled(state.head, state.digest))
+        finally:
+            conductor.state_fetches -= 1
+
+    async def _own_state(self, parts: _Parts, head: Digest) -> AnchorState | None:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, parts.keeper.stored, head)
+
+    async def _serve_blob(self, blobs: BlobStore, peer: PeerId, header: dict[str, Any]) -> Reply:
+        match header:
+            case {"digest": bytes(digest)} if len(digest) == DIGEST_BYTES:
+                blob = await asyncio.get_running_loop().run_in_executor(self._disk, blobs.get, Digest(digest))
+            case _:
+                raise ProtocolError(peer, "a request for a contribution that names none")
+        if blob is None:
+            raise PeerUnavailable(self._me, "this contribution is not held here")
+        self._blob_bytes_served += len(blob)
+        return Reply({}, [blob])

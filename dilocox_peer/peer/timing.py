@@ -1,0 +1,108 @@
+"""How long things may take: the fixed bounds of the round protocol, and what it learns between them. Pure."""
+
+import statistics
+from collections import deque
+from dataclasses import dataclass
+
+LEARNED_FROM = 32  # newest samples a learned time looks at: enough for a median, short enough to follow a changed link
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """All times in seconds. Floors keep a quiet network from making us hasty, caps a slow one from stopping us."""
+
+    heartbeat_s: float = 1.0
+    stranger_every: int = 4  # heartbeats between two to a peer that is neither in the roster nor at our head
+    alive_heartbeats: float = 3.0  # silence after which a peer counts as absent
+    retry_s: float = 1.0  # an offer, proposal, question or answer unanswered for so long is sent again
+    settle_s: float = 3.0  # peers that start together are all waited for; counted from the newest of them
+    genesis_patience_s: float = 10.0  # a peer that knows of others and hears none starts alone after this
+    offer_wait_floor_s: float = 1.0  # first offer to proposal without the missing ones
+    offer_wait_cap_s: float = 30.0  # also at most half a round, once rounds are known
+    ballot_floor_s: float = 3.0  # proposal to certificate, before the next leader asks
+    ballot_start_s: float = 10.0
+    ballot_cap_s: float = 60.0
+    mad_factor: float = 4.0
+    degrade_refused_s: float = 3.0  # no quorum, and all the absent refuse connections or said they leave
+    degrade_s: float = 25.0  # no quorum otherwise, or a quorum and no progress; also at least two rounds
+    epoch_wait_s: float = 3.0  # answers to a call, then signatures
+    epoch_turn_s: float = 3.0  # the next peer in rank calls so much later
+    blob_retry_s: float = 2.0
+    blob_tries: int = 3  # then a certified blob is given up for a whole state
+    state_retry_s: float = 2.0
+    state_tries: int = 4  # then a better chain is left alone for a while, and we go on with our own
+    state_patience_s: float = 900.0  # a FetchState unanswered for so long counts as failed
+    shun_s: float = 20.0
+    sync_wait_s: float = 4.0  # for a page of a chain
+    keep_rounds: int = 16  # blobs and certificates of so many rounds stay servable
+    replay_limit: int = 8  # further behind than this: a whole state instead of so many rounds' blobs
+
+    @property
+    def alive_s(self) -> float:
+        return self.heartbeat_s * self.alive_heartbeats
+
+
+class Learned:
+    """median + k * MAD of the newest samples, between a floor and a cap; `start` until there are samples."""
+
+    def __init__(self, *, start: float, floor: float, cap: float, mad_factor: float) -> None:
+        self._samples: deque[float] = deque(maxlen=LEARNED_FROM)
+        self._floor = floor
+        self._cap = cap
+        self._mad_factor = mad_factor
+
+        self.median: float | None = None
+        self.seconds = min(max(start, floor), cap)
+
+    def observe(self, seconds: float) -> None:
+        self._samples.append(seconds)
+        self.median = statistics.median(self._samples)
+        mad = statistics.median(abs(sample - self.median) for sample in self._samples)
+        self.seconds = min(max(self.median + self._mad_factor * mad, self._floor), self._cap)
+
+
+class Pace:
+    """What this peer has learned of its stage's times."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._round = Learned(start=0.0, floor=0.0, cap=float("inf"), mad_factor=0.0)
+        self._spread = Learned(
+            start=timing.offer_wait_cap_s, floor=timing.offer_wait_floor_s, cap=timing.offer_wait_cap_s,
+            mad_factor=timing.mad_factor,
+        )  # fmt: skip
+        self._ballot = Learned(
+            start=timing.ballot_start_s, floor=timing.ballot_floor_s, cap=timing.ballot_cap_s, mad_factor=timing.mad_factor
+        )
+
+    def observe_round(self, seconds: float) -> None:
+        """Time between two heads."""
+        self._round.observe(seconds)
+
+    def observe_offer(self, seconds: float) -> None:
+        """An offer's arrival after the round's first."""
+        self._spread.observe(seconds)
+
+    def observe_ballot(self, seconds: float) -> None:
+        """Time from a proposal to its certificate."""
+        self._ballot.observe(seconds)
+
+    @property
+    def round_s(self) -> float | None:
+        """Median time of a round, None before the first."""
+        return self._round.median
+
+    @property
+    def offer_wait_s(self) -> float:
+        """How long after the round's first offer a leader waits for the others: at most half a round."""
+        half_round = (self.round_s or float("inf")) / 2
+        return max(min(self._spread.seconds, half_round), self._timing.offer_wait_floor_s)
+
+    @property
+    def ballot_s(self) -> float:
+        return self._ballot.seconds
+
+    @property
+    def degrade_s(self) -> float:
+        """How long a lost quorum, or a quorum without progress, is waited for."""
+        return max(self._timing.degrade_s, 2 * (self.round_s or 0.0))

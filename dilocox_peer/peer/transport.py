@@ -1,0 +1,662 @@
+"""Messages and bulk fetches between the peers of a run, over hivemind's go-libp2p daemon in our own asyncio loop.
+
+The daemon (p2pd) is a child process in a session of its own, so that Ctrl-C in a terminal does not end it before we could
+say goodbye; it dies with us. Who sends is authenticated by libp2p. Here are deadlines, size caps and the shortcomings of
+hivemind's bindings that would otherwise hang or leak (each named where it is mended); what the bytes mean is decided
+elsewhere. Importing this module does not import hivemind (that pulls in torch); `Transport.create` does.
+"""
+
+import asyncio
+import logging
+import time
+import warnings
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError, RunUnreachable
+from dilocox_peer.invitation import Address, parse_multiaddr, parse_multiaddrs
+from dilocox_peer.peer.bulk import (
+    CHUNK_BYTES,
+    PeerGone,
+    PeerSilent,
+    Reply,
+    RequestRefused,
+    TransportDown,
+    receive_reply,
+    receive_request,
+    send_refusal,
+    send_reply,
+    send_request,
+)
+from dilocox_peer.peer.p2pd import HandlerTasks, PendingCalls, check_listenable, diagnose, launch_command
+from dilocox_peer.peer.runtime_dir import RuntimeDir
+from dilocox_peer.peer.token_bucket import TokenBucket
+from dilocox_peer.types import PeerId
+
+if TYPE_CHECKING:
+    from hivemind.p2p import P2P
+
+__all__ = [
+    "FetchHandler",
+    "MessageHandler",
+    "PeerGone",
+    "PeerSilent",
+    "Relay",
+    "Reply",
+    "RequestRefused",
+    "Transport",
+    "TransportDown",
+    "TransportLimits",
+]  # fmt: skip
+
+MAX_MESSAGE_BYTES = 1024 * 1024  # p2pd's own limit is 4 MiB; larger things are fetched
+_LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+_REQUEST_TIMEOUT_S = 10.0
+_KNOWN_PEERS = 1024  # per-peer bookkeeping is kept for so many
+
+MessageHandler = Callable[[PeerId, bytes], None]
+FetchHandler = Callable[[PeerId, dict[str, Any]], Awaitable[Reply]]
+Progress = Callable[[int, int], None]
+Reachability = Literal["public", "private"]
+
+V = TypeVar("V")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """How to be reached behind a NAT. use_auto_relay: look for a relay when we cannot be dialled."""
+
+    use_relay: bool = True
+    use_auto_relay: bool = False
+    force_reachability: Reachability | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TransportLimits:
+    """Bounds on what others can make us do."""
+
+    streams: int = 32  # replies being sent at once, to all peers
+    streams_per_peer: int = 4  # replies being sent or waiting, to one peer
+    streams_waiting: int = 128  # beyond these a stream is dropped unread
+    handler_timeout_s: float = 30.0  # for a handler to produce its reply
+    stall_timeout_s: float = 30.0  # for a fetcher to take one chunk
+    reply_timeout_s: float = 3600.0  # for a whole reply
+    messages_per_s: float = 200.0  # from one peer; a swarm in training sends below 10
+    messages_burst: float = 400.0
+    upload_bytes_per_s: float | None = None  # of fetched bodies, to all peers together
+
+
+class Transport:
+    """See the module. One per process and identity; `create`, then handlers, finally `close`."""
+
+    def __init__(
+        self,
+        *,
+        p2p: "P2P",
+        peer_id: PeerId,
+        namespace: str,
+        initial_peers: tuple[str, ...],
+        directory: RuntimeDir,
+        limits: TransportLimits,
+        addresses: tuple[str, ...],
+    ) -> None:
+        self.p2p = p2p
+        self.peer_id = peer_id
+        self.initial_peers = initial_peers
+        self.addresses = addresses
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._prefix = f"/dilocox/1/{namespace}"
+        self._directory = directory
+        self._limits = limits
+        self._message_handler: MessageHandler | None = None
+        self._message_rates: OrderedDict[PeerId, TokenBucket] = OrderedDict()
+        self._last_failures: OrderedDict[PeerId, type[PeerUnavailable]] = OrderedDict()
+        self._serving: dict[asyncio.Task[Any], PeerId] = {}
+        self._free_streams = asyncio.Semaphore(limits.streams)
+        rate = limits.upload_bytes_per_s
+        self._upload = TokenBucket(rate, burst=rate / 4, now=time.monotonic()) if rate is not None else None
+        self._chunk_bytes = CHUNK_BYTES if rate is None else max(4096, min(CHUNK_BYTES, int(rate / 4)))
+        self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._watcher: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    # -- start and end ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    async def create(
+        cls,
+        identity_path: str | Path,
+        peer_id: PeerId,
+        *,
+        namespace: str,
+        runtime_dir: Path,
+        initial_peers: Sequence[str] = (),
+        host_maddrs: Sequence[str] = _LOOPBACK,
+        announce_maddrs: Sequence[str] = (),
+        relay: Relay = Relay(),
+        limits: TransportLimits = TransportLimits(),
+        startup_timeout_s: float = 30.0,
+    ) -> "Transport":
+        """A running transport. namespace: the run id; peers of another namespace are refused.
+
+        One reachable address of initial_peers is enough. Raises ConfigError (address, port, folder, identity, p2pd does
+        not start) or RunUnreachable (nobody of initial_peers answers); then, and when cancelled, nothing is left behind.
+        """
+        initial = tuple(
+            text for text in parse_multiaddrs(initial_peers, "peer") if not text.endswith(f"/p2p/{peer_id}")
+        )
+        hosts = [parse_multiaddr(text, "listen") for text in host_maddrs]
+        announced = parse_multiaddrs(announce_maddrs, "announce")
+        for host in hosts:
+            check_listenable(host)
+        directory = RuntimeDir.open(runtime_dir, peer_id)
+        output: deque[str] = deque(maxlen=20)
+        started: list[P2P] = []
+        try:
+            p2p = await _start_daemon(
+                _daemon_class(directory.path, output, started),
+                initial_peers=list(initial),
+                host_maddrs=[host.text for host in hosts],
+                announce_maddrs=list(announced) or None,
+                identity_path=str(identity_path),
+                check_if_identity_free=False,  # it reads RSA keys only, and starts a second daemon; we hold a lock on the file
+                use_relay=relay.use_relay,
+                use_auto_relay=relay.use_auto_relay,
+                force_reachability=relay.force_reachability,
+                nat_port_map=not all(host.host in ("127.0.0.1", "::1") for host in hosts),
+                startup_timeout=startup_timeout_s,
+                persistent_conn_max_msg_size=4 * MAX_MESSAGE_BYTES,
+                output=output,
+                initial=[parse_multiaddr(text, "peer") for text in initial],
+            )
+            if str(p2p.peer_id) != peer_id:
+                raise ConfigError(
+                    f"p2pd runs as {p2p.peer_id}, not {peer_id}: is {identity_path} the key of this peer?"
+                )
+            _mend_bindings(p2p)
+            self = cls(
+                p2p=p2p, peer_id=peer_id, namespace=namespace, initial_peers=initial, directory=directory, limits=limits,
+                addresses=await _visible_addresses(p2p, latest=False),
+            )  # fmt: skip
+            await p2p._client.add_unary_handler(self._message_protocol, self._on_message)
+        except BaseException:
+            for daemon in started:
+                await _stop_daemon(daemon, timeout_s=2.0)
+            directory.close()
+            raise
+        self._watcher = asyncio.create_task(self._watch(), name="p2pd-watcher")
+        return self
+
+    async def close(self, timeout_s: float = 3.0) -> None:
+        """Ends serving, p2pd and its sockets within about timeout_s. May be called twice.
+
+        When cancelled it still kills p2pd and deletes the sockets.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if not self._failure.done():
+            self._failure.set_result("closed")
+        tasks: set[asyncio.Task[Any]] = set(self._serving)
+        if self._watcher is not None:
+            tasks.add(self._watcher)
+        for task in tasks:
+            task.cancel()
+        self._fail_pending("the transport is closed")
+        try:
+            await _stop_daemon(self.p2p, timeout_s=timeout_s)
+            if tasks:
+                await asyncio.wait(tasks, timeout=timeout_s)
+        finally:
+            self._directory.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    async def wait_for_failure(self) -> str:
+        """Why this transport no longer works, as soon as it does not. Calls in flight have ended with TransportDown."""
+        return await asyncio.shield(self._failure)
+
+    @property
+    def is_down(self) -> bool:
+        return self._failure.done()
+
+    # -- addresses ----------------------------------------------------------------------------------------------------
+
+    async def refresh_addresses(self, timeout_s: float = 5.0) -> tuple[str, ...]:
+        """Asks p2pd again where others reach us (a relay may have been found) and returns `addresses`."""
+        self._check_up(self.peer_id)
+        with suppress(TimeoutError, OSError):
+            async with asyncio.timeout(timeout_s):
+                self.addresses = await _visible_addresses(self.p2p, latest=True)
+        return self.addresses
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str], timeout_s: float = 10.0) -> None:
+        """Dials peer at these addresses (of a lease, say) unless connected; p2pd remembers them. Raises PeerUnavailable."""
+        from hivemind.proto import p2pd_pb2
+        from hivemind.utils.multiaddr import Multiaddr
+
+        dialled = [Multiaddr(_without_peer(text, peer)).to_bytes() for text in addresses]
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.CONNECT, connect=p2pd_pb2.ConnectRequest(peer=_raw(peer), addrs=dialled)
+        )
+        _, _, writer = await self._daemon_request(peer, request, timeout_s)
+        writer.close()
+
+    async def connected_peers(self, timeout_s: float = 5.0) -> list[PeerId]:
+        """Peers with an open connection, directory-only ones too."""
+        self._check_up(self.peer_id)
+        async with asyncio.timeout(timeout_s):
+            return sorted(PeerId(str(info.peer_id)) for info in await self.p2p.list_peers())
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def set_message_handler(self, handler: MessageHandler) -> None:
+        """handler(sender, raw) for every message from now on; in the loop, so it must be quick. Its ProtocolError is told to
+        the sender; any other exception is logged, and the sender told no more than that."""
+        self._message_handler = handler
+
+    async def send(self, peer: PeerId, raw: bytes, timeout_s: float) -> None:
+        """Hands raw to peer's message handler; returns when that has run.
+
+        Raises PeerGone at once when nobody is there, PeerSilent after timeout_s, RequestRefused, TransportDown: all of them
+        PeerUnavailable. When cancelled, peer may or may not have got it.
+        """
+        if len(raw) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"message of {len(raw)} bytes, at most {MAX_MESSAGE_BYTES}: serve it for fetch instead")
+        from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
+
+        self._check_up(peer)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.p2p._client.call_unary_handler(PeerID(_raw(peer)), self._message_protocol, bytes(raw))
+        except TimeoutError:
+            raise self._unavailable(peer, PeerSilent, f"no answer within {timeout_s:g} s") from None
+        except P2PHandlerError as error:
+            raise RequestRefused(peer, _one_line(str(error))) from None
+        except (P2PDaemonError, OSError) as error:
+            raise self._classified(peer, str(error)) from None
+        self.bytes_sent += len(raw)
+        self._last_failures.pop(peer, None)
+
+    @property
+    def _message_protocol(self) -> str:
+        return f"{self._prefix}/message"
+
+    async def _on_message(self, raw: bytes, remote: Any) -> bytes:
+        """Called by hivemind in a task of its own; what is raised here reaches the sender as repr()."""
+        peer = PeerId(str(remote))
+        if len(raw) > MAX_MESSAGE_BYTES:
+            raise _Refusal(f"message of {len(raw)} bytes, at most {MAX_MESSAGE_BYTES}")
+        if not self._rate_of(peer).try_take(1.0, time.monotonic()):
+            raise _Refusal(f"more than {self._limits.messages_per_s:g} messages a second")
+        if self._message_handler is None or self._is_closed:
+            raise _Refusal("not ready")
+        self.bytes_received += len(raw)
+        try:
+            self._message_handler(peer, raw)
+        except ProtocolError as error:
+            raise _Refusal(error.reason) from None
+        except Exception:  # task boundary: a fault in a handler must not end the transport
+            _logger.exception("message from %s could not be handled; it was dropped", peer)
+            raise _Refusal("internal error") from None
+        return b""
+
+    def _rate_of(self, peer: PeerId) -> TokenBucket:
+        bucket = self._message_rates.get(peer)
+        if bucket is None:
+            bucket = TokenBucket(self._limits.messages_per_s, self._limits.messages_burst, time.monotonic())
+        return _remember(self._message_rates, peer, bucket)
+
+    # -- bulk ---------------------------------------------------------------------------------------------------------
+
+    async def serve(self, kind: str, handler: FetchHandler) -> None:
+        """Answers `fetch(kind, header)` of any peer with what handler(peer, header) returns.
+
+        A DilocoxError of the handler is told to the fetcher, any other exception is logged.
+        """
+
+        async def on_stream(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._serve_stream(PeerId(str(info.peer_id)), kind, handler, reader, writer)
+
+        self._check_up(self.peer_id)
+        async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+            await self.p2p.add_binary_stream_handler(self._fetch_protocol(kind), on_stream)
+
+    async def fetch(
+        self,
+        peer: PeerId,
+        kind: str,
+        header: dict[str, Any],
+        *,
+        max_body_bytes: int,
+        timeout_s: float,
+        stall_timeout_s: float = 15.0,
+        on_progress: Progress | None = None,
+    ) -> tuple[dict[str, Any], bytearray]:
+        """Header and body of what peer serves as kind for this header: whole, or an error.
+
+        on_progress(received, total). Raises PeerGone, PeerSilent, RequestRefused, TransportDown (PeerUnavailable all), and
+        ProtocolError for a body above max_body_bytes or another malformed reply.
+        """
+        from hivemind.proto import p2pd_pb2
+
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.STREAM_OPEN,
+            streamOpen=p2pd_pb2.StreamOpenRequest(peer=_raw(peer), proto=[self._fetch_protocol(kind)]),
+        )
+        seen = 0
+
+        def count(received: int, total: int) -> None:
+            nonlocal seen
+            self.bytes_received += received - seen
+            seen = received
+            if on_progress is not None:
+                on_progress(received, total)
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, reader, writer = await self._daemon_request(peer, request, stall_timeout_s)
+                try:
+                    await send_request(writer, header)
+                    reply = await receive_reply(
+                        reader, peer, max_body_bytes=max_body_bytes, stall_timeout_s=stall_timeout_s, on_progress=count
+                    )
+                finally:
+                    writer.transport.abort()
+        except TimeoutError:
+            raise self._unavailable(
+                peer, PeerSilent, f"{kind} was not complete within {timeout_s:g} s ({seen} bytes)"
+            ) from None
+        except OSError as error:
+            raise self._unavailable(peer, PeerGone, f"{kind}: {error}") from None
+        except PeerGone:
+            self._check_up(peer)  # the stream of our own killed p2pd ends just like the peer's
+            raise
+        return reply
+
+    def _fetch_protocol(self, kind: str) -> str:
+        return f"{self._prefix}/fetch/{kind}"
+
+    async def _serve_stream(
+        self, peer: PeerId, kind: str, handler: FetchHandler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        num_serving, num_of_peer = len(self._serving), Counter(self._serving.values())[peer]
+        most, most_of_peer = self._limits.streams + self._limits.streams_waiting, self._limits.streams_per_peer
+        if self._is_closed or num_serving >= most or num_of_peer >= 4 * most_of_peer:
+            writer.transport.abort()  # a flood: not even read
+            return
+        self._serving[task] = peer
+        try:
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                header = await receive_request(reader)
+                if num_of_peer >= most_of_peer:
+                    await send_refusal(writer, f"busy: at most {most_of_peer} fetches at once for one peer")
+                    return
+            async with asyncio.timeout(self._limits.reply_timeout_s), self._free_streams:
+                await self._answer(peer, kind, handler, header, writer)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, ProtocolError):
+            writer.transport.abort()  # the fetcher is gone, frozen, or speaks something else: it sees the stream end early
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
+        finally:
+            writer.close()
+            del self._serving[task]
+
+    async def _answer(
+        self, peer: PeerId, kind: str, handler: FetchHandler, header: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._limits.handler_timeout_s):
+                reply = await handler(peer, header)
+        except TimeoutError:
+            await send_refusal(writer, f"{kind} was not ready within {self._limits.handler_timeout_s:g} s")
+            return
+        except ProtocolError as error:
+            await send_refusal(writer, error.reason)
+            return
+        except DilocoxError as error:
+            await send_refusal(writer, str(error))
+            return
+        except Exception:  # task boundary: a fault in a handler must not end the transport
+            _logger.exception("fetch of %s by %s could not be served", kind, peer)
+            await send_refusal(writer, "internal error")
+            return
+        await send_reply(
+            writer, reply, chunk_bytes=self._chunk_bytes, pace=self._pace, stall_timeout_s=self._limits.stall_timeout_s
+        )
+
+    async def _pace(self, num_bytes: int) -> None:
+        if self._upload is not None:
+            wait_s = self._upload.reserve(num_bytes, time.monotonic())
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+        self.bytes_sent += num_bytes
+
+    # -- the daemon ---------------------------------------------------------------------------------------------------
+
+    async def _daemon_request(
+        self, peer: PeerId, request: Any, timeout_s: float
+    ) -> tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]:
+        """p2pd's answer to request, and the connection it came on, which for STREAM_OPEN has become the stream to peer.
+
+        hivemind's own stream_open and connect leave the connection open when they fail or are cancelled: a descriptor
+        here and in p2pd for every dial of a dead peer.
+        """
+        from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
+        from hivemind.proto import p2pd_pb2
+
+        self._check_up(peer)
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await self.p2p._client.control.daemon_connector.open_connection()
+                await write_pbmsg(writer, request)
+                response = p2pd_pb2.Response()
+                await read_pbmsg_safe(reader, response)
+            if response.type == p2pd_pb2.Response.ERROR:
+                raise self._classified(peer, response.error.msg)
+        except BaseException as error:
+            if writer is not None:
+                writer.transport.abort()
+            match error:
+                case TimeoutError():
+                    raise self._unavailable(peer, PeerSilent, f"could not be dialled within {timeout_s:g} s") from None
+                case OSError() | asyncio.IncompleteReadError():
+                    raise TransportDown(peer, "this peer's own p2pd does not answer") from None
+                case _:
+                    raise
+        self._last_failures.pop(peer, None)
+        return response, reader, writer
+
+    def _classified(self, peer: PeerId, message: str) -> PeerUnavailable:
+        """p2pd's error as one of ours. It tells by its text alone."""
+        if self._failure.done():
+            return TransportDown(peer, self._failure.result())
+        text = _one_line(message)
+        if "protocols not supported" in text:
+            return RequestRefused(peer, "it is there, but not (yet) in this run, or of another version")
+        if "timeout" in text or "deadline exceeded" in text:
+            return self._unavailable(peer, PeerSilent, text)
+        if "dial backoff" in text and "refused" not in text:
+            # p2pd does not dial again for some seconds after a failure: what it was then still holds.
+            return self._unavailable(peer, self._last_failures.get(peer, PeerGone), text)
+        return self._unavailable(peer, PeerGone, text)
+
+    def _unavailable(self, peer: PeerId, kind: type[PeerUnavailable], reason: str) -> PeerUnavailable:
+        _remember(self._last_failures, peer, kind)
+        return kind(peer, reason)
+
+    def _check_up(self, peer: PeerId) -> None:
+        if self._failure.done():
+            raise TransportDown(peer, self._failure.result())
+
+    async def _watch(self) -> None:
+        """Notices that p2pd ended or closed its connection: hivemind goes on as if alive, and its calls hang for ever."""
+        child = self.p2p._child
+        ended = asyncio.create_task(child.wait())
+        try:
+            await asyncio.wait({ended, self.p2p._client.control._read_task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        if not self._failure.done():
+            self._failure.set_result(f"this peer's own p2pd (process {child.pid}) has ended")
+        self._fail_pending(self._failure.result())
+
+    def _fail_pending(self, reason: str) -> None:
+        from hivemind.p2p import P2PDaemonError
+
+        for call in list(self.p2p._client.control._pending_calls.values()):
+            if not call.done():
+                call.set_exception(P2PDaemonError(reason))
+                call.exception()  # retrieved: nobody may be left to do it
+
+
+class _Refusal(Exception):
+    """Its repr() is what hivemind sends to the caller."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _mend_bindings(p2p: "P2P") -> None:
+    control = p2p._client.control
+    control._pending_calls = PendingCalls(control._pending_calls)
+    control._handler_tasks = HandlerTasks()
+
+
+def quiet_hivemind() -> None:
+    """Imports hivemind without its prints, log handler and warnings. Every use of it begins here."""
+    warnings.filterwarnings("ignore", module=r"hivemind(\.|$)")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from hivemind.utils.logging import use_hivemind_log_handler
+    use_hivemind_log_handler("nowhere")
+    logging.getLogger("hivemind").setLevel(logging.CRITICAL)
+
+
+def _daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"]) -> type["P2P"]:
+    """hivemind's P2P with sockets in socket_dir, p2pd started by launch_command, its lines kept in output, and every
+    instance put into `started` at once: create() does not stop its p2pd when it fails or is cancelled."""
+    quiet_hivemind()
+    from hivemind.p2p import P2P
+
+    class Daemon(P2P):  # type: ignore[misc, unused-ignore]
+        _UNIX_SOCKET_PREFIX = f"/unix{socket_dir}/"
+
+        def __init__(self) -> None:
+            super().__init__()
+            started.append(self)
+
+        @staticmethod
+        def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+            command: list[str] = P2P._make_process_args(*args, **kwargs)
+            return launch_command(command)
+
+        @staticmethod
+        def _log_p2pd_message(line: str) -> None:
+            output.append(line)
+
+    return Daemon
+
+
+async def _start_daemon(daemon: type["P2P"], *, output: deque[str], initial: list[Address], **arguments: Any) -> "P2P":
+    """P2P.create with our errors: the stage that failed, what it was about, and the remedy."""
+    from hivemind.p2p import P2PDaemonError
+
+    try:
+        return await daemon.create(**arguments)
+    except P2PDaemonError as error:
+        message = _one_line(str(error).removeprefix("Daemon failed to start:"))
+        if "failed to connect to bootstrap peers" in message:
+            raise RunUnreachable(await diagnose(initial)) from None
+        if "failed to listen" in message:
+            hosts = ", ".join(arguments["host_maddrs"])
+            raise ConfigError(f"cannot listen on {hosts} ({message}): pass another --host-maddrs") from None
+        if "failed to start in" in message and initial:  # without anybody to dial it takes 0.1 s
+            raise RunUnreachable(await diagnose(initial)) from None
+        if "failed to start in" in message:
+            limit = f"{arguments['startup_timeout']:g} s"
+            raise ConfigError(
+                f"p2pd was not ready within {limit}: the machine is overloaded, or pass a longer startup timeout"
+            ) from None
+        last = _one_line(output[-1]) if output else message
+        raise ConfigError(f"p2pd did not start: {last or 'it ended without a word'}") from None
+    except OSError as error:
+        raise ConfigError(f"p2pd did not start: {error}; hivemind has to be installed with its binary") from None
+
+
+async def _visible_addresses(p2p: "P2P", *, latest: bool) -> tuple[str, ...]:
+    try:
+        return tuple(str(address) for address in await p2p.get_visible_maddrs(latest=latest))
+    except ValueError:  # none yet: behind a NAT, and no relay found so far
+        return ()
+
+
+async def _stop_daemon(p2p: "P2P", timeout_s: float) -> None:
+    """Ends p2pd and what hivemind left running for it. When cancelled, p2pd is killed at once."""
+    child = p2p._child
+    tasks = {task for task in (p2p._reader_task, p2p._listen_task) if task is not None}
+    if p2p._client is not None:
+        tasks |= {
+            task for task in (p2p._client.control._read_task, p2p._client.control._write_task) if task is not None
+        }
+    p2p._terminate()
+    for task in tasks:
+        task.cancel()  # hivemind's own cancelling does nothing when its loop is not the current one
+    try:
+        if child is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(child.wait(), timeout_s)
+            if child.returncode is None:  # frozen, say
+                child.kill()
+                await child.wait()
+    except BaseException:
+        with suppress(ProcessLookupError):
+            child.kill()
+        raise
+    finally:
+        if child is not None:
+            child._transport.close()  # its pipe; else "Event loop is closed" at exit
+    if tasks:
+        done, _ = await asyncio.wait(tasks, timeout=timeout_s)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # retrieved; the daemon is gone, so it failed
+
+
+def _without_peer(text: str, peer: PeerId) -> str:
+    return text.removesuffix(f"/p2p/{peer}")
+
+
+def _raw(peer: PeerId) -> bytes:
+    from hivemind.p2p import PeerID
+
+    raw: bytes = PeerID.from_base58(peer).to_bytes()
+    return raw
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def _remember(table: OrderedDict[PeerId, V], key: PeerId, value: V) -> V:
+    """Puts value into table as its newest entry; the oldest make room."""
+    table[key] = value
+    table.move_to_end(key)
+    while len(table) > _KNOWN_PEERS:
+        table.popitem(last=False)
+    return value

@@ -1,0 +1,86 @@
+"""The inner optimizer: AdamW on a stage's flat vector, with clipping and the run's learning-rate schedule.
+
+The schedule is a pure function of the position in the run, so peers of any speed agree on it without talking. Weight
+decay applies to matrices (embedding and head included) and not to the 1-D norm weights: decaying those pulls the scale
+of a whole layer to 0 for no regularisation. Who decides when to step is peer/trainer.py.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from dilocox_peer.manifest import InnerSection
+from dilocox_peer.pipeline.model import StageModel, num_matrix_elements
+
+RAMP_STEPS = 20
+"""Steps over which a peer without optimizer moments raises its learning rate: AdamW's first steps are as large as its
+later ones, in directions that one gradient chose."""
+
+
+def schedule(position: float, *, warmup: float) -> float:
+    """Share of the peak learning rate at a position in [0, 1] of the run: linear up to 1 at `warmup`, linear down to
+    exactly 0 at 1."""
+    position = min(max(position, 0.0), 1.0)
+    if position < warmup:
+        return position / warmup
+    return 1.0 if warmup == 1.0 else (1.0 - position) / (1.0 - warmup)
+
+
+def run_position(*, round_number: int, fraction: float, total_rounds: int) -> float:
+    """Position in the run of a peer that has done `fraction` of its own work in a round (rounds count from 1).
+
+    More than a round's work does not count as the next round: a fast peer waits at the schedule of its end.
+    """
+    return (round_number - 1 + min(max(fraction, 0.0), 1.0)) / total_rounds
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """grad_norm: of the mean gradient, before clipping."""
+
+    learning_rate: float
+    grad_norm: float
+
+
+class InnerOptimizer:
+    """AdamW over the stage's two ranges (matrices with weight decay, vectors without)."""
+
+    def __init__(self, model: StageModel, section: InnerSection, *, ramp: bool = False) -> None:
+        self._model = model
+        self._section = section
+        self._steps_to_ramp = RAMP_STEPS if ramp else 0
+        self._steps = 0
+        split = num_matrix_elements(model.layout)
+        groups = []
+        for part, weight_decay in ((slice(0, split), section.weight_decay), (slice(split, None), 0.0)):
+            parameter = model.flat_N[part].requires_grad_()
+            parameter.grad = model.flat_grad_N[part]
+            if parameter.numel():
+                groups.append({"params": [parameter], "weight_decay": weight_decay})
+        # Fused: one pass over the vector instead of ten; at 250k parameters 4x faster than the loop on a CPU.
+        self._adamw = torch.optim.AdamW(
+            groups, lr=section.learning_rate, betas=(section.beta1, section.beta2), fused=True
+        )
+
+    def step(self, *, micro_batches: int, share: float) -> StepReport:
+        """One step with the mean of the gradients of `micro_batches` micro-batches, then zeroes them.
+
+        share: of the peak learning rate (schedule). Raises FloatingPointError for a gradient that is not finite; the
+        parameters are then untouched.
+        """
+        grad_N = self._model.flat_grad_N
+        if micro_batches > 1:
+            grad_N.div_(micro_batches)
+        norm = float(torch.linalg.vector_norm(grad_N))
+        if not norm < float("inf"):
+            raise FloatingPointError(f"gradient norm is {norm} at inner step {self._steps}")
+        if norm > self._section.clip_norm:
+            grad_N.mul_(self._section.clip_norm / norm)
+        self._steps += 1
+        ramp = min(1.0, self._steps / self._steps_to_ramp) if self._steps_to_ramp else 1.0
+        learning_rate = self._section.learning_rate * share * ramp
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.step()
+        self._model.zero_grad()
+        return StepReport(learning_rate, norm)

@@ -1,0 +1,233 @@
+"""The transformer, as the slice of layers that one stage owns.
+
+Decoder-only: RMSNorm, rotary positions, grouped-query attention, SwiGLU, untied head; tensor names and the rotary
+convention are those of Llama in Hugging Face's layout, so that export only copies. All parameters of a stage are views
+into one flat float32 vector in the order of its `Layout`, all gradients views into a second one: optimizer, clipping,
+snapshot and shift are each one operation on a vector. No training here (stage.py), no optimizer (inner.py).
+
+Shape letters: B sequences, T tokens, D hidden size, H query heads, K head size, F MLP size, V vocabulary;
+X rows or heads of several tensors that are used together.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dilocox_peer.manifest import Manifest, ModelSection
+from dilocox_peer.types import Layout, TensorSpec, canonical, sha256
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+EMBEDDING_STD = 0.5
+HEAD_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRange:
+    """The layers first..last (both included) of a model; which of the outer parts come with them."""
+
+    first: int
+    last: int
+    is_first_stage: bool
+    is_last_stage: bool
+
+    @property
+    def is_whole(self) -> bool:
+        return self.is_first_stage and self.is_last_stage
+
+    @classmethod
+    def of(cls, section: ModelSection, *, first_layer: int = 0, last_layer: int | None = None) -> "LayerRange":
+        last = section.layers - 1 if last_layer is None else last_layer
+        if not 0 <= first_layer <= last < section.layers:
+            raise ValueError(f"layers {first_layer}..{last} of a model with {section.layers}")
+        return cls(first_layer, last, first_layer == 0, last == section.layers - 1)
+
+
+def stage_layout(section: ModelSection, layers: LayerRange) -> Layout:
+    """Names and shapes of a stage's parameters, in order: all matrices, then all vectors.
+
+    Matrices first, so that weight decay applies to one contiguous range; tensors that are multiplied with the same
+    input stand together, so that one product serves them (`fused` in StageModel).
+    """
+    hidden, mlp = section.hidden_size, section.mlp_size
+    kv_size = section.kv_heads * (hidden // section.heads)
+    matrices: list[tuple[str, tuple[int, ...]]] = []
+    vectors: list[tuple[str, tuple[int, ...]]] = []
+    if layers.is_first_stage:
+        matrices.append((EMBEDDING, (section.vocab_size, hidden)))
+    for layer in range(layers.first, layers.last + 1):
+        prefix = f"model.layers.{layer}."
+        matrices += [
+            (prefix + "self_attn.q_proj.weight", (hidden, hidden)),
+            (prefix + "self_attn.k_proj.weight", (kv_size, hidden)),
+            (prefix + "self_attn.v_proj.weight", (kv_size, hidden)),
+            (prefix + "self_attn.o_proj.weight", (hidden, hidden)),
+            (prefix + "mlp.gate_proj.weight", (mlp, hidden)),
+            (prefix + "mlp.up_proj.weight", (mlp, hidden)),
+            (prefix + "mlp.down_proj.weight", (hidden, mlp)),
+        ]
+        vectors += [
+            (prefix + "input_layernorm.weight", (hidden,)),
+            (prefix + "post_attention_layernorm.weight", (hidden,)),
+        ]
+    if layers.is_last_stage:
+        matrices.append((HEAD, (section.vocab_size, hidden)))
+        vectors.append((FINAL_NORM, (hidden,)))
+    return Layout.of(matrices + vectors)
+
+
+def layout_of(manifest: Manifest, stage: int = 0) -> Layout:
+    """The layout of a stage of a run. One stage so far: it owns every layer."""
+    assert stage == 0, f"stage {stage}: models are not split yet"
+    return stage_layout(manifest.model, LayerRange.of(manifest.model))
+
+
+def num_matrix_elements(layout: Layout) -> int:
+    """Length of the part of the flat vector that holds matrices; the vectors lie behind it."""
+    return sum(spec.num_elements for spec in layout.tensors if len(spec.shape) > 1)
+
+
+def initial_parameters(layout: Layout, section: ModelSection, seed: int) -> Tensor:
+    """The flat float32 vector that training starts from, equal bits on every machine.
+
+    Each tensor is a function of (seed, its name, its shape) alone, so any split of the layers gives the same values.
+    Uniform, not normal: uniform numbers are made from random bits by exact arithmetic, logarithms and cosines differ
+    in the last bit between processors.
+    """
+    flat_N = torch.empty(layout.num_elements)
+    for spec, start, stop in layout.spans():
+        flat_N[start:stop] = _initial_values(spec, section, seed)
+    return flat_N
+
+
+class StageModel:
+    """A stage's layers with their parameters and gradients, one flat vector each.
+
+    In-place changes of `flat_N` between a forward and its backward are refused by autograd (the views share its
+    version counter): step and shift only between two micro-batches.
+    """
+
+    def __init__(self, section: ModelSection, layers: LayerRange, *, device: str | torch.device = "cpu") -> None:
+        self.section = section
+        self.layers = layers
+        self.layout = stage_layout(section, layers)
+        self.flat_N = torch.zeros(self.layout.num_elements, device=device)
+        self.flat_grad_N = torch.zeros_like(self.flat_N)
+        self._spans = {spec.name: (start, stop, spec.shape) for spec, start, stop in self.layout.spans()}
+        self._embedding_VD = self._weight(EMBEDDING) if layers.is_first_stage else None
+        self._layers = [self._layer(f"model.layers.{index}.") for index in range(layers.first, layers.last + 1)]
+        self._final_norm_D = self._weight(FINAL_NORM) if layers.is_last_stage else None
+        self._head_VD = self._weight(HEAD) if layers.is_last_stage else None
+        self._cos_T1K, self._sin_T1K = _rotary_tables(section, self.flat_N.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Output of the stage. x: (B, T) int64 tokens at the first stage, else (B, T, D); out: (B, T, D), or at the
+        last stage logits (B, T, V)."""
+        hidden_BTD = F.embedding(x, self._embedding_VD) if self._embedding_VD is not None else x
+        for layer in self._layers:
+            hidden_BTD = hidden_BTD + self._attention(layer, self._norm(hidden_BTD, layer.attention_norm_D))
+            hidden_BTD = hidden_BTD + _swiglu(layer, self._norm(hidden_BTD, layer.mlp_norm_D))
+        if self._head_VD is None or self._final_norm_D is None:
+            return hidden_BTD
+        return F.linear(self._norm(hidden_BTD, self._final_norm_D), self._head_VD)
+
+    def zero_grad(self) -> None:
+        self.flat_grad_N.zero_()
+
+    def _weight(self, *names: str) -> Tensor:
+        """A leaf over the named tensors, which lie one behind the other and have equal rows; its gradient is a view
+        into flat_grad_N."""
+        start, stop, shape = self._spans[names[0]]
+        rows = shape[0]
+        for name in names[1:]:
+            next_start, next_stop, next_shape = self._spans[name]
+            assert (next_start, next_shape[1:]) == (stop, shape[1:]), f"{name} does not follow {names[0]}"
+            stop, rows = next_stop, rows + next_shape[0]
+        fused_shape = (rows, *shape[1:])
+        weight = self.flat_N[start:stop].view(fused_shape).requires_grad_()
+        weight.grad = self.flat_grad_N[start:stop].view(fused_shape)
+        return weight
+
+    def _layer(self, prefix: str) -> "_Layer":
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        return _Layer(
+            attention_norm_D=self._weight(prefix + "input_layernorm.weight"),
+            qkv_XD=self._weight(*(f"{attention}{part}_proj.weight" for part in "qkv")),
+            out_DD=self._weight(attention + "o_proj.weight"),
+            mlp_norm_D=self._weight(prefix + "post_attention_layernorm.weight"),
+            gate_up_XD=self._weight(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
+            down_DF=self._weight(mlp + "down_proj.weight"),
+        )
+
+    def _norm(self, x_BTD: Tensor, weight_D: Tensor) -> Tensor:
+        return F.rms_norm(x_BTD, weight_D.shape, weight_D, self.section.norm_eps)
+
+    def _attention(self, layer: "_Layer", x_BTD: Tensor) -> Tensor:
+        heads, kv_heads = self.section.heads, self.section.kv_heads
+        tokens = x_BTD.shape[1]
+        qkv_BTXK = F.linear(x_BTD, layer.qkv_XD).view(*x_BTD.shape[:2], heads + 2 * kv_heads, -1)
+        qk_BTXK = self._rotate(qkv_BTXK[:, :, : heads + kv_heads], tokens)  # queries and keys in one go
+        q_BHTK = qk_BTXK[:, :, :heads].transpose(1, 2)
+        k_BHTK = qk_BTXK[:, :, heads:].transpose(1, 2).repeat_interleave(heads // kv_heads, 1)
+        v_BHTK = qkv_BTXK[:, :, heads + kv_heads :].transpose(1, 2).repeat_interleave(heads // kv_heads, 1)
+        mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        return F.linear(mixed_BHTK.transpose(1, 2).flatten(2), layer.out_DD)
+
+    def _rotate(self, x_BTXK: Tensor, tokens: int) -> Tensor:
+        """Rotary positions, halves convention (dimension i turns with i + K/2)."""
+        cos, sin = self._cos_T1K[:tokens], self._sin_T1K[:tokens]
+        first, second = x_BTXK.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Weights of one block."""
+
+    attention_norm_D: Tensor
+    qkv_XD: Tensor
+    out_DD: Tensor
+    mlp_norm_D: Tensor
+    gate_up_XD: Tensor
+    down_DF: Tensor
+
+
+def _swiglu(layer: _Layer, x_BTD: Tensor) -> Tensor:
+    gate_BTF, up_BTF = F.linear(x_BTD, layer.gate_up_XD).chunk(2, -1)
+    return F.linear(F.silu(gate_BTF) * up_BTF, layer.down_DF)
+
+
+def _rotary_tables(section: ModelSection, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, (context, 1, K/2) each. In float64 on the CPU first: exact to float32 everywhere."""
+    head_size = section.hidden_size // section.heads
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
+    angles = torch.arange(section.context, dtype=torch.float64)[:, None] * section.rope_theta**-exponents
+    cos_T1K, sin_T1K = (table.float().unsqueeze(1).to(device) for table in (angles.cos(), angles.sin()))
+    return cos_T1K, sin_T1K
+
+
+def _initial_values(spec: TensorSpec, section: ModelSection, seed: int) -> Tensor:
+    """Flat values of one tensor: ones for norms, else uniform with the standard deviation of its kind."""
+    if len(spec.shape) == 1:
+        return torch.ones(spec.num_elements)
+    key = np.frombuffer(sha256(canonical(["dilocox-init", seed, spec.name]))[:16], dtype="<u8")
+    bits = np.random.Philox(key=key).random_raw(spec.num_elements) >> np.uint64(40)
+    unit = torch.from_numpy(bits.astype(np.float32)) * 2.0**-24  # 24 bits: exact
+    bound = np.float32(_standard_deviation(spec, section) * 3**0.5)
+    return (unit - 0.5) * float(2 * bound)
+
+
+def _standard_deviation(spec: TensorSpec, section: ModelSection) -> float:
+    """1/sqrt(fan-in); what adds to the residual stream smaller by sqrt(2 layers), so that the sum stays of order 1."""
+    if spec.name == EMBEDDING:
+        return EMBEDDING_STD
+    if spec.name == HEAD:
+        return HEAD_STD
+    deviation: float = spec.shape[1] ** -0.5
+    if spec.name.endswith(("o_proj.weight", "down_proj.weight")):
+        deviation /= (2 * section.layers) ** 0.5
+    return deviation

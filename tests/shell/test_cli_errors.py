@@ -1,0 +1,143 @@
+"""What a person gets wrong is told in one line with the remedy and the documented exit code, and leaves nothing behind.
+
+Every case runs the real command in a process of its own.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dilocox_peer.invitation import Invitation, format_invitation
+from dilocox_peer.peer.identity import Identity
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import RunId
+
+RUN = RunId("ab" * 32)
+SOMEBODY = SigningKey(b"x" * 32).peer_id
+
+
+def peer(home: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dilocox_peer.cli.main", *arguments, "--home", str(home)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], code: int, *needles: str) -> None:
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr + done.stdout
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    for needle in needles:
+        assert needle in lines[0], lines[0]
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def link_to(port: int, run_id: RunId = RUN) -> str:
+    return format_invitation(Invitation(run_id, (f"/ip4/127.0.0.1/tcp/{port}/p2p/{SOMEBODY}",)))
+
+
+@pytest.mark.parametrize(
+    ("line", "needle"),
+    [
+        ("speed = 1", "speed: unknown field"),
+        ('[model]\nlayers = "two"', "model.layers"),
+        ("[rounds]\ntotal = -1", "rounds.total"),
+    ],
+)
+def test_a_run_file_with_a_mistake_names_the_field(tmp_path, line, needle):
+    path = tmp_path / "run.toml"
+    path.write_text(line)
+    assert_refused(peer(tmp_path, "bootstrap", str(path)), 2, str(path), needle)
+    assert_refused(peer(tmp_path, "sign", str(path)), 2, str(path), needle)
+    assert files_in(tmp_path) == {"run.toml"}
+    assert path.read_text() == line
+
+
+def test_init_does_not_overwrite(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("mine")
+    assert_refused(peer(tmp_path, "init", str(path)), 2, "exists", "--force")
+    assert path.read_text() == "mine"
+
+
+def test_init_with_an_unknown_preset_writes_nothing(tmp_path):
+    assert_refused(peer(tmp_path, "init", str(tmp_path / "run.toml"), "--preset", "huge"), 2, "huge", "tiny")
+    assert files_in(tmp_path) == set()
+
+
+def test_a_run_file_signed_by_another_key_or_changed_is_not_served(tmp_path):
+    path = tmp_path / "run.toml"
+    assert peer(tmp_path, "init", str(path)).returncode == 0
+    path.write_text(path.read_text().replace("total = ", "total = 1"))
+    assert_refused(peer(tmp_path, "bootstrap", str(path)), 2, "changed after it was signed", "dilocox-peer sign")
+
+
+@pytest.mark.parametrize(
+    "link", ["hello", "dilocox://", "dilocox://abc@/ip4/1.2.3.4/tcp/1", f"dilocox://{RUN}@/ip4/127.0.0.1/tcp/4711"]
+)
+def test_a_nonsense_link_says_what_is_wrong_with_it(tmp_path, link):
+    assert_refused(peer(tmp_path, "join", link), 2, "link" if "4711" not in link else "/p2p/")
+    assert files_in(tmp_path) == set()
+
+
+def test_a_missing_data_path_is_named_before_anything_starts(tmp_path):
+    done = peer(tmp_path, "join", link_to(1), "--data", str(tmp_path / "nowhere"))
+    assert_refused(done, 2, str(tmp_path / "nowhere"), "does not exist")
+    assert files_in(tmp_path) == set()
+
+
+def test_an_unreachable_bootstrap_is_exit_code_3(tmp_path):
+    port = free_port()
+    done = peer(tmp_path, "join", link_to(port), "--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+    assert_refused(done, 3, f"127.0.0.1/tcp/{port}")
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    path = tmp_path / "run.toml"
+    assert peer(tmp_path, "init", str(path)).returncode == 0
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = peer(tmp_path, "bootstrap", str(path), "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}")
+    assert_refused(done, 2, str(port), "in use")
+
+
+def test_an_identity_in_use_is_named_with_the_way_out(tmp_path):
+    key = tmp_path / "me.key"
+    with Identity.open(key):
+        done = peer(tmp_path, "join", link_to(1), "--identity-path", str(key))
+    assert_refused(done, 2, str(key), "in use")
+
+
+def test_a_file_that_is_no_key_is_refused_and_left_alone(tmp_path):
+    key = tmp_path / "me.key"
+    key.write_text("not a key")
+    key.chmod(0o600)
+    assert_refused(peer(tmp_path, "join", link_to(1), "--identity-path", str(key)), 2, str(key))
+    assert key.read_text() == "not a key"
+
+
+def test_a_key_that_others_can_read_is_refused_with_the_chmod_line(tmp_path):
+    key = tmp_path / "me.key"
+    Identity.open(key).close()
+    key.chmod(0o644)
+    assert_refused(peer(tmp_path, "join", link_to(1), "--identity-path", str(key)), 2, "chmod 600")

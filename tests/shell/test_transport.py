@@ -1,0 +1,409 @@
+"""Transport against itself, in this process."""
+
+import asyncio
+import logging
+import os
+import random
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable
+from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.transport import (
+    MAX_MESSAGE_BYTES,
+    PeerGone,
+    Reply,
+    RequestRefused,
+    Transport,
+    TransportLimits,
+)
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId
+from tests.shell.conftest import RUN, MakeTransport, is_running, until
+from tests.shell.peer_process import blob, serve_blob
+
+STRANGER = SigningKey(bytes(32)).peer_id
+
+
+async def pair(make_transport: MakeTransport, **options: Any) -> tuple[Transport, Transport]:
+    server, _ = await make_transport("server", **options)
+    client, _ = await make_transport("client", initial_peers=server.addresses)
+    return server, client
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+async def test_two_transports_exchange_messages(make_transport: MakeTransport) -> None:
+    server, client = await pair(make_transport)
+    got: list[tuple[PeerId, bytes]] = []
+    for transport in (server, client):
+        transport.set_message_handler(lambda peer, raw: got.append((peer, raw)))
+
+    await client.send(server.peer_id, b"there", 5)
+    await server.send(client.peer_id, bytes(MAX_MESSAGE_BYTES), 5)
+
+    assert got == [(client.peer_id, b"there"), (server.peer_id, bytes(MAX_MESSAGE_BYTES))]
+    assert client.bytes_sent == server.bytes_received == 5
+    assert server.bytes_sent == client.bytes_received == MAX_MESSAGE_BYTES
+
+
+async def test_a_transport_has_the_address_and_the_peer_id_of_its_key(make_transport: MakeTransport) -> None:
+    transport, identity = await make_transport()
+    assert len(transport.addresses) == 1
+    assert transport.addresses[0].startswith("/ip4/127.0.0.1/tcp/")
+    assert transport.addresses[0].endswith(f"/p2p/{identity.peer_id}")
+    assert await transport.refresh_addresses() == transport.addresses
+
+
+async def test_an_oversized_message_is_not_sent(make_transport: MakeTransport) -> None:
+    transport, _ = await make_transport()
+    with pytest.raises(ValueError, match="serve it for fetch"):
+        await transport.send(STRANGER, bytes(MAX_MESSAGE_BYTES + 1), 1)
+
+
+async def test_a_fault_in_a_handler_costs_one_message(
+    make_transport: MakeTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, client = await pair(make_transport)
+    with pytest.raises(RequestRefused, match="not ready"):
+        await client.send(server.peer_id, b"early", 5)
+    got: list[bytes] = []
+
+    def handler(peer: PeerId, raw: bytes) -> None:
+        if raw == b"malformed":
+            raise ProtocolError(peer, "no such message")
+        if raw == b"bug":
+            raise KeyError("secret")
+        got.append(raw)
+
+    server.set_message_handler(handler)
+    with pytest.raises(RequestRefused, match="no such message"):
+        await client.send(server.peer_id, b"malformed", 5)
+    with caplog.at_level(logging.CRITICAL), pytest.raises(RequestRefused, match=r"internal error$"):
+        await client.send(server.peer_id, b"bug", 5)
+    await client.send(server.peer_id, b"good", 5)
+    assert got == [b"good"]
+
+
+async def test_a_flood_of_messages_is_refused(make_transport: MakeTransport) -> None:
+    limits = TransportLimits(messages_per_s=0.001, messages_burst=3)
+    server, client = await pair(make_transport, limits=limits)
+    got: list[bytes] = []
+    server.set_message_handler(lambda _peer, raw: got.append(raw))
+    results = await asyncio.gather(*(client.send(server.peer_id, b"x", 5) for _ in range(5)), return_exceptions=True)
+    assert len(got) == 3
+    assert [type(result) for result in results if result is not None] == [RequestRefused] * 2
+
+
+async def test_two_runs_do_not_mix(make_transport: MakeTransport) -> None:
+    server, _ = await make_transport("server", namespace="cd" * 32)
+    client, _ = await make_transport("client", initial_peers=server.addresses)
+    server.set_message_handler(lambda _peer, _raw: None)
+    await server.serve("blob", serve_blob)
+    with pytest.raises(RequestRefused, match=r"not \(yet\) in this run"):
+        await client.send(server.peer_id, b"x", 5)
+    with pytest.raises(RequestRefused, match=r"not \(yet\) in this run"):
+        await client.fetch(server.peer_id, "blob", {}, max_body_bytes=10, timeout_s=5)
+
+
+async def test_an_unknown_peer_is_gone_at_once(make_transport: MakeTransport) -> None:
+    _, client = await pair(make_transport)
+    with pytest.raises(PeerGone):
+        await client.send(STRANGER, b"x", 30)
+    with pytest.raises(PeerGone):
+        await client.fetch(STRANGER, "blob", {}, max_body_bytes=10, timeout_s=30)
+    with pytest.raises(PeerGone, match="refused"):
+        await client.connect(STRANGER, [f"/ip4/127.0.0.1/tcp/9/p2p/{STRANGER}"])
+
+
+async def test_peers_meet_by_the_address_of_a_lease(make_transport: MakeTransport) -> None:
+    """Without a peer that both know."""
+    first, _ = await make_transport("first")
+    second, _ = await make_transport("second")
+    first.set_message_handler(lambda _peer, _raw: None)
+    with pytest.raises(PeerGone):
+        await second.send(first.peer_id, b"x", 5)
+    await second.connect(first.peer_id, first.addresses)
+    await second.send(first.peer_id, b"x", 5)
+    assert await second.connected_peers() == [first.peer_id]
+
+
+async def test_cancelled_calls_do_not_break_the_transport(make_transport: MakeTransport) -> None:
+    """hivemind's reader dies of an answer that arrives just after its call was cancelled, and all later calls hang."""
+    server, client = await pair(make_transport, limits=TransportLimits(messages_per_s=1e6, messages_burst=1e6))
+    server.set_message_handler(lambda _peer, _raw: None)
+    rng = random.Random(1)
+    for _ in range(40):
+        calls = [asyncio.create_task(client.send(server.peer_id, b"x", 5)) for _ in range(10)]
+        await asyncio.sleep(rng.random() * 0.004)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    await client.send(server.peer_id, b"x", 5)
+    assert all(call.done() for call in client.p2p._client.control._pending_calls.values())
+    await until(lambda: not server.p2p._client.control._handler_tasks)
+
+
+# -- bulk -------------------------------------------------------------------------------------------------------------
+
+
+async def test_twenty_megabytes_arrive_intact(make_transport: MakeTransport) -> None:
+    server, client = await pair(make_transport)
+    await server.serve("blob", serve_blob)
+    progress: list[tuple[int, int]] = []
+    header, body = await client.fetch(
+        server.peer_id, "blob", {"size_bytes": 20_000_000}, max_body_bytes=20_000_000, timeout_s=30,
+        on_progress=lambda *step: progress.append(step),
+    )  # fmt: skip
+    assert header == {"size_bytes": 20_000_000}
+    assert body == blob(20_000_000)
+    assert progress[0] == (0, 20_000_000)
+    assert progress[-1] == (20_000_000, 20_000_000)
+    assert server.bytes_sent == client.bytes_received == 20_000_000
+
+
+async def test_a_fetch_under_an_upload_cap_and_several_at_once_arrive_intact(make_transport: MakeTransport) -> None:
+    server, client = await pair(make_transport, limits=TransportLimits(upload_bytes_per_s=20e6, streams=2))
+    await server.serve("blob", serve_blob)
+    sizes = [0, 1, 1_000_000, 1_000_001]
+    replies = await asyncio.gather(
+        *(client.fetch(server.peer_id, "blob", {"size_bytes": n}, max_body_bytes=n, timeout_s=30) for n in sizes)
+    )
+    assert [body == blob(size) for size, (_, body) in zip(sizes, replies, strict=True)] == [True] * 4
+
+
+async def test_a_body_above_the_cap_is_refused_before_memory_is_taken(make_transport: MakeTransport) -> None:
+    server, client = await pair(make_transport)
+    await server.serve("blob", serve_blob)
+    progress: list[int] = []
+    with pytest.raises(ProtocolError, match="body of 1001 bytes, at most 1000"):
+        await client.fetch(
+            server.peer_id, "blob", {"size_bytes": 1001}, max_body_bytes=1000, timeout_s=5,
+            on_progress=lambda received, _total: progress.append(received),
+        )  # fmt: skip
+    assert progress == []
+
+
+async def test_a_refusal_carries_its_reason(make_transport: MakeTransport) -> None:
+    server, client = await pair(make_transport, limits=TransportLimits(handler_timeout_s=0.05))
+
+    async def handler(peer: PeerId, header: dict[str, Any]) -> Reply:
+        match header["want"]:
+            case "nothing":
+                raise ProtocolError(peer, "round 3 is not kept")
+            case "other":
+                raise PeerUnavailable(STRANGER, "asked it in vain")
+            case "bug":
+                raise KeyError("secret")
+            case _:
+                await asyncio.Event().wait()
+        raise AssertionError
+
+    await server.serve("state", handler)
+    for want, says in (
+        ("nothing", "round 3 is not kept$"),
+        ("other", "in vain"),
+        ("bug", "internal error$"),
+        ("slow", "not ready"),
+    ):
+        with pytest.raises(RequestRefused, match=says):
+            await client.fetch(server.peer_id, "state", {"want": want}, max_body_bytes=0, timeout_s=5)
+    with pytest.raises(RequestRefused, match=r"not \(yet\)"):
+        await client.fetch(server.peer_id, "unserved", {}, max_body_bytes=0, timeout_s=5)
+
+
+async def test_one_peer_gets_only_its_share_of_streams(make_transport: MakeTransport) -> None:
+    server, client = await pair(make_transport, limits=TransportLimits(streams_per_peer=2))
+    release, waiting = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def handler(_peer: PeerId, _header: dict[str, Any]) -> Reply:
+        waiting.release()
+        await release.wait()
+        return Reply({})
+
+    await server.serve("slow", handler)
+    fetches = [
+        asyncio.create_task(client.fetch(server.peer_id, "slow", {}, max_body_bytes=0, timeout_s=9)) for _ in range(2)
+    ]
+    for _ in fetches:
+        await asyncio.wait_for(waiting.acquire(), 5)
+    with pytest.raises(RequestRefused, match="busy"):
+        await client.fetch(server.peer_id, "slow", {}, max_body_bytes=0, timeout_s=5)
+    release.set()
+    assert await asyncio.gather(*fetches) == [({}, bytearray())] * 2
+
+
+async def test_failed_and_cancelled_calls_leave_no_descriptor_open(make_transport: MakeTransport) -> None:
+    server, client = await pair(make_transport)
+
+    async def never(_peer: PeerId, _header: dict[str, Any]) -> Reply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await server.serve("never", never)
+
+    async def fail() -> None:
+        for _ in range(10):
+            with pytest.raises(PeerUnavailable):
+                await client.fetch(STRANGER, "blob", {}, max_body_bytes=0, timeout_s=5)
+            with pytest.raises(PeerUnavailable):
+                await client.fetch(server.peer_id, "never", {}, max_body_bytes=0, timeout_s=0.01)
+            with pytest.raises(PeerUnavailable):
+                await client.connect(STRANGER, [f"/ip4/127.0.0.1/tcp/9/p2p/{STRANGER}"])
+
+    def num_descriptors() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{client.p2p._child.pid}/fd"))
+
+    await fail()
+    before = num_descriptors()
+    for _ in range(3):
+        await fail()
+    here, there = num_descriptors()
+    assert here <= before[0] + 3  # a socket or two may be closing just now
+    assert there <= before[1] + 3
+
+
+# -- start and end ----------------------------------------------------------------------------------------------------
+
+
+async def test_p2pd_is_in_a_session_of_its_own_and_ends_with_the_transport(
+    make_transport: MakeTransport, tmp_path: Path
+) -> None:
+    transport, _ = await make_transport()
+    pid = transport.p2p._child.pid
+    assert os.getsid(pid) == pid != os.getsid(0)
+    assert len(list((tmp_path / "peer" / "run").iterdir())) >= 1
+    await transport.close()
+    await transport.close()
+    assert not is_running(pid)
+    assert list((tmp_path / "peer" / "run").iterdir()) == []
+    with pytest.raises(PeerUnavailable, match="closed"):
+        await transport.send(STRANGER, b"x", 1)
+
+
+async def test_a_taken_port_is_named(make_transport: MakeTransport) -> None:
+    """p2pd itself would start, share the port by SO_REUSEPORT, and get half of the other's callers."""
+    other, _ = await make_transport("other")
+    port = other.addresses[0].split("/")[4]
+    with pytest.raises(ConfigError, match=f"cannot listen on /ip4/127.0.0.1/tcp/{port} .*in use.*: stop what uses it"):
+        await make_transport("late", host_maddrs=[f"/ip4/127.0.0.1/tcp/{port}"])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match="in use"):
+            await make_transport("later", host_maddrs=[f"/ip4/127.0.0.1/tcp/{port}"])
+
+
+async def test_the_port_of_a_transport_can_be_taken_again_at_once(make_transport: MakeTransport) -> None:
+    server, client = await pair(make_transport)
+    server.set_message_handler(lambda _peer, _raw: None)
+    await client.send(server.peer_id, b"x", 5)
+    host = server.addresses[0].split("/p2p/")[0]
+    await server.close()
+    again, _ = await make_transport("again", host_maddrs=[host])
+    assert again.addresses[0].startswith(host)
+
+
+@pytest.mark.parametrize("address", ["/ip4/203.0.113.77/tcp/0", "/ip4/203.0.113.77/tcp/4000"])
+async def test_an_address_of_another_host_is_named(make_transport: MakeTransport, address: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot listen on {address}"):
+        await make_transport(host_maddrs=[address])
+
+
+async def test_an_unreachable_bootstrap_is_named_with_the_reason(make_transport: MakeTransport) -> None:
+    with pytest.raises(RunUnreachable, match=r"/ip4/127.0.0.1/tcp/9/p2p/\S+ refuses the connection"):
+        await make_transport("a", initial_peers=[f"/ip4/127.0.0.1/tcp/9/p2p/{STRANGER}"])
+
+
+async def test_a_bootstrap_with_another_key_is_named(make_transport: MakeTransport) -> None:
+    server, _ = await make_transport("server")
+    wrong = server.addresses[0].replace(server.peer_id, STRANGER)
+    with pytest.raises(RunUnreachable, match="is not this peer"):
+        await make_transport("a", initial_peers=[wrong])
+
+
+async def test_one_reachable_peer_of_several_is_enough(make_transport: MakeTransport) -> None:
+    server, _ = await make_transport("server")
+    server.set_message_handler(lambda _peer, _raw: None)
+    dead = f"/ip4/127.0.0.1/tcp/9/p2p/{STRANGER}"
+    client, _ = await make_transport("client", initial_peers=[dead, *server.addresses])
+    await client.send(server.peer_id, b"x", 5)
+
+
+async def test_a_peer_does_not_dial_itself(make_transport: MakeTransport, tmp_path: Path) -> None:
+    with Identity.open(tmp_path / "peer" / "identity.key") as identity:
+        own = f"/ip4/127.0.0.1/tcp/9/p2p/{identity.peer_id}"
+    transport, _ = await make_transport("peer", initial_peers=[own])
+    assert transport.initial_peers == ()
+
+
+async def test_another_key_than_the_peers_is_refused(tmp_path: Path, no_process_left: None) -> None:
+    with (
+        Identity.open(tmp_path / "identity.key") as identity,
+        pytest.raises(ConfigError, match=r"is .* the key of this peer"),
+    ):
+        await Transport.create(identity.path, STRANGER, namespace=RUN, runtime_dir=tmp_path / "run")
+
+
+async def test_two_transports_do_not_share_a_runtime_folder(make_transport: MakeTransport, tmp_path: Path) -> None:
+    await make_transport("a", runtime_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="in use by another process"):
+        await make_transport("b", runtime_dir=tmp_path / "run")
+
+
+async def test_a_runtime_folder_open_to_others_is_refused(make_transport: MakeTransport, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o755)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        await make_transport("a", runtime_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["x" * 120, "with space", "ü"])
+async def test_a_folder_that_no_socket_path_can_name_has_a_short_stand_in(
+    make_transport: MakeTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    transport, _ = await make_transport("a", runtime_dir=tmp_path / name)
+    stand_in = transport._directory.path
+    assert transport.peer_id[-12:] in stand_in.name
+    assert stand_in.stat().st_mode & 0o777 == 0o700
+    await transport.close()
+    assert not stand_in.exists()
+
+
+async def test_stale_sockets_are_swept_and_other_files_kept(make_transport: MakeTransport, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    (folder / "note").touch()
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(folder / "p2pd-old.sock"))
+    transport, _ = await make_transport("a", runtime_dir=folder)
+    assert not (folder / "p2pd-old.sock").exists()
+    await transport.close()
+    assert [entry.name for entry in folder.iterdir()] == ["note"]
+
+
+async def test_a_start_that_is_cancelled_or_too_slow_leaves_nothing(
+    make_transport: MakeTransport, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection and never says a word
+        address = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{STRANGER}"
+        for timeout_s in (0.01, 0.1, 0.3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await make_transport(f"a{timeout_s}", initial_peers=[address], runtime_dir=tmp_path / "run")
+            assert list((tmp_path / "run").iterdir()) == []
+        with pytest.raises(RunUnreachable, match="is not this peer"):
+            await make_transport("b", initial_peers=[address], runtime_dir=tmp_path / "run", startup_timeout_s=0.5)
+    transport, _ = await make_transport("c", runtime_dir=tmp_path / "run")
+    assert transport.addresses
+
+
+async def test_nothing_of_hivemind_reaches_the_screen(
+    make_transport: MakeTransport, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, client = await pair(make_transport)
+    with pytest.raises(RequestRefused):
+        await client.fetch(client.initial_peers[0].rsplit("/", 1)[1], "none", {}, max_body_bytes=0, timeout_s=5)  # type: ignore[arg-type]
+    assert capfd.readouterr() == ("", "")

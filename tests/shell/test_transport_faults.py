@@ -1,0 +1,162 @@
+"""Transport when processes are killed and frozen."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dilocox_peer.dht.directory import Directory
+from dilocox_peer.peer.transport import PeerGone, PeerSilent, Transport, TransportDown
+from tests.shell.conftest import RUN, MakeTransport, PeerProcess, SpawnPeer, is_running, until
+from tests.shell.peer_process import blob
+
+pytestmark = pytest.mark.slow  # each starts Python processes that import torch
+
+UPLOAD = 4e6  # bytes a second: 20 MB last 5 s, and the fault comes in the middle
+SIZE = 20_000_000
+
+
+async def start(
+    make_transport: MakeTransport, spawn_peer: SpawnPeer, **options: object
+) -> tuple[Transport, PeerProcess]:
+    remote = await spawn_peer("remote", **options)
+    transport, _ = await make_transport("local", initial_peers=remote.addresses)
+    return transport, remote
+
+
+async def fetch_until(
+    transport: Transport, remote: PeerProcess, at_bytes: int, fault: object, *, stall_timeout_s: float = 10.0
+) -> bytearray:
+    """Fetches SIZE bytes and calls fault() once when at_bytes of them are here."""
+    pending = [fault]
+
+    def on_progress(received: int, _total: int) -> None:
+        if received >= at_bytes and pending:
+            pending.pop()()  # type: ignore[operator]
+
+    _, body = await transport.fetch(
+        remote.peer, "blob", {"size_bytes": SIZE}, max_body_bytes=SIZE, timeout_s=30, stall_timeout_s=stall_timeout_s,
+        on_progress=on_progress,
+    )  # fmt: skip
+    return body
+
+
+@pytest.mark.parametrize("victim", ["python", "p2pd", "both"])
+async def test_a_peer_killed_in_mid_fetch_is_an_error_and_no_short_body(
+    make_transport: MakeTransport, spawn_peer: SpawnPeer, victim: str
+) -> None:
+    transport, remote = await start(make_transport, spawn_peer, upload_bytes_per_s=UPLOAD)
+    pids = {"python": [remote.process.pid], "p2pd": [remote.p2pd], "both": [remote.process.pid, remote.p2pd]}[victim]
+
+    with pytest.raises(PeerGone, match=f"the stream ended after [0-9]+ of {SIZE} bytes"):
+        await fetch_until(transport, remote, 3_000_000, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids])
+
+    await until(lambda: not is_running(remote.p2pd))
+    with pytest.raises(PeerGone):
+        await transport.send(remote.peer, b"x", 30)
+    with pytest.raises(PeerGone):
+        await transport.fetch(remote.peer, "blob", {"size_bytes": 1}, max_body_bytes=1, timeout_s=30)
+
+
+async def test_a_peer_frozen_in_mid_fetch_is_silent_at_the_stall_deadline(
+    make_transport: MakeTransport, spawn_peer: SpawnPeer
+) -> None:
+    transport, remote = await start(make_transport, spawn_peer, upload_bytes_per_s=UPLOAD)
+    with pytest.raises(PeerSilent, match=r"nothing for 0.5 s after"):
+        await fetch_until(transport, remote, 3_000_000, remote.freeze, stall_timeout_s=0.5)
+
+    with pytest.raises(PeerSilent, match=r"no answer within 0.3 s"):
+        await transport.send(remote.peer, b"x", 0.3)
+    with pytest.raises(PeerSilent):
+        await transport.fetch(remote.peer, "blob", {"size_bytes": 1}, max_body_bytes=1, timeout_s=0.3)
+
+    remote.thaw()
+    _, body = await transport.fetch(remote.peer, "blob", {"size_bytes": 9}, max_body_bytes=9, timeout_s=10)
+    assert body == blob(9)
+
+
+async def test_a_fetch_that_trickles_ends_at_its_total_deadline(
+    make_transport: MakeTransport, spawn_peer: SpawnPeer
+) -> None:
+    transport, remote = await start(make_transport, spawn_peer, upload_bytes_per_s=1e6)
+    with pytest.raises(PeerSilent, match=r"blob was not complete within 1 s \([1-9][0-9]* bytes\)"):
+        await transport.fetch(remote.peer, "blob", {"size_bytes": SIZE}, max_body_bytes=SIZE, timeout_s=1)
+
+
+async def test_our_own_p2pd_killed_ends_every_call_and_is_reported(
+    make_transport: MakeTransport, spawn_peer: SpawnPeer
+) -> None:
+    transport, remote = await start(make_transport, spawn_peer)
+    failure = asyncio.create_task(transport.wait_for_failure())
+    remote.freeze()
+    calls = [
+        asyncio.create_task(transport.send(remote.peer, b"x", 30)),
+        asyncio.create_task(
+            transport.fetch(remote.peer, "never", {}, max_body_bytes=0, timeout_s=30, stall_timeout_s=30)
+        ),
+    ]
+    await until(lambda: bool(transport.p2p._client.control._pending_calls))
+    pid = transport.p2p._child.pid
+    os.kill(pid, signal.SIGKILL)
+
+    async with asyncio.timeout(5):
+        assert await failure == f"this peer's own p2pd (process {pid}) has ended"
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(result) for result in results] == [TransportDown, TransportDown]
+        with pytest.raises(TransportDown, match=f"process {pid}"):
+            await transport.send(remote.peer, b"x", 30)
+        with pytest.raises(TransportDown):
+            await transport.fetch(remote.peer, "blob", {}, max_body_bytes=0, timeout_s=30)
+        await transport.close()
+
+
+async def test_our_own_p2pd_frozen_is_killed_by_close(make_transport: MakeTransport) -> None:
+    transport, _ = await make_transport()
+    pid = transport.p2p._child.pid
+    os.kill(pid, signal.SIGSTOP)
+    await transport.close(timeout_s=0.3)
+    assert not is_running(pid)
+
+
+async def test_kill_9_leaves_no_p2pd_and_the_same_peer_can_start_again(spawn_peer: SpawnPeer) -> None:
+    first = await spawn_peer("remote")
+    assert os.getsid(first.p2pd) == first.p2pd
+    first.kill()
+    await until(lambda: not is_running(first.p2pd), timeout_s=2)
+    stale = sockets(first.home)
+    assert stale
+
+    again = await spawn_peer("remote", port=first.addresses[0].split("/")[4])
+    assert again.peer == first.peer
+    assert again.addresses == first.addresses
+    assert not sockets(again.home) & stale
+    again.process.stdin.close()  # type: ignore[union-attr]
+    assert again.process.wait(10) == 0
+    assert sockets(again.home) == set()
+    assert not is_running(again.p2pd)
+
+
+def sockets(home: Path) -> set[str]:
+    return {entry.name for entry in (home / "run").iterdir() if entry.is_socket()}
+
+
+async def test_ctrl_c_in_a_terminal_reaches_us_and_not_p2pd(spawn_peer: SpawnPeer) -> None:
+    remote = await spawn_peer("remote")
+    assert os.getpgid(remote.p2pd) != os.getpgid(remote.process.pid)
+
+
+async def test_a_peer_that_restarts_is_reached_again(make_transport: MakeTransport, spawn_peer: SpawnPeer) -> None:
+    """By a new dial of its own: ours is held back for seconds after a failure (p2pd's dial backoff)."""
+    transport, identity = await make_transport("local")
+    async with await Directory.create(transport, RUN, identity.key):
+        remote = await spawn_peer("remote", initial_peers=transport.addresses)
+        await transport.send(remote.peer, b"x", 5)
+        remote.kill()
+        await until(lambda: not is_running(remote.p2pd))
+        with pytest.raises(PeerGone):
+            await transport.send(remote.peer, b"x", 5)
+        again = await spawn_peer("remote", initial_peers=transport.addresses)
+        assert again.peer == remote.peer
+        await transport.send(again.peer, b"x", 5)

@@ -1,0 +1,175 @@
+"""The invariants of DESIGN section 9, checked as things happen. A violation ends the run.
+
+I1 one certificate of a quorum per (head, epoch). I2 a chain grows on its head and changes branch only to a better one.
+I3 whoever signed held every blob and had made it durable. I4 no movement twice in a chain. I5 movement = settled +
+pending + orphaned. (I6 belongs to the codecs; I7 and I8 are about time: scenario.py.)
+"""
+
+from typing import TYPE_CHECKING
+
+from dilocox_peer.events import Event
+from dilocox_peer.peer.chain import Certificate, Place, Plan, Value, Verifier, is_quorum
+from dilocox_peer.peer.durable import Durable, Votes
+from dilocox_peer.peer.messages import Ack, Cert, EpochSign, Message, Promise, Propose
+from dilocox_peer.types import Digest, PeerId
+
+if TYPE_CHECKING:
+    from .world import Node
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Invariants:
+    """What all peers of a world have ever certified, and what each has promised."""
+
+    def __init__(self, genesis: Digest, plan: Plan, verify: Verifier) -> None:
+        self._verify = verify
+        self._genesis = genesis
+        self._places: dict[Digest, Place] = {genesis: Place.genesis(0, genesis, plan)}
+        self._parents: dict[Digest, Digest] = {}
+        self._certified: dict[tuple[Digest, int], Digest] = {}
+        self._epochs: dict[tuple[Digest, int], list[tuple[PeerId, ...]]] = {}
+        self._durable: dict[PeerId, tuple[Digest, Votes]] = {}
+        self._accepted_in: dict[tuple[PeerId, Digest, int, int], Digest] = {}
+        self._signed_epochs: dict[tuple[PeerId, Digest, int], Digest] = {}
+        self._at: dict[PeerId, Digest] = {}
+        self.events: list[tuple[PeerId, Event]] = []
+        self.rounds = 0
+        self.max_ballot = 0
+
+    def started(self, node: "Node") -> None:
+        assert node.machine is not None
+        self._at[node.peer] = node.machine.head
+        on_disk = self._durable.get(node.peer)
+        if on_disk is not None and on_disk[0] != node.machine.head:
+            raise Violation(f"durability: {node.peer} restarted at another head than the one it made durable")
+
+    def noted(self, node: "Node", event: Event) -> None:
+        self.events.append((node.peer, event))
+
+    # ---- I1, I2 ----
+
+    def persists(self, node: "Node", durable: Durable) -> None:
+        for certificate in durable.appended:
+            self.certified(certificate)
+        head = durable.votes.head
+        old = self._at[node.peer]
+        if head != old:
+            self._check_move(node, old, head)
+            self._at[node.peer] = head
+        self._durable[node.peer] = (head, durable.votes)
+
+    def certified(self, certificate: Certificate) -> None:
+        if certificate.head in self._places:
+            return
+        place = self._places.get(certificate.parent)
+        if place is None:
+            raise Violation("I2: a certificate on a head nobody has")
+        reason = place.why_not_certificate(certificate, self._verify, 64)
+        if reason is not None:
+            raise Violation(f"a certificate that does not verify: {reason}")
+        key = (certificate.parent, certificate.epoch)
+        if certificate.value.kind == "round":
+            # Not is_quorum of the code under test alone: count again.
+            signers = {peer for peer, _ in certificate.signatures}
+            here = len(signers & set(place.roster))
+            tie = 2 * here == len(place.roster) and place.roster[0] in signers
+            if not (2 * here > len(place.roster) or tie):
+                raise Violation(f"I1: certified by {here} of {len(place.roster)}")
+            if self._certified.setdefault(key, certificate.head) != certificate.head:
+                raise Violation(f"I1: two certificates on one head in epoch {certificate.epoch}")
+            self.rounds += 1
+            self.max_ballot = max(self.max_ballot, certificate.ballot)
+        else:
+            rosters = self._epochs.setdefault(key, [])
+            if any(set(roster) & set(certificate.value.roster) for roster in rosters):
+                raise Violation("I1: a peer is in two epochs of one number on one head")
+            rosters.append(certificate.value.roster)
+        self._places[certificate.head] = Place.after(certificate)
+        self._parents[certificate.head] = certificate.parent
+
+    def _check_move(self, node: "Node", old: Digest, new: Digest) -> None:
+        before, after = self._path(old), self._path(new)
+        if after[: len(before)] == before:
+            return
+        old_place, new_place = self._places[old], self._places[new]
+        if new_place.weight < old_place.weight:
+            raise Violation(f"I2: {node.peer} left weight {old_place.weight} for {new_place.weight}")
+        fork = next((pair for pair in zip(before, after, strict=False) if pair[0] != pair[1]), None)
+        if new_place.weight == old_place.weight and (fork is None or fork[1] > fork[0]):
+            raise Violation(f"I2: {node.peer} left a chain for one that is not better")
+
+    def _path(self, head: Digest) -> list[Digest]:
+        path = []
+        while head != self._genesis:
+            path.append(head)
+            head = self._parents[head]
+        path.reverse()
+        return path
+
+    # ---- I3, and what must be durable before it is said ----
+
+    def sends(self, node: "Node", message: Message) -> None:
+        match message:
+            case Ack():
+                self._check_backed(node, message.head, message.epoch, message.ballot, message.value)
+            case Propose():
+                self._check_backed(node, message.head, message.epoch, message.ballot, message.value.digest())
+            case Promise():
+                _, votes = self._durable.get(node.peer, (None, None))
+                if votes is None or votes.head != message.head or votes.promised < message.ballot:
+                    raise Violation(f"{node.peer} promised ballot {message.ballot} without making it durable")
+                earlier = [
+                    ballot
+                    for (peer, head, epoch, ballot) in self._accepted_in
+                    if (peer, head, epoch) == (node.peer, message.head, message.epoch) and ballot < message.ballot
+                ]
+                said = -1 if message.accepted is None else message.accepted.ballot
+                if earlier and max(earlier) > said:
+                    raise Violation(f"{node.peer} forgot what it accepted in ballot {max(earlier)}")
+            case EpochSign():
+                self._check_epoch(node, message.head, message.number, message.value)
+            case Cert():
+                self.certified(message.certificate)
+            case _:
+                pass
+
+    def _check_backed(self, node: "Node", head: Digest, epoch: int, ballot: int, digest: Digest) -> None:
+        _, votes = self._durable.get(node.peer, (None, None))
+        accepted = votes.accepted if votes is not None and votes.head == head else None
+        if accepted is None or accepted.ballot != ballot or accepted.value.digest() != digest:
+            raise Violation(f"I3: {node.peer} accepted in ballot {ballot} without making it durable")
+        if votes is not None and votes.epoch_signed > epoch:
+            raise Violation(f"{node.peer} voted in epoch {epoch} after it signed epoch {votes.epoch_signed}")
+        self._check_holds(node, accepted.value)
+        key = (node.peer, head, epoch, ballot)
+        if self._accepted_in.setdefault(key, digest) != digest:
+            raise Violation(f"{node.peer} accepted two values in ballot {ballot}")
+
+    def _check_holds(self, node: "Node", value: Value) -> None:
+        if any(entry.blob not in node.disk.blobs for entry in value.entries):
+            raise Violation(f"I3: {node.peer} accepted a value without holding its blobs")
+
+    def _check_epoch(self, node: "Node", head: Digest, number: int, digest: Digest) -> None:
+        _, votes = self._durable.get(node.peer, (None, None))
+        if votes is None or votes.head != head or votes.epoch_signed != number:
+            raise Violation(f"{node.peer} signed epoch {number} without making it durable")
+        if self._signed_epochs.setdefault((node.peer, head, number), digest) != digest:
+            raise Violation(f"{node.peer} signed two epochs {number} on one head")
+
+    # ---- I5 ----
+
+    def after_event(self, node: "Node") -> None:
+        if node.anchor is None:
+            return
+        settled = node.anchor.units & node.produced
+        if len(settled) + len(node.pending) + len(node.orphaned) != len(node.produced):
+            raise Violation(
+                f"I5: {node.peer} made {len(node.produced)} units: {len(settled)} settled, {len(node.pending)} pending, "
+                f"{len(node.orphaned)} orphaned"
+            )
+
+    def is_live_quorum(self, roster: tuple[PeerId, ...], up: set[PeerId]) -> bool:
+        return is_quorum(up, roster)

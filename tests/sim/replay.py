@@ -1,0 +1,43 @@
+"""Plays one seed, or a range of them: `python -m tests.sim.replay SEED [--to SEED] [--fault NAME] [--trace]`."""
+
+import argparse
+import sys
+import time
+
+from dilocox_peer.peer.rounds import RoundMachine
+
+from .invariants import Violation
+from .scenario import run_seed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.replay", description=__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--to", type=int, help="last seed of a range")
+    parser.add_argument("--fault", help="a planted fault of faults.py")
+    parser.add_argument("--trace", action="store_true", help="print every input and action")
+    arguments = parser.parse_args()
+    machine: type[RoundMachine] = RoundMachine
+    if arguments.fault:
+        from .faults import FAULTS
+
+        machine = FAULTS[arguments.fault]
+    started, failed, slowest, events = time.monotonic(), [], 0.0, 0
+    last = arguments.to if arguments.to is not None else arguments.seed
+    for seed in range(arguments.seed, last + 1):
+        try:
+            outcome = run_seed(seed, machine=machine, trace=print if arguments.trace else None)
+            slowest = max(slowest, outcome.heal_s)
+            events += outcome.num_events
+            if last == arguments.seed:
+                print(outcome)
+        except (Violation, AssertionError) as problem:
+            failed.append(seed)
+            print(f"seed {seed}: {type(problem).__name__}: {problem}")
+    seconds = time.monotonic() - started
+    print(f"{last - arguments.seed + 1} seeds in {seconds:.1f} s, {events} events, slowest healing {slowest:.1f} s; failed: {failed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

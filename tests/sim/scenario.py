@@ -1,0 +1,230 @@
+"""What happens in a seed: how many peers, which faults and when; then quiet, in which everything must heal.
+
+I7: some time after the faults stop all connected peers share one head. I8: from then on rounds go on being certified,
+each within as many ballots as the roster has members.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.types import PeerId
+
+from .invariants import Violation
+from .world import ROUND_S, Network, Node, World
+
+SIZES = (1, 2, 2, 3, 3, 3, 4, 4, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
+HEAL_S = 60.0  # in which the survivors must have come together after the last fault
+GO_ON_S = 12 * ROUND_S
+GO_ON_ROUNDS = 2
+
+MachineOf = Callable[[PeerId], type[RoundMachine]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a seed came to."""
+
+    seed: int
+    peers: int
+    rounds: int
+    heal_s: float
+    max_ballot: int
+    events: int
+    num_events: int
+
+
+def run_seed(
+    seed: int, *, machine: type[RoundMachine] = RoundMachine, trace: Callable[[str], None] | None = None
+) -> Outcome:
+    """Plays a seed to its end; raises Violation, with the seed in it, when an invariant breaks."""
+    world = build(seed, machine=machine)
+    world.tracing = trace
+    try:
+        return _play(world)
+    except Violation as violation:
+        raise Violation(
+            f"seed {seed} at {world.now:.3f} s: {violation}  (python -m tests.sim.replay {seed} --trace)"
+        ) from violation
+
+
+def build(seed: int, *, machine: type[RoundMachine] = RoundMachine) -> World:
+    world = World(seed, SIZES[seed % len(SIZES)], machine=machine)
+    world.encode_messages = seed % 10 == 0
+    return world
+
+
+def _play(world: World) -> Outcome:
+    rng, num_peers = world.rng, len(world.nodes)
+    stop_at = 25.0 + 20.0 * rng.random()
+    world.start_peers = rng.choice((1, 1, max(1, num_peers // 2), num_peers))
+    world.drift_rate = rng.choice((0.0, 0.0, 0.0, 0.02))
+    world.network = Network(
+        loss=rng.choice((0.0, 0.0, 0.02, 0.05, 0.1, 0.2)), duplicates=rng.choice((0.0, 0.05)),
+        latency_s=rng.choice((0.01, 0.05, 0.2)), spread_s=rng.choice((0.02, 0.2, 1.0)),
+        fetch_failures=rng.choice((0.0, 0.0, 0.1, 0.4)), blob_s=rng.choice((0.05, 0.3, 1.0)),
+        state_s=rng.choice((0.5, 1.5, 5.0)),
+    )  # fmt: skip
+    if rng.random() < 0.15:
+        rng.choice(list(world.nodes.values())).malformed = num_peers > 2
+    for node in world.nodes.values():
+        late = rng.random() < 0.2
+        world.at(rng.random() * (15.0 if late else 1.5), _start(world, node))
+    _schedule_crashes(world, stop_at)
+    _schedule_partitions(world, stop_at)
+    _schedule_comings_and_goings(world, stop_at)
+    world.run(stop_at)
+    return _heal(world, stop_at)
+
+
+def _start(world: World, node: Node) -> Callable[[], None]:
+    def start() -> None:
+        if not node.is_up and not node.gone_for_good:
+            node.start(sorted(world.nodes))
+
+    return start
+
+
+def _schedule_crashes(world: World, stop_at: float) -> None:
+    rng = world.rng
+    rate = rng.choice((0.0, 0.02, 0.05, 0.1))
+    if rng.random() < 0.15:  # everyone at once
+        moment = rng.uniform(8.0, stop_at)
+        for node in world.nodes.values():
+            world.at(moment + rng.random() * 0.2, _crash(world, node, back_after=rng.random() * 5.0, actions=None))
+    time = 3.0
+    while rate and time < stop_at:
+        time += rng.expovariate(rate * len(world.nodes) ** 0.5 * 2)
+        node = rng.choice(list(world.nodes.values()))
+        # Between two actions of a list, the next list that is long enough; or between two events.
+        actions = rng.randrange(6) if rng.random() < 0.7 else None
+        world.at(time, _crash(world, node, back_after=rng.choice((0.2, 3.0, 15.0)) * (0.5 + rng.random()), actions=actions))
+
+
+def _crash(world: World, node: Node, *, back_after: float, actions: int | None) -> Callable[[], None]:
+    def crash() -> None:
+        if not node.is_up or not world.faulty:
+            return
+        if actions is None:
+            node.crash()
+        else:
+            node.crash_after = actions
+        world.at(world.now + back_after + 0.5, _start(world, node))
+
+    return crash
+
+
+def _schedule_partitions(world: World, stop_at: float) -> None:
+    rng, time = world.rng, 5.0
+    if len(world.nodes) < 2 or rng.random() < 0.4:
+        return
+    while time < stop_at:
+        time += rng.expovariate(1 / 10.0)
+        length = rng.choice((1.0, 5.0, 20.0)) * (0.5 + rng.random())
+        groups = rng.choice((2, 2, 2, 3))
+        world.at(time, _partition(world, groups))
+        time += length
+        world.at(time, lambda: world.network.group_of.clear())
+
+
+def _partition(world: World, groups: int) -> Callable[[], None]:
+    def partition() -> None:
+        if not world.faulty:
+            return
+        world.network.group_of = {peer: world.rng.randrange(groups) for peer in world.nodes}
+        world.trace(f"partition {world.network.group_of}")
+
+    return partition
+
+
+def _schedule_comings_and_goings(world: World, stop_at: float) -> None:
+    rng = world.rng
+    nodes = list(world.nodes.values())
+    for node in nodes[1:]:
+        chance = rng.random()
+        if chance < 0.08:
+            world.at(rng.uniform(5.0, stop_at), lambda node=node: world.leave(node) if node.is_up else None)
+        elif chance < 0.14:
+            world.at(rng.uniform(5.0, stop_at), _lose(node))
+
+
+def _lose(node: Node) -> Callable[[], None]:
+    def lose() -> None:
+        node.gone_for_good = True
+        if node.is_up:
+            node.crash()
+
+    return lose
+
+
+def _heal(world: World, stop_at: float) -> Outcome:
+    """No more faults: everyone connected, who is not gone for good is back, little is lost."""
+    world.trace("faults stop")
+    world.faulty = False
+    world.network.group_of.clear()
+    world.network.loss = min(world.network.loss, 0.02)
+    world.network.fetch_failures = 0.0
+    world.network.spread_s = min(world.network.spread_s, 0.2)
+    world.network.latency_s = min(world.network.latency_s, 0.05)
+    world.network.state_s = 0.5
+    world.drift_rate = 0.0
+    if all(node.gone_for_good for node in world.nodes.values()):
+        next(iter(world.nodes.values())).gone_for_good = False
+    for node in world.nodes.values():
+        node.crash_after = None
+        _start(world, node)()
+    world.start_peers = min(world.start_peers, len(world.up()))
+    if not _can_start(world):
+        return _outcome(world, 0.0)
+    if not world.run(stop_at + HEAL_S, stop=_at_one_head_after(world, stop_at)):
+        raise Violation(f"I7: no common head {HEAL_S} s after the faults: {_heads(world)}")
+    healed_at = world.now
+    rounds = _round(world)
+    world.run(healed_at + GO_ON_S)
+    if _round(world) < rounds + GO_ON_ROUNDS:
+        raise Violation(f"I8: {_round(world) - rounds} rounds in {GO_ON_S} s of quiet: {_heads(world)}")
+    if not world.run(world.now + HEAL_S, stop=world.shares_one_head):
+        raise Violation(f"I7: no common head in quiet: {_heads(world)}")
+    return _outcome(world, healed_at - stop_at)
+
+
+def _can_start(world: World) -> bool:
+    """Whether there is a chain, or enough peers are left for the first."""
+    up = world.up()
+    starting = max(node.machine._self.start_peers for node in up if node.machine is not None)
+    return len(up) >= starting or any(node.machine is not None and node.machine.chain for node in up)
+
+
+def _at_one_head_after(world: World, stop_at: float) -> Callable[[], bool]:
+    def together() -> bool:
+        return world.shares_one_head() and bool(world.up()[0].machine.chain) and set(_roster(world)) == {  # type: ignore[union-attr]
+            node.peer for node in world.up()
+        }
+
+    return together
+
+
+def _roster(world: World) -> tuple[PeerId, ...]:
+    machine = world.up()[0].machine
+    assert machine is not None
+    return machine.roster
+
+
+def _round(world: World) -> int:
+    return max(node.machine.round for node in world.up() if node.machine is not None)
+
+
+def _heads(world: World) -> str:
+    shown = []
+    for node in world.up():
+        machine = node.machine
+        assert machine is not None
+        shown.append(f"{node.peer}: round {machine.round} epoch {machine.epoch} head {machine.head.hex()[:6]} roster {len(machine.roster)}")
+    return "; ".join(shown)
+
+
+def _outcome(world: World, heal_s: float) -> Outcome:
+    return Outcome(
+        seed=world.seed, peers=len(world.nodes), rounds=world.checks.rounds, heal_s=heal_s,
+        max_ballot=world.checks.max_ballot, events=len(world.checks.events), num_events=world.num_events,
+    )  # fmt: skip

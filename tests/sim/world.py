@@ -1,0 +1,489 @@
+"""A seeded world of real round machines: one heap of (time, event), a lossy network, disks that survive crashes.
+
+Toy training stands in for the trainer: a peer makes movement units; a contribution names the units it carries; an
+anchor is a hash over what was applied and the set of units inside. So a unit applied twice, or lost without being
+counted, shows at once (invariants.py). Everything random comes from one generator: a seed is a run.
+"""
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgpack
+
+from dilocox_peer.peer.chain import Certificate, Entry, Plan
+from dilocox_peer.peer.contract import (
+    Action,
+    Apply,
+    BlobHeld,
+    BlobMissing,
+    BlobRefused,
+    Closed,
+    FetchBlob,
+    FetchState,
+    ForgetBlobs,
+    Input,
+    Leaving,
+    Note,
+    PeerFound,
+    PeerRefused,
+    Persist,
+    Received,
+    Send,
+    StateComputed,
+    StateInstalled,
+    StateMissing,
+    Tick,
+)
+from dilocox_peer.peer.durable import encode_record, load_log
+from dilocox_peer.peer.messages import Message, decode_message, encode_message
+from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.peer.timing import Timing
+from dilocox_peer.types import Digest, PeerId, canonical, sha256
+
+from .invariants import Invariants, Violation
+
+GENESIS = sha256(b"genesis of the simulated stage")
+PLAN = Plan("fp16", 0, 8)
+TIMING = Timing(
+    heartbeat_s=1.0, settle_s=2.0, genesis_patience_s=4.0, offer_wait_cap_s=3.0, ballot_floor_s=1.5, ballot_start_s=3.0,
+    ballot_cap_s=8.0, degrade_refused_s=3.0, degrade_s=8.0, epoch_wait_s=1.5, epoch_turn_s=1.5, blob_retry_s=1.0,
+    state_retry_s=1.0, state_patience_s=30.0, shun_s=5.0, sync_wait_s=2.0, keep_rounds=16, replay_limit=6,
+)  # fmt: skip
+CHECKPOINT_EVERY = 4  # rounds between two anchors on disk
+ROUND_S = 4.0
+
+Unit = tuple[str, int, int]  # peer, incarnation, number
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """digest: over what was applied; units: the movement inside."""
+
+    digest: Digest
+    units: frozenset[Unit]
+
+    def after(self, blobs: Iterable[bytes]) -> "Anchor":
+        parts = list(blobs)
+        if not parts:
+            return self
+        units = set(self.units)
+        for part in parts:
+            carried = units_of(part)  # also of a malformed one: a quorum that refuses none of its own may certify it
+            if units & carried:
+                raise Violation(f"I4: movement applied twice: {sorted(units & carried)[:3]}")
+            units |= carried
+        return Anchor(sha256(self.digest, *parts), frozenset(units))
+
+
+FIRST_ANCHOR = Anchor(sha256(b"first anchor"), frozenset())
+
+
+def blob_of(units: Iterable[Unit], malformed: bool) -> bytes:
+    return canonical(["bad" if malformed else "movement", [list(unit) for unit in sorted(units)]])
+
+
+def units_of(blob: bytes) -> set[Unit]:
+    """The units a contribution carries."""
+    _, units = msgpack.unpackb(blob)
+    return {(unit[0], unit[1], unit[2]) for unit in units}
+
+
+def is_malformed(blob: bytes) -> bool:
+    kind, _ = msgpack.unpackb(blob)
+    return bool(kind == "bad")
+
+
+def sign_as(peer: PeerId) -> Callable[[bytes], bytes]:
+    return lambda message: sha256(peer.encode(), message)[:8]
+
+
+def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
+    return signature == sha256(peer.encode(), message)[:8]
+
+
+@dataclass
+class Disk:
+    """What survives a crash."""
+
+    log: bytearray = field(default_factory=bytearray)
+    blobs: dict[Digest, bytes] = field(default_factory=dict)
+    anchors: dict[Digest, Anchor] = field(default_factory=lambda: {GENESIS: FIRST_ANCHOR})
+
+
+@dataclass
+class Network:
+    """What may go wrong on the way; the scenario changes it while the world runs."""
+
+    loss: float = 0.0
+    duplicates: float = 0.0
+    latency_s: float = 0.05
+    spread_s: float = 0.1
+    fetch_failures: float = 0.0
+    blob_s: float = 0.3
+    state_s: float = 1.5
+    group_of: dict[PeerId, int] = field(default_factory=dict)
+
+    def connected(self, one: PeerId, other: PeerId) -> bool:
+        return self.group_of.get(one, 0) == self.group_of.get(other, 0)
+
+
+class Node:
+    """One peer: a machine, its shell and its toy trainer. `generation` ends what a dead process had under way."""
+
+    def __init__(self, world: "World", peer: PeerId, slowness: float) -> None:
+        self.world = world
+        self.peer = peer
+        self.slowness = slowness
+        self.disk = Disk()
+        self.machine: RoundMachine | None = None
+        self.generation = 0
+        self.incarnation = 0
+        self.malformed = False
+        self.gone_for_good = False
+        self.crash_after: int | None = None
+        self.anchor: Anchor | None = None
+        self.anchor_head: Digest | None = None
+        self.pending: set[Unit] = set()
+        self.produced: set[Unit] = set()
+        self.orphaned: set[Unit] = set()
+        self.offered: set[Unit] = set()
+        self.queue: deque[Apply] = deque()
+        self.applying = False
+        self.ticking_at = float("inf")
+
+    @property
+    def is_up(self) -> bool:
+        return self.machine is not None
+
+    def start(self, friends: Iterable[PeerId]) -> None:
+        """A new process on this node's disk."""
+        world = self.world
+        loaded = load_log(bytes(self.disk.log), GENESIS)
+        del self.disk.log[loaded.valid_bytes :]
+        self.generation += 1
+        self.incarnation += 1 + world.rng.randrange(3)
+        self.machine = world.machine_type(self.peer)(
+            me=self.peer, incarnation=self.incarnation, stage=0, genesis=GENESIS, timing=world.timing,
+            sign=sign_as(self.peer), verify=verify, rng=random.Random(world.rng.random()), now=world.now, plan=PLAN,
+            start_peers=world.start_peers, max_peers=world.max_peers, total_rounds=world.total_rounds,
+            durable=loaded.durable, stored_states=set(self.disk.anchors),
+        )  # fmt: skip
+        self.anchor, self.anchor_head = (FIRST_ANCHOR, GENESIS) if self.machine.head == GENESIS else (None, None)
+        self.pending, self.produced, self.orphaned, self.offered = set(), set(), set(), set()
+        self.queue.clear()
+        self.applying = False
+        self.crash_after = None
+        self.ticking_at = float("inf")
+        world.checks.started(self)
+        self.later(0.0, lambda: self.feed(Tick()))
+        for friend in friends:
+            if friend != self.peer:
+                self.later(world.rng.random(), lambda friend=friend: self.feed(PeerFound(friend)))
+        self._train_on()
+
+    def crash(self) -> None:
+        """Everything not on disk is gone; what was being written last may be torn."""
+        self.machine = None
+        self.generation += 1
+        if self.world.rng.random() < 0.3:
+            self.disk.log += b"\x00\x00\x01\x00torn"
+        self.world.trace(f"{self.peer} crashed")
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        """act, unless this process has died by then."""
+        generation = self.generation
+
+        def alive_act() -> None:
+            if self.generation == generation and self.machine is not None:
+                act()
+
+        self.world.at(self.world.now + delay_s, alive_act)
+
+    # ---- the shell ----
+
+    def feed(self, happened: Input) -> None:
+        machine, generation, world = self.machine, self.generation, self.world
+        assert machine is not None
+        if world.tracing and not isinstance(happened, Tick):
+            world.trace(f"{self.peer} <- {_shown(happened)}")
+        for action in machine.handle(happened, world.now):
+            if self.crash_after is not None:
+                self.crash_after -= 1
+                if self.crash_after < 0:
+                    self.crash()
+                    return
+            self._carry_out(action)
+            if self.generation != generation:
+                return
+        world.checks.after_event(self)
+        deadline = machine.deadline()
+        if deadline is not None and deadline < self.ticking_at:
+            self.ticking_at = deadline
+            self.later(deadline - world.now, self._tick)
+
+    def _tick(self) -> None:
+        self.ticking_at = float("inf")
+        self.feed(Tick())
+
+    def _carry_out(self, action: Action) -> None:
+        world = self.world
+        if world.tracing and not (isinstance(action, Send) and type(action.message).__name__ == "Heartbeat"):
+            world.trace(f"{self.peer} -> {_shown(action)}")
+        match action:
+            case Send(to, message):
+                world.checks.sends(self, message)
+                world.deliver(self.peer, to, message)
+            case Persist(durable):
+                world.checks.persists(self, durable)
+                self.disk.log += encode_record(durable)
+            case FetchBlob():
+                self.later(world.fetch_s(world.network.blob_s), lambda: self._fetched_blob(action))
+            case Apply():
+                self.queue.append(action)
+                self._apply_next()
+            case FetchState():
+                self.later(world.fetch_s(world.network.state_s), lambda: self._fetched_state(action))
+            case ForgetBlobs(blobs):
+                for blob in blobs:
+                    self.disk.blobs.pop(blob, None)
+            case Note(event):
+                world.checks.noted(self, event)
+
+    def _fetched_blob(self, action: FetchBlob) -> None:
+        world = self.world
+        blob = self.disk.blobs.get(action.blob)
+        for source in action.sources:
+            if blob is None and (node := world.reachable(self.peer, source)) is not None:
+                blob = None if world.fails() else node.disk.blobs.get(action.blob)
+        if blob is None:
+            self.feed(BlobMissing(action.blob))
+        elif is_malformed(blob):
+            self.feed(BlobRefused(action.blob, "malformed"))
+        else:
+            self.disk.blobs[action.blob] = blob
+            self.feed(BlobHeld(action.blob))
+
+    def _fetched_state(self, action: FetchState) -> None:
+        world = self.world
+        anchor = self.disk.anchors.get(action.head) if not action.donors else None
+        for donor in action.donors:
+            node = world.reachable(self.peer, donor)
+            if anchor is None and node is not None and node.anchor_head == action.head and not world.fails():
+                found = node.anchor
+                if found is not None and action.state_digest in (b"", found.digest):
+                    anchor = found
+        if anchor is None:
+            self.feed(StateMissing(action.head))
+            return
+        mine = {unit for unit in self.produced if unit in anchor.units}
+        before = self.anchor.units & self.produced if self.anchor is not None else frozenset()
+        self.orphaned |= before - mine
+        if not action.keep_movement:
+            self.orphaned |= self.pending - mine
+            self.pending.clear()
+        self.orphaned -= mine
+        self.anchor, self.anchor_head = anchor, action.head
+        self.disk.anchors[action.head] = anchor
+        self.queue.clear()
+        self.offered.clear()
+        self.feed(StateInstalled(action.head, anchor.digest))
+        if self.machine is not None:
+            self._train_on()
+
+    def _apply_next(self) -> None:
+        if not self.applying and self.queue:
+            self.applying = True
+            self.later(self.world.rng.random() * 0.3, self._applied)
+
+    def _applied(self) -> None:
+        self.applying = False
+        if not self.queue:
+            return
+        action = self.queue.popleft()
+        certificate = action.certificate
+        if self.anchor is None or self.anchor_head != certificate.parent:
+            raise Violation(f"{self.peer} is to apply a certificate that does not follow its anchor")
+        blobs = []
+        for entry in certificate.value.entries:
+            if entry.blob not in self.disk.blobs:
+                raise Violation(f"{self.peer} is to apply a certificate without holding {entry.blob.hex()[:8]}")
+            blobs.append(self.disk.blobs[entry.blob])
+        self.anchor = self.anchor.after(blobs)
+        self.anchor_head = certificate.head
+        if action.own is not None:
+            self.pending -= self.offered
+        self.offered = set()
+        if self.world.drifts():
+            self.anchor = Anchor(sha256(b"drifted", self.anchor.digest), self.anchor.units)
+        if certificate.value.round % CHECKPOINT_EVERY == 0:
+            self.disk.anchors[certificate.head] = self.anchor
+        self._apply_next()
+        self.feed(StateComputed(certificate.head, self.anchor.digest))
+        if self.machine is not None:
+            self._train_on()
+
+    # ---- the toy trainer ----
+
+    def _train_on(self) -> None:
+        rng = self.world.rng
+        head = self.anchor_head
+        self.later(ROUND_S * self.slowness * (0.8 + 0.4 * rng.random()), lambda: self._close(head))
+
+    def _close(self, head: Digest | None) -> None:
+        machine = self.machine
+        assert machine is not None
+        if head != self.anchor_head or self.queue or machine.head != head:
+            return
+        self._make_units()
+        if not machine.is_ready or machine.has_offered or machine.is_finished or self.anchor is None:
+            self._train_on()
+            return
+        blob = blob_of(self.pending, self.malformed)
+        digest = sha256(blob)
+        self.disk.blobs[digest] = blob
+        self.offered = set(self.pending)
+        entry = Entry(self.peer, self.incarnation, digest, len(blob), 8, self.anchor.digest)
+        self.feed(Closed(machine.head, entry))
+        self._train_on_after_close()
+
+    def _train_on_after_close(self) -> None:
+        self.later(ROUND_S / 2, self._make_units)
+
+    def _make_units(self) -> None:
+        for _ in range(1 + self.world.rng.randrange(2)):
+            unit = (str(self.peer), self.incarnation, len(self.produced))
+            self.produced.add(unit)
+            self.pending.add(unit)
+
+
+class World:
+    """Time, the network, the peers and the checks."""
+
+    def __init__(self, seed: int, num_peers: int, *, machine: type[RoundMachine] = RoundMachine) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.network = Network()
+        self.timing = TIMING
+        self.start_peers = 1
+        self.max_peers = 16
+        self.total_rounds: int | None = None
+        self.drift_rate = 0.0
+        self.faulty = True  # the scenario's faults stop when this is cleared
+        self.encode_messages = False
+        self.tracing: Callable[[str], None] | None = None
+        self.num_events = 0
+        self._machine = machine
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self.checks = Invariants(GENESIS, PLAN, verify)
+        self.nodes: dict[PeerId, Node] = {}
+        for number in range(num_peers):
+            self.add_node(PeerId(f"p{number:02d}"))
+
+    def add_node(self, peer: PeerId) -> Node:
+        slowness = 1.0 if self.rng.random() < 0.8 else 1.0 + self.rng.random()
+        node = self.nodes[peer] = Node(self, peer, slowness)
+        return node
+
+    def machine_type(self, peer: PeerId) -> type[RoundMachine]:
+        return self._machine
+
+    def at(self, time: float, act: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (time, self._sequence, act))
+
+    def run(self, until: float, stop: Callable[[], bool] | None = None) -> bool:
+        """Lets time pass; True if stop said so before then."""
+        while self._heap and self._heap[0][0] <= until:
+            self.now, _, act = heapq.heappop(self._heap)
+            self.num_events += 1
+            act()
+            if stop is not None and stop():
+                return True
+        self.now = until
+        return False
+
+    def trace(self, line: str) -> None:
+        if self.tracing is not None:
+            self.tracing(f"{self.now:9.3f} {line}")
+
+    # ---- the network ----
+
+    def deliver(self, sender: PeerId, to: PeerId, message: Message) -> None:
+        network, rng = self.network, self.rng
+        node = self.nodes[to]
+        if not network.connected(sender, to):
+            return
+        delay_s = network.latency_s + network.spread_s * rng.random() ** 3
+        if not node.is_up:
+            source = self.nodes[sender]
+            source.later(delay_s, lambda: source.feed(PeerRefused(to)))
+            return
+        if rng.random() < network.loss:
+            return
+        if self.encode_messages:
+            message = decode_message(encode_message(message), sender)
+        received = Received(sender, message)
+        node.later(delay_s, lambda: node.feed(received))
+        if network.duplicates and rng.random() < network.duplicates:
+            node.later(delay_s * (1 + 4 * rng.random()), lambda: node.feed(received))
+
+    def reachable(self, peer: PeerId, source: PeerId) -> Node | None:
+        node = self.nodes.get(source)
+        return node if node is not None and node.is_up and self.network.connected(peer, source) else None
+
+    def fetch_s(self, typical_s: float) -> float:
+        return typical_s * (0.3 + 1.4 * self.rng.random())
+
+    def fails(self) -> bool:
+        return self.rng.random() < self.network.fetch_failures
+
+    def drifts(self) -> bool:
+        return self.drift_rate > 0 and self.rng.random() < self.drift_rate
+
+    # ---- what the scenario looks at ----
+
+    def up(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.is_up]
+
+    def leave(self, node: Node) -> None:
+        node.feed(Leaving())
+        node.machine = None
+        node.generation += 1
+        node.gone_for_good = True
+
+    def shares_one_head(self) -> bool:
+        nodes = self.up()
+        first = nodes[0].machine
+        assert first is not None
+        return all(
+            node.machine is not None and node.machine.head == first.head and node.anchor_head == first.head for node in nodes
+        )
+
+
+def certificates_of(node: Node) -> list[Certificate]:
+    assert node.machine is not None
+    return list(node.machine.chain)
+
+
+def _shown(thing: object) -> str:
+    match thing:
+        case Received(sender, message):
+            return f"{sender}: {_message(message)}"
+        case Send(to, message):
+            return f"{to}: {_message(message)}"
+        case _:
+            return str(thing)[:160]
+
+
+def _message(message: Message) -> str:
+    shown = {name: getattr(message, name) for name in type(message).__dataclass_fields__ if name not in ("stage",)}
+    parts = []
+    for name, item in shown.items():
+        text = item.hex()[:6] if isinstance(item, bytes) else str(item)
+        parts.append(f"{name}={text[:120]}")
+    return f"{type(message).__name__}({', '.join(parts)})"

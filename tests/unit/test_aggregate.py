@@ -1,0 +1,105 @@
+"""The mean of contributions: equal bits everywhere, and no contribution can take it over by its size."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.compression.aggregate import CLIP_STEPS, aggregate, clip_factors, contribution_norm
+from dilocox_peer.compression.codec import uniform_policy
+from dilocox_peer.compression.contribution import encode_contribution
+from dilocox_peer.errors import MalformedBlob
+from dilocox_peer.types import Layout
+
+LAYOUT = Layout.of([("a", (300, 400)), ("b", (77,))])
+
+
+def movement(seed, scale=1.0):
+    return torch.randn(LAYOUT.num_elements, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def blob_of(flat, codec="none"):
+    return encode_contribution(LAYOUT, flat, uniform_policy(codec))
+
+
+def test_the_mean_is_one_float32_product_and_one_sum_after_the_other():
+    parts = [movement(seed) for seed in range(3)]
+    weights = [5, 1, 3]
+    expected = np.zeros(LAYOUT.num_elements, np.float32)
+    for part, weight in zip(parts, weights, strict=True):
+        expected = expected + part.numpy() * np.float32(weight / 9)
+    mean = aggregate(LAYOUT, [blob_of(part) for part in parts], weights, norm_clip=4.0)
+    assert mean.mean_N is not None
+    assert mean.mean_N.numpy().tobytes() == expected.tobytes()
+
+
+def test_the_result_does_not_depend_on_the_number_of_threads():
+    blobs = [blob_of(movement(seed, 10.0 if seed == 2 else 1.0), "fp16") for seed in range(4)]
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            results.append(aggregate(LAYOUT, blobs, [4, 3, 2, 1], norm_clip=4.0))
+    finally:
+        torch.set_num_threads(before)
+    assert len({result.mean_N.numpy().tobytes() for result in results}) == 1
+    assert len({result.norms for result in results}) == 1
+
+
+def test_one_contribution_is_its_own_mean_to_the_bit():
+    mean = aggregate(LAYOUT, [blob_of(movement(0))], [7], norm_clip=4.0)
+    assert torch.equal(mean.mean_N, movement(0))
+
+
+def test_nothing_contributed_has_no_mean():
+    assert aggregate(LAYOUT, [], [], norm_clip=4.0).mean_N is None
+    assert aggregate(LAYOUT, [blob_of(movement(0))], [0], norm_clip=4.0).mean_N is None
+
+
+def test_a_contribution_without_micro_batches_counts_nothing():
+    mean = aggregate(LAYOUT, [blob_of(movement(0)), blob_of(movement(1))], [0, 2], norm_clip=4.0)
+    assert torch.equal(mean.mean_N, movement(1))
+
+
+def test_a_contribution_a_thousand_times_larger_is_clipped_to_the_limit():
+    blobs = [blob_of(movement(0)), blob_of(movement(1)), blob_of(movement(2, 1000.0))]
+    mean = aggregate(LAYOUT, blobs, [1, 1, 1], norm_clip=4.0)
+    assert mean.clip_factors[:2] == (1.0, 1.0)
+    clipped_norm = mean.norms[2] * mean.clip_factors[2]
+    assert 3.7 * mean.norms[1] < clipped_norm <= 4.0 * max(mean.norms[:2])
+
+
+def test_a_malformed_blob_spoils_no_result():
+    with pytest.raises(MalformedBlob):
+        aggregate(LAYOUT, [blob_of(movement(0)), blob_of(movement(1))[:-1]], [1, 1], norm_clip=4.0)
+
+
+def test_the_norm_is_the_euclidean_one():
+    assert contribution_norm(blob_of(movement(3)), LAYOUT) == pytest.approx(
+        float(torch.linalg.vector_norm(movement(3).double())), rel=1e-12
+    )
+
+
+def test_who_gathered_over_missed_rounds_may_be_larger():
+    assert clip_factors([1.0, 1.0, 8.0], [32, 32, 64], norm_clip=4.0) == (1.0, 1.0, 1.0)
+    assert clip_factors([1.0, 1.0, 8.0], [32, 32, 32], norm_clip=4.0) == (1.0, 1.0, 0.5)
+    assert clip_factors([1.0, 1.0, 32.0], [32, 32, 3200], norm_clip=4.0) == (1.0, 1.0, 0.5)  # at most 4x
+
+
+def test_idle_peers_cannot_clip_the_others_to_nothing():
+    assert clip_factors([0.0, 0.0, 3.0], [0, 0, 32], norm_clip=4.0) == (1.0, 1.0, 1.0)
+
+
+@given(
+    norms=st.lists(st.just(0.0) | st.floats(1e-45, 1e45), min_size=1, max_size=8),
+    data=st.data(),
+)
+def test_clip_factors_hide_the_last_bits_of_a_norm(norms, data):
+    counts = data.draw(st.lists(st.integers(0, 100), min_size=len(norms), max_size=len(norms)))
+    factors = clip_factors(norms, counts, norm_clip=4.0)
+    assert all(0 < factor <= 1 for factor in factors)
+    for factor in factors:
+        mantissa, _ = np.frexp(factor)
+        assert mantissa * CLIP_STEPS == int(mantissa * CLIP_STEPS)

@@ -1,0 +1,83 @@
+"""The architecture, enforced: imports go down only, and the heavy libraries have one door each."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "dilocox_peer"
+FLOOR = {"cli": 4, "peer": 3, "pipeline": 2, "compression": 1, "dht": 1}  # everything at the top level: 0
+ALLOWED_SIDEWAYS = {("pipeline", "compression")}
+
+
+def _modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def _imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+def _package(name: str) -> str | None:
+    """The floor that a dotted module of ours stands on: '' for the ground floor, None for others' modules."""
+    parts = name.split(".")
+    if parts[0] != "dilocox_peer":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in FLOOR else ""
+
+
+@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_down_only(path: Path):
+    parts = path.relative_to(ROOT).parts
+    here = parts[0] if len(parts) > 1 else ""
+    for name in _imports(path):
+        there = _package(name)
+        if there is None or there in {here, ""}:
+            continue
+        assert here, f"{path.name} is on the ground floor and imports {name}"
+        assert FLOOR[there] < FLOOR[here], f"{path.name} imports {name}, which is not below it"
+
+
+@pytest.mark.parametrize(
+    ("library", "doors"),
+    [
+        ("hivemind", {"dht/directory.py", "peer/transport.py"}),
+        ("libp2p", {"pipeline/linkd.py"}),
+    ],
+)
+def test_heavy_libraries_have_their_doors_only(library: str, doors: set[str]):
+    importers = {
+        str(path.relative_to(ROOT))
+        for path in _modules()
+        if any(name == library or name.startswith(library + ".") for name in _imports(path))
+    }
+    assert importers <= doors
+
+
+def test_nothing_unpickles():
+    for path in _modules():
+        names = _imports(path)
+        assert not {"pickle", "marshal", "shelve", "dill", "cloudpickle"} & names, path
+        assert "torch.load" not in path.read_text(), path
+
+
+def test_help_loads_neither_torch_nor_hivemind():
+    script = (
+        "import sys\n"
+        "from dilocox_peer.cli.main import main\n"
+        "sys.argv = ['dilocox-peer', 'join', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'hivemind', 'numpy', 'libp2p', 'trio'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,111 @@
+"""The inner optimizer: schedule, clipping, weight decay."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.manifest import InnerSection, ModelSection
+from dilocox_peer.pipeline.inner import RAMP_STEPS, InnerOptimizer, run_position, schedule
+from dilocox_peer.pipeline.model import LayerRange, StageModel, initial_parameters, num_matrix_elements
+
+SECTION = ModelSection(layers=1, hidden_size=8, heads=2, kv_heads=1, mlp_size=8, context=8)
+INNER = InnerSection(learning_rate=0.01, weight_decay=0.1, clip_norm=1.0)
+
+
+def build():
+    model = StageModel(SECTION, LayerRange.of(SECTION))
+    model.flat_N.copy_(initial_parameters(model.layout, SECTION, 0))
+    return model
+
+
+def gradient(model, seed):
+    return torch.randn(model.layout.num_elements, generator=torch.Generator().manual_seed(seed)) * 0.01
+
+
+def test_the_schedule_warms_up_and_ends_at_exactly_zero():
+    assert schedule(0.0, warmup=0.1) == 0.0
+    assert schedule(0.05, warmup=0.1) == pytest.approx(0.5)
+    assert schedule(0.1, warmup=0.1) == 1.0
+    assert schedule(0.55, warmup=0.1) == pytest.approx(0.5)
+    assert schedule(1.0, warmup=0.1) == 0.0
+    assert schedule(1.0, warmup=0.0) == 0.0
+    assert schedule(0.0, warmup=0.0) == 1.0
+
+
+@given(position=st.floats(-1, 2), warmup=st.floats(0, 1))
+def test_the_schedule_is_a_share(position, warmup):
+    assert 0.0 <= schedule(position, warmup=warmup) <= 1.0
+
+
+def test_a_fast_peer_waits_at_the_end_of_its_round():
+    assert run_position(round_number=1, fraction=0.0, total_rounds=10) == 0.0
+    assert run_position(round_number=3, fraction=7.5, total_rounds=10) == pytest.approx(0.3)
+    assert run_position(round_number=10, fraction=1.0, total_rounds=10) == 1.0
+
+
+def test_it_is_adamw_with_decay_on_matrices_only():
+    model = build()
+    split = num_matrix_elements(model.layout)
+    matrices, vectors = (
+        part.clone().requires_grad_() for part in model.flat_N.split([split, len(model.flat_N) - split])
+    )
+    reference = torch.optim.AdamW(
+        [{"params": [matrices], "weight_decay": 0.1}, {"params": [vectors], "weight_decay": 0.0}],
+        lr=0.01, betas=(0.9, 0.95), foreach=False,
+    )  # fmt: skip
+    optimizer = InnerOptimizer(model, INNER)
+    for step in range(5):
+        model.flat_grad_N.copy_(gradient(model, step))
+        matrices.grad, vectors.grad = gradient(model, step).split([split, len(model.flat_N) - split])
+        optimizer.step(micro_batches=1, share=1.0)
+        reference.step()
+    assert torch.allclose(model.flat_N, torch.cat([matrices, vectors]).detach(), atol=1e-6)
+    assert not model.flat_grad_N.any()
+
+
+def test_a_step_takes_the_mean_over_its_micro_batches():
+    one, four = build(), build()
+    one.flat_grad_N.copy_(gradient(one, 1))
+    four.flat_grad_N.copy_(gradient(four, 1) * 4)
+    report = InnerOptimizer(one, INNER).step(micro_batches=1, share=1.0)
+    assert InnerOptimizer(four, INNER).step(micro_batches=4, share=1.0) == report
+    assert torch.equal(one.flat_N, four.flat_N)
+
+
+def test_a_large_gradient_is_clipped_and_reported_unclipped():
+    large, small = build(), build()
+    optimizers = [InnerOptimizer(model, INNER) for model in (large, small)]
+    direction = gradient(large, 1)
+    unit = direction / torch.linalg.vector_norm(direction)
+    for _ in range(2):  # AdamW's first step alone would hide the size
+        large.flat_grad_N.copy_(unit * 50)
+        small.flat_grad_N.copy_(unit)
+        reports = [optimizer.step(micro_batches=1, share=1.0) for optimizer in optimizers]
+    assert [report.grad_norm for report in reports] == pytest.approx([50.0, 1.0], rel=1e-5)
+    assert torch.allclose(large.flat_N, small.flat_N, atol=1e-7)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_parameters():
+    model = build()
+    before = model.flat_N.clone()
+    model.flat_grad_N[3] = torch.nan
+    with pytest.raises(FloatingPointError, match="gradient norm is nan"):
+        InnerOptimizer(model, INNER).step(micro_batches=1, share=1.0)
+    assert torch.equal(model.flat_N, before)
+
+
+def test_a_joiner_ramps_its_learning_rate():
+    model = build()
+    optimizer = InnerOptimizer(model, INNER, ramp=True)
+    rates = [optimizer.step(micro_batches=1, share=1.0).learning_rate for _ in range(RAMP_STEPS + 2)]
+    assert rates[0] == pytest.approx(0.01 / RAMP_STEPS)
+    assert rates[RAMP_STEPS - 1 :] == [0.01] * 3
+
+
+def test_a_share_of_zero_changes_nothing():
+    model = build()
+    before = model.flat_N.clone()
+    model.flat_grad_N.copy_(gradient(model, 1))
+    InnerOptimizer(model, INNER).step(micro_batches=1, share=0.0)
+    assert torch.equal(model.flat_N, before)

@@ -1,0 +1,132 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.invitation import Invitation, format_invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId, RunId
+
+PEER = SigningKey(bytes(32)).peer_id
+OTHER = SigningKey(bytes(31) + b"\1").peer_id
+RUN = RunId("ab" * 32)
+ADDRESS = f"/ip4/203.0.113.5/tcp/31337/p2p/{PEER}"
+LINK = f"dilocox://{RUN}@{ADDRESS}"
+
+peers = st.binary(min_size=32, max_size=32).map(lambda seed: SigningKey(seed).peer_id)
+hosts = st.one_of(
+    st.ip_addresses(v=4).filter(lambda ip: not ip.is_unspecified).map(lambda ip: f"/ip4/{ip}"),
+    st.ip_addresses(v=6).filter(lambda ip: not ip.is_unspecified).map(lambda ip: f"/ip6/{ip}"),
+    st.sampled_from(["/dns4/example.org", "/dns6/a-b.example", "/dns4/localhost"]),
+)
+addresses = st.builds(lambda host, port, peer: f"{host}/tcp/{port}/p2p/{peer}", hosts, st.integers(1, 65535), peers)
+
+
+@given(
+    run=st.binary(min_size=32, max_size=32).map(lambda raw: RunId(raw.hex())),
+    places=st.lists(addresses, min_size=1, max_size=8),
+)
+def test_a_formatted_invitation_parses_to_itself(run: RunId, places: list[str]) -> None:
+    invitation = Invitation(run, tuple(places))
+    assert parse_invitation(format_invitation(invitation)) == invitation
+    assert invitation.link == format_invitation(invitation)
+
+
+@given(st.text(max_size=200))
+def test_no_text_raises_anything_but_a_one_line_config_error(text: str) -> None:
+    for parse in (
+        parse_invitation,
+        lambda t: parse_invitation(f"dilocox://{t}"),
+        lambda t: parse_invitation(f"{LINK},{t}"),
+    ):
+        message = ""
+        try:
+            parse(text)
+        except ConfigError as error:
+            message = str(error)
+        assert "\n" not in message
+
+
+@given(cut=st.integers(0, len(LINK) - 1))
+def test_every_truncation_of_a_link_is_refused(cut: int) -> None:
+    with pytest.raises(ConfigError, match=r"link|copy|multiaddress|PeerID|port|address"):
+        parse_invitation(LINK[:cut])
+
+
+def test_a_link_pasted_with_decoration_is_understood() -> None:
+    for text in (
+        f"  {LINK}\n",
+        f"<{LINK}>",
+        f"'{LINK}'",
+        LINK.replace("dilocox", "DiLoCoX", 1),
+        LINK.replace(RUN, RUN.upper()),
+    ):
+        assert parse_invitation(text) == Invitation(RUN, (ADDRESS,))
+
+
+@pytest.mark.parametrize(
+    ("link", "says"),
+    [
+        ("hello", "no invitation link"),
+        ("https://example.org", "no invitation link"),
+        ("dilocox://" + RUN, "ends before '@'"),
+        (f"dilocox://{RUN[:60]}@{ADDRESS}", "60 of 64 characters"),
+        (f"dilocox://{'x' * 64}@{ADDRESS}", "not hexadecimal"),
+        (f"dilocox://{RUN}@", "names no address"),
+        (f"dilocox://{RUN}@/ip4/203.0.113.5/tcp/31337", "lacks /p2p/PEER-ID"),
+        (f"dilocox://{RUN}@{ADDRESS},203.0.113.5:31337", "no multiaddress"),
+        (f"dilocox://{RUN}@{ADDRESS[:-4]}", "no Ed25519 PeerID"),
+        (f"dilocox://{RUN}@" + ",".join([ADDRESS] * 17), "17 addresses"),
+        (LINK + "x" * 5000, "paste the link alone"),
+    ],
+)
+def test_a_wrong_link_is_named_with_the_remedy(link: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_invitation(link)
+
+
+@pytest.mark.parametrize(
+    ("text", "role", "says"),
+    [
+        ("/ip4/300.0.0.1/tcp/1", "listen", "no IPv4"),
+        ("/ip6/1.2.3.4/tcp/1", "listen", "no IPv6"),
+        ("/ip4/1.2.3.4/udp/1/quic", "listen", "tcp"),
+        ("/onion/abc/tcp/1", "listen", "use /ip4"),
+        ("/ip4/1.2.3.4/tcp/65536", "listen", "0 to 65535"),
+        ("/ip4/1.2.3.4/tcp/-1", "listen", "0 to 65535"),
+        ("/ip4/1.2.3.4/tcp/0", "announce", "1 to 65535"),
+        ("/ip4/0.0.0.0/tcp/5", "announce", "nobody can dial"),
+        ("/ip6/::/tcp/5", "announce", "nobody can dial"),
+        ("/dns4/example.org/tcp/5", "listen", "not a name"),
+        ("/dns4/exa mple/tcp/5", "announce", "no host name"),
+        (ADDRESS, "listen", "alone"),
+        (ADDRESS, "announce", "alone"),
+        (f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}/p2p-circuit/p2p/{OTHER}", "peer", "goes on"),
+        (f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}/p2p-circuit", "lease", "goes on"),
+        ("/ip4/1.2.3.4/tcp/5/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", "peer", "no Ed25519"),
+        ("/" * 600, "peer", "at most"),
+    ],
+)
+def test_a_wrong_address_is_named_with_the_remedy(text: str, role: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_multiaddr(text, role)  # type: ignore[arg-type]
+
+
+def test_an_address_is_taken_apart() -> None:
+    address = parse_multiaddr(ADDRESS + "/", "peer")
+    assert (address.text, address.host_kind, address.host, address.port) == (ADDRESS, "ip4", "203.0.113.5", 31337)
+    assert (address.peer, address.is_relayed, address.without_peer) == (PEER, False, "/ip4/203.0.113.5/tcp/31337")
+    assert parse_multiaddr("/ip4/0.0.0.0/tcp/0", "listen").port == 0
+
+
+def test_a_relayed_address_belongs_to_the_peer_behind_the_relay() -> None:
+    text = f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}/p2p-circuit/p2p/{OTHER}"
+    address = parse_multiaddr(text, "lease")
+    assert (address.text, address.peer, address.is_relayed) == (text, PeerId(OTHER), True)
+
+
+def test_repeated_addresses_are_kept_once_in_order() -> None:
+    assert parse_multiaddrs(["/ip4/1.2.3.4/tcp/5", "/ip4/1.2.3.3/tcp/5", "/ip4/1.2.3.4/tcp/5"], "announce") == (
+        "/ip4/1.2.3.4/tcp/5",
+        "/ip4/1.2.3.3/tcp/5",
+    )

@@ -1,0 +1,60 @@
+"""The manifest is what its run id says, or it is refused."""
+
+import json
+
+import pytest
+
+from dilocox_peer.config import PRESETS, preset
+from dilocox_peer.errors import ManifestMismatch
+from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest
+from dilocox_peer.signing import SigningKey
+
+OWNER = SigningKey(b"o" * 32)
+STRANGER = SigningKey(b"s" * 32)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_survives_the_wire(name):
+    manifest = preset(name).signed_by(OWNER)
+    assert Manifest.from_bytes(manifest.to_bytes(), run_id=manifest.run_id) == manifest
+
+
+def test_the_run_id_names_every_setting_and_the_owner_but_not_the_signature():
+    manifest = Manifest().signed_by(OWNER)
+    assert manifest.run_id != Manifest().signed_by(STRANGER).run_id
+    changed = manifest.model_copy(update={"rounds": manifest.rounds.model_copy(update={"total": 33})})
+    assert changed.run_id != manifest.run_id
+    resigned = manifest.model_copy(update={"owner": manifest.owner.model_copy(update={"signature": "0" * 128})})
+    assert resigned.run_id == manifest.run_id
+
+
+def test_another_run_is_refused():
+    manifest = Manifest().signed_by(OWNER)
+    with pytest.raises(ManifestMismatch, match="ask for a new link"):
+        Manifest.from_bytes(manifest.to_bytes(), run_id=Manifest().signed_by(STRANGER).run_id)
+
+
+def test_a_manifest_without_its_owners_signature_is_refused():
+    manifest = Manifest().signed_by(OWNER)
+    forged = manifest.model_copy(update={"owner": manifest.owner.model_copy(update={"signature": "0" * 128})})
+    with pytest.raises(ManifestMismatch, match="signature"):
+        Manifest.from_bytes(forged.to_bytes(), run_id=manifest.run_id)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"\xff\xfe", b'{"format": 2}', b'{"rounds": {"total": 1e999}}'])
+def test_garbage_is_refused_with_a_reason(raw):
+    with pytest.raises(ManifestMismatch):
+        Manifest.from_bytes(raw, run_id=Manifest().run_id)
+
+
+def test_a_large_manifest_is_not_even_read():
+    with pytest.raises(ManifestMismatch, match="at most"):
+        Manifest.from_bytes(b" " * (MAX_MANIFEST_BYTES + 1), run_id=Manifest().run_id)
+
+
+def test_unknown_fields_are_refused_so_that_versions_do_not_mix_silently():
+    manifest = Manifest().signed_by(OWNER)
+    document = json.loads(manifest.to_bytes())
+    document["rounds"]["speed"] = 3
+    with pytest.raises(ManifestMismatch, match=r"rounds\.speed: unknown field"):
+        Manifest.from_bytes(json.dumps(document).encode(), run_id=manifest.run_id)

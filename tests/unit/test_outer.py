@@ -1,0 +1,262 @@
+"""The outer loop of one peer: what it offers, what it settles, and that nothing is lost or counted twice."""
+
+import random
+
+import pytest
+import torch
+
+from dilocox_peer.compression.codec import uniform_policy
+from dilocox_peer.compression.contribution import decode_contribution
+from dilocox_peer.errors import MalformedBlob, StateCorrupt
+from dilocox_peer.manifest import Manifest, RunSection
+from dilocox_peer.peer.outer import AnchorState, OuterLoop, OuterSettings, initial_state
+from dilocox_peer.types import Digest, Layout, sha256
+
+LAYOUT = Layout.of([("a", (20, 10)), ("b", (7,))])
+SIZE = LAYOUT.num_elements
+
+
+def settings(codec="none", learning_rate=0.7, momentum=0.6):
+    return OuterSettings(learning_rate, momentum, uniform_policy(codec))
+
+
+def vector(seed, scale=1.0):
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def head(number):
+    return sha256(number.to_bytes(8, "big"))
+
+
+def state_of(anchor, momentum=None, round_number=0):
+    momentum = torch.zeros(SIZE) if momentum is None else momentum
+    return AnchorState.of(
+        LAYOUT, head=head(round_number), round_number=round_number,
+        anchor=anchor.numpy().tobytes(), momentum=momentum.numpy().tobytes(),
+    )  # fmt: skip
+
+
+def decoded(blob):
+    out = torch.empty(SIZE)
+    decode_contribution(blob, LAYOUT, out)
+    return out
+
+
+class Peer:
+    """Local parameters on top of an outer loop, moved by random steps in multiples of 2**-12 (so sums are exact)."""
+
+    def __init__(self, codec="none", **outer):
+        self.loop = OuterLoop(settings(codec, **outer), state_of(torch.zeros(SIZE)))
+        self.local = torch.zeros(SIZE)
+        self.trained = torch.zeros(SIZE, dtype=torch.float64)
+
+    def train(self, rng):
+        step = torch.tensor([rng.randrange(-64, 65) for _ in range(SIZE)]) * 2.0**-12
+        self.local += step
+        self.trained -= step.double()
+
+    def offer(self, micro_batches=1):
+        return self.loop.offer(self.local.clone(), micro_batches)
+
+    def merge(self, blobs, weights, own, round_number):
+        outcome = self.loop.merge(blobs, weights, own=own, round_number=round_number, head=head(round_number))
+        self.local += outcome.shift_N
+        return outcome
+
+
+def test_the_first_offer_is_anchor_minus_local():
+    loop = OuterLoop(settings(), state_of(vector(1)))
+    assert torch.equal(decoded(loop.offer(vector(2), 3).blob), vector(1) - vector(2))
+    assert loop.unsettled_micro_batches == 3
+
+
+def test_the_anchor_takes_a_nesterov_step_on_the_mean():
+    """Two rounds against DESIGN's formula in float64."""
+    loop = OuterLoop(settings(), state_of(vector(0)))
+    anchor, momentum = vector(0).double(), torch.zeros(SIZE, dtype=torch.float64)
+    for round_number in (1, 2):
+        offers = [OuterLoop(settings(), loop.state).offer(vector(10 * round_number + k), 1).blob for k in range(3)]
+        mean = sum(decoded(blob).double() * weight for blob, weight in zip(offers, (1, 2, 5), strict=True)) / 8
+        momentum = 0.6 * momentum + mean
+        anchor = anchor - 0.7 * (mean + 0.6 * momentum)
+        outcome = loop.merge(offers, [1, 2, 5], own=False, round_number=round_number, head=head(round_number))
+    assert torch.allclose(outcome.state.anchor_N().double(), anchor, atol=1e-6)
+    assert torch.allclose(outcome.state.momentum_N().double(), momentum, atol=1e-6)
+    assert (outcome.state.round, outcome.state.head) == (2, head(2))
+
+
+def test_all_peers_of_a_certificate_reach_the_same_bits():
+    """Whoever made which contribution, included or not, with whatever local parameters and residual of its own."""
+    rng = random.Random(3)
+    peers = [Peer("fp16") for _ in range(4)]
+    for round_number in range(1, 6):
+        offers = []
+        for index, peer in enumerate(peers):
+            peer.train(rng)
+            offers.append((index, peer.offer(rng.randrange(1, 40))))
+        certified = rng.sample(offers, rng.randrange(1, 5))
+        blobs, weights = [offer.blob for _, offer in certified], [offer.micro_batches for _, offer in certified]
+        included = {index for index, _ in certified}
+        digests = {
+            peer.merge(blobs, weights, index in included, round_number).state.digest for index, peer in enumerate(peers)
+        }
+        assert len(digests) == 1
+
+
+def test_own_progress_is_replaced_by_the_groups():
+    loop = OuterLoop(settings(learning_rate=1.0, momentum=0.0), state_of(torch.zeros(SIZE)))
+    snapshot, other = vector(1), -vector(2)
+    offer = loop.offer(snapshot.clone(), 1)
+    foreign = OuterLoop(settings(), state_of(torch.zeros(SIZE))).offer(other, 1)
+    shift = loop.merge([offer.blob, foreign.blob], [1, 1], own=True, round_number=1, head=head(1)).shift_N
+    assert torch.allclose(snapshot + shift, (snapshot - vector(2)) / 2, atol=1e-6)
+
+
+def test_without_our_contribution_the_local_parameters_only_follow_the_anchor():
+    loop = OuterLoop(settings(), state_of(torch.zeros(SIZE)))
+    loop.offer(vector(1), 4)
+    foreign = OuterLoop(settings(), state_of(torch.zeros(SIZE))).offer(vector(2), 1)
+    outcome = loop.merge([foreign.blob], [1], own=False, round_number=1, head=head(1))
+    assert torch.equal(outcome.shift_N, outcome.state.anchor_N())
+    assert loop.unsettled_micro_batches == 4
+    local = vector(1) + outcome.shift_N
+    again = loop.offer(local, 2)
+    assert again.micro_batches == 6
+    assert torch.allclose(decoded(again.blob), -vector(1), atol=1e-5)
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16"])
+@pytest.mark.parametrize("seed", range(5))
+def test_movement_is_settled_plus_pending_whatever_arrives_when(codec, seed):
+    """I5 and I6: over random closes, unequal arrival, missed certificates and withdrawals, all that was trained is in
+    certified contributions, in the residual, or in anchor - local: exactly, as multiples of 2**-12 add up exactly."""
+    rng = random.Random(seed)
+    peer = Peer(codec, learning_rate=1.0, momentum=0.0)
+    settled = torch.zeros(SIZE, dtype=torch.float64)
+    offer, round_number, counted, settled_count = None, 0, 0, 0
+    for _ in range(60):
+        peer.train(rng)
+        match rng.choice(["train", "offer", "merge", "miss", "withdraw"]):
+            case "offer" if offer is None:
+                counted += 1
+                offer = peer.offer(1)
+            case "merge" if offer is not None:
+                round_number += 1
+                peer.merge([offer.blob], [offer.micro_batches], True, round_number)
+                settled += decoded(offer.blob).double()
+                settled_count += offer.micro_batches
+                offer = None
+            case "miss":
+                round_number += 1
+                foreign = Peer()
+                foreign.train(rng)
+                peer.merge([foreign.offer().blob], [1], False, round_number)
+                offer = None
+            case "withdraw":
+                peer.loop.withdraw()
+                offer = None
+        pending = (peer.loop._anchor_N - peer.local).double()
+        residual = peer.loop._residual_N.double()
+        assert torch.equal(settled + pending + residual, peer.trained)
+        assert counted == settled_count + peer.loop.unsettled_micro_batches
+
+
+def test_decoded_plus_new_residual_is_what_was_sent():
+    peer = Peer("fp16")
+    residual = torch.zeros(SIZE)
+    for round_number in range(1, 5):
+        peer.local += vector(round_number) * 0.01
+        sent = (peer.loop._anchor_N - peer.local) + residual
+        offer = peer.offer()
+        peer.merge([offer.blob], [1], True, round_number)
+        residual = peer.loop._residual_N
+        assert torch.equal(decoded(offer.blob) + residual, sent)
+        assert residual.abs().max() > 0
+
+
+def test_a_lossless_codec_leaves_a_residual_of_exactly_zero():
+    peer = Peer("none")
+    for round_number in range(1, 4):
+        peer.local += vector(round_number)
+        peer.merge([peer.offer().blob], [1], True, round_number)
+        assert not peer.loop._residual_N.any()
+
+
+def test_a_void_round_moves_the_head_and_nothing_else():
+    peer = Peer()
+    peer.local += vector(1)
+    peer.merge([peer.offer().blob], [1], True, 1)
+    before = peer.loop.state
+    outcome = peer.merge([], [], False, 2)
+    assert (outcome.state.digest, outcome.state.head, outcome.state.round) == (before.digest, head(2), 2)
+    assert not outcome.shift_N.any()
+
+
+def test_a_failed_merge_changes_nothing():
+    peer = Peer()
+    peer.local += vector(1)
+    offer = peer.offer(2)
+    before = peer.loop.state
+    with pytest.raises(MalformedBlob):
+        peer.merge([offer.blob, b"nonsense"], [1, 1], True, 1)
+    assert peer.loop.state is before
+    assert peer.loop.has_offer
+    assert peer.merge([offer.blob], [2], True, 1).state.round == 1
+
+
+def test_settling_without_an_offer_and_offering_twice_are_refused():
+    peer = Peer()
+    with pytest.raises(RuntimeError, match="none is out"):
+        peer.merge([], [], True, 1)
+    peer.offer()
+    with pytest.raises(RuntimeError, match="an offer is out"):
+        peer.offer()
+
+
+def test_a_served_state_does_not_change_while_training_goes_on():
+    peer = Peer()
+    served = peer.loop.state
+    before = bytes(served.anchor), bytes(served.momentum)
+    for round_number in (1, 2):
+        peer.local += vector(round_number)
+        peer.merge([peer.offer().blob], [1], True, round_number)
+    assert (bytes(served.anchor), bytes(served.momentum)) == before
+    assert served.anchor.readonly
+
+
+def test_an_installed_state_carries_the_movement_or_drops_it():
+    for keep in (True, False):
+        peer = Peer()
+        peer.local += vector(1, 0.01)
+        peer.offer(3)
+        local = peer.loop.install(state_of(vector(5), vector(6), 9), keep_movement=keep)
+        assert not peer.loop.has_offer
+        assert peer.loop.state.round == 9
+        after = peer.local + local if keep else local
+        pending = vector(5) - after
+        assert torch.allclose(pending, -vector(1, 0.01) if keep else torch.zeros(SIZE), atol=1e-6)
+        assert peer.loop.unsettled_micro_batches == (3 if keep else 0)
+
+
+def test_the_state_digest_names_every_bit():
+    base = state_of(vector(1), vector(2))
+    changed = vector(1)
+    changed[5] = torch.nextafter(changed[5], torch.tensor(10.0))
+    assert state_of(changed, vector(2)).digest != base.digest
+    assert state_of(vector(2), vector(1)).digest != base.digest
+    assert state_of(vector(1), vector(2), round_number=3).digest == base.digest  # of the state, not of its place
+
+
+def test_states_of_the_wrong_size_or_not_finite_are_refused():
+    with pytest.raises(StateCorrupt, match="anchor of 4 bytes"):
+        AnchorState.of(LAYOUT, head=Digest(bytes(32)), round_number=0, anchor=bytes(4), momentum=bytes(4 * SIZE))
+    with pytest.raises(StateCorrupt, match="momentum holds values"):
+        state_of(vector(1), torch.full((SIZE,), torch.inf))
+
+
+def test_the_initial_state_is_a_function_of_the_manifest():
+    manifest = Manifest(run=RunSection(seed=4))
+    assert initial_state(manifest).digest == initial_state(manifest).digest
+    assert initial_state(manifest).digest != initial_state(Manifest()).digest
+    assert initial_state(manifest).head == manifest.genesis(0)
+    assert not initial_state(manifest).momentum_N().any()

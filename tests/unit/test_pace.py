@@ -1,0 +1,64 @@
+"""The three overlaps of DESIGN section 7, row by row."""
+
+from dataclasses import replace
+
+import pytest
+
+from dilocox_peer.peer.pace import Situation, Step, next_step
+
+TRAINING = Situation(
+    overlap="arrival",
+    ready=True,
+    busy=False,
+    due=False,
+    offered=False,
+    waiting=0,
+    training_round=3,
+    merged_round=2,
+    total_rounds=8,
+)
+
+
+@pytest.mark.parametrize("overlap", ["arrival", "one-step", "none"])
+def test_a_round_that_is_over_and_free_to_offer_closes(overlap):
+    assert next_step(replace(TRAINING, overlap=overlap, due=True)) is Step.CLOSE
+
+
+@pytest.mark.parametrize("overlap", ["arrival", "one-step", "none"])
+def test_nothing_is_decided_while_something_runs_or_state_is_missing(overlap):
+    over = replace(TRAINING, overlap=overlap, due=True, waiting=1)
+    assert next_step(replace(over, busy=True)) is Step.TRAIN
+    assert next_step(replace(over, ready=False)) is Step.TRAIN
+
+
+def test_arrival_merges_at_once_and_trains_on_while_it_waits():
+    assert next_step(replace(TRAINING, offered=True)) is Step.TRAIN
+    assert next_step(replace(TRAINING, offered=True, due=True)) is Step.TRAIN
+    assert next_step(replace(TRAINING, waiting=1)) is Step.MERGE
+
+
+def test_one_step_merges_only_at_the_end_of_the_next_round_and_waits_there():
+    one_step = replace(TRAINING, overlap="one-step")
+    assert next_step(replace(one_step, waiting=1)) is Step.TRAIN
+    assert next_step(replace(one_step, waiting=1, due=True)) is Step.MERGE
+    assert next_step(replace(one_step, offered=True, due=True)) is Step.HOLD
+
+
+def test_one_step_that_fell_behind_catches_up():
+    assert next_step(replace(TRAINING, overlap="one-step", waiting=2)) is Step.MERGE
+
+
+def test_none_merges_at_once():
+    assert next_step(replace(TRAINING, overlap="none", waiting=1)) is Step.MERGE
+
+
+@pytest.mark.parametrize("overlap", ["arrival", "one-step", "none"])
+def test_after_the_last_close_nothing_is_trained_and_its_certificate_ends_the_run(overlap):
+    last = replace(TRAINING, overlap=overlap, training_round=9, merged_round=7, offered=True)
+    assert next_step(last) is Step.HOLD
+    assert next_step(replace(last, waiting=1)) is Step.MERGE
+    assert next_step(replace(last, merged_round=8)) is Step.FINISH
+
+
+def test_a_late_peer_finishes_without_its_own_last_close():
+    assert next_step(replace(TRAINING, training_round=8, merged_round=8)) is Step.FINISH

@@ -1,0 +1,146 @@
+from dataclasses import replace
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.dht.records import (
+    BUCKETS,
+    MAX_COUNT,
+    MAX_LEASE_BYTES,
+    MAX_POINTER_BYTES,
+    MAX_STAGES,
+    CertificatePointer,
+    Lease,
+    ManifestRecord,
+    bucket_of,
+    dht_id,
+    lease_key,
+    slots,
+)
+from dilocox_peer.manifest import MAX_MANIFEST_BYTES
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import Digest, PeerId, RunId
+
+PEER = SigningKey(bytes(32)).peer_id
+OTHER = SigningKey(bytes(31) + b"\1").peer_id
+RUN = RunId("ab" * 32)
+LEASE = Lease(
+    peer=PEER,
+    stage=3,
+    incarnation=1_795_000_000_000,
+    addresses=(f"/ip4/203.0.113.5/tcp/31337/p2p/{PEER}",),
+    protocol=1,
+    tokens_per_s=1234.5,
+    memory_bytes=8 << 30,
+    reachability="direct",
+    round=7,
+    expires_s=100.0,
+)
+
+addresses = st.builds(
+    lambda port, relayed: (
+        f"/ip4/203.0.113.5/tcp/{port}" + (f"/p2p/{OTHER}/p2p-circuit" if relayed else "") + f"/p2p/{PEER}"
+    ),
+    st.integers(1, 65535),
+    st.booleans(),
+)
+leases = st.builds(
+    Lease,
+    peer=st.just(PEER),
+    stage=st.integers(0, MAX_STAGES - 1),
+    incarnation=st.integers(0, MAX_COUNT),
+    addresses=st.lists(addresses, max_size=8).map(tuple),
+    protocol=st.integers(0, 2**16),
+    tokens_per_s=st.floats(0, 1e12),
+    memory_bytes=st.integers(0, MAX_COUNT),
+    reachability=st.sampled_from(["direct", "relayed"]),
+    round=st.integers(0, MAX_COUNT),
+    has_left=st.booleans(),
+    expires_s=st.floats(0, 1e10),
+)
+pointers = st.builds(
+    CertificatePointer,
+    st.integers(0, MAX_COUNT),
+    st.integers(0, MAX_COUNT),
+    st.binary(min_size=32, max_size=32).map(Digest),
+)
+
+
+@given(leases)
+def test_a_lease_survives_its_bytes_and_the_largest_fits(lease: Lease) -> None:
+    raw = lease.to_bytes()
+    assert len(raw) <= MAX_LEASE_BYTES
+    assert Lease.from_bytes(raw, peer=PEER, expires_s=lease.expires_s) == lease
+
+
+@given(pointers)
+def test_a_pointer_survives_its_bytes_and_is_small(pointer: CertificatePointer) -> None:
+    raw = pointer.to_bytes()
+    assert len(raw) < MAX_POINTER_BYTES
+    assert CertificatePointer.from_bytes(raw) == pointer
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        st.recursive(st.none() | st.integers(-9, 9) | st.text(max_size=4), st.lists).map(msgpack.packb),
+    )
+)
+def test_other_bytes_raise_only_value_error(raw: bytes) -> None:
+    with pytest.raises(ValueError, match=r"lease"):
+        Lease.from_bytes(raw, peer=PEER, expires_s=0.0)
+    with pytest.raises(ValueError, match=r"pointer"):
+        CertificatePointer.from_bytes(raw)
+
+
+def test_each_field_is_checked() -> None:
+    good = msgpack.unpackb(LEASE.to_bytes())
+    wrong: list[tuple[int, object]] = [
+        (0, "pointer"), (1, 2), (1, True), (2, -1), (2, MAX_STAGES), (2, "0"), (2, True), (3, 1.5), (3, MAX_COUNT + 1),
+        (4, "x"), (4, ["x"]), (4, [b"x"]), (4, [LEASE.addresses[0]] * 9), (4, [LEASE.addresses[0].replace(PEER, OTHER)]),
+        (5, -1), (6, 1), (6, -1.0), (6, float("nan")), (6, float("inf")), (7, None), (8, "nearby"), (9, -1), (10, 1),
+    ]  # fmt: skip
+    for position, value in wrong:
+        fields = list(good)
+        fields[position] = value
+        with pytest.raises(ValueError, match=r"."):
+            Lease.from_bytes(msgpack.packb(fields), peer=PEER, expires_s=0.0)
+    for fields in (good[:-1], [*good, 1], {"lease": 1}, "lease"):
+        with pytest.raises(ValueError, match=r"no lease|unreadable"):
+            Lease.from_bytes(msgpack.packb(fields), peer=PEER, expires_s=0.0)
+
+
+def test_an_oversized_lease_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ValueError, match="at most"):
+        Lease.from_bytes(bytes(MAX_LEASE_BYTES + 1), peer=PEER, expires_s=0.0)
+    with pytest.raises(ValueError, match="at most"):
+        ManifestRecord.from_bytes(bytes(MAX_MANIFEST_BYTES + 1))
+
+
+def test_a_lease_of_a_newer_format_says_who_is_old() -> None:
+    fields = msgpack.unpackb(LEASE.to_bytes())
+    fields[1] = 2
+    with pytest.raises(ValueError, match="format 2, this peer reads 1: update"):
+        Lease.from_bytes(msgpack.packb(fields), peer=PEER, expires_s=0.0)
+
+
+def test_a_tombstone_is_the_same_lease_that_has_left() -> None:
+    left = replace(LEASE, has_left=True)
+    assert Lease.from_bytes(left.to_bytes(), peer=PEER, expires_s=100.0) == left
+
+
+def test_keys_of_a_run_are_distinct_and_no_other_run_has_them() -> None:
+    keys = [slot.key for slot in slots(RUN)]
+    assert len(set(keys)) == len(keys) == 1 + MAX_STAGES * (1 + BUCKETS)
+    assert not set(keys) & {slot.key for slot in slots(RunId("cd" * 32))}
+    assert {dht_id(key) for key in keys}.isdisjoint(dht_id(lease_key(RUN, MAX_STAGES, b)) for b in range(BUCKETS))
+
+
+def test_peers_spread_over_the_buckets() -> None:
+    counts = [0] * BUCKETS
+    for number in range(64):
+        counts[bucket_of(PeerId(f"peer-{number}"))] += 1
+    assert min(counts) >= 8
+    assert max(counts) <= 28
