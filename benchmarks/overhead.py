@@ -11,7 +11,7 @@ round of about 1.5 s, so a ratio of 0.98 to 0.99 where every peer has a core.
 import argparse
 import asyncio
 
-from swarm import Swarm, header, spread
+from swarm import WatchedSwarm, header, spread
 
 from dilocox_peer.config import preset
 from dilocox_peer.manifest import Manifest
@@ -22,13 +22,17 @@ WARM_S = 6.0  # from the first step on: compilation of kernels, the first rounds
 async def steps_per_second(manifest: Manifest, replicas: int, seconds: float) -> tuple[float, float, int]:
     """(micro-batches a second of all peers, worst p99 of the event loop's lag in ms, rounds certified)."""
     batch_tokens = manifest.inner.micro_batch * manifest.model.context
-    async with Swarm(manifest, replicas) as swarm:
-        await swarm.until(lambda: all(_training(swarm, label) for label in swarm.peers), 60)
-        start = max(_training(swarm, label)[0]["time"] for label in swarm.peers) + WARM_S
-        await swarm.until(lambda: all(_training(swarm, label)[-1]["time"] > start + seconds for label in swarm.peers), 600)
+    async with WatchedSwarm(manifest) as swarm:
+        await swarm.start_bootstrap()
+        labels = [f"peer{index}" for index in range(replicas)]
+        peers = [await swarm.start_peer(label) for label in labels]
+        await swarm.until(lambda: all(_training(swarm, label) for label in labels), peers, 60)
+        start = max(_training(swarm, label)[0]["time"] for label in labels) + WARM_S
+        end = start + seconds
+        await swarm.until(lambda: all(_training(swarm, label)[-1]["time"] > end for label in labels), peers, 600)
         rate, lag, rounds = 0.0, 0.0, 0
-        for label in swarm.peers:
-            steady = [record for record in _training(swarm, label) if start <= record["time"] <= start + seconds]
+        for label in labels:
+            steady = [record for record in _training(swarm, label) if start <= record["time"] <= end]
             first, last = steady[0], steady[-1]
             rate += (last["tokens"] - first["tokens"]) / batch_tokens / (last["time"] - first["time"])
             lag = max(lag, last["lag_ms_p99"])
@@ -36,7 +40,7 @@ async def steps_per_second(manifest: Manifest, replicas: int, seconds: float) ->
     return rate, lag, rounds
 
 
-def _training(swarm: Swarm, label: str) -> list[dict]:
+def _training(swarm: WatchedSwarm, label: str) -> list[dict]:
     return [record for record in swarm.of(label, "TrainingProgress") if record["tokens"] > 0]
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import base58
+
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.signing import public_key_of
 from dilocox_peer.types import PeerId, RunId
@@ -21,6 +23,11 @@ MAX_LINK_ADDRESSES = 16
 MAX_ADDRESS_CHARS = 512  # a relayed address with two PeerIDs and a long host name stays below
 
 _DNS_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?$")
+# https://github.com/multiformats/multiaddr/blob/master/protocols.csv, as varints
+_CODES = {
+    "ip4": b"\x04", "tcp": b"\x06", "ip6": b"\x29", "dns4": b"\x36", "dns6": b"\x37",
+    "p2p": b"\xa5\x03", "p2p-circuit": b"\xa2\x02",
+}  # fmt: skip
 _EXAMPLE = "/ip4/203.0.113.5/tcp/31337"
 
 Role = Literal["peer", "lease", "listen", "announce"]
@@ -30,19 +37,38 @@ listen: --host-maddrs; announce: --announce-maddrs."""
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A multiaddress taken apart. peer: whose it is, None in the roles listen and announce."""
+    """A multiaddress taken apart.
+
+    peer: whose it is, None in the roles listen and announce. relay: who passes on to peer, None if dialled directly.
+    """
 
     text: str
     host_kind: str
     host: str
     port: int
     peer: PeerId | None
-    is_relayed: bool
+    relay: PeerId | None = None
 
     @property
-    def without_peer(self) -> str:
-        """The dialled part, what stands before /p2p."""
-        return f"/{self.host_kind}/{self.host}/tcp/{self.port}"
+    def is_relayed(self) -> bool:
+        return self.relay is not None
+
+    def dialled_bytes(self) -> bytes:
+        """libp2p's binary form of where to dial for peer, peer itself not in it.
+
+        hivemind's Multiaddr writes a PeerID as a CID, which the libp2p of its p2pd cannot read [m].
+        """
+        match self.host_kind:
+            case "ip4" | "ip6":
+                host = _CODES[self.host_kind] + ipaddress.ip_address(self.host).packed
+            case _:
+                name = self.host.encode("ascii")
+                host = _CODES[self.host_kind] + _varint(len(name)) + name
+        where = host + _CODES["tcp"] + self.port.to_bytes(2, "big")
+        if self.relay is None:
+            return where
+        relay: bytes = base58.b58decode(self.relay)
+        return where + _CODES["p2p"] + _varint(len(relay)) + relay + _CODES["p2p-circuit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +138,20 @@ def parse_multiaddr(text: str, role: Role) -> Address:
     if role in ("listen", "announce"):
         if tail:
             raise ConfigError(f"address {_shown(text)} goes on after the port: write {text.partition('/p2p')[0]} alone")
-        return Address(text, host_kind, host, port, None, is_relayed=False)
+        return Address(text, host_kind, host, port, None)
     if not tail or tail[0] != "p2p":
         raise ConfigError(f"address {_shown(text)} lacks /p2p/PEER-ID at its end: copy it whole, as {_example(role)}")
     if len(tail) == 2:
-        return Address("/" + "/".join(parts), host_kind, host, port, _peer_id(text, tail[1]), is_relayed=False)
+        return Address("/" + "/".join(parts), host_kind, host, port, _peer_id(text, tail[1]))
     if role == "lease" and len(tail) == 5 and tail[2:4] == ["p2p-circuit", "p2p"]:
-        _peer_id(text, tail[1])
-        return Address("/" + "/".join(parts), host_kind, host, port, _peer_id(text, tail[4]), is_relayed=True)
+        relay = _peer_id(text, tail[1])
+        return Address("/" + "/".join(parts), host_kind, host, port, _peer_id(text, tail[4]), relay)
     raise ConfigError(f"address {_shown(text)} goes on after the PeerID: write it as {_example(role)}")
+
+
+def _varint(number: int) -> bytes:
+    """number below 16384, as multiaddresses count."""
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128, number >> 7])
 
 
 def _check_host(text: str, host_kind: str, host: str, role: Role) -> None:

@@ -33,7 +33,9 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        return self.tail[-1] if self.tail else "no message"
+        """The last line it wrote that says something; a traceback's is its last, an abort's is not."""
+        spoken = [line for line in self.tail if line.strip() and not line.startswith((" ", "Thread ", "Extension "))]
+        return spoken[-1] if spoken else "no message"
 
 
 class Children:

@@ -5,9 +5,7 @@ This process trains nothing and takes no part: it starts the others, folds their
 
 import asyncio
 import json
-import shutil
 import signal
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +15,15 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from dilocox_peer.cli.children import Child, Children
 from dilocox_peer.cli.demo_table import render, round_line, size
 from dilocox_peer.cli.init import write_whole
+from dilocox_peer.cli.local_swarm import ChildEnded, LocalSwarm
 from dilocox_peer.cli.report import build_report, verdict
 from dilocox_peer.cli.swarm_view import SwarmView
-from dilocox_peer.config import preset, to_toml
+from dilocox_peer.config import preset
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.identity import Identity
 
-START_S = 90.0  # importing torch and hivemind on a busy machine takes most of it
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 REFRESH_S = 0.5
 
 
@@ -55,11 +50,11 @@ def run_demo(request: DemoRequest) -> None:
     manifest = demo_manifest(request)
     if request.report is not None:
         request.report.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="dilocox-demo-"))
-    try:
-        asyncio.run(_Demo(request, manifest, folder).run())
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+    async def main() -> None:
+        await _Demo(request, manifest).run()
+
+    asyncio.run(main())
 
 
 def demo_manifest(request: DemoRequest) -> Manifest:
@@ -89,17 +84,12 @@ def demo_manifest(request: DemoRequest) -> Manifest:
 
 
 class _Demo:
-    def __init__(self, request: DemoRequest, manifest: Manifest, folder: Path) -> None:
+    def __init__(self, request: DemoRequest, manifest: Manifest) -> None:
         self._request = request
-        self._folder = folder
-        with Identity.open(folder / "owner.key") as owner:
-            self._manifest = manifest.signed_by(owner.key)
-        self._view = SwarmView(self._manifest)
-        self._changed = asyncio.Event()
-        self._link: str | None = None
+        self._swarm = LocalSwarm(manifest, self._on_event, data=request.data)
+        self._view = SwarmView(self._swarm.manifest)
         self._printed_round = 0
         self._console = Console()
-        self._children = Children(self._on_event)
         self._started = time.monotonic()
 
     async def run(self) -> None:
@@ -116,50 +106,46 @@ class _Demo:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt)
         try:
-            async with asyncio.timeout(self._request.timeout_s):
-                await self._swarm()
+            async with asyncio.timeout(self._request.timeout_s), self._swarm:
+                await self._train()
         except TimeoutError:
             raise DemoFailed(
                 f"not done after {self._request.timeout_s:.0f} s: raise --timeout or lower --rounds"
             ) from None
+        except ChildEnded as error:
+            for line in error.tail:
+                typer.echo(line, err=True)
+            raise DemoFailed(str(error)) from None
         except asyncio.CancelledError:
             if not interrupted:
                 raise
-            typer.echo("interrupted: ending the swarm", err=True)
+            typer.echo("interrupted; every process of the swarm was ended", err=True)
             raise KeyboardInterrupt from None
-        finally:
-            await self._children.stop()
         self._finish()
 
-    async def _swarm(self) -> None:
-        run_file = self._folder / "run.toml"
-        write_whole(run_file, to_toml(self._manifest).encode())
-        home = ("--home", str(self._folder), "--host-maddrs", LOOPBACK)
-        data = [argument for path in self._request.data for argument in ("--data", str(path.resolve()))]
+    async def _train(self) -> None:
+        manifest = self._swarm.manifest
         typer.echo(
             f"demo: {self._request.stages} stage x {self._request.replicas} replicas, "
-            f"{self._manifest.rounds.total} rounds, run {self._manifest.run_id[:12]}"
+            f"{manifest.rounds.total} rounds, run {manifest.run_id[:12]}; starting"
         )
-        bootstrap = await self._children.start("bootstrap", ["bootstrap", str(run_file), *home])
-        await self._until(lambda: self._link is not None, [bootstrap])
-        assert self._link is not None
-        peers: list[Child] = []
-        for index in range(self._request.stages * self._request.replicas):
-            # One after another: four interpreters that import torch at once on two cores start no sooner.
-            label = f"peer{index}"
-            peers.append(await self._children.start(label, ["join", self._link, "--name", label, *home, *data]))
-            await self._until(lambda label=label: label in self._view.peers, [bootstrap, *peers])
-        evaluator = await self._children.start("evaluator", ["evaluate", self._link, *home, *data])
-        with Live(console=self._console, refresh_per_second=4, transient=False, auto_refresh=False) as live:
-            everyone = [bootstrap, *peers, evaluator]
-            ending = [*peers, evaluator]
+        bootstrap = await self._swarm.start_bootstrap()
+        # One after another: four interpreters that import torch at once on two cores start no sooner.
+        peers = [
+            await self._swarm.start_peer(f"peer{index}")
+            for index in range(self._request.stages * self._request.replicas)
+        ]
+        ending = [*peers, await self._swarm.start_evaluator()]
+        with Live(console=self._console, auto_refresh=False) as live:
             while not all(child.process.returncode == 0 for child in ending):
-                self._check(everyone, may_end=ending)
+                for child in (bootstrap, *ending):
+                    if child.process.returncode not in ((None, 0) if child is not bootstrap else (None,)):
+                        raise ChildEnded(child)
                 self._draw(live)
-                await self._next_change(REFRESH_S)
+                await self._swarm.next_change(REFRESH_S)
             for child in ending:
-                if child.reader is not None:
-                    await child.reader
+                assert child.reader is not None
+                await child.reader
             self._draw(live)
 
     def _draw(self, live: Live) -> None:
@@ -172,31 +158,8 @@ class _Demo:
             self._printed_round += 1
             typer.echo(round_line(self._view, seen))
 
-    async def _until(self, condition: Any, children: list[Child]) -> None:
-        async with asyncio.timeout(START_S):
-            while not condition():
-                self._check(children, may_end=[])
-                await self._next_change(REFRESH_S)
-
-    async def _next_change(self, wait_s: float) -> None:
-        self._changed.clear()
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
-
-    def _check(self, children: list[Child], *, may_end: list[Child]) -> None:
-        for child in children:
-            code = child.process.returncode
-            if code is not None and not (code == 0 and child in may_end):
-                raise DemoFailed(f"{child.label} ended with status {code}: {child.last_words}")
-
     def _on_event(self, label: str, record: dict[str, Any]) -> None:
-        if record["event"] == "BootstrapReady":
-            self._link = record["link"]
         self._view.take(label, record)
-        self._changed.set()
 
     def _finish(self) -> None:
         report = build_report(

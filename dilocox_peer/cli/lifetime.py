@@ -1,6 +1,7 @@
 """How long a command runs: until it is done, or until SIGINT, SIGTERM, or the end of standard input asks it to leave."""
 
 import asyncio
+import os
 import signal
 import sys
 import threading
@@ -33,7 +34,8 @@ class Stop:
             self._asked.set()
 
     def _watch_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
-        while sys.stdin.buffer.read(4096):
+        # os.read, not sys.stdin: its lock, held by a daemon thread when the interpreter ends, would abort the process.
+        while os.read(sys.stdin.fileno(), 4096):
             pass
         try:
             loop.call_soon_threadsafe(self._ask, "its supervisor is gone", 0)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dilocox_peer.dht.records import (
     BUCKETS,
     LEASE_TTL_S,
+    MAX_ADDRESSES,
     MAX_TTL_S,
     CertificatePointer,
     Lease,
@@ -34,13 +35,23 @@ from dilocox_peer.types import PeerId, RunId
 if TYPE_CHECKING:
     from hivemind.dht import DHTNode
 
-    from dilocox_peer.peer.transport import Transport
-
 _RPC_TIMEOUT_S = 3.0  # one question to one node
 _RETRY_LATER = "; try again later"
 
 # The answers of other nodes to the store this task is in; see _keep_store_answers.
 _store_answers: ContextVar[list[bool] | None] = ContextVar("store_answers", default=None)
+
+
+class Network(Protocol):
+    """What the directory needs of peer.transport.Transport, which is a floor above."""
+
+    @property
+    def p2p(self) -> Any: ...
+    @property
+    def initial_peers(self) -> tuple[str, ...]: ...
+    @property
+    def is_down(self) -> bool: ...
+    async def connect(self, peer: PeerId, addresses: Sequence[str], timeout_s: float = ...) -> None: ...
 
 
 class Directory:
@@ -50,7 +61,7 @@ class Directory:
         self,
         *,
         node: "DHTNode",
-        transport: "Transport",
+        transport: "Network",
         run_id: RunId,
         key: SigningKey,
         initial_peers: tuple[str, ...],
@@ -67,7 +78,7 @@ class Directory:
     @classmethod
     async def create(
         cls,
-        transport: "Transport",
+        transport: "Network",
         run_id: RunId,
         key: SigningKey,
         *,
@@ -92,6 +103,7 @@ class Directory:
                     node_id=DHTID.generate(source=key.public_key),
                     initial_peers=list(known),
                     record_validator=RecordValidator(run_id, key, clock),  # type: ignore[arg-type, unused-ignore]
+                    backoff_rate=1.0,  # a node that failed is left alone for 5 s; doubling each time bans a restarted one for hours
                     strict=False,  # strict refuses a clock 3 s off, and peers that cannot be dialled back
                     wait_timeout=_RPC_TIMEOUT_S,
                     cache_locally=False,
@@ -139,9 +151,11 @@ class Directory:
         Also finds initial peers again that were lost (a restarted bootstrap server would else hand out an empty directory).
         """
         assert lease.peer == self._key.peer_id, (lease.peer, self._key.peer_id)
+        lease = replace(lease, addresses=_most_useful(lease.addresses), has_left=False)
+        Lease.from_bytes(lease.to_bytes(), peer=lease.peer, expires_s=0.0)  # ValueError here, not a refusal everywhere
         with suppress(RunUnreachable):
             await self.greet_initial_peers(timeout_s=min(timeout_s, _RPC_TIMEOUT_S))
-        written = await self._write_lease(replace(lease, has_left=False), self._clock() + LEASE_TTL_S, timeout_s)
+        written = await self._write_lease(lease, self._clock() + LEASE_TTL_S, timeout_s)
         self._announced = written
         return written
 
@@ -282,6 +296,13 @@ class Directory:
     def _check_up(self) -> None:
         if self._transport.is_down:
             raise RunUnreachable("this peer's own p2pd has ended: the directory is gone with it")
+
+
+def _most_useful(addresses: Sequence[str]) -> tuple[str, ...]:
+    """As many as a lease may have; of a host with very many addresses those that only itself can use go first."""
+    if len(addresses) > MAX_ADDRESSES:
+        addresses = [text for text in addresses if not text.startswith(("/ip4/127.", "/ip6/::1/"))]
+    return tuple(addresses[:MAX_ADDRESSES])
 
 
 def _validate_one_by_one(node: "DHTNode") -> None:

@@ -323,7 +323,7 @@ class Ballots:
         elif self._is_quorum(lead.acks):
             self.certificate = seat.certificate(lead.value, lead.acks, epoch=seat.place.epoch, ballot=lead.ballot)
             return actions
-        elif lead.nacked and not self._is_quorum(self._could_ack(lead, now)):
+        elif lead.nacked - self._excluded and not self._is_quorum(self._could_ack(lead, now)):
             self._excluded |= lead.nacked
             ballot = self._own_ballot_after(seat.votes.promised)
             self._follow_turn(ballot, now)
@@ -341,7 +341,13 @@ class Ballots:
         """With a quorum of promises: the accepted value of the highest ballot, else one of our own."""
         if not self._is_quorum(lead.promises):
             return []
-        forced = self._forced_value(lead)
+        late = lead.started_at + (self._turn_deadline - lead.started_at) / 2
+        heeded = self._promises_without_hopeless(lead)
+        if not self._is_quorum(heeded):
+            if now < late and any(peer not in lead.promises for peer in self._could_ack(lead, now)):
+                return []
+            heeded = lead.promises
+        forced = self._forced_value(heeded)
         if forced is not None:
             sources = [peer for peer in sorted(lead.promises) if lead.promises[peer] is not None]
             actions: list[Action] = []
@@ -350,13 +356,28 @@ class Ballots:
             if self._may_accept(forced):
                 actions += self._propose(lead, forced, now)
             return actions
-        late = lead.started_at + (self._turn_deadline - lead.started_at) / 2
         if not self._entries() and self._blobs_under_way() and now < late:
             return []
         return self._propose(lead, self._own_value(now), now)
 
-    def _forced_value(self, lead: _Lead) -> Value | None:
-        accepted = [each for each in lead.promises.values() if each is not None]
+    def _promises_without_hopeless(self, lead: _Lead) -> dict[PeerId, Accepted | None]:
+        """The promises without the values whose blobs are bad or not to be had.
+
+        Any quorum of promises will do: had such a value a quorum of ACKs, one of them would be in it. Without this, the
+        vote of a leader for its own bad blob would come back in every later ballot.
+        """
+        return {
+            peer: accepted
+            for peer, accepted in lead.promises.items()
+            if accepted is None or not any(self._is_hopeless(entry.blob) for entry in accepted.value.entries)
+        }
+
+    def _is_hopeless(self, blob: Digest) -> bool:
+        failures = self._holdings.failures(blob)
+        return blob in self._excluded or self._holdings.is_refused(blob) or failures >= self._seat.timing.blob_tries
+
+    def _forced_value(self, promises: dict[PeerId, Accepted | None]) -> Value | None:
+        accepted = [each for each in promises.values() if each is not None]
         return max(accepted, key=lambda each: each.ballot).value if accepted else None
 
     def _propose(self, lead: _Lead, value: Value, now: float) -> list[Action]:
@@ -436,17 +457,23 @@ class Ballots:
     def _add(self, peer: PeerId, entry: Entry, now: float) -> None:
         if self.first_offer_at is None:
             self._begin(now)
-        elif peer not in self.offers:
-            self._seat.pace.observe_offer(now - self.first_offer_at_or(now))
         self.offers[peer] = entry
 
+    def on_held(self, blob: Digest, now: float) -> None:
+        """Learns how late contributions come; the blob counts, not its announcement."""
+        for peer, entry in self.offers.items():
+            if entry.blob == blob and peer != self._seat.me:
+                self._seat.pace.observe_offer(now - self.first_offer_at_or(now))
+
     def observe_missing(self, now: float) -> None:
-        """Call when the round is certified: who is here and has not offered is at least this late. Without it only those
-        in time would be measured, the wait would shrink to them, and slow peers would never be waited for again."""
-        if self.first_offer_at is not None:
-            for peer in self._seat.order:
-                if peer not in self.offers and self._members.is_alive(peer, now):
-                    self._seat.pace.observe_offer(now - self.first_offer_at)
+        """Call when the round is certified: what is not here by now is at least this late. Without it only those in time
+        would be measured, the wait would shrink to them, and slow peers would never be waited for again."""
+        if self.first_offer_at is None:
+            return
+        for peer in self._seat.order:
+            offer = self.offers.get(peer)
+            if (offer is None or not self._holdings.has(offer.blob)) and self._members.is_alive(peer, now):
+                self._seat.pace.observe_offer(now - self.first_offer_at)
 
     def _begin(self, now: float) -> None:
         seat = self._seat

@@ -65,6 +65,7 @@ class Conductor:
         self._sent_before = 0
         self._held = True  # the session starts the trainer held, until the rounds are at its head
         self._last_merge_s = time.monotonic()
+        self._known_head = machine.head  # the machine's, as of the last action that reached us
         self.merged_head: Digest = machine.head
         self.merged_round = machine.round
         self.state_fetches = 0  # running; while one is, nothing is closed or merged
@@ -72,6 +73,7 @@ class Conductor:
     def on_apply(self, action: Apply) -> None:
         """A certificate whose blobs are all here, in chain order."""
         self._waiting.append(action)
+        self._known_head = action.certificate.head
         self._changed.set()
 
     def on_change(self) -> None:
@@ -84,6 +86,7 @@ class Conductor:
 
     def on_state_installed(self, head: Digest, round_number: int) -> None:
         self.merged_head, self.merged_round = head, round_number
+        self._known_head = head
         self._offered_at = None
         self._changed.set()
 
@@ -118,7 +121,9 @@ class Conductor:
         progress = self._trainer.progress()
         return Situation(
             overlap=self._manifest.outer.overlap,
-            ready=self._machine.is_ready,
+            # The machine is at a new head before its actions are carried out (the journal is flushed first): until the
+            # certificate has reached us, what we would close belongs to the old one.
+            ready=self._machine.is_ready and self._machine.head == self._known_head,
             busy=self.state_fetches > 0,
             due=self._is_due(progress),
             offered=self._machine.has_offered or self._offered_at == self._machine.head,

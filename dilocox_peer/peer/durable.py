@@ -2,9 +2,10 @@
 
 What the shell does (nothing else is needed):
 - `Persist(durable)`: append `encode_record(durable)` to `rounds.log`, fsync, only then go on with the action list.
-- At start: `loaded = load_log(raw, genesis)`; truncate the file to `loaded.valid_bytes`; hand `loaded.durable` to
-  RoundMachine. When the file has grown (say past 16 MiB): write `encode_record(loaded.durable)` to a new file, fsync,
-  rename it over the old one, fsync the folder.
+- At start: `loaded = load_log(raw, genesis)`; hand `loaded.durable` to RoundMachine. Before that, if `loaded.reason`
+  is not empty or the file has grown (say past 16 MiB): write `encode_record(loaded.durable)` (nothing for None) to a
+  new file, fsync, rename it over the old one, fsync the folder. Cutting the file instead is enough for a torn last
+  record and not for damage: the votes that stand in for the lost ones must be durable before the damage is gone.
 
 A record says: keep the chain up to height `keep`, append these certificates, replace the votes. So a vote costs one
 small record, and a branch switch one larger one. A record is length (4 bytes), CRC-32 (4 bytes), msgpack payload.

@@ -19,6 +19,7 @@ from dilocox_peer.peer.seat import Seat, send_all
 from dilocox_peer.types import PeerId
 
 MAX_NUMBER_AHEAD = 1 << 20  # a stranger's number further above ours is refused: it would use the numbers up
+MAX_IN_VAIN = 6  # epochs in a row after which the patience doubles no more
 FOREVER = float("inf")
 
 
@@ -38,8 +39,11 @@ class _Call:
 class Epochs:
     """The epochs called on one head at one peer. `certificate` is set once all of a roster have signed."""
 
-    def __init__(self, seat: Seat, members: Members, now: float) -> None:
+    def __init__(self, seat: Seat, members: Members, now: float, *, in_vain: int = 0) -> None:
+        """in_vain: epochs in a row that led to this head. Every one of them made the peers offer anew; the patience
+        with a quorum that makes no progress doubles, or contributions slower than it would never arrive."""
         self._seat = seat
+        self._in_vain = min(in_vain, MAX_IN_VAIN)
         self._members = members
         self.certificate: Certificate | None = None
         self.reason = ""
@@ -79,10 +83,20 @@ class Epochs:
         if self._lost_since is not None:
             waits.append(self._lost_since + self._degrade_s())
         if first_offer_at is not None:
-            waits.append(first_offer_at + seat.pace.degrade_s + seat.pace.offer_wait_s)
+            waits.append(first_offer_at + self._stuck_s())
         if self._blocked_since is not None:
             waits.append(self._blocked_since + 2 * seat.timing.epoch_wait_s)
         return now - min(waits) if waits else None
+
+    def is_wanted(self, now: float) -> bool:
+        """Whether the roster here does not work: at genesis, without a quorum for half the patience, or given up."""
+        if self._seat.place.is_genesis or self._blocked_since is not None or self._call is not None:
+            return True
+        return self._lost_since is not None and now - self._lost_since >= self._degrade_s() / 2
+
+    def _stuck_s(self) -> float:
+        """Patience with a quorum that makes no progress."""
+        return float((self._seat.pace.degrade_s + self._seat.pace.offer_wait_s) * 2**self._in_vain)
 
     def _degrade_s(self) -> float:
         """Short if those surely gone are enough to take the quorum away: then no waiting brings it back."""
@@ -197,7 +211,7 @@ class Epochs:
         return overdue is not None and overdue > -self._patience_s() / 2
 
     def _patience_s(self) -> float:
-        return self._degrade_s() if self._lost_since is not None else self._seat.pace.degrade_s
+        return self._degrade_s() if self._lost_since is not None else self._stuck_s()
 
     def _candidates(self, now: float) -> list[PeerId]:
         """Who could be in the new roster: ready at this head and here; the old order first."""

@@ -85,7 +85,7 @@ class Members:
         seen = self._seen.get(peer)
         if seen is None:
             return peer == self._me
-        return not seen.refused and now - seen.heard_at <= self._alive_s and not seen.has_left
+        return now - seen.heard_at <= self._alive_s and not seen.refused and seen.left < seen.incarnation
 
     def is_surely_gone(self, peer: PeerId) -> bool:
         """Its process refuses connections or said it leaves; silence alone is not sure."""

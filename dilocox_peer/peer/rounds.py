@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost, NeighbourSeen
 from dilocox_peer.peer.ballots import Ballots
-from dilocox_peer.peer.chain import Certificate, Chain, Entry, Place, Plan, Suffix, Verifier, leader
+from dilocox_peer.peer.chain import Certificate, Chain, Entry, Place, Plan, Suffix, Verifier, is_better, leader
 from dilocox_peer.peer.contract import (
     Action,
     Apply,
@@ -47,10 +47,10 @@ from dilocox_peer.peer.contract import (
     Tick,
 )
 from dilocox_peer.peer.durable import Durable, Votes
-from dilocox_peer.peer.epochs import Epochs
+from dilocox_peer.peer.epochs import MAX_IN_VAIN, Epochs
 from dilocox_peer.peer.healing import Healing
 from dilocox_peer.peer.holdings import Holdings
-from dilocox_peer.peer.membership import NEVER, Members
+from dilocox_peer.peer.membership import MAX_KNOWN, NEVER, Members
 from dilocox_peer.peer.messages import (
     Ack,
     Cert,
@@ -140,6 +140,7 @@ class RoundMachine:
         self._head_since = now
         self._now = now
         self._beat_at = now
+        self._due = now
         self._beats = 0
         self._was_alive: set[PeerId] = set()
         self._noted_at: dict[PeerId, float] = {}
@@ -197,6 +198,11 @@ class RoundMachine:
         return self._ballots.own is not None
 
     @property
+    def may_offer(self) -> bool:
+        """Whether a contribution closed now could be certified: we are in the roster, at its head, with nothing out."""
+        return self._takes_part and self._seat.is_member and not self.has_offered
+
+    @property
     def is_finished(self) -> bool:
         return self._total_rounds is not None and self.round >= self._total_rounds
 
@@ -236,14 +242,19 @@ class RoundMachine:
             return []
         self._now = now
         actions = self._take_in(event)
-        if not self._has_left:
-            actions += self._go_on()
+        if self._has_left:
+            return actions
+        if now < self._due and isinstance(event, Received) and isinstance(event.message, Heartbeat):
+            return actions  # most of what comes in; what follows from it can wait for our own next beat
+        actions += self._go_on()
+        self._due = self._next_due()
         return actions
 
     def deadline(self) -> float | None:
         """When to Tick if nothing else happens; None once we have left."""
-        if self._has_left:
-            return None
+        return None if self._has_left else self._due
+
+    def _next_due(self) -> float:
         now, times = self._now, [self._beat_at, self._state_retry_at, self._holdings.deadline()]
         if self._takes_part:
             times.append(self._ballots.deadline(now))
@@ -268,6 +279,7 @@ class RoundMachine:
                 self._close(base, entry)
             case BlobHeld(blob):
                 self._holdings.held(blob, self.round + 1)
+                self._ballots.on_held(blob, now)
             case BlobRefused(blob):
                 self._holdings.refused(blob)
             case BlobMissing(blob):
@@ -295,12 +307,13 @@ class RoundMachine:
     def _go_on(self) -> list[Action]:
         """All that is due by now."""
         actions: list[Action] = []
+        self._epochs.watch(self._now)
         while True:
             actions += self._follow_path()
             if not self._takes_part:
                 break
-            actions += self._ballots.advance(self._now)
             self._epochs.watch(self._now)
+            actions += self._ballots.advance(self._now)
             actions += self._epochs.advance(self._now, first_offer_at=self._ballots.first_offer_at)
             certificate = self._ballots.certificate or self._epochs.certificate
             if certificate is None:
@@ -325,7 +338,18 @@ class RoundMachine:
     @property
     def _takes_part(self) -> bool:
         """Whether we certify: we hold the state, know of nothing better, and the run is not over."""
-        return self.is_ready and self._healing.path is None and not self.is_finished
+        return self.is_ready and self._path is None and not self.is_finished
+
+    @property
+    def _path(self) -> Suffix | None:
+        """The better chain to follow. Not at once one that only dissolves our roster while it works: a peer that hears
+        nobody writes such an epoch, and our next round outweighs it. It counts when our quorum is lost, or its own
+        rounds weigh more."""
+        path, place = self._healing.path, self._chain.place
+        if path is None or path.ancestor != place.height or path.weight > place.weight or self._epochs.is_wanted(self._now):
+            return path
+        dissolves = path.certificates[0].value.kind == "epoch" and self._self.peer not in path.certificates[0].value.roster
+        return None if dissolves and self._seat.is_member else path
 
     # ---- messages ----
 
@@ -410,6 +434,8 @@ class RoundMachine:
     def _refuse(self, peer: PeerId, reason: str) -> list[Action]:
         if self._now - self._noted_at.get(peer, NEVER) < NOTE_EVERY_S:
             return []
+        if len(self._noted_at) > MAX_KNOWN:
+            self._noted_at.clear()
         self._noted_at[peer] = self._now
         return [Note(MessageRefused(peer, reason))]
 
@@ -448,9 +474,15 @@ class RoundMachine:
         """A new head: a new seat, nothing offered, no votes but these."""
         self._seat = Seat(self._self, self._chain.place, votes)
         self._ballots = self.ballots_type(self._seat, self._members, self._holdings, now)
-        self._epochs = self.epochs_type(self._seat, self._members, now)
+        self._epochs = self.epochs_type(self._seat, self._members, now, in_vain=self._epochs_in_vain())
         for peer in self.roster:
             self._members.add(peer)
+
+    def _epochs_in_vain(self) -> int:
+        """Epochs at the end of our chain that followed an epoch."""
+        kinds = [certificate.value.kind for certificate in self._chain.certificates[-MAX_IN_VAIN - 1 :]]
+        rounds = [index for index, kind in enumerate(kinds) if kind == "round"]
+        return max(len(kinds) - (rounds[-1] + 1 if rounds else 0) - 1, 0)
 
     def _adopt(self, certificate: Certificate) -> list[Action]:
         """Our head moves to its child, whose blobs are all here."""
@@ -493,7 +525,7 @@ class RoundMachine:
         actions += self._replay_own()
         if self._fetching is not None:
             return actions
-        while (path := self._healing.path) is not None or not self.is_ready:
+        while (path := self._path) is not None or not self.is_ready:
             if path is None or not self._can_replay(path):
                 return actions + self._fetch_state(path)
             certificate = path.certificates[0]
@@ -565,8 +597,8 @@ class RoundMachine:
         heads = [self.head] if path is None else list(reversed(path.heads))
         for head in heads:
             donors, state_digest = self._donors(head)
-            if donors:
-                suffix = None if path is None else path.up_to(head)
+            suffix = None if path is None else path.up_to(head)
+            if donors and (suffix is None or is_better(self._chain, suffix, None)):  # half a better branch may be worse
                 return self._fetch(head, suffix, donors, state_digest=self._certified_digest(head, path) or state_digest)
         if self._no_donor_since is None:
             self._no_donor_since = now
@@ -641,7 +673,7 @@ class RoundMachine:
         self._state_failures += 1
         backoff = min(self._state_failures, 4) * (0.5 + self._rng.random())
         self._state_retry_at = self._now + self._timing.state_retry_s * backoff
-        path = self._healing.path
+        path = self._path
         if path is not None and self._state_failures >= self._timing.state_tries:
             self._give_up(path)
 

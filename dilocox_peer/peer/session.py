@@ -19,7 +19,7 @@ from dilocox_peer.compression.contribution import blob_limits, raw_bytes
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError, RunUnreachable
-from dilocox_peer.events import Failed, Left, Listener, NeighbourSeen, PeerStarted, RunComplete, TrainingProgress
+from dilocox_peer.events import Failed, Left, Listener, PeerStarted, RunComplete, TrainingProgress
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.blobs import BlobStore
 from dilocox_peer.peer.chain import Plan
@@ -358,7 +358,6 @@ class Session:
             for lease in leases:
                 if lease.peer not in known:
                     known.add(lease.peer)
-                    self._listener(NeighbourSeen(lease.peer))
                     with suppress(PeerUnavailable):
                         await parts.transport.connect(lease.peer, lease.addresses)
                     parts.driver.post(PeerFound(lease.peer))

@@ -17,11 +17,12 @@ class Timing:
     retry_s: float = 1.0  # an offer, proposal, question or answer unanswered for so long is sent again
     settle_s: float = 3.0  # peers that start together are all waited for; counted from the newest of them
     genesis_patience_s: float = 10.0  # a peer that knows of others and hears none starts alone after this
-    offer_wait_floor_s: float = 1.0  # first offer to proposal without the missing ones
-    offer_wait_cap_s: float = 30.0  # also at most half a round, once rounds are known
+    offer_wait_floor_s: float = 1.0  # first offer to a proposal without the contributions that are not here yet
+    offer_wait_start_s: float = 30.0  # before anything is measured
+    offer_wait_cap_s: float = 600.0  # also at most half a round, once rounds are known
     ballot_floor_s: float = 3.0  # proposal to certificate, before the next leader asks
     ballot_start_s: float = 10.0
-    ballot_cap_s: float = 60.0
+    ballot_cap_s: float = 120.0
     mad_factor: float = 4.0
     degrade_refused_s: float = 3.0  # no quorum, and all the absent refuse connections or said they leave
     degrade_s: float = 25.0  # no quorum otherwise, or a quorum and no progress; also at least two rounds
@@ -68,7 +69,7 @@ class Pace:
         self._timing = timing
         self._round = Learned(start=0.0, floor=0.0, cap=float("inf"), mad_factor=0.0)
         self._spread = Learned(
-            start=timing.offer_wait_cap_s, floor=timing.offer_wait_floor_s, cap=timing.offer_wait_cap_s,
+            start=timing.offer_wait_start_s, floor=timing.offer_wait_floor_s, cap=timing.offer_wait_cap_s,
             mad_factor=timing.mad_factor,
         )  # fmt: skip
         self._ballot = Learned(
@@ -80,7 +81,7 @@ class Pace:
         self._round.observe(seconds)
 
     def observe_offer(self, seconds: float) -> None:
-        """An offer's arrival after the round's first."""
+        """A contribution's arrival, all of it, after the round's first offer."""
         self._spread.observe(seconds)
 
     def observe_ballot(self, seconds: float) -> None:

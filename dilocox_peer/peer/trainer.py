@@ -30,7 +30,7 @@ from torch import Tensor
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.outer import AnchorState, OuterLoop, OuterSettings
 from dilocox_peer.pipeline.data import Corpus
-from dilocox_peer.pipeline.inner import InnerOptimizer, run_position, schedule
+from dilocox_peer.pipeline.inner import InnerOptimizer, ramp, run_position, schedule
 from dilocox_peer.pipeline.model import LayerRange, StageModel
 from dilocox_peer.pipeline.stage import Stage
 from dilocox_peer.types import Digest, PeerId
@@ -313,11 +313,9 @@ class _TorchLoop:
         return self._certified + (2 if self._has_offer else 1)
 
     def begin(self, anchor_N: Tensor, certified: int) -> None:
-        """Before the thread starts. A peer that joins under way has no moments yet: its learning rate ramps."""
+        """Before the thread starts."""
         self._stage.model.flat_N.copy_(anchor_N)
         self._certified = certified
-        if certified:
-            self._optimizer = InnerOptimizer(self._stage.model, self._manifest.inner, ramp=True)
         self._publish()
 
     def train_on(self) -> bool:
@@ -400,7 +398,9 @@ class _TorchLoop:
         rounds, inner = self._manifest.rounds, self._manifest.inner
         fraction = self._in_round / (rounds.inner_steps * inner.accumulate)
         position = run_position(round_number=self._round, fraction=fraction, total_rounds=rounds.total)
-        return schedule(position, warmup=inner.warmup)
+        share = schedule(position, warmup=inner.warmup)
+        # Who comes in after the first round has no moments yet, whether it started there or had a state installed.
+        return share * ramp(self._optimizer.steps_done) if self._certified else share
 
     def _publish(self) -> None:
         inner, model = self._manifest.inner, self._manifest.model

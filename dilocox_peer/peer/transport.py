@@ -70,7 +70,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """How to be reached behind a NAT. use_auto_relay: look for a relay when we cannot be dialled."""
+    """How to be reached behind a NAT. use_auto_relay: look for a relay when we cannot be dialled.
+
+    force_reachability: "public" (a bootstrap server: serve as a relay at once) or "private" (we know that nobody can dial
+    us: be reached through the initial peers) instead of minutes of finding out.
+    """
 
     use_relay: bool = True
     use_auto_relay: bool = False
@@ -104,12 +108,14 @@ class Transport:
         initial_peers: tuple[str, ...],
         directory: RuntimeDir,
         limits: TransportLimits,
+        relay: Relay,
         addresses: tuple[str, ...],
     ) -> None:
         self.p2p = p2p
         self.peer_id = peer_id
         self.initial_peers = initial_peers
-        self.addresses = addresses
+        self._relay = relay
+        self.addresses = self._with_circuits(addresses)
         self.bytes_sent = 0
         self.bytes_received = 0
         self._prefix = f"/dilocox/1/{namespace}"
@@ -183,7 +189,7 @@ class Transport:
             _mend_bindings(p2p)
             self = cls(
                 p2p=p2p, peer_id=peer_id, namespace=namespace, initial_peers=initial, directory=directory, limits=limits,
-                addresses=await _visible_addresses(p2p, latest=False),
+                relay=relay, addresses=await _visible_addresses(p2p, latest=False),
             )  # fmt: skip
             await p2p._client.add_unary_handler(self._message_protocol, self._on_message)
         except BaseException:
@@ -238,15 +244,21 @@ class Transport:
         self._check_up(self.peer_id)
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(timeout_s):
-                self.addresses = await _visible_addresses(self.p2p, latest=True)
+                self.addresses = self._with_circuits(await _visible_addresses(self.p2p, latest=True))
         return self.addresses
+
+    def _with_circuits(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        """For a peer known to be private: p2pd itself names only relays with public addresses [m]."""
+        if not (self._relay.use_auto_relay and self._relay.force_reachability == "private"):
+            return addresses
+        circuits = (f"{text}/p2p-circuit/p2p/{self.peer_id}" for text in self.initial_peers)
+        return tuple(dict.fromkeys([*(text for text in addresses if "/p2p-circuit" in text), *circuits]))
 
     async def connect(self, peer: PeerId, addresses: Sequence[str], timeout_s: float = 10.0) -> None:
         """Dials peer at these addresses (of a lease, say) unless connected; p2pd remembers them. Raises PeerUnavailable."""
         from hivemind.proto import p2pd_pb2
-        from hivemind.utils.multiaddr import Multiaddr
 
-        dialled = [Multiaddr(_without_peer(text, peer)).to_bytes() for text in addresses]
+        dialled = [parse_multiaddr(text, "lease").dialled_bytes() for text in addresses]
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.CONNECT, connect=p2pd_pb2.ConnectRequest(peer=_raw(peer), addrs=dialled)
         )
@@ -381,7 +393,7 @@ class Transport:
         except OSError as error:
             raise self._unavailable(peer, PeerGone, f"{kind}: {error}") from None
         except PeerGone:
-            self._check_up(peer)  # the stream of our own killed p2pd ends just like the peer's
+            await self._check_daemon(peer)  # the stream of our own killed p2pd ends just like the peer's
             raise
         return reply
 
@@ -504,6 +516,16 @@ class Transport:
         if self._failure.done():
             raise TransportDown(peer, self._failure.result())
 
+    async def _check_daemon(self, peer: PeerId) -> None:
+        """Raises TransportDown if p2pd is gone, even if the watcher has not seen it yet."""
+        self._check_up(peer)
+        try:
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                _, writer = await self.p2p._client.control.daemon_connector.open_connection()
+            writer.transport.abort()
+        except OSError:  # TimeoutError is one
+            raise TransportDown(peer, "this peer's own p2pd does not answer") from None
+
     async def _watch(self) -> None:
         """Notices that p2pd ended or closed its connection: hivemind goes on as if alive, and its calls hang for ever."""
         child = self.p2p._child
@@ -601,9 +623,14 @@ async def _start_daemon(daemon: type["P2P"], *, output: deque[str], initial: lis
 
 async def _visible_addresses(p2p: "P2P", *, latest: bool) -> tuple[str, ...]:
     try:
-        return tuple(str(address) for address in await p2p.get_visible_maddrs(latest=latest))
+        found = [str(address) for address in await p2p.get_visible_maddrs(latest=latest)]
     except ValueError:  # none yet: behind a NAT, and no relay found so far
         return ()
+    usable = []
+    for text in found:
+        with suppress(ConfigError):  # QUIC addresses of a relay, say
+            usable.append(parse_multiaddr(text, "lease").text)
+    return tuple(usable)
 
 
 async def _stop_daemon(p2p: "P2P", timeout_s: float) -> None:
@@ -636,10 +663,6 @@ async def _stop_daemon(p2p: "P2P", timeout_s: float) -> None:
         for task in done:
             if not task.cancelled():
                 task.exception()  # retrieved; the daemon is gone, so it failed
-
-
-def _without_peer(text: str, peer: PeerId) -> str:
-    return text.removesuffix(f"/p2p/{peer}")
 
 
 def _raw(peer: PeerId) -> bytes:

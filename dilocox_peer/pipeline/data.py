@@ -135,18 +135,18 @@ def load_corpus(source: str, paths: Sequence[str | Path], *, validation: float) 
 
     Raises ConfigError that names the path and the remedy.
     """
-    if source == STDLIB:
-        return Corpus(_stdlib_files(), name=STDLIB, validation=validation)
-    if not paths:
+    if source != STDLIB and not paths:
         raise ConfigError(f"this run's data are {source!r}: name files or folders of yours with --data")
-    files: dict[str, SourceFile] = {}
-    for path in map(Path, paths):
-        for file in _user_files(path):
-            files.setdefault(file.name, file)
+    try:
+        if source == STDLIB:
+            return Corpus(_stdlib_files(), name=STDLIB, validation=validation)
+        files = _files_of([Path(path) for path in paths])
+    except OSError as error:
+        where = error.filename or ", ".join(map(str, paths)) or source
+        raise ConfigError(f"{where}: {error.strerror or error}; check that you may read it") from None
     if not files:
-        raise ConfigError(f"{', '.join(map(str, paths))}: no readable text in it; name files with text in them")
-    ordered = [files[name] for name in sorted(files)]
-    return Corpus(ordered, name=", ".join(map(str, paths)), validation=validation)
+        raise ConfigError(f"{', '.join(map(str, paths))}: no text in it; name files with text in them")
+    return Corpus(files, name=", ".join(map(str, paths)), validation=validation)
 
 
 def _stdlib_files() -> list[SourceFile]:
@@ -166,6 +166,18 @@ def _stdlib_files() -> list[SourceFile]:
     return sorted(files, key=lambda file: file.name)
 
 
+def _files_of(paths: Sequence[Path]) -> list[SourceFile]:
+    """The user's files, sorted by name. Equal relative paths in two folders are told apart by the folder's name."""
+    files: dict[str, SourceFile] = {}
+    for path in paths:
+        for file in _user_files(path):
+            name = file.name
+            while name in files:
+                name = f"{path.resolve().name}/{name}"
+            files[name] = SourceFile(name, file.data)
+    return [files[name] for name in sorted(files)]
+
+
 def _user_files(path: Path) -> Iterator[SourceFile]:
     """The files at or below path that hold anything. Hidden ones are left out."""
     if not path.exists():
@@ -176,11 +188,7 @@ def _user_files(path: Path) -> Iterator[SourceFile]:
             raise ConfigError(f"{path}: the file is empty; name one with text in it")
         yield SourceFile(path.name, data)
         return
-    try:
-        found = sorted(found for found in path.rglob("*") if found.is_file())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; check that you may read it") from None
-    for file in found:
+    for file in sorted(found for found in path.rglob("*") if found.is_file()):
         parts = file.relative_to(path).parts
         if not any(part.startswith(".") for part in parts):
             data = _read_text(file)
@@ -194,24 +202,18 @@ def _read_text(path: Path) -> Bytes:
 
 def _read(path: Path) -> Bytes:
     """The bytes of path; large files are mapped, not read."""
-    try:
-        if path.stat().st_size >= _MMAP_FROM_BYTES:
-            return np.memmap(path, dtype=np.uint8, mode="r")
-        return np.frombuffer(path.read_bytes(), dtype=np.uint8)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; check that you may read it") from None
+    if path.stat().st_size >= _MMAP_FROM_BYTES:
+        return np.memmap(path, dtype=np.uint8, mode="r")
+    return np.frombuffer(path.read_bytes(), dtype=np.uint8)
 
 
 def _read_jsonl(path: Path) -> Bytes:
     texts = []
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    texts.append(_text_of(line, where=f"{path}:{number}"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; check that you may read it") from None
-    return np.frombuffer("\n".join(texts).encode(), dtype=np.uint8)
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                texts.append(_text_of(line, where=f"{path}:{number}"))
+    return np.frombuffer("\n".join(texts).encode(errors="replace"), dtype=np.uint8)
 
 
 def _text_of(line: bytes, *, where: str) -> str:

@@ -29,7 +29,8 @@ from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.transport import Transport
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import Digest, PeerId
-from tests.shell.conftest import MakeTransport
+
+from .conftest import MakeTransport
 
 MANIFEST = Manifest().signed_by(SigningKey(bytes(32)))
 RUN = MANIFEST.run_id
@@ -87,6 +88,16 @@ async def test_leases_are_found_by_everybody_and_by_stage(make_node: MakeNode) -
     assert written.addresses == transport_a.addresses
     assert LEASE_TTL_S - 5 < written.expires_s - time.time() <= LEASE_TTL_S
     assert boot.num_known_nodes == 2
+
+
+async def test_a_host_with_many_addresses_announces_those_that_others_can_use(make_node: MakeNode) -> None:
+    directory, identity, _ = await make_node("a")
+    tail = f"tcp/5/p2p/{identity.peer_id}"
+    many = [f"/ip4/127.0.0.1/{tail}", *(f"/ip4/203.0.113.{number}/{tail}" for number in range(1, 12))]
+    written = await directory.announce(lease_of(identity, addresses=tuple(many)))
+    assert written.addresses == tuple(many[1:9])
+    with pytest.raises(ValueError, match="tokens_per_s"):
+        await directory.announce(lease_of(identity, tokens_per_s=float("nan")))
 
 
 async def test_a_node_alone_finds_what_it_wrote(make_node: MakeNode) -> None:

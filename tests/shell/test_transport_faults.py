@@ -9,8 +9,9 @@ import pytest
 
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.peer.transport import PeerGone, PeerSilent, Transport, TransportDown
-from tests.shell.conftest import RUN, MakeTransport, PeerProcess, SpawnPeer, is_running, until
-from tests.shell.peer_process import blob
+
+from .conftest import RUN, MakeTransport, PeerProcess, SpawnPeer, is_running, until
+from .peer_process import blob
 
 pytestmark = pytest.mark.slow  # each starts Python processes that import torch
 

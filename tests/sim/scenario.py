@@ -6,6 +6,7 @@ each within as many ballots as the roster has members.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.types import PeerId
@@ -14,7 +15,7 @@ from .invariants import Violation
 from .world import ROUND_S, Network, Node, World
 
 SIZES = (1, 2, 2, 3, 3, 3, 4, 4, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
-HEAL_S = 60.0  # in which the survivors must have come together after the last fault
+HEAL_S = 40.0  # in which the survivors must have come together after the last fault
 GO_ON_S = 12 * ROUND_S
 GO_ON_ROUNDS = 2
 
@@ -59,6 +60,7 @@ def _play(world: World) -> Outcome:
     stop_at = 25.0 + 20.0 * rng.random()
     world.start_peers = rng.choice((1, 1, max(1, num_peers // 2), num_peers))
     world.drift_rate = rng.choice((0.0, 0.0, 0.0, 0.02))
+    world.total_rounds = rng.choice((None, None, None, None, rng.randrange(3, 9)))
     world.network = Network(
         loss=rng.choice((0.0, 0.0, 0.02, 0.05, 0.1, 0.2)), duplicates=rng.choice((0.0, 0.05)),
         latency_s=rng.choice((0.01, 0.05, 0.2)), spread_s=rng.choice((0.02, 0.2, 1.0)),
@@ -143,7 +145,7 @@ def _schedule_comings_and_goings(world: World, stop_at: float) -> None:
     for node in nodes[1:]:
         chance = rng.random()
         if chance < 0.08:
-            world.at(rng.uniform(5.0, stop_at), lambda node=node: world.leave(node) if node.is_up else None)
+            world.at(rng.uniform(5.0, stop_at), partial(world.leave, node))
         elif chance < 0.14:
             world.at(rng.uniform(5.0, stop_at), _lose(node))
 
@@ -166,7 +168,6 @@ def _heal(world: World, stop_at: float) -> Outcome:
     world.network.fetch_failures = 0.0
     world.network.spread_s = min(world.network.spread_s, 0.2)
     world.network.latency_s = min(world.network.latency_s, 0.05)
-    world.network.state_s = 0.5
     world.drift_rate = 0.0
     if all(node.gone_for_good for node in world.nodes.values()):
         next(iter(world.nodes.values())).gone_for_good = False
@@ -176,6 +177,8 @@ def _heal(world: World, stop_at: float) -> Outcome:
     world.start_peers = min(world.start_peers, len(world.up()))
     if not _can_start(world):
         return _outcome(world, 0.0)
+    if world.total_rounds is not None:
+        return _finish(world, stop_at)
     if not world.run(stop_at + HEAL_S, stop=_at_one_head_after(world, stop_at)):
         raise Violation(f"I7: no common head {HEAL_S} s after the faults: {_heads(world)}")
     healed_at = world.now
@@ -186,6 +189,22 @@ def _heal(world: World, stop_at: float) -> Outcome:
     if not world.run(world.now + HEAL_S, stop=world.shares_one_head):
         raise Violation(f"I7: no common head in quiet: {_heads(world)}")
     return _outcome(world, healed_at - stop_at)
+
+
+def _finish(world: World, stop_at: float) -> Outcome:
+    """A run of so many rounds ends, with everyone at its last head."""
+
+    def all_finished() -> bool:
+        return world.shares_one_head() and all(node.machine is not None and node.machine.is_finished for node in world.up())
+
+    assert world.total_rounds is not None
+    if not world.run(stop_at + HEAL_S + 3 * ROUND_S * world.total_rounds, stop=all_finished):
+        raise Violation(f"I7: the run does not end: {_heads(world)}")
+    finished_at = world.now
+    world.run(world.now + 5.0)
+    if not all_finished():
+        raise Violation(f"I7: the run went on after its end: {_heads(world)}")
+    return _outcome(world, finished_at - stop_at)
 
 
 def _can_start(world: World) -> bool:

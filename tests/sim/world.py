@@ -10,6 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgpack
 
@@ -48,11 +49,11 @@ from .invariants import Invariants, Violation
 GENESIS = sha256(b"genesis of the simulated stage")
 PLAN = Plan("fp16", 0, 8)
 TIMING = Timing(
-    heartbeat_s=1.0, settle_s=2.0, genesis_patience_s=4.0, offer_wait_cap_s=3.0, ballot_floor_s=1.5, ballot_start_s=3.0,
+    heartbeat_s=1.0, settle_s=2.0, genesis_patience_s=4.0, offer_wait_start_s=3.0, offer_wait_cap_s=6.0, ballot_floor_s=1.5, ballot_start_s=3.0,
     ballot_cap_s=8.0, degrade_refused_s=3.0, degrade_s=8.0, epoch_wait_s=1.5, epoch_turn_s=1.5, blob_retry_s=1.0,
-    state_retry_s=1.0, state_patience_s=30.0, shun_s=5.0, sync_wait_s=2.0, keep_rounds=16, replay_limit=6,
+    state_retry_s=1.0, state_patience_s=30.0, shun_s=5.0, sync_wait_s=2.0, keep_rounds=8, replay_limit=6,
 )  # fmt: skip
-CHECKPOINT_EVERY = 4  # rounds between two anchors on disk
+CHECKPOINT_EVERY = 3  # rounds between two anchors on disk
 ROUND_S = 4.0
 
 Unit = tuple[str, int, int]  # peer, incarnation, number
@@ -181,7 +182,7 @@ class Node:
         self.later(0.0, lambda: self.feed(Tick()))
         for friend in friends:
             if friend != self.peer:
-                self.later(world.rng.random(), lambda friend=friend: self.feed(PeerFound(friend)))
+                self.later(world.rng.random(), partial(self.feed, PeerFound(friend)))
         self._train_on()
 
     def crash(self) -> None:
@@ -245,7 +246,7 @@ class Node:
                 self.queue.append(action)
                 self._apply_next()
             case FetchState():
-                self.later(world.fetch_s(world.network.state_s), lambda: self._fetched_state(action))
+                self._fetch_state(action)
             case ForgetBlobs(blobs):
                 for blob in blobs:
                     self.disk.blobs.pop(blob, None)
@@ -255,6 +256,9 @@ class Node:
     def _fetched_blob(self, action: FetchBlob) -> None:
         world = self.world
         blob = self.disk.blobs.get(action.blob)
+        if blob is not None:  # verified when it was stored, or our own
+            self.feed(BlobHeld(action.blob))
+            return
         for source in action.sources:
             if blob is None and (node := world.reachable(self.peer, source)) is not None:
                 blob = None if world.fails() else node.disk.blobs.get(action.blob)
@@ -266,15 +270,27 @@ class Node:
             self.disk.blobs[action.blob] = blob
             self.feed(BlobHeld(action.blob))
 
-    def _fetched_state(self, action: FetchState) -> None:
+    def _fetch_state(self, action: FetchState) -> None:
+        """A donor gives what it has when asked: a snapshot, however long the transfer takes."""
         world = self.world
-        anchor = self.disk.anchors.get(action.head) if not action.donors else None
+        found = self.disk.anchors.get(action.head) if not action.donors else None
+        given_by: Node | None = None
         for donor in action.donors:
             node = world.reachable(self.peer, donor)
-            if anchor is None and node is not None and node.anchor_head == action.head and not world.fails():
-                found = node.anchor
-                if found is not None and action.state_digest in (b"", found.digest):
-                    anchor = found
+            if found is not None or node is None or node.anchor is None or node.anchor_head != action.head:
+                continue
+            if action.state_digest in (b"", node.anchor.digest) and not world.fails():
+                found, given_by = node.anchor, node
+        generation = given_by.generation if given_by else 0
+        delay_s = world.fetch_s(world.network.state_s) if given_by else 0.1
+
+        def done() -> None:
+            cut = given_by and (given_by.generation != generation or not world.network.connected(self.peer, given_by.peer))
+            self._fetched_state(action, None if cut else found)
+
+        self.later(delay_s, done)
+
+    def _fetched_state(self, action: FetchState, anchor: Anchor | None) -> None:
         if anchor is None:
             self.feed(StateMissing(action.head))
             return
@@ -451,10 +467,12 @@ class World:
         return [node for node in self.nodes.values() if node.is_up]
 
     def leave(self, node: Node) -> None:
+        node.gone_for_good = True
+        if not node.is_up:
+            return
         node.feed(Leaving())
         node.machine = None
         node.generation += 1
-        node.gone_for_good = True
 
     def shares_one_head(self) -> bool:
         nodes = self.up()

@@ -69,6 +69,8 @@ def test_a_contribution_a_thousand_times_larger_is_clipped_to_the_limit():
     assert mean.clip_factors[:2] == (1.0, 1.0)
     clipped_norm = mean.norms[2] * mean.clip_factors[2]
     assert 3.7 * mean.norms[1] < clipped_norm <= 4.0 * max(mean.norms[:2])
+    expected = (movement(0) + movement(1) + movement(2, 1000.0) * mean.clip_factors[2]) / 3
+    assert torch.allclose(mean.mean_N, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_malformed_blob_spoils_no_result():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,10 +150,29 @@ def test_unusable_data_are_named_with_the_remedy(tmp_path, name, content, reason
 
 
 def test_an_empty_folder_and_no_path_at_all_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no readable text"):
+    with pytest.raises(ConfigError, match="no text in it"):
         load_corpus("files", [tmp_path], validation=0.1)
     with pytest.raises(ConfigError, match="with --data"):
         load_corpus("files", [], validation=0.1)
+
+
+def test_what_may_not_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "secret.txt").write_text("x" * 9000)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ConfigError, match=r"secret.txt: Permission denied; check that you may read it"):
+        load_corpus("files", [tmp_path], validation=0.1)
+
+
+def test_files_of_one_name_in_two_folders_are_both_read(tmp_path):
+    for folder, letter in (("one", "1"), ("two", "2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.txt").write_text(letter * 9000)
+    corpus = load_corpus("files", [tmp_path / "one", tmp_path / "two"], validation=0.1)
+    assert corpus.train_bytes + corpus.validation_bytes == 18_000
 
 
 def test_text_shorter_than_a_sequence_is_refused(corpus):

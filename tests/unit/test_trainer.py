@@ -75,8 +75,9 @@ class Running:
         self.clock = MicroBatches()
         self.failures = []
         self.failed = threading.Event()
+        self.corpus = corpus or text_corpus()
         self.trainer = Trainer(
-            manifest, peer=PEER, incarnation=INCARNATION, corpus=corpus or text_corpus(), clock=self.clock,
+            manifest, peer=PEER, incarnation=INCARNATION, corpus=self.corpus, clock=self.clock,
             on_failure=self._on_failure, micro_batch_limit=limit,
         )  # fmt: skip
         self.trainer.start(state or initial_state(manifest))
@@ -111,6 +112,7 @@ class Sequential:
         self.outer = OuterLoop(OuterSettings.of(manifest), initial_state(manifest))
         self.round, self.in_round, self.closed, self.new, self.index = 1, 0, 0, 0, 0
         self.offered = self.held = self.blocked = False
+        self.certified = 0
 
     def train(self):
         while (
@@ -133,7 +135,9 @@ class Sequential:
             position = run_position(
                 round_number=self.round, fraction=self.in_round / LIMIT, total_rounds=self.manifest.rounds.total
             )
-            self.optimizer.step(micro_batches=1, share=schedule(position, warmup=self.manifest.inner.warmup))
+            share = schedule(position, warmup=self.manifest.inner.warmup)
+            joined = 1.0 if self.certified == 0 else min(1.0, self.index / 20)
+            self.optimizer.step(micro_batches=1, share=share * joined)
 
     def close(self):
         offer = self.outer.offer(self.stage.model.flat_N.clone(), self.new)
@@ -146,6 +150,7 @@ class Sequential:
         self.stage.model.flat_N.add_(outcome.shift_N)
         if not self.offered:
             self.round, self.in_round = round_number + 1, 0
+        self.certified = round_number
         self.offered = self.blocked = False
         return outcome.state.digest
 
@@ -307,18 +312,30 @@ def test_the_last_round_ends_the_training_with_a_learning_rate_of_zero(run):
     assert progress.tokens_per_s == pytest.approx(16.0)  # the test's clock counts a second a micro-batch
 
 
-def test_a_joiner_starts_at_the_states_round_with_a_ramp(run):
+@pytest.mark.parametrize("comes_by", ["start", "install"])
+def test_a_joiner_trains_on_from_the_states_round_with_a_ramp(run, comes_by):
     manifest = manifest_with()
     first = run(manifest)
     first.clock.wait_for(LIMIT)
     closing = first.trainer.close().result(DEADLINE_S)
     first.trainer.merge([closing.blob], [1], own=True, round_number=1, head=head(1)).result(DEADLINE_S)
-    joiner = run(manifest, state=first.trainer.state())
-    joiner.clock.wait_for(1)
+    state = first.trainer.state()
+    assert state.round == 1
+    if comes_by == "start":
+        joiner = run(manifest, state=state)
+        joiner.clock.wait_for(1)
+    else:
+        joiner = run(manifest, corpus=text_corpus(StuckCorpus))
+        joiner.trainer.hold()
+        installed = joiner.trainer.install(state, keep_movement=False)
+        joiner.corpus.release.set()
+        installed.result(DEADLINE_S)
+        count = joiner.clock.count
+        joiner.trainer.resume()
+        joiner.clock.wait_for(count + 1)
     joiner.trainer.hold().result(DEADLINE_S)
     assert joiner.trainer.progress().round == 2
     assert 0 < joiner.trainer.progress().learning_rate < manifest.inner.learning_rate / 4
-    assert first.trainer.state().round == 1
 
 
 def test_gradients_accumulate_over_micro_batches(run):
@@ -391,7 +408,11 @@ def test_giving_up_on_a_call_does_not_undo_half_of_it(run):
 
 
 class StuckCorpus(Corpus):
-    entered, release = threading.Event(), threading.Event()
+    """Keeps the torch thread inside a micro-batch until released."""
+
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        self.entered, self.release = threading.Event(), threading.Event()
 
     def train_batch(self, **arguments):
         self.entered.set()
@@ -399,13 +420,29 @@ class StuckCorpus(Corpus):
         return super().train_batch(**arguments)
 
 
-def test_more_calls_than_the_queue_holds_are_refused(run):
-    running = run(manifest_with(), corpus=text_corpus(StuckCorpus))
-    assert StuckCorpus.entered.wait(DEADLINE_S)
-    try:
-        for _ in range(MAX_CALLS):
-            running.trainer.hold()
-        with pytest.raises(RuntimeError, match="64 calls are waiting"):
-            running.trainer.hold()
-    finally:
-        StuckCorpus.release.set()
+@pytest.fixture
+def stuck(run):
+    corpus = text_corpus(StuckCorpus)
+    running = run(manifest_with(), corpus=corpus)
+    assert corpus.entered.wait(DEADLINE_S)
+    yield running, corpus
+    corpus.release.set()
+
+
+def test_more_calls_than_the_queue_holds_are_refused(stuck):
+    running, _ = stuck
+    for _ in range(MAX_CALLS):
+        running.trainer.hold()
+    with pytest.raises(RuntimeError, match="64 calls are waiting"):
+        running.trainer.hold()
+
+
+def test_a_thread_that_does_not_end_in_time_is_named_and_calls_that_waited_fail(stuck):
+    running, corpus = stuck
+    waiting = [running.trainer.close(), running.trainer.hold()]
+    with pytest.raises(TimeoutError, match="dilocox-torch is still at work"):
+        running.trainer.stop(0.01)
+    corpus.release.set()
+    for future in waiting:
+        with pytest.raises(RuntimeError, match="the trainer was stopped"):
+            future.result(DEADLINE_S)

@@ -1,0 +1,102 @@
+"""A swarm on this machine: a bootstrap, peers, an evaluator, each a real process on loopback. What the demo, the swarm
+tests and the benchmarks stand on."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from dilocox_peer.cli.children import Child, Children
+from dilocox_peer.cli.init import write_whole
+from dilocox_peer.config import to_toml
+from dilocox_peer.errors import DilocoxError
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.identity import Identity
+
+START_S = 90.0  # importing torch and hivemind on a busy machine takes most of it
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+class ChildEnded(DilocoxError):
+    """A process of the swarm ended that should not have. `tail`: its last lines."""
+
+    def __init__(self, child: Child) -> None:
+        super().__init__(f"{child.label} ended with status {child.process.returncode}: {child.last_words}")
+        self.tail = [f"{child.label}: {line}" for line in child.tail]
+
+
+class LocalSwarm:
+    """`async with LocalSwarm(manifest) as swarm`, then start what is needed; everything ends with the block.
+
+    manifest: signed here with a key of the swarm's own. on_event(label, record): every event of every process.
+    """
+
+    def __init__(self, manifest: Manifest, on_event: OnEvent, *, data: Sequence[Path] = ()) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="dilocox-swarm-"))
+        with Identity.open(self.folder / "owner.key") as owner:
+            self.manifest = manifest.signed_by(owner.key)
+        self.children = Children(self._take)
+        self.link = ""
+        self._on_event = on_event
+        self._started: set[str] = set()
+        self._changed = asyncio.Event()
+        self._common = ("--home", str(self.folder), "--host-maddrs", LOOPBACK)
+        self._data = [argument for path in data for argument in ("--data", str(path.resolve()))]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        try:
+            await self.children.stop()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def start_bootstrap(self) -> Child:
+        """Returns when its link is there. Raises ChildEnded, TimeoutError."""
+        run_file = self.folder / "run.toml"
+        write_whole(run_file, to_toml(self.manifest).encode())
+        child = await self.children.start("bootstrap", ["bootstrap", str(run_file), *self._common])
+        await self.until(lambda: bool(self.link), [child], START_S)
+        return child
+
+    async def start_peer(self, label: str) -> Child:
+        """Joins a peer of this name (again) and returns when it has started. Raises ChildEnded, TimeoutError."""
+        self._started.discard(label)
+        child = await self.children.start(label, ["join", self.link, "--name", label, *self._common, *self._data])
+        await self.until(lambda: label in self._started, [child], START_S)
+        return child
+
+    async def start_evaluator(self) -> Child:
+        return await self.children.start("evaluator", ["evaluate", self.link, *self._common, *self._data])
+
+    async def until(self, condition: Callable[[], bool], needed: Sequence[Child], timeout_s: float) -> None:
+        """Waits until condition holds, asked after every event. Raises ChildEnded when one of the needed processes ends
+        before, TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                for child in needed:
+                    if child.process.returncode is not None:
+                        raise ChildEnded(child)
+                await self.next_change(0.5)
+
+    async def next_change(self, timeout_s: float) -> None:
+        """Returns at the next event of any process, or after timeout_s."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _take(self, label: str, record: dict[str, Any]) -> None:
+        if record["event"] == "BootstrapReady":
+            self.link = record["link"]
+        elif record["event"] == "PeerStarted":
+            self._started.add(label)
+        self._on_event(label, record)
+        self._changed.set()

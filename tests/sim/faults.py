@@ -1,0 +1,115 @@
+"""Planted faults: each is a mistake one could make in the protocol. The simulator must catch every one of them.
+
+A fault that no seed catches would mean that the simulator does not look where the mistake is.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+from dilocox_peer.peer import ballots, chain, epochs
+from dilocox_peer.peer.ballots import Ballots
+from dilocox_peer.peer.chain import Certificate, Value
+from dilocox_peer.peer.contract import Action, FetchState, Persist
+from dilocox_peer.peer.durable import Accepted
+from dilocox_peer.peer.epochs import Epochs
+from dilocox_peer.peer.holdings import Holdings
+from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.types import Digest, PeerId
+
+
+class _IgnoresAccepted(Ballots):
+    def _forced_value(self, promises: Mapping[PeerId, Accepted | None]) -> Value | None:
+        return None
+
+
+class _TakesLowestBallot(Ballots):
+    def _forced_value(self, promises: Mapping[PeerId, Accepted | None]) -> Value | None:
+        accepted = [each for each in promises.values() if each is not None]
+        return min(accepted, key=lambda each: each.ballot).value if accepted else None
+
+
+class _AcksEarly(Ballots):
+    def _may_accept(self, value: Value) -> bool:
+        return True
+
+
+class _ForgetsToPersist(Ballots):
+    def _backed(self, persist: Action) -> list[Action]:
+        return []
+
+
+class _ForgetsPromise(Ballots):
+    """Promises in memory only."""
+
+    def on_prepare(self, sender, message, now):  # type: ignore[no-untyped-def]
+        actions, reason = super().on_prepare(sender, message, now)
+        return [action for action in actions if not isinstance(action, Persist)], reason
+
+
+class _VotesAfterEpoch(RoundMachine):
+    """Goes on voting in the old epoch after it signed a new one."""
+
+
+class _SignsEpochsUnbacked(Epochs):
+    def _backed(self, persist: Action) -> list[Action]:
+        return []
+
+
+class _NeverCallsEpochs(Epochs):
+    def advance(self, now: float, *, first_offer_at: float | None) -> list[Action]:
+        return super().advance(now, first_offer_at=first_offer_at) if self._seat.place.is_genesis else []
+
+
+class _KeepsMovement(RoundMachine):
+    """Keeps its movement over every branch switch, also where it is in the new branch already."""
+
+    def _fetch(self, head: Digest, suffix, donors, state_digest: bytes = b""):  # type: ignore[no-untyped-def]
+        actions = super()._fetch(head, suffix, donors, state_digest)
+        return [replace(action, keep_movement=True) if isinstance(action, FetchState) else action for action in actions]
+
+
+class _AppliesWithoutBlobs(RoundMachine):
+    def _want(self, certificate: Certificate) -> list[Action]:
+        for entry in certificate.value.entries:
+            self._holdings.held(entry.blob, certificate.value.round)
+        return []
+
+
+def _with(name: str, *, ballots_: type[Ballots] = Ballots, epochs_: type[Epochs] = Epochs) -> type[RoundMachine]:
+    return type(name, (RoundMachine,), {"ballots_type": ballots_, "epochs_type": epochs_})
+
+
+FAULTS: dict[str, type[RoundMachine]] = {
+    "a leader that ignores accepted values": _with("IgnoresAccepted", ballots_=_IgnoresAccepted),
+    "a leader that re-proposes the lowest ballot": _with("TakesLowestBallot", ballots_=_TakesLowestBallot),
+    "ACK before holding the blobs": _with("AcksEarly", ballots_=_AcksEarly),
+    "ACK without Persist": _with("ForgetsToPersist", ballots_=_ForgetsToPersist),
+    "PROMISE without Persist": _with("ForgetsPromise", ballots_=_ForgetsPromise),
+    "EPOCH signature without Persist": _with("SignsEpochsUnbacked", epochs_=_SignsEpochsUnbacked),
+    "no epoch after genesis": _with("NeverCallsEpochs", epochs_=_NeverCallsEpochs),
+    "movement kept over every switch": _KeepsMovement,
+    "applied without its blobs": _AppliesWithoutBlobs,
+}
+
+
+def _any_peer(peers: Collection[PeerId], roster: Sequence[PeerId]) -> bool:
+    return any(peer in peers for peer in roster)
+
+
+def _any_half(peers: Collection[PeerId], roster: Sequence[PeerId]) -> bool:
+    return bool(roster) and 2 * sum(1 for peer in roster if peer in peers) >= len(roster)
+
+
+QUORUM_FAULTS = {"a quorum of one": _any_peer, "half without tie-break": _any_half}
+
+
+@contextmanager
+def wrong_quorum(rule) -> Iterator[None]:  # type: ignore[no-untyped-def]
+    """The protocol under test counts quorums by this rule; the invariants keep the right one."""
+    with patch.object(chain, "is_quorum", rule), patch.object(ballots, "is_quorum", rule), patch.object(epochs, "is_quorum", rule):
+        yield
+
+
+__all__ = ["FAULTS", "QUORUM_FAULTS", "Holdings", "wrong_quorum"]

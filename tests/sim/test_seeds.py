@@ -1,0 +1,21 @@
+"""A thousand seeded runs of 1 to 16 peers; a failing one names its seed and how to replay it."""
+
+import pytest
+
+from .scenario import run_seed
+
+BATCH = 50
+QUICK = 200  # seeds of every `make test`; the rest are marked slow
+
+
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(first, marks=() if first < QUICK else pytest.mark.slow) for first in range(0, 1000, BATCH)],
+)
+def test_every_invariant_holds_in_fifty_seeds(first: int) -> None:
+    for seed in range(first, first + BATCH):
+        run_seed(seed)
+
+
+def test_a_seed_is_a_run() -> None:
+    assert run_seed(17) == run_seed(17)

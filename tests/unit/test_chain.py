@@ -1,0 +1,236 @@
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.peer.chain import (
+    Certificate,
+    Chain,
+    Entry,
+    Place,
+    Plan,
+    Suffix,
+    Value,
+    acceptance,
+    is_better,
+    is_quorum,
+    leader,
+    majority_digest,
+    suffix_of,
+)
+from dilocox_peer.types import Digest, PeerId, sha256
+
+PLAN = Plan("fp16", 0, 8)
+GENESIS = Place.genesis(0, sha256(b"genesis"), PLAN)
+A, B, C, D = (PeerId(name) for name in "abcd")
+
+
+def sign(peer: PeerId, message: bytes) -> bytes:
+    return sha256(peer.encode(), message)
+
+
+def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
+    return signature == sign(peer, message)
+
+
+def entry(peer: PeerId, digest: bytes = b"") -> Entry:
+    return Entry(peer, 1, sha256(b"blob of", peer.encode()), 100, 8, digest)
+
+
+def certified(place: Place, value: Value, signers: tuple[PeerId, ...], epoch: int | None = None, ballot: int = 0) -> Certificate:
+    at = place.epoch if epoch is None else epoch
+    message = acceptance(place.stage, place.head, at, ballot, value)
+    return Certificate(place.stage, place.head, at, ballot, value, tuple((peer, sign(peer, message)) for peer in signers))
+
+
+def first_epoch(*roster: PeerId) -> Certificate:
+    return certified(GENESIS, GENESIS.epoch_value(roster), roster, epoch=1)
+
+
+def round_after(place: Place, *entrants: PeerId, signers: tuple[PeerId, ...] | None = None) -> Certificate:
+    value = place.round_value([entry(peer) for peer in entrants], place.roster)
+    return certified(place, value, signers or place.roster)
+
+
+def why_not(place: Place, certificate: Certificate) -> str | None:
+    return place.why_not_certificate(certificate, verify, max_peers=4)
+
+
+@given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)), st.integers(1, 8))
+def test_two_quorums_share_a_peer(one: set[int], other: set[int], size: int) -> None:
+    roster = [PeerId(str(number)) for number in range(size)]
+    left, right = ({PeerId(str(number)) for number in numbers if number < size} for numbers in (one, other))
+    if is_quorum(left, roster) and is_quorum(right, roster):
+        assert left & right
+
+
+def test_half_is_a_quorum_only_with_the_first_of_the_roster() -> None:
+    assert is_quorum({A, D}, (A, B, C, D))
+    assert not is_quorum({B, D}, (A, B, C, D))
+    assert is_quorum({A}, (A,))
+    assert not is_quorum({A}, ())
+
+
+def test_every_peer_leads_in_some_ballot() -> None:
+    roster = (A, B, C)
+    assert {leader(roster, GENESIS.head, ballot) for ballot in range(3)} == set(roster)
+    assert leader(roster, GENESIS.head, 4) == leader(roster, GENESIS.head, 1)
+
+
+def test_majority_digest_is_the_most_frequent_and_of_those_the_lowest() -> None:
+    low, high = b"\x01" * 32, b"\x02" * 32
+    assert majority_digest([entry(A, high), entry(B, high), entry(C, low)]) == high
+    assert majority_digest([entry(A, high), entry(B, low), entry(C)]) == low
+    assert majority_digest([entry(A)]) == b""
+
+
+def test_head_names_the_value_and_neither_ballot_nor_signatures() -> None:
+    place = Place.after(first_epoch(A, B, C))
+    value = place.round_value([entry(A)], place.roster)
+    one = certified(place, value, (A, B))
+    other = certified(place, value, (B, C), ballot=4)
+    assert one.head == other.head
+    assert one.head != certified(place, replace(value, weight=value.weight + 1), (A, B)).head
+
+
+def test_a_round_is_certified_by_a_quorum_of_its_parents_roster() -> None:
+    place = Place.after(first_epoch(A, B, C))
+    assert why_not(place, round_after(place, A, B, signers=(A, B))) is None
+    assert why_not(place, round_after(place, A, signers=(A,))) == "signatures that are no quorum of the roster"
+    assert why_not(place, round_after(place, A, signers=(A, D))) == "signatures that are no quorum of the roster"
+
+
+def test_an_epoch_is_signed_by_all_of_its_own_roster() -> None:
+    assert why_not(GENESIS, first_epoch(A, B)) is None
+    value = GENESIS.epoch_value((A, B))
+    assert why_not(GENESIS, certified(GENESIS, value, (A,), epoch=1)) == "an epoch not signed by all of its roster"
+
+
+def test_genesis_has_no_quorum_for_a_round() -> None:
+    value = GENESIS.round_value([], (A,))
+    assert why_not(GENESIS, certified(GENESIS, value, (A,))) == "signatures that are no quorum of the roster"
+
+
+def test_a_forged_signature_is_refused() -> None:
+    place = Place.after(first_epoch(A, B, C))
+    good = round_after(place, A)
+    forged = replace(good, signatures=(good.signatures[0], (B, b"x" * 32)))
+    assert why_not(place, forged) == "a signature that does not verify"
+    twice = replace(good, signatures=(good.signatures[0], good.signatures[0]))
+    assert why_not(place, twice) == "a peer that signed twice"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"height": 5}, "height 5 after height 1"),
+        ({"round": 3}, "round 3 after round 0"),
+        ({"weight": 9}, "weight 9 after 0 with 2 entries"),
+        ({"roster": ()}, "a roster of 0 peers"),
+        ({"roster": (A, A)}, "a roster of 2 peers, 1 distinct"),
+        ({"roster": tuple(PeerId(name) for name in "abcde")}, "a roster of 5 peers"),
+        ({"entries": (entry(B), entry(A))}, "entries not in the order of distinct peers"),
+        ({"entries": (entry(A), entry(A))}, "entries not in the order of distinct peers"),
+        ({"entries": (entry(A), entry(D))}, "an entry of a peer that is not in the roster"),
+        ({"state_digest": b"\x01" * 32}, "a state digest that its entries do not report"),
+    ],
+)
+def test_a_value_that_does_not_follow_is_refused_with_the_reason(change: dict[str, object], reason: str) -> None:
+    place = Place.after(first_epoch(A, B, C))
+    value = replace(place.round_value([entry(A), entry(B)], place.roster), **change)  # type: ignore[arg-type]
+    assert (place.why_not(value, place.epoch, max_peers=4) or "").startswith(reason)
+
+
+def test_an_epoch_is_void_and_newer() -> None:
+    place = Place.after(first_epoch(A, B))
+    value = place.epoch_value((A,))
+    assert place.why_not(value, 2, max_peers=4) is None
+    assert place.why_not(value, 1, max_peers=4) == "epoch 1 called in epoch 1"
+    assert place.why_not(replace(value, plan=Plan("none", 0, 1)), 2, max_peers=4) == "an epoch that is not void"
+
+
+def grow(place: Place, entrants: int, rounds: int, rng: random.Random) -> list[Certificate]:
+    certificates = []
+    for _ in range(rounds):
+        chosen = rng.sample([A, B, C], rng.randint(0, entrants))
+        certificates.append(round_after(place, *chosen))
+        place = Place.after(certificates[-1])
+    return certificates
+
+
+def suffix(chain: Chain, start: int, certificates: list[Certificate]) -> Suffix:
+    return suffix_of(chain, start, certificates)
+
+
+def test_an_extension_beats_its_own_prefix_even_if_void() -> None:
+    start = first_epoch(A, B, C)
+    chain = Chain(GENESIS, [start])
+    void = round_after(chain.place)
+    longer = Suffix(1, (void,))
+    assert is_better(chain, longer, None)
+    assert not is_better(chain, None, longer)
+    assert not is_better(chain, longer, longer)
+
+
+def test_heavier_beats_longer() -> None:
+    start = first_epoch(A, B, C)
+    place = Place.after(start)
+    heavy = [round_after(place, A, B)]
+    long = [round_after(place)]
+    long.append(round_after(Place.after(long[0]), A))
+    chain = Chain(GENESIS, [start, *long])
+    assert is_better(chain, Suffix(1, tuple(heavy)), None)
+    assert not is_better(Chain(GENESIS, [start, *heavy]), Suffix(1, tuple(long)), None)
+
+
+@given(st.integers(0, 10**6))
+def test_the_order_of_chains_is_total_and_transitive(seed: int) -> None:
+    """Found on paper: with the lower *last* hash as tie-break, A < B < A+void < A is a circle."""
+    rng = random.Random(seed)
+    start = first_epoch(A, B, C)
+    chains = [Chain(GENESIS, [start, *grow(Place.after(start), 1, rng.randint(0, 3), rng)]) for _ in range(3)]
+    chains.append(Chain(GENESIS, [*chains[0].certificates, round_after(chains[0].place)]))
+
+    def beats(one: Chain, other: Chain) -> bool:
+        return is_better(other, suffix(other, 0, list(one.certificates)), None)
+
+    for one in chains:
+        for other in chains:
+            if one.head != other.head:
+                assert beats(one, other) != beats(other, one)
+            for third in chains:
+                if beats(one, other) and beats(other, third):
+                    assert beats(one, third)
+
+
+def test_locator_names_new_heads_densely_and_ends_at_genesis() -> None:
+    chain = Chain(GENESIS, [first_epoch(A, B, C)])
+    for _ in range(200):
+        chain.append(round_after(chain.place, A))
+    heads = chain.locator()
+    assert heads[0] == chain.head
+    assert heads[-1] == GENESIS.head
+    assert len(heads) < 20
+    assert all(chain.height_of(head) is not None for head in heads)
+
+
+def test_truncate_forgets_what_was_above() -> None:
+    chain = Chain(GENESIS, [first_epoch(A, B, C)])
+    kept = chain.head
+    chain.append(round_after(chain.place, A))
+    gone = chain.head
+    chain.truncate(1)
+    assert chain.head == kept
+    assert chain.height_of(gone) is None
+    assert chain.place == chain.place_at(1)
+
+
+def test_suffix_leaves_out_what_the_chain_has() -> None:
+    start = first_epoch(A, B, C)
+    chain = Chain(GENESIS, [start])
+    child = round_after(chain.place, A)
+    found = suffix_of(chain, 0, [start, child])
+    assert (found.ancestor, found.heads) == (1, (child.head,))
+    assert found.up_to(Digest(child.head)) == found

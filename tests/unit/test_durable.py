@@ -1,0 +1,72 @@
+import pytest
+
+from dilocox_peer.peer.chain import Certificate, Place, Plan
+from dilocox_peer.peer.durable import LOST_VOTES_EPOCHS, Accepted, Durable, Votes, encode_record, load_log
+from dilocox_peer.types import PeerId, sha256
+
+PLAN = Plan("fp16", 0, 8)
+GENESIS = Place.genesis(0, sha256(b"genesis"), PLAN)
+ME = PeerId("me")
+FIRST = Certificate(0, GENESIS.head, 1, 0, GENESIS.epoch_value((ME,)), ((ME, b"s"),))
+AT_FIRST = Place.after(FIRST)
+SECOND = Certificate(0, FIRST.head, 1, 0, AT_FIRST.round_value([], (ME,)), ((ME, b"s"),))
+OTHER = Certificate(0, FIRST.head, 2, 0, AT_FIRST.epoch_value((ME,)), ((ME, b"s"),))
+
+STARTED = encode_record(Durable(0, (FIRST,), Votes(FIRST.head)))
+VOTED = encode_record(Durable(1, (), Votes(FIRST.head, 3, Accepted(3, SECOND.value), 2, OTHER.value)))
+GREW = encode_record(Durable(1, (SECOND,), Votes(SECOND.head)))
+SWITCHED = encode_record(Durable(1, (OTHER,), Votes(OTHER.head)))
+
+
+def test_an_empty_log_is_a_peer_that_never_was() -> None:
+    assert load_log(b"", GENESIS.head).durable is None
+
+
+def test_records_add_up() -> None:
+    loaded = load_log(STARTED + VOTED, GENESIS.head)
+    assert loaded.durable == Durable(0, (FIRST,), Votes(FIRST.head, 3, Accepted(3, SECOND.value), 2, OTHER.value))
+    assert loaded.valid_bytes == len(STARTED + VOTED)
+    assert load_log(STARTED + VOTED + GREW, GENESIS.head).durable == Durable(0, (FIRST, SECOND), Votes(SECOND.head))
+
+
+def test_a_branch_switch_drops_what_was_above_the_ancestor() -> None:
+    loaded = load_log(STARTED + GREW + SWITCHED, GENESIS.head)
+    assert loaded.durable == Durable(0, (FIRST, OTHER), Votes(OTHER.head))
+
+
+def test_a_torn_last_record_is_as_if_it_had_never_been_written() -> None:
+    whole = load_log(STARTED + VOTED, GENESIS.head)
+    for cut in range(1, len(GREW)):
+        loaded = load_log(STARTED + VOTED + GREW[:cut], GENESIS.head)
+        assert loaded.durable == whole.durable
+        assert loaded.valid_bytes == whole.valid_bytes
+        assert "torn" in loaded.reason
+
+
+def test_damage_before_the_last_record_costs_the_votes() -> None:
+    raw = bytearray(STARTED + VOTED + GREW)
+    raw[len(STARTED) + 20] ^= 1
+    loaded = load_log(bytes(raw), GENESIS.head)
+    assert loaded.durable is not None
+    assert loaded.durable.appended == (FIRST,)
+    assert loaded.durable.votes == Votes(FIRST.head, epoch_signed=1 + LOST_VOTES_EPOCHS)
+
+
+def test_a_compacted_log_loads_the_same() -> None:
+    loaded = load_log(STARTED + VOTED, GENESIS.head)
+    assert loaded.durable is not None
+    assert load_log(encode_record(loaded.durable), GENESIS.head).durable == loaded.durable
+
+
+def test_a_log_of_another_run_is_not_believed() -> None:
+    loaded = load_log(STARTED, sha256(b"another genesis"))
+    assert loaded.valid_bytes == 0
+    assert loaded.durable is not None
+    assert loaded.durable.appended == ()
+
+
+@pytest.mark.parametrize("junk", [b"\x00" * 40, b"junk", b"\xff" * 100])
+def test_junk_is_dropped_with_a_reason(junk: bytes) -> None:
+    loaded = load_log(STARTED + junk, GENESIS.head)
+    assert loaded.valid_bytes == len(STARTED)
+    assert loaded.reason

@@ -1,0 +1,170 @@
+import random
+from contextlib import suppress
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.errors import ProtocolError
+from dilocox_peer.peer.chain import Certificate, Entry, Place, Plan
+from dilocox_peer.peer.durable import Accepted
+from dilocox_peer.peer.messages import (
+    MAX_LOCATOR,
+    MAX_MESSAGE_BYTES,
+    MAX_PAGE,
+    Ack,
+    Cert,
+    ChainPage,
+    EpochAnswer,
+    EpochCall,
+    EpochPropose,
+    EpochSign,
+    GetChain,
+    Heartbeat,
+    Leave,
+    Message,
+    Nack,
+    Offer,
+    Prepare,
+    Promise,
+    Propose,
+    decode_message,
+    encode_message,
+)
+from dilocox_peer.types import PeerId, sha256
+
+SENDER = PeerId("12D3KooWSender")
+HEAD = sha256(b"head")
+PLAN = Plan("fp16", 4, 32, 0.5)
+ENTRY = Entry(SENDER, 1_700_000_000_000, sha256(b"blob"), 12345, 64, sha256(b"state"))
+PLACE = Place(0, HEAD, 3, 2, 5, 1, (SENDER, PeerId("12D3KooWOther")), PLAN)
+VALUE = PLACE.round_value([ENTRY], PLACE.roster)
+CERTIFICATE = Certificate(0, HEAD, 1, 2, VALUE, ((SENDER, b"s" * 64),))
+AT = (0, HEAD, 1)
+
+MESSAGES: list[Message] = [
+    Heartbeat(*AT, 17, 3, 2, 5, 4, 11, True, b""),
+    Leave(*AT, 17),
+    Offer(*AT, ENTRY),
+    Propose(*AT, 3, VALUE),
+    Ack(*AT, 3, VALUE.digest(), b"s" * 64),
+    Nack(*AT, 3, 5, (ENTRY.blob,)),
+    Prepare(*AT, 3),
+    Promise(*AT, 3, None),
+    Promise(*AT, 3, Accepted(1, VALUE)),
+    EpochCall(*AT, 2),
+    EpochAnswer(*AT, 2),
+    EpochPropose(*AT, 2, PLACE.epoch_value((SENDER,))),
+    EpochSign(*AT, 2, VALUE.digest(), b"s" * 64),
+    Cert(*AT, CERTIFICATE),
+    GetChain(*AT, (HEAD, sha256(b"older"))),
+    ChainPage(*AT, (CERTIFICATE, CERTIFICATE), True),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_message_survives_the_wire(message: Message) -> None:
+    assert decode_message(encode_message(message), SENDER) == message
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_message_is_refused_if_cut_or_continued(message: Message) -> None:
+    raw = encode_message(message)
+    for broken in (raw[:-1], raw + b"\x00", b"", msgpack.packb([*msgpack.unpackb(raw), 0])):
+        with pytest.raises(ProtocolError):
+            decode_message(broken, SENDER)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_flipped_byte_is_refused_or_read_as_a_valid_message_never_an_exception(message: Message) -> None:
+    raw, rng = bytearray(encode_message(message)), random.Random(0)
+    for _ in range(200):
+        broken = bytearray(raw)
+        broken[rng.randrange(len(broken))] = rng.randrange(256)
+        with suppress(ProtocolError):
+            decode_message(bytes(broken), SENDER)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
+    with suppress(ProtocolError):
+        decode_message(raw, SENDER)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers(0, 2**63) | st.binary(max_size=40) | st.text(max_size=5), st.lists))
+def test_any_structure_is_read_or_refused(item: object) -> None:
+    with suppress(ProtocolError):
+        decode_message(msgpack.packb([1, 5, item]), SENDER)
+
+
+def refused(message: Message, position: int, value: object) -> str:
+    items = msgpack.unpackb(encode_message(message))
+    items[position] = value
+    with pytest.raises(ProtocolError) as error:
+        decode_message(msgpack.packb(items), SENDER)
+    assert error.value.peer == SENDER
+    return error.value.reason
+
+
+def test_fields_of_the_wrong_type_length_or_range_are_refused() -> None:
+    beat = MESSAGES[0]
+    assert "version 2" in refused(beat, 0, 2)
+    assert "unknown kind 99" in refused(beat, 1, 99)
+    assert "no integer" in refused(beat, 2, -1)
+    assert "32 bytes" in refused(beat, 3, b"short")
+    assert "no integer" in refused(beat, 4, True)
+    assert "no integer" in refused(beat, 5, 2**60)
+    assert "no boolean" in refused(beat, 11, 1)
+    assert "state digest of 5 bytes" in refused(beat, 12, b"digit")
+
+
+def test_lists_are_bounded() -> None:
+    assert f"at most {MAX_LOCATOR}" in refused(MESSAGES[-2], 5, [HEAD] * (MAX_LOCATOR + 1))
+    items = msgpack.unpackb(encode_message(MESSAGES[-1]))
+    assert f"at most {MAX_PAGE}" in refused(MESSAGES[-1], 5, [items[5][0]] * (MAX_PAGE + 1))
+
+
+def test_floats_must_be_finite() -> None:
+    items = msgpack.unpackb(encode_message(MESSAGES[3]))
+    for bad in (float("nan"), float("inf"), -1.0, 1):
+        value = list(items[6])
+        value[6] = [*value[6][:3], bad]
+        assert "no number" in refused(MESSAGES[3], 6, value)
+
+
+def test_names_are_plain_text() -> None:
+    entry = msgpack.unpackb(encode_message(MESSAGES[2]))[5]
+    for bad in ("", "x" * 65, "tab\t", "é", b"bytes", None):
+        assert "no plain text" in refused(MESSAGES[2], 5, [bad, *entry[1:]])
+
+
+def test_size_is_checked_before_anything_is_decoded() -> None:
+    with pytest.raises(ProtocolError, match=f"at most {MAX_MESSAGE_BYTES} are read"):
+        decode_message(b"\xdd" + b"\xff" * MAX_MESSAGE_BYTES, SENDER)
+
+
+def test_a_list_that_claims_more_than_there_is_allocates_nothing() -> None:
+    with pytest.raises(ProtocolError, match="not msgpack"):
+        decode_message(b"\xdd\xff\xff\xff\xff", SENDER)
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(ProtocolError):
+        decode_message(b"\x91" * 100_000, SENDER)
+
+
+def test_maps_and_extension_types_are_refused() -> None:
+    for raw in (msgpack.packb({"a": 1}), msgpack.packb([1, {"a": 1}]), msgpack.packb([msgpack.ExtType(1, b"x")])):
+        with pytest.raises(ProtocolError):
+            decode_message(raw, SENDER)
+
+
+def test_a_full_page_of_the_largest_rosters_fits_a_message() -> None:
+    roster = tuple(PeerId(f"12D3KooW{number:044d}") for number in range(64))
+    entries = [Entry(peer, 2**50, sha256(b"blob"), 2**40, 2**31, sha256(b"state")) for peer in roster]
+    place = Place(0, HEAD, 2**40, 2**40, 2**40, 2**40, roster, PLAN)
+    certificate = Certificate(0, HEAD, 2**40, 2**40, place.round_value(entries, roster), tuple((peer, b"s" * 64) for peer in roster))
+    page = ChainPage(*AT, (certificate,) * MAX_PAGE, False)
+    assert len(encode_message(page)) < MAX_MESSAGE_BYTES
+    assert decode_message(encode_message(page), SENDER) == page
