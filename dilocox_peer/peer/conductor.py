@@ -62,6 +62,7 @@ class Conductor:
         self._changed = asyncio.Event()
         self._offered_at: Digest | None = None
         self._close_loss = math.nan
+        self._told_halves = (0, 0)
         self._sent_before = 0
         self._held = True  # the session starts the trainer held, until the rounds are at its head
         self._last_merge_s = time.monotonic()
@@ -106,8 +107,14 @@ class Conductor:
                     self._hold(True)
                     await self._wait()
                 case Step.TRAIN:
-                    self._hold(not self._machine.is_ready)
+                    self._hold(not self._may_train)
                     await self._wait()
+
+    @property
+    def _may_train(self) -> bool:
+        """Whether local steps make sense: the anchor is ours, and the run has started (it waits for its first peers, and
+        whoever came early must not outweigh them in the first round)."""
+        return self._machine.is_ready and bool(self._machine.roster)
 
     async def _wait(self) -> None:
         self._changed.clear()
@@ -115,7 +122,15 @@ class Conductor:
             async with asyncio.timeout(TICK_S):
                 await self._changed.wait()
         except TimeoutError:
-            self._post(Progress(self._trainer.progress().micro_batches))
+            self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        """Every tick to the machine; at every half share it tells the others at once, as their clocks wait for it."""
+        progress = self._trainer.progress()
+        share = self._manifest.rounds.inner_steps * self._manifest.inner.accumulate
+        halves = (progress.round, 2 * progress.micro_batches // share)
+        self._post(Progress(progress.micro_batches, tell_now=halves > self._told_halves))
+        self._told_halves = max(self._told_halves, halves)
 
     def _situation(self) -> Situation:
         progress = self._trainer.progress()
@@ -123,7 +138,7 @@ class Conductor:
             overlap=self._manifest.outer.overlap,
             # The machine is at a new head before its actions are carried out (the journal is flushed first): until the
             # certificate has reached us, what we would close belongs to the old one.
-            ready=self._machine.is_ready and self._machine.head == self._known_head,
+            ready=self._may_train and self._machine.head == self._known_head,
             busy=self.state_fetches > 0,
             due=self._is_due(progress),
             offered=self._machine.has_offered or self._offered_at == self._machine.head,

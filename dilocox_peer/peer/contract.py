@@ -45,10 +45,12 @@ class PeerRefused:
 class Progress:
     """Micro-batches this peer has completed in the round it is training; goes out with heartbeats.
 
-    Which round that is the machine knows: the one after its head's, or after its offer.
+    Which round that is the machine knows: the one after its head's, or after its offer. tell_now: the others' clocks wait
+    for it (our share of the round is done, say), so the next heartbeat goes out at once.
     """
 
     micro_batches: int
+    tell_now: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,9 @@ def load_log(raw: bytes, genesis: Digest) -> Loaded:
             head = chain[record.keep - 1].head if 0 < record.keep <= len(chain) else genesis
             linked = record.keep <= len(chain) and all(
                 parent == child.parent
-                for parent, child in zip([head, *(each.head for each in record.appended)], record.appended, strict=False)
+                for parent, child in zip(
+                    [head, *(each.head for each in record.appended)], record.appended, strict=False
+                )
             )
             if not linked:
                 raise ProtocolError(None, "its certificates do not follow the chain")

@@ -122,7 +122,9 @@ class Epochs:
             return []
         self._highest_seen = max(self._highest_seen, number)
         if number <= seat.votes.epoch_signed:
-            return [Send(sender, EpochAnswer(*seat.at(), seat.votes.epoch_signed))]  # "too low": the caller learns by how much
+            return [
+                Send(sender, EpochAnswer(*seat.at(), seat.votes.epoch_signed))
+            ]  # "too low": the caller learns by how much
         call = self._call
         if call is not None and call.value is None and self._rank(sender) < self._rank(seat.me):
             self._call = None
@@ -153,7 +155,10 @@ class Epochs:
             self._call = None
         self._highest_seen = max(self._highest_seen, number)
         self._blocked_since = now
-        return [*self._backed(seat.vote(epoch_signed=number, epoch_value=value)), self._sign(sender, number, value)], None
+        return [
+            *self._backed(seat.vote(epoch_signed=number, epoch_value=value)),
+            self._sign(sender, number, value),
+        ], None
 
     def on_sign(self, sender: PeerId, message: EpochSign) -> str | None:
         call = self._call
@@ -247,9 +252,7 @@ class Epochs:
     def _ask_for_signatures(self, call: _Call, now: float) -> list[Action]:
         seat = self._seat
         here = call.answered | {seat.me}
-        if call.number <= seat.votes.epoch_signed or (
-            seat.place.is_genesis and len(here) < seat.self_.start_peers
-        ):
+        if call.number <= seat.votes.epoch_signed or (seat.place.is_genesis and len(here) < seat.self_.start_peers):
             self._call = None
             self._not_before = now + seat.timing.epoch_wait_s * (0.5 + seat.self_.rng.random())
             return []

@@ -109,7 +109,14 @@ class Members:
         }
 
     def next_roster(
-        self, roster: Iterable[PeerId], offered: Collection[PeerId], head: Digest, *, me_too: bool, max_peers: int, now: float
+        self,
+        roster: Iterable[PeerId],
+        offered: Collection[PeerId],
+        head: Digest,
+        *,
+        me_too: bool,
+        max_peers: int,
+        now: float,
     ) -> tuple[PeerId, ...]:
         """Who offered or is alive, in the old order, then those that joined and hold the head; at most max_peers."""
         old = tuple(roster)

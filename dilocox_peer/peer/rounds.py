@@ -7,9 +7,9 @@ file. This file puts its parts together; docs/protocol.md tells the story:
     membership.py  who is there                  ballots.py   which offers make the next certificate
     holdings.py    which blobs are here          epochs.py    a new roster when the quorum is lost, and at genesis
     chain.py       what was agreed               healing.py   other chains, and whether they beat ours
+    timing.py      bounds and learned times      anchorage.py which anchor we hold, and getting another one whole
 
-Two things are kept apart: the chain (what was agreed; `head`) and the anchor state we hold (`_state_height` of it).
-They differ only after a restart. A certificate is adopted when its blobs, or a whole state, are here: never before, so
+The chain (what was agreed; `head`) and the anchor we hold are kept apart. A certificate is adopted when its blobs, or a whole state, are here: never before, so
 that a peer is never at a head it could not go on from. While a better chain is known and not adopted, we certify nothing.
 
 Invariants (checked after every simulated event): I1-I5 and I7-I8 of DESIGN section 9.
@@ -17,11 +17,11 @@ Invariants (checked after every simulated event): I1-I5 and I7-I8 of DESIGN sect
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost, NeighbourSeen
+from dilocox_peer.peer.anchorage import Anchorage
 from dilocox_peer.peer.ballots import Ballots
-from dilocox_peer.peer.chain import Certificate, Chain, Entry, Place, Plan, Suffix, Verifier, is_better, leader
+from dilocox_peer.peer.chain import Certificate, Chain, Entry, Place, Plan, Suffix, Verifier, leader
 from dilocox_peer.peer.contract import (
     Action,
     Apply,
@@ -82,15 +82,6 @@ __all__ = [
 NOTE_EVERY_S = 1.0  # refusals of one peer's messages noted at most so often
 
 
-@dataclass(frozen=True, slots=True)
-class _Fetching:
-    """A FetchState that is out. suffix: what is adopted with it; None: the state of a head of our own chain."""
-
-    head: Digest
-    suffix: Suffix | None
-    since: float
-
-
 class RoundMachine:
     """One peer of one stage."""
 
@@ -127,14 +118,7 @@ class RoundMachine:
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
         self._healing = Healing(self._self, self._chain)
-        self._state_height: int | None = 0 if self._chain.height == 0 else None
-        self._is_computed = self._chain.height == 0
-        self._state_digest = b""
-        self._stored = [height for height in range(self._chain.height + 1) if self._chain.head_at(height) in stored_states]
-        self._fetching: _Fetching | None = None
-        self._state_failures = 0
-        self._state_retry_at = now
-        self._no_donor_since: float | None = None
+        self._anchor = Anchorage((me, incarnation), self._chain, self._members, timing, rng, stored_states, now)
         self._micro_batches = 0
         self._sent_ahead: Digest | None = None
         self._head_since = now
@@ -184,13 +168,13 @@ class RoundMachine:
     @property
     def state_digest(self) -> bytes:
         """Of our anchor at `head`, b"" while it is not computed or not known."""
-        return self._state_digest if self._is_computed else b""
+        return self._anchor.digest
 
     @property
     def is_ready(self) -> bool:
         """Whether the anchor at `head` is ours, or will be once the Applies already given are done: no FetchState is
         needed. False: training makes no sense, its movement could not be offered."""
-        return self._state_height == self._chain.height and self._fetching is None
+        return self._anchor.is_current
 
     @property
     def has_offered(self) -> bool:
@@ -213,9 +197,13 @@ class RoundMachine:
 
     @property
     def reports(self) -> Mapping[PeerId, tuple[int, int]]:
-        """(round in training, micro-batches done in it) as each peer last said, ourselves included."""
+        """(round in training, micro-batches done in it) as each peer last said, ourselves included. An offer says that
+        its round is over, and comes before the next heartbeat."""
         said = {peer: self._members[peer].said for peer in self._members.known}
         reports = {peer: (each.training_round, each.micro_batches) for peer, each in said.items() if each is not None}
+        for peer in self._ballots.offers:
+            if reports.get(peer, (0, 0))[0] < self.round + 2:
+                reports[peer] = (self.round + 2, 0)
         return {**reports, self._self.peer: (self.training_round, self._micro_batches)}
 
     def alive(self, now: float) -> set[PeerId]:
@@ -255,7 +243,7 @@ class RoundMachine:
         return None if self._has_left else self._due
 
     def _next_due(self) -> float:
-        now, times = self._now, [self._beat_at, self._state_retry_at, self._holdings.deadline()]
+        now, times = self._now, [self._beat_at, self._anchor.retry_at, self._holdings.deadline()]
         if self._takes_part:
             times.append(self._ballots.deadline(now))
             times.append(self._epochs.deadline(now, first_offer_at=self._ballots.first_offer_at))
@@ -273,8 +261,10 @@ class RoundMachine:
                     return [Send(peer, self._heartbeat())]
             case PeerRefused(peer):
                 self._members.refused(peer)
-            case Progress(micro_batches):
+            case Progress(micro_batches, tell_now):
                 self._micro_batches = micro_batches
+                if tell_now:
+                    self._beat_at = now
             case Closed(base, entry):
                 self._close(base, entry)
             case BlobHeld(blob):
@@ -287,10 +277,9 @@ class RoundMachine:
             case StateInstalled(head, state_digest):
                 return self._install(head, state_digest)
             case StateMissing(head):
-                self._miss(head)
+                self._anchor.missed(head, now)
             case StateComputed(head, state_digest):
-                if head == self.head and self._state_height == self._chain.height:
-                    self._is_computed, self._state_digest = True, state_digest
+                self._anchor.computed(head, state_digest)
             case Leaving():
                 self._has_left = True
                 goodbye = Leave(*self._seat.at(), self._self.incarnation)
@@ -318,7 +307,9 @@ class RoundMachine:
             certificate = self._ballots.certificate or self._epochs.certificate
             if certificate is None:
                 break
-            told = {*self.roster, *certificate.value.roster, *self._members.at(self.head, self._now)} - {self._self.peer}
+            told = {*self.roster, *certificate.value.roster, *self._members.at(self.head, self._now)} - {
+                self._self.peer
+            }
             if self._has_drifted(certificate):
                 actions += self._send_ahead(certificate, told)
                 break
@@ -346,9 +337,16 @@ class RoundMachine:
         nobody writes such an epoch, and our next round outweighs it. It counts when our quorum is lost, or its own
         rounds weigh more."""
         path, place = self._healing.path, self._chain.place
-        if path is None or path.ancestor != place.height or path.weight > place.weight or self._epochs.is_wanted(self._now):
+        if (
+            path is None
+            or path.ancestor != place.height
+            or path.weight > place.weight
+            or self._epochs.is_wanted(self._now)
+        ):
             return path
-        dissolves = path.certificates[0].value.kind == "epoch" and self._self.peer not in path.certificates[0].value.roster
+        dissolves = (
+            path.certificates[0].value.kind == "epoch" and self._self.peer not in path.certificates[0].value.roster
+        )
         return None if dissolves and self._seat.is_member else path
 
     # ---- messages ----
@@ -446,7 +444,7 @@ class RoundMachine:
         return Heartbeat(
             *self._seat.at(), incarnation=self._self.incarnation, height=place.height, round=place.round,
             weight=place.weight, training_round=self.training_round, micro_batches=self._micro_batches,
-            ready=self._is_computed and self.is_ready, state_digest=self.state_digest,
+            ready=self._anchor.is_computed, state_digest=self.state_digest,
         )  # fmt: skip
 
     def _beat(self) -> list[Action]:
@@ -494,8 +492,7 @@ class RoundMachine:
                 self._pace.observe_ballot(now - self._ballots.proposed_at)
         settled = own if own is not None and own in certificate.value.entries else None
         self._chain.append(certificate)
-        self._state_height = self._chain.height
-        self._is_computed, self._state_digest = False, b""
+        self._anchor.applying(self._chain.height)
         actions: list[Action] = [Persist(Durable(self._chain.height - 1, (certificate,), Votes(self.head)))]
         actions.append(Apply(certificate, settled))
         return actions + self._arrive([certificate])
@@ -503,11 +500,14 @@ class RoundMachine:
     def _arrive(self, certificates: Sequence[Certificate]) -> list[Action]:
         """What every change of head brings with it."""
         self._head_since = self._now
-        self._state_failures, self._no_donor_since = 0, None
         self._sit_down(Votes(self.head), self._now)
         self._healing.rebase()
         actions: list[Action] = [
-            Note(EpochStarted(each.epoch, each.value.roster, "the run starts" if each.value.height == 1 else "the quorum was lost"))
+            Note(
+                EpochStarted(
+                    each.epoch, each.value.roster, "the run starts" if each.value.height == 1 else "the quorum was lost"
+                )
+            )
             for each in certificates
             if each.value.kind == "epoch"
         ]
@@ -517,17 +517,16 @@ class RoundMachine:
 
     def _follow_path(self) -> list[Action]:
         """Towards the best chain known: certificate by certificate where the blobs can be had, else by a whole state."""
-        actions: list[Action] = []
-        if self._fetching is not None:
-            if self._now - self._fetching.since > self._timing.state_patience_s:
-                self._miss(self._fetching.head)
-            return actions
+        self._anchor.expire(self._now)
+        actions: list[Action] = [*self._anchor.restore(self._now)]
         actions += self._replay_own()
-        if self._fetching is not None:
-            return actions
-        while (path := self._path) is not None or not self.is_ready:
+        while not self._anchor.is_fetching and ((path := self._path) is not None or not self.is_ready):
             if path is None or not self._can_replay(path):
-                return actions + self._fetch_state(path)
+                if path is not None and self._anchor.is_hopeless(path, self._now):
+                    self._healing.shun(self._now)
+                    self._anchor.give_up()
+                    continue
+                return [*actions, *self._anchor.fetch(path, self._now)]
             certificate = path.certificates[0]
             actions += self._want(certificate)
             if not self._holdings.has_all(entry.blob for entry in certificate.value.entries):
@@ -538,9 +537,13 @@ class RoundMachine:
     def _can_replay(self, path: Suffix) -> bool:
         """Whether the path goes on from the state we hold, is short, and the blobs of its next certificate may be had."""
         certificate = path.certificates[0]
-        if path.ancestor != self._state_height or path.ancestor != self._chain.height:
+        if path.ancestor != self._anchor.height or path.ancestor != self._chain.height:
             return False
-        return len(path.certificates) <= self._timing.replay_limit and not self._has_drifted(certificate) and not self._is_lost(certificate)
+        return (
+            len(path.certificates) <= self._timing.replay_limit
+            and not self._has_drifted(certificate)
+            and not self._is_lost(certificate)
+        )
 
     def _is_lost(self, certificate: Certificate) -> bool:
         blobs = [entry.blob for entry in certificate.value.entries]
@@ -569,114 +572,39 @@ class RoundMachine:
         return sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
 
     def _replay_own(self) -> list[Action]:
-        """After a restart: from the newest state on our disk, then the certificates since, as far as blobs are here."""
-        if self._state_height is None and self._stored:
-            height = self._stored.pop()
-            return self._fetch(self._chain.head_at(height), None, ())
+        """After a restart: the certificates since the state on our disk, as far as their blobs are to be had."""
         actions: list[Action] = []
-        while self._state_height is not None and self._state_height < self._chain.height:
-            certificate = self._chain.certificates[self._state_height]
+        while (
+            not self._anchor.is_fetching
+            and self._anchor.height is not None
+            and self._anchor.height < self._chain.height
+        ):
+            certificate = self._chain.certificates[self._anchor.height]
             actions += self._want(certificate)
             if self._is_lost(certificate):
-                self._state_height = None
+                self._anchor.lose()
             elif self._holdings.has_all(entry.blob for entry in certificate.value.entries):
                 actions.append(Apply(certificate, None))
-                self._state_height += 1
-                self._is_computed = False
+                self._anchor.applying(self._anchor.height + 1)
             else:
                 break
         return actions
 
-    # ---- whole states ----
-
-    def _fetch_state(self, path: Suffix | None) -> list[Action]:
-        """Asks for the state of the newest head that somebody holds: of the path, else of our own chain."""
-        now = self._now
-        if now < self._state_retry_at or (path is None and self._state_height is not None):
-            return []
-        heads = [self.head] if path is None else list(reversed(path.heads))
-        for head in heads:
-            donors, state_digest = self._donors(head)
-            suffix = None if path is None else path.up_to(head)
-            if donors and (suffix is None or is_better(self._chain, suffix, None)):  # half a better branch may be worse
-                return self._fetch(head, suffix, donors, state_digest=self._certified_digest(head, path) or state_digest)
-        if self._no_donor_since is None:
-            self._no_donor_since = now
-        patience_s = self._timing.state_tries * self._timing.state_retry_s
-        if path is not None and now - self._no_donor_since > patience_s:
-            self._give_up(path)
-        return []
-
-    def _fetch(
-        self, head: Digest, suffix: Suffix | None, donors: tuple[PeerId, ...], state_digest: bytes = b""
-    ) -> list[Action]:
-        self._fetching = _Fetching(head, suffix, self._now)
-        certificates = () if suffix is None else suffix.certificates
-        mine = (self._self.peer, self._self.incarnation)
-        keep = self._state_height is not None and not any(
-            (entry.peer, entry.incarnation) == mine for each in certificates for entry in each.value.entries
-        )
-        height = self._chain.height_of(head)
-        round_number = certificates[-1].value.round if certificates else self._chain.place_at(height or 0).round
-        return [FetchState(head, round_number, state_digest, donors, keep)]
-
-    def _donors(self, head: Digest) -> tuple[tuple[PeerId, ...], bytes]:
-        """Who holds the state at head, and the digest that most of them name; who names another is left out."""
-        digests: dict[bytes, list[PeerId]] = {}
-        for peer in sorted(self._members.at(head, self._now)):
-            said = self._members[peer].said
-            assert said is not None, "a peer that said it is at head"
-            digests.setdefault(said.state_digest, []).append(peer)
-        if not digests:
-            return (), b""
-        state_digest = min(digests, key=lambda digest: (-len(digests[digest]), digest))
-        return tuple(digests[state_digest]), state_digest
-
-    def _certified_digest(self, head: Digest, path: Suffix | None) -> bytes:
-        children = () if path is None else path.certificates
-        return next((child.value.state_digest for child in children if child.parent == head), b"")
-
     def _install(self, head: Digest, state_digest: bytes) -> list[Action]:
         """The anchor is now the one at head: our chain follows it there."""
-        fetching, self._fetching = self._fetching, None
-        if fetching is None or fetching.head != head:
-            self._state_height = self._chain.height_of(head)  # the answer to a question we gave up
-            self._is_computed, self._state_digest = self._state_height == self._chain.height, state_digest
+        suffix = self._anchor.installed(head, state_digest, self._now)
+        if suffix is None:
             return []
-        self._state_retry_at = self._now
-        if fetching.suffix is None:
-            self._state_height = self._chain.height_of(head)
-            self._is_computed, self._state_digest = self._state_height == self._chain.height, state_digest
-            return []
-        ancestor, certificates = fetching.suffix.ancestor, fetching.suffix.certificates
         old_round = self.round
-        dropped = self._chain.truncate(ancestor)
+        dropped = self._chain.truncate(suffix.ancestor)
         ancestor_round = self.round
-        for certificate in certificates:
+        for certificate in suffix.certificates:
             self._chain.append(certificate)
-        self._state_height = self._chain.height
-        self._is_computed, self._state_digest = True, state_digest
-        switched = BranchSwitched(ancestor_round, old_round, self.round, self._orphans(dropped, certificates))
-        persist = Persist(Durable(ancestor, certificates, Votes(self.head)))
-        return [persist, Note(switched), *self._arrive(certificates)]
+        switched = BranchSwitched(ancestor_round, old_round, self.round, self._orphans(dropped, suffix.certificates))
+        persist = Persist(Durable(suffix.ancestor, suffix.certificates, Votes(self.head)))
+        return [persist, Note(switched), *self._arrive(suffix.certificates)]
 
     def _orphans(self, dropped: Sequence[Certificate], adopted: Sequence[Certificate]) -> int:
         """Own contributions in dropped certificates that the adopted ones do not have."""
         lost = {entry for each in dropped for entry in each.value.entries if entry.peer == self._self.peer}
         return len(lost - {entry for each in adopted for entry in each.value.entries})
-
-    def _miss(self, head: Digest) -> None:
-        """No state there: again later, elsewhere; after several failures we go on with our own chain for a while."""
-        if self._fetching is None or self._fetching.head != head:
-            return
-        self._fetching = None
-        self._state_failures += 1
-        backoff = min(self._state_failures, 4) * (0.5 + self._rng.random())
-        self._state_retry_at = self._now + self._timing.state_retry_s * backoff
-        path = self._path
-        if path is not None and self._state_failures >= self._timing.state_tries:
-            self._give_up(path)
-
-    def _give_up(self, path: Suffix) -> None:
-        self._healing.shun(self._now)
-        self._state_failures, self._no_donor_since = 0, None

@@ -73,7 +73,10 @@ class Pace:
             mad_factor=timing.mad_factor,
         )  # fmt: skip
         self._ballot = Learned(
-            start=timing.ballot_start_s, floor=timing.ballot_floor_s, cap=timing.ballot_cap_s, mad_factor=timing.mad_factor
+            start=timing.ballot_start_s,
+            floor=timing.ballot_floor_s,
+            cap=timing.ballot_cap_s,
+            mad_factor=timing.mad_factor,
         )
 
     def observe_round(self, seconds: float) -> None:

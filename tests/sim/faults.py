@@ -11,12 +11,11 @@ from unittest.mock import patch
 from dilocox_peer.peer import ballots, chain, epochs
 from dilocox_peer.peer.ballots import Ballots
 from dilocox_peer.peer.chain import Certificate, Value
-from dilocox_peer.peer.contract import Action, FetchState, Persist
+from dilocox_peer.peer.contract import Action, FetchState, Input, Persist
 from dilocox_peer.peer.durable import Accepted
 from dilocox_peer.peer.epochs import Epochs
-from dilocox_peer.peer.holdings import Holdings
 from dilocox_peer.peer.rounds import RoundMachine
-from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.types import PeerId
 
 
 class _IgnoresAccepted(Ballots):
@@ -48,10 +47,6 @@ class _ForgetsPromise(Ballots):
         return [action for action in actions if not isinstance(action, Persist)], reason
 
 
-class _VotesAfterEpoch(RoundMachine):
-    """Goes on voting in the old epoch after it signed a new one."""
-
-
 class _SignsEpochsUnbacked(Epochs):
     def _backed(self, persist: Action) -> list[Action]:
         return []
@@ -65,9 +60,11 @@ class _NeverCallsEpochs(Epochs):
 class _KeepsMovement(RoundMachine):
     """Keeps its movement over every branch switch, also where it is in the new branch already."""
 
-    def _fetch(self, head: Digest, suffix, donors, state_digest: bytes = b""):  # type: ignore[no-untyped-def]
-        actions = super()._fetch(head, suffix, donors, state_digest)
-        return [replace(action, keep_movement=True) if isinstance(action, FetchState) else action for action in actions]
+    def handle(self, event: Input, now: float) -> list[Action]:
+        return [
+            replace(action, keep_movement=True) if isinstance(action, FetchState) and action.donors else action
+            for action in super().handle(event, now)
+        ]
 
 
 class _AppliesWithoutBlobs(RoundMachine):
@@ -108,8 +105,9 @@ QUORUM_FAULTS = {"a quorum of one": _any_peer, "half without tie-break": _any_ha
 @contextmanager
 def wrong_quorum(rule) -> Iterator[None]:  # type: ignore[no-untyped-def]
     """The protocol under test counts quorums by this rule; the invariants keep the right one."""
-    with patch.object(chain, "is_quorum", rule), patch.object(ballots, "is_quorum", rule), patch.object(epochs, "is_quorum", rule):
+    with (
+        patch.object(chain, "is_quorum", rule),
+        patch.object(ballots, "is_quorum", rule),
+        patch.object(epochs, "is_quorum", rule),
+    ):
         yield
-
-
-__all__ = ["FAULTS", "QUORUM_FAULTS", "Holdings", "wrong_quorum"]

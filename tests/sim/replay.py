@@ -35,7 +35,9 @@ def main() -> int:
             failed.append(seed)
             print(f"seed {seed}: {type(problem).__name__}: {problem}")
     seconds = time.monotonic() - started
-    print(f"{last - arguments.seed + 1} seeds in {seconds:.1f} s, {events} events, slowest healing {slowest:.1f} s; failed: {failed}")
+    print(
+        f"{last - arguments.seed + 1} seeds in {seconds:.1f} s, {events} events, slowest healing {slowest:.1f} s; failed: {failed}"
+    )
     return 1 if failed else 0
 
 

@@ -100,7 +100,9 @@ def _schedule_crashes(world: World, stop_at: float) -> None:
         node = rng.choice(list(world.nodes.values()))
         # Between two actions of a list, the next list that is long enough; or between two events.
         actions = rng.randrange(6) if rng.random() < 0.7 else None
-        world.at(time, _crash(world, node, back_after=rng.choice((0.2, 3.0, 15.0)) * (0.5 + rng.random()), actions=actions))
+        world.at(
+            time, _crash(world, node, back_after=rng.choice((0.2, 3.0, 15.0)) * (0.5 + rng.random()), actions=actions)
+        )
 
 
 def _crash(world: World, node: Node, *, back_after: float, actions: int | None) -> Callable[[], None]:
@@ -195,7 +197,9 @@ def _finish(world: World, stop_at: float) -> Outcome:
     """A run of so many rounds ends, with everyone at its last head."""
 
     def all_finished() -> bool:
-        return world.shares_one_head() and all(node.machine is not None and node.machine.is_finished for node in world.up())
+        return world.shares_one_head() and all(
+            node.machine is not None and node.machine.is_finished for node in world.up()
+        )
 
     assert world.total_rounds is not None
     if not world.run(stop_at + HEAL_S + 3 * ROUND_S * world.total_rounds, stop=all_finished):
@@ -216,9 +220,14 @@ def _can_start(world: World) -> bool:
 
 def _at_one_head_after(world: World, stop_at: float) -> Callable[[], bool]:
     def together() -> bool:
-        return world.shares_one_head() and bool(world.up()[0].machine.chain) and set(_roster(world)) == {  # type: ignore[union-attr]
-            node.peer for node in world.up()
-        }
+        return (
+            world.shares_one_head()
+            and bool(world.up()[0].machine.chain)
+            and set(_roster(world))
+            == {  # type: ignore[union-attr]
+                node.peer for node in world.up()
+            }
+        )
 
     return together
 
@@ -238,7 +247,9 @@ def _heads(world: World) -> str:
     for node in world.up():
         machine = node.machine
         assert machine is not None
-        shown.append(f"{node.peer}: round {machine.round} epoch {machine.epoch} head {machine.head.hex()[:6]} roster {len(machine.roster)}")
+        shown.append(
+            f"{node.peer}: round {machine.round} epoch {machine.epoch} head {machine.head.hex()[:6]} roster {len(machine.roster)}"
+        )
     return "; ".join(shown)
 
 

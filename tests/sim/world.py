@@ -285,7 +285,9 @@ class Node:
         delay_s = world.fetch_s(world.network.state_s) if given_by else 0.1
 
         def done() -> None:
-            cut = given_by and (given_by.generation != generation or not world.network.connected(self.peer, given_by.peer))
+            cut = given_by and (
+                given_by.generation != generation or not world.network.connected(self.peer, given_by.peer)
+            )
             self._fetched_state(action, None if cut else found)
 
         self.later(delay_s, done)
@@ -479,7 +481,8 @@ class World:
         first = nodes[0].machine
         assert first is not None
         return all(
-            node.machine is not None and node.machine.head == first.head and node.anchor_head == first.head for node in nodes
+            node.machine is not None and node.machine.head == first.head and node.anchor_head == first.head
+            for node in nodes
         )
 
 

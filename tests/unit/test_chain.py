@@ -39,10 +39,14 @@ def entry(peer: PeerId, digest: bytes = b"") -> Entry:
     return Entry(peer, 1, sha256(b"blob of", peer.encode()), 100, 8, digest)
 
 
-def certified(place: Place, value: Value, signers: tuple[PeerId, ...], epoch: int | None = None, ballot: int = 0) -> Certificate:
+def certified(
+    place: Place, value: Value, signers: tuple[PeerId, ...], epoch: int | None = None, ballot: int = 0
+) -> Certificate:
     at = place.epoch if epoch is None else epoch
     message = acceptance(place.stage, place.head, at, ballot, value)
-    return Certificate(place.stage, place.head, at, ballot, value, tuple((peer, sign(peer, message)) for peer in signers))
+    return Certificate(
+        place.stage, place.head, at, ballot, value, tuple((peer, sign(peer, message)) for peer in signers)
+    )
 
 
 def first_epoch(*roster: PeerId) -> Certificate:

@@ -5,7 +5,14 @@ A, B, C = (PeerId(name) for name in "abc")
 ROSTER = (A, B, C)
 
 
-def over(clock: RoundClock, own: int, now: float = 1.0, round_number: int = 1, alive: tuple[PeerId, ...] = ROSTER, **said: tuple[int, int]) -> bool:
+def over(
+    clock: RoundClock,
+    own: int,
+    now: float = 1.0,
+    round_number: int = 1,
+    alive: tuple[PeerId, ...] = ROSTER,
+    **said: tuple[int, int],
+) -> bool:
     reports = {PeerId(name): report for name, report in said.items()}
     return clock.is_over(round_number, me=A, own=own, roster=ROSTER, alive=alive, reports=reports, now=now)
 

@@ -92,7 +92,11 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
         decode_message(raw, SENDER)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers(0, 2**63) | st.binary(max_size=40) | st.text(max_size=5), st.lists))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(0, 2**63) | st.binary(max_size=40) | st.text(max_size=5), st.lists
+    )
+)
 def test_any_structure_is_read_or_refused(item: object) -> None:
     with suppress(ProtocolError):
         decode_message(msgpack.packb([1, 5, item]), SENDER)
@@ -164,7 +168,9 @@ def test_a_full_page_of_the_largest_rosters_fits_a_message() -> None:
     roster = tuple(PeerId(f"12D3KooW{number:044d}") for number in range(64))
     entries = [Entry(peer, 2**50, sha256(b"blob"), 2**40, 2**31, sha256(b"state")) for peer in roster]
     place = Place(0, HEAD, 2**40, 2**40, 2**40, 2**40, roster, PLAN)
-    certificate = Certificate(0, HEAD, 2**40, 2**40, place.round_value(entries, roster), tuple((peer, b"s" * 64) for peer in roster))
+    certificate = Certificate(
+        0, HEAD, 2**40, 2**40, place.round_value(entries, roster), tuple((peer, b"s" * 64) for peer in roster)
+    )
     page = ChainPage(*AT, (certificate,) * MAX_PAGE, False)
     assert len(encode_message(page)) < MAX_MESSAGE_BYTES
     assert decode_message(encode_message(page), SENDER) == page

@@ -67,7 +67,9 @@ def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
 class Table:
     """Machines, what each has done, and who can hear whom. Blobs are fetched at once from whoever holds them."""
 
-    def __init__(self, *names: str, timing: Timing = TIMING, total_rounds: int | None = None, start_peers: int = 1) -> None:
+    def __init__(
+        self, *names: str, timing: Timing = TIMING, total_rounds: int | None = None, start_peers: int = 1
+    ) -> None:
         self.now = 0.0
         self.timing, self.total_rounds, self.start_peers = timing, total_rounds, start_peers
         self.machines: dict[PeerId, RoundMachine] = {}
@@ -131,7 +133,11 @@ class Table:
     def _fetch(self, peer: PeerId, action: FetchBlob) -> Input:
         if action.blob in self.bad:
             return BlobRefused(action.blob, "malformed")
-        if any(action.blob in self.blobs[source] for source in (peer, *action.sources) if source in self.machines or source == peer):
+        if any(
+            action.blob in self.blobs[source]
+            for source in (peer, *action.sources)
+            if source in self.machines or source == peer
+        ):
             self.blobs[peer].add(action.blob)
             return BlobHeld(action.blob)
         return BlobMissing(action.blob)
@@ -387,8 +393,12 @@ def test_what_is_not_theirs_to_say_is_refused_with_the_reason() -> None:
     assert refusals(table, first, second, Propose(*at, 0, value)) == ["proposes in ballot 0, which it does not lead"]
     assert refusals(table, first, third, Prepare(*at, 1)) == ["prepares ballot 1, which it does not lead"]
     assert refusals(table, first, second, Offer(*at, strange)) == [f"an offer in the name of {third}"]
-    assert refusals(table, first, second, Propose(*at, 1, replace(value, weight=9))) == ["weight 9 after 0 with 0 entries"]
-    assert refusals(table, first, "stranger", Heartbeat(7, *at[1:], 1, 1, 0, 0, 1, 0, True, b"")) == ["a message of stage 7"]
+    assert refusals(table, first, second, Propose(*at, 1, replace(value, weight=9))) == [
+        "weight 9 after 0 with 0 entries"
+    ]
+    assert refusals(table, first, "stranger", Heartbeat(7, *at[1:], 1, 1, 0, 0, 1, 0, True, b"")) == [
+        "a message of stage 7"
+    ]
     mine = replace(strange, peer=PeerId(first))
     forged = place.round_value([mine], machine.roster)
     assert refusals(table, first, second, Propose(*at, 1, forged)) == ["an offer in our name that is not ours"]
