@@ -66,7 +66,9 @@ async def main() -> None:
             rates[mode].append(rate)
             if mode == "on":
                 lags.append(lag)
-            print(f"pair {pair + 1} {mode:>3}: {rate:7.2f} steps/s, lag p99 {lag:5.1f} ms, {certified} rounds", flush=True)
+            print(
+                f"pair {pair + 1} {mode:>3}: {rate:7.2f} steps/s, lag p99 {lag:5.1f} ms, {certified} rounds", flush=True
+            )
     ratios = [on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
     print("figure                         min / median / max")
     print(f"steps/s, averaging off         {spread(rates['off'], '.2f')}")

@@ -5,7 +5,7 @@ sets none of it. This file holds the schema, the hash and the signature; reading
 """
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -13,7 +13,7 @@ from dilocox_peer.errors import ManifestMismatch
 from dilocox_peer.signing import PUBLIC_KEY_BYTES, SigningKey, verify_key
 from dilocox_peer.types import Digest, RunId, canonical, sha256
 
-FORMAT = 1
+FORMAT: Final = 1
 MAX_MANIFEST_BYTES = 64 * 1024
 
 Positive = Annotated[int, Field(gt=0)]

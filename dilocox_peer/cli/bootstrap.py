@@ -11,6 +11,7 @@ from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.lifetime import Stop, run_until_stopped
 from dilocox_peer.config import read_signed_manifest
+from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import BootstrapReady, Failed, Left, Listener
 from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddrs
 from dilocox_peer.manifest import Manifest
@@ -61,7 +62,7 @@ async def _serve(
     initial_peers: Sequence[str],
 ) -> None:
     from dilocox_peer.dht.directory import Directory
-    from dilocox_peer.peer.transport import Transport
+    from dilocox_peer.peer.transport import Relay, Transport
 
     async with AsyncExitStack() as stack:
         transport = await Transport.create(
@@ -72,6 +73,7 @@ async def _serve(
             host_maddrs=host_maddrs,
             announce_maddrs=announce_maddrs,
             runtime_dir=home.runtime,
+            relay=Relay(force_reachability="public"),  # peers behind a NAT are reached through it
         )
         stack.push_async_callback(transport.close)
         directory = await Directory.create(transport, manifest.run_id, identity.key)
@@ -89,7 +91,10 @@ async def _serve(
                     listener(Failed("network daemon", failed.result()))
                     raise typer.Exit(1)
                 if not stopped.done():
-                    await directory.publish_manifest(manifest)
+                    try:
+                        await directory.publish_manifest(manifest)
+                    except RunUnreachable as error:
+                        listener(Failed("manifest", f"{error}; trying again in {REPUBLISH_S:.0f} s"))
         finally:
             stopped.cancel()
             failed.cancel()

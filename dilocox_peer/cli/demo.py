@@ -180,18 +180,19 @@ class _Demo:
         typer.echo("")
         if final is not None and bigram:
             typer.echo(
-                f"validation loss of the anchor {final:.4f} nats/byte = {final / bigram:.2f} x bigram entropy {bigram:.4f} "
-                f"(unigram {unigram:.4f}); before training {report['initial_val_loss']:.4f}"
+                f"validation loss of the anchor  {final:.4f} nats/byte (before training {report['initial_val_loss']:.4f})"
             )
-        typer.echo(
-            f"{report['tokens']:,} tokens, {report['tokens_per_second']:,.0f} tokens/s, "
-            f"{time.monotonic() - self._started:.0f} s in all; every peer on head {', '.join(head[:12] for head in heads)}"
-        )
+            typer.echo(f"  of its bigram entropy        {final / bigram:.2f} x {bigram:.4f}   (unigram {unigram:.4f})")
+        typer.echo(f"tokens                         {report['tokens']:,}, {report['tokens_per_second']:,.0f} a second")
         ratio = report["allreduce_bytes_per_token"] / max(1e-9, report["outer_bytes_per_token"])
+        sent = size(sum(peer.bytes_sent for peer in self._view.peers.values()))
+        typer.echo(f"sent by all peers              {sent}, {report['outer_bytes_per_token']:.1f} bytes a token")
         typer.echo(
-            f"sent {size(sum(peer.bytes_sent for peer in self._view.peers.values()))} in all, "
-            f"{report['outer_bytes_per_token']:.2f} bytes a token: {ratio:.0f} times fewer than a ring all-reduce "
-            f"of float32 gradients at every step ({report['allreduce_bytes_per_token']:.0f})"
+            f"  than float32 all-reduce      {ratio:.0f} times fewer ({report['allreduce_bytes_per_token']:.0f} bytes a token)"
         )
+        typer.echo(
+            f"heads and anchors              {len(heads)} for {len(report['heads'])} peers: {', '.join(head[:12] for head in heads)}"
+        )
+        typer.echo(f"time, start to end             {time.monotonic() - self._started:.0f} s")
         if self._request.report is not None:
-            typer.echo(f"report: {self._request.report}")
+            typer.echo(f"report                         {self._request.report}")

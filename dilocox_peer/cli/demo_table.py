@@ -53,7 +53,7 @@ def _peers(view: SwarmView) -> Table:
     table.add_column("state")
     for label, peer in sorted(view.peers.items()):
         table.add_row(
-            f"{label} …{peer.peer[-6:]}", str(peer.stage), str(peer.round), _loss(peer.train_loss),
+            f"{label} …{peer.peer[-6:]}", str(peer.stage), str(min(peer.round, view.manifest.rounds.total)), _loss(peer.train_loss),
             f"{peer.tokens_per_s:,.0f}", size(peer.bytes_sent), size(peer.bytes_received), peer.state,
         )  # fmt: skip
     return table

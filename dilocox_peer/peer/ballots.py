@@ -121,7 +121,7 @@ class Ballots:
             return [self._ack(sender, ballot, value)], None
         if value.kind != "round":
             return [], "proposes an epoch in a ballot"
-        if reason := seat.place.why_not(value, seat.place.epoch, seat.self_.max_peers):
+        if reason := seat.place.why_not(value, seat.place.epoch, seat.owner.max_peers):
             return [], reason
         for entry in value.entries:
             if entry.peer == seat.me and entry.incarnation == seat.incarnation and entry != self.own:
@@ -178,7 +178,7 @@ class Ballots:
             if accepted.ballot >= lead.ballot:
                 return f"accepted in ballot {accepted.ballot} and promises {lead.ballot}"
             place = self._seat.place
-            if reason := place.why_not(accepted.value, place.epoch, self._seat.self_.max_peers):
+            if reason := place.why_not(accepted.value, place.epoch, self._seat.owner.max_peers):
                 return reason
         lead.promises[sender] = accepted
         return None
@@ -420,7 +420,7 @@ class Ballots:
     def _own_value(self, now: float) -> Value:
         seat = self._seat
         roster = self._members.next_roster(
-            seat.place.roster, self.offers.keys(), seat.place.head, me_too=True, max_peers=seat.self_.max_peers, now=now
+            seat.place.roster, self.offers.keys(), seat.place.head, me_too=True, max_peers=seat.owner.max_peers, now=now
         )
         return seat.place.round_value(self._entries(), roster)
 

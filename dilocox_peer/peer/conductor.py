@@ -134,6 +134,7 @@ class Conductor:
 
     def _situation(self) -> Situation:
         progress = self._trainer.progress()
+        closed_here = self._offered_at == self._machine.head  # and the machine may not have looked at it yet
         return Situation(
             overlap=self._manifest.outer.overlap,
             # The machine is at a new head before its actions are carried out (the journal is flushed first): until the
@@ -141,7 +142,8 @@ class Conductor:
             ready=self._may_train and self._machine.head == self._known_head,
             busy=self.state_fetches > 0,
             due=self._is_due(progress),
-            offered=self._machine.has_offered or self._offered_at == self._machine.head,
+            may_offer=self._machine.may_offer and not closed_here,
+            offered=self._machine.has_offered or closed_here,
             waiting=len(self._waiting),
             training_round=progress.round,
             merged_round=self.merged_round,

@@ -27,6 +27,7 @@ from dilocox_peer.peer.contract import (
     Persist,
     Received,
     Send,
+    StateMissing,
     Tick,
 )
 from dilocox_peer.peer.journal import Journal
@@ -173,6 +174,7 @@ class RoundDriver:
             await self._on_fetch_state(action)
         except Exception as error:  # a task boundary: the machine asks again
             self._note_failure("state fetch", error)
+            self.post(StateMissing(action.head))
 
     async def _fetch_blob(self, action: FetchBlob) -> None:
         try:

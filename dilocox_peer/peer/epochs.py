@@ -106,7 +106,7 @@ class Epochs:
 
     def _genesis_overdue(self, now: float) -> float | None:
         seat = self._seat
-        if len(self._company) + 1 < seat.self_.start_peers:
+        if len(self._company) + 1 < seat.owner.start_peers:
             return None
         due = self._company_since + seat.timing.settle_s
         if not self._company and self._members.known:
@@ -147,10 +147,10 @@ class Epochs:
             return [], None
         if value.kind != "epoch" or seat.me not in value.roster or sender not in value.roster:
             return [], "proposes an epoch without us or itself"
-        if reason := seat.place.why_not(value, number, seat.self_.max_peers):
+        if reason := seat.place.why_not(value, number, seat.owner.max_peers):
             return [], reason
-        if seat.place.is_genesis and len(value.roster) < seat.self_.start_peers:
-            return [], f"starts the run with {len(value.roster)} peers of {seat.self_.start_peers}"
+        if seat.place.is_genesis and len(value.roster) < seat.owner.start_peers:
+            return [], f"starts the run with {len(value.roster)} peers of {seat.owner.start_peers}"
         if self._call is not None and self._call.value is None:
             self._call = None
         self._highest_seen = max(self._highest_seen, number)
@@ -193,7 +193,7 @@ class Epochs:
             return []
         if now >= call.until:
             self._call = None
-            self._not_before = now + self._seat.timing.epoch_wait_s * self._seat.self_.rng.random()
+            self._not_before = now + self._seat.timing.epoch_wait_s * self._seat.owner.rng.random()
             return []
         return self._ask_again(call, now)
 
@@ -223,7 +223,7 @@ class Epochs:
         seat = self._seat
         here = self._members.at(seat.place.head, now) | {seat.me}
         old = [peer for peer in seat.place.roster if peer in here]
-        return [*old, *sorted(here - set(old))][: seat.self_.max_peers]
+        return [*old, *sorted(here - set(old))][: seat.owner.max_peers]
 
     def _turn(self, now: float) -> int:
         """How many peers here come before us in rank; those of the roster before all others."""
@@ -252,9 +252,9 @@ class Epochs:
     def _ask_for_signatures(self, call: _Call, now: float) -> list[Action]:
         seat = self._seat
         here = call.answered | {seat.me}
-        if call.number <= seat.votes.epoch_signed or (seat.place.is_genesis and len(here) < seat.self_.start_peers):
+        if call.number <= seat.votes.epoch_signed or (seat.place.is_genesis and len(here) < seat.owner.start_peers):
             self._call = None
-            self._not_before = now + seat.timing.epoch_wait_s * (0.5 + seat.self_.rng.random())
+            self._not_before = now + seat.timing.epoch_wait_s * (0.5 + seat.owner.rng.random())
             return []
         old = [peer for peer in seat.place.roster if peer in here]
         roster = [*old, *sorted(here - set(old))]

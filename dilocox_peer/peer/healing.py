@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dilocox_peer.peer.chain import Certificate, Chain, Place, Suffix, is_better, suffix_of
 from dilocox_peer.peer.contract import Send
 from dilocox_peer.peer.messages import MAX_LOCATOR, MAX_PAGE, ChainPage, GetChain
-from dilocox_peer.peer.seat import Self
+from dilocox_peer.peer.seat import Owner
 from dilocox_peer.types import Digest, PeerId
 
 MAX_JUDGED = 1024  # heads remembered as worse than ours
@@ -20,8 +20,8 @@ MAX_JUDGED = 1024  # heads remembered as worse than ours
 class Healing:
     """Foreign chains at one peer."""
 
-    def __init__(self, self_: Self, chain: Chain) -> None:
-        self._self = self_
+    def __init__(self, owner: Owner, chain: Chain) -> None:
+        self._owner = owner
         self._chain = chain
         self.path: Suffix | None = None
         self._draft: Suffix | None = None
@@ -47,7 +47,7 @@ class Healing:
         return now < self._shunned.get(head, now)
 
     def _ask(self, peer: PeerId, now: float) -> list[Send]:
-        self._asked, self._asked_until = peer, now + self._self.timing.sync_wait_s
+        self._asked, self._asked_until = peer, now + self._owner.timing.sync_wait_s
         tips = [suffix.tip for suffix in (self._draft, self.path) if suffix is not None]
         locator = tuple([*tips, *self._chain.locator()][:MAX_LOCATOR])
         place = self._chain.place
@@ -90,7 +90,7 @@ class Healing:
     def _why_not(self, place: Place, certificate: Certificate) -> str | None:
         if self._chain.height_of(certificate.head) is not None:
             return None
-        return place.why_not_certificate(certificate, self._self.verify, self._self.max_peers)
+        return place.why_not_certificate(certificate, self._owner.verify, self._owner.max_peers)
 
     def _foothold(self, parent: Digest) -> tuple[int, tuple[Certificate, ...], Place] | None:
         """Where parent is: (height of our chain, certificates from there up to parent, its place)."""
@@ -143,5 +143,5 @@ class Healing:
         assert self.path is not None
         self._shunned = {head: until for head, until in self._shunned.items() if until > now}
         for head in self.path.heads:
-            self._shunned[head] = now + self._self.timing.shun_s
+            self._shunned[head] = now + self._owner.timing.shun_s
         self.path = None

@@ -1,4 +1,4 @@
-"""rounds.log on disk: the shell of durable.py. Appends and flushes; at start it reads, mends a torn end, and compacts."""
+"""rounds.log on disk: the shell of durable.py. Appends and flushes; at start it reads, mends and compacts."""
 
 import os
 from pathlib import Path
@@ -14,14 +14,15 @@ class Journal:
     """The append-only log of one stage's rounds. Blocking: call it from a worker thread. One process owns the folder."""
 
     def __init__(self, path: Path, genesis: Digest) -> None:
-        """Opens or makes the file; a torn last record is cut off, a grown log rewritten. Raises OSError."""
+        """Opens or makes the file; a torn, damaged or grown one is rewritten. Raises OSError."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         raw = path.read_bytes() if path.exists() else b""
         self.loaded: Loaded = load_log(raw, genesis)
-        if self.loaded.durable is not None and len(raw) > COMPACT_BYTES:
-            _rewrite(path, encode_record(self.loaded.durable))
-        elif self.loaded.valid_bytes < len(raw):
-            os.truncate(path, self.loaded.valid_bytes)
+        if self.loaded.reason or len(raw) > COMPACT_BYTES:
+            # Rewritten, not cut: after damage in the middle the loaded votes are sealed, and a second restart that found
+            # a merely shorter file would not know it.
+            record = encode_record(self.loaded.durable) if self.loaded.durable is not None else b""
+            _rewrite(path, record)
         self._file = path.open("ab")
         fsync_folder(path.parent)
 

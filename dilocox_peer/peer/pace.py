@@ -24,8 +24,9 @@ class Step(Enum):
 class Situation:
     """What the decision depends on.
 
-    due: the round in training has run its course (RoundClock). offered: our contribution is out and its certificate
-    is not. waiting: certificates whose blobs are here and that are not merged. busy: a close, merge or state fetch is
+    due: the round in training has run its course (RoundClock). may_offer: a contribution closed now could be certified
+    (not while the last one is out, nor before a joiner is in the roster). offered: ours is out and its certificate is not.
+    waiting: certificates whose blobs are here and that are not merged. busy: a close, merge or state fetch is
     running. training_round: the round the local steps belong to, from 1. merged_round: of the newest merged certificate.
     """
 
@@ -33,6 +34,7 @@ class Situation:
     ready: bool
     busy: bool
     due: bool
+    may_offer: bool
     offered: bool
     waiting: int
     training_round: int
@@ -59,6 +61,6 @@ def next_step(now: Situation) -> Step:
         return Step.HOLD
     if not now.due:
         return Step.TRAIN
-    if not now.offered:
+    if now.may_offer:
         return Step.CLOSE
-    return Step.TRAIN if now.overlap == "arrival" else Step.HOLD
+    return Step.HOLD if now.offered and now.overlap != "arrival" else Step.TRAIN

@@ -9,8 +9,9 @@ file. This file puts its parts together; docs/protocol.md tells the story:
     chain.py       what was agreed               healing.py   other chains, and whether they beat ours
     timing.py      bounds and learned times      anchorage.py which anchor we hold, and getting another one whole
 
-The chain (what was agreed; `head`) and the anchor we hold are kept apart. A certificate is adopted when its blobs, or a whole state, are here: never before, so
-that a peer is never at a head it could not go on from. While a better chain is known and not adopted, we certify nothing.
+The chain (what was agreed; `head`) and the anchor we hold are kept apart. A certificate is adopted when its blobs, or a
+whole state, are here: never before, so that a peer is never at a head it could not go on from. While a better chain is
+known and not adopted, we certify nothing.
 
 Invariants (checked after every simulated event): I1-I5 and I7-I8 of DESIGN section 9.
 """
@@ -69,7 +70,7 @@ from dilocox_peer.peer.messages import (
     Promise,
     Propose,
 )
-from dilocox_peer.peer.seat import Seat, Self, send_all
+from dilocox_peer.peer.seat import Owner, Seat, send_all
 from dilocox_peer.peer.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
 
@@ -109,7 +110,7 @@ class RoundMachine:
     ) -> None:
         """durable: what load_log gave. stored_states: heads of the anchor states that are on our disk."""
         self._pace = Pace(timing)
-        self._self = Self(me, incarnation, sign, verify, timing, self._pace, rng, start_peers, max_peers)
+        self._owner = Owner(me, incarnation, sign, verify, timing, self._pace, rng, start_peers, max_peers)
         self._timing = timing
         self._rng = rng
         self._total_rounds = total_rounds
@@ -117,7 +118,7 @@ class RoundMachine:
         self._chain = Chain(Place.genesis(stage, genesis, plan), durable.appended if durable is not None else ())
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
-        self._healing = Healing(self._self, self._chain)
+        self._healing = Healing(self._owner, self._chain)
         self._anchor = Anchorage((me, incarnation), self._chain, self._members, timing, rng, stored_states, now)
         self._micro_batches = 0
         self._sent_ahead: Digest | None = None
@@ -204,15 +205,15 @@ class RoundMachine:
         for peer in self._ballots.offers:
             if reports.get(peer, (0, 0))[0] < self.round + 2:
                 reports[peer] = (self.round + 2, 0)
-        return {**reports, self._self.peer: (self.training_round, self._micro_batches)}
+        return {**reports, self._owner.peer: (self.training_round, self._micro_batches)}
 
     def alive(self, now: float) -> set[PeerId]:
         """Peers heard within three heartbeats, and ourselves."""
-        return self._members.alive(now) | {self._self.peer}
+        return self._members.alive(now) | {self._owner.peer}
 
     def at_head(self, now: float) -> set[PeerId]:
         """Peers heard within three heartbeats that said they are at our head, and ourselves."""
-        return set(self._members.at(self.head, now)) | {self._self.peer}
+        return set(self._members.at(self.head, now)) | {self._owner.peer}
 
     def plan_for(self, round_number: int) -> Plan:
         """The plan of a round: what the certificate two rounds before it says, the manifest's before there is one."""
@@ -282,12 +283,12 @@ class RoundMachine:
                 self._anchor.computed(head, state_digest)
             case Leaving():
                 self._has_left = True
-                goodbye = Leave(*self._seat.at(), self._self.incarnation)
-                return [*send_all(sorted({*self.roster, *self._members.alive(now)} - {self._self.peer}), goodbye)]
+                goodbye = Leave(*self._seat.at(), self._owner.incarnation)
+                return [*send_all(sorted({*self.roster, *self._members.alive(now)} - {self._owner.peer}), goodbye)]
         return []
 
     def _close(self, base: Digest, entry: Entry) -> None:
-        assert entry.peer == self._self.peer, f"an offer of {entry.peer} closed by {self._self.peer}"
+        assert entry.peer == self._owner.peer, f"an offer of {entry.peer} closed by {self._owner.peer}"
         self._micro_batches = 0
         if base == self.head and not self.has_offered and not self.is_finished:
             self._holdings.held(entry.blob, self.round + 1)
@@ -308,7 +309,7 @@ class RoundMachine:
             if certificate is None:
                 break
             told = {*self.roster, *certificate.value.roster, *self._members.at(self.head, self._now)} - {
-                self._self.peer
+                self._owner.peer
             }
             if self._has_drifted(certificate):
                 actions += self._send_ahead(certificate, told)
@@ -323,7 +324,7 @@ class RoundMachine:
         if self._sent_ahead == certificate.head:
             return []
         self._sent_ahead = certificate.head
-        self._healing.on_page(self._self.peer, (certificate,), more=False, now=self._now)
+        self._healing.on_page(self._owner.peer, (certificate,), more=False, now=self._now)
         return [*send_all(sorted(told), Cert(*self._seat.at(), certificate)), *self._follow_path()]
 
     @property
@@ -345,7 +346,7 @@ class RoundMachine:
         ):
             return path
         dissolves = (
-            path.certificates[0].value.kind == "epoch" and self._self.peer not in path.certificates[0].value.roster
+            path.certificates[0].value.kind == "epoch" and self._owner.peer not in path.certificates[0].value.roster
         )
         return None if dissolves and self._seat.is_member else path
 
@@ -353,7 +354,7 @@ class RoundMachine:
 
     def _receive(self, sender: PeerId, message: Message) -> list[Action]:
         now = self._now
-        if sender == self._self.peer:
+        if sender == self._owner.peer:
             return []
         if message.stage != self._chain.place.stage:
             return self._refuse(sender, f"a message of stage {message.stage}")
@@ -442,7 +443,7 @@ class RoundMachine:
     def _heartbeat(self) -> Heartbeat:
         place = self._chain.place
         return Heartbeat(
-            *self._seat.at(), incarnation=self._self.incarnation, height=place.height, round=place.round,
+            *self._seat.at(), incarnation=self._owner.incarnation, height=place.height, round=place.round,
             weight=place.weight, training_round=self.training_round, micro_batches=self._micro_batches,
             ready=self._anchor.is_computed, state_digest=self.state_digest,
         )  # fmt: skip
@@ -457,7 +458,7 @@ class RoundMachine:
         due = {*self.roster, *alive}
         if self._beats % self._timing.stranger_every == 0:
             due.update(self._members.known)
-        actions: list[Action] = [*send_all(sorted(due - {self._self.peer}), self._heartbeat())]
+        actions: list[Action] = [*send_all(sorted(due - {self._owner.peer}), self._heartbeat())]
         actions += [Note(NeighbourSeen(peer)) for peer in sorted(alive - self._was_alive)]
         for peer in sorted(self._was_alive - alive):
             seen = self._members[peer]
@@ -470,7 +471,7 @@ class RoundMachine:
 
     def _sit_down(self, votes: Votes, now: float) -> None:
         """A new head: a new seat, nothing offered, no votes but these."""
-        self._seat = Seat(self._self, self._chain.place, votes)
+        self._seat = Seat(self._owner, self._chain.place, votes)
         self._ballots = self.ballots_type(self._seat, self._members, self._holdings, now)
         self._epochs = self.epochs_type(self._seat, self._members, now, in_vain=self._epochs_in_vain())
         for peer in self.roster:
@@ -568,7 +569,7 @@ class RoundMachine:
 
     def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
         """Those here first, a dead one costs a dial; among them the author, then who signed that it holds the blob."""
-        peers = {author, *signers, *here} - {self._self.peer}
+        peers = {author, *signers, *here} - {self._owner.peer}
         return sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
 
     def _replay_own(self) -> list[Action]:
@@ -606,5 +607,5 @@ class RoundMachine:
 
     def _orphans(self, dropped: Sequence[Certificate], adopted: Sequence[Certificate]) -> int:
         """Own contributions in dropped certificates that the adopted ones do not have."""
-        lost = {entry for each in dropped for entry in each.value.entries if entry.peer == self._self.peer}
+        lost = {entry for each in dropped for entry in each.value.entries if entry.peer == self._owner.peer}
         return len(lost - {entry for each in adopted for entry in each.value.entries})

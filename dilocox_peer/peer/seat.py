@@ -14,7 +14,7 @@ from dilocox_peer.types import Digest, PeerId
 
 
 @dataclass(frozen=True)
-class Self:
+class Owner:
     """What stays the same as long as the process lives."""
 
     peer: PeerId
@@ -31,13 +31,13 @@ class Self:
 class Seat:
     """One head. Votes change through `vote` only, which gives back the Persist that must precede telling anyone."""
 
-    def __init__(self, self_: Self, place: Place, votes: Votes) -> None:
+    def __init__(self, owner: Owner, place: Place, votes: Votes) -> None:
         assert votes.head == place.head, "votes of another head"
-        self.me = self_.peer
-        self.incarnation = self_.incarnation
-        self.self_ = self_
-        self.timing = self_.timing
-        self.pace = self_.pace
+        self.me = owner.peer
+        self.incarnation = owner.incarnation
+        self.owner = owner
+        self.timing = owner.timing
+        self.pace = owner.pace
         self.place = place
         self.votes = votes
         self.order = by_rank(place.roster, place.head)
@@ -64,17 +64,17 @@ class Seat:
         return (self.place.stage, self.place.head, self.place.epoch)
 
     def signature(self, value: Value, *, epoch: int, ballot: int) -> bytes:
-        return self.self_.sign(acceptance(self.place.stage, self.place.head, epoch, ballot, value))
+        return self.owner.sign(acceptance(self.place.stage, self.place.head, epoch, ballot, value))
 
     def verifies(self, peer: PeerId, signature: bytes, value: Value, *, epoch: int, ballot: int) -> bool:
-        return self.self_.verify(peer, acceptance(self.place.stage, self.place.head, epoch, ballot, value), signature)
+        return self.owner.verify(peer, acceptance(self.place.stage, self.place.head, epoch, ballot, value), signature)
 
     def certificate(self, value: Value, signatures: dict[PeerId, bytes], *, epoch: int, ballot: int) -> Certificate:
         return Certificate(self.place.stage, self.place.head, epoch, ballot, value, tuple(sorted(signatures.items())))
 
     def jittered(self, seconds: float) -> float:
         """Up to a fifth longer, so that peers do not act in step."""
-        return seconds * (1.0 + 0.2 * self.self_.rng.random())
+        return seconds * (1.0 + 0.2 * self.owner.rng.random())
 
 
 def send_all(peers: Iterable[PeerId], message: Message) -> list[Send]:

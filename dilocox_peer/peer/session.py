@@ -158,7 +158,7 @@ class Session:
         )
         trainer.start(keeper.state)
         trainer.hold()  # until the rounds are at its head
-        stack.push_async_callback(asyncio.to_thread, trainer.stop, STOP_TRAINER_S)
+        stack.push_async_callback(self._stop, trainer)
         parts = await self._couple(manifest, transport, directory, trainer, keeper)
         await directory.announce(self._lease(parts))
         self._listener(PeerStarted(self._me, manifest.run_id, self._stage, tuple(transport.addresses)))
@@ -234,6 +234,12 @@ class Session:
             durable=keeper.durable,
             stored_states=(keeper.state.head,),
         )
+
+    async def _stop(self, trainer: Trainer) -> None:
+        try:
+            await asyncio.to_thread(trainer.stop, STOP_TRAINER_S)
+        except TimeoutError as error:
+            self._listener(Failed("leaving", f"{error}; it ends with its micro-batch"))
 
     def _trainer_failed(self) -> Callable[[str], None]:
         """What the trainer's threads call when one gives up; it reaches the session in its own loop."""

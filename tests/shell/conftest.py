@@ -89,6 +89,9 @@ class PeerProcess:
         for pid in (self.process.pid, self.p2pd):
             os.kill(pid, signal.SIGSTOP)
 
+    def is_frozen(self) -> bool:
+        return all(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in (self.process.pid, self.p2pd))
+
     def thaw(self) -> None:
         for pid in (self.p2pd, self.process.pid):
             with suppress(ProcessLookupError):

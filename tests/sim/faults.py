@@ -3,30 +3,25 @@
 A fault that no seed catches would mean that the simulator does not look where the mistake is.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from dilocox_peer.peer import ballots, chain, epochs
+from dilocox_peer.peer import anchorage, ballots, chain, epochs
 from dilocox_peer.peer.ballots import Ballots
-from dilocox_peer.peer.chain import Certificate, Value
+from dilocox_peer.peer.chain import Certificate, Chain, Suffix, Value
 from dilocox_peer.peer.contract import Action, FetchState, Input, Persist
 from dilocox_peer.peer.durable import Accepted
 from dilocox_peer.peer.epochs import Epochs
 from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.peer.seat import Seat
 from dilocox_peer.types import PeerId
 
 
 class _IgnoresAccepted(Ballots):
     def _forced_value(self, promises: Mapping[PeerId, Accepted | None]) -> Value | None:
         return None
-
-
-class _TakesLowestBallot(Ballots):
-    def _forced_value(self, promises: Mapping[PeerId, Accepted | None]) -> Value | None:
-        accepted = [each for each in promises.values() if each is not None]
-        return min(accepted, key=lambda each: each.ballot).value if accepted else None
 
 
 class _AcksEarly(Ballots):
@@ -80,7 +75,6 @@ def _with(name: str, *, ballots_: type[Ballots] = Ballots, epochs_: type[Epochs]
 
 FAULTS: dict[str, type[RoundMachine]] = {
     "a leader that ignores accepted values": _with("IgnoresAccepted", ballots_=_IgnoresAccepted),
-    "a leader that re-proposes the lowest ballot": _with("TakesLowestBallot", ballots_=_TakesLowestBallot),
     "ACK before holding the blobs": _with("AcksEarly", ballots_=_AcksEarly),
     "ACK without Persist": _with("ForgetsToPersist", ballots_=_ForgetsToPersist),
     "PROMISE without Persist": _with("ForgetsPromise", ballots_=_ForgetsPromise),
@@ -99,6 +93,30 @@ def _any_half(peers: Collection[PeerId], roster: Sequence[PeerId]) -> bool:
     return bool(roster) and 2 * sum(1 for peer in roster if peer in peers) >= len(roster)
 
 
+def _is_member(seat: Seat) -> bool:
+    return seat.is_member
+
+
+def _any_branch(chain: Chain, left: Suffix | None, right: Suffix | None) -> bool:
+    return True
+
+
+@contextmanager
+def votes_after_epochs() -> Iterator[None]:
+    with patch.object(Seat, "may_vote", property(_is_member)):
+        yield
+
+
+@contextmanager
+def adopts_half_branches() -> Iterator[None]:
+    with patch.object(anchorage, "is_better", _any_branch):
+        yield
+
+
+PATCHES: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "votes in an epoch after it signed a newer one": votes_after_epochs,
+    "half of a better branch is adopted": adopts_half_branches,
+}
 QUORUM_FAULTS = {"a quorum of one": _any_peer, "half without tie-break": _any_half}
 
 

@@ -14,7 +14,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.replay", description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument("--to", type=int, help="last seed of a range")
-    parser.add_argument("--fault", help="a planted fault of faults.py")
+    parser.add_argument("--fault", help="a planted fault, by its name in faults.FAULTS")
     parser.add_argument("--trace", action="store_true", help="print every input and action")
     arguments = parser.parse_args()
     machine: type[RoundMachine] = RoundMachine

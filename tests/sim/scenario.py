@@ -62,6 +62,7 @@ def _play(world: World) -> Outcome:
     world.drift_rate = rng.choice((0.0, 0.0, 0.0, 0.02))
     world.total_rounds = rng.choice((None, None, None, None, rng.randrange(3, 9)))
     world.network = Network(
+        vote_loss=rng.choice((0.0, 0.0, 0.0, 0.5, 0.8)),
         loss=rng.choice((0.0, 0.0, 0.02, 0.05, 0.1, 0.2)), duplicates=rng.choice((0.0, 0.05)),
         latency_s=rng.choice((0.01, 0.05, 0.2)), spread_s=rng.choice((0.02, 0.2, 1.0)),
         fetch_failures=rng.choice((0.0, 0.0, 0.1, 0.4)), blob_s=rng.choice((0.05, 0.3, 1.0)),
@@ -168,9 +169,12 @@ def _heal(world: World, stop_at: float) -> Outcome:
     world.network.group_of.clear()
     world.network.loss = min(world.network.loss, 0.02)
     world.network.fetch_failures = 0.0
+    world.network.vote_loss = 0.0
     world.network.spread_s = min(world.network.spread_s, 0.2)
     world.network.latency_s = min(world.network.latency_s, 0.05)
     world.drift_rate = 0.0
+    for node in world.nodes.values():
+        node.malformed = False
     if all(node.gone_for_good for node in world.nodes.values()):
         next(iter(world.nodes.values())).gone_for_good = False
     for node in world.nodes.values():
@@ -181,7 +185,7 @@ def _heal(world: World, stop_at: float) -> Outcome:
         return _outcome(world, 0.0)
     if world.total_rounds is not None:
         return _finish(world, stop_at)
-    if not world.run(stop_at + HEAL_S, stop=_at_one_head_after(world, stop_at)):
+    if not world.run(stop_at + HEAL_S, stop=_all_in_one_roster(world)):
         raise Violation(f"I7: no common head {HEAL_S} s after the faults: {_heads(world)}")
     healed_at = world.now
     rounds = _round(world)
@@ -214,20 +218,13 @@ def _finish(world: World, stop_at: float) -> Outcome:
 def _can_start(world: World) -> bool:
     """Whether there is a chain, or enough peers are left for the first."""
     up = world.up()
-    starting = max(node.machine._self.start_peers for node in up if node.machine is not None)
+    starting = max(node.machine._owner.start_peers for node in up if node.machine is not None)
     return len(up) >= starting or any(node.machine is not None and node.machine.chain for node in up)
 
 
-def _at_one_head_after(world: World, stop_at: float) -> Callable[[], bool]:
+def _all_in_one_roster(world: World) -> Callable[[], bool]:
     def together() -> bool:
-        return (
-            world.shares_one_head()
-            and bool(world.up()[0].machine.chain)
-            and set(_roster(world))
-            == {  # type: ignore[union-attr]
-                node.peer for node in world.up()
-            }
-        )
+        return world.shares_one_head() and set(_roster(world)) == {node.peer for node in world.up()}
 
     return together
 

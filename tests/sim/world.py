@@ -39,7 +39,17 @@ from dilocox_peer.peer.contract import (
     Tick,
 )
 from dilocox_peer.peer.durable import encode_record, load_log
-from dilocox_peer.peer.messages import Message, decode_message, encode_message
+from dilocox_peer.peer.messages import (
+    Ack,
+    Cert,
+    ChainPage,
+    Message,
+    Nack,
+    Promise,
+    Propose,
+    decode_message,
+    encode_message,
+)
 from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.peer.timing import Timing
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
@@ -55,6 +65,8 @@ TIMING = Timing(
 )  # fmt: skip
 CHECKPOINT_EVERY = 3  # rounds between two anchors on disk
 ROUND_S = 4.0
+
+_VOTES = (Ack, Nack, Promise, Propose, Cert, ChainPage)
 
 Unit = tuple[str, int, int]  # peer, incarnation, number
 
@@ -119,6 +131,9 @@ class Network:
     """What may go wrong on the way; the scenario changes it while the world runs."""
 
     loss: float = 0.0
+    vote_loss: float = (
+        0.0  # of ACKs, NACKs, promises, proposals and certificates, on top: half-accepted values, many ballots
+    )
     duplicates: float = 0.0
     latency_s: float = 0.05
     spread_s: float = 0.1
@@ -442,6 +457,8 @@ class World:
             source.later(delay_s, lambda: source.feed(PeerRefused(to)))
             return
         if rng.random() < network.loss:
+            return
+        if network.vote_loss and isinstance(message, _VOTES) and rng.random() < network.vote_loss:
             return
         if self.encode_messages:
             message = decode_message(encode_message(message), sender)

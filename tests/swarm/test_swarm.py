@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -58,7 +57,9 @@ def demo(*arguments: str, **options: Any) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("overlap", ["arrival", "one-step", "none"])
 def test_a_demo_agrees_to_the_bit_and_reports_it(tmp_path, overlap):
     report_file = tmp_path / "report.json"
-    running = demo("--replicas", "2", "--rounds", "4", "--inner-steps", "8", "--overlap", overlap, "--report", report_file)
+    running = demo(
+        "--replicas", "2", "--rounds", "4", "--inner-steps", "8", "--overlap", overlap, "--report", report_file
+    )
     out, _ = running.communicate(timeout=250)
     assert running.returncode == 0, out
     report = json.loads(report_file.read_text())

@@ -11,6 +11,7 @@ TRAINING = Situation(
     ready=True,
     busy=False,
     due=False,
+    may_offer=True,
     offered=False,
     waiting=0,
     training_round=3,
@@ -32,8 +33,8 @@ def test_nothing_is_decided_while_something_runs_or_state_is_missing(overlap):
 
 
 def test_arrival_merges_at_once_and_trains_on_while_it_waits():
-    assert next_step(replace(TRAINING, offered=True)) is Step.TRAIN
-    assert next_step(replace(TRAINING, offered=True, due=True)) is Step.TRAIN
+    assert next_step(replace(TRAINING, offered=True, may_offer=False)) is Step.TRAIN
+    assert next_step(replace(TRAINING, offered=True, may_offer=False, due=True)) is Step.TRAIN
     assert next_step(replace(TRAINING, waiting=1)) is Step.MERGE
 
 
@@ -41,7 +42,12 @@ def test_one_step_merges_only_at_the_end_of_the_next_round_and_waits_there():
     one_step = replace(TRAINING, overlap="one-step")
     assert next_step(replace(one_step, waiting=1)) is Step.TRAIN
     assert next_step(replace(one_step, waiting=1, due=True)) is Step.MERGE
-    assert next_step(replace(one_step, offered=True, due=True)) is Step.HOLD
+    assert next_step(replace(one_step, offered=True, may_offer=False, due=True)) is Step.HOLD
+
+
+@pytest.mark.parametrize("overlap", ["arrival", "one-step", "none"])
+def test_a_joiner_that_is_not_in_the_roster_yet_trains_on(overlap):
+    assert next_step(replace(TRAINING, overlap=overlap, due=True, may_offer=False)) is Step.TRAIN
 
 
 def test_one_step_that_fell_behind_catches_up():
@@ -54,7 +60,7 @@ def test_none_merges_at_once():
 
 @pytest.mark.parametrize("overlap", ["arrival", "one-step", "none"])
 def test_after_the_last_close_nothing_is_trained_and_its_certificate_ends_the_run(overlap):
-    last = replace(TRAINING, overlap=overlap, training_round=9, merged_round=7, offered=True)
+    last = replace(TRAINING, overlap=overlap, training_round=9, merged_round=7, offered=True, may_offer=False)
     assert next_step(last) is Step.HOLD
     assert next_step(replace(last, waiting=1)) is Step.MERGE
     assert next_step(replace(last, merged_round=8)) is Step.FINISH

@@ -70,7 +70,9 @@ def test_the_report_has_every_promised_field_and_is_json():
     }  # fmt: skip
     assert promised <= set(report)
     row = report["rounds"][1]
-    assert {"round", "seconds", "tokens", "train_loss", "val_loss", "contributors", "bytes_sent", "raw_bytes"} <= set(row)
+    assert {"round", "seconds", "tokens", "train_loss", "val_loss", "contributors", "bytes_sent", "raw_bytes"} <= set(
+        row
+    )
     assert row["tokens"] == 64 * 8 * 64
     assert row["contributors"] == {"0": 2}
     assert report["initial_val_loss"] == 5.5
