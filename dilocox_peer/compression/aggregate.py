@@ -25,6 +25,7 @@ CLIP_STEPS = 64
 MAX_LATE_SCALE = 4.0
 """Movement that gathered over missed rounds may be that much larger than the group's, before clipping starts."""
 
+KEPT_ELEMENTS = 1 << 24  # decoded contributions kept at once: 64 MB
 _LANES = 16384
 """Squares are summed lane by lane, so in the same order on every machine; the lanes at the end by exact summation."""
 
@@ -42,8 +43,8 @@ def aggregate(layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int
     """Mean of the decoded blobs weighted by micro-batches, in the given order; equal bits on every peer.
 
     A contribution whose norm exceeds norm_clip times the group's median (scaled by its micro-batches, see
-    clip_factors) is scaled down to that. Decodes each blob twice when there are several: its norm is needed before
-    its values. Raises MalformedBlob; nothing is kept then.
+    clip_factors) is scaled down to that. Where the decoded blobs would take much memory each is decoded twice: its norm is
+    needed before its values. Raises MalformedBlob; nothing is kept then.
     """
     assert len(blobs) == len(micro_batches), f"{len(blobs)} blobs, {len(micro_batches)} weights"
     assert all(count >= 0 for count in micro_batches), f"negative micro-batches in {micro_batches}"
@@ -51,6 +52,8 @@ def aggregate(layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int
     total = sum(micro_batches)
     if total == 0:
         return Mean(None, (0.0,) * len(blobs), (1.0,) * len(blobs))
+    if len(blobs) * layout.num_elements <= KEPT_ELEMENTS:
+        return _aggregate_kept(layout, contributions, micro_batches, norm_clip=norm_clip)
     scratch_N = torch.empty(max((spec.num_elements for spec in layout.tensors), default=0))
 
     norms: tuple[float, ...] = (0.0,)
@@ -66,6 +69,24 @@ def aggregate(layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int
             values.mul_(weight)
             mean_N[start:stop].add_(values)
     return Mean(mean_N, norms, factors)
+
+
+def _aggregate_kept(
+    layout: Layout, contributions: Sequence[Contribution], micro_batches: Sequence[int], *, norm_clip: float
+) -> Mean:
+    """As aggregate, with all decoded at once: the same operations on the same values in the same order."""
+    decoded = torch.empty(len(contributions), layout.num_elements)
+    scratch_N = torch.empty(max((spec.num_elements for spec in layout.tensors), default=0))
+    norms = []
+    for row_N, contribution in zip(decoded, contributions, strict=True):
+        norms.append(_norm(contribution, scratch_N, keep_N=row_N))
+    is_alone = len(contributions) == 1
+    factors = (1.0,) if is_alone else clip_factors(norms, micro_batches, norm_clip=norm_clip)
+    total = sum(micro_batches)
+    mean_N = torch.zeros(layout.num_elements)
+    for row_N, factor, count in zip(decoded, factors, micro_batches, strict=True):
+        mean_N.add_(row_N.mul_(_float32(factor * count / total)))
+    return Mean(mean_N, (0.0,) if is_alone else tuple(norms), factors)
 
 
 def clip_factors(norms: Sequence[float], micro_batches: Sequence[int], *, norm_clip: float) -> tuple[float, ...]:
@@ -91,9 +112,12 @@ def contribution_norm(raw: Blob, layout: Layout) -> float:
     return _norm(open_contribution(raw, layout), torch.empty(max((s.num_elements for s in layout.tensors), default=0)))
 
 
-def _norm(contribution: Contribution, scratch_N: Tensor) -> float:
+def _norm(contribution: Contribution, scratch_N: Tensor, *, keep_N: Tensor | None = None) -> float:
+    """keep_N: takes the decoded values on the way."""
     lanes = torch.zeros(_LANES, dtype=torch.float64)
-    for _spec, _start, _stop, values in contribution.decode_into(scratch_N):
+    for _spec, start, stop, values in contribution.decode_into(scratch_N):
+        if keep_N is not None:
+            keep_N[start:stop] = values
         for chunk in torch.split(values, _LANES):
             wide = chunk.to(torch.float64)
             lanes[: len(wide)].add_(wide.mul_(wide))  # the square of a float32 is exact in float64
