@@ -29,6 +29,11 @@ class Event:
 Listener = Callable[[Event], None]
 
 
+def short(peer: PeerId) -> str:
+    """A PeerID as people tell it from others: its end (all Ed25519 ones begin alike)."""
+    return f"…{peer[-8:]}"
+
+
 @dataclass(frozen=True, slots=True)
 class PeerStarted(Event):
     peer: PeerId
@@ -58,7 +63,7 @@ class NeighbourSeen(Event):
     peer: PeerId
 
     def line(self) -> str:
-        return f"{self.peer} is here"
+        return f"{short(self.peer)} is here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class NeighbourLost(Event):
         return "warning"
 
     def line(self) -> str:
-        return f"{self.peer} is gone ({self.reason}); the round goes on without it"
+        return f"{short(self.peer)} is gone ({self.reason}); the round goes on without it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,7 @@ class ContributionRefused(Event):
         return "warning"
 
     def line(self) -> str:
-        return f"contribution of {self.peer} refused: {self.reason}"
+        return f"contribution of {short(self.peer)} refused: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +176,7 @@ class MessageRefused(Event):
         return "warning"
 
     def line(self) -> str:
-        return f"message of {self.peer} refused: {self.reason}"
+        return f"message of {short(self.peer)} refused: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +187,7 @@ class StateFetched(Event):
     seconds: float
 
     def line(self) -> str:
-        return f"state of round {self.round} from {self.donor}: {self.size_bytes / 1e6:.1f} MB in {self.seconds:.1f} s, verified"
+        return f"state of round {self.round} from {short(self.donor)}: {self.size_bytes / 1e6:.1f} MB in {self.seconds:.1f} s, verified"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +200,7 @@ class StateFetchFailed(Event):
         return "warning"
 
     def line(self) -> str:
-        return f"state from {self.donor} not usable: {self.reason}; asking another peer"
+        return f"state from {short(self.donor)} not usable: {self.reason}; asking another peer"
 
 
 @dataclass(frozen=True, slots=True)

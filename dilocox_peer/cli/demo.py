@@ -31,10 +31,11 @@ REFRESH_S = 0.5
 class DemoRequest:
     stages: int
     replicas: int
-    rounds: int | None
+    rounds: int
     inner_steps: int | None
     overlap: str | None
     codec: str | None
+    inner_optimizer: str | None
     data: tuple[Path, ...]
     report: Path | None
     seed: int
@@ -64,9 +65,7 @@ def demo_manifest(request: DemoRequest) -> Manifest:
     for path in request.data:
         if not path.exists():
             raise ConfigError(f"--data {path} does not exist: pass a text file, a JSONL file or a folder of them")
-    rounds: dict[str, Any] = {"start_peers": request.replicas}
-    if request.rounds is not None:
-        rounds["total"] = request.rounds
+    rounds: dict[str, Any] = {"start_peers": request.replicas, "total": request.rounds}
     if request.inner_steps is not None:
         rounds["inner_steps"] = request.inner_steps
     overrides: dict[str, dict[str, Any]] = {
@@ -78,6 +77,8 @@ def demo_manifest(request: DemoRequest) -> Manifest:
         overrides["outer"] = {"overlap": request.overlap}
     if request.codec is not None:
         overrides["compression"] = {"codec": request.codec}
+    if request.inner_optimizer is not None:
+        overrides["inner"] = {"optimizer": request.inner_optimizer}
     if request.data:
         overrides["data"] = {"source": "files"}
     return preset("tiny", **overrides)

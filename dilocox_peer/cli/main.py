@@ -191,12 +191,13 @@ def join(
 def demo(
     stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
     replicas: Annotated[int, typer.Option(min=1, max=16, help="Peers of each stage.")] = 4,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Outer rounds [default: the preset's].", show_default=False)
-    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 32,
     inner_steps: Annotated[int | None, typer.Option(min=1, help="Inner steps a round (H).", show_default=False)] = None,
     overlap: Annotated[str | None, typer.Option(help="arrival, one-step or none.", show_default=False)] = None,
-    codec: Annotated[str | None, typer.Option(help="none or fp16.", show_default=False)] = None,
+    codec: Annotated[
+        str | None, typer.Option(help="none, fp16, int8, int4, int2, sign or topk.", show_default=False)
+    ] = None,
+    inner_optimizer: Annotated[str | None, typer.Option(help="adamw or muon.", show_default=False)] = None,
     data: Annotated[
         list[Path] | None, typer.Option(help="Text to train on instead of the standard library.", show_default=False)
     ] = None,
@@ -215,6 +216,7 @@ def demo(
             inner_steps=inner_steps,
             overlap=overlap,
             codec=codec,
+            inner_optimizer=inner_optimizer,
             data=tuple(data or ()),
             report=report,
             seed=seed,

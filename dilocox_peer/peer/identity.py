@@ -158,7 +158,9 @@ def _lock(fd: int, path: Path) -> None:
     except BlockingIOError:
         holder = _read_pid(path)
         by = f"process {holder}" if holder else "another process"
-        raise ConfigError(f"identity {path} is in use by {by}: stop it or pass another --identity-path") from None
+        raise ConfigError(
+            f"identity {path} is in use by {by}: stop it, or pass another --name or --identity-path"
+        ) from None
     except OSError as error:
         raise ConfigError(f"identity {path} cannot be locked ({_reason(error)}): keep it on a local disk") from None
 

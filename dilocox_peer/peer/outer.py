@@ -29,9 +29,10 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.compression.aggregate import aggregate
-from dilocox_peer.compression.codec import CodecPolicy, uniform_policy
+from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import Blob, decode_contribution, encode_contribution, raw_bytes
 from dilocox_peer.compression.feedback import DECAY_BY_CODEC, residual_after, with_feedback
+from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.pipeline.model import initial_parameters, layout_of
@@ -54,8 +55,8 @@ class OuterSettings:
         return cls(
             learning_rate=manifest.outer.learning_rate,
             momentum=manifest.outer.momentum,
-            codec_of=uniform_policy(codec),
-            residual_decay=DECAY_BY_CODEC.get(codec, 1.0),
+            codec_of=policy_named(codec),
+            residual_decay=DECAY_BY_CODEC[codec],
             norm_clip=manifest.limits.norm_clip,
         )
 

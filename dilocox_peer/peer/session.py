@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dilocox_peer.compression.aggregate import contribution_norm
 from dilocox_peer.compression.contribution import blob_limits, raw_bytes
 from dilocox_peer.dht.directory import Directory
@@ -21,6 +23,7 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.events import Failed, Left, Listener, PeerStarted, RunComplete, TrainingProgress
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.acquaintances import read_acquaintances, write_acquaintances
 from dilocox_peer.peer.blobs import BlobStore
 from dilocox_peer.peer.chain import Plan
 from dilocox_peer.peer.conductor import Conductor
@@ -49,6 +52,11 @@ STOP_TRAINER_S = 3.0
 LINGER_S = 3.0  # after everybody has the last head: for followers that still fetch it
 LINGER_MAX_S = 30.0
 STATE_TIMEOUT_S = 3600.0
+MAX_RESTARTS = 5
+
+
+class NetworkLost(DilocoxError):
+    """Our own network daemon ended; everything agreed is on disk, so the session starts again from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +98,9 @@ class Session:
         self._identity = identity
         self._me = identity.peer_id
         self._listener = listener
-        self._incarnation = time.time_ns() // 1_000_000
+        self._incarnation = 0
         self._lag = LoopLag()
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="dilocox-disk")
+        self._acquaintances = settings.run_folder / "peers"
         self._blob_bytes_served = 0
         self._stage = settings.stage or 0
 
@@ -103,23 +111,36 @@ class Session:
         it ends, nothing is left running.
         """
         leaving = asyncio.ensure_future(leave)
-        reason = "the run is complete"
+        restarts = 0
         try:
-            async with AsyncExitStack() as stack:
-                stack.callback(self._disk.shutdown, wait=False)
-                starting = asyncio.create_task(self._start(stack), name="start-up")
-                await asyncio.wait({starting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                if not starting.done():
-                    starting.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await starting
-                else:
-                    await self._work(starting.result(), leaving)
-                if leaving.done():
-                    reason = leaving.result()
-            self._listener(Left(reason))
+            while True:
+                try:
+                    await self._stay(leaving)
+                    break
+                except NetworkLost as error:
+                    restarts += 1
+                    if restarts > MAX_RESTARTS:
+                        raise
+                    self._listener(Failed("network daemon", f"{error}; starting it again and going on from disk"))
+            self._listener(Left(leaving.result() if leaving.done() else "the run is complete"))
         finally:
             leaving.cancel()
+
+    async def _stay(self, leaving: "asyncio.Future[str]") -> None:
+        """One start-up, work and leaving. Raises NetworkLost when the network daemon died under it."""
+        self._incarnation = max(self._incarnation + 1, time.time_ns() // 1_000_000)
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="dilocox-disk")
+        async with AsyncExitStack() as stack:
+            stack.callback(self._disk.shutdown, wait=False)
+            starting = asyncio.create_task(self._start(stack), name="start-up")
+            either: set[asyncio.Future[Any]] = {starting, leaving}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await self._work(starting.result(), leaving)
+            else:
+                starting.cancel()
+                with suppress(asyncio.CancelledError):
+                    await starting
 
     # ---- start-up ----------------------------------------------------------------------------------------------------
 
@@ -129,7 +150,7 @@ class Session:
             settings.identity_path,
             self._me,
             namespace=settings.run_id,
-            initial_peers=settings.initial_peers,
+            initial_peers=(*settings.initial_peers, *read_acquaintances(self._acquaintances)),
             host_maddrs=settings.host_maddrs,
             announce_maddrs=settings.announce_maddrs,
             runtime_dir=settings.runtime_dir,
@@ -143,9 +164,13 @@ class Session:
         corpus = await asyncio.to_thread(
             load_corpus, manifest.data.source, settings.data, validation=manifest.data.validation
         )
-        keeper = await asyncio.get_running_loop().run_in_executor(
-            self._disk, lambda: Keeper(settings.run_folder, manifest, self._stage, self._listener)
-        )
+        _check_device(settings.device)
+        try:
+            keeper = await asyncio.get_running_loop().run_in_executor(
+                self._disk, lambda: Keeper(settings.run_folder, manifest, self._stage, self._listener)
+            )
+        except OSError as error:
+            raise ConfigError(f"{settings.run_folder} cannot be used: {error.strerror}; pass another --home") from None
         stack.callback(keeper.close)
         trainer = Trainer(
             manifest,
@@ -289,7 +314,7 @@ class Session:
             if self._failed.done():
                 raise DilocoxError(f"training failed: {self._failed.result()}")
             if network.done():
-                raise DilocoxError(f"the network daemon ended: {network.result()}; start the same command again")
+                raise NetworkLost(f"it ended: {network.result()}")
             for task in tasks:  # they end only by failing
                 if task.done():
                     task.result()
@@ -361,12 +386,16 @@ class Session:
             except RunUnreachable as error:
                 self._listener(Failed("discovery", f"{error}; trying again"))
                 leases = []
-            for lease in leases:
-                if lease.peer not in known:
-                    known.add(lease.peer)
-                    with suppress(PeerUnavailable):
-                        await parts.transport.connect(lease.peer, lease.addresses)
-                    parts.driver.post(PeerFound(lease.peer))
+            newcomers = [lease for lease in leases if lease.peer not in known]
+            if newcomers:
+                met = [address for lease in leases if lease.peer != self._me for address in lease.addresses[:2]]
+                with suppress(OSError):  # a convenience for the next start
+                    await asyncio.to_thread(write_acquaintances, self._acquaintances, met)
+            for lease in newcomers:
+                known.add(lease.peer)
+                with suppress(PeerUnavailable):
+                    await parts.transport.connect(lease.peer, lease.addresses)
+                parts.driver.post(PeerFound(lease.peer))
             looks += 1
             await asyncio.sleep(FIRST_LOOK_S if looks < FIRST_LOOKS else LOOK_S * rng.uniform(1.0, 2.0))
 
@@ -412,3 +441,12 @@ class Session:
             raise PeerUnavailable(self._me, "this contribution is not held here")
         self._blob_bytes_served += len(blob)
         return Reply({}, [blob])
+
+
+def _check_device(device: str) -> None:
+    """Raises ConfigError when torch cannot compute there."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"--device {device} cannot be used here ({reason}): use --device cpu") from None

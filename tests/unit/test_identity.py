@@ -58,7 +58,7 @@ def test_a_second_opening_in_this_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "identity.key"
     with (
         Identity.open(path),
-        pytest.raises(ConfigError, match=rf"in use by process {os.getpid()}: stop it or pass another"),
+        pytest.raises(ConfigError, match=rf"in use by process {os.getpid()}: stop it, or pass another"),
     ):
         Identity.open(path)
     Identity.open(path).close()

@@ -1,0 +1,38 @@
+"""Addresses of peers met before, on disk: a volunteer whose link names a bootstrap that is gone still finds the run.
+
+One address a line, newest meeting first, bounded. What is read back is checked like any address; a damaged file is an
+empty one.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.invitation import parse_multiaddr
+
+MAX_KEPT = 16
+MAX_FILE_BYTES = 16 * 1024
+
+
+def read_acquaintances(path: Path) -> tuple[str, ...]:
+    """The addresses in the file that can be dialled; none if there is no readable file."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(MAX_FILE_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    addresses = []
+    for line in lines[:MAX_KEPT]:
+        try:
+            addresses.append(parse_multiaddr(line, "peer").text)
+        except ConfigError:
+            continue
+    return tuple(addresses)
+
+
+def write_acquaintances(path: Path, addresses: Iterable[str]) -> None:
+    """Replaces the file, whole or not at all. addresses: newest first. Raises OSError."""
+    kept = list(dict.fromkeys(addresses))[:MAX_KEPT]
+    temporary = path.with_suffix(".new")
+    temporary.write_text("".join(f"{address}\n" for address in kept))
+    temporary.replace(path)
