@@ -113,8 +113,10 @@ class RoundCertified(Event):
     anchor_digest: str
 
     def line(self) -> str:
+        count = len(self.contributors)
         mine = "" if self.own_included else ", mine comes with the next"
-        return f"round {self.round}: {len(self.contributors)} contributions, loss {self.train_loss:.3f}{mine}"
+        loss = f", loss {self.train_loss:.3f}" if self.train_loss == self.train_loss else ""
+        return f"round {self.round}: {count} contribution{'' if count == 1 else 's'}{loss}{mine}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ class EpochStarted(Event):
         return "warning"
 
     def line(self) -> str:
-        return f"epoch {self.epoch} with {len(self.roster)} peers: {self.reason}"
+        count = len(self.roster)
+        return f"epoch {self.epoch} with {count} peer{'' if count == 1 else 's'}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,14 +128,14 @@ class _Demo:
         manifest = self._swarm.manifest
         typer.echo(
             f"demo: {self._request.stages} stage x {self._request.replicas} replicas, "
-            f"{manifest.rounds.total} rounds, run {manifest.run_id[:12]}; starting"
+            f"{manifest.rounds.total} rounds, run {manifest.run_id[:12]}"
         )
         bootstrap = await self._swarm.start_bootstrap()
-        # One after another: four interpreters that import torch at once on two cores start no sooner.
-        peers = [
-            await self._swarm.start_peer(f"peer{index}")
-            for index in range(self._request.stages * self._request.replicas)
-        ]
+        peers = []
+        for index in range(self._request.stages * self._request.replicas):
+            # One after another: four interpreters that import torch at once on two cores start no sooner.
+            peers.append(await self._swarm.start_peer(f"peer{index}"))
+            typer.echo(f"peer{index} is up, {time.monotonic() - self._started:.0f} s")
         ending = [*peers, await self._swarm.start_evaluator()]
         with Live(console=self._console, auto_refresh=False) as live:
             while not all(child.process.returncode == 0 for child in ending):

@@ -47,7 +47,7 @@ def _peers(view: SwarmView) -> Table:
     table = Table(
         title="peers", title_justify="left", expand=True, box=None, header_style="bold", title_style="bold cyan"
     )
-    table.add_column("peer")
+    table.add_column("peer", no_wrap=True)
     for name in ("stage", "round", "loss", "tok/s", "sent", "received"):
         table.add_column(name, justify="right")
     table.add_column("state")
