@@ -6,9 +6,11 @@ is here; so rounds that come faster than they can be evaluated are passed over, 
 
 import asyncio
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -27,6 +29,8 @@ BATCH = 32
 ASK_S = 15.0
 RETRY_S = 0.5
 NICENESS = 5  # training goes first
+
+Batch = tuple[Any, Any]
 
 
 def run_evaluator(
@@ -66,6 +70,7 @@ class _Evaluator:
         self._data = data
         self._host_maddrs = host_maddrs
         self._listener = listener
+        self._leaving = threading.Event()
 
     async def run(self, stop: Stop) -> None:
         from dilocox_peer.dht.directory import Directory
@@ -88,6 +93,7 @@ class _Evaluator:
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait({follow, stopped}, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
+            self._leaving.set()
             if not follow.done():
                 follow.cancel()
                 with suppress(asyncio.CancelledError):
@@ -129,8 +135,8 @@ class _Evaluator:
 
                 def evaluate() -> tuple[float, int]:
                     stage.model.flat_N.copy_(state.anchor_N())  # noqa: B023 - awaited before the next turn
-                    context = manifest.model.context
-                    return stage.evaluate(corpus.validation_batches(limit, batch=BATCH, context=context))  # noqa: B023
+                    batches = corpus.validation_batches(limit, batch=BATCH, context=manifest.model.context)  # noqa: B023
+                    return stage.evaluate(self._until_leaving(batches))
 
                 loss, num_bytes = await asyncio.to_thread(evaluate)
                 self._listener(Evaluated(state.round, loss, num_bytes))
@@ -154,6 +160,13 @@ class _Evaluator:
         if state is None:
             await asyncio.sleep(RETRY_S)
         return state
+
+    def _until_leaving(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches; an error when we leave, as nobody can cancel a thread and the process waits for it."""
+        for batch in batches:
+            if self._leaving.is_set():
+                raise InterruptedError("left in mid-evaluation")
+            yield batch
 
     def _quiet(self, event: Event) -> None:
         """Passes on what is out of the ordinary only: the evaluator fetches a state every round."""

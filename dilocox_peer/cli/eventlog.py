@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TextIO
 
 from rich.console import Console
@@ -24,7 +25,8 @@ def event_printer(*, as_json: bool) -> Listener:
 
 def _write_json(event: Event, out: TextIO) -> None:
     line = json.dumps(event.record(time.time()), allow_nan=True) + "\n"
-    with _ONE_LINE:  # the checkpoint writer tells from its own thread
+    # The checkpoint writer tells from its own thread; whoever read us may be gone, which must not stop us from leaving.
+    with _ONE_LINE, suppress(BrokenPipeError):
         out.write(line)
         out.flush()
 
