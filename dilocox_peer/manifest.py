@@ -60,12 +60,15 @@ class StagesSection(_Section):
 class InnerSection(_Section):
     """The optimizer of the local steps."""
 
-    optimizer: Literal["adamw"] = Field("adamw", description="adamw")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="adamw, or muon: Muon on hidden matrices and AdamW on the rest, at one learning rate"
+    )
     learning_rate: float = Field(
         4e-3, gt=0, description="peak; linear warm-up, then linear to exactly 0 at the last round"
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW first moment")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW second moment")
+    momentum: float = Field(0.95, ge=0, lt=1, description="of Muon (Nesterov); adamw does not use it")
     weight_decay: float = Field(0.1, ge=0, description="decoupled")
     clip_norm: float = Field(1.0, gt=0, description="gradient norm per stage and step")
     warmup: Fraction = Field(0.03, description="share of the run's steps")
@@ -91,7 +94,10 @@ class RoundsSection(_Section):
 
 
 class CompressionSection(_Section):
-    codec: Literal["none", "fp16"] = Field("fp16", description="of the outer contributions: none (fp32) or fp16")
+    codec: Literal["none", "fp16", "int8", "int4", "int2", "sign", "topk"] = Field(
+        "fp16",
+        description="of the outer contributions: none (fp32), fp16, int8, int4, int2, sign (1 bit) or topk (8 %)",
+    )
 
 
 class DataSection(_Section):

@@ -1,8 +1,8 @@
-"""The protocol of tensor codecs, and the two plain ones.
+"""The protocol of tensor codecs, the two plain ones, and the table of all.
 
 A codec turns one float32 tensor into bytes and back. It keeps no state that decoding needs: whoever holds the bytes,
 the shape and the codec's name can decode them. Error feedback lives outside (feedback.py), a whole contribution is
-contribution.py.
+contribution.py, the choice of a codec for each tensor policy.py.
 """
 
 import math
@@ -13,11 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dilocox_peer.compression.blockwise import AbsmaxCodec, PlaneCodec
+from dilocox_peer.compression.topk import TopKCodec
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import TensorSpec
 
 MAX_CODEC_NAME_BYTES = 32
 FP16_MAX = 65504.0
+
+_PIECE = 1 << 18
+"""Elements cast at a time, so that an encode takes no second tensor."""
 
 
 @runtime_checkable
@@ -26,8 +31,9 @@ class TensorCodec(Protocol):
 
     name: str
 
-    def encode(self, x: Tensor) -> bytes:
-        """Bytes of x. x: any shape, float32, CPU, contiguous; not modified."""
+    def encode(self, x: Tensor) -> bytes | bytearray:
+        """Bytes of x. x: any shape, float32, CPU, contiguous, finite; not modified. NaN in x may end as bytes that
+        every decoder refuses."""
         ...
 
     def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -57,11 +63,17 @@ class PlainCodec:
         self.name = name
         self._dtype = np.dtype(dtype)
 
-    def encode(self, x: Tensor) -> bytes:
-        flat = x.detach().reshape(-1)
-        if self._dtype.itemsize == 2:
-            flat = flat.clamp(-FP16_MAX, FP16_MAX).to(torch.float16)  # inf would poison every peer
-        return flat.numpy().astype(self._dtype, copy=False).tobytes()
+    def encode(self, x: Tensor) -> bytes | bytearray:
+        flat_N = x.detach().reshape(-1)
+        if self._dtype.itemsize == 4:
+            return flat_N.numpy().astype(self._dtype, copy=False).tobytes()
+        payload = bytearray(self.payload_limits((len(flat_N),))[0])
+        halves = np.frombuffer(payload, self._dtype) if payload else np.empty(0, self._dtype)
+        for start in range(0, len(flat_N), _PIECE):
+            # Clamped, as inf would poison every peer. Cast by torch: numpy's is ten times slower.
+            piece = flat_N[start : start + _PIECE].clamp(-FP16_MAX, FP16_MAX).to(torch.float16)
+            halves[start : start + len(piece)] = piece.numpy()
+        return payload
 
     def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
         size_bytes = math.prod(shape) * self._dtype.itemsize
@@ -72,10 +84,28 @@ class PlainCodec:
         if len(payload) != size_bytes:
             shape = tuple(out.shape)
             raise MalformedBlob(f"{self.name}: {len(payload)} bytes for shape {shape}, expected {size_bytes}")
-        np.copyto(out.view(-1).numpy(), np.frombuffer(payload, dtype=self._dtype))
+        flat_N = out.view(-1)
+        values = np.frombuffer(payload, dtype=self._dtype) if payload else np.empty(0, self._dtype)
+        if self._dtype.itemsize == 4:
+            np.copyto(flat_N.numpy(), values)
+            return
+        for start in range(0, len(flat_N), _PIECE):
+            piece = values[start : start + _PIECE].astype(np.float16)  # a copy in the machine's byte order
+            flat_N[start : start + _PIECE].copy_(torch.from_numpy(piece))
 
 
-CODECS: Mapping[str, TensorCodec] = {"none": PlainCodec("none", "<f4"), "fp16": PlainCodec("fp16", "<f2")}
+CODECS: Mapping[str, TensorCodec] = {
+    codec.name: codec
+    for codec in (
+        PlainCodec("none", "<f4"),
+        PlainCodec("fp16", "<f2"),
+        AbsmaxCodec("int8", bits=8, block=64),
+        AbsmaxCodec("int4", bits=4, block=128),
+        PlaneCodec("int2", num_levels=2, block=256),
+        PlaneCodec("sign", num_levels=1, block=256),
+        TopKCodec(),
+    )
+}
 
 
 def codec_named(name: str) -> TensorCodec:

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-DECAY_BY_CODEC: Mapping[str, float] = {"none": 1.0, "fp16": 1.0}
-"""Share of the residual that is carried on. 1.0 for codecs that lose little; 0.8 where a stale residual hurts
-(low rank, top-k: later)."""
+DECAY_BY_CODEC: Mapping[str, float] = {
+    "none": 1.0, "fp16": 1.0, "int8": 1.0, "int4": 1.0, "int2": 1.0, "sign": 1.0,
+    "topk": 0.8,
+}  # fmt: skip
+"""Share of the residual that is carried on. 1.0 for codecs that send something of every element in every round; 0.8
+where elements or directions wait many rounds for their turn and a stale residual hurts (top-k, low rank)."""
 
 
 def with_feedback(movement_N: Tensor, residual_N: Tensor, decay: float) -> Tensor:

@@ -1,4 +1,6 @@
-"""The inner optimizer: AdamW on a stage's flat vector, with clipping and the run's learning-rate schedule.
+"""The inner optimizer: AdamW on a stage's flat vector, or Muon on its hidden matrices and AdamW on the rest.
+
+Clipping and the run's learning-rate schedule are the same for both.
 
 The schedule is a pure function of the position in the run, so peers of any speed agree on it without talking. Weight
 decay applies to matrices (embedding and head included) and not to the 1-D norm weights: decaying those pulls the scale
@@ -10,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from dilocox_peer.manifest import InnerSection
-from dilocox_peer.pipeline.model import StageModel, num_matrix_elements
+from dilocox_peer.pipeline.model import EMBEDDING, HEAD, StageModel, num_matrix_elements
+from dilocox_peer.pipeline.muon import Muon
 
 RAMP_STEPS = 20
 """Steps over which a peer without optimizer moments raises its learning rate: AdamW's first steps are as large as its
@@ -48,20 +51,32 @@ class StepReport:
 
 
 class InnerOptimizer:
-    """AdamW over the stage's two ranges (matrices with weight decay, vectors without)."""
+    """Over the ranges of the stage's flat vector: matrices with weight decay, vectors without."""
 
     def __init__(self, model: StageModel, section: InnerSection) -> None:
         self._model = model
         self._section = section
         self.steps_done = 0
-        split = num_matrix_elements(model.layout)
+        spans = model.layout.spans()
+        matrices = slice(0, num_matrix_elements(model.layout))
+        decayed = [matrices]
+        self._muon: Muon | None = None
+        if section.optimizer == "muon":
+            hidden = [span for span in spans if len(span[0].shape) == 2 and span[0].name not in (EMBEDDING, HEAD)]
+            pairs = [
+                (model.flat_N[start:stop].view(spec.shape), model.flat_grad_N[start:stop].view(spec.shape))
+                for spec, start, stop in hidden
+            ]
+            self._muon = Muon(pairs, momentum=section.momentum, weight_decay=section.weight_decay)
+            decayed = [slice(start, stop) for spec, start, stop in spans if spec.name in (EMBEDDING, HEAD)]
+        ranges = [(part, section.weight_decay) for part in decayed] + [(slice(matrices.stop, None), 0.0)]
         groups = []
-        for part, weight_decay in ((slice(0, split), section.weight_decay), (slice(split, None), 0.0)):
+        for part, weight_decay in ranges:
             parameter = model.flat_N[part].requires_grad_()
             parameter.grad = model.flat_grad_N[part]
             if parameter.numel():
                 groups.append({"params": [parameter], "weight_decay": weight_decay})
-        # Two flat vectors and one pass over each: 0.15 ms a step at 250k parameters on a CPU, against 0.4 ms fused and
+        # A few flat vectors and one pass over each: 0.15 ms a step at 250k parameters on a CPU, against 0.4 ms fused and
         # 0.9 ms foreach tensor by tensor.
         self._adamw = torch.optim.AdamW(
             groups,
@@ -89,5 +104,7 @@ class InnerOptimizer:
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
         self._adamw.step()
+        if self._muon is not None:
+            self._muon.step(learning_rate)
         self._model.zero_grad()
         return StepReport(learning_rate, norm)

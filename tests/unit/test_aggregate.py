@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.compression.aggregate import CLIP_STEPS, aggregate, clip_factors, contribution_norm
-from dilocox_peer.compression.codec import uniform_policy
+from dilocox_peer.compression.codec import CODECS, uniform_policy
 from dilocox_peer.compression.contribution import encode_contribution
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout
@@ -34,8 +34,9 @@ def test_the_mean_is_one_float32_product_and_one_sum_after_the_other():
     assert mean.mean_N.numpy().tobytes() == expected.tobytes()
 
 
-def test_the_result_does_not_depend_on_the_number_of_threads():
-    blobs = [blob_of(movement(seed, 10.0 if seed == 2 else 1.0), "fp16") for seed in range(4)]
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_the_result_does_not_depend_on_the_number_of_threads(codec):
+    blobs = [blob_of(movement(seed, 10.0 if seed == 2 else 1.0), codec) for seed in range(4)]
     before = torch.get_num_threads()
     try:
         results = []

@@ -49,7 +49,10 @@ def test_round_trip_of_any_layout(layout, name, seed):
     smallest, largest = blob_limits(layout, uniform_policy(name))
     assert smallest <= len(blob) <= largest
     assert largest <= blob_limits(layout)[1]
-    assert torch.allclose(out, flat, rtol=2**-11, atol=1e-7)
+    for spec, start, stop in layout.spans():  # each tensor by itself, whatever its codec loses
+        alone = torch.empty(spec.shape)
+        CODECS[name].decode(memoryview(CODECS[name].encode(flat[start:stop].view(spec.shape))), alone)
+        assert torch.equal(out[start:stop], alone.view(-1))
 
 
 def test_a_policy_may_mix_codecs():
@@ -64,9 +67,9 @@ def test_equal_movements_give_equal_bytes():
     )
 
 
-@given(data=st.data())
-def test_a_mutated_blob_is_refused_or_decodes_to_finite_values(data):
-    blob = bytearray(encode_contribution(LAYOUT, normal(18), uniform_policy("fp16")))
+@given(data=st.data(), name=st.sampled_from(sorted(CODECS)))
+def test_a_mutated_blob_is_refused_or_decodes_to_finite_values(data, name):
+    blob = bytearray(encode_contribution(LAYOUT, normal(18), uniform_policy(name)))
     match data.draw(st.sampled_from(["flip", "cut", "insert", "noise"])):
         case "flip":
             blob[data.draw(st.integers(0, len(blob) - 1))] ^= data.draw(st.integers(1, 255))
@@ -84,8 +87,9 @@ def test_a_mutated_blob_is_refused_or_decodes_to_finite_values(data):
     assert bool(torch.isfinite(out).all())
 
 
-def test_every_truncation_is_refused():
-    blob = encode_contribution(LAYOUT, normal(18), uniform_policy("fp16"))
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_every_truncation_is_refused(name):
+    blob = encode_contribution(LAYOUT, normal(18), uniform_policy(name))
     for length in range(len(blob)):
         with pytest.raises(MalformedBlob):
             decode_contribution(blob[:length], LAYOUT, torch.zeros(18))

@@ -1,0 +1,156 @@
+"""Statements on compressed contributions that the codecs and the outer loop rest on, each with its source.
+
+DiLoCoX: arXiv 2506.21263. SparseLoCo: arXiv 2508.15706. Error feedback: Karimireddy et al., arXiv 1901.09847.
+"""
+
+import pytest
+import torch
+
+from dilocox_peer.compression.codec import CODECS
+from dilocox_peer.compression.contribution import decode_contribution
+from dilocox_peer.compression.feedback import residual_after, with_feedback
+from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.manifest import CompressionSection, Manifest, ModelSection, OuterSection
+from dilocox_peer.peer.outer import OuterLoop, OuterSettings, initial_state
+
+LOSSY = ["fp16", "int8", "int4", "int2", "sign", "topk"]
+MODEL = ModelSection(layers=1, hidden_size=16, heads=2, kv_heads=1, mlp_size=16, context=8)
+
+
+def manifest_with(codec, learning_rate=0.7, momentum=0.6):
+    return Manifest(
+        model=MODEL,
+        outer=OuterSection(learning_rate=learning_rate, momentum=momentum),
+        compression=CompressionSection(codec=codec),
+    )
+
+
+def normal(shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def decoded(codec, x):
+    out = torch.empty_like(x)
+    codec.decode(memoryview(codec.encode(x)), out)
+    return out
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_every_codec_is_a_contraction(name):
+    """Error feedback converges for compressors with |x - C(x)|**2 <= (1 - delta) |x|**2 (1901.09847, assumption A)."""
+    for seed in range(5):
+        for x in (
+            normal((40, 300), seed),
+            normal((40, 300), seed) ** 5,
+            normal((40, 1), seed) * normal((1, 300), seed),
+        ):
+            assert float((x - decoded(CODECS[name], x)).norm()) < float(x.norm())
+
+
+def test_scaled_sign_keeps_the_share_that_the_theory_says():
+    """delta of the scaled sign is |x|_1**2 / (n |x|_2**2) (1901.09847, lemma 8), block by block; 2/pi if normal."""
+    x = normal((64, 256), 0)
+    lost = (x - decoded(CODECS["sign"], x)).square().sum() / x.square().sum()
+    assert float(lost) == pytest.approx(1 - 2 / torch.pi, abs=0.01)
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_what_compression_loses_stays_bounded_and_the_rest_arrives(name):
+    """1901.09847, theorem II: with error feedback the sum of what was sent differs from the sum of the movements by the
+    last residual only, which does not grow with the number of rounds (here: after 80 no larger than 1.5 times after 40).
+    """
+    movement, codec = normal((16, 256), 7), CODECS[name]
+    residual, total = torch.zeros_like(movement), torch.zeros_like(movement)
+    norms = []
+    for _ in range(80):
+        sent = with_feedback(movement, residual, 1.0)
+        y = decoded(codec, sent)
+        residual = residual_after(sent, y)
+        total += y
+        norms.append(float(residual.norm()))
+    assert torch.allclose(total + residual, movement * 80, rtol=1e-4, atol=1e-3)
+    assert norms[79] <= 1.5 * norms[39] + 1e-6
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_movement_is_conserved_with_unequal_arrival(name):
+    """DiLoCoX, error compensation over one-step-delay overlap: each local movement enters certified contributions once.
+
+    Three peers, random movements, some arrive late, certificates leave peers out in turn. What a peer's certified
+    contributions decoded to, plus residual, plus what is unsettled (a - w), is what it moved. With decay 1 only: a decay
+    forgets a share of the residual by intention.
+    """
+    manifest = manifest_with(name, learning_rate=1.0, momentum=0.0)
+    codec_now = [name]
+    settings = OuterSettings(1.0, 0.0, lambda spec: policy_named(codec_now[0])(spec), residual_decay=1.0, norm_clip=1e6)
+    state = initial_state(manifest)
+    loops = [OuterLoop(settings, state) for _ in range(3)]
+    local = [state.anchor_N() for _ in loops]
+    moved = [torch.zeros(state.layout.num_elements) for _ in loops]
+    settled = [torch.zeros(state.layout.num_elements) for _ in loops]
+
+    def train(peer, seed):
+        movement = normal(state.layout.num_elements, seed) * 1e-2
+        local[peer] -= movement
+        moved[peer] += movement
+
+    for round_number in range(1, 9):
+        for peer in range(3):
+            train(peer, 10 * round_number + peer)
+        offers = [loop.offer(local[peer].clone(), 4) for peer, loop in enumerate(loops)]
+        for peer in range(round_number % 3):  # some have gone on before the certificate arrives
+            train(peer, 1000 + 10 * round_number + peer)
+        included = [peer for peer in range(3) if round_number % 4 != peer]
+        blobs = [offers[peer].blob for peer in included]
+        for peer, loop in enumerate(loops):
+            outcome = loop.merge(
+                blobs, [4] * len(blobs), own=peer in included, round_number=round_number, head=state.head
+            )
+            local[peer] += outcome.shift_N
+            if peer in included:
+                contribution = torch.empty(state.layout.num_elements)
+                decode_contribution(offers[peer].blob, state.layout, contribution)
+                settled[peer] += contribution
+    codec_now[0] = "none"  # now everything that is left goes, exactly
+    for peer, loop in enumerate(loops):
+        rest = torch.empty(state.layout.num_elements)
+        decode_contribution(loop.offer(local[peer].clone(), 0).blob, state.layout, rest)
+        assert torch.allclose(settled[peer] + rest, moved[peer], atol=1e-5)
+
+
+def test_top_k_is_taken_chunk_by_chunk():
+    """SparseLoCo: the largest of every chunk, not of the tensor, so that no small-valued tensor part is starved."""
+    x = torch.cat([normal((4096,), 0), normal((4096,), 1) * 1e-3])
+    y = decoded(CODECS["topk"], x)
+    assert int((y[:4096] != 0).sum()) == int((y[4096:] != 0).sum()) == 328
+
+
+def test_error_feedback_brings_every_element_its_turn():
+    """SparseLoCo: what top-k leaves out accumulates until it is large enough; after some rounds everything was sent."""
+    movement, codec = normal((4096,), 3).abs() + 0.5, CODECS["topk"]
+    residual, seen = torch.zeros(4096), torch.zeros(4096, dtype=torch.bool)
+    for _ in range(60):
+        sent = with_feedback(movement, residual, 1.0)
+        y = decoded(codec, sent)
+        residual = residual_after(sent, y)
+        seen |= y != 0
+    assert bool(seen.all())
+
+
+def test_with_a_decay_the_residual_is_a_geometric_sum_at_most():
+    """DESIGN section 8, decay 0.8 for top-k: |e| <= c |m| / (1 - 0.8 c) with c the codec's largest relative loss."""
+    codec, residual, worst = CODECS["topk"], torch.zeros(8192), 0.0
+    for round_number in range(60):
+        sent = with_feedback(normal((8192,), round_number), residual, 0.8)
+        y = decoded(codec, sent)
+        worst = max(worst, float((sent - y).norm() / sent.norm()))
+        residual = residual_after(sent, y)
+        assert float(residual.norm()) <= worst * 8192**0.5 * 1.05 / (1 - 0.8 * worst)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("int8", 3.8), ("int4", 7.7), ("int2", 15.0), ("sign", 30.1), ("topk", 65.0)]
+)
+def test_contributions_are_that_many_times_smaller_than_float32(name, least):
+    """facts/algorithm2.md section 4, bits an element; the matrices of a real stage."""
+    assert 4 * (1 << 20) / len(CODECS[name].encode(normal((1024, 1024), 0))) > least

@@ -1,0 +1,145 @@
+"""Muon: against torch's own, repeated to the bit, converging, and its properties."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.manifest import InnerSection, ModelSection
+from dilocox_peer.pipeline.inner import InnerOptimizer
+from dilocox_peer.pipeline.model import EMBEDDING, HEAD, LayerRange, StageModel, initial_parameters
+from dilocox_peer.pipeline.muon import Muon, orthogonalized
+
+SHAPES = [(32, 32), (16, 32), (64, 32), (32, 64), (32, 32)]
+SECTION = ModelSection(layers=2, hidden_size=16, heads=2, kv_heads=1, mlp_size=24, context=8)
+
+
+def normal(shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pairs_of(seed=0):
+    return [(normal(shape, seed + index), torch.zeros(shape)) for index, shape in enumerate(SHAPES)]
+
+
+def run(pairs, num_steps, learning_rate=0.02):
+    muon = Muon(pairs, momentum=0.95, weight_decay=0.1)
+    for step in range(num_steps):
+        for index, (_weight, gradient) in enumerate(pairs):
+            gradient.copy_(normal(gradient.shape, 100 * step + index))
+        muon.step(learning_rate)
+    return [weight for weight, _ in pairs]
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9")
+def test_it_is_torchs_muon_but_for_bfloat16():
+    weights = [weight.clone().requires_grad_() for weight, _ in pairs_of()]
+    reference = torch.optim.Muon(weights, lr=0.02, weight_decay=0.1, momentum=0.95, nesterov=True)
+    for step in range(6):
+        for index, weight in enumerate(weights):
+            weight.grad = normal(weight.shape, 100 * step + index)
+        reference.step()
+    for ours, theirs, (start, _) in zip(run(pairs_of(), 6), weights, pairs_of(), strict=True):
+        moved = (theirs.detach() - start).norm()
+        assert (ours - theirs.detach()).norm() < 0.02 * moved
+
+
+def test_without_bfloat16_it_is_torchs_muon(monkeypatch):
+    muon_module = pytest.importorskip("torch.optim._muon")
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    for shape in SHAPES:
+        gradient = normal(shape, 1)
+        theirs = muon_module._zeropower_via_newtonschulz(gradient, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+        wide = gradient if shape[0] <= shape[1] else gradient.mT
+        ours = orthogonalized(wide[None])[0]
+        assert torch.allclose(ours if shape[0] <= shape[1] else ours.mT, theirs, atol=1e-5)
+
+
+def test_equal_runs_give_equal_bits():
+    for first, second in zip(run(pairs_of(), 4), run(pairs_of(), 4), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_a_batch_is_what_its_matrices_are_alone():
+    together = run(pairs_of(), 3)
+    for index, pair in enumerate(pairs_of()):
+        muon = Muon([pair], momentum=0.95, weight_decay=0.1)
+        for step in range(3):
+            pair[1].copy_(normal(pair[1].shape, 100 * step + index))
+            muon.step(0.02)
+        assert torch.allclose(pair[0], together[index], atol=1e-5)
+
+
+def test_it_solves_a_least_squares_problem():
+    weight, gradient, target, inputs = torch.zeros(8, 16), torch.zeros(8, 16), normal((8, 16), 1), normal((64, 16), 2)
+    muon = Muon([(weight, gradient)], momentum=0.95, weight_decay=0.0)
+    before = float((inputs @ target.mT).square().mean())
+    for step in range(300):
+        gradient.copy_((inputs @ (weight - target).mT).mT @ inputs / 64)
+        muon.step(0.1 * (1 - step / 300))
+    assert float((inputs @ (weight - target).mT).square().mean()) < 1e-3 * before
+
+
+@given(seed=st.integers(0, 999), scale=st.sampled_from([1e-20, 1e-4, 1.0, 1e10]))
+def test_an_update_does_not_depend_on_the_gradients_size(seed, scale):
+    gradient = normal((1, 12, 20), seed)
+    if scale > 1e-7:
+        assert torch.allclose(orthogonalized(gradient * scale), orthogonalized(gradient), atol=1e-4)
+    assert bool(torch.isfinite(orthogonalized(gradient * scale)).all())
+
+
+def test_no_gradient_moves_nothing_but_decay():
+    weight = torch.ones(4, 4)
+    Muon([(weight, torch.zeros(4, 4))], momentum=0.95, weight_decay=0.1).step(0.5)
+    assert torch.allclose(weight, torch.full((4, 4), 0.95))
+
+
+def test_tall_matrices_move_further():
+    """The update's scale is sqrt(max(1, fan_out / fan_in)), weights being [out, in]."""
+    sizes = {}
+    for shape in [(64, 16), (16, 64), (16, 16)]:
+        weight = torch.zeros(shape)
+        Muon([(weight, normal(shape, 0))], momentum=0.95, weight_decay=0.0).step(1.0)
+        sizes[shape] = float(torch.linalg.matrix_norm(weight, 2))
+    assert 1.3 < sizes[64, 16] < 2.5
+    assert 0.65 < sizes[16, 64] < 1.25
+    assert 0.65 < sizes[16, 16] < 1.25
+
+
+def build(optimizer):
+    model = StageModel(SECTION, LayerRange.of(SECTION))
+    model.flat_N.copy_(initial_parameters(model.layout, SECTION, 0))
+    return model, InnerOptimizer(model, InnerSection(optimizer=optimizer, learning_rate=0.01))
+
+
+def test_embedding_head_and_vectors_are_adamws_and_the_rest_muons():
+    moved = {}
+    for optimizer in ("adamw", "muon"):
+        model, inner = build(optimizer)
+        before = model.flat_N.clone()
+        for step in range(3):
+            model.flat_grad_N.copy_(normal(model.layout.num_elements, step) * 0.001)  # below the clipping norm
+            inner.step(micro_batches=1, share=0.5)
+        assert not model.flat_grad_N.any()
+        moved[optimizer] = model.flat_N - before
+    for spec, start, stop in model.layout.spans():
+        same = torch.equal(moved["adamw"][start:stop], moved["muon"][start:stop])
+        assert same == (len(spec.shape) == 1 or spec.name in (EMBEDDING, HEAD)), spec.name
+        assert moved["muon"][start:stop].any()
+
+
+def test_a_share_of_zero_changes_nothing():
+    model, inner = build("muon")
+    before = model.flat_N.clone()
+    model.flat_grad_N.copy_(normal(model.layout.num_elements, 1))
+    inner.step(micro_batches=1, share=0.0)
+    assert torch.equal(model.flat_N, before)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_parameters():
+    model, inner = build("muon")
+    before = model.flat_N.clone()
+    model.flat_grad_N[300] = torch.inf
+    with pytest.raises(FloatingPointError):
+        inner.step(micro_batches=1, share=1.0)
+    assert torch.equal(model.flat_N, before)
