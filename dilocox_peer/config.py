@@ -15,7 +15,12 @@ from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest, first_error
 
 PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     # Learns readable structure of source code on two laptop cores in minutes; what `demo` trains.
-    "tiny": {"rounds": {"total": 400}},
+    # Its recipe was measured (benchmarks/BENCHMARKS.md); the larger ones keep AdamW and fp16 until theirs is.
+    "tiny": {
+        "inner": {"optimizer": "muon", "learning_rate": 8e-3},
+        "rounds": {"total": 400},
+        "compression": {"codec": "int2"},
+    },
     # A quarter of an hour on a desktop: 12.7 M parameters.
     "small": {
         "model": {"layers": 6, "hidden_size": 384, "heads": 6, "kv_heads": 2, "mlp_size": 1024, "context": 256},

@@ -25,6 +25,7 @@ from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.manifest import Manifest
 
 REFRESH_S = 0.5
+TUNED_LEARNING_RATES = {"adamw": 4e-3, "muon": 8e-3}  # of the tiny preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ def demo_manifest(request: DemoRequest) -> Manifest:
     if request.codec is not None:
         overrides["compression"] = {"codec": request.codec}
     if request.inner_optimizer is not None:
-        overrides["inner"] = {"optimizer": request.inner_optimizer}
+        learning_rate = TUNED_LEARNING_RATES.get(request.inner_optimizer, 4e-3)
+        overrides["inner"] = {"optimizer": request.inner_optimizer, "learning_rate": learning_rate}
     if request.data:
         overrides["data"] = {"source": "files"}
     return preset("tiny", **overrides)
