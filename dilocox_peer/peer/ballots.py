@@ -282,12 +282,16 @@ class Ballots:
         return bool(self._entries()) or not self._blobs_under_way() or now >= self._turn_deadline
 
     def _turn_is_lost(self, now: float) -> bool:
-        """The leader of this turn is gone and the time for offers over: no use waiting for it."""
-        return (
-            self._offer_deadline <= now
-            and not self._members.is_alive(self._seat.leader(self._turn), now)
-            and now - self.first_offer_at_or(now) > self._seat.timing.alive_s
-        )
+        """The leader of this turn is gone and it would have proposed by now: no use waiting for it.
+
+        It proposes when the offers are in, or late; waiting for late alone would in a first round, where nothing is
+        learned yet, let an epoch come before the next leader.
+        """
+        leader = self._seat.leader(self._turn)
+        if self._members.is_alive(leader, now) or not (self._offer_deadline <= now or self._offers_are_in(now)):
+            return False
+        has_waited = now - self.first_offer_at_or(now) > self._seat.timing.alive_s
+        return has_waited or self._members.is_surely_gone(leader)
 
     def first_offer_at_or(self, now: float) -> float:
         return now if self.first_offer_at is None else self.first_offer_at

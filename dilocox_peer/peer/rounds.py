@@ -506,7 +506,9 @@ class RoundMachine:
         actions: list[Action] = [
             Note(
                 EpochStarted(
-                    each.epoch, each.value.roster, "the run starts" if each.value.height == 1 else "the quorum was lost"
+                    each.epoch,
+                    each.value.roster,
+                    "the run starts" if each.value.height == 1 else "the old roster no longer certified",
                 )
             )
             for each in certificates

@@ -325,6 +325,23 @@ def test_the_next_leader_proposes_when_the_first_is_silent() -> None:
     assert len(table.heads()) == 1
 
 
+def test_a_leader_that_dies_as_it_proposes_in_the_first_round_costs_a_ballot_and_no_epoch() -> None:
+    """Nothing is learned yet then, and the start value of the offer wait is longer than an epoch's patience."""
+    table = Table("a", "b", "c", "d", timing=replace(TIMING, offer_wait_start_s=30.0)).start()
+    first = table.by_rank()[0]
+    others = [name for name in "abcd" if name != first]
+    table.swallow = lambda sender, to, message: sender == first and isinstance(message, Propose)
+    table.offer("a", "b", "c", "d")
+    assert table.said(first, Propose)
+    table.leave_the_room(PeerId(first))
+    for name in others:
+        table.give(PeerId(name), PeerRefused(PeerId(first)))
+    table.wait(TIMING.alive_s)
+    for name in others:
+        assert (table.machine(name).round, table.machine(name).epoch) == (1, 1)
+        assert contributors(table, name) == ["a", "b", "c", "d"]
+
+
 def test_a_value_that_may_have_a_quorum_is_proposed_again_by_the_next_leader() -> None:
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
