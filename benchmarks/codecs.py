@@ -2,6 +2,8 @@
 
     python benchmarks/codecs.py [--elements 10000000] [--repeats 7] [--codec int2 ...]
     python benchmarks/codecs.py --large            # 100M floats
+    python benchmarks/codecs.py --outer-step       # one outer step of 24 matrices of 4096 x 1024, lowrank-int4 at rank 64
+    python benchmarks/codecs.py --hivemind         # hivemind's codecs and its PowerSGD basis on the same tensors
 
 GB/s are of the float32 side (4 bytes an element), encoding and decoding alike, by CPU time: others on the machine then cost
 only cache and memory bandwidth, which the copy in the same run shows. The input is normal and then scaled column by
@@ -9,6 +11,9 @@ column, as pseudo-gradients are. error: |x - decoded| / |x| of one encoding, wit
 resident size during an encode over that before it, per byte of the tensor, payload included (Linux only).
 Expected beforehand: elementwise passes over pieces that stay in cache take 0.05 to 0.1 ns an element each; int4 encodes in
 8 passes (5 GB/s at best), int2 in 12 (3 GB/s), each decodes in 5 to 9. topk sorts: 10 ns an element, 0.4 GB/s.
+lowrank-int4 (rank 64, the input's rows as they are) encodes in 2 matrix products of 128 operations an element, 3 more or
+less from a cold start, and decodes in one: at 85 GFLOP/s 1.5 ns each, so 1.3 GB/s warm, 0.6 cold, 2.7 decoding.
+--outer-step, for 100M: movement, feedback and residual 0.1 s, encode 0.4, decode 0.15; merging 0.15 for each contribution.
 """
 
 import argparse
@@ -25,8 +30,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dilocox_peer.compression.codec import CODECS, TensorCodec
+from dilocox_peer.compression.codec import CODECS, RememberingCodec, TensorCodec
+from dilocox_peer.compression.contribution import ContributionEncoder, open_contribution
+from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback_by_tensor
+from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.topk import position_bits
+from dilocox_peer.types import Layout
 
 COLUMNS = 4096
 
@@ -70,14 +79,83 @@ def _status_kib(field: str) -> int:
 def measure(codec: TensorCodec, x: torch.Tensor, repeats: int) -> str:
     out = torch.empty_like(x)
     num_bytes = 4 * x.numel()
+    payload = codec.encode(x)  # before memory is measured: libraries load themselves and keep buffers
     memory = extra_memory(lambda: codec.encode(x))
-    payload = codec.encode(x)
-    encode = timed(lambda: codec.encode(x), repeats)
+    encoder = codec.encoder() if isinstance(codec, RememberingCodec) else codec
+    encode = timed(lambda: encoder.encode(x), repeats)  # warm, where the codec remembers
     decode = timed(lambda: codec.decode(memoryview(payload), out), repeats)
     lost = torch.linalg.vector_norm(out.sub_(x)) / torch.linalg.vector_norm(x)
     shown = "     ?" if memory is None else f"{memory / num_bytes:6.2f}"
     bits = 8 * len(payload) / x.numel()
-    return f"{codec.name:6} {rates(num_bytes, encode)}   {rates(num_bytes, decode)}  {float(lost):7.4f}  {bits:7.4f} {32 / bits:6.1f}  {shown}"
+    return f"{codec.name:12} {rates(num_bytes, encode)}   {rates(num_bytes, decode)}  {float(lost):7.4f}  {bits:7.4f} {32 / bits:6.1f}  {shown}"
+
+
+def outer_step(repeats: int, rank: int = 64) -> None:
+    """Seconds for 100M parameters: movement + residual, encode, decode the own, new residual; as OuterLoop.offer does."""
+    layout = Layout.of([(f"matrix{index}", (4096, 1024)) for index in range(24)])
+    codec = LowRankCodec(rank)
+    encoder = ContributionEncoder(layout, lambda _spec: codec)
+    decays = decay_by_codec(layout, lambda _spec: codec)
+    generator = torch.Generator().manual_seed(0)
+    movement, residual = torch.randn(layout.num_elements, generator=generator), torch.zeros(layout.num_elements)
+    sent, scratch, blob = torch.zeros(layout.num_elements), torch.empty(4096 * 1024), b""
+    seconds: dict[str, list[float]] = {"feedback": [], "encode": [], "decode, residual": [], "all": []}
+    for repeat in range(repeats + 1):
+        marks = [time.process_time()]
+        with_feedback_by_tensor(movement, residual, layout, decays, out=sent)
+        marks.append(time.process_time())
+        blob = encoder.encode(sent)
+        marks.append(time.process_time())
+        for _spec, start, stop, values in open_contribution(blob, layout).decode_into(scratch):
+            residual_after(sent[start:stop], values)
+        residual, sent = sent, residual
+        marks.append(time.process_time())
+        if repeat:  # the first is a cold start
+            for name, start, stop in zip(seconds, marks, marks[1:], strict=False):
+                seconds[name].append(stop - start)
+            seconds["all"].append(marks[-1] - marks[0])
+    print(f"# one outer step, {layout.num_elements:,} parameters, rank {rank}: {len(blob) / 1e6:.1f} MB on the wire")
+    print("step             seconds of CPU, min / median / max")
+    for name, each in seconds.items():
+        print(f"{name:16} {spread(each)}" + ("   (goal: 0.7)" if name == "all" else ""))
+    print(f"copy             {spread(timed(lambda: sent.copy_(movement), repeats))}")
+
+
+def spread(values: list[float]) -> str:
+    ordered = sorted(values)
+    return f"{ordered[0]:.3f} / {ordered[len(ordered) // 2]:.3f} / {ordered[-1]:.3f}"
+
+
+def compare_hivemind(x: torch.Tensor, repeats: int) -> None:
+    """hivemind's codecs on the same tensor, then its PowerSGD basis on an exactly rank-deficient matrix beside QR."""
+    from hivemind import compression as theirs  # slow to import, and needed by nobody else
+    from hivemind.optim.power_sgd_averager import orthogonalize_
+    from hivemind.utils.tensor_descr import TensorDescriptor
+
+    info = theirs.CompressionInfo(0, TensorDescriptor.from_tensor(x))
+    for name in ("Float16Compression", "Uniform8BitQuantization", "Quantile8BitQuantization", "BlockwiseQuantization"):
+        try:
+            codec = getattr(theirs, name)()
+            packed = codec.compress(x, info)
+            lost = torch.linalg.vector_norm(codec.extract(packed) - x) / torch.linalg.vector_norm(x)
+            encode = timed(lambda codec=codec: codec.compress(x, info), repeats)
+            decode = timed(lambda codec=codec, packed=packed: codec.extract(packed), repeats)
+        except (TypeError, ImportError) as error:
+            print(f"{name:26} fails: {str(error).splitlines()[0]}")
+            continue
+        bits = 8 * len(packed.buffer) / x.numel()
+        print(
+            f"{name:26} {rates(4 * x.numel(), encode)}   {rates(4 * x.numel(), decode)}  {float(lost):7.4f}  {bits:7.4f}"
+        )
+    matrix = torch.randn(4096, 8) @ torch.randn(8, 64)  # rank 8 of 64: what unused embeddings or zero rows give
+    for name, basis in (("PowerSGD orthogonalize_", matrix.clone()), ("torch.linalg.qr", torch.linalg.qr(matrix).Q)):
+        if name.startswith("PowerSGD"):
+            orthogonalize_(basis)
+            milliseconds = [1000 * each for each in timed(lambda: orthogonalize_(matrix.clone()), repeats)]
+        else:
+            milliseconds = [1000 * each for each in timed(lambda: torch.linalg.qr(matrix), repeats)]
+        error = float((basis.t() @ basis - torch.eye(64)).abs().max())
+        print(f"{name:26} |P'P - I| = {error:.1e}, ms {spread(milliseconds)}")
 
 
 def header() -> str:
@@ -93,10 +171,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", type=int, default=10_000_000)
     parser.add_argument("--large", action="store_true", help="100M elements")
+    parser.add_argument("--outer-step", action="store_true", help="that alone")
+    parser.add_argument("--hivemind", action="store_true", help="hivemind's alone")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--codec", action="append", choices=list(CODECS))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.outer_step:
+        print(header())
+        outer_step(arguments.repeats)
+        return
     rows = max(1, (100_000_000 if arguments.large else arguments.elements) // COLUMNS)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, COLUMNS, generator=generator) * torch.rand(COLUMNS, generator=generator) * 1e-3
@@ -104,11 +188,16 @@ def main() -> None:
     print(header())
     print(f"# {x.numel():,} float32, {4 * x.numel() / 1e6:.0f} MB; GB/s as min / median / max of {arguments.repeats}")
     print(
-        f"copy   {rates(4 * x.numel(), timed(lambda: target.copy_(x), arguments.repeats))}   (read once, written once)"
+        f"copy         {rates(4 * x.numel(), timed(lambda: target.copy_(x), arguments.repeats))}   (read once, written once)"
     )
-    print("codec  encode GB/s             decode GB/s              error     bits/el  times  memory")
+    if arguments.hivemind:
+        compare_hivemind(x, arguments.repeats)
+        return
+    print("codec        encode GB/s             decode GB/s              error     bits/el  times  memory")
     for name in arguments.codec or CODECS:
         print(measure(CODECS[name], x, arguments.repeats), flush=True)
+    if arguments.codec and "topk" not in arguments.codec:
+        return
     bits, entropy = position_bits(tuple(x.shape), bytes(CODECS["topk"].encode(x)))
     print(f"topk: positions take {bits / x.numel():.4f} bits an element, {bits / entropy - 1:+.2%} on their entropy")
     print(f"peak resident size {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")

@@ -94,10 +94,11 @@ class RoundsSection(_Section):
 
 
 class CompressionSection(_Section):
-    codec: Literal["none", "fp16", "int8", "int4", "int2", "sign", "topk"] = Field(
+    codec: Literal["none", "fp16", "int8", "int4", "int2", "sign", "topk", "lowrank-int4"] = Field(
         "fp16",
-        description="of the outer contributions: none (fp32), fp16, int8, int4, int2, sign (1 bit) or topk (8 %)",
+        description="of contributions: none (fp32), fp16, int8, int4, int2, sign (1 bit), topk (8 %) or lowrank-int4",
     )
+    rank: int = Field(64, ge=1, le=4096, description="of lowrank-int4; matrices too small for it are sent as int2")
 
 
 class DataSection(_Section):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.compression.blockwise import AbsmaxCodec, PlaneCodec
+from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.topk import TopKCodec
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import TensorSpec
@@ -46,6 +47,23 @@ class TensorCodec(Protocol):
         Raises MalformedBlob with the reason; out is then unspecified. Never allocates more than out's size.
         Whether the values are finite is the caller's check.
         """
+        ...
+
+
+class TensorEncoder(Protocol):
+    """Encodes one tensor of a stage, round after round."""
+
+    def encode(self, x: Tensor) -> bytes | bytearray:
+        """As TensorCodec.encode, save that it may start from what it remembers of the tensors before."""
+        ...
+
+
+@runtime_checkable
+class RememberingCodec(TensorCodec, Protocol):
+    """A codec that encodes better with a memory of the rounds before. No decoder needs that memory."""
+
+    def encoder(self) -> TensorEncoder:
+        """A new encoder, which remembers nothing yet; for one tensor."""
         ...
 
 
@@ -104,6 +122,7 @@ CODECS: Mapping[str, TensorCodec] = {
         PlaneCodec("int2", num_levels=2, block=256),
         PlaneCodec("sign", num_levels=1, block=256),
         TopKCodec(),
+        LowRankCodec(),
     )
 }
 

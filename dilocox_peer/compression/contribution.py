@@ -14,10 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgpack
-import torch
 from torch import Tensor
 
-from dilocox_peer.compression.codec import CODECS, MAX_CODEC_NAME_BYTES, CodecPolicy, TensorCodec, codec_named
+from dilocox_peer.compression.codec import (
+    CODECS,
+    MAX_CODEC_NAME_BYTES,
+    CodecPolicy,
+    RememberingCodec,
+    TensorCodec,
+    TensorEncoder,
+    codec_named,
+)
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import DIGEST_BYTES, Layout, TensorSpec, canonical
 
@@ -45,23 +52,55 @@ class Contribution:
         for (spec, start, stop), codec, payload in zip(self.layout.spans(), self.codecs, self.payloads, strict=True):
             values = scratch_N[: stop - start]
             codec.decode(payload, values.view(spec.shape))
-            if values.numel() and not all(math.isfinite(bound) for bound in values.aminmax()):  # one pass, no temporary
-                raise MalformedBlob(f"{spec.name} holds values that are not finite")
+            _check_finite(spec, values)
             yield spec, start, stop, values
 
 
+class ContributionEncoder:
+    """Encodes the movements of one stage, round after round, with one encoder for each tensor that has use for it.
+
+    Asks the policy anew each time; a tensor that changes its codec starts afresh.
+    """
+
+    def __init__(self, layout: Layout, codec_of: CodecPolicy) -> None:
+        self._layout = layout
+        self._codec_of = codec_of
+        self._encoders: dict[str, tuple[TensorCodec, TensorEncoder]] = {}
+
+    def reset(self) -> None:
+        """Forgets every round: for movements that have nothing to do with those before."""
+        self._encoders.clear()
+
+    def encode(self, flat_N: Tensor) -> bytes:
+        """The blob of flat_N. flat_N: (layout.num_elements,) float32, CPU, contiguous; not modified.
+
+        Deterministic in the movements since the last reset.
+        """
+        layout = self._layout
+        assert flat_N.shape == (layout.num_elements,), f"{tuple(flat_N.shape)} for a layout of {layout.num_elements}"
+        codecs = [self._codec_of(spec) for spec in layout.tensors]
+        payloads = [
+            self._encoder(spec, codec).encode(flat_N[start:stop].view(spec.shape))
+            for codec, (spec, start, stop) in zip(codecs, layout.spans(), strict=True)
+        ]
+        header = canonical(
+            [TAG, VERSION, layout.digest(), [codec.name for codec in codecs], [len(payload) for payload in payloads]]
+        )
+        return b"".join([_LENGTH.pack(len(header)), header, *payloads])
+
+    def _encoder(self, spec: TensorSpec, codec: TensorCodec) -> TensorEncoder:
+        if not isinstance(codec, RememberingCodec):
+            return codec
+        known_codec, encoder = self._encoders.get(spec.name, (None, codec))
+        if known_codec is not codec:
+            encoder = codec.encoder()
+            self._encoders[spec.name] = (codec, encoder)
+        return encoder
+
+
 def encode_contribution(layout: Layout, flat_N: Tensor, codec_of: CodecPolicy) -> bytes:
-    """The blob of flat_N. flat_N: (layout.num_elements,) float32, CPU, contiguous; not modified. Deterministic."""
-    assert flat_N.shape == (layout.num_elements,), f"{tuple(flat_N.shape)} for a layout of {layout.num_elements}"
-    codecs = [codec_of(spec) for spec in layout.tensors]
-    payloads = [
-        codec.encode(flat_N[start:stop].view(spec.shape))
-        for codec, (spec, start, stop) in zip(codecs, layout.spans(), strict=True)
-    ]
-    header = canonical(
-        [TAG, VERSION, layout.digest(), [codec.name for codec in codecs], [len(payload) for payload in payloads]]
-    )
-    return b"".join([_LENGTH.pack(len(header)), header, *payloads])
+    """The blob of flat_N alone, by encoders that remember nothing. Deterministic. As ContributionEncoder.encode."""
+    return ContributionEncoder(layout, codec_of).encode(flat_N)
 
 
 def open_contribution(raw: Blob, layout: Layout) -> Contribution:
@@ -100,8 +139,12 @@ def decode_contribution(raw: Blob, layout: Layout, out_N: Tensor) -> None:
     ):
         values = out_N[start:stop]
         codec.decode(payload, values.view(spec.shape))
-        if not bool(torch.isfinite(values).all()):
-            raise MalformedBlob(f"{spec.name} holds values that are not finite")
+        _check_finite(spec, values)
+
+
+def _check_finite(spec: TensorSpec, values: Tensor) -> None:
+    if values.numel() and not all(math.isfinite(bound) for bound in values.aminmax()):  # one pass, no temporary
+        raise MalformedBlob(f"{spec.name} holds values that are not finite")
 
 
 def blob_limits(layout: Layout, codec_of: CodecPolicy | None = None) -> tuple[int, int]:

@@ -9,18 +9,36 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from dilocox_peer.compression.codec import CodecPolicy
+from dilocox_peer.types import Layout
+
 DECAY_BY_CODEC: Mapping[str, float] = {
     "none": 1.0, "fp16": 1.0, "int8": 1.0, "int4": 1.0, "int2": 1.0, "sign": 1.0,
-    "topk": 0.8,
+    "topk": 0.8, "lowrank-int4": 0.8,
 }  # fmt: skip
 """Share of the residual that is carried on. 1.0 for codecs that send something of every element in every round; 0.8
 where elements or directions wait many rounds for their turn and a stale residual hurts (top-k, low rank)."""
 
 
-def with_feedback(movement_N: Tensor, residual_N: Tensor, decay: float) -> Tensor:
-    """movement + decay * residual, in a new vector: what is to be encoded. decay 1 multiplies nothing."""
-    carried_N = residual_N if decay == 1.0 else residual_N * decay
-    return movement_N + carried_N
+def decay_by_codec(layout: Layout, codec_of: CodecPolicy) -> tuple[float, ...]:
+    """The decay of each tensor's residual, in the layout's order: a contribution mixes codecs (policy.py)."""
+    return tuple(DECAY_BY_CODEC[codec_of(spec).name] for spec in layout.tensors)
+
+
+def with_feedback(movement_N: Tensor, residual_N: Tensor, decay: float, *, out: Tensor | None = None) -> Tensor:
+    """movement + decay * residual, in out or a new vector: what is to be encoded."""
+    return torch.add(movement_N, residual_N, alpha=decay, out=out)
+
+
+def with_feedback_by_tensor(
+    movement_N: Tensor, residual_N: Tensor, layout: Layout, decays: tuple[float, ...], *, out: Tensor
+) -> Tensor:
+    """with_feedback with a decay for each tensor of the layout. out must be neither of the two."""
+    if len(set(decays)) == 1:
+        return with_feedback(movement_N, residual_N, decays[0], out=out)
+    for (_spec, start, stop), decay in zip(layout.spans(), decays, strict=True):
+        with_feedback(movement_N[start:stop], residual_N[start:stop], decay, out=out[start:stop])
+    return out
 
 
 def residual_after(sent_N: Tensor, decoded_N: Tensor) -> Tensor:

@@ -1,23 +1,44 @@
-"""Which codec each tensor of a contribution gets, from the one name in the manifest.
+"""Which codec each tensor of a contribution gets, from the name and the rank in the manifest.
 
-Matrices get the named codec. One-dimensional tensors (norm weights: a thousandth of a model, and every element scales a
-whole channel) get int8 whenever that codec loses more than fp16 does. Source: DESIGN section 8, facts/algorithm2.md 5.
+- none, fp16: everywhere.
+- One-dimensional tensors (norm weights: a thousandth of a model, every element scales a whole channel) get int8 whenever
+  the named codec loses more than fp16 does.
+- Matrices get the named codec; of lowrank-int4 only those that it pays for: not embedding and head, whose movements have
+  rows of their own and a wide spectrum, and not small ones, where r * (m + n) * bits exceeds the 2 * m * n bits of int2.
+  Those get int2.
+Source: DESIGN section 8; facts/algorithm.md 4 (5: low rank on embeddings and head costs more), facts/algorithm2.md 5.
 """
 
+from collections.abc import Collection
+
 from dilocox_peer.compression.codec import CodecPolicy, TensorCodec, codec_named, uniform_policy
+from dilocox_peer.compression.lowrank import DEFAULT_RANK, LowRankCodec, largest_rank
 from dilocox_peer.types import TensorSpec
 
 VECTOR_CODEC = "int8"
+BLOCK_CODEC = "int2"
+"""Of matrices that low rank does not pay for: two bits with error feedback cost next to nothing."""
+
 _EVERYWHERE = ("none", "fp16")
 
 
-def policy_named(name: str) -> CodecPolicy:
-    """The policy of a codec's name. Raises MalformedBlob for a name this version does not know."""
+def policy_named(name: str, *, rank: int = DEFAULT_RANK, never_low_rank: Collection[str] = ()) -> CodecPolicy:
+    """The policy of a codec's name. rank, and never_low_rank (names of tensors): for lowrank-int4.
+
+    Raises MalformedBlob for a name this version does not know.
+    """
     if name in _EVERYWHERE:
         return uniform_policy(name)
-    matrix_codec, vector_codec = codec_named(name), codec_named(VECTOR_CODEC)
+    named, vector_codec, block_codec = codec_named(name), codec_named(VECTOR_CODEC), codec_named(BLOCK_CODEC)
+    low_rank = LowRankCodec(rank) if name == LowRankCodec.name else None
+    excluded = frozenset(never_low_rank)
 
     def codec_of(spec: TensorSpec) -> TensorCodec:
-        return matrix_codec if len(spec.shape) > 1 else vector_codec
+        if len(spec.shape) < 2:
+            return vector_codec
+        if low_rank is None:
+            return named
+        pays = len(spec.shape) == 2 and spec.name not in excluded and rank <= largest_rank(spec.shape)
+        return low_rank if pays else block_codec
 
     return codec_of

@@ -1,19 +1,21 @@
 """Statements on compressed contributions that the codecs and the outer loop rest on, each with its source.
 
-DiLoCoX: arXiv 2506.21263. SparseLoCo: arXiv 2508.15706. Error feedback: Karimireddy et al., arXiv 1901.09847.
+DiLoCoX: arXiv 2506.21263. SparseLoCo: arXiv 2508.15706. PowerSGD: arXiv 1905.13727. Error feedback: Karimireddy et al., arXiv 1901.09847.
 """
 
 import pytest
 import torch
 
+from dilocox_peer.compression.aggregate import aggregate
 from dilocox_peer.compression.codec import CODECS
-from dilocox_peer.compression.contribution import decode_contribution
+from dilocox_peer.compression.contribution import decode_contribution, encode_contribution
 from dilocox_peer.compression.feedback import residual_after, with_feedback
+from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.manifest import CompressionSection, Manifest, ModelSection, OuterSection
 from dilocox_peer.peer.outer import OuterLoop, OuterSettings, initial_state
 
-LOSSY = ["fp16", "int8", "int4", "int2", "sign", "topk"]
+LOSSY = ["fp16", "int8", "int4", "int2", "sign", "topk", "lowrank-int4"]
 MODEL = ModelSection(layers=1, hidden_size=16, heads=2, kv_heads=1, mlp_size=16, context=8)
 
 
@@ -154,3 +156,49 @@ def test_with_a_decay_the_residual_is_a_geometric_sum_at_most():
 def test_contributions_are_that_many_times_smaller_than_float32(name, least):
     """facts/algorithm2.md section 4, bits an element; the matrices of a real stage."""
     assert 4 * (1 << 20) / len(CODECS[name].encode(normal((1024, 1024), 0))) > least
+
+
+def test_gram_schmidt_is_not_needed_and_qr_keeps_the_basis_orthogonal_on_rank_deficient_input():
+    """PowerSGD (1905.13727, algorithm 1) orthogonalises by Gram-Schmidt, which loses all orthogonality where the rank is
+    below the sketch's (facts/hivemind.md 2.5: 0.6). Ours finds an exact rank 8 with a sketch of 24."""
+    x = normal((128, 8), 0) @ normal((8, 200), 1)
+    assert float((x - decoded(LowRankCodec(24), x)).norm()) < 0.2 * float(x.norm())
+
+
+def test_a_warm_start_turns_one_iteration_a_round_into_power_iteration():
+    """PowerSGD section 3: reusing the last round's factor, one multiplication a round converges to the best rank r."""
+    left, right = torch.linalg.qr(normal((128, 64), 0)).Q, torch.linalg.qr(normal((200, 64), 1)).Q
+    x = left @ torch.diag(0.95 ** torch.arange(64.0)) @ right.t()
+    best = float(torch.linalg.svdvals(x)[12:].norm())
+    encoder, losses = LowRankCodec(12).encoder(), []
+    for _ in range(12):
+        out = torch.empty_like(x)
+        LowRankCodec().decode(memoryview(encoder.encode(x)), out)
+        losses.append(float((x - out).norm()))
+    assert losses[-1] < losses[0]
+    assert losses[-1] < 1.04 * (best**2 + (0.17 * float(x.norm())) ** 2) ** 0.5
+
+
+def test_any_subset_of_own_basis_contributions_is_a_round():
+    """DESIGN section 8: each peer encodes in its own basis, so the mean of any decoded subset needs nothing of the rest."""
+    layout = initial_state(manifest_with("none")).layout
+    peers = [normal(layout.num_elements, seed) for seed in range(3)]
+    policy = policy_named("lowrank-int4", rank=2)
+    blobs = [encode_contribution(layout, flat, policy) for flat in peers]
+    alone = [aggregate(layout, [blob], [1], norm_clip=1e6).mean_N for blob in blobs]
+    pair = aggregate(layout, [blobs[0], blobs[2]], [1, 1], norm_clip=1e6).mean_N
+    assert torch.equal(pair, alone[0] * 0.5 + alone[2] * 0.5)
+
+
+def test_low_rank_with_full_feedback_keeps_a_stale_residual_and_with_decay_a_bounded_one():
+    """facts/algorithm.md 4: |e| / |sent| is .95 with decay 1 and rank below the movement's; 0.8 is the better one."""
+    sizes = {}
+    for decay in (1.0, 0.8):
+        residual, encoder = torch.zeros(96, 96), LowRankCodec(6).encoder()
+        for round_number in range(30):
+            sent = with_feedback(normal((96, 96), round_number), residual, decay)
+            out = torch.empty_like(sent)
+            LowRankCodec().decode(memoryview(encoder.encode(sent)), out)
+            residual = residual_after(sent, out)
+        sizes[decay] = float(residual.norm()) / 96
+    assert sizes[0.8] < 1.7 < 2.0 < sizes[1.0]

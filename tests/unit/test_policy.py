@@ -2,11 +2,12 @@
 
 import pytest
 
+from dilocox_peer.compression.feedback import decay_by_codec
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.config import preset
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.peer.outer import OuterSettings
-from dilocox_peer.pipeline.model import layout_of
+from dilocox_peer.pipeline.model import EMBEDDING, HEAD, layout_of
 from dilocox_peer.types import TensorSpec
 
 
@@ -31,4 +32,26 @@ def test_an_unknown_name_is_refused_before_anything_is_encoded():
 def test_the_outer_loop_takes_policy_and_decay_from_the_manifest():
     settings = OuterSettings.of(preset("tiny", compression={"codec": "int2"}))
     assert settings.codec_of(TensorSpec("matrix", (2, 2))).name == "int2"
-    assert settings.residual_decay == 1.0
+    assert settings.residual_decay is None  # each tensor by its codec
+
+
+def test_low_rank_is_for_large_hidden_matrices_and_the_rest_is_two_bits():
+    manifest = preset("125m", compression={"codec": "lowrank-int4", "rank": 64})
+    codec_of, layout = OuterSettings.of(manifest).codec_of, layout_of(manifest)
+    for spec in layout.tensors:
+        is_hidden = spec.name not in (EMBEDDING, HEAD)
+        expected = "int8" if len(spec.shape) == 1 else "lowrank-int4" if is_hidden else "int2"
+        assert codec_of(spec).name == expected, spec.name
+        if expected == "lowrank-int4":
+            rows, columns = spec.shape
+            assert 64 * (rows + columns) * 4 < 2 * rows * columns
+    assert decay_by_codec(layout, codec_of) == tuple(
+        0.8 if codec_of(spec).name == "lowrank-int4" else 1.0 for spec in layout.tensors
+    )
+
+
+def test_matrices_too_small_for_their_rank_are_two_bits():
+    codec_of = OuterSettings.of(preset("tiny", compression={"codec": "lowrank-int4", "rank": 64})).codec_of
+    assert {codec_of(spec).name for spec in layout_of(preset("tiny")).tensors} == {"int2", "int8"}
+    codec_of = OuterSettings.of(preset("tiny", compression={"codec": "lowrank-int4", "rank": 8})).codec_of
+    assert "lowrank-int4" in {codec_of(spec).name for spec in layout_of(preset("tiny")).tensors}
