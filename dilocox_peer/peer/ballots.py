@@ -40,6 +40,8 @@ class _Lead:
     nackers: set[PeerId] = field(default_factory=set)
     nacked: set[Digest] = field(default_factory=set)
     resend_at: float = 0.0
+    outbid: int = 0  # highest ballot that a NACK named as promised
+    outbid_at: float = FOREVER  # when to ask above it, if whoever leads it has not been heard by then
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ class Ballots:
         self._incarnations: dict[PeerId, int] = {}
         self._offer_deadline = FOREVER
         self._turn = seat.votes.promised
+        self._under_way = seat.votes.promised  # highest ballot somebody was heard to lead
         self._turn_deadline = FOREVER
         self._turns_taken = 0
         self._lead: _Lead | None = None
@@ -150,9 +153,11 @@ class Ballots:
         if lead is None or message.ballot != lead.ballot or sender not in self._seat.order:
             return
         if message.promised > lead.ballot:
-            if message.promised <= MAX_BALLOT:  # somebody asks in a higher ballot: let it
-                self._follow_turn(message.promised, now)
-                self._lead = None
+            # Whoever leads the higher ballot asks us too, and then we give way. If nobody does, the promise is a leftover
+            # of a leader that died or moved on: we ask above it, or a quorum without that peer goes on in our ballot.
+            if lead.outbid < message.promised <= MAX_BALLOT - len(self._seat.order):
+                lead.outbid = message.promised
+                lead.outbid_at = min(lead.outbid_at, now + self._seat.jittered(self._seat.timing.retry_s))
         elif lead.value is not None:
             lead.nackers.add(sender)
             lead.nacked.update(set(message.blobs) & {entry.blob for entry in lead.value.entries})
@@ -205,7 +210,7 @@ class Ballots:
         if self._offer_deadline > now:
             times.append(self._offer_deadline)
         if self._lead is not None:
-            times.append(self._lead.resend_at)
+            times += [self._lead.resend_at, self._lead.outbid_at]
         return min(times)
 
     def _accept_pending(self, now: float) -> list[Action]:
@@ -217,8 +222,9 @@ class Ballots:
             return []
         if self._may_accept(pending.value):
             self._pending = None
-            if self.proposed_at is None:
+            if self.proposed_at is None:  # offers are no longer waited for, only the certificate
                 self.proposed_at = now
+                self._turn_deadline = min(self._turn_deadline, now + seat.jittered(seat.pace.ballot_s))
             accepted = Accepted(pending.ballot, pending.value)
             return [
                 *self._backed(seat.vote(promised=pending.ballot, accepted=accepted)),
@@ -258,9 +264,11 @@ class Ballots:
         if interrupted is not None and interrupted.ballot == seat.votes.promised:
             # Proposed before a crash: the same value in the same ballot may be proposed again, and no other.
             return self._propose(_Lead(interrupted.ballot, now), interrupted.value, now)
-        untouched = seat.votes.promised == 0 and seat.votes.accepted is None and self._turn == 0
-        if untouched and seat.leader(0) == seat.me and self._offers_are_in(now):
-            return self._propose(_Lead(0, now), self._own_value(now), now)
+        is_first = self._under_way == seat.votes.promised == self._turn and self._turns_taken == 0
+        if is_first and seat.leader(0) == seat.me and self._offers_are_in(now):
+            if seat.votes.promised == 0 and seat.votes.accepted is None:
+                return self._propose(_Lead(0, now), self._own_value(now), now)
+            return self._lead_above(seat.votes.promised, now)  # a promise from before a restart forbids ballot 0
         if now < self._turn_deadline and not self._turn_is_lost(now):
             return []
         return self._next_turn(now)
@@ -304,14 +312,24 @@ class Ballots:
             if self._members.is_alive(seat.leader(ballot), now):
                 break
             ballot += 1
-        self._follow_turn(ballot, now)
-        if seat.leader(ballot) != seat.me:
-            return []
+        if seat.leader(ballot) == seat.me:
+            return self._prepare(ballot, now)
+        # Not the whole time of a ballot: its leader may be at another head, or count turns differently after a restart.
+        self._turn = ballot
+        self._turn_deadline = now + seat.jittered(seat.timing.retry_s + seat.pace.ballot_s / 2)
+        return []
+
+    def _lead_above(self, promised: int, now: float) -> list[Action]:
+        """Ask for promises in the next ballot of ours above this one."""
+        ballot = promised + 1
+        while self._seat.leader(ballot) != self._seat.me:
+            ballot += 1
         return self._prepare(ballot, now)
 
     def _prepare(self, ballot: int, now: float) -> list[Action]:
         seat = self._seat
         assert ballot > seat.votes.promised, f"ballot {ballot} after {seat.votes.promised}"
+        self._follow_turn(ballot, now)
         self._lead = _Lead(ballot, now, promises={seat.me: seat.votes.accepted})
         self._lead.resend_at = now + seat.jittered(seat.timing.retry_s)
         return [seat.vote(promised=ballot), *send_all(seat.others, Prepare(*seat.at(), ballot))]
@@ -329,13 +347,12 @@ class Ballots:
             return actions
         elif lead.nacked - self._excluded and not self._is_quorum(self._could_ack(lead, now)):
             self._excluded |= lead.nacked
-            ballot = self._own_ballot_after(seat.votes.promised)
-            self._follow_turn(ballot, now)
-            return self._prepare(ballot, now)
+            return self._lead_above(seat.votes.promised, now)
         if self._lead is lead and self.certificate is None:
-            if now >= self._turn_deadline:
-                self._lead = None
+            if now >= self._turn_deadline:  # our ballot goes on, though, until somebody asks in a higher one
                 return actions + self._next_turn(now)
+            if now >= lead.outbid_at:
+                return actions + self._lead_above(max(lead.outbid, seat.votes.promised), now)
             if now >= lead.resend_at:
                 lead.resend_at = now + seat.jittered(seat.timing.retry_s)
                 actions += self._ask_again(lead)
@@ -388,6 +405,7 @@ class Ballots:
         """Accepts value ourselves, durably, before anyone else hears of it: one value a ballot, even after a crash."""
         seat = self._seat
         self._lead, lead.value = lead, value
+        lead.outbid, lead.outbid_at = 0, FOREVER
         lead.resend_at = now + seat.jittered(seat.timing.retry_s)
         if self.proposed_at is None:
             self.proposed_at = now
@@ -414,12 +432,6 @@ class Ballots:
 
     def _could_ack(self, lead: _Lead, now: float) -> set[PeerId]:
         return {peer for peer in self._seat.order if peer not in lead.nackers and self._members.is_alive(peer, now)}
-
-    def _own_ballot_after(self, promised: int) -> int:
-        ballot = promised + 1
-        while self._seat.leader(ballot) != self._seat.me:
-            ballot += 1
-        return ballot
 
     def _own_value(self, now: float) -> Value:
         seat = self._seat
@@ -488,8 +500,8 @@ class Ballots:
         """A ballot is under way: give it its time, longer for every one that failed."""
         if self.first_offer_at is None:
             self._begin(now)
-        if ballot > self._turn:
-            self._turn = ballot
+        if ballot > self._under_way and ballot >= self._turn:
+            self._turn = self._under_way = ballot
             self._turns_taken += 1
             wait = self._seat.pace.ballot_s * BALLOT_BACKOFF ** min(self._turns_taken, 6)
             self._turn_deadline = now + self._seat.jittered(min(wait, self._seat.timing.ballot_cap_s))

@@ -49,6 +49,7 @@ class Epochs:
         self.reason = ""
         self._since = now
         self._lost_since: float | None = None
+        self._offers_seen_at: float | None = None
         self._company_since = now
         self._company: frozenset[PeerId] = frozenset()
         self._call: _Call | None = None
@@ -68,11 +69,25 @@ class Epochs:
                 self._company_since = now
             self._company = company
             return
+        if not seat.is_member:  # nobody sends it offers, and its answer is wanted too when they lead to nothing
+            seen_at = now if self._offers_seen_at is None else self._offers_seen_at
+            self._offers_seen_at = seen_at if self._somebody_has_offered(now) else None
         here = {peer for peer in seat.place.roster if self._members.is_alive(peer, now)}
         if is_quorum(here, seat.place.roster):
             self._lost_since = None
         elif self._lost_since is None:
             self._lost_since = now
+
+    def _somebody_has_offered(self, now: float) -> bool:
+        """Whether one of the roster says so: it trains for the round after."""
+        seat, here = self._seat, self._members.at(self._seat.place.head, now)
+        said = (self._members[peer].said for peer in seat.place.roster if peer in here)
+        return any(each is not None and each.training_round > seat.place.round + 1 for each in said)
+
+    def give_up(self, now: float) -> None:
+        """What was certified here cannot be followed by anyone: no round will come, and no waiting helps."""
+        if self._blocked_since is None:
+            self._blocked_since = now
 
     def overdue(self, now: float, first_offer_at: float | None) -> float | None:
         """Seconds since an epoch fell due (negative: until then), None if none is needed."""
@@ -80,6 +95,7 @@ class Epochs:
         if seat.place.is_genesis:
             return self._genesis_overdue(now)
         waits = []
+        first_offer_at = self._offers_seen_at if first_offer_at is None else first_offer_at
         if self._lost_since is not None:
             waits.append(self._lost_since + self._degrade_s())
         if first_offer_at is not None:
@@ -252,7 +268,9 @@ class Epochs:
     def _ask_for_signatures(self, call: _Call, now: float) -> list[Action]:
         seat = self._seat
         here = call.answered | {seat.me}
-        if call.number <= seat.votes.epoch_signed or (seat.place.is_genesis and len(here) < seat.owner.start_peers):
+        disagree = self._members.at(seat.place.head, now) - call.answered  # they see no need: a quorum of them goes on
+        too_few = seat.place.is_genesis and len(here) < seat.owner.start_peers
+        if call.number <= seat.votes.epoch_signed or too_few or is_quorum(disagree, seat.place.roster):
             self._call = None
             self._not_before = now + seat.timing.epoch_wait_s * (0.5 + seat.owner.rng.random())
             return []

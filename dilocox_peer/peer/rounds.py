@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost, NeighbourSeen
 from dilocox_peer.peer.anchorage import Anchorage
 from dilocox_peer.peer.ballots import Ballots
-from dilocox_peer.peer.chain import Certificate, Chain, Entry, Place, Plan, Suffix, Verifier, leader
+from dilocox_peer.peer.chain import Certificate, Chain, Entry, Place, Plan, Suffix, Verifier, is_quorum, leader
 from dilocox_peer.peer.contract import (
     Action,
     Apply,
@@ -320,7 +320,8 @@ class RoundMachine:
 
     def _send_ahead(self, certificate: Certificate, told: set[PeerId]) -> list[Action]:
         """A certificate we made and cannot apply, because our own anchor is not the one most others started from: it is
-        theirs at once, ours when we have fetched the state from them."""
+        theirs at once, ours when we have fetched the state from them. (Should they miss it, the next leader hears of its
+        value and certifies it again.)"""
         if self._sent_ahead == certificate.head:
             return []
         self._sent_ahead = certificate.head
@@ -335,8 +336,8 @@ class RoundMachine:
     @property
     def _path(self) -> Suffix | None:
         """The better chain to follow. Not at once one that only dissolves our roster while it works: a peer that hears
-        nobody writes such an epoch, and our next round outweighs it. It counts when our quorum is lost, or its own
-        rounds weigh more."""
+        nobody writes such an epoch, and our next round outweighs it. It counts when our quorum is lost, also to the
+        path itself (who is on it does not come back), or its own rounds weigh more."""
         path, place = self._healing.path, self._chain.place
         if (
             path is None
@@ -348,7 +349,8 @@ class RoundMachine:
         dissolves = (
             path.certificates[0].value.kind == "epoch" and self._owner.peer not in path.certificates[0].value.roster
         )
-        return None if dissolves and self._seat.is_member else path
+        stay = {peer for peer in self.roster if self._members.head_of(peer) not in path.heads}
+        return None if dissolves and self._seat.is_member and is_quorum(stay, self.roster) else path
 
     # ---- messages ----
 
@@ -526,6 +528,8 @@ class RoundMachine:
         while not self._anchor.is_fetching and ((path := self._path) is not None or not self.is_ready):
             if path is None or not self._can_replay(path):
                 if path is not None and self._anchor.is_hopeless(path, self._now):
+                    if path.tip == self._sent_ahead:
+                        self._epochs.give_up(self._now)
                     self._healing.shun(self._now)
                     self._anchor.give_up()
                     continue

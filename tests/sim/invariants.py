@@ -2,7 +2,10 @@
 
 I1 one certificate of a quorum per (head, epoch). I2 a chain grows on its head and changes branch only to a better one.
 I3 whoever signed held every blob and had made it durable. I4 no movement twice in a chain. I5 movement = settled +
-pending + orphaned. (I6 belongs to the codecs; I7 and I8 are about time: scenario.py.)
+pending + orphaned. I8 a live quorum certifies within as many ballots as its roster has members; from `quiet` on.
+
+Not here: I7 is about time (scenario.py). I6, decode(own) + residual' = movement sent + residual, is about numbers, which
+the toy training of world.py has none of: tests/unit/test_outer.py holds the real outer loop and codecs to it.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING
 from dilocox_peer.events import Event
 from dilocox_peer.peer.chain import Certificate, Place, Plan, Value, Verifier, is_quorum
 from dilocox_peer.peer.durable import Durable, Votes
-from dilocox_peer.peer.messages import Ack, Cert, EpochSign, Message, Promise, Propose
+from dilocox_peer.peer.messages import Ack, Cert, EpochSign, Message, Prepare, Promise, Propose
 from dilocox_peer.types import Digest, PeerId
 
 if TYPE_CHECKING:
@@ -38,6 +41,9 @@ class Invariants:
         self.events: list[tuple[PeerId, Event]] = []
         self.rounds = 0
         self.max_ballot = 0
+        self._led: dict[tuple[Digest, int], set[int]] = {}  # ballots in which somebody asked, by (head, epoch)
+        self._is_quiet = False
+        self.max_quiet_ballots = 0
 
     def started(self, node: "Node") -> None:
         assert node.machine is not None
@@ -48,6 +54,22 @@ class Invariants:
 
     def noted(self, node: "Node", event: Event) -> None:
         self.events.append((node.peer, event))
+
+    # ---- I8 ----
+
+    def quiet(self) -> None:
+        """From now on a live quorum is there, and ballots are counted: those in which somebody asks. Their numbers say
+        less, as a leader that asks again skips the numbers of the others, and old numbers are used up."""
+        self._led.clear()
+        self._is_quiet = True
+
+    def _check_ballots(self, certificate: Certificate, roster: tuple[PeerId, ...]) -> None:
+        num_ballots = len(self._led.get((certificate.parent, certificate.epoch), ()))
+        if not self._is_quiet:
+            return
+        self.max_quiet_ballots = max(self.max_quiet_ballots, num_ballots)
+        if num_ballots > len(roster):
+            raise Violation(f"I8: certified after {num_ballots} ballots by a roster of {len(roster)}")
 
     # ---- I1, I2 ----
 
@@ -82,6 +104,7 @@ class Invariants:
                 raise Violation(f"I1: two certificates on one head in epoch {certificate.epoch}")
             self.rounds += 1
             self.max_ballot = max(self.max_ballot, certificate.ballot)
+            self._check_ballots(certificate, place.roster)
         else:
             rosters = self._epochs.setdefault(key, [])
             if any(set(roster) & set(certificate.value.roster) for roster in rosters):
@@ -116,7 +139,10 @@ class Invariants:
             case Ack():
                 self._check_backed(node, message.head, message.epoch, message.ballot, message.value)
             case Propose():
+                self._lead(message)
                 self._check_backed(node, message.head, message.epoch, message.ballot, message.value.digest())
+            case Prepare():
+                self._lead(message)
             case Promise():
                 _, votes = self._durable.get(node.peer, (None, None))
                 if votes is None or votes.head != message.head or votes.promised < message.ballot:
@@ -135,6 +161,9 @@ class Invariants:
                 self.certified(message.certificate)
             case _:
                 pass
+
+    def _lead(self, message: Propose | Prepare) -> None:
+        self._led.setdefault((message.head, message.epoch), set()).add(message.ballot)
 
     def _check_backed(self, node: "Node", head: Digest, epoch: int, ballot: int, digest: Digest) -> None:
         _, votes = self._durable.get(node.peer, (None, None))

@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 
 from dilocox_peer.peer.rounds import RoundMachine
 
@@ -22,12 +23,13 @@ def main() -> int:
         from .faults import FAULTS
 
         machine = FAULTS[arguments.fault]
-    started, failed, slowest, events = time.monotonic(), [], 0.0, 0
+    started, failed, events = time.monotonic(), [], 0
+    outcomes = []
     last = arguments.to if arguments.to is not None else arguments.seed
     for seed in range(arguments.seed, last + 1):
         try:
             outcome = run_seed(seed, machine=machine, trace=print if arguments.trace else None)
-            slowest = max(slowest, outcome.heal_s)
+            outcomes.append(outcome)
             events += outcome.num_events
             if last == arguments.seed:
                 print(outcome)
@@ -36,9 +38,20 @@ def main() -> int:
             print(f"seed {seed}: {type(problem).__name__}: {problem}")
     seconds = time.monotonic() - started
     print(
-        f"{last - arguments.seed + 1} seeds in {seconds:.1f} s, {events} events, slowest healing {slowest:.1f} s; failed: {failed}"
+        f"{last - arguments.seed + 1} seeds in {seconds:.1f} s, {events} events; until all share one head "
+        f"{_spread([each.share_s for each in outcomes])}; most ballots of a round in quiet "
+        f"{max((each.max_quiet_ballots for each in outcomes), default=0)}; failed: {failed}"
     )
     return 1 if failed else 0
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    """min/median/99 %/max."""
+    if not seconds:
+        return "-"
+    ordered = sorted(seconds)
+    quantiles = (ordered[int(part * (len(ordered) - 1))] for part in (0.0, 0.5, 0.99, 1.0))
+    return "/".join(f"{each:.1f}" for each in quantiles) + " s"
 
 
 if __name__ == "__main__":

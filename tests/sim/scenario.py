@@ -1,7 +1,8 @@
 """What happens in a seed: how many peers, which faults and when; then quiet, in which everything must heal.
 
-I7: some time after the faults stop all connected peers share one head. I8: from then on rounds go on being certified,
-each within as many ballots as the roster has members.
+I7: within `_share_s` of the last fault all connected peers share one head, and within `_join_s` all are in its roster.
+I8: from then on rounds go on, each certified within as many ballots as the roster has members (invariants.py) and, taken
+together, no slower than the slowest peer trains.
 """
 
 from collections.abc import Callable
@@ -12,12 +13,10 @@ from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.types import PeerId
 
 from .invariants import Violation
-from .world import ROUND_S, Network, Node, World
+from .world import MAX_APPLY_S, MAX_FETCH, MAX_TRAIN, ROUND_S, Network, Node, World
 
 SIZES = (1, 2, 2, 3, 3, 3, 4, 4, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
-HEAL_S = 40.0  # in which the survivors must have come together after the last fault
 GO_ON_S = 12 * ROUND_S
-GO_ON_ROUNDS = 2
 
 MachineOf = Callable[[PeerId], type[RoundMachine]]
 
@@ -29,8 +28,10 @@ class Outcome:
     seed: int
     peers: int
     rounds: int
-    heal_s: float
+    share_s: float  # from the last fault until all share one head
+    heal_s: float  # and until all are in one roster, or the run is over
     max_ballot: int
+    max_quiet_ballots: int
     events: int
     num_events: int
 
@@ -182,22 +183,46 @@ def _heal(world: World, stop_at: float) -> Outcome:
         _start(world, node)()
     world.start_peers = min(world.start_peers, len(world.up()))
     if not _can_start(world):
-        return _outcome(world, 0.0)
+        return _outcome(world, 0.0, 0.0)
+    if not world.run(stop_at + _share_s(world), stop=world.shares_one_head):
+        raise Violation(f"I7: no common head {_share_s(world):.1f} s after the faults: {_heads(world)}")
+    share_s = world.now - stop_at
     if world.total_rounds is not None:
-        return _finish(world, stop_at)
-    if not world.run(stop_at + HEAL_S, stop=_all_in_one_roster(world)):
-        raise Violation(f"I7: no common head {HEAL_S} s after the faults: {_heads(world)}")
+        return _finish(world, stop_at, share_s)
+    if not world.run(stop_at + _join_s(world), stop=_all_in_one_roster(world)):
+        raise Violation(f"I7: not in one roster {_join_s(world):.1f} s after the faults: {_heads(world)}")
     healed_at = world.now
     rounds = _round(world)
+    world.checks.quiet()
     world.run(healed_at + GO_ON_S)
-    if _round(world) < rounds + GO_ON_ROUNDS:
+    if _round(world) - rounds < int(GO_ON_S / _longest_round_s(world)):
         raise Violation(f"I8: {_round(world) - rounds} rounds in {GO_ON_S} s of quiet: {_heads(world)}")
-    if not world.run(world.now + HEAL_S, stop=world.shares_one_head):
+    if not world.run(world.now + _longest_round_s(world), stop=world.shares_one_head):
         raise Violation(f"I7: no common head in quiet: {_heads(world)}")
-    return _outcome(world, healed_at - stop_at)
+    return _outcome(world, share_s, healed_at - stop_at)
 
 
-def _finish(world: World, stop_at: float) -> Outcome:
+def _share_s(world: World) -> float:
+    """I7's bound, T_d + 2 rounds, and what the faults leave behind: one copy of a whole state on top, as a peer may have
+    to fetch one that was made only when the others had agreed again."""
+    return world.timing.degrade_s + 2 * ROUND_S + MAX_FETCH * world.network.state_s
+
+
+def _join_s(world: World) -> float:
+    """One round more: the next certificate's roster takes in who shares the head."""
+    return _share_s(world) + _longest_round_s(world)
+
+
+def _longest_round_s(world: World) -> float:
+    """A healthy round in which every time is at its longest: the slowest peer trains, all apply what was before, fetch
+    its contribution, and the offer, the proposal, the ACK and the certificate each take their way."""
+    slowest = max(node.slowness for node in world.up())
+    network = world.network
+    way_s = network.latency_s + network.spread_s
+    return MAX_TRAIN * ROUND_S * slowest + MAX_APPLY_S + MAX_FETCH * network.blob_s + 4 * way_s
+
+
+def _finish(world: World, stop_at: float, share_s: float) -> Outcome:
     """A run of so many rounds ends, with everyone at its last head."""
 
     def all_finished() -> bool:
@@ -206,13 +231,13 @@ def _finish(world: World, stop_at: float) -> Outcome:
         )
 
     assert world.total_rounds is not None
-    if not world.run(stop_at + HEAL_S + 3 * ROUND_S * world.total_rounds, stop=all_finished):
+    if not world.run(stop_at + _join_s(world) + world.total_rounds * _longest_round_s(world), stop=all_finished):
         raise Violation(f"I7: the run does not end: {_heads(world)}")
     finished_at = world.now
     world.run(world.now + 5.0)
     if not all_finished():
         raise Violation(f"I7: the run went on after its end: {_heads(world)}")
-    return _outcome(world, finished_at - stop_at)
+    return _outcome(world, share_s, finished_at - stop_at)
 
 
 def _can_start(world: World) -> bool:
@@ -250,8 +275,8 @@ def _heads(world: World) -> str:
     return "; ".join(shown)
 
 
-def _outcome(world: World, heal_s: float) -> Outcome:
+def _outcome(world: World, share_s: float, heal_s: float) -> Outcome:
     return Outcome(
-        seed=world.seed, peers=len(world.nodes), rounds=world.checks.rounds, heal_s=heal_s,
-        max_ballot=world.checks.max_ballot, events=len(world.checks.events), num_events=world.num_events,
+        seed=world.seed, peers=len(world.nodes), rounds=world.checks.rounds, share_s=share_s, heal_s=heal_s,
+        max_ballot=world.checks.max_ballot, max_quiet_ballots=world.checks.max_quiet_ballots, events=len(world.checks.events), num_events=world.num_events,
     )  # fmt: skip

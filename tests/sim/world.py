@@ -65,6 +65,9 @@ TIMING = Timing(
 )  # fmt: skip
 CHECKPOINT_EVERY = 3  # rounds between two anchors on disk
 ROUND_S = 4.0
+MAX_TRAIN = 1.2  # training takes 0.8 to 1.2 times its typical time,
+MAX_FETCH = 1.7  # a fetch 0.3 to 1.7 times,
+MAX_APPLY_S = 0.3  # and applying a certificate up to this
 
 _VOTES = (Ack, Nack, Promise, Propose, Cert, ChainPage)
 
@@ -329,7 +332,7 @@ class Node:
     def _apply_next(self) -> None:
         if not self.applying and self.queue:
             self.applying = True
-            self.later(self.world.rng.random() * 0.3, self._applied)
+            self.later(self.world.rng.random() * MAX_APPLY_S, self._applied)
 
     def _applied(self) -> None:
         self.applying = False
@@ -363,7 +366,7 @@ class Node:
     def _train_on(self) -> None:
         rng = self.world.rng
         head = self.anchor_head
-        self.later(ROUND_S * self.slowness * (0.8 + 0.4 * rng.random()), lambda: self._close(head))
+        self.later(ROUND_S * self.slowness * (0.8 + (MAX_TRAIN - 0.8) * rng.random()), lambda: self._close(head))
 
     def _close(self, head: Digest | None) -> None:
         machine = self.machine
@@ -472,7 +475,7 @@ class World:
         return node if node is not None and node.is_up and self.network.connected(peer, source) else None
 
     def fetch_s(self, typical_s: float) -> float:
-        return typical_s * (0.3 + 1.4 * self.rng.random())
+        return typical_s * (0.3 + (MAX_FETCH - 0.3) * self.rng.random())
 
     def fails(self) -> bool:
         return self.rng.random() < self.network.fetch_failures

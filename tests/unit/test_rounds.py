@@ -38,6 +38,7 @@ from dilocox_peer.peer.messages import (
     Ack,
     Cert,
     ChainPage,
+    EpochCall,
     GetChain,
     Heartbeat,
     Message,
@@ -408,6 +409,63 @@ def test_a_promise_survives_a_restart() -> None:
     assert not table.said(third, Ack)
 
 
+def test_one_leftover_promise_does_not_stop_a_quorum_without_it() -> None:
+    table = Table("a", "b", "c").start()
+    first, second, third = table.by_rank()
+    table.give(PeerId(second), Received(PeerId(third), Prepare(*table.machine(first)._seat.at(), 2)))
+    table.offer("a", "b", "c")
+    assert [message.promised for message in table.said(second, Nack)] == [2]
+    assert table.machine(first).chain[-1].ballot == 0
+
+
+def test_a_leader_refused_for_ballots_that_nobody_leads_soon_asks_above_them() -> None:
+    table = Table("a", "b", "c").start()
+    first, second, third = table.by_rank()
+    at = table.machine(first)._seat.at()
+    table.give(PeerId(second), Received(PeerId(third), Prepare(*at, 2)))
+    table.give(PeerId(third), Received(PeerId(second), Prepare(*at, 4)))
+    table.offer("a", "b", "c")
+    assert table.machine(first).round == 0
+    table.wait(1.2 * TIMING.retry_s)
+    assert (table.machine(first).round, table.machine(first).chain[-1].ballot) == (1, 6)
+
+
+def test_a_leader_gives_way_to_whoever_leads_the_higher_ballot() -> None:
+    table = Table("a", "b", "c").start()
+    first, second, third = table.by_rank()
+    at = table.machine(first)._seat.at()
+    table.swallow = lambda sender, to, message: isinstance(message, Ack)
+    table.offer("a", "b", "c")
+    table.give(PeerId(third), Received(PeerId(second), Prepare(*at, 4)))
+    table.give(PeerId(first), Received(PeerId(second), Prepare(*at, 4)))
+    table.wait(2 * TIMING.retry_s)
+    assert not table.said(first, Prepare)
+
+
+def test_a_first_leader_that_promised_before_its_restart_asks_at_once() -> None:
+    table = Table("a", "b", "c").start()
+    first, second, third = table.by_rank()
+    head = table.machine(first).head
+    table.give(PeerId(first), Received(PeerId(second), Prepare(*table.machine(first)._seat.at(), 1)))
+    table.sit(PeerId(first), incarnation=2, stored_states={head})
+    table.give(PeerId(first), StateInstalled(head, b""))
+    table.offer(first, incarnation=2)
+    table.offer(second, third)
+    assert (table.machine(first).round, table.machine(first).chain[-1].ballot) == (1, 3)
+
+
+def test_a_proposal_that_nobody_outbids_may_still_be_accepted_late() -> None:
+    table = Table("a", "b", "c").start()
+    first = table.by_rank()[0]
+    table.swallow = lambda sender, to, message: isinstance(message, Ack | Prepare)
+    table.offer("a", "b", "c")
+    table.wait(1.5 * TIMING.ballot_start_s)
+    assert table.machine(first).round == 0
+    table.swallow = lambda sender, to, message: isinstance(message, Prepare)
+    table.wait(1.2 * TIMING.retry_s)
+    assert (table.machine(first).round, table.machine(first).chain[-1].ballot) == (1, 0)
+
+
 # ---- what strangers send ----
 
 
@@ -558,6 +616,30 @@ def test_a_working_roster_does_not_follow_the_call_of_one_that_hears_nobody() ->
     table.wait(40.0)
     others = [name for name in "abc" if name != deaf]
     assert {table.machine(name).epoch for name in others} == {1}
+
+
+def test_a_joiner_too_sees_that_offers_lead_to_nothing() -> None:
+    table = Table("a", "b", "c").start()
+    table.states_from = {PeerId(name) for name in "abc"}
+    table.sit(PeerId("d"))
+    table.wait(4.0)
+    table.swallow = lambda sender, to, message: isinstance(message, Propose | Prepare)
+    table.offer("a", "b", "c")
+    table.wait(TIMING.degrade_s + 2 * TIMING.offer_wait_start_s)
+    assert {(machine.epoch, machine.roster) for machine in table.machines.values()} == {(2, ("a", "b", "c", "d"))}
+
+
+def test_a_call_that_a_quorum_beside_us_does_not_answer_comes_to_nothing() -> None:
+    table = Table("a", "b", "c").start()
+    first = PeerId(table.by_rank()[0])
+    table.swallow = lambda sender, to, message: (
+        isinstance(message, Propose | Prepare) or (isinstance(message, EpochCall) and sender == first)
+    )
+    table.offer("a", "b", "c")
+    table.wait(TIMING.degrade_s + 2 * TIMING.offer_wait_start_s + 2 * TIMING.epoch_wait_s)
+    assert table.said(first, EpochCall)
+    assert {machine.roster for machine in table.machines.values()} == {("a", "b", "c")}
+    assert len(table.heads()) == 1
 
 
 def test_epochs_in_a_row_become_more_patient() -> None:
