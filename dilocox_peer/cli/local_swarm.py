@@ -2,7 +2,10 @@
 tests and the benchmarks stand on."""
 
 import asyncio
+import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +20,8 @@ from dilocox_peer.peer.identity import Identity
 
 START_S = 90.0  # importing torch and hivemind on a busy machine takes most of it
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+FOLDER = "dilocox-swarm-{pid}-{started}-"  # started: of the process in clock ticks since boot, 0 where nobody says
+_FOLDER = re.compile(r"dilocox-swarm-(?P<pid>[1-9]\d{0,9})-(?P<started>\d{1,20})-[^-]+")
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
@@ -36,7 +41,9 @@ class LocalSwarm:
     """
 
     def __init__(self, manifest: Manifest, on_event: OnEvent, *, data: Sequence[Path] = ()) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="dilocox-swarm-"))
+        sweep(Path(tempfile.gettempdir()))
+        prefix = FOLDER.format(pid=os.getpid(), started=process_started(os.getpid()) or 0)
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix))
         with Identity.open(self.folder / "owner.key") as owner:
             self.manifest = manifest.signed_by(owner.key)
         self.children = Children(self._take)
@@ -64,10 +71,13 @@ class LocalSwarm:
         await self.until(lambda: bool(self.link), [child], START_S)
         return child
 
-    async def start_peer(self, label: str) -> Child:
+    async def start_peer(self, label: str, *, stage: int | None = None, more: Sequence[str] = ()) -> Child:
         """Joins a peer of this name (again) and returns when it has started. Raises ChildEnded, TimeoutError."""
+        wish = [] if stage is None else ["--stage", str(stage)]
         self._started.discard(label)
-        child = await self.children.start(label, ["join", self.link, "--name", label, *self._common, *self._data])
+        child = await self.children.start(
+            label, ["join", self.link, "--name", label, *wish, *more, *self._common, *self._data]
+        )
         await self.until(lambda: label in self._started, [child], START_S)
         return child
 
@@ -100,3 +110,48 @@ class LocalSwarm:
             self._started.add(label)
         self._on_event(label, record)
         self._changed.set()
+
+
+def sweep(temporary: Path) -> list[Path]:
+    """Removes the folders of our own swarms whose process is dead, as after kill -9; gives back which. Never raises."""
+    swept = []
+    try:
+        folders = sorted(temporary.iterdir())
+    except OSError:
+        return []
+    for folder in folders:
+        named = _FOLDER.fullmatch(folder.name)
+        if named and not _is_running(int(named["pid"]), int(named["started"])) and _is_ours(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            swept.append(folder)
+    return swept
+
+
+def process_started(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot; None where /proc does not say. Tells a pid from its next owner."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes()
+        return int(fields[fields.rindex(b")") + 1 :].split()[19])  # the name before ")" may hold anything
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_running(pid: int, started: int) -> bool:
+    """Whether the process that began then still runs; when in doubt it does."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass  # it runs and is somebody else's, perhaps by now
+    now_there = process_started(pid)
+    return not started or now_there is None or now_there == started
+
+
+def _is_ours(folder: Path) -> bool:
+    """A real folder of this user; no link to one."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
