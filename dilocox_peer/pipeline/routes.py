@@ -1,0 +1,159 @@
+"""To which peer of the next stage a micro-batch goes: sticky, weighted, and without asking anybody.
+
+Two rulers. Callers, sorted by id and as long as they are fast, lie end to end on [0, 1]; so do the callees. A caller
+uses the callees that its own piece overlaps, in proportion. Every callee tells its callers their places (Status), so
+all lay the same rulers without another message: 4 callers of 4 equal callees pair off, one caller of five spreads over
+all, and nobody herds. Among its callees a caller takes the one with the fewest of its own micro-batches per weight, so
+the flow follows what each callee really does, not what it says.
+
+Expected waits only mend: when the planned callee's exceeds the best other's by half a window of service, the
+micro-batch goes there instead. Pure: inputs and time in, choices out.
+"""
+
+import statistics
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dilocox_peer.pipeline.hop import Status
+from dilocox_peer.types import PeerId
+
+LEARNED_FROM = 32  # newest samples a learned time looks at
+LEAST_WEIGHT = 1e-6
+PLAN_MOVES = 0.1  # total weight that must have moved before a plan is replaced
+
+
+class AnswerTimes:
+    """Answer times of one callee: median + k * MAD, between a floor and a cap; `start` until there are samples.
+
+    Never under four times the median: the first answers come through empty queues and say little about full ones, and
+    where all take the same time the MAD is 0. What is sent again by mistake takes its time from all the others.
+    """
+
+    def __init__(self, *, start_s: float, floor_s: float, cap_s: float, mad_factor: float) -> None:
+        self._samples: deque[float] = deque(maxlen=LEARNED_FROM)
+        self._floor_s, self._cap_s, self._mad_factor = floor_s, cap_s, mad_factor
+        self._patience_s: float | None = start_s
+        self.median_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._samples.append(seconds)
+        self._patience_s = None
+
+    @property
+    def patience_s(self) -> float:
+        """How long an answer may take. Computed when asked for: samples come far more often."""
+        if self._patience_s is None:
+            self.median_s = statistics.median(self._samples)
+            mad = statistics.median([abs(sample - self.median_s) for sample in self._samples])
+            wanted = self.median_s + max(self._mad_factor * mad, 3 * self.median_s)
+            self._patience_s = min(max(wanted, self._floor_s), self._cap_s)
+        return self._patience_s
+
+
+@dataclass(slots=True)
+class Callee:
+    """What we know of a linked peer of the next stage."""
+
+    peer: PeerId
+    answers: AnswerTimes
+    grants: AnswerTimes
+    rtt_s: float = 0.0
+    status: Status | None = None
+    outstanding: int = 0  # our calls that it has, from Reserve to Grad
+    known_outstanding: int = 0  # the same, when its last Status came
+    behind: int | None = None
+    avoid_until: float = 0.0  # it refused: leave it alone until then
+    calls: set[int] = field(default_factory=set)
+
+    @property
+    def service_s(self) -> float:
+        return 0.0 if self.status is None else self.status.service_s
+
+    def load(self) -> int:
+        """Micro-batches it has granted or lets wait, as far as we know."""
+        told = 0 if self.status is None else self.status.load
+        return max(told + self.outstanding - self.known_outstanding, self.outstanding, 0)
+
+
+def speeds(service_s: Sequence[float]) -> list[float]:
+    """Micro-batches a second of each; who has not measured counts as the mean of the others."""
+    known = [1.0 / seconds for seconds in service_s if seconds > 0]
+    usual = sum(known) / len(known) if known else 1.0
+    return [1.0 / seconds if seconds > 0 else usual for seconds in service_s]
+
+
+def places(service_s: Mapping[PeerId, float]) -> dict[PeerId, tuple[float, float]]:
+    """The piece of [0, 1] that each peer covers, in the order of their ids, as long as it is fast."""
+    peers = sorted(service_s)
+    rates = speeds([service_s[peer] for peer in peers])
+    total, low, found = sum(rates), 0.0, {}
+    for peer, rate in zip(peers, rates, strict=True):
+        high = min(low + rate / total, 1.0)
+        found[peer] = (low, high)
+        low = high
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """weights: parts of our own micro-batches by callee, summing to 1. width: how many peers behind us work for us,
+    our shares of them and of those behind them added up."""
+
+    weights: Mapping[PeerId, float]
+    width: float
+
+    def is_near(self, other: "Plan") -> bool:
+        """Whether replacing one by the other would hardly change a route."""
+        if self.weights.keys() != other.weights.keys():
+            return False
+        moved = sum(abs(weight - other.weights[peer]) for peer, weight in self.weights.items())
+        return moved < PLAN_MOVES and abs(self.width - other.width) < PLAN_MOVES * max(self.width, 1.0)
+
+
+def make_plan(callees: Mapping[PeerId, Callee]) -> Plan:
+    """Lays our place among the callers over the callees."""
+    if not callees:
+        return Plan({}, 0.0)
+    ruler = places({peer: callee.service_s for peer, callee in callees.items()})
+    overlaps: dict[PeerId, float] = {}
+    width = 0.0
+    for peer, (low, high) in ruler.items():
+        status = callees[peer].status
+        from_, to = status.place if status is not None else (0.0, 1.0)
+        overlap = max(0.0, min(high, to) - max(low, from_))
+        if overlap > LEAST_WEIGHT:
+            overlaps[peer] = overlap
+            width += overlap / (high - low) * (1.0 + (status.width if status is not None else 0.0))
+    if not overlaps:  # the callees' statuses are of different moments
+        overlaps = {peer: high - low for peer, (low, high) in ruler.items()}
+    total = sum(overlaps.values())
+    return Plan({peer: overlap / total for peer, overlap in overlaps.items()}, width)
+
+
+def choose(
+    callees: Mapping[PeerId, Callee], plan: Plan, *, now: float, window: int, exclude: Collection[PeerId] = ()
+) -> tuple[PeerId | None, str]:
+    """The callee for the next micro-batch, and why it: "plan", or "wait" when the plan's is too busy, or "only"."""
+    usable = {
+        peer: callee for peer, callee in callees.items() if peer not in exclude and callee.avoid_until <= now
+    }  # fmt: skip
+    if not usable:
+        return None, "nobody"
+    planned = [peer for peer in plan.weights if peer in usable]
+    if not planned:
+        return min(usable, key=lambda peer: (expected_wait_s(usable[peer]), peer)), "only"
+    weights = plan.weights
+    best = min(planned, key=lambda peer: ((usable[peer].outstanding + 1) / weights[peer], peer))
+    if len(usable) > 1 and (service_s := usable[best].service_s) > 0:
+        wait_s = expected_wait_s(usable[best])
+        if wait_s > service_s * window / 2:
+            other = min(usable, key=lambda peer: (expected_wait_s(usable[peer]), peer))
+            if wait_s - expected_wait_s(usable[other]) > service_s * window / 2:
+                return other, "wait"
+    return best, "plan"
+
+
+def expected_wait_s(callee: Callee) -> float:
+    """Time until a micro-batch sent now would be begun; by count alone while the speed is unknown."""
+    return (callee.load() + 1) * (callee.service_s or 1e-3)

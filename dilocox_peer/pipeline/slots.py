@@ -1,0 +1,135 @@
+"""Slots: the right to send a micro-batch's body to a peer. Granted first come, first served; nobody takes them all.
+
+    slots = 2 * window * ceil(callers / replicas), at most max_slots
+
+so bytes in flight are bounded on both ends. A quarter of them is kept for linked callers that hold none: one caller
+that reserves without end cannot shut the others out. `AnswerCache` keeps what was answered until the caller has it.
+Pure: no time.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from dilocox_peer.types import PeerId
+
+CallKey = tuple[PeerId, int]  # caller, its number for the call
+Answer = TypeVar("Answer")
+
+KEPT_PART = 4  # one slot in so many is kept for callers that hold none
+
+
+def num_slots(*, window: int, callers: int, replicas: int, max_slots: int) -> int:
+    """Slots of a peer whose callers keep `window` micro-batches under way each; at least one a caller if possible."""
+    wanted = 2 * window * -(-max(callers, 1) // max(replicas, 1))
+    return max(1, min(max(wanted, callers), max_slots))
+
+
+@dataclass(slots=True)
+class _Use:
+    held: int = 0
+    waiting: int = 0
+
+
+class Slots:
+    """Who holds a slot and who waits for one."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._held: set[CallKey] = set()
+        self._waiting: OrderedDict[CallKey, None] = OrderedDict()
+        self._uses: dict[PeerId, _Use] = {}
+
+    @property
+    def in_use(self) -> int:
+        return len(self._held)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def outstanding(self, caller: PeerId) -> int:
+        """Calls of caller that hold a slot or wait for one."""
+        use = self._uses.get(caller)
+        return 0 if use is None else use.held + use.waiting
+
+    def link(self, caller: PeerId) -> None:
+        self._uses.setdefault(caller, _Use())
+
+    def unlink(self, caller: PeerId) -> None:
+        """Forgets a caller once it has nothing here."""
+        use = self._uses.get(caller)
+        if use is not None and use.held + use.waiting == 0:
+            del self._uses[caller]
+
+    def reserve(self, key: CallKey) -> None:
+        """Gets in line; `grant` says when it is its turn, which may be at once."""
+        assert key not in self._held, key
+        assert key not in self._waiting, key
+        self._waiting[key] = None
+        self._uses.setdefault(key[0], _Use()).waiting += 1
+
+    def position(self, key: CallKey) -> int:
+        """1 for the next in line."""
+        for place, waiting in enumerate(self._waiting, start=1):
+            if waiting == key:
+                return place
+        return 0
+
+    def release(self, key: CallKey) -> None:
+        """Gives back a slot, or the place in the line. Unknown keys do nothing."""
+        use = self._uses.get(key[0])
+        if use is None:
+            return
+        if key in self._held:
+            self._held.remove(key)
+            use.held -= 1
+        elif key in self._waiting:
+            del self._waiting[key]
+            use.waiting -= 1
+
+    def grant(self) -> list[CallKey]:
+        """Those whose turn it is now, in order; they hold a slot from here on."""
+        granted: list[CallKey] = []
+        while self._waiting and (key := self._next_in_line()) is not None:
+            use = self._uses[key[0]]
+            del self._waiting[key]
+            self._held.add(key)
+            use.waiting -= 1
+            use.held += 1
+            granted.append(key)
+        return granted
+
+    def _next_in_line(self) -> CallKey | None:
+        free = self.capacity - len(self._held)
+        if free <= 0:
+            return None
+        without = sum(1 for use in self._uses.values() if use.held == 0)
+        all_may = free > min(without, self.capacity // KEPT_PART)
+        for key in self._waiting:
+            if all_may or self._uses[key[0]].held == 0:
+                return key
+        return None
+
+
+class AnswerCache(Generic[Answer]):
+    """Answers by call until acknowledged; the oldest goes when there are too many."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[Hashable, Answer] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def keep(self, key: Hashable, answer: Answer, *, at_most: int) -> None:
+        self._answers[key] = answer
+        self._answers.move_to_end(key)
+        while len(self._answers) > max(at_most, 1):
+            self._answers.popitem(last=False)
+
+    def get(self, key: Hashable) -> Answer | None:
+        return self._answers.get(key)
+
+    def forget(self, key: Hashable) -> None:
+        self._answers.pop(key, None)

@@ -1,0 +1,601 @@
+"""One test per rule of the scheduler; the simulator (tests/sim) plays them together."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from dilocox_peer.events import Event
+from dilocox_peer.pipeline.hop import (
+    Ack,
+    Cancel,
+    Grad,
+    Grant,
+    HopMessage,
+    MicroBatchId,
+    Refuse,
+    Reserve,
+    Status,
+    Step,
+    Wait,
+)
+from dilocox_peer.pipeline.scheduler import (
+    Action,
+    Backward,
+    BackwardDone,
+    Forward,
+    ForwardDone,
+    Hold,
+    HopRefused,
+    HopTiming,
+    Leaving,
+    Linked,
+    MicroBatchDone,
+    MicroBatchResent,
+    MicroBatchTimed,
+    Note,
+    Publish,
+    Received,
+    Release,
+    Replicas,
+    Rounds,
+    RoundTrip,
+    Scheduler,
+    Send,
+    Shifted,
+    StepNow,
+    Stepped,
+    Tick,
+    Turn,
+    Unlinked,
+    Work,
+)
+from dilocox_peer.types import PeerId
+
+ME, UP, UP2, DOWN, DOWN2 = (PeerId(name) for name in ("me", "up", "up2", "down", "down2"))
+STATUS = Status(2, 0, 0, 0, 0, 0.1, 0, 0.0, 0.1)
+
+
+def id_of(index: int, head: PeerId = UP) -> MicroBatchId:
+    return MicroBatchId(head, 1, index)
+
+
+class Bench:
+    """A scheduler and what it said; time stands still unless moved."""
+
+    def __init__(
+        self, stage: int, num_stages: int = 3, *, mode: str = "carry", accumulate: int = 4, **more: object
+    ) -> None:
+        options = {"max_slots": 16, "timing": HopTiming(), "trace": False} | more
+        self.now = 0.0
+        self.machine = Scheduler(
+            me=ME, incarnation=1, stage=stage, num_stages=num_stages, mode=mode, accumulate=accumulate,
+            rng=random.Random(1), now=0.0, **options,
+        )  # type: ignore[arg-type]  # fmt: skip
+        self.stage = stage
+
+    def feed(self, happened: object) -> list[Action]:
+        return self.machine.handle(happened, self.now)  # type: ignore[arg-type]
+
+    def says(self, happened: object) -> list[tuple[PeerId, HopMessage]]:
+        """What it sends, Statuses left out."""
+        return [
+            (action.peer, action.message)
+            for action in self.feed(happened)
+            if isinstance(action, Send) and not isinstance(action.message, Status)
+        ]
+
+    def notes(self, actions: list[Action], kind: type[Event]) -> list[Event]:
+        return [action.event for action in actions if isinstance(action, Note) and isinstance(action.event, kind)]
+
+    def work(self) -> tuple[Work | None, list[tuple[PeerId, HopMessage]]]:
+        work, actions = self.machine.next_work(self.now)
+        sends = [(action.peer, action.message) for action in actions if isinstance(action, Send)]
+        return work, sends
+
+    def get(self, peer: PeerId, message: HopMessage, body: bytes | None = None) -> list[tuple[PeerId, HopMessage]]:
+        return self.says(Received(peer, message, body))
+
+    def link(self, *peers: PeerId) -> "Bench":
+        for peer in peers:
+            self.feed(Linked(peer, self.stage + (1 if peer in (DOWN, DOWN2) else -1)))
+        return self
+
+    def take(self, index: int, caller: PeerId = UP, call: int | None = None, head: PeerId = UP) -> None:
+        """A caller reserves, is granted and sends the body."""
+        call = index if call is None else call
+        assert self.get(caller, Reserve(id_of(index, head), 0, call)) == [(caller, Grant(id_of(index, head), call))]
+        self.get(caller, Step(id_of(index, head), 0, 4, call), b"x")
+
+    def begin(self) -> tuple[MicroBatchId, PeerId, int]:
+        """Starts a forward, which must be there; its id, and the callee and number of its call."""
+        work, sends = self.work()
+        assert isinstance(work, Forward)
+        ((callee, reserve),) = sends
+        assert isinstance(reserve, Reserve)
+        return work.id, callee, reserve.call
+
+    def call(self) -> tuple[MicroBatchId, PeerId, int]:
+        """The same up to the sent body."""
+        id_, callee, call = self.begin()
+        assert self.says(ForwardDone(id_, b"y", 0.1)) == []
+        ((to, step),) = self.get(callee, Grant(id_, call))
+        assert to == callee
+        assert isinstance(step, Step)
+        return id_, callee, call
+
+    def tick(self, seconds: float) -> list[tuple[PeerId, HopMessage]]:
+        self.now += seconds
+        return self.says(Tick())
+
+
+def head(**more: object) -> Bench:
+    return Bench(0, **more).link(DOWN)  # type: ignore[arg-type]
+
+
+def middle(**more: object) -> Bench:
+    return Bench(1, **more).link(UP, DOWN)  # type: ignore[arg-type]
+
+
+def last(**more: object) -> Bench:
+    return Bench(2, **more).link(UP)  # type: ignore[arg-type]
+
+
+# ---- 1: slots -------------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_is_reserved_when_the_forward_starts() -> None:
+    id_, callee, _ = head().begin()
+    assert callee == DOWN
+    assert id_ == MicroBatchId(ME, 1, 0)
+
+
+def test_a_body_is_sent_when_granted_and_computed_whichever_comes_last() -> None:
+    bench = head()
+    id_, _, call = bench.begin()
+    assert bench.get(DOWN, Grant(id_, call)) == []
+    ((_, step),) = bench.says(ForwardDone(id_, b"y", 0.1))
+    assert isinstance(step, Step)
+    bench.call()
+
+
+def test_a_body_without_a_slot_is_refused_and_counted() -> None:
+    bench = last()
+    actions = bench.feed(Received(UP, Step(id_of(1), 0, 4, 1), b"x"))
+    assert Send(UP, Refuse(id_of(1), "no slot", 1)) in actions
+    assert bench.notes(actions, HopRefused)
+    assert bench.machine.protocol_errors == 1
+    assert bench.work() == (None, [])
+
+
+def test_who_finds_no_slot_waits_in_line_and_is_granted_when_an_answer_is_sent() -> None:
+    bench = last(max_slots=1)
+    bench.take(1)
+    assert bench.get(UP, Reserve(id_of(2), 0, 2)) == [(UP, Wait(id_of(2), 1, 2))]
+    work, _ = bench.work()
+    assert isinstance(work, Turn)
+    sent = bench.says(BackwardDone(work.id, b"dx", 1.0, 0.1))
+    assert sent == [(UP, Grad(id_of(1), 1.0, 0, 1)), (UP, Grant(id_of(2), 2))]
+
+
+def test_slots_follow_the_window_that_callers_announce_and_the_replicas() -> None:
+    bench = last(max_slots=100).link(UP2)
+    bench.get(UP, Reserve(id_of(1), 0, 1))
+    bench.get(UP, Step(id_of(1), 0, 5, 1), b"x")
+    assert bench.machine.slots == 20
+    bench.feed(Replicas(2))
+    assert bench.machine.slots == 10
+
+
+def test_a_slot_whose_body_does_not_come_is_taken_back() -> None:
+    bench = last()
+    bench.get(UP, Reserve(id_of(1), 0, 1))
+    assert (UP, Refuse(id_of(1), "expired", 1)) in bench.tick(121.0)
+    assert bench.machine.slots_in_use == 0
+
+
+def test_a_caller_with_too_much_outstanding_is_refused() -> None:
+    bench = last()
+    for index in range(256):
+        bench.get(UP, Reserve(id_of(index), 0, index))
+    assert bench.get(UP, Reserve(id_of(999), 0, 999)) == [(UP, Refuse(id_of(999), "too many", 999))]
+
+
+# ---- 2: the window --------------------------------------------------------------------------------------------------
+
+
+def test_the_window_is_two_a_stage_and_two_a_service_time_on_the_way_at_most_accumulate() -> None:
+    bench = head(accumulate=100)
+    assert bench.machine.window == 6
+    bench.feed(Received(DOWN, replace(STATUS, stage=1, path_s=0.1, slowest_s=0.2)))
+    bench.feed(RoundTrip(DOWN, 0.25))
+    assert bench.machine.window == 10
+    small = head(accumulate=4)
+    assert small.machine.window == 4
+
+
+def test_one_head_of_many_later_peers_has_a_window_for_all_of_them() -> None:
+    bench = Bench(0, 2, accumulate=100).link(DOWN, DOWN2)
+    assert bench.machine.window == 6
+
+
+def test_a_head_issues_its_window_and_no_more() -> None:
+    bench = head(accumulate=3)
+    for _ in range(3):
+        bench.call()
+    assert bench.work() == (None, [])
+    assert bench.machine.in_flight == 3
+
+
+# ---- 3: what comes next ---------------------------------------------------------------------------------------------
+
+
+def test_forwards_and_backwards_alternate_when_both_are_there() -> None:
+    bench = head(accumulate=100)
+    calls = [bench.call() for _ in range(4)]
+    for id_, _, call in calls[:2]:
+        assert bench.get(DOWN, Grad(id_, 1.0, 0, call), b"dy") == [(DOWN, Ack(id_, call))]
+    kinds = []
+    for _ in range(3):
+        work, _ = bench.work()
+        kinds.append(type(work))
+        assert isinstance(work, Forward | Backward)
+        bench.feed(
+            ForwardDone(work.id, b"y", 0.1) if isinstance(work, Forward) else BackwardDone(work.id, None, 0.0, 0.1)
+        )
+    assert kinds == [Backward, Forward, Backward]
+
+
+def test_backwards_go_oldest_first() -> None:
+    bench = head(accumulate=3)
+    calls = [bench.call() for _ in range(3)]
+    for id_, _, call in (calls[2], calls[0]):
+        bench.get(DOWN, Grad(id_, 1.0, 0, call), b"dy")
+    work, _ = bench.work()
+    assert isinstance(work, Backward)
+    assert work.id == calls[0][0]
+
+
+def test_forwards_go_in_the_order_of_their_grants() -> None:
+    bench = last()
+    for index in (1, 2):
+        bench.get(UP, Reserve(id_of(index), 0, index))
+    for index in (2, 1):
+        bench.get(UP, Step(id_of(index), 0, 4, index), b"x")
+    work, _ = bench.work()
+    assert isinstance(work, Turn)
+    assert work.id == id_of(1)
+
+
+def test_nothing_is_handed_out_while_something_runs() -> None:
+    bench = head()
+    bench.begin()
+    assert bench.work() == (None, [])
+
+
+@pytest.mark.parametrize("happened", [Hold(is_held=True), Leaving(), Rounds(1, 0, 0), Unlinked(DOWN)], ids=str)
+def test_a_head_that_may_not_issue_does_not(happened: object) -> None:
+    bench = head()
+    bench.feed(happened)
+    assert bench.work() == (None, [])
+
+
+def test_the_issue_limit_is_one_rounds() -> None:
+    bench = head()
+    bench.feed(Rounds(1, 0, 1))
+    bench.call()
+    assert bench.work() == (None, [])
+    bench.feed(Rounds(2, 1, 1))
+    bench.call()
+
+
+def test_a_head_two_rounds_ahead_waits_until_it_is_one_ahead() -> None:
+    bench = head()
+    bench.feed(Received(DOWN, replace(STATUS, stage=1, behind=1)))
+    bench.feed(Rounds(4, 3))
+    assert bench.machine.is_drifting
+    assert bench.work() == (None, [])
+    bench.feed(Received(DOWN, replace(STATUS, stage=1, behind=2)))
+    bench.call()
+
+
+# ---- 4: versions ----------------------------------------------------------------------------------------------------
+
+
+def test_a_step_takes_all_completed_ones_and_makes_a_version() -> None:
+    bench = last(accumulate=2)
+    for index in (1, 2):
+        bench.take(index)
+        work, _ = bench.work()
+        assert isinstance(work, Turn)
+        assert work.version == 0
+        bench.feed(BackwardDone(work.id, b"dx", 1.0, 0.1))
+    assert bench.work()[0] == StepNow(2)
+    bench.feed(Stepped(0.1))
+    assert bench.machine.versions.current == 1
+
+
+def test_a_partial_batch_is_stepped_after_two_seconds_without_work() -> None:
+    bench = last(accumulate=10)
+    bench.take(1)
+    work, _ = bench.work()
+    assert work is not None
+    bench.feed(BackwardDone(id_of(1), b"dx", 1.0, 0.1))
+    assert bench.work()[0] is None
+    bench.tick(1.9)
+    assert bench.work()[0] is None
+    assert bench.machine.deadline() <= 2.0
+    bench.tick(0.1)
+    assert bench.work()[0] == StepNow(1)
+
+
+def test_a_shift_is_published_at_once_when_nothing_is_in_flight() -> None:
+    bench = head()
+    bench.feed(Shifted())
+    assert bench.work()[0] == Publish()
+    bench.feed(Stepped(0.0))
+    work, _ = bench.work()
+    assert isinstance(work, Forward)
+    assert work.version == 1
+
+
+# ---- 6: overdue, gone, again ----------------------------------------------------------------------------------------
+
+
+def test_an_overdue_callee_is_asked_and_left_when_it_does_not_answer() -> None:
+    bench = head().link(DOWN2)
+    id_, callee, call = bench.call()
+    other = DOWN2 if callee == DOWN else DOWN
+    assert bench.tick(29.0) == []
+    assert bench.tick(1.5) == [(callee, Reserve(id_, 0, call))]
+    actions = bench.machine.handle(Tick(), bench.now + 5.0)
+    sent = [(a.peer, a.message) for a in actions if isinstance(a, Send) and not isinstance(a.message, Status)]
+    assert sent == [(callee, Cancel(id_, call)), (other, Reserve(id_, 0, call))]
+    assert bench.notes(actions, MicroBatchResent)
+    assert bench.machine.resent == 1
+
+
+def test_an_overdue_callee_that_works_on_it_is_left_alone() -> None:
+    bench = head().link(DOWN2)
+    id_, callee, call = bench.call()
+    assert bench.tick(31.0) == [(callee, Reserve(id_, 0, call))]
+    assert bench.get(callee, Wait(id_, 0, call)) == []
+    assert bench.tick(10.0) == []
+
+
+def test_an_only_callee_that_forgot_a_micro_batch_gets_it_again() -> None:
+    bench = head()
+    id_, _, call = bench.call()
+    assert bench.tick(31.0) == [(DOWN, Reserve(id_, 0, call))]
+    ((_, step),) = bench.get(DOWN, Grant(id_, call))
+    assert isinstance(step, Step)
+
+
+def test_a_grant_that_was_not_asked_for_sends_nothing_twice() -> None:
+    bench = head()
+    id_, _, call = bench.call()
+    assert bench.get(DOWN, Grant(id_, call)) == []
+
+
+def test_the_first_gradient_wins_later_ones_are_acknowledged_and_dropped() -> None:
+    bench = head().link(DOWN2)
+    id_, callee, call = bench.call()
+    other = DOWN2 if callee == DOWN else DOWN
+    bench.says(Unlinked(callee))
+    bench.link(callee)
+    bench.get(other, Grant(id_, call))
+    assert bench.get(callee, Grad(id_, 1.0, 0, call), b"dy") == [(callee, Ack(id_, call)), (other, Cancel(id_, call))]
+    assert bench.get(other, Grad(id_, 1.0, 0, call), b"dy") == [(other, Ack(id_, call))]
+    assert bench.machine.duplicates == 1
+    work, _ = bench.work()
+    assert isinstance(work, Backward)
+    actions = bench.feed(BackwardDone(id_, None, 0.0, 0.1))
+    assert len(bench.notes(actions, MicroBatchDone)) == 1
+    assert bench.machine.completed_total == 1
+    assert bench.machine.loss_total == 1.0
+
+
+def test_a_gradient_of_a_callee_that_never_had_the_body_is_not_taken() -> None:
+    bench = head()
+    id_, _, call = bench.begin()
+    assert bench.get(DOWN, Grad(id_, 1.0, 0, call), b"dy") == [(DOWN, Ack(id_, call))]
+    assert bench.machine.duplicates == 1
+
+
+def test_calls_of_a_callee_that_is_gone_go_elsewhere_or_wait_for_a_link() -> None:
+    bench = head()
+    id_, _, call = bench.call()
+    assert bench.says(Unlinked(DOWN)) == []
+    bench.link()
+    assert bench.says(Linked(DOWN2, 1)) == [(DOWN2, Reserve(id_, 0, call))]
+
+
+def test_a_refusal_sends_the_call_elsewhere_and_leaves_the_callee_alone_for_a_while() -> None:
+    bench = head()
+    id_, _, call = bench.begin()
+    assert bench.get(DOWN, Refuse(id_, "too many", call)) == []
+    assert bench.tick(1.1) == [(DOWN, Reserve(id_, 0, call))]
+
+
+def test_an_answer_is_kept_until_acknowledged() -> None:
+    bench = last()
+    bench.take(1)
+    bench.work()
+    bench.feed(BackwardDone(id_of(1), b"dx", 1.0, 0.1))
+    bench.feed(Unlinked(UP))
+    bench.link(UP)
+    grad = (UP, Grad(id_of(1), 1.0, 0, 1))
+    assert bench.get(UP, Reserve(id_of(1), 0, 1)) == [grad]
+    assert bench.get(UP, Step(id_of(1), 0, 4, 1), b"x") == [grad]
+    bench.get(UP, Ack(id_of(1), 1))
+    assert bench.get(UP, Reserve(id_of(1), 0, 1)) == [(UP, Grant(id_of(1), 1))]
+
+
+def test_an_answer_is_for_its_caller_and_its_output_alone() -> None:
+    bench = last().link(UP2)
+    bench.take(1)
+    bench.work()
+    bench.feed(BackwardDone(id_of(1), b"dx", 1.0, 0.1))
+    assert bench.get(UP2, Reserve(id_of(1), 0, 1)) == [(UP2, Grant(id_of(1), 1))]
+    assert bench.get(UP, Reserve(id_of(1), 0, 2)) == [(UP, Grant(id_of(1), 2))]
+
+
+def test_the_same_call_again_does_nothing_twice() -> None:
+    bench = last()
+    bench.take(1)
+    assert bench.get(UP, Reserve(id_of(1), 0, 1)) == [(UP, Wait(id_of(1), 0, 1))]
+    assert bench.get(UP, Step(id_of(1), 0, 4, 1), b"x") == []
+    bench.work()
+    assert bench.get(UP, Step(id_of(1), 0, 4, 1), b"x") == []
+    bench.feed(BackwardDone(id_of(1), b"dx", 1.0, 0.1))
+    assert bench.work()[0] is None
+    assert bench.machine.duplicates == 2
+
+
+def test_the_same_id_of_another_caller_is_computed_afresh_and_after_the_first() -> None:
+    bench = middle().link(UP2)
+    bench.take(1, UP)
+    bench.take(1, UP2)
+    id_, callee, call = bench.call()
+    assert bench.work() == (None, [])
+    bench.get(callee, Grad(id_, 1.0, 0, call), b"dy")
+    work, _ = bench.work()
+    assert isinstance(work, Backward)
+    bench.feed(BackwardDone(id_, b"dx", 0.0, 0.1))
+    again, _, other_call = bench.call()
+    assert again == id_
+    assert other_call != call
+
+
+def test_cancelled_work_is_dropped_at_once_and_its_activations_released() -> None:
+    bench = middle()
+    bench.take(1)
+    id_, callee, call = bench.call()
+    actions = bench.feed(Received(UP, Cancel(id_of(1), 1)))
+    assert Send(callee, Cancel(id_, call)) in actions
+    assert Release(id_) in actions
+    assert bench.machine.slots_in_use == 0
+    assert bench.machine.versions.in_flight == 0
+
+
+def test_a_forward_cancelled_while_it_runs_is_discarded_when_done() -> None:
+    bench = middle()
+    bench.take(1)
+    id_, callee, call = bench.begin()
+    assert bench.says(Unlinked(UP)) == [(callee, Cancel(id_, call))]
+    assert Release(id_) in bench.feed(ForwardDone(id_, b"y", 0.1))
+    assert bench.machine.is_drained
+
+
+def test_what_is_computed_for_a_caller_that_is_gone_is_kept_for_its_return() -> None:
+    bench = last()
+    bench.take(1)
+    bench.work()
+    bench.feed(Unlinked(UP))
+    assert bench.says(BackwardDone(id_of(1), b"dx", 1.0, 0.1)) == []
+    bench.link(UP)
+    assert bench.get(UP, Reserve(id_of(1), 0, 1)) == [(UP, Grad(id_of(1), 1.0, 0, 1))]
+
+
+# ---- 8: rounds ------------------------------------------------------------------------------------------------------
+
+
+def test_a_later_stage_knows_the_rounds_of_its_recent_heads() -> None:
+    bench = last(max_slots=200)
+    for index in range(70):
+        bench.get(UP, Reserve(id_of(index), index // 10, index))
+        bench.get(UP, Step(id_of(index), index // 10, 50, index), b"x")
+    other = id_of(0, UP2)
+    bench.get(UP, Reserve(other, 9, 500))
+    bench.get(UP, Step(other, 9, 50, 500), b"x")
+    assert bench.machine.recent_heads() == {UP: (6, 63), UP2: (9, 1)}
+
+
+def test_round_fields_are_told_at_once_and_flow_through() -> None:
+    bench = middle()
+    told = {
+        action.peer: action.message
+        for action in bench.feed(Received(UP, replace(STATUS, stage=0, stage0_certified=5, certified=5)))
+        if isinstance(action, Send)
+    }
+    assert isinstance(down := told[DOWN], Status)
+    assert down.stage0_certified == 5
+    bench.feed(Rounds(4, 3))
+    told = {
+        action.peer: action.message
+        for action in bench.feed(Received(DOWN, replace(STATUS, behind=2)))
+        if isinstance(action, Send)
+    }
+    assert isinstance(up := told[UP], Status)
+    assert up.behind == 2
+    assert bench.machine.behind == 2
+
+
+def test_statuses_come_every_second() -> None:
+    bench = middle()
+    bench.now = 1.0
+    assert sum(isinstance(a, Send) and isinstance(a.message, Status) for a in bench.feed(Tick())) == 2
+    bench.now = 1.5
+    assert not any(isinstance(a, Send) for a in bench.feed(Tick()))
+
+
+# ---- 9 and strangers ------------------------------------------------------------------------------------------------
+
+
+def test_who_leaves_refuses_what_is_new_and_finishes_what_it_has() -> None:
+    bench = last()
+    bench.take(1)
+    bench.get(UP, Reserve(id_of(2), 0, 2))
+    assert bench.says(Leaving()) == [(UP, Refuse(id_of(2), "leaving", 2))]
+    assert bench.get(UP, Reserve(id_of(3), 0, 3)) == [(UP, Refuse(id_of(3), "leaving", 3))]
+    assert not bench.machine.is_drained
+    bench.work()
+    assert bench.says(BackwardDone(id_of(1), b"dx", 1.0, 0.1)) == [(UP, Grad(id_of(1), 1.0, 0, 1))]
+    assert bench.machine.is_drained
+
+
+def test_messages_of_strangers_and_unknown_ids_are_dropped() -> None:
+    bench = middle()
+    stranger = PeerId("stranger")
+    for message in (Reserve(id_of(1), 0), Grant(id_of(1)), Ack(id_of(1)), Cancel(id_of(1)), STATUS):
+        assert bench.get(stranger, message) == []
+    for peer, message in (
+        (UP, Ack(id_of(1))),
+        (UP, Cancel(id_of(1))),
+        (DOWN, Grant(id_of(1))),
+        (DOWN, Wait(id_of(1), 1)),
+    ):
+        assert bench.get(peer, message) == []
+    assert bench.machine.protocol_errors == 0
+
+
+def test_a_caller_that_sends_and_cancels_without_end_takes_no_memory() -> None:
+    bench = last()
+    bench.take(0)
+    bench.work()
+    for index in range(1, 1000):
+        bench.take(index)
+        bench.get(UP, Cancel(id_of(index), index))
+    machine = bench.machine
+    assert machine.slots_in_use == 1
+    assert len(machine._ready) < 200
+    assert len(machine._inbound) == 1
+
+
+def test_a_message_in_the_wrong_direction_is_a_protocol_error() -> None:
+    bench = middle()
+    assert bench.get(UP, Grant(id_of(1))) == []
+    assert bench.get(DOWN, Reserve(id_of(1), 0)) == []
+    assert bench.machine.protocol_errors == 2
+
+
+def test_a_traced_micro_batch_tells_the_moments_of_its_life() -> None:
+    bench = head(trace=True)
+    id_, _, call = bench.call()
+    bench.get(DOWN, Grad(id_, 1.0, 0, call), b"dy")
+    bench.work()
+    (event,) = bench.notes(bench.feed(BackwardDone(id_, None, 0.0, 0.1)), MicroBatchTimed)
+    assert isinstance(event, MicroBatchTimed)
+    assert [name for name, _ in event.moments] == [
+        "forward_start", "reserve", "forward_end", "grant", "step_sent", "grad", "backward_start", "backward_end",
+    ]  # fmt: skip
