@@ -1,0 +1,427 @@
+"""`doctor`: looks at everything a peer needs, here and on the way to the run, and says what to do about what is wrong.
+
+The judging is in checks.py. Here are the checks that take their time, in the order in which a join would meet what they
+look at; every one has a deadline. A later one that cannot be made because an earlier one failed is skipped and says so.
+"""
+
+import asyncio
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dilocox_peer import __version__
+from dilocox_peer.cli import checks
+from dilocox_peer.cli.checks import Check, within
+from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.errors import ConfigError, DilocoxError
+from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
+
+if TYPE_CHECKING:
+    from dilocox_peer.cli.visit import Visit
+    from dilocox_peer.dht.records import Lease
+    from dilocox_peer.manifest import Manifest
+
+T = TypeVar("T")
+
+DIAL_S = 4.0
+DIRECTORY_S = 30.0  # p2pd's start and the first answer of the directory, on a busy machine
+RECORD_S = 15.0
+TORCH_S = 60.0  # importing it from a cold disk
+LINKD_S = 30.0
+QUICK_S = 10.0
+MEASURE_S = 2.0
+STEP_OPERATIONS = 3e11  # of one measured step on a processor: some seconds on a slow one
+VISIT_CHECKS = ("directory", "manifest", "peers", "clock", "direct or relayed", "DHT round trip")
+NO_LINK = "needs the run's link: dilocox-peer doctor LINK"
+
+_STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorRequest:
+    """The flags of `doctor`."""
+
+    link: str | None
+    home: PeerHome
+    device: str
+    threads: int
+    stage: int | None
+    host_maddrs: tuple[str, ...]
+    as_json: bool
+
+
+def run_doctor(request: DoctorRequest) -> None:
+    """Prints what was found; exit code 1 when something failed. Raises ConfigError for a link that is none."""
+    invitation = parse_invitation(request.link) if request.link else None
+    parse_multiaddrs(request.host_maddrs, "listen")
+    console = Console(highlight=False)
+    errors = Console(stderr=True)
+    with errors.status("looking") as status:
+        found = examine(request, invitation, on_start=lambda what: status.update(f"looking at {what}"))
+    if request.as_json:
+        typer.echo(json.dumps(report(found), indent=2))
+    else:
+        console.print(render(found))
+        console.print(summary(found))
+    raise typer.Exit(checks.exit_code(found))
+
+
+def render(found: Sequence[Check]) -> Table:
+    """A table of the checks; a remedy stands below what it is for."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("check", "", "found"):
+        table.add_column(column, header_style="bold", no_wrap=column == "check", overflow="fold")
+    for check in found:
+        text = Text(check.found)
+        if check.remedy:
+            text.append(f"\n→ {check.remedy}", style="italic")
+        table.add_row(check.name, Text(check.status, style=_STYLE[check.status]), text)
+    return table
+
+
+def summary(found: Sequence[Check]) -> str:
+    """One line: how many of each verdict."""
+    counts = {status: sum(check.status == status for check in found) for status in _STYLE}
+    words = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return f"{len(found)} checks: {words}"
+
+
+def report(found: Sequence[Check]) -> dict[str, object]:
+    """The --json form."""
+    return {
+        "version": __version__,
+        "ok": not checks.exit_code(found),
+        "checks": [asdict(check) for check in found],
+    }
+
+
+def examine(
+    request: DoctorRequest, invitation: Invitation | None, *, on_start: Callable[[str], None] = lambda _what: None
+) -> list[Check]:
+    """Every check, in order. Takes as long as the slowest parts: about ten seconds when all is well."""
+    on_start("this machine")
+    home = request.home
+    found = asyncio.run(_quick(lambda: checks.quick_checks(home.folder, home.identity_path, request.host_maddrs)))
+    device = asyncio.run(within("device", TORCH_S, lambda: abandonable(lambda: look_at_device(request.device))))
+    found.append(device)
+    on_start("linkd")
+    found.append(look_at_linkd())
+    manifest: Manifest | None = None
+    speeds: tuple[float, ...] = ()
+    if invitation is None:
+        found += [Check(name, "skipped", NO_LINK) for name in ("bootstrap", *VISIT_CHECKS)]
+    else:
+        on_start("the run")
+        outside = asyncio.run(look_at_run(invitation, request.host_maddrs))
+        found += outside.found
+        manifest, speeds = outside.manifest, outside.speeds
+    on_start("memory and speed")
+    if manifest is None:
+        why = NO_LINK if invitation is None else "the run's settings are not known"
+        found.append(Check("memory", "skipped", f"{checks.available_memory() / checks.GB:.1f} GB free; {why}"))
+    else:
+        found += look_at_memory(manifest, request)
+        disk = checks.judge_disk(
+            checks.free_bytes(home.folder), _parameters(manifest, request.stage), folder=home.folder
+        )
+        found = [disk if check.name == "disk" else check for check in found]
+    if device.status == "fail":
+        found.append(Check("throughput", "skipped", "the device cannot be used"))
+    else:
+        found.append(
+            asyncio.run(within("throughput", TORCH_S, lambda: abandonable(lambda: measure(manifest, request, speeds))))
+        )
+    return found
+
+
+async def _quick(look: Callable[[], list[Check]]) -> list[Check]:
+    try:
+        async with asyncio.timeout(QUICK_S):
+            return await abandonable(look)
+    except TimeoutError:
+        return [Check("this machine", "fail", f"no answer within {QUICK_S:g} s", "is --home on a disk that hangs?")]
+
+
+async def abandonable(work: Callable[[], T]) -> T:
+    """What work returns, from a thread that nobody waits for when we are cancelled: a driver or a disk that hangs cannot
+    be interrupted, and must not keep the process from ending. (Executors' threads do.)"""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(cast("T", result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as raised:  # task boundary: told to who waits
+            error = raised
+        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="look", daemon=True).start()
+    return await outcome
+
+
+# -- this machine ---------------------------------------------------------------------------------------------------
+
+
+def look_at_device(device: str) -> Check:
+    """Whether torch computes there."""
+    try:
+        import torch
+
+        torch.zeros(1, device=device)
+        if device.startswith("cuda"):
+            return Check("device", "ok", f"{device}: {torch.cuda.get_device_name(device)}")
+        cuda = torch.cuda.is_available()
+    except (ImportError, RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        return Check("device", "fail", f"--device {device} cannot be used here ({reason})", "use --device cpu")
+    if device == "cpu" and cuda:
+        return Check("device", "warn", "cpu, though there is a GPU", "pass --device cuda")
+    return Check("device", "ok", device)
+
+
+def look_at_linkd() -> Check:
+    """Whether the process that carries activations between stages starts. From the main thread, as linkd demands."""
+    name = "linkd"
+    try:
+        from dilocox_peer.pipeline.link import Link, LinkSettings
+    except ImportError as error:
+        return Check(name, "skipped", f"this version has none ({error})")
+    started = time.monotonic()
+    settings = LinkSettings(
+        key_seed=secrets.token_bytes(32),
+        listen=("/ip4/127.0.0.1/tcp/0",),
+        protocol="/dilocox/link/doctor",
+        max_body_bytes=1 << 16,
+        queue_bytes=1 << 20,
+    )
+    last_line = ""
+
+    def keep(line: str) -> None:
+        nonlocal last_line
+        last_line = line
+
+    link = Link(settings, on_log=keep)
+    try:
+        link.start(LINKD_S)
+        seconds = time.monotonic() - started
+        return Check(name, "ok", f"listens after {seconds:.1f} s at {', '.join(link.addresses)}")
+    except (DilocoxError, OSError) as error:
+        return Check(
+            name, "fail", f"it does not start: {error}",
+            "run `make setup` again; py-libp2p needs a C compiler and libgmp's headers when it is installed",
+        )  # fmt: skip
+    finally:
+        link.close(5.0)
+
+
+def look_at_memory(manifest: "Manifest", request: DoctorRequest) -> list[Check]:
+    """Of the machine, and of the accelerator when there is one."""
+    parameters = _parameters(manifest, request.stage)
+    found = [
+        checks.judge_memory(
+            checks.available_memory(), parameters,
+            where="machine", per_parameter=checks.BYTES_PER_PARAMETER, base=checks.BASE_BYTES,
+        )
+    ]  # fmt: skip
+    if request.device.startswith("cuda"):
+        import torch
+
+        try:
+            free = torch.cuda.mem_get_info(torch.device(request.device))[0]
+        except (RuntimeError, AssertionError) as error:
+            return [*found, Check("memory (device)", "fail", str(error).splitlines()[0], "use --device cpu")]
+        found.append(
+            checks.judge_memory(
+                free,
+                parameters,
+                where="device",
+                per_parameter=checks.DEVICE_BYTES_PER_PARAMETER,
+                base=checks.BASE_BYTES,
+            )
+        )
+    return found
+
+
+def _parameters(manifest: "Manifest", stage: int | None) -> list[int]:
+    """Of every stage, or of the one that is meant."""
+    from dilocox_peer.pipeline.model import layout_of
+
+    if stage is not None and stage >= manifest.stages.count:
+        raise ConfigError(f"--stage {stage}: the run has stages 0 to {manifest.stages.count - 1}")
+    stages = range(manifest.stages.count) if stage is None else [stage]
+    return [layout_of(manifest, each).num_elements for each in stages]
+
+
+def measure(manifest: "Manifest | None", request: DoctorRequest, speeds: Sequence[float]) -> Check:
+    """Forward and backward of random micro-batches for MEASURE_S; of the tiny preset when no run is given.
+
+    A large stage is measured on some of its blocks, and the rest reckoned by their multiplications.
+    """
+    import torch
+
+    from dilocox_peer.config import preset
+    from dilocox_peer.pipeline.model import LayerRange, StageModel
+    from dilocox_peer.pipeline.partition import block_compute, cut_of, head_compute
+
+    of = manifest or preset("tiny")
+    blocks = max(cut_of(of)) if request.stage is None else cut_of(of)[request.stage]
+    block, head = block_compute(of.model), head_compute(of.model)
+    limit = STEP_OPERATIONS if request.device == "cpu" else 100 * STEP_OPERATIONS
+    measured, batch = checks.affordable(
+        blocks, of.inner.micro_batch, context=of.model.context, block=block, head=head, limit=limit
+    )
+    section = of.model.model_copy(update={"layers": measured})
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.threads)
+    try:
+        model = StageModel(section, LayerRange.of(section), device=request.device)
+        with torch.no_grad():
+            model.flat_N.normal_(std=0.02)
+        generator = torch.Generator().manual_seed(0)
+        inputs_BT = torch.randint(0, 256, (batch, section.context), generator=generator).to(model.flat_N.device)
+
+        def step() -> float:
+            logits = model.forward(inputs_BT)
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), inputs_BT.flatten())
+            torch.autograd.backward(loss)
+            model.zero_grad()
+            return float(loss.detach())  # waits for the device
+
+        step()  # the first one builds what later ones use
+        started, count, seconds = time.monotonic(), 0, 0.0
+        while seconds < MEASURE_S:
+            step()
+            count += 1
+            seconds = time.monotonic() - started
+    finally:
+        torch.set_num_threads(before)
+    share = (measured * block + head) / (blocks * block + head)
+    tokens_per_s = share * count * inputs_BT.numel() / seconds
+    tokens_per_round = of.rounds.inner_steps * of.inner.accumulate * of.inner.micro_batch * of.model.context
+    check = checks.judge_throughput(tokens_per_s, tokens_per_round, speeds)
+    if manifest is not None:
+        return check
+    return Check(check.name, check.status, f"{check.found} (of the tiny preset)", check.remedy)
+
+
+# -- the run --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What was found of the run. speeds: tokens a second, as the peers say of themselves."""
+
+    found: list[Check]
+    manifest: "Manifest | None" = None
+    speeds: tuple[float, ...] = ()
+
+
+async def look_at_run(invitation: Invitation, host_maddrs: Sequence[str]) -> Outside:
+    """Dials, then visits the run as a peer would. Nothing of the visit is left there but a record of 2 minutes: the
+    manifest, once more, under a key of the visit's own."""
+    from dilocox_peer.cli.visit import visit
+
+    bootstraps = await within("bootstrap", 2 * DIAL_S, lambda: _dial_all(invitation.addresses))
+    found = [bootstraps]
+    if bootstraps.status == "fail":
+        return Outside(found + [Check(name, "skipped", "no bootstrap answers") for name in VISIT_CHECKS])
+    async with AsyncExitStack() as stack:
+        started = time.monotonic()
+        open_visit: Visit | None = None
+
+        async def enter() -> Check:
+            nonlocal open_visit
+            open_visit = await stack.enter_async_context(visit(invitation, host_maddrs=host_maddrs))
+            return Check(
+                "directory", "ok", f"answers {time.monotonic() - started:.1f} s after the network daemon's start"
+            )
+
+        found.append(await within("directory", DIRECTORY_S, enter))
+        if open_visit is None:
+            return Outside(found + [Check(name, "skipped", "no directory answers") for name in VISIT_CHECKS[1:]])
+        return await _look_around(open_visit, invitation, found)
+
+
+async def _look_around(open_visit: "Visit", invitation: Invitation, found: list[Check]) -> Outside:
+    manifest: Manifest | None = None
+    leases: list[Lease] = []
+
+    async def look_at_manifest() -> Check:
+        nonlocal manifest
+        manifest = await open_visit.directory.fetch_manifest(RECORD_S)
+        owner = manifest.owner.public_key[:12]
+        return Check(
+            "manifest", "ok", f"run {manifest.run.name!r}, signed by its owner {owner}…, is what the link names"
+        )
+
+    async def look_at_peers() -> Check:
+        assert manifest is not None
+        counts = []
+        for stage in range(manifest.stages.count):
+            of_stage = await open_visit.directory.peers(stage, RECORD_S)
+            counts.append(len(of_stage))
+            leases.extend(of_stage)
+        return checks.judge_stages(counts)
+
+    async def store_and_get() -> Check:
+        assert manifest is not None
+        started = time.monotonic()
+        await open_visit.directory.publish_manifest(manifest, RECORD_S)
+        stored = time.monotonic()
+        await open_visit.directory.peers(0, RECORD_S)  # asks every holder, which fetch_manifest does not
+        return Check(
+            "DHT round trip", "ok",
+            f"a record stored in {1000 * (stored - started):.0f} ms, records read in "
+            f"{1000 * (time.monotonic() - stored):.0f} ms, {open_visit.directory.num_known_nodes} nodes known",
+        )  # fmt: skip
+
+    found.append(await within("manifest", RECORD_S, look_at_manifest))
+    if manifest is None:
+        found += [Check(name, "skipped", "the run's settings are not known") for name in VISIT_CHECKS[2:]]
+        return Outside(found)
+    found.append(await within("peers", RECORD_S, look_at_peers))
+    now = time.time()
+    found.append(checks.judge_clock([lease.expires_s - now for lease in leases]))
+    found.append(checks.judge_reachability(open_visit.transport.addresses, invitation.addresses))
+    found.append(await within("DHT round trip", 2 * RECORD_S, store_and_get))
+    return Outside(found, manifest, tuple(lease.tokens_per_s for lease in leases))
+
+
+async def _dial_all(addresses: Sequence[str]) -> Check:
+    outcomes = await asyncio.gather(*(_dial(address) for address in addresses))
+    return checks.judge_bootstraps(list(zip(addresses, outcomes, strict=True)))
+
+
+async def _dial(text: str) -> float | str:
+    """Seconds that a TCP connection took, or why there is none."""
+    address = parse_multiaddr(text, "peer")
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(DIAL_S):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+    except TimeoutError:
+        return f"does not answer within {DIAL_S:g} s (offline, or a firewall)"
+    except OSError as error:
+        return f"cannot be reached ({(error.strerror or str(error)).lower()})"
+    writer.transport.abort()
+    return time.monotonic() - started

@@ -1,0 +1,233 @@
+"""A whole model as a Hugging Face folder, written whole or not at all, and read back.
+
+The model is a Llama (tensor names, rotary convention, RMSNorm), so this only copies. The tokenizer is bytes: ids 0..255
+are the bytes of the text's UTF-8, nothing else; in the `tokenizers` library's terms a byte-level BPE without merges. It
+takes neither `transformers` nor `tokenizers` to write the folder. Read back is only what was written here: of another
+Llama we could not know the tokens.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from dilocox_peer import __version__
+from dilocox_peer.errors import ConfigError, StateCorrupt
+from dilocox_peer.manifest import ModelSection, first_error
+from dilocox_peer.pipeline.whole import Origin, WholeModel, union
+
+FORMAT = "dilocox-export-1"
+NUM_BYTES = 256
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+FILES = frozenset(
+    {WEIGHTS, CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
+)
+_MAX_JSON_BYTES = 1 << 20
+# config.json's names of our fields; the rotary base stands apart, as transformers 5 moved it.
+_CONFIG_NAMES = {
+    "layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "mlp_size": "intermediate_size",
+    "context": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+    "norm_eps": "rms_norm_eps",
+}
+
+
+def config_of(section: ModelSection) -> dict[str, Any]:
+    """config.json, for transformers 4 and 5."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **{theirs: getattr(section, ours) for ours, theirs in _CONFIG_NAMES.items()},
+        "head_dim": section.hidden_size // section.heads,
+        "hidden_act": "silu",
+        "rope_theta": section.rope_theta,  # transformers 4
+        "rope_parameters": {"rope_type": "default", "rope_theta": section.rope_theta},  # transformers 5
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+        # No token is special; left out, Llama's own defaults (1 and 2, ordinary bytes here) would end a text.
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "torch_dtype": "float32",
+        "use_cache": True,
+    }
+
+
+def tokenizer_of() -> dict[str, Any]:
+    """tokenizer.json: every byte of the UTF-8 text is one token, its value the id."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {character: byte for byte, character in enumerate(_byte_characters())},
+            "merges": [],
+        },
+    }
+
+
+def small_files(section: ModelSection) -> dict[str, dict[str, Any]]:
+    """The JSON files of the folder by name."""
+    return {
+        CONFIG: config_of(section),
+        "generation_config.json": {
+            "do_sample": True,
+            "temperature": 0.8,
+            "top_k": 40,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+        },
+        "tokenizer.json": tokenizer_of(),
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": section.context,
+            "clean_up_tokenization_spaces": False,
+            "add_prefix_space": False,
+        },
+        "special_tokens_map.json": {},
+    }
+
+
+def check_target(folder: Path, *, force: bool) -> None:
+    """Raises ConfigError when folder may not be written: something is there that is not an export, or no force."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not folder.is_dir() or folder.is_symlink():
+        raise ConfigError(f"{folder} exists and is no folder: pass another --out")
+    there = {entry.name for entry in folder.iterdir()}
+    if not there:
+        return
+    if foreign := sorted(there - FILES):
+        raise ConfigError(f"{folder} holds {foreign[0]}, which no export wrote: pass another --out")
+    if not force:
+        raise ConfigError(f"{folder} exists: pass --force to replace the export in it, or another --out")
+
+
+def write_folder(folder: Path, model: WholeModel, *, force: bool = False) -> int:
+    """Writes the export and returns its bytes. Whole or not at all; Raises ConfigError, and what was there stays."""
+    check_target(folder, force=force)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        try:
+            new = work / "new"
+            new.mkdir()
+            size_bytes = _write_files(new, model)
+            if folder.exists():
+                folder.rename(work / "old")
+            try:
+                new.rename(folder)
+            except OSError:
+                if (work / "old").exists():
+                    (work / "old").rename(folder)
+                raise
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
+    return size_bytes
+
+
+def read_folder(folder: Path) -> WholeModel:
+    """The model in a folder that `write_folder` wrote. Raises ConfigError (no such folder), StateCorrupt (damaged)."""
+    if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
+        raise ConfigError(f"{folder} holds no {CONFIG} and {WEIGHTS}: pass a folder that `dilocox-peer export` wrote")
+    section = _section_of(_read_json(folder / CONFIG), folder)
+    try:
+        with safe_open(folder / WEIGHTS, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("dilocox") != FORMAT:
+                raise ConfigError(f"{folder} was not written by `dilocox-peer export`: its tokens are not known here")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        origin = Origin(
+            metadata["run_name"], metadata["run"], int(metadata["round"]), tuple(metadata["heads"].split(","))
+        )
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise StateCorrupt(f"{folder / WEIGHTS} is damaged ({error}): export again") from None
+    return union(section, origin, [tensors])
+
+
+def _write_files(folder: Path, model: WholeModel) -> int:
+    for name, content in small_files(model.section).items():
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    metadata = {
+        "format": "pt",  # transformers refuses a file that does not say so
+        "dilocox": FORMAT,
+        "version": __version__,
+        "run_name": model.origin.run_name,
+        "run": model.origin.run_id,
+        "round": str(model.origin.round),
+        "heads": ",".join(model.origin.heads),
+    }
+    save_file(dict(model.tensors), folder / WEIGHTS, metadata)
+    size_bytes = 0
+    for path in folder.iterdir():
+        path.chmod(0o644)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        size_bytes += path.stat().st_size
+    return size_bytes
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = json.loads(file.read(_MAX_JSON_BYTES))
+    except (OSError, ValueError) as error:
+        raise StateCorrupt(f"{path} cannot be read ({error}): export again") from None
+    if not isinstance(content, dict):
+        raise StateCorrupt(f"{path} is no JSON object: export again")
+    return content
+
+
+def _section_of(config: Mapping[str, Any], folder: Path) -> ModelSection:
+    try:
+        fields = {ours: config[theirs] for ours, theirs in _CONFIG_NAMES.items()}
+        return ModelSection(**fields, rope_theta=config["rope_theta"])
+    except KeyError as error:
+        raise ConfigError(f"{folder / CONFIG} lacks {error}: pass a folder that `dilocox-peer export` wrote") from None
+    except ValidationError as error:
+        raise ConfigError(f"{folder / CONFIG}: {first_error(error)}") from None
+
+
+def _byte_characters() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary: itself where it can be seen, else one of the
+    characters from 256 on, in order (the table of GPT-2's tokenizer, which `tokenizers` has built in)."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    characters, next_free = [], NUM_BYTES
+    for byte in range(NUM_BYTES):
+        if byte in visible:
+            characters.append(chr(byte))
+        else:
+            characters.append(chr(next_free))
+            next_free += 1
+    return characters

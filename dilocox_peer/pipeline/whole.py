@@ -1,0 +1,77 @@
+"""A whole model at one round: every tensor under its Hugging Face name, and where it comes from.
+
+The stages of a run hold disjoint tensors, so the whole is their union. Pure: who brings the tensors is peer/anchors.py
+(from a run) or pipeline/huggingface.py (from an exported folder).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dilocox_peer.errors import StateCorrupt
+from dilocox_peer.manifest import ModelSection
+from dilocox_peer.pipeline.model import LayerRange, StageModel, stage_layout
+from dilocox_peer.types import Layout
+
+Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which run's model this is, after which round. heads: of every stage's chain, hex, first stage first."""
+
+    run_name: str
+    run_id: str
+    round: int
+    heads: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """tensors: float32, exactly those that a Llama of this section has. Built by `union`."""
+
+    section: ModelSection
+    origin: Origin
+    tensors: Mapping[str, Array]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(tensor.size for tensor in self.tensors.values())
+
+    def build(self, *, device: str = "cpu") -> StageModel:
+        """The model, ready to run forward."""
+        model = StageModel(self.section, LayerRange.of(self.section), device=device)
+        flat_N = np.concatenate([self.tensors[spec.name].ravel() for spec in model.layout.tensors])
+        with torch.no_grad():
+            model.flat_N.copy_(torch.from_numpy(flat_N))
+        return model
+
+
+def tensors_of(layout: Layout, vector: memoryview | bytes) -> dict[str, Array]:
+    """name -> tensor, as views into a flat float32 vector of this layout."""
+    flat_N = np.frombuffer(vector, dtype="<f4")
+    assert len(flat_N) == layout.num_elements, (len(flat_N), layout.num_elements)
+    return {spec.name: flat_N[start:stop].reshape(spec.shape) for spec, start, stop in layout.spans()}
+
+
+def union(section: ModelSection, origin: Origin, parts: Sequence[Mapping[str, Array]]) -> WholeModel:
+    """The model whose tensors are those of all parts. Raises StateCorrupt when they are not exactly a whole one."""
+    tensors: dict[str, Array] = {}
+    for part in parts:
+        for name, tensor in part.items():
+            if name in tensors:
+                raise StateCorrupt(f"two stages hold {name}")
+            tensors[name] = tensor
+    wanted = {spec.name: spec.shape for spec in stage_layout(section, LayerRange.of(section)).tensors}
+    missing, foreign = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    if missing:
+        raise StateCorrupt(f"{len(missing)} tensors are missing, {missing[0]} among them")
+    if foreign:
+        raise StateCorrupt(f"{len(foreign)} tensors are not of this model, {foreign[0]} among them")
+    for name, shape in wanted.items():
+        if tensors[name].shape != shape or tensors[name].dtype != np.float32:
+            raise StateCorrupt(f"{name} is {tensors[name].dtype} {tensors[name].shape}, expected float32 {shape}")
+    return WholeModel(section, origin, {name: tensors[name] for name in wanted})

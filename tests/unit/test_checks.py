@@ -1,0 +1,273 @@
+"""What doctor says of what it finds; nothing is looked at here but files of the test's own."""
+
+import asyncio
+import fcntl
+import json
+import os
+import socket
+import threading
+
+import pytest
+from rich.console import Console
+
+from dilocox_peer.cli import checks
+from dilocox_peer.cli.checks import Check
+from dilocox_peer.cli.doctor import abandonable, render, report, summary
+from dilocox_peer.errors import RunUnreachable
+from dilocox_peer.peer.identity import Identity
+
+MB = 10**6
+
+
+def test_python():
+    assert checks.judge_python((3, 11, 4), "linux") == Check("Python", "ok", "3.11.4 on linux")
+    assert checks.judge_python((3, 10, 9), "linux").status == "fail"
+    assert "WSL" in checks.judge_python((3, 12, 0), "win32").remedy
+
+
+@pytest.mark.parametrize(
+    ("version", "specifier", "holds"),
+    [
+        ("2.13.0+cpu", ">=2.4", True), ("2.3.1", ">=2.4", False), ("1.1.12", "<1.2,>=1.1.12", True),
+        ("1.2.0", "<1.2,>=1.1.12", False), ("0.8.1", "==0.8.1", True), ("0.8.2", "==0.8.1", False), ("9", "", True),
+        ("2.4", ">=2.4.0", True), ("1.0", "~=1.0", True),
+    ],
+)  # fmt: skip
+def test_versions(version, specifier, holds):
+    found = checks.judge_packages({"torch": version}, {"torch": specifier})
+    assert (found.status == "ok") == holds, found
+
+
+def test_packages_that_are_missing_are_named():
+    found = checks.judge_packages({"torch": "2.5", "hivemind": None, "libp2p": None}, {})
+    assert found.status == "fail"
+    assert "hivemind, libp2p" in found.found
+
+
+def test_the_packages_of_this_environment_are_found():
+    assert checks.look_at_packages().status == "ok"
+    assert set(checks.REQUIREMENTS) <= checks._own_requirements().keys()
+
+
+@pytest.mark.parametrize(("available", "status"), [(3000 * MB, "ok"), (500 * MB, "warn"), (450 * MB, "fail")])
+def test_memory_is_by_stage(available, status):
+    found = checks.judge_memory(available, [50 * MB, 2 * MB], where="machine", per_parameter=32, base=400 * MB)
+    assert found.status == status
+    assert "464 MB to 2.0 GB" in found.found
+    assert ("--stage 1" in found.remedy) == (status == "warn")
+
+
+def test_disk(tmp_path):
+    assert checks.judge_disk(10**12, [10**9], folder=tmp_path).status == "ok"
+    assert checks.judge_disk(45 * 10**9, [10**9], folder=tmp_path).status == "warn"
+    assert checks.judge_disk(39 * 10**9, [10**9], folder=tmp_path).status == "fail"
+    assert checks.free_bytes(tmp_path / "not" / "there") > 0
+
+
+@pytest.mark.parametrize(
+    ("left", "status", "side"),
+    [
+        ([90.0], "ok", ""), ([56.0], "ok", ""), ([75.0, 75.0, 500.0], "ok", ""), ([], "skipped", ""),
+        ([110.0], "warn", "20 s behind"), ([40.0], "warn", "15 s ahead"), ([3000.0], "fail", "behind"),
+        ([10.0], "fail", "45 s ahead"),
+    ],
+)  # fmt: skip
+def test_the_clock_is_compared_with_the_median_peers(left, status, side):
+    found = checks.judge_clock(left)
+    assert found.status == status
+    assert side in found.found
+
+
+def test_one_bootstrap_is_enough():
+    assert checks.judge_bootstraps([("/a", 0.01)]).status == "ok"
+    some = checks.judge_bootstraps([("/a", 0.01), ("/b", "cannot be reached (refused)")])
+    assert some.status == "warn"
+    assert "/b cannot be reached (refused)" in some.found
+    assert checks.judge_bootstraps([("/b", "does not answer")]).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("own", "run", "status", "word"),
+    [
+        (["/ip4/8.8.8.8/tcp/1"], ["/ip4/9.9.9.9/tcp/1"], "ok", "direct"),
+        (["/ip4/127.0.0.1/tcp/1"], ["/ip4/127.0.0.1/tcp/2"], "ok", "this machine"),
+        (["/ip4/192.168.1.2/tcp/1"], ["/ip4/192.168.1.3/tcp/1"], "ok", "local network"),
+        (["/ip4/192.168.1.2/tcp/1"], ["/ip4/9.9.9.9/tcp/1"], "warn", "no public address"),
+        (["/ip4/192.168.1.2/tcp/1"], ["/dns4/example.org/tcp/1"], "warn", "no public address"),
+        (["/ip4/9.9.9.9/tcp/1/p2p/X/p2p-circuit/p2p/Y"], ["/ip4/9.9.9.9/tcp/1"], "warn", "relayed"),
+    ],
+)
+def test_direct_or_relayed(own, run, status, word):
+    found = checks.judge_reachability(own, run)
+    assert found.status == status
+    assert word in found.found
+    assert ("--announce-maddrs" in found.remedy) == (status == "warn")
+
+
+def test_a_stage_without_peers_is_named():
+    assert checks.judge_stages([2, 1]).status == "ok"
+    assert checks.judge_stages([2, 0]).remedy == "join: stage 1 has nobody"
+    assert checks.judge_stages([0]).status == "warn"
+
+
+def test_throughput_is_compared_with_the_others():
+    assert checks.judge_throughput(100.0, 1000, []).found == "100 tokens/s on this machine, 10.0 s a round"
+    assert checks.judge_throughput(100.0, 1000, [0.0, 200.0]).status == "ok"
+    assert checks.judge_throughput(100.0, 1000, [1000.0]).status == "warn"
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(1e12, (12, 8)), (6 * 4 * 100 * 121, (12, 4)), (6 * 100 * 61, (6, 1)), (1, (1, 1))]
+)
+def test_a_large_stage_is_measured_in_part(limit, expected):
+    assert checks.affordable(12, 8, context=100, block=10, head=1, limit=limit) == expected
+
+
+def test_work_that_hangs_is_left_behind():
+    release = threading.Event()
+
+    async def scenario() -> Check:
+        return await checks.within(
+            "disk", 0.05, lambda: abandonable(lambda: release.wait(30) and Check("disk", "ok", ""))
+        )
+
+    try:
+        assert asyncio.run(scenario()).status == "fail"
+    finally:
+        release.set()
+
+
+def test_work_in_a_thread_gives_its_result_or_its_error():
+    async def scenario() -> tuple[Check, Check]:
+        return (
+            await checks.within("a", 5, lambda: abandonable(lambda: Check("a", "ok", "done"))),
+            await checks.within("b", 5, lambda: abandonable(lambda: [][1])),
+        )
+
+    good, bad = asyncio.run(scenario())
+    assert good.found == "done"
+    assert "IndexError" in bad.found
+
+
+def test_a_key_file_is_looked_at_and_left_alone(tmp_path):
+    key = tmp_path / "identity.key"
+    assert checks.look_at_key(key).status == "ok"
+    assert not key.exists()
+    with Identity.open(key) as identity:
+        in_use = checks.look_at_key(key)
+        assert in_use.status == "warn"
+        assert "--name" in in_use.remedy
+        peer = identity.peer_id
+    before = sorted(os.listdir(tmp_path))
+    assert peer in checks.look_at_key(key).found
+    assert sorted(os.listdir(tmp_path)) == before
+    key.chmod(0o640)
+    assert checks.look_at_key(key).remedy == f"run `chmod 600 {key}`"
+    key.chmod(0o600)
+    key.write_bytes(b"nonsense")
+    assert checks.look_at_key(key).status == "fail"
+    assert checks.look_at_key(tmp_path).status == "fail"
+
+
+def test_the_key_is_free_again_afterwards(tmp_path):
+    key = tmp_path / "identity.key"
+    Identity.open(key).close()
+    checks.look_at_key(key)
+    with key.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = checks.look_at_ports([f"/ip4/127.0.0.1/tcp/{port}"])
+    assert found.status == "fail"
+    assert str(port) in found.found
+    assert checks.look_at_ports(["/ip4/127.0.0.1/tcp/0"]).status == "ok"
+
+
+def test_memory_respects_the_control_group(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 8000 kB\nMemAvailable:    4000 kB\n")
+    assert checks.available_memory(tmp_path) == 4000 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("5\n")
+    assert checks.available_memory(tmp_path) == 4000 * 1024
+    (group / "memory.max").write_text("1000000\n")
+    assert checks.available_memory(tmp_path) == 999_995
+    assert checks.available_memory(tmp_path / "nothing") > 0
+
+
+def test_a_check_that_hangs_fails_or_breaks_is_a_failed_check():
+    async def hang() -> Check:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def fail() -> Check:
+        raise RunUnreachable("nobody is there")
+
+    async def break_() -> Check:
+        raise KeyError("x")
+
+    hung, failed, broken = (asyncio.run(checks.within("it", 0.01, look)) for look in (hang, fail, break_))
+    assert (hung.status, failed.status, broken.status) == ("fail",) * 3
+    assert "0.01 s" in hung.found
+    assert failed.found == "nobody is there"
+    assert "KeyError" in broken.found
+    assert broken.remedy
+
+
+FOUND = [
+    Check("Python", "ok", "3.11.4 on linux"),
+    Check("clock", "warn", "at least 20 s behind the peers", "set it by network time"),
+    Check("ports", "fail", "cannot listen on [4711]", "stop what uses it"),
+    Check("peers", "skipped", "needs the run's link"),
+]
+
+
+def test_the_table_fits_80_columns_and_puts_remedies_below():
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(render(FOUND))
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    assert lines == [
+        "check            found",
+        "Python  ok       3.11.4 on linux",
+        "clock   warn     at least 20 s behind the peers",
+        "                 → set it by network time",
+        "ports   fail     cannot listen on [4711]",
+        "                 → stop what uses it",
+        "peers   skipped  needs the run's link",
+    ]
+    console.file.close()
+    assert summary(FOUND) == "4 checks: 1 ok, 1 warn, 1 fail, 1 skipped"
+
+
+def test_the_json_form_and_the_exit_code():
+    told = json.loads(json.dumps(report(FOUND)))
+    assert told["ok"] is False
+    assert told["checks"][1] == {
+        "name": "clock", "status": "warn", "found": "at least 20 s behind the peers", "remedy": "set it by network time",
+    }  # fmt: skip
+    assert checks.exit_code(FOUND) == 1
+    assert checks.exit_code([check for check in FOUND if check.status != "fail"]) == 0
+
+
+def test_the_quick_checks_load_nothing_heavy(tmp_path):
+    import subprocess
+    import sys
+
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from dilocox_peer.cli.checks import quick_checks\n"
+        f"found = quick_checks(Path({str(tmp_path)!r}), Path({str(tmp_path / 'k')!r}), ['/ip4/127.0.0.1/tcp/0'])\n"
+        "assert len(found) == 6 and all(check.status == 'ok' for check in found), found\n"
+        "heavy = {'torch', 'hivemind', 'numpy', 'libp2p', 'trio', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

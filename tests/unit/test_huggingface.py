@@ -1,0 +1,169 @@
+"""An export is a Llama to `transformers`: the same logits, the same tokens; and it is whole, or nothing."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from dilocox_peer.errors import ConfigError, StateCorrupt
+from dilocox_peer.manifest import ModelSection
+from dilocox_peer.pipeline.huggingface import FILES, config_of, read_folder, tokenizer_of, write_folder
+from dilocox_peer.pipeline.model import LayerRange, initial_parameters, stage_layout
+from dilocox_peer.pipeline.whole import Origin, WholeModel, tensors_of, union
+
+SECTION = ModelSection(
+    layers=3, hidden_size=48, heads=6, kv_heads=2, mlp_size=80, context=32, rope_theta=777.0, norm_eps=3e-5
+)
+ORIGIN = Origin("tiny", "ab" * 32, 7, ("cd" * 32, "ef" * 32))
+TEXTS = ["def f(x):\n    return  x\n", " leading", "", "naïve 日本語 😀\t\r\n\x00\x7f", "<s></s><unk>Ġ"]
+
+
+def whole_model(seed=1):
+    """Two stages' tensors, put together; norms not at their initial ones, so that they count."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for first, last in ((0, 0), (1, 2)):
+        layout = stage_layout(SECTION, LayerRange.of(SECTION, first_layer=first, last_layer=last))
+        flat_N = initial_parameters(layout, SECTION, seed)
+        flat_N += 0.1 * torch.rand(len(flat_N), generator=generator)
+        parts.append(tensors_of(layout, flat_N.numpy().tobytes()))
+    return union(SECTION, ORIGIN, parts)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export") / "model"
+    write_folder(folder, whole_model())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+            patch.setenv(name, "1")
+        yield pytest.importorskip("transformers")
+
+
+def test_transformers_computes_the_same_logits(folder, transformers):
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    tokens_BT = torch.randint(0, 256, (3, SECTION.context), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        ours_BTV = whole_model().build().forward(tokens_BT)
+        theirs_BTV = theirs(tokens_BT).logits
+    assert theirs_BTV.dtype == torch.float32
+    assert ours_BTV.abs().max() > 1
+    assert (ours_BTV - theirs_BTV).abs().max() < 1e-4
+
+
+def test_transformers_reads_every_number_of_the_section(folder, transformers):
+    config = transformers.AutoConfig.from_pretrained(folder)
+    for key, value in config_of(SECTION).items():
+        if key not in {"torch_dtype", "rope_theta"}:  # names of transformers 4
+            assert getattr(config, key) == value, key
+    assert config.rope_parameters["rope_theta"] == SECTION.rope_theta
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_tokenizer_gives_the_bytes_of_the_text(folder, transformers, text):
+    for tokenizer in (
+        transformers.AutoTokenizer.from_pretrained(folder),
+        transformers.PreTrainedTokenizerFast.from_pretrained(folder),
+    ):
+        assert tokenizer(text)["input_ids"] == list(text.encode())
+        assert tokenizer.decode(list(text.encode())) == text
+
+
+def test_every_byte_is_a_token_and_nothing_else(transformers):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(json.dumps(tokenizer_of()))
+    assert tokenizer.get_vocab_size() == 256
+    assert sorted(tokenizer.get_vocab().values()) == list(range(256))
+    for text in map(chr, [*range(0x250), 0x7FF, 0x800, 0xFFFD, 0x10FFFF]):
+        assert tokenizer.encode(text).ids == list(text.encode())
+
+
+def test_transformers_goes_on_from_a_prompt_without_special_tokens(folder, transformers):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokens = torch.tensor([list(b"import ")])
+    out = model.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=8)
+    assert out.shape == (1, 15)
+
+
+def test_what_is_written_is_read_back(folder):
+    model, again = whole_model(), read_folder(folder)
+    assert again.section == SECTION
+    assert again.origin == ORIGIN
+    assert again.tensors.keys() == model.tensors.keys()
+    assert all(np.array_equal(again.tensors[name], model.tensors[name]) for name in model.tensors)
+    assert {path.name for path in folder.iterdir()} == FILES
+
+
+def test_an_export_is_replaced_with_force_only(tmp_path):
+    target = tmp_path / "model"
+    write_folder(target, whole_model(1))
+    before = (target / "model.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match="--force"):
+        write_folder(target, whole_model(2))
+    assert (target / "model.safetensors").read_bytes() == before
+    write_folder(target, whole_model(2), force=True)
+    assert (target / "model.safetensors").read_bytes() != before
+    assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_with_other_things_in_it_is_never_replaced(tmp_path, force):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"thesis\.tex"):
+        write_folder(tmp_path, whole_model(), force=force)
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    (tmp_path / "model").mkdir()
+    write_folder(tmp_path / "model", whole_model())
+    assert read_folder(tmp_path / "model").origin == ORIGIN
+
+
+def test_a_failure_in_the_middle_leaves_what_was_there(tmp_path, monkeypatch):
+    target = tmp_path / "model"
+    write_folder(target, whole_model(1))
+
+    def full(*_arguments, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dilocox_peer.pipeline.huggingface.save_file", full)
+    with pytest.raises(ConfigError, match="no space left"):
+        write_folder(target, whole_model(2), force=True)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["model"]
+    assert np.array_equal(read_folder(target).tensors["lm_head.weight"], whole_model(1).tensors["lm_head.weight"])
+
+
+def test_other_folders_are_refused_with_a_reason(tmp_path):
+    with pytest.raises(ConfigError, match="holds no"):
+        read_folder(tmp_path)
+    write_folder(tmp_path / "model", whole_model())
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(StateCorrupt, match="damaged"):
+        read_folder(tmp_path / "model")
+
+
+def test_parts_that_are_no_whole_model_are_refused():
+    model = whole_model()
+    some = dict(list(model.tensors.items())[:-1])
+    with pytest.raises(StateCorrupt, match="missing"):
+        union(SECTION, ORIGIN, [some])
+    with pytest.raises(StateCorrupt, match="two stages"):
+        union(SECTION, ORIGIN, [model.tensors, some])
+    with pytest.raises(StateCorrupt, match="not of this model"):
+        union(SECTION, ORIGIN, [model.tensors, {"extra.weight": np.zeros(3, np.float32)}])
+    wrong = {**model.tensors, "model.norm.weight": np.zeros(3, np.float32)}
+    with pytest.raises(StateCorrupt, match="expected float32"):
+        union(SECTION, ORIGIN, [wrong])
+    assert isinstance(union(SECTION, ORIGIN, [model.tensors]), WholeModel)

@@ -1,0 +1,106 @@
+"""Text from a model: reproducible, within its context, and whole characters."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.cli.generate import harmless
+from dilocox_peer.manifest import ModelSection
+from dilocox_peer.pipeline.model import LayerRange, StageModel, initial_parameters
+from dilocox_peer.pipeline.sampling import Sampling, as_text, choose, continuation
+
+SECTION = ModelSection(layers=1, hidden_size=16, heads=2, kv_heads=1, mlp_size=16, context=8, vocab_size=300)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = StageModel(SECTION, LayerRange.of(SECTION))
+    with torch.no_grad():
+        model.flat_N.copy_(20 * initial_parameters(model.layout, SECTION, 3))
+    return model
+
+
+def text(model, prompt=b"abc", *, num_bytes=30, seed=0, **sampling):
+    return bytes(continuation(model, prompt, Sampling(**sampling), num_bytes=num_bytes, seed=seed))
+
+
+def test_equal_seeds_give_equal_bytes_and_others_do_not(model):
+    assert text(model, seed=1) == text(model, seed=1) != text(model, seed=2)
+
+
+def test_only_the_last_context_counts(model):
+    assert text(model, b"x" * 100 + b"12345678") == text(model, b"12345678")
+
+
+def test_no_forward_is_longer_than_the_context(model, monkeypatch):
+    lengths = []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda x: (lengths.append(x.shape[1]), forward(x))[1])
+    text(model, b"abcdef", num_bytes=6)
+    assert lengths == [6, 7, 8, 8, 8, 8]
+
+
+def test_an_empty_prompt_goes_on_from_a_new_line(model):
+    assert text(model, b"") == text(model, b"\n")
+    assert text(model, num_bytes=0) == b""
+
+
+def test_temperature_0_and_top_1_take_the_likeliest(model):
+    greedy = text(model, temperature=0.0)
+    assert greedy == text(model, temperature=0.0, seed=9) == text(model, temperature=5.0, top_k=1)
+
+
+def test_ids_that_are_no_bytes_are_never_drawn():
+    logits_V = torch.zeros(300)
+    logits_V[256:] = 100.0
+    generator = torch.Generator().manual_seed(0)
+    for sampling in (Sampling(0.0), Sampling(1.0, 0), Sampling(1.0, 3)):
+        assert all(choose(logits_V, sampling, generator) < 256 for _ in range(50))
+
+
+def test_top_k_draws_among_the_k_likeliest_in_their_shares():
+    logits_V = torch.full((256,), -5.0)
+    logits_V[[10, 20, 30]] = torch.tensor([2.0, 1.0, 0.0])
+    generator = torch.Generator().manual_seed(0)
+    drawn = [choose(logits_V, Sampling(1.0, 2), generator) for _ in range(4000)]
+    assert set(drawn) == {10, 20}
+    assert drawn.count(10) / len(drawn) == pytest.approx(1 / (1 + math.exp(-1)), abs=0.03)
+
+
+@pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}])
+def test_nonsense_is_refused(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Sampling(**bad)
+
+
+@given(st.text())
+def test_characters_come_whole_and_unharmed(written):
+    pieces = list(as_text(iter(written.encode())))
+    assert "".join(pieces) == written
+    assert all(pieces)
+
+
+@given(st.binary())
+def test_any_bytes_become_text(raw):
+    assert "".join(as_text(iter(raw))) == raw.decode(errors="replace")
+
+
+def test_a_character_cut_off_by_the_end_is_replaced_there_only():
+    whole = "aé".encode()
+    assert list(as_text(iter(whole[:-1]))) == ["a", "�"]
+    assert list(as_text(iter(whole))) == ["a", "é"]
+
+
+def test_a_model_cannot_steer_the_terminal():
+    assert harmless("a\x1b[2Jb\x07\r\n\té") == "a�[2Jb��\n\té"
