@@ -80,6 +80,65 @@ class NeighbourLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StageClaimed(Event):
+    stage: int
+    reason: str
+
+    def line(self) -> str:
+        return f"stage {self.stage}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourLinked(Event):
+    """A peer of a neighbouring stage passes micro-batches to us, or takes them."""
+
+    peer: PeerId
+    stage: int
+
+    def line(self) -> str:
+        return f"linked with {short(self.peer)} of stage {self.stage}"
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourUnlinked(Event):
+    peer: PeerId
+    stage: int
+    reason: str
+
+    @property
+    def level(self) -> str:
+        return "warning"
+
+    def line(self) -> str:
+        return (
+            f"link with {short(self.peer)} of stage {self.stage} ended ({self.reason}); its micro-batches go elsewhere"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineProgress(Event):
+    """Once a second in a run with several stages; counts are since the start of this process.
+
+    linked: neighbours. busy: share of the last seconds in which the torch thread computed. resent: micro-batches sent
+    again to another peer. bytes: of activations and gradients, headers included.
+    """
+
+    linked: int
+    busy: float
+    in_flight: int
+    waiting: int
+    window: int
+    resent: int
+    duplicates: int
+    bytes_sent: int
+    bytes_received: int
+
+    @property
+    def level(self) -> str:
+        return "debug"
+
+
+@dataclass(frozen=True, slots=True)
 class RoundClosed(Event):
     """Local training of a round ended and the contribution was offered."""
 

@@ -149,6 +149,25 @@ def parse_multiaddr(text: str, role: Role) -> Address:
     raise ConfigError(f"address {_shown(text)} goes on after the PeerID: write it as {_example(role)}")
 
 
+def with_any_port(maddrs: Iterable[str]) -> tuple[str, ...]:
+    """Listening addresses on the same hosts, at ports of the system's choice, each host once."""
+    hosts = dict.fromkeys(
+        (address.host_kind, address.host) for address in (parse_multiaddr(text, "listen") for text in maddrs)
+    )
+    return tuple(f"/{kind}/{host}/tcp/0" for kind, host in hosts)
+
+
+def visible_at(listening: Iterable[str], seen_at: Iterable[str], peer: PeerId) -> tuple[str, ...]:
+    """Addresses to dial `peer` at: the ports it listens on, at the hosts where another service of the same machine is seen.
+
+    listening: may name 0.0.0.0, which nobody can dial. seen_at: of the other service; relayed ones say nothing of hosts.
+    """
+    ports = dict.fromkeys(parse_multiaddr(text.partition("/p2p/")[0], "listen").port for text in listening)
+    services = [parse_multiaddr(text, "lease") for text in seen_at]
+    hosts = dict.fromkeys((each.host_kind, each.host) for each in services if not each.is_relayed)
+    return tuple(f"/{kind}/{host}/tcp/{port}/p2p/{peer}" for kind, host in hosts for port in ports)
+
+
 def _varint(number: int) -> bytes:
     """number below 16384, as multiaddresses count."""
     return bytes([number]) if number < 128 else bytes([number & 127 | 128, number >> 7])

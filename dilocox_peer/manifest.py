@@ -54,7 +54,17 @@ class ModelSection(_Section):
 
 
 class StagesSection(_Section):
-    count: Positive = Field(1, description="pipeline stages; each peer holds one")
+    """How the model is cut, and how micro-batches pass from stage to stage."""
+
+    count: Positive = Field(1, le=256, description="pipeline stages; each peer holds one")
+    blocks: tuple[Positive, ...] = Field(
+        (), strict=False, description="transformer blocks of each stage, first to last; [] cuts by compute"
+    )
+    schedule: Literal["carry", "flush"] = Field(
+        "carry",
+        description="carry: forwards go on while a step is due, with two weight versions; flush: drain before each step",
+    )
+    activations: Literal["int8", "bf16", "fp32"] = Field("int8", description="form of what stages send each other")
 
 
 class InnerSection(_Section):
@@ -140,8 +150,11 @@ class Manifest(_Section):
 
     @model_validator(mode="after")
     def _stages_fit(self) -> Self:
-        if self.stages.count > self.model.layers:
-            raise ValueError(f"stages.count {self.stages.count} exceeds model.layers {self.model.layers}")
+        stages, layers = self.stages, self.model.layers
+        if stages.count > layers:
+            raise ValueError(f"stages.count {stages.count} exceeds model.layers {layers}")
+        if stages.blocks and (len(stages.blocks) != stages.count or sum(stages.blocks) != layers):
+            raise ValueError(f"stages.blocks {list(stages.blocks)} must be {stages.count} numbers that sum to {layers}")
         return self
 
     def signed_bytes(self) -> bytes:

@@ -20,11 +20,18 @@ from dilocox_peer.cli.init import write_whole
 from dilocox_peer.cli.local_swarm import ChildEnded, LocalSwarm
 from dilocox_peer.cli.report import build_report, verdict
 from dilocox_peer.cli.swarm_view import SwarmView
+from dilocox_peer.cli.timeline import render_svg, table
 from dilocox_peer.config import preset
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.pipeline.partition import with_cut
 
 REFRESH_S = 0.5
+TINY_LAYERS = 2  # of the tiny preset; a stage needs at least one
+# A head keeps 2 (S + round trips) micro-batches under way and steps after `accumulate` of them: smaller ones than a single
+# stage's, so that a step is about as many tokens.
+PIPELINED = {"micro_batch": 4, "accumulate": 8}
+PIPELINED_INNER_STEPS = 16
 TUNED_LEARNING_RATES = {"adamw": 4e-3, "muon": 8e-3}  # of the tiny preset
 
 
@@ -41,6 +48,8 @@ class DemoRequest:
     report: Path | None
     seed: int
     timeout_s: float
+    schedule: str | None = None
+    trace: Path | None = None
 
 
 class DemoFailed(DilocoxError):
@@ -61,8 +70,8 @@ def run_demo(request: DemoRequest) -> None:
 
 def demo_manifest(request: DemoRequest) -> Manifest:
     """The demo's manifest, not yet signed. Raises ConfigError for values that do not exist."""
-    if request.stages > 1:
-        raise ConfigError("--stages: this version trains one stage; use --stages 1")
+    if request.trace is not None and request.stages == 1:
+        raise ConfigError("--trace: one stage sends no micro-batches; use --stages 2 or more")
     for path in request.data:
         if not path.exists():
             raise ConfigError(f"--data {path} does not exist: pass a text file, a JSONL file or a folder of them")
@@ -83,7 +92,12 @@ def demo_manifest(request: DemoRequest) -> Manifest:
         overrides["inner"] = {"optimizer": request.inner_optimizer, "learning_rate": learning_rate}
     if request.data:
         overrides["data"] = {"source": "files"}
-    return preset("tiny", **overrides)
+    if request.stages > 1:
+        overrides["model"] = {"layers": max(TINY_LAYERS, request.stages)}
+        overrides["stages"] = {"count": request.stages, "schedule": request.schedule or "carry"}
+        overrides.setdefault("inner", {}).update(PIPELINED)
+        rounds.setdefault("inner_steps", PIPELINED_INNER_STEPS)
+    return with_cut(preset("tiny", **overrides))
 
 
 class _Demo:
@@ -129,14 +143,18 @@ class _Demo:
     async def _train(self) -> None:
         manifest = self._swarm.manifest
         typer.echo(
-            f"demo: {self._request.stages} stage x {self._request.replicas} replicas, "
+            f"demo: {self._request.stages} stage{'' if self._request.stages == 1 else 's'} x {self._request.replicas} replicas, "
             f"{manifest.rounds.total} rounds, run {manifest.run_id[:12]}"
         )
         bootstrap = await self._swarm.start_bootstrap()
         peers = []
-        for index in range(self._request.stages * self._request.replicas):
-            # One after another: four interpreters that import torch at once on two cores start no sooner.
-            peers.append(await self._swarm.start_peer(f"peer{index}"))
+        stages = self._request.stages
+        trace = ["--trace"] if self._request.trace is not None else []
+        for index in range(stages * self._request.replicas):
+            # One after another: four interpreters that import torch at once on two cores start no sooner. The last stage
+            # first: heads find those they need when they come.
+            stage = stages - 1 - index % stages
+            peers.append(await self._swarm.start_peer(f"peer{index}", stage=stage if stages > 1 else None, more=trace))
             typer.echo(f"peer{index} is up, {time.monotonic() - self._started:.0f} s")
         ending = [*peers, await self._swarm.start_evaluator()]
         with Live(console=self._console, auto_refresh=False) as live:
@@ -173,9 +191,20 @@ class _Demo:
         if self._request.report is not None:
             write_whole(self._request.report, (json.dumps(report, indent=1) + "\n").encode())
         self._summary(report)
+        if self._request.trace is not None:
+            self._draw_timeline(self._request.trace)
         problems = verdict(report)
         if problems:
             raise DemoFailed("; ".join(problems))
+
+    def _draw_timeline(self, path: Path) -> None:
+        timed = list(self._view.timed)
+        title = f"{self._request.stages} x {self._request.replicas}, {self._swarm.manifest.stages.schedule}"
+        write_whole(path, render_svg(timed, title=title).encode())
+        typer.echo("")
+        for line in table(timed):
+            typer.echo(line)
+        typer.echo(f"timeline                       {path}")
 
     def _summary(self, report: dict[str, Any]) -> None:
         final, bigram, unigram = (report[key] for key in ("final_val_loss", "bigram_entropy", "unigram_entropy"))

@@ -48,13 +48,13 @@ def _peers(view: SwarmView) -> Table:
         title="peers", title_justify="left", expand=True, box=None, header_style="bold", title_style="bold cyan"
     )
     table.add_column("peer", no_wrap=True)
-    for name in ("stage", "round", "loss", "tok/s", "sent", "received"):
+    for name in ("stage", "round", "loss", "tok/s", "busy", "sent", "received"):
         table.add_column(name, justify="right")
     table.add_column("state")
     for label, peer in sorted(view.peers.items()):
         table.add_row(
             f"{label} …{peer.peer[-6:]}", str(peer.stage), str(min(peer.round, view.manifest.rounds.total)), _loss(peer.train_loss),
-            f"{peer.tokens_per_s:,.0f}", size(peer.bytes_sent), size(peer.bytes_received), peer.state,
+            f"{peer.tokens_per_s:,.0f}", _share(peer.busy), size(peer.bytes_sent + peer.pipeline_bytes_sent), size(peer.bytes_received), peer.state,
         )  # fmt: skip
     return table
 
@@ -85,3 +85,7 @@ def _totals(view: SwarmView, elapsed_s: float) -> Text:
 
 def _loss(value: float | None) -> str:
     return "-" if value is None or value != value else f"{value:.4f}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}" if value else "-"

@@ -1,7 +1,8 @@
-"""`evaluate`: follows a run and evaluates the anchor of its rounds. Takes no part in it and stops no training peer.
+"""`evaluate`: follows a run and evaluates the anchors of its rounds. Takes no part in it and stops no training peer.
 
-Two tasks: one keeps asking for the newest state (the answer waits until there is one), one evaluates the newest that
-is here; so rounds that come faster than they can be evaluated are passed over, and the last one never is.
+Two tasks: one keeps asking for the newest round (the answer waits until there is one) of all stages, one evaluates the
+newest that is here; so rounds that come faster than they can be evaluated are passed over, and the last one never is. The
+anchors of one evaluation are always of one round: a stage that has gone further serves it from its checkpoints.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import typer
 from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.lifetime import Stop, run_until_stopped
+from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.events import DataMeasured, Evaluated, Event, Left, Listener, RunComplete, StateFetched
 from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddrs
 from dilocox_peer.manifest import Manifest
@@ -111,55 +113,66 @@ class _Evaluator:
             load_corpus, manifest.data.source, self._data, validation=manifest.data.validation
         )
         self._listener(DataMeasured(corpus.unigram_entropy(), corpus.bigram_entropy(), corpus.validation_bytes))
-        stage = await asyncio.to_thread(build_stage, manifest)
-        newest = await asyncio.to_thread(initial_state, manifest)
+        whole = await asyncio.to_thread(build_stage, manifest)
+        stages = range(manifest.stages.count)
+        newest = [await asyncio.to_thread(initial_state, manifest, stage) for stage in stages]
         arrived = asyncio.Event()
         arrived.set()
 
         async def ask() -> None:
             nonlocal newest
-            while newest.round < manifest.rounds.total:
-                newer = await self._newer_state(transport, directory, newest.round, newest.layout)
-                if newer is not None:
-                    newest = newer
+            reached = 0
+            layouts = [state.layout for state in newest]
+            while reached < manifest.rounds.total:
+                first = await self._state(transport, directory, 0, {"after": reached, "wait_s": ASK_S}, layouts[0])
+                if first is None:
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                reached = first.round
+                request = {"round": reached, "wait_s": ASK_S}
+                others = [self._state(transport, directory, stage, request, layouts[stage]) for stage in stages[1:]]
+                states = [first, *await asyncio.gather(*others)]
+                if all(state is not None for state in states):
+                    newest = states
                     arrived.set()
+                elif reached == manifest.rounds.total:
+                    reached -= 1  # the last one is not given up
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(ask(), name="ask for states")
             while True:
                 await arrived.wait()
                 arrived.clear()
-                state = newest
-                is_last = state.round >= manifest.rounds.total
+                states = newest
+                is_last = states[0].round >= manifest.rounds.total
                 limit = FINAL_BYTES if is_last else ROUND_BYTES
 
                 def evaluate() -> tuple[float, int]:
-                    stage.model.flat_N.copy_(state.anchor_N())  # noqa: B023 - awaited before the next turn
+                    for state in states:  # noqa: B023 - awaited before the next turn
+                        whole.model.load(state.layout, state.anchor_N())
                     batches = corpus.validation_batches(limit, batch=BATCH, context=manifest.model.context)  # noqa: B023
-                    return stage.evaluate(self._until_leaving(batches))
+                    return whole.evaluate(self._until_leaving(batches))
 
                 loss, num_bytes = await asyncio.to_thread(evaluate)
-                self._listener(Evaluated(state.round, loss, num_bytes))
+                self._listener(Evaluated(states[0].round, loss, num_bytes))
                 if is_last:
-                    self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
+                    for state in states:
+                        self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
                     return
 
-    async def _newer_state(self, transport, directory, after: int, layout):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        """The newest state any peer has after a round, or None for now."""
+    async def _state(self, transport, directory, stage: int, request: dict[str, Any], layout):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        """The state of a stage that any of its peers has, or None for now."""
         from dilocox_peer.peer.statesync import fetch_state
 
         donors: list[PeerId] = []
-        for lease in await directory.peers(0):
+        for lease in await directory.peers(stage):
             donors.append(lease.peer)
-            with suppress(Exception):
+            with suppress(PeerUnavailable):
                 await transport.connect(lease.peer, lease.addresses)
-        state = await fetch_state(
-            transport, donors, {"after": after, "wait_s": ASK_S},
+        return await fetch_state(
+            transport, donors, request,
             layout=layout, expected=b"", timeout_s=60.0, listener=self._quiet,
         )  # fmt: skip
-        if state is None:
-            await asyncio.sleep(RETRY_S)
-        return state
 
     def _until_leaving(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches; an error when we leave, as nobody can cancel a thread and the process waits for it."""

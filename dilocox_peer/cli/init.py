@@ -12,15 +12,24 @@ from dilocox_peer.config import read_manifest, to_toml
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.identity import Identity
+from dilocox_peer.pipeline.partition import with_cut
 
 
 def write_run_file(
-    path: Path, *, preset: str, run_name: str | None, owner_key: Path | None, home: Path | None, force: bool
+    path: Path,
+    *,
+    preset: str,
+    run_name: str | None,
+    stages: int | None,
+    owner_key: Path | None,
+    home: Path | None,
+    force: bool,
 ) -> None:
     """Writes the signed run.toml of a preset. Raises ConfigError; an existing file stays unless force."""
     if path.exists() and not force:
         raise ConfigError(f"{path} exists: pass --force to overwrite it, or another name")
-    manifest = preset_manifest(preset, run={"name": run_name or preset})
+    overrides = {} if stages is None else {"stages": {"count": stages}}
+    manifest = with_cut(preset_manifest(preset, run={"name": run_name or preset}, **overrides))
     _sign_and_write(manifest, path, owner_key_path(owner_key, home))
     typer.echo(f"next: dilocox-peer bootstrap {path}")
 

@@ -26,6 +26,8 @@ class JoinRequest:
     initial_peers: tuple[str, ...]
     host_maddrs: tuple[str, ...]
     announce_maddrs: tuple[str, ...]
+    link_maddrs: tuple[str, ...]
+    trace: bool
     json_log: bool
     until_stdin_closes: bool
 
@@ -36,6 +38,7 @@ def run_join(request: JoinRequest) -> None:
     more_peers = parse_multiaddrs(request.initial_peers, "peer")
     parse_multiaddrs(request.host_maddrs, "listen")
     parse_multiaddrs(request.announce_maddrs, "announce")
+    parse_multiaddrs(request.link_maddrs, "listen")
     for path in request.data:
         if not path.exists():
             raise ConfigError(f"--data {path} does not exist: pass a text file, a JSONL file or a folder of them")
@@ -57,6 +60,8 @@ def run_join(request: JoinRequest) -> None:
             stage=request.stage,
             device=request.device,
             threads=request.threads,
+            link_maddrs=request.link_maddrs,
+            trace=request.trace,
         )
 
         async def work(stop: Stop) -> None:

@@ -83,6 +83,9 @@ def _root(
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("run.toml"),
     preset: Annotated[str, typer.Option(help="tiny, small, 125m or 1.3b.")] = "tiny",
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="Pipeline stages [default: the preset's].", show_default=False)
+    ] = None,
     run_name: Annotated[
         str | None, typer.Option(help="Shown to volunteers [default: the preset].", show_default=False)
     ] = None,
@@ -96,7 +99,7 @@ def init(
     """Write a commented run.toml, signed with the owner's key."""
     from dilocox_peer.cli.init import write_run_file
 
-    write_run_file(path, preset=preset, run_name=run_name, owner_key=owner_key, home=home, force=force)
+    write_run_file(path, preset=preset, run_name=run_name, stages=stages, owner_key=owner_key, home=home, force=force)
 
 
 @app.command()
@@ -161,6 +164,14 @@ def join(
     ] = None,
     host_maddrs: HostOption = None,
     announce_maddrs: AnnounceOption = None,
+    link_maddrs: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Listen here for activations of neighbouring stages [default: like --host-maddrs, any port].",
+            show_default=False,
+        ),
+    ] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Log where each micro-batch's time goes.")] = False,
     home: HomeOption = None,
     identity_path: IdentityOption = None,
     log: LogOption = LogFormat.AUTO,
@@ -181,6 +192,8 @@ def join(
             initial_peers=tuple(initial_peers or ()),
             host_maddrs=tuple(host_maddrs or ("/ip4/0.0.0.0/tcp/0",)),
             announce_maddrs=tuple(announce_maddrs or ()),
+            link_maddrs=tuple(link_maddrs or ()),
+            trace=trace,
             json_log=log is LogFormat.JSON,
             until_stdin_closes=until_stdin_closes,
         )
@@ -189,8 +202,8 @@ def join(
 
 @app.command()
 def demo(
-    stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
-    replicas: Annotated[int, typer.Option(min=1, max=16, help="Peers of each stage.")] = 4,
+    stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
+    replicas: Annotated[int, typer.Option(min=1, max=16, help="Peers of each stage.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 32,
     inner_steps: Annotated[int | None, typer.Option(min=1, help="Inner steps a round (H).", show_default=False)] = None,
     overlap: Annotated[str | None, typer.Option(help="arrival, one-step or none.", show_default=False)] = None,
@@ -198,6 +211,11 @@ def demo(
         str | None, typer.Option(help="none, fp16, int8, int4, int2, sign or topk.", show_default=False)
     ] = None,
     inner_optimizer: Annotated[str | None, typer.Option(help="adamw or muon.", show_default=False)] = None,
+    schedule: Annotated[str | None, typer.Option(help="carry or flush.", show_default=False)] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Draw where the micro-batches' time went, as an SVG picture.", show_default=False),
+    ] = None,
     data: Annotated[
         list[Path] | None, typer.Option(help="Text to train on instead of the standard library.", show_default=False)
     ] = None,
@@ -221,6 +239,8 @@ def demo(
             report=report,
             seed=seed,
             timeout_s=timeout,
+            schedule=schedule,
+            trace=trace,
         )
     )
 
@@ -246,6 +266,134 @@ def evaluate(
         host_maddrs=tuple(host_maddrs or ("/ip4/0.0.0.0/tcp/0",)),
         json_log=log is LogFormat.JSON,
         until_stdin_closes=until_stdin_closes,
+    )
+
+
+LinkArgument = Annotated[
+    str | None,
+    typer.Argument(help="The run's dilocox:// link; without it: what lies on this disk.", show_default=False),
+]
+RunFolderOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--run-folder", help="A peer's folder of the run (HOME/peers/NAME/runs/RUN); may repeat.", show_default=False
+    ),
+]
+ManifestOption = Annotated[
+    Path | None, typer.Option("--manifest", help="The run's run.toml, where the folder lacks it.", show_default=False)
+]
+OnePeerOption = Annotated[
+    str | None,
+    typer.Option("--name", help="Look at this peer of --home alone [default: all of them].", show_default=False),
+]
+FetchTimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=1, help="Seconds to wait for a round that all stages have.")
+]
+
+
+@app.command()
+def export(
+    link: LinkArgument = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder to write.")] = Path("model"),
+    run_folder: RunFolderOption = None,
+    home: HomeOption = None,
+    name: OnePeerOption = None,
+    manifest: ManifestOption = None,
+    timeout: FetchTimeoutOption = 120.0,
+    force: Annotated[bool, typer.Option(help="Replace an export that is there.")] = False,
+) -> None:
+    """Write the newest agreed model as a Hugging Face folder, from a live run or from this disk."""
+    from dilocox_peer.cli.export import run_export
+    from dilocox_peer.cli.source import SourceRequest
+
+    source = SourceRequest(
+        link=link, run_folders=tuple(run_folder or ()), home=home, name=name, manifest=manifest, timeout_s=timeout
+    )
+    run_export(out, source, force=force)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to go on from.")],
+    link: LinkArgument = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A folder that `export` wrote, instead of a run.", show_default=False)
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=0, help="Bytes to write.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw among that many likeliest; 0: all.")] = 40,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=2**63 - 1, help="Equal seeds give equal text [default: another each time].", show_default=False
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of the computation [default: 1 for a small model, else all].", show_default=False),
+    ] = None,
+    run_folder: RunFolderOption = None,
+    home: HomeOption = None,
+    name: OnePeerOption = None,
+    manifest: ManifestOption = None,
+    timeout: FetchTimeoutOption = 120.0,
+) -> None:
+    """Write text with the newest agreed model of a live run, of this disk, or of an export."""
+    from dilocox_peer.cli.generate import GenerateRequest, run_generate
+    from dilocox_peer.cli.source import SourceRequest
+
+    source = SourceRequest(
+        link=link,
+        model=model,
+        run_folders=tuple(run_folder or ()),
+        home=home,
+        name=name,
+        manifest=manifest,
+        timeout_s=timeout,
+    )
+    run_generate(
+        GenerateRequest(
+            prompt=prompt,
+            source=source,
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            seed=seed,
+            device=device,
+            threads=threads,
+        )
+    )
+
+
+@app.command()
+def doctor(
+    link: Annotated[
+        str | None, typer.Argument(help="The run's link; without it only this machine is checked.", show_default=False)
+    ] = None,
+    name: NameOption = "default",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the training, for the throughput.")] = 1,
+    stage: Annotated[int | None, typer.Option(min=0, help="The stage meant to be joined.", show_default=False)] = None,
+    host_maddrs: HostOption = None,
+    home: HomeOption = None,
+    identity_path: IdentityOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Check everything a peer needs, here and on the way to the run. Exit code 1 when something would fail."""
+    from dilocox_peer.cli.doctor import DoctorRequest, run_doctor
+    from dilocox_peer.cli.home import PeerHome
+
+    run_doctor(
+        DoctorRequest(
+            link=link,
+            home=PeerHome.at(home, name, identity_path),
+            device=device,
+            threads=threads,
+            stage=stage,
+            host_maddrs=tuple(host_maddrs or ("/ip4/0.0.0.0/tcp/0",)),
+            as_json=as_json,
+        )
     )
 
 

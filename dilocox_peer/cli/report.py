@@ -2,7 +2,8 @@
 
 Bytes are those a peer handed to the wire for the outer loop: protocol messages and contributions with their frame
 headers, not TLS and TCP headers, not state served to joiners and the evaluator. They are compared with a ring
-all-reduce of float32 gradients after every inner step among the same replicas, which sends 2 (n-1)/n * 4 P bytes.
+all-reduce of float32 gradients after every inner step among the same replicas, which sends 2 (n-1)/n * 4 P bytes for the P
+parameters of a stage; both are means over the peers. What stages send each other is counted on its own.
 """
 
 import json
@@ -19,7 +20,9 @@ def build_report(view: SwarmView, *, stages: int, replicas: int) -> dict[str, An
     for peer in view.peers.values():
         digests.setdefault(str(peer.stage), {})[peer.peer] = peer.anchor_digest
     tokens = view.tokens
-    num_parameters = max((size for seen in view.rounds.values() for size in seen.raw_bytes), default=0) // 4
+    by_stage = {peer.stage: peer.num_parameters for peer in view.peers.values()}
+    num_parameters = sum(by_stage.values())
+    num_heads = sum(peer.stage == 0 for peer in view.peers.values())
     mean_sent = fmean(peer.bytes_sent for peer in view.peers.values()) if view.peers else 0.0
     step_tokens = view.tokens_of(view.manifest.inner.accumulate)
     return {
@@ -35,11 +38,16 @@ def build_report(view: SwarmView, *, stages: int, replicas: int) -> dict[str, An
         "unigram_entropy": view.unigram_entropy,
         "tokens": tokens,
         "tokens_per_second": round(view.tokens_per_s, 1),
-        "outer_bytes_per_token": round(mean_sent / max(1, tokens / max(1, len(view.peers))), 4),
-        "allreduce_bytes_per_token": round(2 * (replicas - 1) / replicas * 4 * num_parameters / step_tokens, 4),
+        "outer_bytes_per_token": round(mean_sent / max(1, tokens / max(1, num_heads)), 4),
+        "allreduce_bytes_per_token": round(
+            2 * (replicas - 1) / replicas * 4 * num_parameters / stages / step_tokens, 4
+        ),
         "heads": {peer.peer: peer.head for peer in view.peers.values()},
         "anchor_digests": digests,
-        "resent_micro_batches": 0,  # one stage sends none; the pipeline counts them
+        "pipeline_bytes_per_token": round(
+            sum(peer.pipeline_bytes_sent for peer in view.peers.values()) / max(1, tokens), 4
+        ),
+        "resent_micro_batches": view.resent_micro_batches,
         "orphaned_contributions": view.orphaned_contributions,
         "loop_lag_ms_p99": {peer.peer: peer.lag_ms_p99 for peer in view.peers.values()},
         "events": view.events,

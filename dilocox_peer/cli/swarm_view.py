@@ -1,15 +1,23 @@
 """What a watcher of several peers knows: a fold over their events. Pure; the demo's table and report are drawn from it."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from dilocox_peer.cli.timeline import Timed, read
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.types import PeerId
 
 MAX_KEPT_EVENTS = 2000  # of the report's log; routine progress is not logged
-_ROUTINE = frozenset({"TrainingProgress", "RoundClosed", "CheckpointWritten", "Evaluated", "RoundCertified"})
+MAX_KEPT_TIMED = 20_000  # micro-batches of a traced demo, the newest
+_ROUTINE = frozenset(
+    {
+        "TrainingProgress", "PipelineProgress", "RoundClosed", "CheckpointWritten", "Evaluated", "RoundCertified",
+        "MicroBatchTimed", "RouteChanged",
+    }
+)  # fmt: skip
 
 
 @dataclass
@@ -26,6 +34,10 @@ class PeerView:
     bytes_sent: int = 0
     bytes_received: int = 0
     lag_ms_p99: float = 0.0
+    busy: float = 0.0
+    resent: int = 0
+    pipeline_bytes_sent: int = 0
+    num_parameters: int = 0  # of its stage
     head: str = ""
     anchor_digest: str = ""
     state: str = "starting"
@@ -33,7 +45,8 @@ class PeerView:
 
 @dataclass
 class RoundView:
-    """One outer round, put together from all peers that certified it."""
+    """One outer round, put together from all peers that certified it. micro_batches: of stage 0, where they start;
+    raw_bytes: of a peer's movement as float32, for each peer."""
 
     number: int
     stage_contributors: dict[int, int] = field(default_factory=dict)
@@ -65,6 +78,7 @@ class SwarmView:
         self.orphaned_contributions = 0
         self.events: list[dict[str, Any]] = []
         self.errors: list[str] = []
+        self.timed: deque[Timed] = deque(maxlen=MAX_KEPT_TIMED)
 
     def take(self, label: str, record: Mapping[str, Any]) -> None:
         """Folds in one event of the process `label`, in its JSONL form (events.Event.record)."""
@@ -78,6 +92,12 @@ class SwarmView:
                 self._progress(self.peers[label], record)
                 if record["tokens"] and self.first_training_s is None:
                     self.first_training_s = now
+            case "MicroBatchTimed":
+                self._timed(label, record)
+            case "PipelineProgress":
+                view = self.peers[label]
+                view.busy, view.resent = record["busy"], record["resent"]
+                view.pipeline_bytes_sent = record["bytes_sent"]
             case "RoundCertified":
                 self._certified(self.peers[label], record, now)
             case "Evaluated":
@@ -96,7 +116,12 @@ class SwarmView:
 
     @property
     def tokens(self) -> int:
-        return sum(view.tokens for view in self.peers.values())
+        """Trained, counted once: at stage 0, where micro-batches start."""
+        return sum(view.tokens for view in self.peers.values() if view.stage == 0)
+
+    @property
+    def resent_micro_batches(self) -> int:
+        return sum(view.resent for view in self.peers.values())
 
     @property
     def tokens_per_s(self) -> float:
@@ -115,13 +140,20 @@ class SwarmView:
         if view.state == "joining":
             view.state = "training"
 
+    def _timed(self, label: str, record: Mapping[str, Any]) -> None:
+        timed = read(label, self.peers[label].stage, record)
+        if timed is not None:
+            self.timed.append(timed)
+
     def _certified(self, view: PeerView, record: Mapping[str, Any], now: float) -> None:
         number = int(record["round"])
         seen = self.rounds.setdefault(number, RoundView(number, first_seen_s=now))
         seen.stage_contributors[view.stage] = len(record["contributors"])
-        seen.micro_batches = record["micro_batches"]
+        if view.stage == 0:
+            seen.micro_batches = record["micro_batches"]
         seen.bytes_sent.append(record["bytes_sent"])
         seen.raw_bytes.append(record["raw_bytes"])
+        view.num_parameters = record["raw_bytes"] // 4
         if record["train_loss"] == record["train_loss"]:
             seen.train_losses.append(record["train_loss"])
         view.head, view.anchor_digest = record["head"], record["anchor_digest"]

@@ -15,6 +15,7 @@ import msgpack
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.invitation import parse_multiaddr
 from dilocox_peer.manifest import MAX_MANIFEST_BYTES
+from dilocox_peer.signing import public_key_of
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, RunId, canonical, sha256
 
 LEASE_TTL_S = 90.0
@@ -25,7 +26,7 @@ MAX_STAGES = 256
 # A get returns the whole dictionary under a key from every holder, so a stage's peers are spread over several keys; with
 # up to 64 of them (manifest limits.max_peers) each key has about 16.
 BUCKETS = 4
-MAX_LEASE_BYTES = 2048
+MAX_LEASE_BYTES = 4096
 MAX_POINTER_BYTES = 200
 MAX_ADDRESSES = 8
 MAX_COUNT = 2**53  # counters and sizes above it are nonsense, and no longer exact as JSON numbers
@@ -42,7 +43,8 @@ class Lease:
     """A peer's announcement that it serves a stage, or with has_left that it no longer does.
 
     incarnation: wall-clock milliseconds at its start; the newest is the peer. tokens_per_s: of its own training, 0 if
-    unknown. expires_s: wall clock; set by the directory when announced or read.
+    unknown. link, link_addresses: the identity and addresses of its data plane, of a run with several stages; that they
+    are its own is what the record's signature says. expires_s: wall clock; set by the directory when announced or read.
     """
 
     peer: PeerId
@@ -54,27 +56,34 @@ class Lease:
     memory_bytes: int
     reachability: Reachability
     round: int
+    link: PeerId | None = None
+    link_addresses: tuple[str, ...] = ()
     has_left: bool = False
     expires_s: float = 0.0
 
     def to_bytes(self) -> bytes:
         fields = [
             "lease", _FORMAT, self.stage, self.incarnation, list(self.addresses), self.protocol, float(self.tokens_per_s),
-            self.memory_bytes, self.reachability, self.round, self.has_left,
+            self.memory_bytes, self.reachability, self.round, self.link or "", list(self.link_addresses), self.has_left,
         ]  # fmt: skip
         return canonical(fields)
 
     @classmethod
     def from_bytes(cls, raw: bytes, *, peer: PeerId, expires_s: float) -> "Lease":
         """peer's lease. Raises ValueError with what is wrong."""
-        fields = _unpack(raw, "lease", num_fields=9, max_bytes=MAX_LEASE_BYTES)
-        stage, incarnation, addresses, protocol, tokens_per_s, memory_bytes, reachability, round_, has_left = fields
+        fields = _unpack(raw, "lease", num_fields=11, max_bytes=MAX_LEASE_BYTES)
+        stage, incarnation, addresses, protocol, tokens_per_s, memory_bytes, reachability, round_, *rest = fields
+        link, link_addresses, has_left = rest
         if type(addresses) is not list or len(addresses) > MAX_ADDRESSES:
             raise ValueError(f"addresses are no list of at most {MAX_ADDRESSES}")
+        if type(link_addresses) is not list or len(link_addresses) > MAX_ADDRESSES:
+            raise ValueError(f"link_addresses are no list of at most {MAX_ADDRESSES}")
         if type(tokens_per_s) is not float or not 0 <= tokens_per_s < math.inf:
             raise ValueError(f"tokens_per_s is {tokens_per_s!r}")
         if reachability not in ("direct", "relayed"):
             raise ValueError(f"reachability is {reachability!r}")
+        if type(link) is not str or (link and not _is_peer_id(link)):
+            raise ValueError(f"link is {link!r}")
         if type(has_left) is not bool:
             raise ValueError(f"has_left is {has_left!r}")
         return cls(
@@ -87,6 +96,8 @@ class Lease:
             memory_bytes=_count("memory_bytes", memory_bytes),
             reachability=reachability,
             round=_count("round", round_),
+            link=PeerId(link) if link else None,
+            link_addresses=tuple(_address(address, PeerId(link)) for address in link_addresses),
             has_left=has_left,
             expires_s=expires_s,
         )
@@ -188,6 +199,14 @@ def _count(name: str, value: object, largest: int = MAX_COUNT) -> int:
     if type(value) is not int or not 0 <= value <= largest:
         raise ValueError(f"{name} is {value!r}, not a number from 0 to {largest}")
     return value
+
+
+def _is_peer_id(text: str) -> bool:
+    try:
+        public_key_of(PeerId(text))
+    except ValueError:
+        return False
+    return True
 
 
 def _address(value: object, peer: PeerId) -> str:

@@ -52,7 +52,7 @@ def write_checkpoint(folder: Path, run_id: RunId, state: AnchorState, *, keep: i
         "digest": state.digest.hex(),
         "layout": state.layout.digest().hex(),
     }
-    path = folder / f"anchor-{state.round:08d}.safetensors"
+    path = _path(folder, state.round)
     temporary = path.with_suffix(".partial")
     with temporary.open("wb") as file:
         file.write(save(tensors, metadata))
@@ -85,6 +85,14 @@ def read_head(folder: Path, run_id: RunId, layout: Layout, head: Digest) -> Anch
         except (StateCorrupt, OSError):
             continue
     return None
+
+
+def read_round(folder: Path, run_id: RunId, layout: Layout, round_number: int) -> AnchorState | None:
+    """The state after a round, if a checkpoint of it is in folder and verifies."""
+    try:
+        return read_checkpoint(_path(folder, round_number), run_id, layout)
+    except (StateCorrupt, OSError):
+        return None
 
 
 def read_checkpoint(path: Path, run_id: RunId, layout: Layout) -> AnchorState:
@@ -136,6 +144,10 @@ def _tensor_bytes(tensor: npt.NDArray[np.float32], shape: tuple[int, ...]) -> by
     if tensor.shape != shape or tensor.dtype != np.float32:
         raise StateCorrupt(f"a tensor is {tensor.dtype} {tensor.shape}, expected float32 {shape}")
     return tensor.astype("<f4", copy=False).tobytes()
+
+
+def _path(folder: Path, round_number: int) -> Path:
+    return folder / f"anchor-{round_number:08d}.safetensors"
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -1,7 +1,9 @@
-"""When a round of local training is over: the stage's clock (DESIGN section 6), for the stage where micro-batches start.
+"""When a round of local training is over (DESIGN section 6). Pure.
 
-A round is over when the roster's members that are here have together done their shares, so that a slow peer does less
-and nobody waits for it; or at twice the usual time; never for a peer that has done nothing itself. Pure.
+Stage 0, where micro-batches start, is the clock of the run: its round is over when the roster's members that are here have
+together done their shares, so that a slow peer does less and nobody waits for it; or at twice the usual time. A later stage
+follows: its round is over when the heads that most of its work comes from are in the next one. Never for a peer that has
+done nothing itself.
 """
 
 import statistics
@@ -74,3 +76,18 @@ class RoundClock:
             self._durations.append(now - self._since)
         self._round, self._since = round_number, now
         self._done.clear()
+
+
+def follows(round_number: int, *, own: int, heads: Mapping[PeerId, tuple[int, int]], certified_at_stage_0: int) -> bool:
+    """Whether a peer of a later stage should close the round that it trains.
+
+    own: its own micro-batches in it. heads: of every head, the latest round it sent work of, and how many of our recent
+    micro-batches were its.
+    """
+    if own == 0:
+        return False
+    if certified_at_stage_0 >= round_number:
+        return True
+    recent = sum(count for _, count in heads.values())
+    ahead = sum(count for latest, count in heads.values() if latest > round_number)
+    return 2 * ahead > recent

@@ -19,8 +19,8 @@ from dilocox_peer.peer.clock import RoundClock
 from dilocox_peer.peer.contract import Apply, Closed, Input, Progress, StateComputed
 from dilocox_peer.peer.pace import Situation, Step, next_step
 from dilocox_peer.peer.rounds import RoundMachine
-from dilocox_peer.peer.trainer import Progress as TrainerProgress
 from dilocox_peer.peer.trainer import Trainer
+from dilocox_peer.peer.training import Progress as TrainerProgress
 from dilocox_peer.types import Digest, PeerId
 
 TICK_S = 0.1  # how often progress is read and the clock asked
@@ -44,7 +44,9 @@ class Conductor:
         bytes_sent: Callable[[], int],
         on_merged: Callable[[], None],
         listener: Listener,
+        is_due: Callable[[TrainerProgress], bool] | None = None,
     ) -> None:
+        """is_due: when the round in training is to be closed; without it stage 0's own clock says so."""
         self._me = me
         self._incarnation = incarnation
         self._manifest = manifest
@@ -58,6 +60,7 @@ class Conductor:
         self._bytes_sent = bytes_sent
         self._on_merged = on_merged
         self._listener = listener
+        self._is_due = is_due if is_due is not None else self._is_due_by_count
         self._waiting: deque[Apply] = deque()
         self._changed = asyncio.Event()
         self._offered_at: Digest | None = None
@@ -150,7 +153,7 @@ class Conductor:
             total_rounds=self._manifest.rounds.total,
         )
 
-    def _is_due(self, progress: TrainerProgress) -> bool:
+    def _is_due_by_count(self, progress: TrainerProgress) -> bool:
         now = asyncio.get_running_loop().time()
         return self._clock.is_over(
             progress.round,

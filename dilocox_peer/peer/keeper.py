@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.anchors import keep_manifest
 from dilocox_peer.peer.blobs import BlobStore
 from dilocox_peer.peer.checkpoint import load_newest, read_head, write_checkpoint
 from dilocox_peer.peer.durable import Durable
@@ -27,6 +28,7 @@ class Keeper:
         """Raises OSError when the folder cannot be used."""
         self._manifest = manifest
         self._listener = listener
+        keep_manifest(folder, manifest)
         self.checkpoints = folder / f"stage{stage}" / "checkpoints"
         self.blobs = BlobStore(folder / f"stage{stage}" / "contributions")
         self.journal = Journal(folder / f"stage{stage}" / "rounds.log", manifest.genesis(stage))

@@ -6,28 +6,44 @@ DESIGN section 5's order, each step with its deadline, about five seconds togeth
 
 import asyncio
 import random
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from dilocox_peer.compression.aggregate import contribution_norm
 from dilocox_peer.compression.contribution import blob_limits, raw_bytes
+from dilocox_peer.dht.assignment import Claimant, better_stage, choose_stage
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.dht.records import Lease
+from dilocox_peer.dht.records import MAX_ADDRESSES, Lease
 from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError, RunUnreachable
-from dilocox_peer.events import Failed, Left, Listener, PeerStarted, RunComplete, TrainingProgress
+from dilocox_peer.events import (
+    Event,
+    Failed,
+    Left,
+    Listener,
+    NeighbourUnlinked,
+    PeerStarted,
+    PipelineProgress,
+    RunComplete,
+    StageClaimed,
+    TrainingProgress,
+)
+from dilocox_peer.invitation import visible_at, with_any_port
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.acquaintances import read_acquaintances, write_acquaintances
 from dilocox_peer.peer.blobs import BlobStore
 from dilocox_peer.peer.chain import Plan
+from dilocox_peer.peer.clock import follows
 from dilocox_peer.peer.conductor import Conductor
 from dilocox_peer.peer.contract import FetchState, Leaving, PeerFound, StateComputed, StateInstalled, StateMissing
+from dilocox_peer.peer.conveyor import Conveyor, LinkAddress
 from dilocox_peer.peer.driver import BLOB_SERVICE, RoundDriver
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.keeper import Keeper
@@ -37,10 +53,12 @@ from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer, fetch_state
 from dilocox_peer.peer.timing import Timing
 from dilocox_peer.peer.trainer import Trainer
+from dilocox_peer.peer.training import Progress
 from dilocox_peer.peer.transport import Reply, Transport
 from dilocox_peer.pipeline.data import load_corpus
+from dilocox_peer.pipeline.link import LinkId
 from dilocox_peer.pipeline.model import layout_of
-from dilocox_peer.signing import verify
+from dilocox_peer.signing import SEED_BYTES, verify
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, RunId
 
 PROTOCOL_VERSION = 1
@@ -49,6 +67,8 @@ LEASE_S = 30.0
 FIRST_LOOKS, FIRST_LOOK_S, LOOK_S = 20, 1.0, 60.0  # the directory is read often until the swarm is known
 SAY_GOODBYE_S = 1.0
 STOP_TRAINER_S = 3.0
+STOP_CONVEYOR_S = 2.0
+CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
 LINGER_S = 3.0  # after everybody has the last head: for followers that still fetch it
 LINGER_MAX_S = 30.0
 STATE_TIMEOUT_S = 3600.0
@@ -74,6 +94,8 @@ class SessionSettings:
     stage: int | None
     device: str
     threads: int
+    link_maddrs: tuple[str, ...] = ()  # empty: like host_maddrs, at ports of the system's choice
+    trace: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +110,7 @@ class _Parts:
     driver: RoundDriver
     conductor: Conductor
     states: StateServer
+    conveyor: Conveyor | None  # of a run with several stages
 
 
 class Session:
@@ -102,7 +125,8 @@ class Session:
         self._lag = LoopLag()
         self._acquaintances = settings.run_folder / "peers"
         self._blob_bytes_served = 0
-        self._stage = settings.stage or 0
+        self._stage = settings.stage  # None: to be claimed
+        self._look_now = asyncio.Event()
 
     async def run(self, leave: Awaitable[str]) -> None:
         """Trains until the run is complete or `leave` gives a reason to go.
@@ -159,41 +183,125 @@ class Session:
         directory = await Directory.create(transport, settings.run_id, self._identity.key)
         stack.push_async_callback(directory.close)
         manifest = await directory.fetch_manifest()
-        if self._stage >= manifest.stages.count:
-            raise ConfigError(f"--stage {self._stage}: the run has stages 0 to {manifest.stages.count - 1}")
-        corpus = await asyncio.to_thread(
-            load_corpus, manifest.data.source, settings.data, validation=manifest.data.validation
-        )
+        stage = self._stage = await self._claim(manifest, transport, directory)
+        corpus = None
+        if stage == 0:
+            corpus = await asyncio.to_thread(
+                load_corpus, manifest.data.source, settings.data, validation=manifest.data.validation
+            )
         _check_device(settings.device)
         try:
             keeper = await asyncio.get_running_loop().run_in_executor(
-                self._disk, lambda: Keeper(settings.run_folder, manifest, self._stage, self._listener)
+                self._disk, lambda: Keeper(settings.run_folder, manifest, stage, self._listener)
             )
         except OSError as error:
             raise ConfigError(f"{settings.run_folder} cannot be used: {error.strerror}; pass another --home") from None
         stack.callback(keeper.close)
+        on_failure = self._trainer_failed()
+        conveyor = self._conveyor(manifest, stage, on_failure)
         trainer = Trainer(
             manifest,
             peer=self._me,
             incarnation=self._incarnation,
             corpus=corpus,
+            stage=stage,
+            bench=conveyor,
             device=settings.device,
             threads=settings.threads,
-            on_failure=self._trainer_failed(),
+            on_failure=on_failure,
         )
         trainer.start(keeper.state)
         trainer.hold()  # until the rounds are at its head
         stack.push_async_callback(self._stop, trainer)
-        parts = await self._couple(manifest, transport, directory, trainer, keeper)
+        if conveyor is not None:
+            conveyor.set_on_work(trainer.nudge)
+            stack.push_async_callback(self._stop_conveyor, conveyor)
+            await asyncio.to_thread(conveyor.start)
+        parts = await self._couple(manifest, stage, transport, directory, trainer, keeper, conveyor)
         await directory.announce(self._lease(parts))
-        self._listener(PeerStarted(self._me, manifest.run_id, self._stage, tuple(transport.addresses)))
+        self._listener(PeerStarted(self._me, manifest.run_id, stage, tuple(transport.addresses)))
         return parts
 
+    async def _claim(self, manifest: Manifest, transport: Transport, directory: Directory) -> int:
+        """The stage that this peer will hold: the one that was asked for, that it held before, or that needs it most."""
+        count = manifest.stages.count
+        if self._stage is not None:
+            if self._stage >= count:
+                raise ConfigError(f"--stage {self._stage}: the run has stages 0 to {count - 1}")
+            return self._stage
+        if count == 1:
+            return 0
+        claimant = Claimant(
+            self._me, fits=range(count), is_dialable=_reachability(tuple(transport.addresses)) == "direct"
+        )
+        stages = await _leases_of_all(directory, count)
+        others = {stage: [lease for lease in leases if lease.peer != self._me] for stage, leases in stages.items()}
+        stage, why = choose_stage(others, claimant)
+        if stage is None:
+            raise ConfigError(f"no stage of the run can be held here: {why}")
+        rng = random.Random(self._incarnation)
+        for _ in range(CLAIM_LOOKS):
+            await directory.announce(self._bare_lease(stage, tuple(transport.addresses)))
+            # Others may be choosing at this moment; what they announced is seen at the second look.
+            await asyncio.sleep(CLAIM_WAIT_S * rng.uniform(0.5, 1.0))
+            better, reason = better_stage(await _leases_of_all(directory, count), claimant, stage)
+            if better is None:
+                break
+            await directory.leave()
+            stage, why = better, reason
+        self._listener(StageClaimed(stage, why))
+        return stage
+
+    def _conveyor(self, manifest: Manifest, stage: int, on_failure: Callable[[str], None]) -> Conveyor | None:
+        if manifest.stages.count == 1:
+            return None
+        settings = self._settings
+        return Conveyor(
+            manifest,
+            stage,
+            key=self._identity.key,
+            run_id=settings.run_id,
+            incarnation=self._incarnation,
+            link_seed=secrets.token_bytes(SEED_BYTES),
+            listen=settings.link_maddrs or with_any_port(settings.host_maddrs),
+            listener=self._from_thread(self._listener),
+            on_failure=on_failure,
+            trace=settings.trace,
+        )
+
+    def _from_thread(self, listener: Listener) -> Listener:
+        """What other threads tell is told in the session's own, one after another."""
+        loop = asyncio.get_running_loop()
+
+        def tell(event: Event) -> None:
+            if isinstance(event, NeighbourUnlinked):
+                self._look_now.set()
+            listener(event)
+
+        def from_its_thread(event: Event) -> None:
+            with suppress(RuntimeError):  # the loop has ended: nobody listens any more
+                loop.call_soon_threadsafe(tell, event)
+
+        return from_its_thread
+
+    async def _stop_conveyor(self, conveyor: Conveyor) -> None:
+        try:
+            await asyncio.to_thread(conveyor.stop, STOP_CONVEYOR_S)
+        except TimeoutError as error:
+            self._listener(Failed("leaving", str(error)))
+
     async def _couple(
-        self, manifest: Manifest, transport: Transport, directory: Directory, trainer: Trainer, keeper: Keeper
+        self,
+        manifest: Manifest,
+        stage: int,
+        transport: Transport,
+        directory: Directory,
+        trainer: Trainer,
+        keeper: Keeper,
+        conveyor: Conveyor | None,
     ) -> _Parts:
-        machine = self._machine(manifest, keeper)
-        layout = layout_of(manifest, self._stage)
+        machine = self._machine(manifest, stage, keeper)
+        layout = layout_of(manifest, stage)
         states = StateServer(
             current=trainer.state,
             checkpoints=keeper.checkpoints,
@@ -232,21 +340,22 @@ class Session:
             bytes_sent=lambda: driver.message_bytes_sent + self._blob_bytes_served,
             on_merged=merged,
             listener=self._listener,
+            is_due=_follower(conveyor) if conveyor is not None and stage > 0 else None,
         )
-        parts = _Parts(manifest, transport, directory, trainer, keeper, driver, conductor, states)
+        parts = _Parts(manifest, transport, directory, trainer, keeper, driver, conductor, states, conveyor)
         transport.set_message_handler(driver.receive)
         await transport.serve(BLOB_SERVICE, lambda peer, header: self._serve_blob(keeper.blobs, peer, header))
         await transport.serve(STATE_SERVICE, states.serve)
         driver.post(StateComputed(keeper.state.head, keeper.state.digest))
         return parts
 
-    def _machine(self, manifest: Manifest, keeper: Keeper) -> RoundMachine:
+    def _machine(self, manifest: Manifest, stage: int, keeper: Keeper) -> RoundMachine:
         rounds = manifest.rounds
         return RoundMachine(
             me=self._me,
             incarnation=self._incarnation,
-            stage=self._stage,
-            genesis=manifest.genesis(self._stage),
+            stage=stage,
+            genesis=manifest.genesis(stage),
             timing=Timing(),
             sign=self._identity.key.sign,
             verify=verify,
@@ -281,18 +390,32 @@ class Session:
         return from_its_thread
 
     def _lease(self, parts: _Parts) -> Lease:
+        assert self._stage is not None
         progress = parts.trainer.progress()
         addresses = tuple(parts.transport.addresses)
+        lease = replace(
+            self._bare_lease(self._stage, addresses), tokens_per_s=progress.tokens_per_s, round=progress.round
+        )
+        if parts.conveyor is None:
+            return lease
+        link = parts.conveyor.link_id
+        return replace(
+            lease,
+            link=PeerId(link),
+            link_addresses=visible_at(parts.conveyor.addresses, addresses, PeerId(link))[:MAX_ADDRESSES],
+        )
+
+    def _bare_lease(self, stage: int, addresses: tuple[str, ...]) -> Lease:
         return Lease(
             peer=self._me,
-            stage=self._stage,
+            stage=stage,
             incarnation=self._incarnation,
             addresses=addresses,
             protocol=PROTOCOL_VERSION,
-            tokens_per_s=progress.tokens_per_s,
+            tokens_per_s=0.0,
             memory_bytes=0,
-            reachability="relayed" if addresses and all("/p2p-circuit" in text for text in addresses) else "direct",
-            round=progress.round,
+            reachability=_reachability(addresses),
+            round=0,
         )
 
     # ---- work --------------------------------------------------------------------------------------------------------
@@ -335,15 +458,24 @@ class Session:
         self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
 
     async def _linger(self, parts: _Parts, leaving: "asyncio.Future[str]") -> None:
-        """Serves the last state until everybody in the roster has it and followers had time to fetch it."""
+        """Serves the last state until everybody in the roster has it, the stages behind know that the last round is over,
+        and followers had time to fetch it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LINGER_MAX_S
-        while not leaving.done() and loop.time() < deadline and not parts.driver.everybody_at_head():
+        total = parts.manifest.rounds.total
+
+        def is_needed() -> bool:
+            behind = total if parts.conveyor is None else parts.conveyor.behind
+            return not parts.driver.everybody_at_head() or behind < total
+
+        while not leaving.done() and loop.time() < deadline and is_needed():
             await asyncio.wait({leaving}, timeout=0.2)
         await asyncio.wait({leaving}, timeout=LINGER_S)
 
     async def _say_goodbye(self, parts: _Parts) -> None:
         parts.trainer.hold()
+        if parts.conveyor is not None:
+            parts.conveyor.leave()
         parts.driver.post(Leaving())
         with suppress(TimeoutError, RunUnreachable):
             async with asyncio.timeout(SAY_GOODBYE_S):
@@ -366,6 +498,9 @@ class Session:
                     lag_ms_p99=round(self._lag.p99_ms, 2),
                 )
             )
+            if parts.conveyor is not None:
+                parts.conveyor.set_replicas(len(parts.driver.machine.roster))
+                self._listener(_pipeline_progress(parts.conveyor, progress))
 
     async def _renew_lease(self, parts: _Parts) -> None:
         while True:
@@ -380,9 +515,12 @@ class Session:
     async def _look_for_peers(self, parts: _Parts) -> None:
         known: set[PeerId] = {self._me}
         looks, rng = 0, random.Random(self._incarnation)
+        assert self._stage is not None
         while True:
             try:
                 leases = await parts.directory.peers(self._stage)
+                if parts.conveyor is not None:
+                    await self._find_neighbours(parts.directory, parts.conveyor, self._stage, parts.manifest)
             except RunUnreachable as error:
                 self._listener(Failed("discovery", f"{error}; trying again"))
                 leases = []
@@ -397,7 +535,18 @@ class Session:
                     await parts.transport.connect(lease.peer, lease.addresses)
                 parts.driver.post(PeerFound(lease.peer))
             looks += 1
-            await asyncio.sleep(FIRST_LOOK_S if looks < FIRST_LOOKS else LOOK_S * rng.uniform(1.0, 2.0))
+            self._look_now.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_LOOK_S if looks < FIRST_LOOKS else LOOK_S * rng.uniform(1.0, 2.0)):
+                    await self._look_now.wait()
+
+    async def _find_neighbours(self, directory: Directory, conveyor: Conveyor, stage: int, manifest: Manifest) -> None:
+        """Has the peers of the stages beside ours dialled."""
+        beside = [other for other in (stage - 1, stage + 1) if 0 <= other < manifest.stages.count]
+        found = [lease for other in beside for lease in await directory.peers(other)]
+        conveyor.set_neighbours(
+            LinkAddress(lease.peer, LinkId(lease.link), lease.link_addresses) for lease in found if lease.link
+        )
 
     async def _adopt_state(self, parts: _Parts, action: FetchState) -> None:
         """Fetches and installs the state at action.head; tells the machine how it went."""
@@ -441,6 +590,44 @@ class Session:
             raise PeerUnavailable(self._me, "this contribution is not held here")
         self._blob_bytes_served += len(blob)
         return Reply({}, [blob])
+
+
+def _follower(conveyor: Conveyor) -> Callable[[Progress], bool]:
+    """When a peer of a later stage closes its round."""
+
+    def is_due(progress: Progress) -> bool:
+        return follows(
+            progress.round,
+            own=progress.micro_batches,
+            heads=conveyor.recent_heads,
+            certified_at_stage_0=conveyor.certified_at_stage_0,
+        )
+
+    return is_due
+
+
+def _pipeline_progress(conveyor: Conveyor, progress: Progress) -> PipelineProgress:
+    status = conveyor.status()
+    return PipelineProgress(
+        linked=len(status.linked),
+        busy=round(progress.busy, 3),
+        in_flight=status.in_flight,
+        waiting=status.waiting,
+        window=status.window,
+        resent=status.resent,
+        duplicates=status.duplicates,
+        bytes_sent=status.bytes_sent,
+        bytes_received=status.bytes_received,
+    )
+
+
+def _reachability(addresses: tuple[str, ...]) -> Literal["direct", "relayed"]:
+    return "relayed" if addresses and all("/p2p-circuit" in text for text in addresses) else "direct"
+
+
+async def _leases_of_all(directory: Directory, count: int) -> dict[int, list[Lease]]:
+    found = await asyncio.gather(*(directory.peers(stage) for stage in range(count)))
+    return dict(enumerate(found))
 
 
 def _check_device(device: str) -> None:

@@ -1,7 +1,7 @@
 """Whole anchor states between peers: serving ours, fetching another's, verified before it is used.
 
-Who asks names a head, or a round after which it wants the newest (then the answer waits for one: followers such as the
-evaluator need no polling). What is served is immutable: the newest merged state, else a checkpoint on disk.
+Who asks names a head, or a round, or a round after which it wants the newest (then the answer waits for one: followers such
+as the evaluator need no polling). What is served is immutable: the newest merged state, else a checkpoint on disk.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt
 from dilocox_peer.events import Listener, StateFetched, StateFetchFailed
-from dilocox_peer.peer.checkpoint import read_head
+from dilocox_peer.peer.checkpoint import read_head, read_round
 from dilocox_peer.peer.outer import AnchorState
 from dilocox_peer.peer.transport import Reply, Transport
 from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, PeerId, RunId
@@ -42,12 +42,15 @@ class StateServer:
         newer.set()
 
     async def serve(self, _peer: PeerId, header: dict[str, Any]) -> Reply:
-        """The reply to a request {head: bytes} or {after: round, wait_s: seconds}; an empty body when we have it not."""
+        """The reply to a request {head: bytes}, {after: round, wait_s: seconds} or {round: round, wait_s: seconds}; an empty
+        body when we have it not."""
         match header:
             case {"head": bytes(head)} if len(head) == DIGEST_BYTES:
                 state = await self._at(Digest(head))
             case {"after": int(after), "wait_s": float(wait_s)} if after >= -1:
                 state = await self._after(after, min(wait_s, MAX_WAIT_S))
+            case {"round": int(number), "wait_s": float(wait_s)} if number >= 0:
+                state = await self._of_round(number, min(wait_s, MAX_WAIT_S))
             case _:
                 raise ProtocolError(_peer, "a request for state that names neither head nor round")
         if state is None:
@@ -60,6 +63,13 @@ class StateServer:
             return state
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._disk, read_head, self._checkpoints, self._run_id, self._layout, head)
+
+    async def _of_round(self, number: int, wait_s: float) -> AnchorState | None:
+        state = await self._after(number - 1, wait_s)
+        if state is None or state.round == number:
+            return state
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._disk, read_round, self._checkpoints, self._run_id, self._layout, number)
 
     async def _after(self, after: int, wait_s: float) -> AnchorState | None:
         with contextlib.suppress(TimeoutError):

@@ -15,53 +15,26 @@ Rounds. Training is in round `certified + 1`, or `certified + 2` while an offer 
 higher round starts its count of micro-batches anew; one that puts it back lets the closed round go on.
 """
 
-import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.outer import AnchorState, OuterLoop, OuterSettings
+from dilocox_peer.peer.stage_loop import StageLoop, WorkBench
+from dilocox_peer.peer.training import Progress, Snapshot, TrainingLoop
+from dilocox_peer.peer.whole_loop import WholeLoop
+from dilocox_peer.peer.worker import MAX_CALLS, Worker
 from dilocox_peer.pipeline.data import Corpus
-from dilocox_peer.pipeline.inner import InnerOptimizer, ramp, run_position, schedule
-from dilocox_peer.pipeline.model import LayerRange, StageModel
-from dilocox_peer.pipeline.stage import Stage
 from dilocox_peer.types import Digest, PeerId
-
-MAX_CALLS = 64
-"""Calls that may wait in a queue; a session has a handful at most, so more is its fault and is refused."""
-
-LOSS_WINDOW = 32
-"""Micro-batches over which the shown training loss is averaged."""
-
-SPEED_WINDOW_S = 10.0
 
 T = TypeVar("T")
 U = TypeVar("U")
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """round: the one being trained. micro_batches: completed in it. tokens: since the start of this process.
-
-    train_loss: mean of the last LOSS_WINDOW micro-batches, nan before the first. is_training: False while held, waiting
-    for a certificate, or when the run is complete.
-    """
-
-    round: int
-    micro_batches: int
-    tokens: int
-    train_loss: float
-    tokens_per_s: float
-    learning_rate: float
-    is_training: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,31 +69,45 @@ class Trainer:
         *,
         peer: PeerId,
         incarnation: int,
-        corpus: Corpus,
+        corpus: Corpus | None,
+        stage: int = 0,
+        bench: WorkBench | None = None,
         device: str = "cpu",
         threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
         on_failure: Callable[[str], None] = lambda reason: None,
         micro_batch_limit: int | None = None,
     ) -> None:
-        """on_failure: called once, from the thread that failed; both threads are useless afterwards.
+        """corpus: where stage 0 takes its data from. bench: where a stage of several finds its work.
 
+        on_failure: called once, from the thread that failed; both threads are useless afterwards.
         micro_batch_limit: train at most so many in a round, then wait for its end; None trains on without bound.
         Tests that must repeat to the bit set it.
         """
-        corpus.require_context(manifest.model.context)
+        assert (corpus is not None) == (stage == 0), "stage 0, and it alone, reads training data"
+        assert (bench is not None) == (manifest.stages.count > 1), "a bench is for a stage of several"
+        if corpus is not None:
+            corpus.require_context(manifest.model.context)
         self._outer_settings = OuterSettings.of(manifest)
         self._outer: OuterLoop | None = None
         self._state: AnchorState | None = None
         self._on_failure = on_failure
         self._failed: str | None = None
         self._lock = threading.Lock()
-        self._loop = _TorchLoop(
-            manifest, peer=peer, incarnation=incarnation, corpus=corpus, device=device, clock=clock,
-            micro_batch_limit=micro_batch_limit,
-        )  # fmt: skip
-        self._torch = _Worker("dilocox-torch", self._fail, num_threads=threads, idle=self._loop.train_on)
-        self._executor = _Worker("dilocox-outer", self._fail, num_threads=1)
+        self._loop: TrainingLoop
+        if bench is not None:
+            self._loop = StageLoop(
+                manifest, stage, bench, peer=peer, incarnation=incarnation, corpus=corpus, device=device, clock=clock,
+                micro_batch_limit=micro_batch_limit,
+            )  # fmt: skip
+        else:
+            assert corpus is not None
+            self._loop = WholeLoop(
+                manifest, peer=peer, incarnation=incarnation, corpus=corpus, device=device, clock=clock,
+                micro_batch_limit=micro_batch_limit,
+            )  # fmt: skip
+        self._torch = Worker("dilocox-torch", self._fail, num_threads=threads, idle=self._loop.train_on)
+        self._executor = Worker("dilocox-outer", self._fail, num_threads=1)
 
     def start(self, state: AnchorState) -> None:
         """Begins to train round state.round + 1 on top of state. Once."""
@@ -130,6 +117,10 @@ class Trainer:
         self._loop.begin(outer.state.anchor_N(), state.round)
         self._torch.start()
         self._executor.start()
+
+    def nudge(self) -> None:
+        """There may be work on the bench again; any thread."""
+        self._torch.nudge()
 
     def progress(self) -> Progress:
         """The latest figures; cheap, any thread."""
@@ -260,285 +251,7 @@ class Trainer:
         self._on_failure(reason)
 
 
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """Local parameters at a round's close. new_micro_batches: since the last snapshot."""
-
-    flat_N: Tensor
-    round: int
-    new_micro_batches: int
-    round_micro_batches: int
-    train_loss: float
-
-
-class _TorchLoop:
-    """What the torch thread does; all but `begin` runs in it. `progress` is replaced whole, so anyone may read it."""
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        *,
-        peer: PeerId,
-        incarnation: int,
-        corpus: Corpus,
-        device: str,
-        clock: Callable[[], float],
-        micro_batch_limit: int | None,
-    ) -> None:
-        self._manifest = manifest
-        self._peer = peer
-        self._incarnation = incarnation
-        self._corpus = corpus
-        self._clock = clock
-        self._micro_batch_limit = micro_batch_limit
-        self._stage = Stage(StageModel(manifest.model, LayerRange.of(manifest.model), device=device))
-        self._optimizer = InnerOptimizer(self._stage.model, manifest.inner)
-
-        self._certified = 0
-        self._has_offer = False
-        self._awaits_certificate = False  # overlap none, from the close to the merge
-        self._is_held = False
-        self._in_round, self._in_round_loss = 0, 0.0
-        self._closed_in_round, self._closed_loss = 0, 0.0
-        self._since_snapshot = 0
-        self._since_step = 0
-        self._index = 0  # of the data draw: never used twice by one incarnation
-        self._learning_rate = 0.0
-        self._losses: deque[float] = deque(maxlen=LOSS_WINDOW)
-        self._times: deque[float] = deque([clock()], maxlen=4096)
-        self.progress = Progress(1, 0, 0, math.nan, 0.0, 0.0, False)
-
-    @property
-    def _round(self) -> int:
-        return self._certified + (2 if self._has_offer else 1)
-
-    def begin(self, anchor_N: Tensor, certified: int) -> None:
-        """Before the thread starts."""
-        self._stage.model.flat_N.copy_(anchor_N)
-        self._certified = certified
-        self._publish()
-
-    def train_on(self) -> bool:
-        """One micro-batch, and the inner step if it completes one. False if there is nothing to train on now."""
-        if not self._may_train():
-            return False
-        inner, model = self._manifest.inner, self._manifest.model
-        inputs_BT, targets_BT = self._corpus.train_batch(
-            seed=self._manifest.run.seed, peer=self._peer, incarnation=self._incarnation,
-            round_number=self._round, index=self._index, batch=inner.micro_batch, context=model.context,
-        )  # fmt: skip
-        loss = self._stage.train_micro_batch(inputs_BT, targets_BT)
-        self._index += 1
-        self._in_round += 1
-        self._in_round_loss += loss
-        self._since_snapshot += 1
-        self._since_step += 1
-        self._losses.append(loss)
-        self._times.append(self._clock())
-        if self._since_step == inner.accumulate:
-            report = self._optimizer.step(micro_batches=self._since_step, share=self._share())
-            self._learning_rate = report.learning_rate
-            self._since_step = 0
-        self._publish()
-        return True
-
-    def close(self) -> _Snapshot:
-        if self._has_offer:
-            raise RuntimeError(f"the offer of round {self._round - 1} is out: merge a certificate or withdraw it first")
-        loss = self._in_round_loss / self._in_round if self._in_round else math.nan
-        flat_N = self._stage.model.flat_N.to("cpu", copy=True)
-        snapshot = _Snapshot(flat_N, self._round, self._since_snapshot, self._in_round, loss)
-        self._has_offer = True
-        self._awaits_certificate = self._manifest.outer.overlap == "none"
-        self._closed_in_round, self._closed_loss = self._in_round, self._in_round_loss
-        self._in_round, self._in_round_loss = 0, 0.0
-        self._since_snapshot = 0
-        self._publish()
-        return snapshot
-
-    def shift(self, shift_N: Tensor, *, certified: int) -> None:
-        """Adds shift_N to the local parameters; the agreed round is now `certified`."""
-        self._stage.model.flat_N.add_(shift_N.to(self._stage.model.flat_N.device))
-        self._move(certified)
-
-    def replace(self, local_N: Tensor, *, certified: int) -> None:
-        """Local parameters become local_N; what was trained before counts no more."""
-        self._stage.model.flat_N.copy_(local_N)
-        self._stage.model.zero_grad()
-        self._since_snapshot = self._since_step = 0
-        self._has_offer = False
-        self._in_round, self._in_round_loss = 0, 0.0
-        self._move(certified)
-
-    def withdraw(self) -> None:
-        self._move(self._certified)
-
-    def set_held(self, is_held: bool) -> None:
-        self._is_held = is_held
-        self._publish()
-
-    def _move(self, certified: int) -> None:
-        """No offer is out, `certified` is the agreed round: what that makes of the round in training."""
-        before, had_offer = self._round, self._has_offer
-        self._certified = certified
-        self._has_offer = self._awaits_certificate = False
-        if had_offer and self._round == before - 1:  # the closed round was not certified: it goes on
-            self._in_round += self._closed_in_round
-            self._in_round_loss += self._closed_loss
-        elif self._round != before:
-            self._in_round, self._in_round_loss = 0, 0.0
-        self._publish()
-
-    def _may_train(self) -> bool:
-        if self._is_held or self._awaits_certificate or self._round > self._manifest.rounds.total:
-            return False
-        return self._micro_batch_limit is None or self._in_round < self._micro_batch_limit
-
-    def _share(self) -> float:
-        rounds, inner = self._manifest.rounds, self._manifest.inner
-        fraction = self._in_round / (rounds.inner_steps * inner.accumulate)
-        position = run_position(round_number=self._round, fraction=fraction, total_rounds=rounds.total)
-        share = schedule(position, warmup=inner.warmup)
-        # Who comes in after the first round has no moments yet, whether it started there or had a state installed.
-        return share * ramp(self._optimizer.steps_done) if self._certified else share
-
-    def _publish(self) -> None:
-        inner, model = self._manifest.inner, self._manifest.model
-        while len(self._times) > 2 and self._times[-1] - self._times[0] > SPEED_WINDOW_S:
-            self._times.popleft()
-        tokens_each = inner.micro_batch * model.context
-        seconds = self._times[-1] - self._times[0]
-        self.progress = Progress(
-            round=self._round,
-            micro_batches=self._in_round,
-            tokens=self._index * tokens_each,
-            train_loss=sum(self._losses) / len(self._losses) if self._losses else math.nan,
-            tokens_per_s=(len(self._times) - 1) * tokens_each / seconds if seconds > 0 else 0.0,
-            learning_rate=self._learning_rate,
-            is_training=self._may_train(),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    run: Callable[[], Any]
-    future: "Future[Any]"
-    after: "Future[Any] | None"
-    is_fatal: bool
-
-
-class _Worker:
-    """One thread that runs jobs in order, each when the Future it comes after is done (a job after one that failed fails
-    with it, unrun); and `idle` while none is ready.
-
-    idle: does one piece of work; False: nothing to do until a job has changed something. A job's failure goes to its
-    Future; that of idle, or of a fatal job, ends the thread and is reported.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        on_failure: Callable[[str], None],
-        *,
-        num_threads: int,
-        idle: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._on_failure = on_failure
-        self._num_threads = num_threads
-        self._idle = idle
-        self._wake = threading.Condition()
-        self._jobs: deque[_Job] = deque()
-        self._stop_reason: str | None = None
-        self._thread = threading.Thread(target=self._run, name=name)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._jobs) >= MAX_CALLS
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def submit(
-        self, run: Callable[[], T], *, after: "Future[Any] | None" = None, is_fatal: bool = False
-    ) -> "Future[T]":
-        """The Future of run's result. Once asked to stop it fails at once with RuntimeError."""
-        future: Future[T] = _uncancellable()
-        with self._wake:
-            if self._stop_reason is not None:
-                future.set_exception(RuntimeError(self._stop_reason))
-                return future
-            self._jobs.append(_Job(run, future, after, is_fatal))
-            self._wake.notify()
-        if after is not None:
-            after.add_done_callback(lambda _: self._notify())
-        return future
-
-    def ask_to_stop(self, reason: str) -> None:
-        with self._wake:
-            self._stop_reason = self._stop_reason or reason
-            self._wake.notify()
-
-    def join(self, timeout_s: float) -> None:
-        if self._thread.ident is None or self._thread is threading.current_thread():
-            return
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            raise TimeoutError(f"thread {self._thread.name} is still at work after {timeout_s:.1f} s")
-
-    def _run(self) -> None:
-        torch.set_num_threads(self._num_threads)  # holds for this thread only
-        may_idle = True
-        try:
-            while self._stop_reason is None:
-                job = self._next_job(may_wait=not may_idle)
-                if job is not None:
-                    self._carry_out(job)
-                    may_idle = True
-                elif self._stop_reason is None:
-                    may_idle = self._idle()
-        except Exception as error:  # the boundary of the thread: whatever it was, say it and stop
-            self._on_failure(f"{self._thread.name}: {type(error).__name__}: {error}")
-        finally:
-            self.ask_to_stop("the trainer was stopped")
-            self._refuse_waiting()
-
-    def _next_job(self, *, may_wait: bool) -> _Job | None:
-        with self._wake:
-            while self._stop_reason is None:
-                if self._jobs and (self._jobs[0].after is None or self._jobs[0].after.done()):
-                    return self._jobs.popleft()
-                if not may_wait:
-                    return None
-                self._wake.wait()  # every change of what is asked above notifies
-        return None
-
-    def _carry_out(self, job: _Job) -> None:
-        failed = job.after.exception() if job.after is not None else None
-        if failed is not None:
-            job.future.set_exception(failed)
-            return
-        try:
-            result = job.run()
-        except Exception as error:
-            job.future.set_exception(error)
-            if job.is_fatal:
-                raise
-        else:
-            job.future.set_result(result)
-
-    def _notify(self) -> None:
-        with self._wake:
-            self._wake.notify()
-
-    def _refuse_waiting(self) -> None:
-        with self._wake:
-            waiting = list(self._jobs)
-            self._jobs.clear()
-        for job in waiting:
-            job.future.set_exception(RuntimeError(self._stop_reason))
-
-
-def _encode(outer: OuterLoop, snapshot: _Snapshot) -> Closing:
+def _encode(outer: OuterLoop, snapshot: Snapshot) -> Closing:
     offer = outer.offer(snapshot.flat_N, snapshot.new_micro_batches)
     return Closing(
         round=snapshot.round,
@@ -548,10 +261,3 @@ def _encode(outer: OuterLoop, snapshot: _Snapshot) -> Closing:
         train_loss=snapshot.train_loss,
         raw_bytes=offer.raw_bytes,
     )
-
-
-def _uncancellable() -> "Future[Any]":
-    """A Future that is under way: whoever stops waiting for a call does not undo half of it."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future

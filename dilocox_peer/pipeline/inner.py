@@ -10,6 +10,7 @@ of a whole layer to 0 for no regularisation. Who decides when to step is peer/tr
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from dilocox_peer.manifest import InnerSection
 from dilocox_peer.pipeline.model import EMBEDDING, HEAD, StageModel, num_matrix_elements
@@ -57,25 +58,17 @@ class InnerOptimizer:
         self._model = model
         self._section = section
         self.steps_done = 0
-        spans = model.layout.spans()
-        matrices = slice(0, num_matrix_elements(model.layout))
-        decayed = [matrices]
-        self._muon: Muon | None = None
-        if section.optimizer == "muon":
-            hidden = [span for span in spans if len(span[0].shape) == 2 and span[0].name not in (EMBEDDING, HEAD)]
-            pairs = [
-                (model.flat_N[start:stop].view(spec.shape), model.flat_grad_N[start:stop].view(spec.shape))
-                for spec, start, stop in hidden
-            ]
-            self._muon = Muon(pairs, momentum=section.momentum, weight_decay=section.weight_decay)
-            decayed = [slice(start, stop) for spec, start, stop in spans if spec.name in (EMBEDDING, HEAD)]
-        ranges = [(part, section.weight_decay) for part in decayed] + [(slice(matrices.stop, None), 0.0)]
+        self._ranges = self._adamw_ranges(model)
+        self._muon = (
+            Muon(self._hidden(model), momentum=section.momentum, weight_decay=section.weight_decay)
+            if section.optimizer == "muon"
+            else None
+        )
         groups = []
-        for part, weight_decay in ranges:
+        for part, weight_decay in self._ranges:
             parameter = model.flat_N[part].requires_grad_()
             parameter.grad = model.flat_grad_N[part]
-            if parameter.numel():
-                groups.append({"params": [parameter], "weight_decay": weight_decay})
+            groups.append({"params": [parameter], "weight_decay": weight_decay})
         # A few flat vectors and one pass over each: 0.15 ms a step at 250k parameters on a CPU, against 0.4 ms fused and
         # 0.9 ms foreach tensor by tensor.
         self._adamw = torch.optim.AdamW(
@@ -84,6 +77,36 @@ class InnerOptimizer:
             betas=(section.beta1, section.beta2),
             fused=model.flat_N.device.type in ("cpu", "cuda"),
         )
+
+    def move_to(self, model: StageModel) -> None:
+        """From now on steps change this version of the stage; moments go on. It shares the gradient vector."""
+        assert model.flat_grad_N is self._model.flat_grad_N, "versions of a stage share their gradients"
+        self._model = model
+        parameters = [parameter for group in self._adamw.param_groups for parameter in group["params"]]
+        for (part, _decay), parameter in zip(self._ranges, parameters, strict=True):
+            parameter.data = model.flat_N[part]
+        if self._muon is not None:
+            self._muon.move_to(self._hidden(model))
+
+    def _adamw_ranges(self, model: StageModel) -> list[tuple[slice, float]]:
+        """Parts of the flat vector that are AdamW's, with their weight decay."""
+        decay = self._section.weight_decay
+        matrices = slice(0, num_matrix_elements(model.layout))
+        decayed = [matrices]
+        if self._section.optimizer == "muon":
+            spans = model.layout.spans()
+            decayed = [slice(start, stop) for spec, start, stop in spans if spec.name in (EMBEDDING, HEAD)]
+        ranges = [(part, decay) for part in decayed] + [(slice(matrices.stop, model.layout.num_elements), 0.0)]
+        return [(part, decay) for part, decay in ranges if part.stop > part.start]
+
+    @staticmethod
+    def _hidden(model: StageModel) -> list[tuple[Tensor, Tensor]]:
+        """(weight, gradient) of the hidden matrices."""
+        return [
+            (model.flat_N[start:stop].view(spec.shape), model.flat_grad_N[start:stop].view(spec.shape))
+            for spec, start, stop in model.layout.spans()
+            if len(spec.shape) == 2 and spec.name not in (EMBEDDING, HEAD)
+        ]
 
     def step(self, *, micro_batches: int, share: float) -> StepReport:
         """One step with the mean of the gradients of `micro_batches` micro-batches, then zeroes them.

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest, ModelSection
+from dilocox_peer.pipeline.partition import cut_of
 from dilocox_peer.types import Layout, TensorSpec, canonical, sha256
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -80,10 +81,17 @@ def stage_layout(section: ModelSection, layers: LayerRange) -> Layout:
     return Layout.of(matrices + vectors)
 
 
+def layers_of(manifest: Manifest, stage: int) -> LayerRange:
+    """The layers of a stage of a run."""
+    cut = cut_of(manifest)
+    assert 0 <= stage < len(cut), f"stage {stage} of a run with {len(cut)}"
+    first = sum(cut[:stage])
+    return LayerRange.of(manifest.model, first_layer=first, last_layer=first + cut[stage] - 1)
+
+
 def layout_of(manifest: Manifest, stage: int = 0) -> Layout:
-    """The layout of a stage of a run. One stage so far: it owns every layer."""
-    assert stage == 0, f"stage {stage}: models are not split yet"
-    return stage_layout(manifest.model, LayerRange.of(manifest.model))
+    """The layout of a stage of a run."""
+    return stage_layout(manifest.model, layers_of(manifest, stage))
 
 
 def num_matrix_elements(layout: Layout) -> int:
@@ -108,15 +116,24 @@ class StageModel:
     """A stage's layers with their parameters and gradients, one flat vector each.
 
     In-place changes of `flat_N` between a forward and its backward are refused by autograd (the views share its
-    version counter): step and shift only between two micro-batches.
+    version counter): step and shift only between two micro-batches, or give the new weights to a second StageModel that
+    shares this one's gradient vector (`versions` in peer/stage_loop.py).
     """
 
-    def __init__(self, section: ModelSection, layers: LayerRange, *, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self,
+        section: ModelSection,
+        layers: LayerRange,
+        *,
+        device: str | torch.device = "cpu",
+        flat_grad_N: Tensor | None = None,
+    ) -> None:
+        """flat_grad_N: the gradient vector of another version of the same stage, to be shared with it."""
         self.section = section
         self.layers = layers
         self.layout = stage_layout(section, layers)
         self.flat_N = torch.zeros(self.layout.num_elements, device=device)
-        self.flat_grad_N = torch.zeros_like(self.flat_N)
+        self.flat_grad_N = torch.zeros_like(self.flat_N) if flat_grad_N is None else flat_grad_N
         self._spans = {spec.name: (start, stop, spec.shape) for spec, start, stop in self.layout.spans()}
         self._embedding_VD = self._weight(EMBEDDING) if layers.is_first_stage else None
         self._layers = [self._layer(f"model.layers.{index}.") for index in range(layers.first, layers.last + 1)]
@@ -134,6 +151,14 @@ class StageModel:
         if self._head_VD is None or self._final_norm_D is None:
             return hidden_BTD
         return F.linear(self._norm(hidden_BTD, self._final_norm_D), self._head_VD)
+
+    @torch.no_grad()
+    def load(self, layout: Layout, flat_N: Tensor) -> None:
+        """Copies the tensors of another layout, that of one of our stages, into ours of the same names."""
+        for spec, start, stop in layout.spans():
+            own_start, own_stop, shape = self._spans[spec.name]
+            assert shape == spec.shape, f"{spec.name} is {spec.shape} there and {shape} here"
+            self.flat_N[own_start:own_stop].copy_(flat_N[start:stop])
 
     def zero_grad(self) -> None:
         self.flat_grad_N.zero_()

@@ -59,16 +59,16 @@ class Muon:
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], *, momentum: float, weight_decay: float) -> None:
         self._momentum = momentum
         self._weight_decay = weight_decay
-        by_shape: dict[tuple[int, ...], list[_Matrix]] = {}
-        for weight, gradient in pairs:
-            assert weight.dim() == 2, f"a weight of shape {tuple(weight.shape)}"
-            fan_out, fan_in = weight.shape
-            wide = (weight, gradient) if fan_out <= fan_in else (weight.mT, gradient.mT)
-            matrix = _Matrix(*wide, scale=max(1.0, fan_out / fan_in) ** 0.5)
-            by_shape.setdefault(tuple(matrix.weight_RC.shape), []).append(matrix)
         self._batches = [
-            _Batch(tuple(matrices), torch.zeros(len(matrices), *shape, device=matrices[0].weight_RC.device))
-            for shape, matrices in by_shape.items()
+            _Batch(matrices, torch.zeros(len(matrices), *shape, device=matrices[0].weight_RC.device))
+            for shape, matrices in _by_shape(pairs)
+        ]
+
+    def move_to(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Other weights and gradients of the same shapes in the same order; momentum goes on."""
+        moved = _by_shape(pairs)
+        self._batches = [
+            _Batch(matrices, batch.momentum_XRC) for batch, (_, matrices) in zip(self._batches, moved, strict=True)
         ]
 
     @torch.no_grad()
@@ -82,3 +82,14 @@ class Muon:
             for matrix, update_RC in zip(batch.matrices, orthogonalized(ahead_XRC, dtype), strict=True):
                 matrix.weight_RC.mul_(1 - learning_rate * self._weight_decay)
                 matrix.weight_RC.add_(update_RC, alpha=-learning_rate * matrix.scale)
+
+
+def _by_shape(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[tuple[int, ...], tuple[_Matrix, ...]]]:
+    by_shape: dict[tuple[int, ...], list[_Matrix]] = {}
+    for weight, gradient in pairs:
+        assert weight.dim() == 2, f"a weight of shape {tuple(weight.shape)}"
+        fan_out, fan_in = weight.shape
+        wide = (weight, gradient) if fan_out <= fan_in else (weight.mT, gradient.mT)
+        matrix = _Matrix(*wide, scale=max(1.0, fan_out / fan_in) ** 0.5)
+        by_shape.setdefault(tuple(matrix.weight_RC.shape), []).append(matrix)
+    return [(shape, tuple(matrices)) for shape, matrices in by_shape.items()]

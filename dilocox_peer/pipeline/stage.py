@@ -1,6 +1,7 @@
-"""One micro-batch through a stage: forward, loss, backward; and the loss of fixed parameters for evaluation.
+"""One micro-batch through a whole model: forward, loss, backward; and the loss of fixed parameters for evaluation.
 
-Gradients accumulate in the model's flat gradient vector; the optimizer (inner.py) takes them from there.
+Gradients accumulate in the model's flat gradient vector; the optimizer (inner.py) takes them from there. Micro-batches
+through one stage of several are passes.py.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ class Stage:
     """A stage that holds the whole model: takes tokens, gives a loss."""
 
     def __init__(self, model: StageModel) -> None:
-        assert model.layers.is_whole, "split models are not run yet"
+        assert model.layers.is_whole, "a stage of several goes through passes.py"
         self.model = model
 
     def train_micro_batch(self, inputs_BT: Tensor, targets_BT: Tensor) -> float:
@@ -46,7 +47,7 @@ class Stage:
 
 
 def build_stage(manifest: Manifest, *, device: str = "cpu") -> Stage:
-    """The stage of a run with its initial parameters."""
+    """The whole model of a run, however it is cut, with its initial parameters."""
     layers = LayerRange.of(manifest.model)
     model = StageModel(manifest.model, layers, device=device)
     model.flat_N.copy_(initial_parameters(model.layout, manifest.model, manifest.run.seed))

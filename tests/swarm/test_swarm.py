@@ -4,61 +4,34 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import defaultdict
-from typing import Any
 
-import psutil
 import pytest
 
-from dilocox_peer.cli.local_swarm import LocalSwarm
 from dilocox_peer.config import preset
-from dilocox_peer.manifest import Manifest
+from tests.swarm.watched import LONG_S, Watched, assert_gone, demo, family
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SHORT = {"total": 6, "inner_steps": 8}
-LONG_S = 120
-
-
-class Watched(LocalSwarm):
-    def __init__(self, manifest: Manifest) -> None:
-        self.events: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        super().__init__(manifest, lambda label, record: self.events[label].append(record))
-
-    def of(self, label: str, kind: str) -> list[dict[str, Any]]:
-        return [record for record in self.events[label] if record["event"] == kind]
-
-    def round_of(self, label: str) -> int:
-        return max((record["round"] for record in self.of(label, "RoundCertified")), default=0)
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """Every process below pid, whatever session it is in."""
-    return psutil.Process(pid).children(recursive=True)
-
-
-def assert_gone(processes: list[psutil.Process]) -> None:
-    _gone, alive = psutil.wait_procs(processes, timeout=15)
-    assert not alive, alive
-
-
-def demo(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "dilocox_peer.cli.main", "demo", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        **options,
-    )
 
 
 @pytest.mark.parametrize("overlap", ["arrival", "one-step", "none"])
 def test_a_demo_agrees_to_the_bit_and_reports_it(tmp_path, overlap):
     report_file = tmp_path / "report.json"
     running = demo(
-        "--replicas", "2", "--rounds", "4", "--inner-steps", "8", "--overlap", overlap, "--report", report_file
+        "--stages",
+        "1",
+        "--replicas",
+        "2",
+        "--rounds",
+        "4",
+        "--inner-steps",
+        "8",
+        "--overlap",
+        overlap,
+        "--report",
+        report_file,
     )
     out, _ = running.communicate(timeout=250)
     assert running.returncode == 0, out
@@ -136,9 +109,10 @@ def test_a_frozen_peer_holds_nobody_up_for_good():
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("stages", ["1", "2"])
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_or_killed_demo_leaves_no_process(signal_number):
-    running = demo("--replicas", "2", "--rounds", "1000", start_new_session=True)
+def test_an_interrupted_or_killed_demo_leaves_no_process(signal_number, stages):
+    running = demo("--stages", stages, "--replicas", "2", "--rounds", "1000", start_new_session=True)
     assert running.stdout is not None
     line = next(line for line in running.stdout if line.startswith("round"))
     assert "1/1000" in line

@@ -1,4 +1,4 @@
-from dilocox_peer.peer.clock import RoundClock
+from dilocox_peer.peer.clock import RoundClock, follows
 from dilocox_peer.types import PeerId
 
 A, B, C = (PeerId(name) for name in "abc")
@@ -81,3 +81,21 @@ def test_a_joiner_follows_the_rosters_work() -> None:
     said = {B: (1, 10), C: (1, 9)}
     assert not clock.is_over(1, me=A, own=50, roster=roster, alive=roster, reports=said, now=1.0)
     assert clock.is_over(1, me=A, own=1, roster=roster, alive=roster, reports={**said, C: (1, 10)}, now=1.0)
+
+
+def test_a_later_stage_closes_when_most_of_its_recent_work_is_of_the_next_round():
+    heads = {PeerId("a"): (4, 30), PeerId("b"): (3, 34)}
+    assert not follows(3, own=10, heads=heads, certified_at_stage_0=2)
+    assert follows(3, own=10, heads={**heads, PeerId("b"): (4, 34)}, certified_at_stage_0=2)
+    assert follows(3, own=10, heads={PeerId("a"): (4, 33), PeerId("b"): (3, 31)}, certified_at_stage_0=2)
+
+
+def test_a_later_stage_closes_when_stage_0_has_certified_the_round():
+    heads = {PeerId("a"): (3, 64)}
+    assert follows(3, own=1, heads=heads, certified_at_stage_0=3)
+    assert not follows(3, own=1, heads=heads, certified_at_stage_0=2)
+
+
+def test_a_later_stage_that_did_nothing_does_not_close():
+    assert not follows(3, own=0, heads={PeerId("a"): (5, 64)}, certified_at_stage_0=5)
+    assert not follows(3, own=5, heads={}, certified_at_stage_0=2)

@@ -3,7 +3,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.invitation import Invitation, format_invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
+from dilocox_peer.invitation import (
+    Invitation,
+    format_invitation,
+    parse_invitation,
+    parse_multiaddr,
+    parse_multiaddrs,
+    visible_at,
+    with_any_port,
+)
 from dilocox_peer.signing import SigningKey, public_key_of
 from dilocox_peer.types import PeerId, RunId
 
@@ -147,3 +155,22 @@ def test_repeated_addresses_are_kept_once_in_order() -> None:
         "/ip4/1.2.3.4/tcp/5",
         "/ip4/1.2.3.3/tcp/5",
     )
+
+
+def test_a_link_is_dialled_where_the_peer_is_seen_and_at_its_own_port():
+    link = PEER
+    seen = (f"/ip4/203.0.113.5/tcp/4711/p2p/{OTHER}", f"/ip4/10.0.0.1/tcp/4711/p2p/{OTHER}")
+    assert visible_at([f"/ip4/0.0.0.0/tcp/9000/p2p/{link}"], seen, link) == (
+        f"/ip4/203.0.113.5/tcp/9000/p2p/{link}",
+        f"/ip4/10.0.0.1/tcp/9000/p2p/{link}",
+    )
+
+
+def test_the_hosts_of_relays_are_not_ours():
+    relayed = f"/ip4/198.51.100.1/tcp/4711/p2p/{PEER}/p2p-circuit/p2p/{OTHER}"
+    assert visible_at([f"/ip4/0.0.0.0/tcp/9000/p2p/{PEER}"], [relayed], PEER) == ()
+
+
+def test_the_link_listens_on_the_same_hosts_at_any_port():
+    maddrs = ("/ip4/0.0.0.0/tcp/4711", "/ip4/0.0.0.0/tcp/4712", "/ip6/::1/tcp/5")
+    assert with_any_port(maddrs) == ("/ip4/0.0.0.0/tcp/0", "/ip6/::1/tcp/0")

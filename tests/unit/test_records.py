@@ -144,3 +144,28 @@ def test_peers_spread_over_the_buckets() -> None:
         counts[bucket_of(PeerId(f"peer-{number}"))] += 1
     assert min(counts) >= 8
     assert max(counts) <= 28
+
+
+LINK = SigningKey(bytes(30) + b"\1\1").peer_id
+
+
+@pytest.mark.parametrize(
+    "link_addresses", [(), (f"/ip4/203.0.113.5/tcp/9/p2p/{LINK}", f"/ip4/10.0.0.1/tcp/9/p2p/{LINK}")]
+)
+def test_a_lease_names_the_link_of_its_peer(link_addresses: tuple[str, ...]):
+    lease = replace(LEASE, link=LINK, link_addresses=link_addresses)
+    assert Lease.from_bytes(lease.to_bytes(), peer=PEER, expires_s=100.0) == lease
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        replace(LEASE, link=PeerId("nobody")),
+        replace(LEASE, link=LINK, link_addresses=(f"/ip4/203.0.113.5/tcp/9/p2p/{PEER}",)),
+        replace(LEASE, link=LINK, link_addresses=(f"/ip4/203.0.113.5/tcp/9/p2p/{LINK}",) * 9),
+        replace(LEASE, link=None, link_addresses=(f"/ip4/203.0.113.5/tcp/9/p2p/{LINK}",)),
+    ],
+)
+def test_a_link_that_is_not_its_own_is_refused(broken: Lease):
+    with pytest.raises(ValueError, match=r"link|address"):
+        Lease.from_bytes(broken.to_bytes(), peer=PEER, expires_s=100.0)

@@ -1,0 +1,68 @@
+"""Which stage a peer claims, from the leases of all stages. Pure, so that it can be asked about any swarm.
+
+By need: the stage that gets least done. Everybody else is reading the same leases at the same moment, so a choice is
+checked once more after it was announced: of a stage that has more than its share only the newest moves, until none
+has two peers more than another that could use them.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from dilocox_peer.dht.records import Lease
+from dilocox_peer.types import PeerId, canonical, sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who claims. fits: the stages whose memory it has. is_dialable: whether others can reach it; if not it can only be a
+    head, which dials and is not dialled."""
+
+    peer: PeerId
+    fits: Collection[int]
+    is_dialable: bool
+
+
+def choose_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant) -> tuple[int | None, str]:
+    """(stage, why) for a peer that has none yet; None and the reason if there is none for it.
+
+    stages: every stage of the run with the leases of its peers, claimant's own left out. An empty stage is needed most,
+    then the one with the least throughput; a peer that reports none counts as the average one.
+    """
+    eligible = [stage for stage in sorted(stages) if stage in claimant.fits and (claimant.is_dialable or stage == 0)]
+    if not eligible:
+        if not claimant.is_dialable and 0 in stages:
+            return None, "others cannot dial this peer, so it can only hold stage 0, for which its memory is too small"
+        return None, "its memory is too small for any stage"
+    known = [lease.tokens_per_s for leases in stages.values() for lease in leases if lease.tokens_per_s > 0]
+    usual = fmean(known) if known else 1.0
+
+    def capacity(stage: int) -> float:
+        return sum(lease.tokens_per_s or usual for lease in stages[stage])
+
+    def need(stage: int) -> tuple[bool, float, bytes]:
+        # The last resort is a draw of its own for every peer: those who start together spread over equal stages.
+        return bool(stages[stage]), capacity(stage), sha256(canonical(["claim", claimant.peer, stage]))
+
+    chosen = min(eligible, key=need)
+    if not stages[chosen]:
+        return chosen, "nobody holds it"
+    return chosen, f"it has the least throughput: {len(stages[chosen])} peers, {capacity(chosen):.0f} tokens/s"
+
+
+def better_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: int) -> tuple[int | None, str]:
+    """(stage, why) if claimant, whose lease is among those of stage `mine`, should move; (None, "") if it should stay.
+
+    Only the newest of a stage moves, never its last peer, and only to a stage that has at least two fewer.
+    """
+    peers = stages[mine]
+    if not claimant.is_dialable or not peers:
+        return None, ""
+    newest = max(peers, key=lambda lease: (lease.incarnation, lease.peer))
+    if newest.peer != claimant.peer:
+        return None, ""
+    others = [stage for stage in sorted(stages) if stage in claimant.fits and stage != mine]
+    thinnest = min(others, key=lambda stage: len(stages[stage]), default=None)
+    if thinnest is None or len(peers) - len(stages[thinnest]) < 2:
+        return None, ""
+    return thinnest, f"it has {len(stages[thinnest])} peers where stage {mine} has {len(peers)}"

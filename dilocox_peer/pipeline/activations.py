@@ -1,0 +1,154 @@
+"""What stages send each other: activations forward with the targets beside them, gradients back; as bytes of known size.
+
+Forms: `fp32`, `bf16` (round to nearest even), `int8` (each token's vector divided by its own scale, the largest magnitude
+/ 127 rounded up to bfloat16, so nothing is clipped; error per element <= scale / 2). A body's size follows from
+the manifest alone, so a wrong one is refused before it is read. Values that are not finite are refused: one of them in a
+gradient would be the end of a stage's parameters.
+
+Shape letters: B sequences, T tokens, D hidden size, R rows = B * T.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dilocox_peer.manifest import Manifest
+
+Form = Literal["int8", "bf16", "fp32"]
+Bytes = bytes | bytearray | memoryview
+
+_SCALE_BYTES = 2
+_BFLOAT16_EXPONENT = 0x7F80
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFormat:
+    """Sizes and forms of the bodies of a run."""
+
+    form: Form
+    batch: int
+    tokens: int
+    width: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "BodyFormat":
+        model = manifest.model
+        return cls(
+            manifest.stages.activations, manifest.inner.micro_batch, model.context, model.hidden_size, model.vocab_size
+        )
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.tokens
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Of activations alone, which is the body of a gradient."""
+        match self.form:
+            case "int8":
+                return self.rows * (self.width + _SCALE_BYTES)
+            case "bf16":
+                return self.rows * self.width * 2
+            case "fp32":
+                return self.rows * self.width * 4
+
+    @property
+    def step_bytes(self) -> int:
+        """Of activations with their targets."""
+        return self.hidden_bytes + self.rows * self._target_dtype.itemsize
+
+    @property
+    def _target_dtype(self) -> "np.dtype[np.unsignedinteger]":
+        return np.dtype("<u1" if self.vocab_size <= 2**8 else "<u2" if self.vocab_size <= 2**16 else "<u4")
+
+    # ---- writing ----
+
+    def pack_hidden(self, hidden_BTD: Tensor) -> bytes:
+        """The body of a gradient, or the first part of that of a step. hidden_BTD: float32, any device."""
+        assert hidden_BTD.shape == (self.batch, self.tokens, self.width), hidden_BTD.shape
+        flat_RD = hidden_BTD.detach().reshape(self.rows, self.width)
+        match self.form:
+            case "fp32":
+                return _little_endian(flat_RD.cpu())
+            case "bf16":
+                return _little_endian(flat_RD.to(torch.bfloat16).cpu().view(torch.int16))
+            case "int8":
+                scale_R1 = _scales(flat_RD)
+                codes_RD = torch.div(flat_RD, scale_R1.float()).round_().clamp_(-127, 127).to(torch.int8)
+                scales = _little_endian(scale_R1.cpu().view(torch.int16))
+                return scales + codes_RD.cpu().numpy().tobytes()
+
+    def pack_targets(self, targets_BT: Tensor) -> bytes:
+        """The second part of the body of a step."""
+        return targets_BT.cpu().numpy().astype(self._target_dtype).tobytes()
+
+    # ---- reading ----
+
+    def why_not(self, body: Bytes, *, is_step: bool) -> str | None:
+        """What is wrong with a body from a neighbour: its size, values that are not finite, targets outside the
+        vocabulary. None: it can be unpacked. No torch, so any thread may ask."""
+        expected = self.step_bytes if is_step else self.hidden_bytes
+        if len(body) != expected:
+            return f"{len(body)} bytes of activations, expected {expected}"
+        view = memoryview(body)
+        match self.form:
+            case "fp32":
+                finite = bool(np.isfinite(np.frombuffer(view[: self.hidden_bytes], "<f4")).all())
+            case "bf16":
+                finite = _finite_bfloat16(np.frombuffer(view[: self.hidden_bytes], "<u2"))
+            case "int8":
+                finite = _finite_bfloat16(np.frombuffer(view[: self.rows * _SCALE_BYTES], "<u2"))
+        if not finite:
+            return "activations that are not finite"
+        if is_step and self.vocab_size < 2 ** (8 * self._target_dtype.itemsize):
+            largest = int(np.frombuffer(view[self.hidden_bytes :], self._target_dtype).max())
+            if largest >= self.vocab_size:
+                return f"a target {largest} of a vocabulary of {self.vocab_size}"
+        return None
+
+    def unpack_hidden(self, body: Bytes, device: torch.device) -> Tensor:
+        """(B, T, D) float32, new. The body was accepted by why_not."""
+        view = memoryview(body)[: self.hidden_bytes]
+        match self.form:
+            case "fp32":
+                flat_RD = torch.from_numpy(np.frombuffer(view, "<f4").astype(np.float32)).to(device)
+            case "bf16":
+                raw = np.frombuffer(view, "<i2").astype(np.int16)
+                flat_RD = torch.from_numpy(raw).view(torch.bfloat16).to(device).float()
+            case "int8":
+                scale_bytes = self.rows * _SCALE_BYTES
+                raw = np.frombuffer(view[:scale_bytes], "<i2").astype(np.int16)
+                scale_R1 = torch.from_numpy(raw).view(torch.bfloat16).to(device).float().unsqueeze(1)
+                codes = torch.from_numpy(np.frombuffer(view[scale_bytes:], np.int8).astype(np.float32))
+                flat_RD = codes.view(self.rows, self.width).to(device).mul_(scale_R1)
+        return flat_RD.view(self.batch, self.tokens, self.width)
+
+    def targets_of(self, body: Bytes) -> Bytes:
+        """The part of a step's body that is passed on as it is."""
+        return memoryview(body)[self.hidden_bytes :]
+
+    def unpack_targets(self, body: Bytes, device: torch.device) -> Tensor:
+        """(B, T) int64, new."""
+        raw = np.frombuffer(self.targets_of(body), self._target_dtype).astype(np.int64)
+        return torch.from_numpy(raw).view(self.batch, self.tokens).to(device)
+
+
+def _scales(flat_RD: Tensor) -> Tensor:
+    """(R, 1) bfloat16, each at least its row's largest magnitude / 127 and not 0."""
+    largest_R1 = flat_RD.abs().amax(1, keepdim=True)
+    # The smallest normal bfloat16 keeps the division defined for rows of zeros; + 1/128 rounds bfloat16's 8 bits up.
+    return largest_R1.div_(127).mul_(1 + 2.0**-7).clamp_(min=2.0**-126).to(torch.bfloat16)
+
+
+def _finite_bfloat16(raw: npt.NDArray[np.uint16]) -> bool:
+    return not bool(((raw & _BFLOAT16_EXPONENT) == _BFLOAT16_EXPONENT).any())
+
+
+def _little_endian(values: Tensor) -> bytes:
+    array = values.contiguous().numpy()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()

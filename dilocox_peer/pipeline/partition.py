@@ -1,0 +1,63 @@
+"""Which layers belong to which stage: the manifest's own cut, or one that makes the slowest stage as fast as can be.
+
+A cut is a number of consecutive transformer blocks per stage; the embedding goes with the first stage, the final norm
+and the output head with the last. Pure arithmetic on the manifest, so all peers agree on it without talking; `init`
+writes the result into run.toml, where the owner may change it.
+"""
+
+from functools import cache
+
+from dilocox_peer.manifest import Manifest, ModelSection
+
+
+def block_parameters(model: ModelSection) -> int:
+    """Parameters of one transformer block."""
+    kv_size = model.kv_heads * (model.hidden_size // model.heads)
+    attention = 2 * model.hidden_size * (model.hidden_size + kv_size)
+    return attention + 3 * model.hidden_size * model.mlp_size + 2 * model.hidden_size
+
+
+def block_compute(model: ModelSection) -> int:
+    """Multiplications a token in the forward pass of one block: its matrices, and scores and mix of causal attention,
+    whose mean length is half the context."""
+    return block_parameters(model) + model.context * model.hidden_size
+
+
+def head_compute(model: ModelSection) -> int:
+    """The same for the output head."""
+    return model.vocab_size * model.hidden_size
+
+
+def choose_cut(model: ModelSection, count: int) -> tuple[int, ...]:
+    """Blocks of each of `count` stages: the least compute in the busiest stage, then the fewest parameters in the
+    largest, then the evenest. Raises ValueError for more stages than blocks."""
+    if not 1 <= count <= model.layers:
+        raise ValueError(f"{count} stages of {model.layers} blocks: each stage needs at least one")
+    if count == 1:
+        return (model.layers,)
+    block, head = block_compute(model), head_compute(model)
+    embedding = model.vocab_size * model.hidden_size
+
+    @cache
+    def best(stage: int, left: int) -> tuple[int, int, int, tuple[int, ...]]:
+        """(busiest, largest, sum of squares, cut) of the stages from `stage` on, with `left` blocks for them."""
+        if stage == count - 1:
+            return left * block + head, left * block_parameters(model) + embedding, left**2, (left,)
+        options = []
+        for mine in range(1, left - (count - 1 - stage) + 1):
+            busiest, largest, squares, cut = best(stage + 1, left - mine)
+            own = mine * block_parameters(model) + (embedding if stage == 0 else 0)
+            options.append((max(busiest, mine * block), max(largest, own), squares + mine**2, (mine, *cut)))
+        return min(options)
+
+    return best(0, model.layers)[3]
+
+
+def cut_of(manifest: Manifest) -> tuple[int, ...]:
+    """Blocks of each stage of a run."""
+    return manifest.stages.blocks or choose_cut(manifest.model, manifest.stages.count)
+
+
+def with_cut(manifest: Manifest) -> Manifest:
+    """The manifest, not signed, with its cut written out."""
+    return manifest.model_copy(update={"stages": manifest.stages.model_copy(update={"blocks": cut_of(manifest)})})

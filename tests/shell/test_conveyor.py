@@ -1,0 +1,146 @@
+"""Stages in one process each with its real linkd between them: trainer, conveyor, scheduler, sockets."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from dilocox_peer.events import Event, NeighbourLinked, NeighbourUnlinked
+from dilocox_peer.peer.conveyor import Conveyor, LinkAddress
+from dilocox_peer.peer.outer import initial_state
+from dilocox_peer.peer.trainer import Trainer
+from dilocox_peer.signing import SigningKey
+from tests.cut_runs import corpus, manifest_of, one_model
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+DEADLINE_S = 60.0
+INCARNATION = 7
+
+
+class Peer:
+    """One stage's trainer and conveyor."""
+
+    def __init__(self, manifest, stage: int, *, seed: int, limit: int | None) -> None:
+        self.key = SigningKey(bytes([seed]) * 32)
+        self.events: list[Event] = []
+        self.failures: list[str] = []
+        self.conveyor = Conveyor(
+            manifest, stage, key=self.key, run_id=manifest.run_id, incarnation=INCARNATION,
+            link_seed=bytes([seed + 100]) * 32, listen=LOOPBACK, listener=self.events.append,
+            on_failure=self.failures.append,
+        )  # fmt: skip
+        self.trainer = Trainer(
+            manifest, peer=self.key.peer_id, incarnation=INCARNATION, corpus=corpus() if stage == 0 else None, stage=stage,
+            bench=self.conveyor, on_failure=self.failures.append, micro_batch_limit=limit if stage == 0 else None,
+        )  # fmt: skip
+        self.conveyor.set_on_work(self.trainer.nudge)
+        self.trainer.start(initial_state(manifest, stage))
+        self.conveyor.start()
+
+    @property
+    def address(self) -> LinkAddress:
+        return LinkAddress(self.key.peer_id, self.conveyor.link_id, self.conveyor.addresses)
+
+    def saw(self, kind: type[Event]) -> int:
+        return sum(isinstance(event, kind) for event in self.events)
+
+    def stop(self) -> None:
+        self.conveyor.stop(5.0)
+        self.trainer.stop(5.0)
+
+
+@contextlib.contextmanager
+def running(manifest, layout: list[int], *, limit: int | None) -> Iterator[list[list[Peer]]]:
+    """layout: replicas of each stage."""
+    stages: list[list[Peer]] = []
+    seed = 1
+    try:
+        for stage, replicas in enumerate(layout):
+            stages.append([])
+            for _ in range(replicas):
+                stages[stage].append(Peer(manifest, stage, seed=seed, limit=limit))
+                seed += 1
+        for stage, peers in enumerate(stages[:-1]):
+            for peer in peers:
+                peer.conveyor.set_neighbours(other.address for other in stages[stage + 1])
+        yield stages
+        assert [peer.failures for peers in stages for peer in peers] == [[]] * (seed - 1)
+    finally:
+        for peers in stages:
+            for peer in peers:
+                peer.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    tick = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "not within the deadline"
+        tick.wait(0.02)
+
+
+def linkd_of(peer: Peer) -> int:
+    linkd = peer.conveyor._link._linkd
+    assert linkd is not None
+    return linkd.process.pid
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_stages_over_linkd_equal_one_model_after_20_steps(stages: int):
+    manifest = manifest_of(stages)
+    with running(manifest, [1] * stages, limit=80) as peers:
+        head = peers[0][0]
+        wait_until(lambda: all(peer.trainer.progress().micro_batches == 80 for peers_ in peers for peer in peers_))
+        single = one_model(
+            manifest_of(1), micro_batches=80, cut_like=manifest, head=head.key.peer_id, incarnation=INCARNATION
+        )
+        for (peer,) in peers:
+            model = peer.trainer._loop._current
+            for spec, start, stop in model.layout.spans():
+                torch.testing.assert_close(
+                    model.flat_N[start:stop].detach(), single[spec.name].flatten(), rtol=0, atol=1e-5, msg=spec.name
+                )
+
+
+def test_a_killed_linkd_is_started_again_and_every_micro_batch_is_counted_once():
+    manifest = manifest_of(2, schedule="carry")
+    with running(manifest, [1, 2], limit=400) as ((head,), (later, _other)):
+        wait_until(lambda: head.trainer.progress().micro_batches > 20)
+        os.kill(linkd_of(later), signal.SIGKILL)
+        wait_until(lambda: head.saw(NeighbourUnlinked) > 0)
+        os.kill(linkd_of(head), signal.SIGKILL)
+        wait_until(lambda: head.saw(NeighbourLinked) >= 4)
+        wait_until(lambda: head.trainer.progress().micro_batches == 400)
+        assert head.conveyor._scheduler.completed_total == 400
+
+
+def test_a_peer_of_a_later_stage_that_ends_is_replaced_by_the_other():
+    manifest = manifest_of(3, schedule="carry")
+    with running(manifest, [1, 2, 1], limit=300) as ((head,), (first, second), (last,)):
+        wait_until(lambda: head.trainer.progress().micro_batches > 20 and last.saw(NeighbourLinked) == 2)
+        os.kill(linkd_of(first), signal.SIGSTOP)  # silent, as a machine that lost its power is
+        try:
+            wait_until(lambda: head.trainer.progress().micro_batches == 300)
+        finally:
+            os.kill(linkd_of(first), signal.SIGCONT)
+        assert head.conveyor._scheduler.completed_total == 300
+        assert second.trainer.progress().micro_batches > 0
+
+
+def test_a_stranger_that_did_not_sign_its_greeting_is_not_heard():
+    manifest = manifest_of(2)
+    with running(manifest, [1, 1], limit=8) as ((head,), (last,)):
+        wait_until(lambda: head.trainer.progress().micro_batches == 8)
+        stranger = Peer(manifest, 0, seed=50, limit=8)
+        try:
+            stranger.conveyor._me = head.key.peer_id  # claims to be the head, and signs with its own key
+            stranger.conveyor.set_neighbours([last.address])
+            wait_until(lambda: any("did not sign" in event.line() for event in last.events))
+            assert last.saw(NeighbourLinked) == 1
+        finally:
+            stranger.stop()

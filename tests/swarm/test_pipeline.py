@@ -1,0 +1,118 @@
+"""Real peers of several stages in real processes: they learn, survive the loss of a stage's peer and of linkd, and agree."""
+
+import asyncio
+import json
+import signal
+
+import psutil
+import pytest
+
+from dilocox_peer.config import preset
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.pipeline.partition import with_cut
+from tests.swarm.watched import LONG_S, Watched, assert_gone, demo, family
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def manifest_of(stages: int, *, layers: int = 2, **rounds: int) -> Manifest:
+    return with_cut(
+        preset(
+            "tiny",
+            model={"layers": layers},
+            stages={"count": stages},
+            inner={"micro_batch": 4, "accumulate": 8},
+            rounds={"total": 10_000, "inner_steps": 4, **rounds},
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("stages", "replicas", "more"),
+    [(2, 1, ["--schedule", "flush"]), (2, 1, ["--overlap", "none"]), (2, 2, ["--overlap", "one-step"]), (2, 3, []), (3, 1, []), (4, 2, [])],
+)  # fmt: skip
+def test_a_demo_of_any_layout_agrees_to_the_bit_in_every_stage(tmp_path, stages, replicas, more):
+    report_file = tmp_path / "report.json"
+    running = demo(
+        "--stages", str(stages), "--replicas", str(replicas), "--rounds", "4", "--inner-steps", "4", *more,
+        "--report", report_file,
+    )  # fmt: skip
+    out, _ = running.communicate(timeout=390)
+    assert running.returncode == 0, out
+    report = json.loads(report_file.read_text())
+    assert report["errors"] == []
+    assert len(report["anchor_digests"]) == stages
+    for digests in report["anchor_digests"].values():
+        assert len(digests) == replicas
+        assert len(set(digests.values())) == 1
+    assert [row["round"] for row in report["rounds"]] == [1, 2, 3, 4]
+    assert report["final_val_loss"] < 0.8 * report["initial_val_loss"]
+
+
+def test_a_killed_peer_of_a_later_stage_is_not_missed_upstream_and_comes_back():
+    async def scenario() -> None:
+        async with Watched(manifest_of(2, start_peers=2)) as swarm:
+            await swarm.start_bootstrap()
+            later = [await swarm.start_peer(f"later{index}", stage=1) for index in range(2)]
+            heads = [await swarm.start_peer(f"head{index}", stage=0) for index in range(2)]
+            peers = [*later, *heads]
+            await swarm.until(lambda: swarm.round_of("head0") >= 3 and swarm.round_of("later1") >= 3, peers, LONG_S)
+
+            victim = later[1].process
+            helpers = family(victim.pid)
+            victim.send_signal(signal.SIGKILL)
+            killed_at = swarm.round_of("head0")
+            alive = [later[0], *heads]
+            await swarm.until(
+                lambda: min(swarm.round_of(label) for label in ("head0", "head1", "later0")) >= killed_at + 4,
+                alive,
+                LONG_S,
+            )
+            assert_gone(helpers)
+            for label in ("head0", "head1"):
+                assert len(swarm.of(label, "RoundCertified")[-1]["contributors"]) == 2, "nobody upstream was lost"
+                assert swarm.of(label, "NeighbourUnlinked")
+
+            back = await swarm.start_peer("later1", stage=1)
+            peer_id = swarm.of("later1", "PeerStarted")[-1]["peer"]
+
+            def counts_again() -> bool:
+                return peer_id in swarm.of("later0", "RoundCertified")[-1]["contributors"]
+
+            await swarm.until(counts_again, [*alive, back], LONG_S)
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_linkd_is_started_again_and_nobody_leaves():
+    async def scenario() -> None:
+        async with Watched(manifest_of(2, start_peers=1)) as swarm:
+            await swarm.start_bootstrap()
+            later = await swarm.start_peer("later", stage=1)
+            head = await swarm.start_peer("head", stage=0)
+            peers = [later, head]
+            for victim in ("later", "head"):
+                goal = swarm.round_of("head") + 2
+                await swarm.until(lambda: swarm.round_of("head") >= goal, peers, LONG_S)  # noqa: B023
+                pid = {"later": later, "head": head}[victim].process.pid
+                linkds = [process for process in family(pid) if "dilocox_peer.pipeline.linkd" in process.cmdline()]
+                assert len(linkds) == 1
+                linkds[0].send_signal(signal.SIGKILL)
+                psutil.wait_procs(linkds, timeout=10)
+                goal = swarm.round_of("head") + 4
+                await swarm.until(lambda: swarm.round_of("head") >= goal, peers, LONG_S)  # noqa: B023
+            assert swarm.of("head", "NeighbourUnlinked")
+
+    asyncio.run(scenario())
+
+
+def test_four_who_join_together_without_a_word_share_the_stages_out():
+    async def scenario() -> None:
+        async with Watched(manifest_of(2, start_peers=2)) as swarm:
+            await swarm.start_bootstrap()
+            peers = await asyncio.gather(*(swarm.start_peer(f"peer{index}") for index in range(4)))
+            stages = [swarm.of(f"peer{index}", "PeerStarted")[0]["stage"] for index in range(4)]
+            assert sorted(stages) == [0, 0, 1, 1], stages
+            await swarm.until(lambda: all(swarm.round_of(f"peer{index}") >= 2 for index in range(4)), peers, LONG_S)
+
+    asyncio.run(scenario())

@@ -1,0 +1,99 @@
+"""Activations and gradients as bytes of known size."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.config import preset
+from dilocox_peer.pipeline.activations import BodyFormat
+
+CPU = torch.device("cpu")
+FORMS = ("int8", "bf16", "fp32")
+
+
+def body_format(form: str, *, vocab_size: int = 256) -> BodyFormat:
+    return BodyFormat(form, batch=2, tokens=3, width=8, vocab_size=vocab_size)
+
+
+def hidden(scale: float = 1.0, seed: int = 0):
+    return torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sizes_follow_from_the_manifest(form: str):
+    body = body_format(form)
+    assert len(body.pack_hidden(hidden())) == body.hidden_bytes
+    step = body.pack_hidden(hidden()) + body.pack_targets(torch.zeros(2, 3, dtype=torch.int64))
+    assert len(step) == body.step_bytes
+    assert body.why_not(step, is_step=True) is None
+    assert "expected" in body.why_not(step + b"\0", is_step=True)
+    assert "expected" in body.why_not(step, is_step=False)
+
+
+def test_fp32_is_exact():
+    body, x = body_format("fp32"), hidden()
+    assert torch.equal(body.unpack_hidden(body.pack_hidden(x), CPU), x)
+
+
+def test_bf16_rounds_to_the_nearest():
+    body, x = body_format("bf16"), hidden()
+    assert torch.equal(body.unpack_hidden(body.pack_hidden(x), CPU), x.bfloat16().float())
+
+
+@given(seed=st.integers(0, 2**31), exponent=st.integers(-30, 30))
+def test_int8_is_within_half_a_scale_of_each_token(seed: int, exponent: int):
+    body, x = body_format("int8"), hidden(2.0**exponent, seed)
+    back = body.unpack_hidden(body.pack_hidden(x), CPU)
+    largest = x.abs().amax(-1, keepdim=True)
+    assert ((back - x).abs() <= largest / 127 * (1 + 2**-6) / 2 * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("values", [torch.zeros(2, 3, 8), torch.full((2, 3, 8), 1e-42), torch.full((2, 3, 8), 3e38)])
+def test_zeros_denormals_and_huge_values_stay_finite(form: str, values):
+    body = body_format(form)
+    packed = body.pack_hidden(values)
+    if form == "bf16" and float(values.max()) > 1e38:
+        values = values.bfloat16().float()
+    assert body.why_not(packed, is_step=False) is None
+    back = body.unpack_hidden(packed, CPU)
+    assert torch.isfinite(back).all()
+    assert torch.allclose(back, values, rtol=0.02, atol=1e-38)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_are_refused(form: str, bad: float):
+    body, x = body_format(form), hidden()
+    x[1, 2, 3] = bad
+    assert body.why_not(body.pack_hidden(x), is_step=False) == "activations that are not finite"
+
+
+@pytest.mark.parametrize("vocab_size", [256, 300, 65536, 70000])
+def test_targets_come_back(vocab_size: int):
+    body = body_format("int8", vocab_size=vocab_size)
+    targets = torch.tensor([[0, 1, vocab_size - 1], [5, 255, 7]])
+    step = body.pack_hidden(hidden()) + body.pack_targets(targets)
+    assert body.why_not(step, is_step=True) is None
+    assert torch.equal(body.unpack_targets(step, CPU), targets)
+    assert bytes(body.targets_of(step)) == body.pack_targets(targets)
+
+
+def test_a_target_outside_the_vocabulary_is_refused():
+    body = body_format("fp32", vocab_size=300)
+    step = body.pack_hidden(hidden()) + np.array([0, 1, 2, 3, 4, 300], "<u2").tobytes()
+    assert "target 300" in body.why_not(step, is_step=True)
+
+
+def test_the_manifest_names_the_form():
+    manifest = preset("tiny", stages={"count": 2, "activations": "bf16"})
+    body = BodyFormat.of(manifest)
+    assert body.form == "bf16"
+    assert body == dataclasses.replace(
+        body, batch=manifest.inner.micro_batch, tokens=manifest.model.context, width=manifest.model.hidden_size
+    )

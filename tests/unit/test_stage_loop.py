@@ -1,0 +1,193 @@
+"""Stages of a pipeline, coupled in one thread without a network: what they compute equals one whole model."""
+
+import random
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+
+from dilocox_peer.peer.outer import initial_state
+from dilocox_peer.peer.stage_loop import StageLoop
+from dilocox_peer.pipeline import scheduler as scheduling
+from dilocox_peer.pipeline.inner import InnerOptimizer
+from dilocox_peer.pipeline.model import LayerRange, StageModel
+from dilocox_peer.pipeline.scheduler import Scheduler
+from dilocox_peer.pipeline.stage import build_stage
+from dilocox_peer.types import PeerId
+from tests.cut_runs import corpus, manifest_of, one_model
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Bench:
+    """One stage's bench: its scheduler, and a queue of what it sends to the neighbours."""
+
+    def __init__(self, pipe: "Pipe", stage: int, manifest: Any) -> None:
+        self.pipe, self.stage, self.peer = pipe, stage, PeerId(f"peer{stage}")
+        self.gone: list[Any] = []
+        self.scheduler = Scheduler(
+            me=self.peer, incarnation=1, stage=stage, num_stages=manifest.stages.count, mode=manifest.stages.schedule,
+            accumulate=manifest.inner.accumulate, max_slots=64, rng=random.Random(stage), now=0.0,
+        )  # fmt: skip
+
+    def tell(self, happened: scheduling.Input) -> None:
+        self.pipe.now += 1e-4
+        self.act(self.scheduler.handle(happened, self.pipe.now))
+
+    def act(self, actions: list[scheduling.Action]) -> None:
+        for action in actions:
+            match action:
+                case scheduling.Send(peer, message, body):
+                    self.pipe.wire.append((self.peer, peer, message, body))
+                case scheduling.Release(micro_batch):
+                    self.gone.append(micro_batch)
+                case _:
+                    pass
+
+    def next_work(self):
+        work, actions = self.scheduler.next_work(self.pipe.now)
+        self.act(actions)
+        return work
+
+    def released(self):
+        gone, self.gone = self.gone, []
+        return gone
+
+    def packed(self, micro_batch, seconds):
+        pass
+
+    def forward_done(self, micro_batch, body, seconds):
+        self.tell(scheduling.ForwardDone(micro_batch, body, seconds))
+
+    def backward_done(self, micro_batch, body, loss, seconds):
+        self.tell(scheduling.BackwardDone(micro_batch, body, loss, seconds))
+
+    def stepped(self, seconds):
+        self.tell(scheduling.Stepped(seconds))
+
+    def shifted(self):
+        self.tell(scheduling.Shifted())
+
+    def rounds(self, training, certified, issue_limit):
+        self.tell(scheduling.Rounds(training, certified, issue_limit))
+
+    def hold(self, is_held):
+        self.tell(scheduling.Hold(is_held))
+
+    def load_share(self):
+        return 1.0
+
+
+class Pipe:
+    """One peer a stage, all in this thread."""
+
+    def __init__(self, manifest: Any, *, limit: int) -> None:
+        self.now = 0.0
+        self.wire: deque[Any] = deque()
+        stages = range(manifest.stages.count)
+        self.benches = [Bench(self, stage, manifest) for stage in stages]
+        self.loops = [
+            StageLoop(
+                manifest, stage, self.benches[stage], peer=PeerId("peer0"), incarnation=1,
+                corpus=corpus() if stage == 0 else None, device="cpu", clock=lambda: self.now,
+                micro_batch_limit=limit if stage == 0 else None,
+            )
+            for stage in stages
+        ]  # fmt: skip
+        for stage, loop in enumerate(self.loops):
+            loop.begin(initial_state(manifest, stage).anchor_N(), 0)
+        for stage in stages[:-1]:
+            self.benches[stage].tell(scheduling.Linked(PeerId(f"peer{stage + 1}"), stage + 1))
+            self.benches[stage + 1].tell(scheduling.Linked(PeerId(f"peer{stage}"), stage))
+
+    def run(self, *, order: random.Random | None = None) -> None:
+        """Until nobody has anything to do."""
+        while True:
+            while self.wire:
+                sender, receiver, message, body = self.wire.popleft()
+                self.benches[int(receiver[4:])].tell(scheduling.Received(sender, message, body))
+            loops = list(self.loops)
+            if order is not None:
+                order.shuffle(loops)
+            if not any(loop.train_on() for loop in loops) and not self.wire:
+                return
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        found = {}
+        for loop in self.loops:
+            layout, flat_N = loop._current.layout, loop.close().flat_N
+            found |= {spec.name: flat_N[start:stop].view(spec.shape) for spec, start, stop in layout.spans()}
+        return found
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("clip_norm", [0.05, 100.0])
+def test_stages_in_flush_mode_equal_one_model_after_20_steps(stages: int, optimizer: str, clip_norm: float):
+    manifest = manifest_of(stages, optimizer=optimizer, clip_norm=clip_norm)
+    pipe = Pipe(manifest, limit=80)
+    pipe.run()
+    single = one_model(manifest_of(1, optimizer=optimizer, clip_norm=clip_norm), micro_batches=80, cut_like=manifest)
+    for name, values in pipe.parameters().items():
+        torch.testing.assert_close(values.flatten(), single[name].flatten(), rtol=0, atol=1e-5, msg=name)
+    moved = build_stage(manifest).model
+    start = {spec.name: moved.flat_N[a:b] for spec, a, b in moved.layout.spans()}
+    assert max(float((single[name] - start[name]).abs().max()) for name in start) > 1e-2  # it went somewhere
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_forward_and_its_backward_use_the_same_weights_in_carry(seed: int):
+    """autograd refuses a backward whose weights were changed in place, so every seed that ends is a proof."""
+    pipe = Pipe(manifest_of(3, schedule="carry"), limit=60)
+    pipe.run(order=random.Random(seed))
+    assert [loop.progress.micro_batches for loop in pipe.loops] == [60, 60, 60]
+    assert all(len(loop._passes) == 0 for loop in pipe.loops)
+
+
+def test_a_shift_while_forwards_are_out_reaches_the_weights_and_every_snapshot():
+    pipe = Pipe(manifest_of(2, schedule="carry"), limit=60)
+    head = pipe.loops[0]
+    for _ in range(3):
+        head.train_on()  # forwards that nobody answers yet
+    before = head._local_N().clone()
+    head.shift(torch.full_like(before, 0.25), certified=1)
+    assert torch.equal(head.close().flat_N, before + 0.25)
+    head.withdraw()
+    pipe.run()
+    assert head._pending_N is None
+
+
+def test_a_replaced_state_counts_no_more_and_drops_the_gradient():
+    pipe = Pipe(manifest_of(2, schedule="carry"), limit=6)
+    pipe.run()
+    head = pipe.loops[0]
+    target = torch.randn_like(head._current.flat_N)
+    head.replace(target, certified=3)
+    while head.train_on():
+        pass
+    assert torch.equal(head._current.flat_N.detach(), target)
+    assert head.progress.round == 4
+    assert head.progress.micro_batches == 0
+
+
+def test_versions_share_one_gradient_and_the_optimizer_moves_with_them():
+    manifest = manifest_of(1)
+    first = StageModel(manifest.model, LayerRange.of(manifest.model))
+    second = StageModel(manifest.model, LayerRange.of(manifest.model), flat_grad_N=first.flat_grad_N)
+    optimizer = InnerOptimizer(first, manifest.inner)
+    first.flat_grad_N.fill_(0.1)
+    optimizer.step(micro_batches=1, share=1.0)
+    second.flat_N.copy_(first.flat_N)
+    optimizer.move_to(second)
+    first_before = first.flat_N.clone()
+    first.flat_grad_N.fill_(0.1)
+    optimizer.step(micro_batches=1, share=1.0)
+    assert torch.equal(first.flat_N, first_before)
+    assert not torch.equal(second.flat_N, first_before)
