@@ -179,7 +179,7 @@ def _axis(start: float, end: float, x: Callable[[float], float], y: int) -> list
     parts = []
     for tick in range(int(span / step) + 1):
         at = x(start + tick * step)
-        parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{TOP - 6}" y2="{y}" stroke="#00000018"/>')
+        parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{TOP - 6}" y2="{y}" stroke="black" stroke-opacity="0.1"/>')
         parts.append(f'<text x="{at:.1f}" y="{y + 14}" text-anchor="middle">{1e3 * tick * step:.0f} ms</text>')
     return parts
 

@@ -22,8 +22,9 @@ import msgpack
 from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Event, Failed, Listener, NeighbourLinked, NeighbourUnlinked, Remark
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.pipeline import scheduler as scheduling
+from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.activations import BodyFormat, Bytes
+from dilocox_peer.pipeline.contract import Work
 from dilocox_peer.pipeline.hop import MAX_MESSAGES, Grad, HopMessage, MicroBatchId, Step, decode_hops, encode_hops
 from dilocox_peer.pipeline.link import (
     Arrived,
@@ -37,7 +38,7 @@ from dilocox_peer.pipeline.link import (
     RoundTrip,
     Unlinked,
 )
-from dilocox_peer.pipeline.scheduler import Scheduler, Work
+from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.signing import SIGNATURE_BYTES, SigningKey, verify
 from dilocox_peer.types import PeerId, RunId, canonical
 
@@ -140,7 +141,7 @@ class Conveyor:
             on_log=lambda line: listener(Remark(f"linkd: {line}")),
         )
         self._lock = threading.Lock()
-        self._actions: deque[scheduling.Action] = deque()  # of the scheduler, in order; sent by this thread
+        self._actions: deque[contract.Action] = deque()  # of the scheduler, in order; sent by this thread
         self._released: list[MicroBatchId] = []
         self._neighbours: dict[LinkId, _Neighbour] = {}
         self._links: dict[PeerId, LinkId] = {}  # of those whose HELLO we have
@@ -205,11 +206,11 @@ class Conveyor:
         """How many peers our own stage has."""
         if max(1, count) != self._num_replicas:
             self._num_replicas = max(1, count)
-            self._tell(scheduling.Replicas(self._num_replicas))
+            self._tell(contract.Replicas(self._num_replicas))
 
     def leave(self) -> None:
         """Callers are told to go elsewhere."""
-        self._tell(scheduling.Leaving())
+        self._tell(contract.Leaving())
 
     def status(self) -> ConveyorStatus:
         with self._lock:
@@ -263,22 +264,22 @@ class Conveyor:
                 self._packed_s[micro_batch] = self._packed_s.get(micro_batch, 0.0) + seconds
 
     def forward_done(self, micro_batch: MicroBatchId, body: bytes, seconds: float) -> None:
-        self._tell(scheduling.ForwardDone(micro_batch, body, seconds), nudge=False)
+        self._tell(contract.ForwardDone(micro_batch, body, seconds), nudge=False)
 
     def backward_done(self, micro_batch: MicroBatchId, body: bytes | None, loss: float, seconds: float) -> None:
-        self._tell(scheduling.BackwardDone(micro_batch, body, loss, seconds), nudge=False)
+        self._tell(contract.BackwardDone(micro_batch, body, loss, seconds), nudge=False)
 
     def stepped(self, seconds: float) -> None:
-        self._tell(scheduling.Stepped(seconds), nudge=False)
+        self._tell(contract.Stepped(seconds), nudge=False)
 
     def shifted(self) -> None:
-        self._tell(scheduling.Shifted())
+        self._tell(contract.Shifted())
 
     def rounds(self, training: int, certified: int, issue_limit: int | None) -> None:
-        self._tell(scheduling.Rounds(training, certified, issue_limit))
+        self._tell(contract.Rounds(training, certified, issue_limit))
 
     def hold(self, is_held: bool) -> None:
-        self._tell(scheduling.Hold(is_held))
+        self._tell(contract.Hold(is_held))
 
     def load_share(self) -> float:
         if self._stage == 0:
@@ -287,7 +288,7 @@ class Conveyor:
             heads = len(self._scheduler.recent_heads())
         return max(1, heads) / self._num_replicas
 
-    def _tell(self, happened: scheduling.Input, *, nudge: bool = True) -> None:
+    def _tell(self, happened: contract.Input, *, nudge: bool = True) -> None:
         with self._lock:
             actions = self._scheduler.handle(happened, time.monotonic())
             self._actions.extend(actions)
@@ -327,7 +328,7 @@ class Conveyor:
         with self._lock:
             is_due = self._scheduler.deadline() <= now
             if is_due:
-                self._actions.extend(self._scheduler.handle(scheduling.Tick(), now))
+                self._actions.extend(self._scheduler.handle(contract.Tick(), now))
         if self._wanted_changed:
             self._dial()
         self._flush()
@@ -379,7 +380,7 @@ class Conveyor:
             self._bytes_received += len(raw) + len(body)
             for message in messages:
                 carried: Bytes | None = body if message is last and isinstance(message, Step | Grad) else None
-                self._actions.extend(self._scheduler.handle(scheduling.Received(peer, message, carried), now))
+                self._actions.extend(self._scheduler.handle(contract.Received(peer, message, carried), now))
 
     def _greeted(self, link: LinkId, neighbour: _Neighbour, raw: bytes) -> None:
         hello = self._checked_hello(link, raw)
@@ -395,7 +396,7 @@ class Conveyor:
         self._links[hello.peer] = link
         with self._lock:
             self._stage_of[hello.peer] = hello.stage
-            self._actions.extend(self._scheduler.handle(scheduling.Linked(hello.peer, hello.stage), time.monotonic()))
+            self._actions.extend(self._scheduler.handle(contract.Linked(hello.peer, hello.stage), time.monotonic()))
         self._listener(NeighbourLinked(hello.peer, hello.stage))
 
     def _unlinked(self, link: LinkId, reason: str) -> None:
@@ -409,7 +410,7 @@ class Conveyor:
         with self._lock:
             self._stage_of.pop(peer, None)
             self._rtt_s.pop(peer, None)
-            self._actions.extend(self._scheduler.handle(scheduling.Unlinked(peer), time.monotonic()))
+            self._actions.extend(self._scheduler.handle(contract.Unlinked(peer), time.monotonic()))
         self._listener(NeighbourUnlinked(peer, neighbour.hello.stage, reason))
 
     def _round_trip(self, link: LinkId, seconds: float) -> None:
@@ -419,7 +420,7 @@ class Conveyor:
         peer = neighbour.hello.peer
         with self._lock:
             self._rtt_s[peer] = seconds
-            self._actions.extend(self._scheduler.handle(scheduling.RoundTrip(peer, seconds), time.monotonic()))
+            self._actions.extend(self._scheduler.handle(contract.RoundTrip(peer, seconds), time.monotonic()))
 
     def _fault(self, link: LinkId, neighbour: _Neighbour, reason: str) -> None:
         neighbour.faults += 1
@@ -473,19 +474,19 @@ class Conveyor:
         notes: list[Event] = []
         for action in actions:
             match action:
-                case scheduling.Send(peer, message, None):
+                case contract.Send(peer, message, None):
                     small.setdefault(peer, []).append(message)
-                case scheduling.Send(peer, message, body):
+                case contract.Send(peer, message, body):
                     assert isinstance(body, bytes | memoryview), type(body)
                     bodies.append((peer, message, body))
-                case scheduling.Release(micro_batch):
+                case contract.Release(micro_batch):
                     with self._lock:
                         self._released.append(micro_batch)
-                case scheduling.Note(scheduling.MicroBatchDone()):
+                case contract.Note(contract.MicroBatchDone()):
                     pass  # the training loop counts and shows them
-                case scheduling.Note(scheduling.MicroBatchTimed() as timed):
+                case contract.Note(contract.MicroBatchTimed() as timed):
                     notes.append(self._with_packing(timed))
-                case scheduling.Note(event):
+                case contract.Note(event):
                     notes.append(event)
         for peer, messages in small.items():
             for first in range(0, len(messages), MAX_MESSAGES):
@@ -495,7 +496,7 @@ class Conveyor:
         for event in notes:
             self._listener(event)
 
-    def _with_packing(self, timed: scheduling.MicroBatchTimed) -> Event:
+    def _with_packing(self, timed: contract.MicroBatchTimed) -> Event:
         assert self._packed_s is not None, "timed without being traced"
         with self._lock:
             seconds = self._packed_s.pop(timed.id, 0.0)

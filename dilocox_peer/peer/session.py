@@ -5,6 +5,7 @@ DESIGN section 5's order, each step with its deadline, about five seconds togeth
 """
 
 import asyncio
+import gc
 import random
 import secrets
 import time
@@ -219,6 +220,7 @@ class Session:
             await asyncio.to_thread(conveyor.start)
         parts = await self._couple(manifest, stage, transport, directory, trainer, keeper, conveyor)
         await directory.announce(self._lease(parts))
+        gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
         self._listener(PeerStarted(self._me, manifest.run_id, stage, tuple(transport.addresses)))
         return parts
 

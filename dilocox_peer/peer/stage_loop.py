@@ -17,12 +17,12 @@ from torch import Tensor
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.training import Progress, RoundBook, Snapshot
 from dilocox_peer.pipeline.activations import BodyFormat, Bytes
+from dilocox_peer.pipeline.contract import Backward, Body, Forward, Publish, StepNow, Turn, Work
 from dilocox_peer.pipeline.data import Corpus
 from dilocox_peer.pipeline.hop import MicroBatchId
 from dilocox_peer.pipeline.inner import InnerOptimizer
 from dilocox_peer.pipeline.model import StageModel, layers_of
 from dilocox_peer.pipeline.passes import Passes
-from dilocox_peer.pipeline.scheduler import Backward, Body, Forward, Publish, StepNow, Turn, Work
 from dilocox_peer.types import PeerId
 
 

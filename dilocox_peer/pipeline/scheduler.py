@@ -27,9 +27,41 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
-from dilocox_peer.events import Event, short
+from dilocox_peer.pipeline.contract import (
+    Action,
+    Backward,
+    BackwardDone,
+    Body,
+    Forward,
+    ForwardDone,
+    Hold,
+    HopRefused,
+    HopTiming,
+    Input,
+    Leaving,
+    Linked,
+    MicroBatchDone,
+    MicroBatchResent,
+    MicroBatchTimed,
+    Note,
+    Publish,
+    Received,
+    Release,
+    Replicas,
+    Rounds,
+    RoundTrip,
+    RouteChanged,
+    Send,
+    Shifted,
+    StepNow,
+    Stepped,
+    Tick,
+    Turn,
+    Unlinked,
+    Work,
+)
 from dilocox_peer.pipeline.hop import (
     MAX_WINDOW,
     Ack,
@@ -53,293 +85,6 @@ from dilocox_peer.types import PeerId
 RECENT = 64  # micro-batches whose heads vote on the round; also what a heap may hold in vain
 MAX_OUTSTANDING = 256  # calls of one caller that hold or await a slot, without bodies about 100 KB; more are refused
 SERVICE_FROM = 32  # newest work times that the median looks at
-
-
-class Body(Protocol):
-    """Bytes, as far as this file cares: a memoryview, a tensor's buffer, or a toy in the simulator."""
-
-    def __len__(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class HopTiming:
-    """All times in seconds. Floors keep a quiet network from making us hasty."""
-
-    status_s: float = 1.0  # between two Statuses when no round field changes
-    sweep_s: float = 0.5  # between two looks for what is overdue
-    overdue_start_s: float = 30.0  # before a callee has answered once
-    overdue_floor_s: float = 2.0
-    overdue_cap_s: float = 600.0
-    mad_factor: float = 6.0
-    patient_probes: int = 3  # a callee says so often that it works on an overdue one; then it goes elsewhere
-    idle_step_s: float = 2.0  # without work and with completed micro-batches: step what there is
-    refused_s: float = 1.0  # a callee that refused is left alone for so long
-    unused_grant_s: float = 120.0  # a slot whose body does not come is taken back
-    leaving_s: float = 60.0  # a callee that leaves is left alone for so long
-
-
-# ---- what happens to it ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The time that `deadline()` named has come (or any other time: ticking early does no harm)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message of a linked peer, and its body if it has one."""
-
-    peer: PeerId
-    message: HopMessage
-    body: Body | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Linked:
-    """A link to a peer of the stage before or after ours is up, in both directions."""
-
-    peer: PeerId
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unlinked:
-    """The link is down; what was under way on it is lost, in both directions."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class RoundTrip:
-    """Measured on the link to peer."""
-
-    peer: PeerId
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardDone:
-    """The answer to Forward: its output."""
-
-    id: MicroBatchId
-    body: Body
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class BackwardDone:
-    """The answer to Backward and Turn: the gradient of the input (None at a head), and the loss (of a Turn)."""
-
-    id: MicroBatchId
-    body: Body | None
-    loss: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """The answer to StepNow and Publish: the next version exists."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Rounds:
-    """Our stage trains round `training`; `certified` rounds are certified. issue_limit: micro-batches that a head may
-    issue in this round, None for no limit."""
-
-    training: int
-    certified: int
-    issue_limit: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Replicas:
-    """Peers of our own stage, this one included, as known."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """True: a head issues nothing new until False."""
-
-    is_held: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Shifted:
-    """The trainer changed the master parameters between two works."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """This peer goes: nothing new is accepted or issued. `is_drained` says when nothing is under way."""
-
-
-Input = (
-    Tick | Received | Linked | Unlinked | RoundTrip | ForwardDone | BackwardDone | Stepped | Rounds | Replicas | Hold
-    | Shifted | Leaving
-)  # fmt: skip
-
-# ---- what the torch thread does; each is answered by one input before the next is asked for -------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """body None: we are its head, draw the data. Keep the activations until Backward or Release of id. ForwardDone."""
-
-    id: MicroBatchId
-    version: int
-    body: Body | None
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """body: the gradient of the forward's output. loss: as the last stage computed it. BackwardDone."""
-
-    id: MicroBatchId
-    version: int
-    body: Body
-    loss: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Last stage: forward, loss and backward in one. BackwardDone."""
-
-    id: MicroBatchId
-    version: int
-    body: Body
-    round: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StepNow:
-    """The mean of the gradients of so many micro-batches makes the next version. Stepped."""
-
-    micro_batches: int
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """Copy the master parameters, shifted meanwhile, into the next version. Stepped."""
-
-
-Work = Forward | Backward | Turn | StepNow | Publish
-
-# ---- what it wants done, in order -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """To a linked peer, in order. Lost only if the link goes down."""
-
-    peer: PeerId
-    message: HopMessage
-    body: Body | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Drop the saved activations of a micro-batch whose backward will not come."""
-
-    id: MicroBatchId
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something worth telling the user."""
-
-    event: Event
-
-
-Action = Send | Release | Note
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatchDone(Event):
-    """At its head: round it was issued in, its loss, seconds from forward to backward."""
-
-    id: MicroBatchId
-    round: int
-    loss: float
-    seconds: float
-
-    @property
-    def level(self) -> str:
-        return "debug"
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatchResent(Event):
-    """A micro-batch whose body one callee had goes to another; `to` is None while nobody is linked."""
-
-    id: MicroBatchId
-    from_: PeerId
-    to: PeerId | None
-    reason: str
-
-    @property
-    def level(self) -> str:
-        return "debug"
-
-    def line(self) -> str:
-        to = short(self.to) if self.to is not None else "nobody yet"
-        return (
-            f"micro-batch {self.id.index} of {short(self.id.head)} goes from {short(self.from_)} to {to}: {self.reason}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RouteChanged(Event):
-    """The parts of our micro-batches that go to each callee, in hundredths."""
-
-    percent: tuple[tuple[PeerId, int], ...]
-    reason: str
-
-    @property
-    def level(self) -> str:
-        return "debug"
-
-    def line(self) -> str:
-        shown = ", ".join(f"{part} % {short(peer)}" for peer, part in self.percent)
-        return f"micro-batches go to {shown or 'nobody'} ({self.reason})"
-
-
-@dataclass(frozen=True, slots=True)
-class HopRefused(Event):
-    """A neighbour broke the protocol; what it sent was dropped."""
-
-    peer: PeerId
-    reason: str
-
-    @property
-    def level(self) -> str:
-        return "warning"
-
-    def line(self) -> str:
-        return f"micro-batch of {short(self.peer)} refused: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatchTimed(Event):
-    """Moments in the life of a micro-batch at this peer, by name, on the scheduler's clock; those it had.
-
-    encode_s: packing and unpacking of bodies, which the scheduler does not see; whoever does adds it."""
-
-    id: MicroBatchId
-    moments: tuple[tuple[str, float], ...]
-    encode_s: float = 0.0
-
-    @property
-    def level(self) -> str:
-        return "debug"
-
-
-# ---- the machine ----------------------------------------------------------------------------------------------------
 
 
 class _State(Enum):
@@ -899,7 +644,9 @@ class Scheduler:
         caller = self._callers.get(peer)
         if caller is not None and status.stage == self._stage - 1:
             caller.status = status
-            self._stage0_certified = max(self._stage0_certified, status.stage0_certified)
+            claims = sorted(each.status.stage0_certified for each in self._callers.values() if each.status is not None)
+            # What more than half of them say at least: one that lies cannot end our rounds.
+            self._stage0_certified = max(self._stage0_certified, claims[(len(claims) - 1) // 2])
             if status.stage == 0 and peer in self._recent_counts:
                 self._head_rounds[peer] = max(self._head_rounds[peer], status.training_round)
             return
@@ -933,6 +680,7 @@ class Scheduler:
             self._send(peer, Refuse(message.id, "too many", message.call))
             return
         flight = _Flight(message.id, key, 0, message.round, _State.WAITING, self._now)
+        self._mark(flight, "asked")
         self._inbound[key] = flight
         self._slots.reserve(key)
         self._grant()
@@ -943,6 +691,7 @@ class Scheduler:
         for key in self._slots.grant():
             flight = self._inbound[key]
             flight.state = _State.GRANTED
+            self._mark(flight, "granted")
             flight.since = self._now
             self._serial += 1
             flight.call = self._serial  # until the call downstream has its own number: the order of grants
@@ -965,6 +714,7 @@ class Scheduler:
             self.duplicates += 1
             return
         flight.body, flight.round, flight.state = body, message.round, _State.READY
+        self._mark(flight, "arrived")
         heapq.heappush(self._ready, (flight.call, flight))
         self._note_head(message)
         caller = self._callers[peer]
@@ -1233,8 +983,9 @@ class Scheduler:
     # ---- what we know and tell ----
 
     def _update_behind(self) -> None:
-        known = [callee.behind for callee in self._callees.values() if callee.behind is not None]
-        self._behind = min([self._rounds.certified, *known])
+        known = sorted(callee.behind for callee in self._callees.values() if callee.behind is not None)
+        # They have one chain, so the lowest is only the slowest to tell; and one that lies cannot hold the heads for ever.
+        self._behind = min([self._rounds.certified, *known[len(known) // 2 :][:1]])
 
     def _replan(self, reason: str, *, is_wanted: bool) -> None:
         """A new plan when it differs; is_wanted: also when it hardly does."""

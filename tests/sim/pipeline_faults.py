@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from dilocox_peer.pipeline.contract import Backward, Work
 from dilocox_peer.pipeline.hop import Grad
-from dilocox_peer.pipeline.scheduler import Backward, Scheduler, Work, _Call, _Flight, _State
+from dilocox_peer.pipeline.scheduler import Scheduler, _Call, _Flight, _State
 from dilocox_peer.pipeline.slots import CallKey, Slots
 from dilocox_peer.pipeline.versions import Versions
 from dilocox_peer.types import PeerId

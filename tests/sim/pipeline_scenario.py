@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from dilocox_peer.pipeline.contract import Hold, HopTiming, Leaving, Replicas, Rounds, Shifted
 from dilocox_peer.pipeline.hop import MicroBatchId
-from dilocox_peer.pipeline.scheduler import Hold, HopTiming, Leaving, Replicas, Rounds, Scheduler, Shifted
+from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
 
 from .invariants import Violation

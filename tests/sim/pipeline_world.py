@@ -14,20 +14,7 @@ from functools import partial
 from typing import Literal
 
 from dilocox_peer.events import Event
-from dilocox_peer.pipeline.hop import (
-    Cancel,
-    Grad,
-    Grant,
-    HopMessage,
-    MicroBatchId,
-    Refuse,
-    Reserve,
-    Status,
-    Step,
-    decode_hops,
-    encode_hops,
-)
-from dilocox_peer.pipeline.scheduler import (
+from dilocox_peer.pipeline.contract import (
     Action,
     Backward,
     BackwardDone,
@@ -46,7 +33,6 @@ from dilocox_peer.pipeline.scheduler import (
     Replicas,
     Rounds,
     RoundTrip,
-    Scheduler,
     Send,
     Shifted,
     StepNow,
@@ -56,6 +42,20 @@ from dilocox_peer.pipeline.scheduler import (
     Unlinked,
     Work,
 )
+from dilocox_peer.pipeline.hop import (
+    Cancel,
+    Grad,
+    Grant,
+    HopMessage,
+    MicroBatchId,
+    Refuse,
+    Reserve,
+    Status,
+    Step,
+    decode_hops,
+    encode_hops,
+)
+from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
 
 from .invariants import Violation

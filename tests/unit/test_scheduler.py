@@ -6,20 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dilocox_peer.events import Event
-from dilocox_peer.pipeline.hop import (
-    Ack,
-    Cancel,
-    Grad,
-    Grant,
-    HopMessage,
-    MicroBatchId,
-    Refuse,
-    Reserve,
-    Status,
-    Step,
-    Wait,
-)
-from dilocox_peer.pipeline.scheduler import (
+from dilocox_peer.pipeline.contract import (
     Action,
     Backward,
     BackwardDone,
@@ -40,7 +27,6 @@ from dilocox_peer.pipeline.scheduler import (
     Replicas,
     Rounds,
     RoundTrip,
-    Scheduler,
     Send,
     Shifted,
     StepNow,
@@ -50,6 +36,20 @@ from dilocox_peer.pipeline.scheduler import (
     Unlinked,
     Work,
 )
+from dilocox_peer.pipeline.hop import (
+    Ack,
+    Cancel,
+    Grad,
+    Grant,
+    HopMessage,
+    MicroBatchId,
+    Refuse,
+    Reserve,
+    Status,
+    Step,
+    Wait,
+)
+from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
 
 ME, UP, UP2, DOWN, DOWN2 = (PeerId(name) for name in ("me", "up", "up2", "down", "down2"))
@@ -599,3 +599,27 @@ def test_a_traced_micro_batch_tells_the_moments_of_its_life() -> None:
     assert [name for name, _ in event.moments] == [
         "forward_start", "reserve", "forward_end", "grant", "step_sent", "grad", "backward_start", "backward_end",
     ]  # fmt: skip
+
+
+def test_one_caller_that_lies_about_stage_0_does_not_end_our_rounds():
+    bench = Bench(1)
+    callers = [PeerId(f"caller{index}") for index in range(3)]
+    for caller in callers:
+        bench.feed(Linked(caller, 0))
+    bench.feed(Received(callers[0], replace(STATUS, stage=0, stage0_certified=3)))
+    bench.feed(Received(callers[1], replace(STATUS, stage=0, stage0_certified=1_000_000)))
+    assert bench.machine.stage0_certified == 3  # of two, what both say at least
+    bench.feed(Received(callers[2], replace(STATUS, stage=0, stage0_certified=4)))
+    assert bench.machine.stage0_certified == 4
+
+
+def test_one_callee_that_lies_about_what_is_behind_does_not_hold_a_head():
+    bench = Bench(0)
+    callees = [PeerId(f"callee{index}") for index in range(3)]
+    for callee in callees:
+        bench.feed(Linked(callee, 1))
+    bench.feed(Rounds(6, 5))
+    for callee, behind in zip(callees, (0, 4, 5), strict=True):
+        bench.feed(Received(callee, replace(STATUS, stage=1, behind=behind)))
+    assert bench.machine.behind == 4
+    assert not bench.machine.is_drifting

@@ -9,7 +9,7 @@ import torch
 
 from dilocox_peer.peer.outer import initial_state
 from dilocox_peer.peer.stage_loop import StageLoop
-from dilocox_peer.pipeline import scheduler as scheduling
+from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.inner import InnerOptimizer
 from dilocox_peer.pipeline.model import LayerRange, StageModel
 from dilocox_peer.pipeline.scheduler import Scheduler
@@ -37,16 +37,16 @@ class Bench:
             accumulate=manifest.inner.accumulate, max_slots=64, rng=random.Random(stage), now=0.0,
         )  # fmt: skip
 
-    def tell(self, happened: scheduling.Input) -> None:
+    def tell(self, happened: contract.Input) -> None:
         self.pipe.now += 1e-4
         self.act(self.scheduler.handle(happened, self.pipe.now))
 
-    def act(self, actions: list[scheduling.Action]) -> None:
+    def act(self, actions: list[contract.Action]) -> None:
         for action in actions:
             match action:
-                case scheduling.Send(peer, message, body):
+                case contract.Send(peer, message, body):
                     self.pipe.wire.append((self.peer, peer, message, body))
-                case scheduling.Release(micro_batch):
+                case contract.Release(micro_batch):
                     self.gone.append(micro_batch)
                 case _:
                     pass
@@ -64,22 +64,22 @@ class Bench:
         pass
 
     def forward_done(self, micro_batch, body, seconds):
-        self.tell(scheduling.ForwardDone(micro_batch, body, seconds))
+        self.tell(contract.ForwardDone(micro_batch, body, seconds))
 
     def backward_done(self, micro_batch, body, loss, seconds):
-        self.tell(scheduling.BackwardDone(micro_batch, body, loss, seconds))
+        self.tell(contract.BackwardDone(micro_batch, body, loss, seconds))
 
     def stepped(self, seconds):
-        self.tell(scheduling.Stepped(seconds))
+        self.tell(contract.Stepped(seconds))
 
     def shifted(self):
-        self.tell(scheduling.Shifted())
+        self.tell(contract.Shifted())
 
     def rounds(self, training, certified, issue_limit):
-        self.tell(scheduling.Rounds(training, certified, issue_limit))
+        self.tell(contract.Rounds(training, certified, issue_limit))
 
     def hold(self, is_held):
-        self.tell(scheduling.Hold(is_held))
+        self.tell(contract.Hold(is_held))
 
     def load_share(self):
         return 1.0
@@ -104,15 +104,15 @@ class Pipe:
         for stage, loop in enumerate(self.loops):
             loop.begin(initial_state(manifest, stage).anchor_N(), 0)
         for stage in stages[:-1]:
-            self.benches[stage].tell(scheduling.Linked(PeerId(f"peer{stage + 1}"), stage + 1))
-            self.benches[stage + 1].tell(scheduling.Linked(PeerId(f"peer{stage}"), stage))
+            self.benches[stage].tell(contract.Linked(PeerId(f"peer{stage + 1}"), stage + 1))
+            self.benches[stage + 1].tell(contract.Linked(PeerId(f"peer{stage}"), stage))
 
     def run(self, *, order: random.Random | None = None) -> None:
         """Until nobody has anything to do."""
         while True:
             while self.wire:
                 sender, receiver, message, body = self.wire.popleft()
-                self.benches[int(receiver[4:])].tell(scheduling.Received(sender, message, body))
+                self.benches[int(receiver[4:])].tell(contract.Received(sender, message, body))
             loops = list(self.loops)
             if order is not None:
                 order.shuffle(loops)

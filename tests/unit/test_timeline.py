@@ -42,7 +42,7 @@ def test_a_micro_batch_that_was_sent_twice_says_nothing_of_the_wire():
 
 def test_the_picture_is_an_svg_with_a_row_for_each_peer():
     timed = [each for index in range(20) for each in (head(index, 0.04 * index), last(index, 0.04 * index))]
-    root = ET.fromstring(render_svg(timed, title="2 x 1 <carry>"))  # noqa: S314 - our own
+    root = ET.fromstring(render_svg(timed, title="2 x 1 <carry>"))
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "2 x 1 <carry>" in texts
     assert "stage 0, peer0" in texts
