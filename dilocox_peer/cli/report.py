@@ -61,8 +61,9 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
     for stage, digests in report["anchor_digests"].items():
         if len(set(digests.values())) != 1:
             problems.append(f"stage {stage}: the anchors differ: {json.dumps(digests)}")
-    if len(set(report["heads"].values())) > len(report["anchor_digests"]):
-        problems.append(f"the chain heads differ: {json.dumps(report['heads'])}")
+        heads = {peer: report["heads"][peer] for peer in digests}
+        if len(set(heads.values())) != 1:
+            problems.append(f"stage {stage}: the chain heads differ: {json.dumps(heads)}")
     if report["final_val_loss"] is None:
         problems.append("no anchor was evaluated")
     return problems

@@ -28,6 +28,7 @@ from dilocox_peer.pipeline.contract import Work
 from dilocox_peer.pipeline.hop import MAX_MESSAGES, Grad, HopMessage, MicroBatchId, Step, decode_hops, encode_hops
 from dilocox_peer.pipeline.link import (
     Arrived,
+    Found,
     Link,
     LinkdEnded,
     Linked,
@@ -111,6 +112,7 @@ class Conveyor:
         listener: Listener,
         on_failure: Callable[[str], None],
         trace: bool = False,
+        mdns: bool = False,
     ) -> None:
         """on_failure: the pipeline has ended for good, from its thread."""
         body = BodyFormat.of(manifest)
@@ -137,6 +139,7 @@ class Conveyor:
                 protocol=f"/dilocox/link/1/{run_id[:16]}",
                 max_body_bytes=body.step_bytes,
                 queue_bytes=2 * slots * body.step_bytes + (1 << 20),
+                mdns=mdns,
             ),
             on_log=lambda line: listener(Remark(f"linkd: {line}")),
         )
@@ -346,10 +349,10 @@ class Conveyor:
                 self._unlinked(link, reason)
             case RoundTrip(link, seconds):
                 self._round_trip(link, seconds)
+            case Found(link, addresses):
+                self._found(link, addresses)
             case LinkdEnded(reason):
                 self._restart(reason)
-            case _:
-                pass
 
     def _arrived(self, link: LinkId, header: bytes, body: memoryview) -> None:
         neighbour = self._neighbours.get(link)
@@ -422,6 +425,14 @@ class Conveyor:
             self._rtt_s[peer] = seconds
             self._actions.extend(self._scheduler.handle(contract.RoundTrip(peer, seconds), time.monotonic()))
 
+    def _found(self, link: LinkId, addresses: tuple[str, ...]) -> None:
+        """A neighbour that its lease names is on this network: its addresses here come first. Others are none of ours."""
+        known = self._dialled.get(link)
+        if known is not None and not set(addresses) <= set(known.addresses):
+            nearer = replace(known, addresses=tuple(dict.fromkeys((*addresses, *known.addresses))))
+            self._dialled[link] = nearer
+            self._link.dial(link, nearer.addresses)
+
     def _fault(self, link: LinkId, neighbour: _Neighbour, reason: str) -> None:
         neighbour.faults += 1
         who: Any = neighbour.hello.peer if neighbour.hello is not None else link
@@ -457,7 +468,8 @@ class Conveyor:
             del self._dialled[link]
             self._link.hang_up(link)
         for link, address in by_link.items():
-            if self._dialled.get(link) != address:
+            known = self._dialled.get(link)
+            if known is None or not set(address.addresses) <= set(known.addresses):
                 self._dialled[link] = address
                 self._link.dial(link, address.addresses)
 

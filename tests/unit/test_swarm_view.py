@@ -16,6 +16,7 @@ from dilocox_peer.events import (
     Evaluated,
     Failed,
     PeerStarted,
+    PipelineProgress,
     RoundCertified,
     RunComplete,
     TrainingProgress,
@@ -122,3 +123,38 @@ def test_small_numbers_are_drawn_readably():
     assert sparkline([]) == ""
     assert size(999) == "999 B"
     assert size(1_500_000) == "1.5 MB"
+
+
+def two_stages(*, heads: tuple[str, str] = ("h1", "h1")) -> SwarmView:
+    """Two heads, two peers of stage 1 with three times the parameters."""
+    view = SwarmView(preset("tiny", rounds={"total": 1}, stages={"count": 2}))
+    view.take("evaluator", Evaluated(1, 1.5, 100).record(9.0))
+    for index in range(4):
+        label, peer, stage = f"peer{index}", PeerId(f"12D3KooW{index}"), index % 2
+        view.take(label, PeerStarted(peer, "run", stage, ()).record(1.0))
+        view.take(label, TrainingProgress(1, 10, 5120, 1000.0, 3.0, 500, 400, 2.0).record(2.0))
+        view.take(label, PipelineProgress(2, 0.5, 3, 1, 6, index, 0, 9000, 9000).record(2.0))
+        certified = RoundCertified(
+            round=1, head=heads[index // 2] if stage else "h0", epoch=1, ballot=0, contributors=(peer,), roster=(peer,),
+            micro_batches=64 if stage == 0 else 70, own_included=True, wait_s=1.0, bytes_sent=1000,
+            raw_bytes=4000 if stage == 0 else 12000, train_loss=2.0, anchor_digest=f"d{stage}",
+        )  # fmt: skip
+        view.take(label, certified.record(3.0))
+    return view
+
+
+def test_tokens_count_once_at_stage_0_and_parameters_once_a_stage():
+    report = build_report(two_stages(), stages=2, replicas=2)
+    assert report["tokens"] == 2 * 5120
+    assert report["rounds"][0]["tokens"] == 64 * 8 * 64
+    assert report["parameters"] == 1000 + 3000
+    assert report["resent_micro_batches"] == 0 + 1 + 2 + 3
+    assert report["pipeline_bytes_per_token"] == pytest.approx(4 * 9000 / 10240, abs=1e-4)
+    assert report["outer_bytes_per_token"] == pytest.approx(500 / 5120, abs=1e-4)
+    assert report["allreduce_bytes_per_token"] == pytest.approx(2 * (1 / 2) * 4 * 2000 / 512, abs=1e-3)
+
+
+def test_each_stage_has_a_head_of_its_own():
+    assert verdict(build_report(two_stages(), stages=2, replicas=2)) == []
+    problems = verdict(build_report(two_stages(heads=("h1", "other")), stages=2, replicas=2))
+    assert any("stage 1: the chain heads differ" in problem for problem in problems)
