@@ -24,14 +24,11 @@ from dilocox_peer.cli.timeline import render_svg, table
 from dilocox_peer.config import preset
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.pipeline.partition import with_cut
+from dilocox_peer.pipeline.partition import cut_into
 
 REFRESH_S = 0.5
 TINY_LAYERS = 2  # of the tiny preset; a stage needs at least one
-# A head keeps 2 (S + round trips) micro-batches under way and steps after `accumulate` of them: smaller ones than a single
-# stage's, so that a step is about as many tokens.
-PIPELINED = {"micro_batch": 4, "accumulate": 8}
-PIPELINED_INNER_STEPS = 16
+PIPELINED_INNER_STEPS = 16  # of more tokens each than a single stage's
 TUNED_LEARNING_RATES = {"adamw": 4e-3, "muon": 8e-3}  # of the tiny preset
 
 
@@ -94,10 +91,9 @@ def demo_manifest(request: DemoRequest) -> Manifest:
         overrides["data"] = {"source": "files"}
     if request.stages > 1:
         overrides["model"] = {"layers": max(TINY_LAYERS, request.stages)}
-        overrides["stages"] = {"count": request.stages, "schedule": request.schedule or "carry"}
-        overrides.setdefault("inner", {}).update(PIPELINED)
+        overrides["stages"] = {"schedule": request.schedule or "carry"}
         rounds.setdefault("inner_steps", PIPELINED_INNER_STEPS)
-    return with_cut(preset("tiny", **overrides))
+    return cut_into(preset("tiny", **overrides), request.stages)
 
 
 class _Demo:

@@ -12,7 +12,7 @@ from dilocox_peer.config import read_manifest, to_toml
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.pipeline.partition import with_cut
+from dilocox_peer.pipeline.partition import cut_into, idle_warning
 
 
 def write_run_file(
@@ -28,8 +28,11 @@ def write_run_file(
     """Writes the signed run.toml of a preset. Raises ConfigError; an existing file stays unless force."""
     if path.exists() and not force:
         raise ConfigError(f"{path} exists: pass --force to overwrite it, or another name")
-    overrides = {} if stages is None else {"stages": {"count": stages}}
-    manifest = with_cut(preset_manifest(preset, run={"name": run_name or preset}, **overrides))
+    manifest = preset_manifest(preset, run={"name": run_name or preset})
+    try:
+        manifest = cut_into(manifest, stages or manifest.stages.count)
+    except ValueError as error:
+        raise ConfigError(f"--stages {stages}: {error}; raise model.layers in a run.toml of your own") from None
     _sign_and_write(manifest, path, owner_key_path(owner_key, home))
     typer.echo(f"next: dilocox-peer bootstrap {path}")
 
@@ -44,6 +47,8 @@ def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:
     with Identity.open(key_path) as owner:
         signed = manifest.signed_by(owner.key)
     write_whole(path, to_toml(signed, file_name=path.name).encode())
+    if warning := idle_warning(signed):
+        typer.echo(f"note: {warning}", err=True)
     typer.echo(f"wrote {path}: run {signed.run.name!r}, id {signed.run_id[:16]}, signed with {key_path}")
 
 

@@ -47,7 +47,10 @@ def choose_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant) -> t
     chosen = min(eligible, key=need)
     if not stages[chosen]:
         return chosen, "nobody holds it"
-    return chosen, f"it has the least throughput: {len(stages[chosen])} peers, {capacity(chosen):.0f} tokens/s"
+    peers = f"{len(stages[chosen])} peer{'' if len(stages[chosen]) == 1 else 's'}"
+    if not known:
+        return chosen, f"it has the fewest peers ({peers})"
+    return chosen, f"it has the least throughput ({peers}, {capacity(chosen):.0f} tokens/s)"
 
 
 def better_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: int) -> tuple[int | None, str]:

@@ -61,3 +61,35 @@ def cut_of(manifest: Manifest) -> tuple[int, ...]:
 def with_cut(manifest: Manifest) -> Manifest:
     """The manifest, not signed, with its cut written out."""
     return manifest.model_copy(update={"stages": manifest.stages.model_copy(update={"blocks": cut_of(manifest)})})
+
+
+def cut_into(manifest: Manifest, count: int) -> Manifest:
+    """The manifest, not signed, cut into so many stages, and with enough micro-batches an inner step to keep all busy.
+
+    A head has about 2 (S + 1) micro-batches under way, more where round trips are long, and never more than a step takes
+    (`inner.accumulate`). They are made half as large, down to one sequence, so that a step does not grow as much.
+    Raises ValueError for more stages than blocks.
+    """
+    choose_cut(manifest.model, count)
+    stages = manifest.stages.model_copy(update={"count": count, "blocks": ()})
+    inner = manifest.inner
+    if count > 1 and inner.accumulate < usual_window(count):
+        update = {"accumulate": usual_window(count), "micro_batch": max(1, inner.micro_batch // 2)}
+        inner = inner.model_copy(update=update)
+    return with_cut(manifest.model_copy(update={"stages": stages, "inner": inner}))
+
+
+def usual_window(count: int) -> int:
+    """Micro-batches that keep so many stages busy where a round trip takes about as long as a stage's work."""
+    return 2 * (count + 2)
+
+
+def idle_warning(manifest: Manifest) -> str | None:
+    """What the owner should know of a run whose stages would wait for each other; None if there is nothing."""
+    count, accumulate = manifest.stages.count, manifest.inner.accumulate
+    if count == 1 or accumulate >= usual_window(count) - 2:
+        return None
+    return (
+        f"inner.accumulate {accumulate} lets {count} stages wait for each other: {usual_window(count)} keeps them busy "
+        "(micro_batch may be smaller instead)"
+    )

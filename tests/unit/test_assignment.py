@@ -85,3 +85,8 @@ def test_simultaneous_joiners_settle_evenly(seed: int):
             break
     sizes = [len(leases) for leases in stages().values()]
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_where_no_speed_is_known_peers_are_counted():
+    stages = {0: [lease("a", 0, tokens_per_s=0), lease("b", 0, tokens_per_s=0)], 1: [lease("c", 1, tokens_per_s=0)]}
+    assert choose_stage(stages, claimant()) == (1, "it has the fewest peers (1 peer)")

@@ -8,7 +8,17 @@ from dilocox_peer.config import PRESETS, preset
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import ModelSection
 from dilocox_peer.pipeline.model import LayerRange, layers_of, layout_of, stage_layout
-from dilocox_peer.pipeline.partition import block_compute, block_parameters, choose_cut, cut_of, head_compute, with_cut
+from dilocox_peer.pipeline.partition import (
+    block_compute,
+    block_parameters,
+    choose_cut,
+    cut_into,
+    cut_of,
+    head_compute,
+    idle_warning,
+    usual_window,
+    with_cut,
+)
 
 
 def every_cut(layers: int, count: int):
@@ -68,3 +78,23 @@ def test_the_manifest_has_the_last_word():
 def test_a_cut_that_does_not_fit_the_model_is_refused(blocks: tuple[int, ...]):
     with pytest.raises(ConfigError, match="blocks"):
         preset("small", stages={"count": 2, "blocks": blocks})
+
+
+def test_a_run_that_is_cut_keeps_its_stages_busy():
+    cut = cut_into(preset("small"), 3)
+    assert cut.stages.blocks == cut_of(cut)
+    assert len(cut.stages.blocks) == 3
+    assert cut.inner.accumulate == usual_window(3)
+    assert cut.inner.micro_batch == preset("small").inner.micro_batch // 2
+    assert idle_warning(cut) is None
+
+
+def test_a_run_with_enough_micro_batches_keeps_its_own_numbers():
+    manifest = preset("small", inner={"accumulate": 64, "micro_batch": 3})
+    assert cut_into(manifest, 2).inner == manifest.inner
+    assert cut_into(preset("small"), 1).inner == preset("small").inner
+
+
+def test_the_owner_is_told_of_stages_that_would_wait():
+    assert "inner.accumulate 1" in str(idle_warning(preset("small", stages={"count": 2})))
+    assert idle_warning(preset("small")) is None
