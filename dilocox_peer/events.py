@@ -46,6 +46,93 @@ class PeerStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RunJoined(Event):
+    """What this peer and its run are; told once the manifest is known, before PeerStarted.
+
+    share: micro-batches a peer is expected to do in a round. micro_batch_tokens: of one. num_parameters: of the peer's
+    stage. rank 0: of no use to the codec.
+    """
+
+    run: str
+    run_name: str
+    peer: PeerId
+    stage: int
+    stages: int
+    total_rounds: int
+    inner_steps: int
+    share: int
+    micro_batch_tokens: int
+    num_parameters: int
+    codec: str
+    rank: int
+    overlap: str
+    device: str
+    threads: int
+
+    def line(self) -> str:
+        return (
+            f"run {self.run_name} ({self.run[:12]}): {self.stages} stage{'' if self.stages == 1 else 's'}, "
+            f"{self.total_rounds} rounds of {self.inner_steps} steps, {self.codec}, on {self.device}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPeer:
+    """A peer as its lease in the directory describes it."""
+
+    peer: PeerId
+    stage: int
+    tokens_per_s: float
+    round: int
+    reachability: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmSeen(Event):
+    """The leases of these stages were read: who is in `peers`, and nobody else, announces to hold one of them."""
+
+    stages: tuple[int, ...]
+    peers: tuple[SeenPeer, ...]
+
+    @property
+    def level(self) -> str:
+        return "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeen(Event):
+    """Who averages with us, as their heartbeats say; told when it changes. here: heard lately; paused: of them."""
+
+    stage: int
+    roster: tuple[PeerId, ...]
+    here: tuple[PeerId, ...]
+    paused: tuple[PeerId, ...]
+    leader: PeerId | None
+
+    @property
+    def level(self) -> str:
+        return "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class Paused(Event):
+    """Training is held by the volunteer's wish; the peer stays, votes and merges."""
+
+    reason: str
+
+    def line(self) -> str:
+        return f"paused: {self.reason}; the swarm goes on without our training"
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(Event):
+    reason: str
+
+    def line(self) -> str:
+        return f"training again: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class BootstrapReady(Event):
     """A bootstrap node serves the run's manifest and DHT; link is what others paste."""
 
@@ -155,7 +242,11 @@ class RoundClosed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RoundCertified(Event):
-    """A certificate was applied. round counts from 1; an empty contributor list is a void round."""
+    """A certificate was applied. round counts from 1; an empty contributor list is a void round.
+
+    codec, rank, inner_steps: the round's plan; rank 0: of no use to the codec. delay_s: from our own close of a round to
+    this merge, in which training went on; None when nothing of ours was closed.
+    """
 
     round: int
     head: str
@@ -170,6 +261,10 @@ class RoundCertified(Event):
     raw_bytes: int
     train_loss: float
     anchor_digest: str
+    codec: str = ""
+    rank: int = 0
+    inner_steps: int = 0
+    delay_s: float | None = None
 
     def line(self) -> str:
         count = len(self.contributors)
@@ -279,7 +374,8 @@ class CheckpointWritten(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress(Event):
-    """Once a second while training. bytes_sent/received: payload of this peer since its start."""
+    """Once a second. bytes_sent/received: payload of this peer since its start. busy: share of the last seconds spent
+    computing. memory_bytes: resident, of this process and its helpers; 0 unknown. is_training: nobody holds it."""
 
     round: int
     micro_batches: int
@@ -289,6 +385,9 @@ class TrainingProgress(Event):
     bytes_sent: int
     bytes_received: int
     lag_ms_p99: float
+    busy: float = 0.0
+    memory_bytes: int = 0
+    is_training: bool = True
 
     @property
     def level(self) -> str:

@@ -1,16 +1,26 @@
-"""Events as lines on standard output: for people (time, level, sentence) or as JSON for programs."""
+"""Events as lines: on standard output for people (time, level, sentence) or as JSON for programs, and in a log file that
+is rotated; and back from such a file."""
 
 import json
+import os
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TextIO
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
 
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
+from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Event, Listener
+from dilocox_peer.peer.status import printable
 
+MAX_LINE_BYTES = 1 << 20
 _ONE_LINE = threading.Lock()
 _STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red"}
 
@@ -21,6 +31,89 @@ def event_printer(*, as_json: bool) -> Listener:
         return lambda event: _write_json(event, sys.stdout)
     console = Console(highlight=False, soft_wrap=True)
     return lambda event: _write_line(event, console)
+
+
+class EventFile:
+    """A listener that appends each event to a JSONL file; when it is `max_bytes` long it becomes FILE.1, FILE.1 becomes
+    FILE.2, and at most `keep` old ones stay."""
+
+    def __init__(self, path: Path, *, max_bytes: int, keep: int) -> None:
+        """Raises ConfigError when it cannot be written."""
+        self._path = path
+        self._max_bytes = max_bytes
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._open()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._file.close()
+
+    def __call__(self, event: Event) -> None:
+        line = json.dumps(event.record(time.time()), allow_nan=True).encode() + b"\n"
+        with self._lock, suppress(OSError, ValueError):  # a full disk, or the end: the log must not stop the peer
+            if self._size and self._size + len(line) > self._max_bytes:
+                self._rotate()
+            self._file.write(line)
+            self._size += len(line)
+
+    def _open(self) -> None:
+        try:
+            self._file = self._path.open("ab", buffering=0)
+            self._size = os.fstat(self._file.fileno()).st_size
+        except OSError as error:
+            raise ConfigError(f"--log-file {self._path} cannot be written: {error.strerror}") from None
+
+    def _rotate(self) -> None:
+        self._file.close()
+        for number in range(self._keep, 0, -1):
+            older = self._path.with_name(f"{self._path.name}.{number}")
+            newer = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
+            with suppress(FileNotFoundError):
+                newer.replace(older)
+        if self._keep == 0:
+            self._path.unlink(missing_ok=True)
+        with suppress(ConfigError):
+            self._open()
+
+
+def read_event(record: Mapping[str, Any]) -> tuple[Event, float] | None:
+    """The event of a JSONL record and its time; None for one of a kind, or with fields, that this version does not know."""
+    kind, at_s = record.get("event"), record.get("time")
+    found = _kinds().get(kind) if isinstance(kind, str) else None
+    if found is None or not isinstance(at_s, int | float):
+        return None
+    try:
+        event: Event = found.validate_python(dict(record))
+    except ValidationError:
+        return None
+    return event, float(at_s)
+
+
+def read_event_file(path: Path) -> Iterator[tuple[Event, float]]:
+    """The events of a JSONL file, in its order; lines that are none are passed over. Raises ConfigError."""
+    try:
+        with path.open("rb") as lines:
+            while line := lines.readline(MAX_LINE_BYTES):
+                with suppress(ValueError, RecursionError):
+                    record = json.loads(line)
+                    event = read_event(record) if isinstance(record, dict) else None
+                    if event is not None:
+                        yield event
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+@cache
+def _kinds() -> dict[str, TypeAdapter[Any]]:
+    import dilocox_peer.pipeline.contract  # noqa: F401  its events are of the family
+
+    return {kind.__name__: TypeAdapter(kind) for kind in Event.__subclasses__()}
 
 
 def _write_json(event: Event, out: TextIO) -> None:
@@ -35,4 +128,5 @@ def _write_line(event: Event, console: Console) -> None:
     if event.level == "debug":
         return
     stamp = time.strftime("%H:%M:%S")
-    console.print(f"{stamp} {event.line()}", style=_STYLES[event.level], markup=False)
+    text = "\n".join(printable(line, MAX_LINE_BYTES) for line in event.line().split("\n"))
+    console.print(f"{stamp} {text}", style=_STYLES[event.level], markup=False)

@@ -1,16 +1,35 @@
-"""`join`: checks what the volunteer gave, then runs a session until the run is complete or the volunteer leaves."""
+"""`join`: checks what the volunteer gave, then runs a session until the run is complete or the volunteer leaves.
 
+Around the session: the dashboard or plain lines, the control socket, the log file, the metrics, the hours.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from dilocox_peer.cli.eventlog import event_printer
+from dilocox_peer.cli.eventlog import EventFile, event_printer
 from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.cli.hours import Hours, keep_hours
 from dilocox_peer.cli.lifetime import Stop, run_until_stopped
+from dilocox_peer.cli.observer import Observer
+from dilocox_peer.cli.terminal import Dashboard, Terminal, errors_as_events, is_interactive
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.invitation import parse_invitation, parse_multiaddrs
+from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddrs
+from dilocox_peer.peer.control import Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
+
+if TYPE_CHECKING:
+    from dilocox_peer.peer.session import Session, SessionSettings
+
+OPERATOR = "operator"  # who pauses by key or command; apart from the hours
+MIN_MBIT_S = 0.1  # below, a reply's pieces would come later than a fetcher waits
+LAST_WORDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +49,17 @@ class JoinRequest:
     trace: bool
     json_log: bool
     until_stdin_closes: bool
+    mdns: bool = False
+    plain: bool = False
+    log_file: Path | None = None
+    log_file_mb: float = 10.0
+    log_file_count: int = 5
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    nice: int = 0
+    max_upload_mbit_s: float | None = None
+    max_download_mbit_s: float | None = None
+    hours: str | None = None
 
 
 def run_join(request: JoinRequest) -> None:
@@ -42,30 +72,122 @@ def run_join(request: JoinRequest) -> None:
     for path in request.data:
         if not path.exists():
             raise ConfigError(f"--data {path} does not exist: pass a text file, a JSONL file or a folder of them")
+    hours = Hours.parse(request.hours) if request.hours is not None else None
+    for flag, mbit_s in (("--max-upload", request.max_upload_mbit_s), ("--max-download", request.max_download_mbit_s)):
+        if mbit_s is not None and not MIN_MBIT_S <= mbit_s <= 1e6:
+            raise ConfigError(f"{flag} {mbit_s:g}: at least {MIN_MBIT_S:g} Mbit/s; leave it out for no limit")
     request.home.make()
-    listener = event_printer(as_json=request.json_log)
-    with Identity.open(request.home.identity_path) as identity:
-        # Only now the heavy imports: a typing error in a flag should not take two seconds to be told.
-        from dilocox_peer.peer.session import Session, SessionSettings
+    if request.nice:
+        os.nice(request.nice)
+    observer = Observer()
+    with ExitStack() as stack:
+        if request.log_file is not None:
+            file = EventFile(request.log_file, max_bytes=int(request.log_file_mb * 1e6), keep=request.log_file_count)
+            observer.add(stack.enter_context(file))
+        identity = stack.enter_context(Identity.open(request.home.identity_path))
+        if request.metrics_port is not None:
+            from dilocox_peer.cli.metrics import metrics_server
 
-        settings = SessionSettings(
-            run_id=invitation.run_id,
-            initial_peers=(*invitation.addresses, *more_peers),
-            host_maddrs=request.host_maddrs,
-            announce_maddrs=request.announce_maddrs,
-            runtime_dir=request.home.runtime,
-            identity_path=request.home.identity_path,
-            run_folder=request.home.run_folder(invitation.run_id),
-            data=request.data,
-            stage=request.stage,
-            device=request.device,
-            threads=request.threads,
-            link_maddrs=request.link_maddrs,
-            trace=request.trace,
-        )
+            stack.enter_context(metrics_server(observer, request.metrics_host, request.metrics_port))
+        # Only now the heavy imports: a typing error in a flag should not take two seconds to be told.
+        from dilocox_peer.peer.session import Session
+
+        settings = _settings(request, invitation, more_peers)
+        session = Session(settings, identity, observer)
+        on_screen = not (request.plain or request.json_log or request.until_stdin_closes) and is_interactive()
+        if not on_screen:
+            observer.add(event_printer(as_json=request.json_log))
 
         async def work(stop: Stop) -> None:
-            await Session(settings, identity, listener).run(stop.wait())
+            await _stay(session, stop, observer, request.home, hours, on_screen=on_screen)
 
         code = run_until_stopped(work, until_stdin_closes=request.until_stdin_closes)
     raise typer.Exit(code)
+
+
+def _settings(request: JoinRequest, invitation: Invitation, more_peers: tuple[str, ...]) -> "SessionSettings":
+    from dilocox_peer.peer.session import SessionSettings
+    from dilocox_peer.peer.transport import TransportLimits
+
+    return SessionSettings(
+        run_id=invitation.run_id,
+        initial_peers=(*invitation.addresses, *more_peers),
+        host_maddrs=request.host_maddrs,
+        announce_maddrs=request.announce_maddrs,
+        runtime_dir=request.home.runtime,
+        identity_path=request.home.identity_path,
+        run_folder=request.home.run_folder(invitation.run_id),
+        data=request.data,
+        stage=request.stage,
+        device=request.device,
+        threads=request.threads,
+        link_maddrs=request.link_maddrs,
+        trace=request.trace,
+        mdns=request.mdns,
+        limits=TransportLimits(
+            upload_bytes_per_s=_bytes_per_s(request.max_upload_mbit_s),
+            download_bytes_per_s=_bytes_per_s(request.max_download_mbit_s),
+        ),
+    )
+
+
+def _bytes_per_s(mbit_s: float | None) -> float | None:
+    return None if mbit_s is None else mbit_s * 1e6 / 8
+
+
+async def _stay(
+    session: "Session", stop: Stop, observer: Observer, home: PeerHome, hours: Hours | None, *, on_screen: bool
+) -> None:
+    """The session, and everything that looks at it or steers it."""
+
+    def pause() -> str:
+        session.pause(OPERATOR, "asked to")
+        return "paused; the swarm goes on. `dilocox-peer resume` trains on"
+
+    def resume() -> str:
+        session.resume(OPERATOR, "asked to")
+        still = "; ".join(session.pauses.values())
+        return f"still paused: {still}" if still else "training again"
+
+    def leave() -> str:
+        stop.ask("asked to leave")
+        return "leaving in order"
+
+    controls = Controls(status=observer.summary, pause=pause, resume=resume, leave=leave)
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            ControlServer(socket_path(home.folder), controls, clock=observer.clock)
+        )
+        observer.add(server.tell)
+        if on_screen:
+            stack.enter_context(_screen(observer, controls))
+        if hours is not None:
+            keeping = asyncio.create_task(keep_hours(hours, session), name="hours")
+            stack.callback(keeping.cancel)
+        await session.run(stop.wait())
+
+
+@contextmanager
+def _screen(observer: Observer, controls: Controls) -> Iterator[None]:
+    """The dashboard until the block ends; then the last lines of the log, on the screen as it was before."""
+    loop = asyncio.get_running_loop()
+
+    def soon(act: Callable[[], str]) -> None:
+        loop.call_soon_threadsafe(act)
+
+    try:
+        with (
+            Terminal() as terminal,
+            errors_as_events(observer),
+            Dashboard(
+                observer,
+                terminal,
+                on_quit=lambda: soon(controls.leave),
+                on_pause=lambda wanted: soon(controls.pause if wanted else controls.resume),
+            ),
+        ):
+            yield
+    finally:
+        last = observer.read(lambda status: [line.text for line in list(status.log)[-LAST_WORDS:]])
+        for text in last:
+            typer.echo(text)

@@ -18,8 +18,10 @@ class Stop:
         self.reason = ""
         self.exit_code = 0
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._ask, "interrupted", INTERRUPTED)
-        loop.add_signal_handler(signal.SIGTERM, self._ask, "terminated", 0)
+        loop.add_signal_handler(signal.SIGINT, self.ask, "interrupted", INTERRUPTED)
+        loop.add_signal_handler(signal.SIGTERM, self.ask, "terminated", 0)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's wish is kept
+            loop.add_signal_handler(signal.SIGHUP, self.ask, "its terminal is gone", 0)
         if until_stdin_closes:
             # A thread, as asyncio cannot watch every kind of standard input; it ends with the process.
             threading.Thread(target=self._watch_stdin, args=(loop,), name="stdin", daemon=True).start()
@@ -28,7 +30,8 @@ class Stop:
         await self._asked.wait()
         return self.reason
 
-    def _ask(self, reason: str, exit_code: int) -> None:
+    def ask(self, reason: str, exit_code: int = 0) -> None:
+        """Has `wait` return; the first to ask is heard. In the loop's thread."""
         if not self._asked.is_set():
             self.reason, self.exit_code = reason, exit_code
             self._asked.set()
@@ -38,7 +41,7 @@ class Stop:
         while os.read(sys.stdin.fileno(), 4096):
             pass
         try:
-            loop.call_soon_threadsafe(self._ask, "its supervisor is gone", 0)
+            loop.call_soon_threadsafe(self.ask, "its supervisor is gone", 0)
         except RuntimeError:
             return  # the loop has ended by itself
 

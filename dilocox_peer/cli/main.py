@@ -172,6 +172,33 @@ def join(
         ),
     ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Log where each micro-batch's time goes.")] = False,
+    mdns: Annotated[bool, typer.Option("--mdns", help="Find neighbours of the same local network by mDNS.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines in a terminal too, no dashboard.")] = False,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Append every event to this JSONL file as well.", show_default=False)
+    ] = None,
+    log_file_size: Annotated[float, typer.Option(min=0.001, help="MB after which it is rotated.")] = 10.0,
+    log_file_count: Annotated[int, typer.Option(min=0, max=1000, help="Rotated files to keep.")] = 5,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Serve Prometheus metrics there [default: off].", show_default=False),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address of the metrics; if not loopback, others can read them.")
+    ] = "127.0.0.1",
+    nice: Annotated[int, typer.Option(min=0, max=19, help="Give way to other programs; 19: to all.")] = 0,
+    max_upload: Annotated[
+        float | None,
+        typer.Option(help="Mbit/s for contributions and state sent [default: no limit].", show_default=False),
+    ] = None,
+    max_download: Annotated[
+        float | None,
+        typer.Option(help="Mbit/s for contributions and state fetched [default: no limit].", show_default=False),
+    ] = None,
+    hours: Annotated[
+        str | None,
+        typer.Option(help="Train only then, local time, e.g. 22:00-07:00; paused otherwise.", show_default=False),
+    ] = None,
     home: HomeOption = None,
     identity_path: IdentityOption = None,
     log: LogOption = LogFormat.AUTO,
@@ -194,10 +221,89 @@ def join(
             announce_maddrs=tuple(announce_maddrs or ()),
             link_maddrs=tuple(link_maddrs or ()),
             trace=trace,
+            mdns=mdns,
             json_log=log is LogFormat.JSON,
             until_stdin_closes=until_stdin_closes,
+            plain=plain,
+            log_file=log_file,
+            log_file_mb=log_file_size,
+            log_file_count=log_file_count,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
+            nice=nice,
+            max_upload_mbit_s=max_upload,
+            max_download_mbit_s=max_download,
+            hours=hours,
         )
     )
+
+
+def _send(command: str, home: Path | None, name: str) -> None:
+    from dilocox_peer.cli.home import PeerHome
+    from dilocox_peer.cli.operate import send
+
+    send(command, PeerHome.at(home, name, None))
+
+
+@app.command()
+def pause(name: NameOption = "default", home: HomeOption = None) -> None:
+    """Have a running peer of this machine stop training and stay: it votes, fetches and serves on."""
+    _send("pause", home, name)
+
+
+@app.command()
+def resume(name: NameOption = "default", home: HomeOption = None) -> None:
+    """Have a paused peer of this machine train again."""
+    _send("resume", home, name)
+
+
+@app.command()
+def leave(name: NameOption = "default", home: HomeOption = None) -> None:
+    """Have a running peer of this machine leave in order, as Ctrl-C there does."""
+    _send("leave", home, name)
+
+
+@app.command()
+def status(
+    link: Annotated[
+        str | None,
+        typer.Argument(
+            help="The run's link: who holds what; without it: the peer on this machine.", show_default=False
+        ),
+    ] = None,
+    name: NameOption = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Say how a run stands, from its peers' announcements and without joining, or how a peer of this machine does."""
+    from dilocox_peer.cli.home import PeerHome
+    from dilocox_peer.cli.operate import show_peer, show_run
+
+    if link is None:
+        show_peer(PeerHome.at(home, name, None), as_json=as_json, watch=watch)
+    else:
+        show_run(link, as_json=as_json, watch=watch)
+
+
+@app.command()
+def dashboard(name: NameOption = "default", home: HomeOption = None) -> None:
+    """Open the dashboard of a peer that runs on this machine, as `join` shows it. q closes it, the peer goes on."""
+    from dilocox_peer.cli.home import PeerHome
+    from dilocox_peer.cli.operate import attach
+
+    attach(PeerHome.at(home, name, None))
+
+
+@app.command()
+def replay(
+    path: Annotated[Path, typer.Argument(help="A JSONL file that `join --log-file` wrote.")],
+    speed: Annotated[float, typer.Option(min=0.01, max=100_000, help="Times as fast as it happened.")] = 10.0,
+) -> None:
+    """Play a peer's event log in the dashboard. space: stop and go on, + and -: faster and slower, q: end."""
+    from dilocox_peer.cli.replay import run_replay
+
+    run_replay(path, speed=speed)
 
 
 @app.command()

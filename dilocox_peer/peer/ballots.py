@@ -280,8 +280,11 @@ class Ballots:
         coming = [
             peer
             for peer in self._seat.order
-            if self._members.is_alive(peer, now)
-            and (peer not in self.offers or self._holdings.is_under_way(self.offers[peer].blob))
+            if (
+                self._holdings.is_under_way(self.offers[peer].blob) and self._members.is_alive(peer, now)
+                if peer in self.offers
+                else self._members.may_offer(peer, now)
+            )
         ]
         if not coming:
             return True
@@ -486,6 +489,8 @@ class Ballots:
             return
         for peer in self._seat.order:
             offer = self.offers.get(peer)
+            if offer is None and not self._members.may_offer(peer, now):
+                continue
             if (offer is None or not self._holdings.has(offer.blob)) and self._members.is_alive(peer, now):
                 self._seat.pace.observe_offer(now - self.first_offer_at)
 

@@ -100,8 +100,9 @@ async def receive_reply(
     max_body_bytes: int,
     stall_timeout_s: float,
     on_progress: Callable[[int, int], None],
+    pace: Pace | None = None,
 ) -> tuple[dict[str, Any], bytearray]:
-    """Header and whole body of peer's reply. on_progress(received, total) after every piece.
+    """Header and whole body of peer's reply. on_progress(received, total) after every piece; pace: waited for after it.
 
     Raises PeerGone when the stream ends early, PeerSilent when nothing comes for stall_timeout_s, RequestRefused, and
     ProtocolError for a reply above max_body_bytes (known before memory is taken) or no reply at all.
@@ -125,6 +126,8 @@ async def receive_reply(
             body[received : received + len(piece)] = piece
             received += len(piece)
             on_progress(received, total)
+            if pace is not None:
+                await pace(len(piece))
         async with asyncio.timeout(stall_timeout_s):
             end, _ = await _receive_head(reader, max_body_bytes=0)
     except TimeoutError:

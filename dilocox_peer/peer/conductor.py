@@ -45,8 +45,10 @@ class Conductor:
         on_merged: Callable[[], None],
         listener: Listener,
         is_due: Callable[[TrainerProgress], bool] | None = None,
+        is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        """is_due: when the round in training is to be closed; without it stage 0's own clock says so."""
+        """is_due: when the round in training is to be closed; without it stage 0's own clock says so. is_paused: the
+        volunteer's wish; who has paused merges what the others certify, and closes what it had trained before."""
         self._me = me
         self._incarnation = incarnation
         self._manifest = manifest
@@ -60,11 +62,13 @@ class Conductor:
         self._bytes_sent = bytes_sent
         self._on_merged = on_merged
         self._listener = listener
+        self._is_paused = is_paused
         self._is_due = is_due if is_due is not None else self._is_due_by_count
         self._waiting: deque[Apply] = deque()
         self._changed = asyncio.Event()
         self._offered_at: Digest | None = None
         self._close_loss = math.nan
+        self._closed_at_s: float | None = None
         self._told_halves = (0, 0)
         self._sent_before = 0
         self._held = True  # the session starts the trainer held, until the rounds are at its head
@@ -132,14 +136,15 @@ class Conductor:
         progress = self._trainer.progress()
         share = self._manifest.rounds.inner_steps * self._manifest.inner.accumulate
         halves = (progress.round, 2 * progress.micro_batches // share)
-        self._post(Progress(progress.micro_batches, tell_now=halves > self._told_halves))
+        self._post(Progress(progress.micro_batches, tell_now=halves > self._told_halves, paused=self._is_paused()))
         self._told_halves = max(self._told_halves, halves)
 
     def _situation(self) -> Situation:
         progress = self._trainer.progress()
         closed_here = self._offered_at == self._machine.head  # and the machine may not have looked at it yet
         return Situation(
-            overlap=self._manifest.outer.overlap,
+            # Who trains nothing has no end of a round to merge at.
+            overlap="arrival" if self._is_paused() else self._manifest.outer.overlap,
             # The machine is at a new head before its actions are carried out (the journal is flushed first): until the
             # certificate has reached us, what we would close belongs to the old one.
             ready=self._may_train and self._machine.head == self._known_head,
@@ -159,8 +164,8 @@ class Conductor:
             progress.round,
             me=self._me,
             own=progress.micro_batches,
-            roster=self._machine.roster,
-            alive=self._machine.alive(now),
+            roster=[peer for peer in self._machine.roster if peer != self._me or not self._is_paused()],
+            alive=self._machine.working(now),
             reports=self._machine.reports,
             now=now,
         )
@@ -179,7 +184,7 @@ class Conductor:
         closing = await asyncio.wrap_future(self._trainer.close())
         loop = asyncio.get_running_loop()
         digest = await loop.run_in_executor(self._disk, self._blobs.put, closing.blob)
-        self._close_loss = closing.train_loss
+        self._close_loss, self._closed_at_s = closing.train_loss, time.monotonic()
         if self._machine.head != base:
             # A certificate came in while we encoded: the movement stays and goes with the next contribution.
             await asyncio.wrap_future(self._trainer.withdraw())
@@ -226,6 +231,7 @@ class Conductor:
     def _tell(self, action: Apply, state_digest: bytes) -> None:
         value = action.certificate.value
         now, sent = time.monotonic(), self._bytes_sent()
+        plan = self._machine.plan_for(value.round)
         self._listener(
             RoundCertified(
                 round=value.round,
@@ -241,6 +247,10 @@ class Conductor:
                 raw_bytes=self._raw_bytes,
                 train_loss=self._close_loss,
                 anchor_digest=state_digest.hex(),
+                codec=plan.codec,
+                rank=plan.rank,
+                inner_steps=plan.inner_steps,
+                delay_s=None if self._closed_at_s is None else round(now - self._closed_at_s, 3),
             )
         )
-        self._last_merge_s, self._sent_before = now, sent
+        self._last_merge_s, self._sent_before, self._closed_at_s = now, sent, None

@@ -46,11 +46,13 @@ class Progress:
     """Micro-batches this peer has completed in the round it is training; goes out with heartbeats.
 
     Which round that is the machine knows: the one after its head's, or after its offer. tell_now: the others' clocks wait
-    for it (our share of the round is done, say), so the next heartbeat goes out at once.
+    for it (our share of the round is done, say), so the next heartbeat goes out at once. paused: nothing is trained here
+    until further notice.
     """
 
     micro_batches: int
     tell_now: bool = False
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

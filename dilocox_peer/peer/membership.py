@@ -87,6 +87,18 @@ class Members:
             return peer == self._me
         return now - seen.heard_at <= self._alive_s and not seen.refused and seen.left < seen.incarnation
 
+    def is_paused(self, peer: PeerId) -> bool:
+        """Whether it last said that it trains nothing for now."""
+        seen = self._seen.get(peer)
+        return seen is not None and seen.said is not None and seen.said.paused
+
+    def may_offer(self, peer: PeerId, now: float) -> bool:
+        """Whether a contribution of its can come: it is here, and trains or has trained in its round."""
+        if not self.is_alive(peer, now):
+            return False
+        said = self._seen[peer].said if peer in self._seen else None
+        return said is None or not said.paused or said.micro_batches > 0
+
     def is_surely_gone(self, peer: PeerId) -> bool:
         """Its process refuses connections or said it leaves; silence alone is not sure."""
         seen = self._seen.get(peer)

@@ -43,7 +43,8 @@ class Placed:
 @dataclass(frozen=True, slots=True)
 class Heartbeat(Placed):
     """I am here. height, round, weight: of my chain; training_round, micro_batches: what I am training and how much of
-    it is done; ready: I hold the anchor state at my head; state_digest: its digest, b"" if unknown."""
+    it is done; ready: I hold the anchor state at my head; state_digest: its digest, b"" if unknown; paused: I vote, fetch
+    and serve, and train nothing for now: wait for no work of mine beyond what I report."""
 
     incarnation: int
     height: int
@@ -53,6 +54,7 @@ class Heartbeat(Placed):
     micro_batches: int
     ready: bool
     state_digest: bytes
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,7 @@ def _own_fields(message: Message) -> list[object]:
         case Heartbeat():
             return [
                 message.incarnation, message.height, message.round, message.weight, message.training_round,
-                message.micro_batches, message.ready, message.state_digest,
+                message.micro_batches, message.ready, message.state_digest, message.paused,
             ]  # fmt: skip
         case Leave():
             return [message.incarnation]
@@ -233,7 +235,7 @@ _Place = tuple[int, Digest, int]
 def _heartbeat(placed: _Place, fields: Fields) -> Message:
     return Heartbeat(
         *placed, fields.integer(), fields.integer(), fields.integer(), fields.integer(), fields.integer(),
-        fields.integer(high=2**31), fields.flag(), fields.state_digest(),
+        fields.integer(high=2**31), fields.flag(), fields.state_digest(), fields.flag(),
     )  # fmt: skip
 
 

@@ -121,6 +121,7 @@ class RoundMachine:
         self._healing = Healing(self._owner, self._chain)
         self._anchor = Anchorage((me, incarnation), self._chain, self._members, timing, rng, stored_states, now)
         self._micro_batches = 0
+        self._is_paused = False
         self._sent_ahead: Digest | None = None
         self._head_since = now
         self._now = now
@@ -211,6 +212,11 @@ class RoundMachine:
         """Peers heard within three heartbeats, and ourselves."""
         return self._members.alive(now) | {self._owner.peer}
 
+    def working(self, now: float) -> set[PeerId]:
+        """Those of `alive` that have not said they pause: whose share of a round can be counted on."""
+        here = {peer for peer in self._members.alive(now) if not self._members.is_paused(peer)}
+        return here if self._is_paused else here | {self._owner.peer}
+
     def at_head(self, now: float) -> set[PeerId]:
         """Peers heard within three heartbeats that said they are at our head, and ourselves."""
         return set(self._members.at(self.head, now)) | {self._owner.peer}
@@ -262,8 +268,10 @@ class RoundMachine:
                     return [Send(peer, self._heartbeat())]
             case PeerRefused(peer):
                 self._members.refused(peer)
-            case Progress(micro_batches, tell_now):
+            case Progress(micro_batches, tell_now, paused):
                 self._micro_batches = micro_batches
+                tell_now = tell_now or paused != self._is_paused
+                self._is_paused = paused
                 if tell_now:
                     self._beat_at = now
             case Closed(base, entry):
@@ -447,7 +455,7 @@ class RoundMachine:
         return Heartbeat(
             *self._seat.at(), incarnation=self._owner.incarnation, height=place.height, round=place.round,
             weight=place.weight, training_round=self.training_round, micro_batches=self._micro_batches,
-            ready=self._anchor.is_computed, state_digest=self.state_digest,
+            ready=self._anchor.is_computed, state_digest=self.state_digest, paused=self._is_paused,
         )  # fmt: skip
 
     def _beat(self) -> list[Action]:

@@ -9,13 +9,14 @@ import gc
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import torch
 
 from dilocox_peer.compression.aggregate import contribution_norm
@@ -30,10 +31,16 @@ from dilocox_peer.events import (
     Left,
     Listener,
     NeighbourUnlinked,
+    Paused,
     PeerStarted,
     PipelineProgress,
+    Resumed,
     RunComplete,
+    RunJoined,
+    SeenPeer,
     StageClaimed,
+    StageSeen,
+    SwarmSeen,
     TrainingProgress,
 )
 from dilocox_peer.invitation import visible_at, with_any_port
@@ -46,6 +53,7 @@ from dilocox_peer.peer.conductor import Conductor
 from dilocox_peer.peer.contract import FetchState, Leaving, PeerFound, StateComputed, StateInstalled, StateMissing
 from dilocox_peer.peer.conveyor import Conveyor, LinkAddress
 from dilocox_peer.peer.driver import BLOB_SERVICE, RoundDriver
+from dilocox_peer.peer.footprint import resident_bytes
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.keeper import Keeper
 from dilocox_peer.peer.lag import LoopLag
@@ -55,9 +63,10 @@ from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer, fetch_state
 from dilocox_peer.peer.timing import Timing
 from dilocox_peer.peer.trainer import Trainer
 from dilocox_peer.peer.training import Progress
-from dilocox_peer.peer.transport import Reply, Transport
+from dilocox_peer.peer.transport import Reply, Transport, TransportLimits
 from dilocox_peer.pipeline.data import load_corpus
 from dilocox_peer.pipeline.link import LinkId
+from dilocox_peer.pipeline.memory import stages_that_fit
 from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import SEED_BYTES, verify
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, RunId
@@ -66,6 +75,8 @@ PROTOCOL_VERSION = 1
 PROGRESS_S = 1.0
 LEASE_S = 30.0
 FIRST_LOOKS, FIRST_LOOK_S, LOOK_S = 20, 1.0, 60.0  # the directory is read often until the swarm is known
+FAR_EVERY = 10  # of the first looks, one reads the stages that are no neighbours of ours too: for the screen
+MEMORY_EVERY = 10  # of the progress reports, one measures memory
 SAY_GOODBYE_S = 1.0
 STOP_TRAINER_S = 3.0
 STOP_CONVEYOR_S = 2.0
@@ -95,8 +106,10 @@ class SessionSettings:
     stage: int | None
     device: str
     threads: int
+    limits: TransportLimits = field(default_factory=TransportLimits)
     link_maddrs: tuple[str, ...] = ()  # empty: like host_maddrs, at ports of the system's choice
     trace: bool = False
+    mdns: bool = False  # look for neighbours' links on the local network
 
 
 @dataclass(frozen=True)
@@ -128,6 +141,43 @@ class Session:
         self._blob_bytes_served = 0
         self._stage = settings.stage  # None: to be claimed
         self._look_now = asyncio.Event()
+        self._pauses: dict[str, str] = {}  # who wants it, and why
+        self._trainer: Trainer | None = None
+        self._is_trainer_paused = False
+        self._memory_bytes = 0
+        self._stage_seen: StageSeen | None = None
+
+    # ---- pausing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def pauses(self) -> Mapping[str, str]:
+        """Who holds training here, and why; empty: nobody does."""
+        return self._pauses
+
+    def pause(self, who: str, why: str) -> None:
+        """No micro-batch of ours begins until `who`, and everybody else who paused, has resumed. In the session's loop;
+        at any time, also before `run`."""
+        if not self._pauses:
+            self._listener(Paused(why))
+        self._pauses[who] = why
+        self._settle_pause()
+
+    def resume(self, who: str, why: str) -> None:
+        if self._pauses.pop(who, None) is not None and not self._pauses:
+            self._listener(Resumed(why))
+        self._settle_pause()
+
+    def _settle_pause(self) -> None:
+        """Has the trainer do as is wished. Called again every second, should it have had no room for the call."""
+        wanted = bool(self._pauses)
+        if self._trainer is None or wanted == self._is_trainer_paused:
+            return
+        with suppress(RuntimeError):
+            if wanted:
+                self._trainer.hold("pause")
+            else:
+                self._trainer.resume("pause")
+            self._is_trainer_paused = wanted
 
     async def run(self, leave: Awaitable[str]) -> None:
         """Trains until the run is complete or `leave` gives a reason to go.
@@ -179,6 +229,7 @@ class Session:
             host_maddrs=settings.host_maddrs,
             announce_maddrs=settings.announce_maddrs,
             runtime_dir=settings.runtime_dir,
+            limits=settings.limits,
         )
         stack.push_async_callback(transport.close)
         directory = await Directory.create(transport, settings.run_id, self._identity.key)
@@ -213,11 +264,14 @@ class Session:
         )
         trainer.start(keeper.state)
         trainer.hold()  # until the rounds are at its head
+        self._trainer, self._is_trainer_paused = trainer, False
+        self._settle_pause()
         stack.push_async_callback(self._stop, trainer)
         if conveyor is not None:
             conveyor.set_on_work(trainer.nudge)
             stack.push_async_callback(self._stop_conveyor, conveyor)
             await asyncio.to_thread(conveyor.start)
+        self._listener(_run_joined(manifest, self._me, stage, settings))
         parts = await self._couple(manifest, stage, transport, directory, trainer, keeper, conveyor)
         await directory.announce(self._lease(parts))
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
@@ -233,8 +287,11 @@ class Session:
             return self._stage
         if count == 1:
             return 0
+        sizes = [layout_of(manifest, stage).num_elements for stage in range(count)]
         claimant = Claimant(
-            self._me, fits=range(count), is_dialable=_reachability(tuple(transport.addresses)) == "direct"
+            self._me,
+            fits=stages_that_fit(sizes, psutil.virtual_memory().available),
+            is_dialable=_reachability(tuple(transport.addresses)) == "direct",
         )
         stages = await _leases_of_all(directory, count)
         others = {stage: [lease for lease in leases if lease.peer != self._me] for stage, leases in stages.items()}
@@ -269,6 +326,7 @@ class Session:
             listener=self._from_thread(self._listener),
             on_failure=on_failure,
             trace=settings.trace,
+            mdns=settings.mdns,
         )
 
     def _from_thread(self, listener: Listener) -> Listener:
@@ -343,6 +401,7 @@ class Session:
             on_merged=merged,
             listener=self._listener,
             is_due=_follower(conveyor) if conveyor is not None and stage > 0 else None,
+            is_paused=lambda: bool(self._pauses),
         )
         parts = _Parts(manifest, transport, directory, trainer, keeper, driver, conductor, states, conveyor)
         transport.set_message_handler(driver.receive)
@@ -396,7 +455,9 @@ class Session:
         progress = parts.trainer.progress()
         addresses = tuple(parts.transport.addresses)
         lease = replace(
-            self._bare_lease(self._stage, addresses), tokens_per_s=progress.tokens_per_s, round=progress.round
+            self._bare_lease(self._stage, addresses),
+            tokens_per_s=0.0 if self._pauses else progress.tokens_per_s,
+            round=progress.round,
         )
         if parts.conveyor is None:
             return lease
@@ -485,8 +546,13 @@ class Session:
                 await parts.driver.drained()
 
     async def _tell_progress(self, parts: _Parts) -> None:
+        ticks = 0
         while True:
             await asyncio.sleep(PROGRESS_S)
+            self._settle_pause()
+            if ticks % MEMORY_EVERY == 0:
+                self._memory_bytes = await asyncio.to_thread(resident_bytes)
+            ticks += 1
             progress = parts.trainer.progress()
             self._listener(
                 TrainingProgress(
@@ -498,11 +564,26 @@ class Session:
                     bytes_sent=parts.driver.message_bytes_sent + self._blob_bytes_served,
                     bytes_received=parts.transport.bytes_received,
                     lag_ms_p99=round(self._lag.p99_ms, 2),
+                    busy=round(progress.busy, 3),
+                    memory_bytes=self._memory_bytes,
+                    is_training=progress.is_training,
                 )
             )
+            self._tell_stage(parts.driver.machine)
             if parts.conveyor is not None:
                 parts.conveyor.set_replicas(len(parts.driver.machine.roster))
                 self._listener(_pipeline_progress(parts.conveyor, progress))
+
+    def _tell_stage(self, machine: RoundMachine) -> None:
+        now = asyncio.get_running_loop().time()
+        here = machine.alive(now)
+        assert self._stage is not None
+        seen = StageSeen(
+            self._stage, machine.roster, tuple(sorted(here)), tuple(sorted(here - machine.working(now))), machine.leader
+        )
+        if seen != self._stage_seen:
+            self._stage_seen = seen
+            self._listener(seen)
 
     async def _renew_lease(self, parts: _Parts) -> None:
         while True:
@@ -521,8 +602,13 @@ class Session:
         while True:
             try:
                 leases = await parts.directory.peers(self._stage)
+                seen = {self._stage: leases}
                 if parts.conveyor is not None:
-                    await self._find_neighbours(parts.directory, parts.conveyor, self._stage, parts.manifest)
+                    seen |= await self._find_neighbours(parts.directory, parts.conveyor, self._stage, parts.manifest)
+                if looks % FAR_EVERY == 0 or looks >= FIRST_LOOKS:
+                    far = (other for other in range(parts.manifest.stages.count) if other not in seen)
+                    seen |= {other: await parts.directory.peers(other) for other in far}
+                self._listener(_swarm_seen(seen))
             except RunUnreachable as error:
                 self._listener(Failed("discovery", f"{error}; trying again"))
                 leases = []
@@ -542,13 +628,17 @@ class Session:
                 async with asyncio.timeout(FIRST_LOOK_S if looks < FIRST_LOOKS else LOOK_S * rng.uniform(1.0, 2.0)):
                     await self._look_now.wait()
 
-    async def _find_neighbours(self, directory: Directory, conveyor: Conveyor, stage: int, manifest: Manifest) -> None:
-        """Has the peers of the stages beside ours dialled."""
+    async def _find_neighbours(
+        self, directory: Directory, conveyor: Conveyor, stage: int, manifest: Manifest
+    ) -> dict[int, list[Lease]]:
+        """Has the peers of the stages beside ours dialled; gives back who they are."""
         beside = [other for other in (stage - 1, stage + 1) if 0 <= other < manifest.stages.count]
-        found = [lease for other in beside for lease in await directory.peers(other)]
+        by_stage = {other: await directory.peers(other) for other in beside}
+        found = [lease for leases in by_stage.values() for lease in leases]
         conveyor.set_neighbours(
             LinkAddress(lease.peer, LinkId(lease.link), lease.link_addresses) for lease in found if lease.link
         )
+        return by_stage
 
     async def _adopt_state(self, parts: _Parts, action: FetchState) -> None:
         """Fetches and installs the state at action.head; tells the machine how it went."""
@@ -592,6 +682,36 @@ class Session:
             raise PeerUnavailable(self._me, "this contribution is not held here")
         self._blob_bytes_served += len(blob)
         return Reply({}, [blob])
+
+
+def _run_joined(manifest: Manifest, me: PeerId, stage: int, settings: SessionSettings) -> RunJoined:
+    inner, rounds, compression = manifest.inner, manifest.rounds, manifest.compression
+    return RunJoined(
+        run=manifest.run_id,
+        run_name=manifest.run.name,
+        peer=me,
+        stage=stage,
+        stages=manifest.stages.count,
+        total_rounds=rounds.total,
+        inner_steps=rounds.inner_steps,
+        share=rounds.inner_steps * inner.accumulate,
+        micro_batch_tokens=inner.micro_batch * manifest.model.context,
+        num_parameters=layout_of(manifest, stage).num_elements,
+        codec=compression.codec,
+        rank=compression.rank if compression.codec.startswith("lowrank") else 0,
+        overlap=manifest.outer.overlap,
+        device=settings.device,
+        threads=settings.threads,
+    )
+
+
+def _swarm_seen(leases: Mapping[int, Sequence[Lease]]) -> SwarmSeen:
+    peers = (
+        SeenPeer(lease.peer, lease.stage, round(lease.tokens_per_s, 1), lease.round, lease.reachability)
+        for stage in sorted(leases)
+        for lease in sorted(leases[stage], key=lambda lease: lease.peer)
+    )
+    return SwarmSeen(tuple(sorted(leases)), tuple(peers))
 
 
 def _follower(conveyor: Conveyor) -> Callable[[Progress], bool]:

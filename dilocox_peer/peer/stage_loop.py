@@ -15,7 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.training import Progress, RoundBook, Snapshot
+from dilocox_peer.peer.training import HoldReason, Progress, RoundBook, Snapshot
 from dilocox_peer.pipeline.activations import BodyFormat, Bytes
 from dilocox_peer.pipeline.contract import Backward, Body, Forward, Publish, StepNow, Turn, Work
 from dilocox_peer.pipeline.data import Corpus
@@ -192,8 +192,8 @@ class StageLoop:
         self._book.move(self._book.certified)
         self._publish()
 
-    def set_held(self, is_held: bool) -> None:
-        self._book.is_held = is_held
+    def set_held(self, is_held: bool, reason: HoldReason = "rounds") -> None:
+        self._book.hold(is_held, reason)
         self._publish()
 
     def _local_N(self) -> Tensor:

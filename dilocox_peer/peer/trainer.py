@@ -27,7 +27,7 @@ from torch import Tensor
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.outer import AnchorState, OuterLoop, OuterSettings
 from dilocox_peer.peer.stage_loop import StageLoop, WorkBench
-from dilocox_peer.peer.training import Progress, Snapshot, TrainingLoop
+from dilocox_peer.peer.training import HoldReason, Progress, Snapshot, TrainingLoop
 from dilocox_peer.peer.whole_loop import WholeLoop
 from dilocox_peer.peer.worker import MAX_CALLS, Worker
 from dilocox_peer.pipeline.data import Corpus
@@ -193,13 +193,13 @@ class Trainer:
 
         return self._outer_then_torch(step, apply)
 
-    def hold(self) -> "Future[None]":
-        """No micro-batch begins from when this is done until `resume`; calls are still carried out."""
-        return self._on_torch(lambda: self._loop.set_held(True))
+    def hold(self, reason: HoldReason = "rounds") -> "Future[None]":
+        """No micro-batch begins from when this is done until `resume` with the same reason; calls are still carried out."""
+        return self._on_torch(lambda: self._loop.set_held(True, reason))
 
-    def resume(self) -> "Future[None]":
-        """Undoes `hold`. Does not end the wait of overlap `none` for its certificate."""
-        return self._on_torch(lambda: self._loop.set_held(False))
+    def resume(self, reason: HoldReason = "rounds") -> "Future[None]":
+        """Undoes `hold` for this reason, no other. Does not end the wait of overlap `none` for its certificate."""
+        return self._on_torch(lambda: self._loop.set_held(False, reason))
 
     def stop(self, timeout_s: float) -> None:
         """Ends both threads after what they are at (one micro-batch, one encoding); calls still waiting fail.

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -18,6 +18,9 @@ LOSS_WINDOW = 32
 """Micro-batches over which the shown training loss is averaged."""
 
 SPEED_WINDOW_S, SPEED_SAMPLES = 10.0, 4096
+
+HoldReason = Literal["rounds", "pause"]
+"""Who wants training held: the conductor, or the volunteer. Each takes back its own alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ class TrainingLoop(Protocol):
     def withdraw(self) -> None:
         """The offer is no longer out: its round goes on."""
 
-    def set_held(self, is_held: bool) -> None: ...
+    def set_held(self, is_held: bool, reason: HoldReason = "rounds") -> None:
+        """Nothing new begins while anybody holds."""
 
 
 class RoundBook:
@@ -89,7 +93,7 @@ class RoundBook:
         self._waits_for_certificates = manifest.outer.overlap == "none"
         self.share = manifest.rounds.inner_steps * manifest.inner.accumulate
         self.certified = 0
-        self.is_held = False
+        self.held_by: set[HoldReason] = set()
         self._has_offer = False
         self._awaits_certificate = False  # overlap none, from the close to the merge
         self.in_round, self._in_round_loss = 0, 0.0
@@ -108,7 +112,10 @@ class RoundBook:
     @property
     def may_train(self) -> bool:
         """Whether new micro-batches may begin."""
-        return not (self.is_held or self._awaits_certificate or self.round > self._manifest.rounds.total)
+        return not (self.held_by or self._awaits_certificate or self.round > self._manifest.rounds.total)
+
+    def hold(self, is_held: bool, reason: HoldReason) -> None:
+        (self.held_by.add if is_held else self.held_by.discard)(reason)
 
     def done(self, loss: float, compute_s: float) -> None:
         """A micro-batch is complete."""

@@ -94,6 +94,7 @@ class TransportLimits:
     messages_per_s: float = 200.0  # from one peer; a swarm in training sends below 10
     messages_burst: float = 400.0
     upload_bytes_per_s: float | None = None  # of fetched bodies, to all peers together
+    download_bytes_per_s: float | None = None  # of bodies we fetch, from all peers together
 
 
 class Transport:
@@ -128,6 +129,8 @@ class Transport:
         self._free_streams = asyncio.Semaphore(limits.streams)
         rate = limits.upload_bytes_per_s
         self._upload = TokenBucket(rate, burst=rate / 4, now=time.monotonic()) if rate is not None else None
+        most = limits.download_bytes_per_s
+        self._download = TokenBucket(most, burst=most / 4, now=time.monotonic()) if most is not None else None
         self._chunk_bytes = CHUNK_BYTES if rate is None else max(4096, min(CHUNK_BYTES, int(rate / 4)))
         self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._watcher: asyncio.Task[None] | None = None
@@ -382,8 +385,9 @@ class Transport:
                 try:
                     await send_request(writer, header)
                     reply = await receive_reply(
-                        reader, peer, max_body_bytes=max_body_bytes, stall_timeout_s=stall_timeout_s, on_progress=count
-                    )
+                        reader, peer, max_body_bytes=max_body_bytes, stall_timeout_s=stall_timeout_s, on_progress=count,
+                        pace=self._pace_download,
+                    )  # fmt: skip
                 finally:
                     writer.transport.abort()
         except TimeoutError:
@@ -450,6 +454,13 @@ class Transport:
         await send_reply(
             writer, reply, chunk_bytes=self._chunk_bytes, pace=self._pace, stall_timeout_s=self._limits.stall_timeout_s
         )
+
+    async def _pace_download(self, num_bytes: int) -> None:
+        """What is not read here fills the stream's window, and then its sender waits."""
+        if self._download is not None:
+            wait_s = self._download.reserve(num_bytes, time.monotonic())
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
 
     async def _pace(self, num_bytes: int) -> None:
         if self._upload is not None:

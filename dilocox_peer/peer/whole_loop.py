@@ -6,7 +6,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.training import Progress, RoundBook, Snapshot
+from dilocox_peer.peer.training import HoldReason, Progress, RoundBook, Snapshot
 from dilocox_peer.pipeline.data import Corpus
 from dilocox_peer.pipeline.inner import InnerOptimizer
 from dilocox_peer.pipeline.model import LayerRange, StageModel
@@ -92,8 +92,8 @@ class WholeLoop:
         self._book.move(self._book.certified)
         self._publish()
 
-    def set_held(self, is_held: bool) -> None:
-        self._book.is_held = is_held
+    def set_held(self, is_held: bool, reason: HoldReason = "rounds") -> None:
+        self._book.hold(is_held, reason)
         self._publish()
 
     @property

@@ -849,6 +849,40 @@ def test_reports_name_the_round_in_training_and_the_work_done() -> None:
     assert table.machine("b").reports[PeerId("a")] == (2, 0)
 
 
+def test_a_paused_peer_that_did_nothing_is_not_waited_for_and_votes_all_the_same() -> None:
+    table = Table("a", "b", "c").start()
+    table.give(PeerId("c"), Progress(0, paused=True))
+    began = table.now
+    table.offer("a", "b")
+    certificate = table.machine("a").chain[-1]
+    assert [entry.peer for entry in certificate.value.entries] == ["a", "b"]
+    assert table.now == began, "no time went by"
+    assert set(certificate.value.roster) == {"a", "b", "c"}, "it stays"
+    table.wait(1.5)
+    assert {machine.head for machine in table.machines.values()} == {certificate.head}
+
+
+def test_what_a_peer_had_trained_before_it_paused_is_waited_for() -> None:
+    table = Table("a", "b", "c").start()
+    table.give(PeerId("c"), Progress(3, paused=True))
+    height = len(table.machine("a").chain)
+    table.offer("a", "b")
+    assert len(table.machine("a").chain) == height
+    table.offer("c")
+    assert len(table.machine("a").chain[-1].value.entries) == 3
+
+
+def test_who_pauses_is_here_and_not_at_work_and_says_so_at_once() -> None:
+    table = Table("a", "b").start()
+    assert table.machine("b").working(table.now) == {"a", "b"}
+    table.give(PeerId("a"), Progress(0, paused=True))
+    for name in ("a", "b"):
+        assert table.machine(name).alive(table.now) == {"a", "b"}
+        assert table.machine(name).working(table.now) == {"b"}
+    table.give(PeerId("a"), Progress(0, paused=False))
+    assert table.machine("b").working(table.now) == {"a", "b"}
+
+
 def test_silence_of_three_heartbeats_is_absence() -> None:
     table = Table("a", "b").start()
     assert table.machine("a").alive(table.now) == {"a", "b"}

@@ -1,0 +1,79 @@
+"""How long the dashboard takes to draw: the picture, its escape codes, and folding an event. No assertion, a table.
+
+    python benchmarks/dashboard.py [--svg docs/images]
+
+Napkin: 40 lines of 120 cells are some 200 spans; at 2 us a span for cutting and 3 us for its escape codes, about 1 ms.
+"""
+
+import argparse
+import io
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from dilocox_peer.cli.screen import Size, render
+from dilocox_peer.cli.terminal import as_text
+from dilocox_peer.peer.status import Status
+from tests.unit.dashboard_data import events, status
+
+TIMES = 300
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--svg", type=Path, help="write the screenshots of the README there")
+    svg = parser.parse_args().svg
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {TIMES} times each\n")
+    print(f"{'ms':<34}{'min':>8}{'median':>8}{'max':>8}")
+    found, now = status()
+    for size in (Size(80, 24), Size(120, 40), Size(200, 60)):
+        console = Console(file=io.StringIO(), force_terminal=True, color_system="256")
+        _row(f"picture {size.width}x{size.height}", lambda size=size: render(found, size, now))
+        _row(
+            f"picture and codes {size.width}x{size.height}",
+            lambda size=size, console=console: as_text(render(found, size, now), size, console),
+        )
+        if svg is not None and size.width <= 120:
+            write_svg(svg / f"dashboard-{size.width}x{size.height}.svg", size)
+    happened = list(events())
+    _row(f"fold of {len(happened)} events", lambda: _fold(happened))
+
+
+def write_svg(path: Path, size: Size) -> None:
+    found, now = status()
+    console = Console(
+        width=size.width,
+        height=size.height,
+        record=True,
+        file=io.StringIO(),
+        color_system="truecolor",
+        force_terminal=True,
+    )
+    console.print(render(found, size, now), end="")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(console.export_svg(title="dilocox-peer join"))
+
+
+def _fold(happened: list) -> None:
+    found = Status()
+    for at_s, event in happened:
+        found.take(event, at_s)
+
+
+def _row(name: str, work) -> None:
+    times = []
+    for _ in range(TIMES):
+        started = time.perf_counter()
+        work()
+        times.append(1000 * (time.perf_counter() - started))
+    print(f"{name:<34}{min(times):>8.2f}{statistics.median(times):>8.2f}{max(times):>8.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""`--metrics-port`: a peer's figures for Prometheus, on loopback unless the volunteer says otherwise."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from dilocox_peer.cli.observer import Observer
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.peer.status import Status
+
+Rows = list[tuple[str, str, float]]
+
+
+class PeerCollector(Collector):
+    """Reads the status at each scrape; nothing is kept in between."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def collect(self) -> Iterator[Metric]:
+        counters, gauges, stages = self._observer.read(_figures)
+        for name, text, value in counters:
+            yield CounterMetricFamily(f"dilocox_{name}", text, value=value)
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(f"dilocox_{name}", text, value=value)
+        peers = GaugeMetricFamily(
+            "dilocox_stage_peers", "Peers that hold a stage, as seen from here.", labels=["stage"]
+        )
+        speed = GaugeMetricFamily("dilocox_stage_tokens_per_second", "Of a stage's peers together.", labels=["stage"])
+        for stage, holders, tokens_per_s in stages:
+            peers.add_metric([str(stage)], holders)
+            speed.add_metric([str(stage)], tokens_per_s)
+        yield from (peers, speed)
+
+
+@contextmanager
+def metrics_server(observer: Observer, host: str, port: int) -> Iterator[None]:
+    """http://host:port/metrics until the block ends. Raises ConfigError when it cannot listen there."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(PeerCollector(observer))
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise ConfigError(
+            f"--metrics-port {port}: cannot listen on {host} ({error.strerror}): pass another one"
+        ) from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(2.0)
+
+
+def _figures(status: Status) -> tuple[Rows, Rows, list[tuple[int, int, float]]]:
+    progress, pipeline = status.progress, status.pipeline
+    counters: Rows = [("rounds", "Certified rounds merged by this process.", float(status.num_rounds))]
+    gauges: Rows = [
+        ("paused", "1 while the volunteer has training held.", float(status.paused is not None)),
+        ("tokens_per_second", "Of this peer over the last seconds.", status.tokens_per_s()),
+        ("busy_ratio", "Share of the last seconds spent computing.", status.busy()),
+        ("upload_bytes_per_second", "Payload sent over the last seconds.", status.up_bytes_per_s()),
+        ("download_bytes_per_second", "Payload received over the last seconds.", status.down_bytes_per_s()),
+    ]
+    if progress is not None:
+        counters += [
+            ("tokens", "Trained by this process.", float(progress.tokens)),
+            ("outer_bytes_sent", "Payload of the outer loop sent.", float(progress.bytes_sent)),
+            ("outer_bytes_received", "Payload of the outer loop received.", float(progress.bytes_received)),
+        ]
+        gauges += [
+            ("training_round", "The round being trained.", float(progress.round)),
+            ("train_loss", "Mean over the last micro-batches, nats per token.", progress.train_loss),
+            ("memory_bytes", "Resident, with helper processes.", float(progress.memory_bytes)),
+            ("loop_lag_p99_seconds", "How late the event loop runs.", progress.lag_ms_p99 / 1000),
+        ]
+    if pipeline is not None:
+        counters += [
+            ("link_bytes_sent", "Activations and gradients sent.", float(pipeline.bytes_sent)),
+            ("link_bytes_received", "Activations and gradients received.", float(pipeline.bytes_received)),
+            ("micro_batches_resent", "Sent again to another peer.", float(pipeline.resent)),
+        ]
+        gauges.append(("linked_peers", "Neighbours of the pipeline.", float(pipeline.linked)))
+    stages = [
+        (stage, sum(peer.counts for peer in status.of_stage(stage)), status.stage_speed(stage))
+        for stage in range(status.num_stages)
+    ]
+    return counters, gauges, stages

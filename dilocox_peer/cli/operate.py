@@ -1,0 +1,223 @@
+"""Commands that look at or steer what runs: `pause`, `resume`, `leave`, `status`, `dashboard`.
+
+A peer of this machine is reached by its control socket; a run, by reading the announcements in its directory.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from dilocox_peer.cli.eventlog import read_event
+from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.cli.observer import Observer
+from dilocox_peer.cli.screen import Size, View, render
+from dilocox_peer.cli.terminal import Dashboard, Terminal, is_interactive
+from dilocox_peer.cli.visit import visit
+from dilocox_peer.events import SeenPeer, SwarmSeen, short
+from dilocox_peer.invitation import Invitation, parse_invitation
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.control import ask, follow, socket_path
+from dilocox_peer.peer.status import Status
+from dilocox_peer.types import PeerId
+
+WATCH_PEER_S, WATCH_RUN_S = 1.0, 10.0
+
+
+def send(command: str, home: PeerHome) -> None:
+    """One command to the peer of this home; prints what it says. Raises NotRunning, ControlRefused."""
+    answer = asyncio.run(ask(socket_path(home.folder), command))
+    typer.echo(answer["said"])
+
+
+# ---- a peer of this machine ------------------------------------------------------------------------------------------
+
+
+def show_peer(home: PeerHome, *, as_json: bool, watch: bool) -> None:
+    """How the peer does, once or again and again. Raises NotRunning, ControlRefused."""
+
+    async def show() -> None:
+        while True:
+            status = (await ask(socket_path(home.folder), "status"))["status"]
+            typer.echo(json.dumps(status) if as_json else "\n".join(peer_lines(status)))
+            if not watch:
+                return
+            await asyncio.sleep(WATCH_PEER_S)
+
+    asyncio.run(show())
+
+
+def peer_lines(status: Mapping[str, Any]) -> list[str]:
+    """A peer's summary (peer/status.py) for a person."""
+    lines = [
+        f"{status['run_name'] or 'no run yet'}  {short(PeerId(status['peer']))}  {status['why'] if status['phase'] in status['why'] else status['phase'] + ': ' + status['why']}"
+    ]
+    if status["round"] is not None:
+        lines.append(
+            f"  stage {status['stage']} of {status['stages']}, round {status['round']}/{status['total_rounds']}, "
+            f"{status['tokens_per_s']:,.0f} tokens/s, busy {status['busy']:.0%}, loss {_loss(status['train_loss'])}"
+        )
+    lines += [
+        stage_line(
+            each["stage"],
+            [peer["here"] is not False for peer in each["peers"]],
+            each["tokens_per_s"],
+            is_thin=each["thin"],
+        )
+        for each in status["swarm"]
+    ]
+    last = status["last_round"]
+    if last is not None:
+        lines.append(
+            f"  round {last['round']}: {last['contributors']} contributions, loss {_loss(last['train_loss'])}, "
+            f"{last['bytes_sent'] / 1e6:.1f} MB sent"
+        )
+    return lines
+
+
+def stage_line(stage: int, here: Sequence[bool], tokens_per_s: float, *, is_thin: bool) -> str:
+    count = sum(here)
+    if not count:
+        return f"  stage {stage}: EMPTY, nobody holds it"
+    return f"  stage {stage}: {count} peer{'' if count == 1 else 's'}, {tokens_per_s:,.0f} tokens/s{', thin' if is_thin else ''}"
+
+
+def attach(home: PeerHome) -> None:
+    """The dashboard of a peer that runs in another process. Raises NotRunning."""
+    path = socket_path(home.folder)
+    observer = Observer()
+
+    def take(record: dict[str, Any]) -> None:
+        event = read_event(record)
+        if event is not None:
+            observer.take(*event)
+
+    async def show() -> None:
+        loop, quitting = asyncio.get_running_loop(), asyncio.Event()
+        following = asyncio.create_task(follow(path, take), name="follow")
+
+        def command(name: str) -> None:
+            asyncio.run_coroutine_threadsafe(ask(path, name), loop)
+
+        def quit_soon() -> None:
+            loop.call_soon_threadsafe(quitting.set)
+
+        waiting = asyncio.create_task(quitting.wait())
+        await asyncio.sleep(0)
+        with (
+            Terminal() as terminal,
+            Dashboard(
+                observer,
+                terminal,
+                on_quit=quit_soon,
+                on_pause=lambda wanted: command("pause" if wanted else "resume"),
+                view=View(quit_word="close"),
+                note=lambda: "attached",
+            ),
+        ):
+            await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if following.done():
+            following.result()
+            typer.echo("the peer has ended")
+        else:
+            following.cancel()
+
+    async def once() -> None:
+        """Not a terminal: the picture as it is now."""
+        async with asyncio.timeout(2.0):
+            await follow(path, take)
+
+    asyncio.run(ask(path, "status"))  # who is not there is told before the screen is taken
+    if is_interactive():
+        asyncio.run(show())
+        return
+    with suppress(TimeoutError):
+        asyncio.run(once())
+    picture = observer.read(lambda status: render(status, Size(100, 32), time.time(), View(quit_word="close")))
+    Console(width=100, height=32).print(picture, no_wrap=True)
+
+
+# ---- a run, without joining ------------------------------------------------------------------------------------------
+
+
+def show_run(link: str, *, as_json: bool, watch: bool) -> None:
+    """Who holds which stage of a run, as announced. Raises ConfigError, RunUnreachable, RunRefused."""
+    asyncio.run(_show_run(parse_invitation(link), as_json=as_json, watch=watch))
+
+
+async def _show_run(invitation: Invitation, *, as_json: bool, watch: bool) -> None:
+    async with visit(invitation) as open_visit:
+        manifest = await open_visit.directory.fetch_manifest()
+        while True:
+            seen = [
+                SeenPeer(lease.peer, stage, lease.tokens_per_s, lease.round, lease.reachability)
+                for stage in range(manifest.stages.count)
+                for lease in await open_visit.directory.peers(stage)
+            ]
+            typer.echo(json.dumps(run_summary(manifest, seen)) if as_json else "\n".join(run_lines(manifest, seen)))
+            if not watch:
+                return
+            await asyncio.sleep(WATCH_RUN_S)
+
+
+def run_status(manifest: Manifest, seen: Sequence[SeenPeer]) -> Status:
+    """The status that these announcements make, of nobody's."""
+    status = Status()
+    status.take(SwarmSeen(tuple(range(manifest.stages.count)), tuple(seen)), 0.0)
+    return status
+
+
+def run_summary(manifest: Manifest, seen: Sequence[SeenPeer]) -> dict[str, Any]:
+    """The JSON of `status LINK --json`."""
+    status = run_status(manifest, seen)
+    rounds = [peer.round for peer in seen]
+    return {
+        "run": manifest.run_id,
+        "run_name": manifest.run.name,
+        "round": max(rounds, default=0),
+        "total_rounds": manifest.rounds.total,
+        "stages": [
+            {
+                "stage": stage,
+                "tokens_per_s": round(status.stage_speed(stage), 1),
+                "thin": _is_thin(status, stage, manifest.stages.count),
+                "peers": [
+                    {
+                        "peer": peer.peer,
+                        "tokens_per_s": peer.tokens_per_s,
+                        "round": peer.round,
+                        "reachability": peer.reachability,
+                    }
+                    for peer in status.of_stage(stage)
+                ],
+            }
+            for stage in range(manifest.stages.count)
+        ],
+    }
+
+
+def run_lines(manifest: Manifest, seen: Sequence[SeenPeer]) -> list[str]:
+    """The same for a person."""
+    summary = run_summary(manifest, seen)
+    lines = [f"{summary['run_name']} ({summary['run'][:12]})  round {summary['round']}/{summary['total_rounds']}"]
+    for each in summary["stages"]:
+        lines.append(stage_line(each["stage"], [True] * len(each["peers"]), each["tokens_per_s"], is_thin=each["thin"]))
+        lines += [
+            f"    {short(peer['peer'])}  {peer['reachability']:<7}  {peer['tokens_per_s']:>10,.0f} tokens/s  round {peer['round']}"
+            for peer in each["peers"]
+        ]
+    return lines
+
+
+def _is_thin(status: Status, stage: int, count: int) -> bool:
+    return not status.of_stage(stage) or (stage < min(count, status.num_stages) and status.is_thin(stage))
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,522 @@
+"""What one peer knows of itself, its swarm and the rounds: a fold over its events. Pure.
+
+The dashboard, `status`, the metrics and a replay are drawn from it. Live events and those of a log file go through the
+same `take`, with the time at which they happened.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from dilocox_peer.events import (
+    BootstrapReady,
+    BranchSwitched,
+    EpochStarted,
+    Evaluated,
+    Event,
+    Failed,
+    Left,
+    NeighbourLinked,
+    NeighbourLost,
+    NeighbourSeen,
+    NeighbourUnlinked,
+    Paused,
+    PeerStarted,
+    PipelineProgress,
+    Resumed,
+    RoundCertified,
+    RoundClosed,
+    RunComplete,
+    RunJoined,
+    SeenPeer,
+    StageClaimed,
+    StageSeen,
+    SwarmSeen,
+    TrainingProgress,
+)
+from dilocox_peer.types import PeerId
+
+RATE_WINDOW_S = 5.0  # over which speeds and rates are shown
+MAX_SAMPLES = 64
+MAX_ROUNDS = 256
+MAX_LOG = 500
+MAX_PEERS = 512  # of the map; a stage has at most 64, a lease costs a stranger nothing
+MAX_LINE = 300
+STALLED_S = 30.0  # without a micro-batch: something to look at
+SILENT_S = 5.0  # without any event: the peer itself hangs
+LAG_MS = 250.0
+
+Health = Literal["ok", "wait", "warn", "bad"]
+Phase = Literal["starting", "joining", "training", "waiting", "paused", "complete", "left"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Counters since the start of the process, at a time."""
+
+    at_s: float
+    tokens: int
+    sent: int
+    received: int
+    link_sent: int = 0
+    link_received: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One certified outer round. raw_bytes: of our movement in float32. val_loss: None where nobody told."""
+
+    number: int
+    at_s: float
+    contributors: int
+    roster: int
+    own_included: bool
+    train_loss: float
+    codec: str
+    rank: int
+    inner_steps: int
+    delay_s: float | None
+    bytes_sent: int
+    raw_bytes: int
+    val_loss: float | None = None
+
+    @property
+    def allreduce_bytes(self) -> float:
+        """What a ring all-reduce of float32 gradients after every inner step would have had this peer send, 0 alone."""
+        members = max(1, self.contributors)
+        return 2 * (members - 1) / members * self.raw_bytes * self.inner_steps
+
+    @property
+    def times_less(self) -> float | None:
+        """All-reduce's bytes for each byte sent; None where there is nothing to compare."""
+        return self.allreduce_bytes / self.bytes_sent if self.bytes_sent > 0 and self.allreduce_bytes else None
+
+
+@dataclass(slots=True)
+class MapPeer:
+    """A peer of the swarm map. is_here: None unless it is of our stage or linked with us."""
+
+    peer: PeerId
+    stage: int
+    tokens_per_s: float = 0.0
+    round: int = 0
+    reachability: str = "direct"
+    is_here: bool | None = None
+    is_paused: bool = False
+    is_leader: bool = False
+    is_listed: bool = False  # its lease was there at the last look
+
+    @property
+    def counts(self) -> bool:
+        """Whether it holds its stage, as far as we know: heard, or not known to be gone and listed."""
+        return self.is_here is True or (self.is_here is None and self.is_listed)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    at_s: float
+    level: str
+    text: str
+
+
+@dataclass
+class Status:
+    """`take` events in the order in which they happened; read the rest."""
+
+    joined: RunJoined | None = None
+    started: PeerStarted | None = None
+    progress: TrainingProgress | None = None
+    pipeline: PipelineProgress | None = None
+    paused: str | None = None
+    num_rounds: int = 0  # merged here; `rounds` keeps the newest
+    complete: RunComplete | None = None
+    left: str | None = None
+    failure: str | None = None
+    epoch: int = 0
+    orphaned: int = 0
+    started_s: float | None = None
+    last_event_s: float | None = None
+    last_work_s: float | None = None  # the tokens moved
+    last_round_s: float | None = None
+    claimed_stage: int | None = None
+    rounds: deque[Round] = field(default_factory=lambda: deque(maxlen=MAX_ROUNDS))
+    log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=MAX_LOG))
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+    peers: dict[PeerId, MapPeer] = field(default_factory=dict)
+    addresses: tuple[str, ...] = ()
+
+    # ---- what is read ------------------------------------------------------------------------------------------------
+
+    @property
+    def me(self) -> PeerId:
+        for said in (self.joined, self.started):
+            if said is not None:
+                return said.peer
+        return PeerId("")
+
+    @property
+    def stage(self) -> int | None:
+        for said in (self.joined, self.started):
+            if said is not None:
+                return said.stage
+        return self.claimed_stage
+
+    @property
+    def num_stages(self) -> int:
+        known = self.joined.stages if self.joined is not None else 1
+        return max([known, *(peer.stage + 1 for peer in self.peers.values())])
+
+    @property
+    def phase(self) -> Phase:
+        if self.left is not None:
+            return "left"
+        if self.complete is not None:
+            return "complete"
+        if self.joined is None and self.started is None:
+            return "starting"
+        if self.paused is not None:
+            return "paused"
+        if self.progress is None or not self.progress.tokens:
+            return "joining"
+        return "training" if self.progress.is_training else "waiting"
+
+    def tokens_per_s(self) -> float:
+        """Of our own training over the last seconds; 0 when it stands still."""
+        return self._rate(lambda sample: sample.tokens)
+
+    def up_bytes_per_s(self) -> float:
+        return self._rate(lambda sample: sample.sent + sample.link_sent)
+
+    def down_bytes_per_s(self) -> float:
+        return self._rate(lambda sample: sample.received + sample.link_received)
+
+    def busy(self) -> float:
+        """Share of the last seconds spent computing; 0 when nothing moves."""
+        return self.progress.busy if self.progress is not None and self.tokens_per_s() > 0 else 0.0
+
+    def health(self, now: float) -> tuple[Health, str]:
+        """How this peer does, and why, in a few words."""
+        if self.left is not None:
+            return "wait", f"left: {self.left}"
+        if self.complete is not None:
+            return "ok", "the run is complete"
+        if self.last_event_s is None or self.phase == "starting":
+            return "wait", "starting"
+        if self.paused is not None:
+            return "wait", f"paused: {self.paused}"
+        if self.progress is not None and now - self.last_event_s > SILENT_S:
+            return "bad", f"no word for {now - self.last_event_s:.0f} s"
+        if self.progress is None or not self.progress.tokens:
+            return "wait", self._why_not_training()
+        idle_s = now - self.last_work_s if self.last_work_s is not None else 0.0
+        if idle_s > STALLED_S:
+            return "bad", f"stalled: no micro-batch for {idle_s:.0f} s{self._stall_cause()}"
+        if self.progress.lag_ms_p99 > LAG_MS:
+            return "warn", "the network waits for the CPU"
+        if empty := self.empty_stages():
+            return "warn", f"nobody holds stage {', '.join(map(str, empty))}"
+        return "ok", "ok"
+
+    def of_stage(self, stage: int) -> list[MapPeer]:
+        """The peers known of a stage, ourselves included: who counts first, then by PeerID."""
+        found = [peer for peer in self.peers.values() if peer.stage == stage]
+        return sorted(found, key=lambda peer: (not peer.counts, peer.peer != self.me, peer.peer))
+
+    def stage_speed(self, stage: int) -> float:
+        """Tokens a second that the stage's peers say they compute together."""
+        speed = 0.0
+        for peer in self.of_stage(stage):
+            if peer.counts and not peer.is_paused:
+                speed += self.tokens_per_s() if peer.peer == self.me else peer.tokens_per_s
+        return speed
+
+    def empty_stages(self) -> list[int]:
+        return [stage for stage in range(self.num_stages) if not self._holders(stage)]
+
+    def is_thin(self, stage: int) -> bool:
+        """Whether its loss would stop the run, or it is the brake: one peer where others have more, or less than half the
+        speed of the middle one."""
+        counts = sorted(self._holders(each) for each in range(self.num_stages))
+        holders = self._holders(stage)
+        if holders == 0:
+            return True
+        if holders == 1 and counts[-1] > 1:
+            return True
+        speeds = sorted(self.stage_speed(each) for each in range(self.num_stages))
+        middle = speeds[len(speeds) // 2]
+        return len(speeds) > 1 and 0 < self.stage_speed(stage) < middle / 2
+
+    # ---- what happens ------------------------------------------------------------------------------------------------
+
+    def take(self, event: Event, at_s: float) -> None:
+        """Folds in what happened at at_s (wall clock)."""
+        if self.started_s is None:
+            self.started_s = at_s
+        self.last_event_s = at_s
+        if event.level != "debug":
+            self._note(event, at_s)
+        match event:
+            case RunJoined():
+                self.joined = event
+                self._restart(at_s)
+            case PeerStarted():
+                self.started = event
+                self.addresses = event.addresses
+            case BootstrapReady():
+                self.addresses = event.addresses
+            case StageClaimed(stage):
+                self.claimed_stage = stage
+            case TrainingProgress():
+                self._take_progress(event, at_s)
+            case PipelineProgress():
+                self.pipeline = event
+            case RoundClosed():
+                pass
+            case RoundCertified():
+                self._take_round(event, at_s)
+            case Evaluated(number, val_loss):
+                self._take_evaluation(number, val_loss)
+            case EpochStarted(epoch):
+                self.epoch = epoch
+            case BranchSwitched():
+                self.orphaned += event.orphaned_contributions
+            case Paused(reason):
+                self.paused = reason
+            case Resumed():
+                self.paused = None
+                self.last_work_s = at_s
+            case SwarmSeen(stages, seen):
+                self._take_leases(stages, seen)
+            case StageSeen():
+                self._take_stage(event)
+            case NeighbourSeen(peer):
+                self._here(peer, self.stage, True)
+            case NeighbourLost(peer):
+                self._here(peer, self.stage, False)
+            case NeighbourLinked(peer, stage):
+                self._here(peer, stage, True)
+            case NeighbourUnlinked(peer, stage):
+                self._here(peer, stage, False)
+            case RunComplete():
+                self.complete = event
+            case Failed(where, reason):
+                self.failure = f"{where}: {reason}"
+            case Left(reason):
+                self.left = reason
+            case _:
+                pass
+
+    def _restart(self, at_s: float) -> None:
+        """The session begins, perhaps again: what was counted since the last beginning counts no more."""
+        self.samples.clear()
+        self.progress = self.pipeline = None
+        self.left = None
+        self.last_work_s = at_s
+        for peer in self.peers.values():
+            peer.is_here = None
+
+    def _take_progress(self, event: TrainingProgress, at_s: float) -> None:
+        before = self.progress
+        if before is None or event.tokens != before.tokens:
+            self.last_work_s = at_s
+        self.progress = event
+        link = self.pipeline
+        self.samples.append(
+            Sample(
+                at_s,
+                event.tokens,
+                event.bytes_sent,
+                event.bytes_received,
+                link.bytes_sent if link is not None else 0,
+                link.bytes_received if link is not None else 0,
+            )
+        )
+        if self.stage is not None and self.me:
+            me = self._peer(self.me, self.stage)
+            if me is not None:
+                me.is_here, me.is_listed, me.round, me.is_paused = True, True, event.round, self.paused is not None
+
+    def _take_round(self, event: RoundCertified, at_s: float) -> None:
+        self.last_round_s = at_s
+        self.num_rounds += 1
+        self.rounds.append(
+            Round(
+                number=event.round,
+                at_s=at_s,
+                contributors=len(event.contributors),
+                roster=len(event.roster),
+                own_included=event.own_included,
+                train_loss=event.train_loss,
+                codec=event.codec,
+                rank=event.rank,
+                inner_steps=event.inner_steps,
+                delay_s=event.delay_s,
+                bytes_sent=event.bytes_sent,
+                raw_bytes=event.raw_bytes,
+            )
+        )
+        for peer in event.contributors:
+            seen = self.peers.get(peer)
+            if seen is not None:
+                seen.round = max(seen.round, event.round)
+
+    def _take_evaluation(self, number: int, val_loss: float) -> None:
+        for index, each in enumerate(self.rounds):
+            if each.number == number:
+                self.rounds[index] = replace(each, val_loss=val_loss)
+
+    def _take_leases(self, stages: Iterable[int], seen: Iterable[SeenPeer]) -> None:
+        looked_at = set(stages)
+        for peer in self.peers.values():
+            if peer.stage in looked_at:
+                peer.is_listed = False
+        for lease in seen:
+            known = self._peer(lease.peer, lease.stage)
+            if known is None:
+                continue
+            known.is_listed = True
+            known.tokens_per_s, known.reachability = lease.tokens_per_s, lease.reachability
+            known.round = max(known.round, lease.round)
+        for gone in [peer.peer for peer in self.peers.values() if not peer.is_listed and peer.is_here is not True]:
+            if self.peers[gone].stage in looked_at:
+                del self.peers[gone]
+
+    def _take_stage(self, event: StageSeen) -> None:
+        for peer in {*event.roster, *event.here}:
+            self._peer(peer, event.stage)
+        for known in self.peers.values():
+            if known.stage == event.stage:
+                known.is_here = known.peer in event.here
+                known.is_paused = known.peer in event.paused
+                known.is_leader = known.peer == event.leader
+
+    def _here(self, peer: PeerId, stage: int | None, is_here: bool) -> None:
+        if stage is None:
+            return
+        known = self._peer(peer, stage)
+        if known is not None:
+            known.is_here = is_here
+
+    def _peer(self, peer: PeerId, stage: int) -> MapPeer | None:
+        """The peer's place on the map; None when that is full. Who comes back on another stage has moved there."""
+        known = self.peers.get(peer)
+        if known is not None and known.stage != stage:
+            del self.peers[peer]
+            known = None
+        if known is None and len(self.peers) < MAX_PEERS:
+            known = self.peers[peer] = MapPeer(peer, stage)
+        return known
+
+    def _note(self, event: Event, at_s: float) -> None:
+        for line in event.line().splitlines():
+            if line.strip():
+                self.log.append(LogLine(at_s, event.level, printable(line.strip())))
+
+    def _rate(self, counter: Callable[[Sample], int]) -> float:
+        """Of the newest samples, units a second."""
+        if len(self.samples) < 2:
+            return 0.0
+        newest = self.samples[-1]
+        oldest = newest
+        for sample in reversed(self.samples):
+            if newest.at_s - sample.at_s > RATE_WINDOW_S:
+                break
+            oldest = sample
+        seconds = newest.at_s - oldest.at_s
+        moved = counter(newest) - counter(oldest)
+        return max(0.0, moved / seconds) if seconds > 0 else 0.0
+
+    def _holders(self, stage: int) -> int:
+        return sum(peer.counts for peer in self.of_stage(stage))
+
+    def _why_not_training(self) -> str:
+        if empty := self.empty_stages():
+            return f"waits: nobody holds stage {', '.join(map(str, empty))}"
+        if self.started is None:
+            return "fetching what it needs"
+        return "waits for the others to begin" if not self.epoch else "about to train"
+
+    def _stall_cause(self) -> str:
+        if empty := self.empty_stages():
+            return f", nobody holds stage {', '.join(map(str, empty))}"
+        if self.pipeline is not None and self.pipeline.linked == 0:
+            return ", no link to a neighbour"
+        return ""
+
+
+def printable(text: str, most: int = MAX_LINE) -> str:
+    """text as a terminal may be given it: no control characters (a reason may come from a stranger), and not endless."""
+    clean = text if text.isprintable() else "".join(each if each.isprintable() else "�" for each in text)
+    return clean if len(clean) <= most else clean[: most - 1] + "…"
+
+
+def summary(status: Status, now: float) -> dict[str, Any]:
+    """The JSON form, for `status --json` and programs that watch a peer."""
+    health, why = status.health(now)
+    joined, progress, pipeline = status.joined, status.progress, status.pipeline
+    return {
+        "peer": status.me,
+        "run": joined.run if joined is not None else None,
+        "run_name": joined.run_name if joined is not None else None,
+        "phase": status.phase,
+        "health": health,
+        "why": why,
+        "paused": status.paused,
+        "stage": status.stage,
+        "stages": status.num_stages,
+        "round": progress.round if progress is not None else None,
+        "total_rounds": joined.total_rounds if joined is not None else None,
+        "micro_batches": progress.micro_batches if progress is not None else 0,
+        "tokens": progress.tokens if progress is not None else 0,
+        "tokens_per_s": round(status.tokens_per_s(), 1),
+        "busy": status.busy(),
+        "train_loss": _number(progress.train_loss) if progress is not None else None,
+        "memory_bytes": progress.memory_bytes if progress is not None else None,
+        "lag_ms_p99": progress.lag_ms_p99 if progress is not None else None,
+        "up_bytes_per_s": round(status.up_bytes_per_s(), 1),
+        "down_bytes_per_s": round(status.down_bytes_per_s(), 1),
+        "linked": pipeline.linked if pipeline is not None else None,
+        "addresses": list(status.addresses),
+        "swarm": [
+            {
+                "stage": stage,
+                "tokens_per_s": round(status.stage_speed(stage), 1),
+                "thin": status.is_thin(stage),
+                "peers": [
+                    {
+                        "peer": peer.peer,
+                        "tokens_per_s": peer.tokens_per_s,
+                        "round": peer.round,
+                        "reachability": peer.reachability,
+                        "here": peer.is_here,
+                        "paused": peer.is_paused,
+                        "leader": peer.is_leader,
+                    }
+                    for peer in status.of_stage(stage)
+                ],
+            }
+            for stage in range(status.num_stages)
+        ],
+        "last_round": _round_summary(status.rounds[-1]) if status.rounds else None,
+    }
+
+
+def _round_summary(last: Round) -> dict[str, Any]:
+    return {
+        "round": last.number,
+        "contributors": last.contributors,
+        "own_included": last.own_included,
+        "train_loss": _number(last.train_loss),
+        "val_loss": last.val_loss,
+        "codec": last.codec,
+        "rank": last.rank or None,
+        "inner_steps": last.inner_steps,
+        "delay_s": last.delay_s,
+        "bytes_sent": last.bytes_sent,
+        "allreduce_bytes": round(last.allreduce_bytes),
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if value != value else round(value, 5)

@@ -1,0 +1,166 @@
+"""The control socket: its owner's alone, bounded, and honest about what it did."""
+
+import asyncio
+import json
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from dilocox_peer.errors import ConfigError, DilocoxError
+from dilocox_peer.events import Remark, RunJoined
+from dilocox_peer.peer.control import (
+    KEPT,
+    MAX_CONNECTIONS,
+    MAX_REQUEST_BYTES,
+    ControlRefused,
+    Controls,
+    ControlServer,
+    Memory,
+    NotRunning,
+    ask,
+    command_of,
+    follow,
+    socket_path,
+)
+from tests.unit.dashboard_data import events, joined
+
+
+def controls(said: list[str]) -> Controls:
+    def do(what: str):
+        def act() -> str:
+            if what == "leave" and "paused" in said:
+                raise DilocoxError("not now")
+            said.append(what)
+            return f"{what} done"
+
+        return act
+
+    return Controls(status=lambda: {"phase": "training"}, pause=do("paused"), resume=do("resumed"), leave=do("leave"))
+
+
+def server(path: Path, said: list[str] | None = None) -> ControlServer:
+    return ControlServer(path, controls([] if said is None else said), clock=time.time)
+
+
+async def test_commands_are_carried_out_and_answered(tmp_path):
+    said: list[str] = []
+    async with server(tmp_path / "s", said):
+        assert (await ask(tmp_path / "s", "status"))["status"] == {"phase": "training"}
+        assert (await ask(tmp_path / "s", "pause"))["said"] == "paused done"
+        with pytest.raises(ControlRefused, match="not now"):
+            await ask(tmp_path / "s", "leave")
+        with pytest.raises(ControlRefused, match="unknown command"):
+            await ask(tmp_path / "s", "explode")
+    assert said == ["paused"]
+    assert not (tmp_path / "s").exists()
+
+
+async def test_nobody_but_its_owner_may_open_it(tmp_path):
+    async with server(tmp_path / "s"):
+        assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
+
+
+async def test_a_dead_peers_socket_is_replaced_a_living_ones_is_not(tmp_path):
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with pytest.raises(NotRunning):
+        await ask(path, "status")
+    async with server(path):
+        with pytest.raises(ConfigError, match="already"):
+            async with server(path):
+                pass
+        assert await ask(path, "status")
+    with pytest.raises(NotRunning, match="no peer is running"):
+        await ask(path, "status")
+
+
+@pytest.mark.parametrize("raw", [b"", b"\n", b"{}\n", b"[]\n", b"null\n", b"\xff\n", b'{"command": 1}\n', b'{"command": "leave", "x": 1}\n', b"[" * 4000 + b"\n", b"x" * (2 * MAX_REQUEST_BYTES)])  # fmt: skip
+async def test_what_is_no_request_changes_nothing(tmp_path, raw):
+    said: list[str] = []
+    async with server(tmp_path / "s", said):
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+        writer.write(raw)
+        writer.write_eof()
+        answer = json.loads(await reader.readline())
+        assert answer["ok"] is False
+        writer.close()
+        assert await ask(tmp_path / "s", "status")
+    assert said == []
+
+
+async def test_a_subscriber_is_told_the_past_and_the_present_in_order(tmp_path):
+    told: list[dict] = []
+    heard = {"TrainingProgress": asyncio.Event(), "Remark": asyncio.Event()}
+
+    def take(record: dict) -> None:
+        told.append(record)
+        if record["event"] in heard:
+            heard[record["event"]].set()
+
+    async with server(tmp_path / "s") as running:
+        for _at_s, event in events():
+            running.tell(event)
+        await asyncio.sleep(0)
+        following = asyncio.create_task(follow(tmp_path / "s", take))
+        await heard["TrainingProgress"].wait()
+        running.tell(Remark("news"))
+        await heard["Remark"].wait()
+    await following
+    assert told[0]["event"] == "RunJoined"
+    assert [each["round"] for each in told if each["event"] == "RoundCertified"] == list(range(3, 32))
+
+
+async def test_a_subscriber_that_does_not_read_is_hung_up_on_and_holds_up_nobody(tmp_path):
+    async with server(tmp_path / "s") as running:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "s", limit=1024)
+        writer.write(b'{"command": "subscribe"}\n')
+        await asyncio.sleep(0.05)
+        for _ in range(40):
+            for _ in range(200):
+                running.tell(Remark("x" * 300))
+            await asyncio.sleep(0)
+        assert await ask(tmp_path / "s", "status")
+        assert not running._subscribers or all(queue.qsize() <= queue.maxsize for queue in running._subscribers)
+        writer.close()
+        del reader
+
+
+async def test_connections_are_bounded(tmp_path):
+    async with server(tmp_path / "s"):
+        held = [await asyncio.open_unix_connection(tmp_path / "s") for _ in range(MAX_CONNECTIONS)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(NotRunning, match="does not answer"):
+            await ask(tmp_path / "s", "status")
+        for _reader, writer in held:
+            writer.close()
+        await asyncio.sleep(0.05)
+        assert await ask(tmp_path / "s", "status")
+
+
+def test_a_long_home_has_a_short_socket_of_its_own():
+    long = Path("/home") / ("x" * 120)
+    assert len(os.fsencode(socket_path(long))) <= 100
+    assert socket_path(long) == socket_path(long)
+    assert socket_path(long) != socket_path(long / "y")
+    assert socket_path(Path("/home/x")) == Path("/home/x/control.sock")
+
+
+def test_memory_keeps_who_we_are_and_forgets_old_talk():
+    memory = Memory()
+    memory.keep(joined().record(0.0))
+    for index in range(3 * KEPT):
+        memory.keep(Remark(str(index)).record(float(index)))
+    records = memory.records()
+    assert records[0]["event"] == RunJoined.__name__
+    assert len(records) == KEPT + 1
+    assert records[-1]["text"] == str(3 * KEPT - 1)
+
+
+@pytest.mark.parametrize(("raw", "command"), [(b'{"command":"pause"}', "pause"), (b'"pause"', None), (b'{"command":"a","b":2}', None)])  # fmt: skip
+def test_a_request_is_exactly_one_command(raw, command):
+    assert command_of(raw) == command

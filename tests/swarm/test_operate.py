@@ -1,0 +1,204 @@
+"""A real peer steered from outside: paused within two seconds and resumed while the swarm goes on, and sent away; and its
+dashboard in a real terminal, which is given back as it was."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dilocox_peer.cli.local_swarm import LOOPBACK
+from tests.swarm.test_pipeline import manifest_of
+from tests.swarm.watched import LONG_S, Watched, assert_gone, family
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+COMMAND = [sys.executable, "-m", "dilocox_peer.cli.main"]
+SETTLE_S = 2.0  # a pause takes effect within
+
+
+async def operate(swarm: Watched, *arguments: str) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode()
+
+
+def tokens_of(swarm: Watched, label: str) -> int:
+    return max((record["tokens"] for record in swarm.of(label, "TrainingProgress")), default=0)
+
+
+async def stands_still(swarm: Watched, label: str) -> bool:
+    """Whether the peer, given its time to stop, completes nothing for three more seconds."""
+    await asyncio.sleep(SETTLE_S + 1.0)  # its progress is told once a second
+    before = tokens_of(swarm, label)
+    await asyncio.sleep(3.0)
+    return tokens_of(swarm, label) == before
+
+
+@pytest.mark.parametrize("paused", ["head", "later"])
+def test_a_peer_is_paused_resumed_and_sent_away(paused):
+    async def scenario() -> None:
+        async with Watched(manifest_of(2)) as swarm:
+            home = ("--home", str(swarm.folder), "--name", paused)
+            await swarm.start_bootstrap()
+            peers = [await swarm.start_peer("later", stage=1), await swarm.start_peer("head", stage=0)]
+            await swarm.until(lambda: swarm.round_of("head") >= 2, peers, LONG_S)
+
+            code, said = await operate(swarm, "pause", *home)
+            assert code == 0, said
+            assert await stands_still(swarm, paused)
+            code, said = await operate(swarm, "status", "--json", *home)
+            assert json.loads(said)["phase"] == "paused", said
+
+            code, said = await operate(swarm, "status", swarm.link, "--json")
+            assert code == 0, said
+            assert [len(stage["peers"]) for stage in json.loads(said)["stages"]] == [1, 1]
+
+            was = swarm.round_of("head")
+            assert (await operate(swarm, "resume", *home))[0] == 0
+            await swarm.until(lambda: swarm.round_of("head") >= was + 2, peers, LONG_S)
+
+            leaver = swarm.children[paused]
+            helpers = family(leaver.process.pid)
+            assert (await operate(swarm, "leave", *home))[0] == 0
+            assert await asyncio.wait_for(leaver.process.wait(), 10.0) == 0
+            assert swarm.of(paused, "Left")[-1]["reason"] == "asked to leave"
+            assert_gone(helpers)
+            code, said = await operate(swarm, "pause", *home)
+            assert code == 3
+            assert "no peer is running" in said
+            assert len(said.strip().splitlines()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_others_do_not_wait_for_a_paused_head_and_it_comes_back():
+    async def scenario() -> None:
+        async with Watched(manifest_of(1, start_peers=2)) as swarm:
+            await swarm.start_bootstrap()
+            peers = [await swarm.start_peer(label) for label in ("a", "b")]
+            await swarm.until(lambda: min(swarm.round_of("a"), swarm.round_of("b")) >= 6, peers, LONG_S)
+            usual = sorted(record["wait_s"] for record in swarm.of("a", "RoundCertified")[1:])[2]
+
+            assert (await operate(swarm, "pause", "--home", str(swarm.folder), "--name", "b"))[0] == 0
+            assert await stands_still(swarm, "b")
+            was = swarm.round_of("a")
+            await swarm.until(lambda: swarm.round_of("a") >= was + 6 and swarm.round_of("b") >= was + 5, peers, LONG_S)
+            alone = [record for record in swarm.of("a", "RoundCertified") if record["round"] > was + 1]
+            assert all(len(record["contributors"]) == 1 for record in alone), "and b merges what a trained"
+            assert sorted(record["wait_s"] for record in alone)[1] < 2 * usual + 1.0
+            assert {len(record["roster"]) for record in alone} == {2}
+
+            assert (await operate(swarm, "resume", "--home", str(swarm.folder), "--name", "b"))[0] == 0
+            await swarm.until(lambda: len(swarm.of("a", "RoundCertified")[-1]["contributors"]) == 2, peers, LONG_S)
+            heads = {swarm.of(label, "RoundCertified")[-1]["anchor_digest"] for label in ("a", "b")}
+            assert heads
+
+    asyncio.run(scenario())
+
+
+# ---- in a terminal ---------------------------------------------------------------------------------------------------
+
+
+class Tmux:
+    """One terminal of a tmux server of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = folder / "tmux"
+        self._run("new-session", "-d", "-s", "it", "-x", "100", "-y", "30", "env PS1='prompt> ' sh")
+
+    def type(self, *keys: str) -> None:
+        self._run("send-keys", "-t", "it", *keys)
+
+    @property
+    def screen(self) -> str:
+        return self._run("capture-pane", "-p", "-t", "it")
+
+    def asks(self, what: str) -> str:
+        return self._run("display-message", "-p", "-t", "it", what).strip()
+
+    def until(self, condition: Callable[[str], bool], timeout_s: float) -> str:
+        deadline = time.monotonic() + timeout_s
+        while not condition(screen := self.screen):
+            assert time.monotonic() < deadline, screen
+            time.sleep(0.2)
+        return screen
+
+    def close(self) -> None:
+        with suppress(subprocess.CalledProcessError):
+            self._run("kill-server")
+
+    def _run(self, *arguments: str) -> str:
+        return subprocess.run(
+            ["tmux", "-S", str(self._socket), "-f", "/dev/null", *arguments],
+            check=True, capture_output=True, text=True, env={**os.environ, "TERM": "xterm-256color"},
+        ).stdout  # fmt: skip
+
+
+@pytest.fixture
+def tmux(tmp_path) -> Iterator[Tmux]:
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not here")
+    terminal = Tmux(tmp_path)
+    yield terminal
+    terminal.close()
+
+
+def settings_of(terminal: Tmux, name: str, folder: Path) -> str:
+    """stty's view of the terminal, asked from within it."""
+    terminal.type(f"stty -g > {folder / name}; echo said-{name}", "Enter")
+    terminal.until(lambda screen: f"\nsaid-{name}" in screen, 10.0)
+    return (folder / name).read_text()
+
+
+@pytest.mark.parametrize("end", ["q", "C-c", "SIGTERM", "refused"])
+def test_the_dashboard_takes_the_terminal_and_gives_it_back(tmux, tmp_path, end):
+    async def scenario() -> None:
+        async with Watched(manifest_of(1)) as swarm:
+            await swarm.start_bootstrap()
+            before = settings_of(tmux, "before", tmp_path)
+            more = "" if end != "refused" else " --stage 7"
+            tmux.type(
+                f"{' '.join(COMMAND)} join '{swarm.link}' --name it --home {swarm.folder} --host-maddrs {LOOPBACK}{more}; "
+                "echo ended-$?",
+                "Enter",
+            )
+            if end == "refused":
+                screen = await asyncio.to_thread(tmux.until, lambda screen: "\nended-" in screen, LONG_S)
+                assert "ended-2" in screen
+                assert "--stage 7: the run has stages 0 to 0" in screen
+            else:
+                await asyncio.to_thread(tmux.until, lambda screen: "my peer" in screen and "round 2" in screen, LONG_S)
+                assert tmux.asks("#{alternate_on} #{cursor_flag}") == "1 0"
+                tmux.type("p")
+                await asyncio.to_thread(
+                    tmux.until, lambda screen: "paused: asked to" in screen and "p resume" in screen, 5.0
+                )
+                tmux.type("p")
+                await asyncio.to_thread(tmux.until, lambda screen: "p pause" in screen, 5.0)
+                tmux.type("?")
+                await asyncio.to_thread(tmux.until, lambda screen: "ring all-reduce" in screen, 5.0)
+                if end == "SIGTERM":
+                    (joined,) = psutil.Process(int(tmux.asks("#{pane_pid}"))).children()
+                    joined.send_signal(signal.SIGTERM)
+                else:
+                    tmux.type(end)
+                screen = await asyncio.to_thread(tmux.until, lambda screen: "\nended-" in screen, 15.0)
+                assert {"q": "ended-0", "C-c": "ended-130", "SIGTERM": "ended-0"}[end] in screen
+                assert "left: " in screen
+            assert tmux.asks("#{alternate_on} #{cursor_flag}") == "0 1"
+            assert settings_of(tmux, "after", tmp_path) == before
+
+    asyncio.run(scenario())

@@ -1,0 +1,78 @@
+"""Events survive their JSONL form; the file is rotated by size and count; a damaged one is read as far as it goes."""
+
+import json
+
+import pytest
+
+from dilocox_peer.cli.eventlog import EventFile, read_event, read_event_file
+from dilocox_peer.cli.replay import Player
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.events import Remark
+from tests.unit.dashboard_data import events
+
+
+def test_every_event_comes_back_as_it_was():
+    for event, at_s in ((event, at_s) for at_s, event in events()):
+        assert read_event(json.loads(json.dumps(event.record(at_s)))) == (event, at_s)
+
+
+@pytest.mark.parametrize("record", [{}, {"event": "Remark"}, {"event": "Remark", "time": 1, "text": [1]}, {"event": 7, "time": 1}, {"event": "Nonsense", "time": 1}])  # fmt: skip
+def test_what_is_no_event_is_none(record):
+    assert read_event(record) is None
+
+
+def test_the_file_is_rotated_and_old_ones_go(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with EventFile(path, max_bytes=200, keep=2) as file:
+        for index in range(20):
+            file(Remark(f"number {index:03}"))
+    names = sorted(each.name for each in tmp_path.iterdir())
+    assert names == ["log.jsonl", "log.jsonl.1", "log.jsonl.2"]
+    assert all(each.stat().st_size <= 200 for each in tmp_path.iterdir())
+    assert [event.text for event, _ in read_event_file(path)][-1] == "number 019"
+    older = [event.text for name in names[::-1] for event, _ in read_event_file(tmp_path / name)]
+    assert older == [f"number {index:03}" for index in range(20 - len(older), 20)]
+
+
+def test_without_old_files_the_log_begins_anew(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with EventFile(path, max_bytes=150, keep=0) as file:
+        for index in range(9):
+            file(Remark(str(index)))
+    assert [each.name for each in tmp_path.iterdir()] == ["log.jsonl"]
+    assert path.stat().st_size <= 150
+
+
+def test_a_log_goes_on_where_it_ended(tmp_path):
+    path = tmp_path / "log.jsonl"
+    for text in ("before", "after"):
+        with EventFile(path, max_bytes=10_000, keep=1) as file:
+            file(Remark(text))
+    assert [event.text for event, _ in read_event_file(path)] == ["before", "after"]
+
+
+def test_lines_that_are_no_events_are_passed_over(tmp_path):
+    path = tmp_path / "log.jsonl"
+    good = json.dumps(Remark("good").record(1.0))
+    path.write_bytes(b"\xff\xfe\n[1]\n" + b"[" * 100_000 + b"\n" + good.encode() + b"\n" + good.encode()[:20])
+    assert [event.text for event, _ in read_event_file(path)] == ["good"]
+
+
+def test_a_file_that_cannot_be_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        list(read_event_file(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        EventFile(tmp_path / "no" / "where", max_bytes=1, keep=1)
+
+
+def test_a_player_gives_what_is_due_at_its_speed_and_stops_when_told():
+    player = Player([(Remark("a"), 100.0), (Remark("b"), 101.0), (Remark("c"), 130.0)], speed=2.0)
+    assert [event.text for event, _ in player.advance(0.25)] == ["a"]
+    assert [event.text for event, _ in player.advance(0.25)] == ["b"]
+    player.press(" ")
+    assert player.advance(100.0) == []
+    player.press(" ")
+    player.press("+")
+    assert str(player) == "replay 4x"
+    assert [event.text for event, _ in player.advance(10.0)] == ["c"]
+    assert player.is_over

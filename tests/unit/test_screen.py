@@ -1,0 +1,95 @@
+"""The dashboard as text, at the two sizes it is made for; smaller ones still say something. `UPDATE_GOLDEN=1` writes anew."""
+
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dilocox_peer.cli.screen import Size, View, render
+from dilocox_peer.events import Failed, PeerStarted, SeenPeer, SwarmSeen
+from dilocox_peer.peer.status import Status
+from dilocox_peer.types import PeerId
+from tests.unit.dashboard_data import joined, progress, status
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def text_of(found: Status, now: float, size: Size, view: View = View(), **console: object) -> str:
+    out = Console(**{"width": size.width, "height": size.height, "color_system": None, **console})
+    with out.capture() as captured:
+        out.print(render(found, size, now, view), end="")
+    return captured.get()
+
+
+@pytest.mark.parametrize("size", [Size(80, 24), Size(120, 40)], ids=lambda size: f"{size.width}x{size.height}")
+def test_a_peer_in_the_middle_of_its_run(size):
+    found, now = status()
+    text = text_of(found, now, size) + "\n"
+    golden = GOLDEN / f"dashboard_{size.width}x{size.height}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("size", [Size(80, 24), Size(120, 40), Size(76, 20), Size(60, 15), Size(200, 60), Size(1, 1)])
+@pytest.mark.parametrize("view", [View(), View(panel=1), View(panel=2), View(panel=3), View(panel=4), View(help=True)])
+@pytest.mark.parametrize("moment", ["nothing yet", "joined", "working"])
+def test_every_picture_fills_its_size_exactly(size, view, moment):
+    found, now = Status(), 0.0
+    if moment == "joined":
+        found.take(joined(), 0.0)
+        found.take(PeerStarted(PeerId("me"), "run", 1, ()), 0.0)
+    elif moment == "working":
+        found, now = status()
+    lines = text_of(found, now, size, view, width=max(20, size.width)).split("\n")
+    assert len(lines) == max(6, size.height)
+    assert {len(line) for line in lines} == {max(20, size.width)}
+
+
+def test_an_empty_stage_stands_out_also_without_colour():
+    found, now = status()
+    found.take(joined(stages=4), now)
+    text = text_of(found, now, Size(80, 24))
+    assert "EMPTY  nobody holds it" in text
+    assert "thin" in text
+
+
+def test_of_more_stages_than_lines_the_empty_ones_are_shown():
+    found = Status()
+    found.take(joined(stages=40, stage=0), 0.0)
+    peers = tuple(SeenPeer(PeerId(f"p{stage}"), stage, 100.0, 1, "direct") for stage in range(40) if stage != 33)
+    found.take(SwarmSeen(tuple(range(40)), peers), 0.0)
+    text = text_of(found, 0.0, Size(80, 24))
+    assert "33" in text
+    assert "EMPTY" in text
+    assert "34 more stages" in text
+
+
+def test_no_colour_is_kept_when_the_reader_wants_none():
+    found, now = status()
+    coloured = text_of(found, now, Size(80, 24), force_terminal=True, color_system="standard", no_color=False)
+    plain = text_of(found, now, Size(80, 24), force_terminal=True, color_system="standard", no_color=True)
+    assert "\x1b[1;36m" in coloured
+    assert not any(f"{code}m" in plain for code in (31, 32, 33, 36, 41, 44))
+
+
+def test_a_stalled_peer_says_so_first():
+    found, now = status()
+    found.take(progress(7), now + 40)
+    lines = text_of(found, now + 40, Size(80, 24)).split("\n")
+    assert "stalled" in lines[2]
+
+
+def test_a_long_reason_is_whole_in_the_log_alone_and_cut_in_the_small_panel():
+    found, now = status()
+    reason = "because " * 25 + "of that"
+    found.take(Failed("lease", reason), now)
+    assert "of that" not in text_of(found, now, Size(80, 24))
+    assert "of that" in text_of(found, now, Size(80, 24), View(panel=4))
+
+
+def test_square_brackets_are_text():
+    found, now = status()
+    found.take(Failed("x", "[red]no markup[/red]"), now)
+    assert "[red]no markup[/red]" in text_of(found, now, Size(80, 24))

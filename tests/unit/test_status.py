@@ -1,0 +1,164 @@
+"""A peer's status is a fold over its events: speeds from what moved, health with its reason, a map of who holds what."""
+
+import json
+
+import pytest
+
+from dilocox_peer.events import (
+    Evaluated,
+    Failed,
+    Left,
+    MessageRefused,
+    NeighbourLost,
+    Paused,
+    Resumed,
+    RoundCertified,
+    RunComplete,
+    SeenPeer,
+    StageSeen,
+    SwarmSeen,
+)
+from dilocox_peer.peer.status import MAX_LINE, MAX_LOG, MAX_PEERS, STALLED_S, Status, printable, summary
+from dilocox_peer.types import PeerId
+from tests.unit.dashboard_data import LAST, MATES, ME, certified, joined, progress, status
+
+
+def folded(*events: object, at_s: float = 100.0) -> Status:
+    found = Status()
+    for event in events:
+        found.take(event, at_s)
+    return found
+
+
+def lease(name: str, stage: int, speed: float = 1000.0) -> SeenPeer:
+    return SeenPeer(PeerId(name), stage, speed, 1, "direct")
+
+
+def test_rates_are_of_what_moved_and_fall_to_zero_when_nothing_does():
+    found = folded(joined())
+    for second in range(8):
+        found.take(progress(second), 100.0 + second)
+    assert found.tokens_per_s() == pytest.approx(8700.0)
+    assert found.up_bytes_per_s() == pytest.approx(350_000.0)
+    assert found.busy() == pytest.approx(0.94)
+    for second in range(8, 15):
+        found.take(progress(7), 100.0 + second)
+    assert found.tokens_per_s() == found.up_bytes_per_s() == found.busy() == 0.0
+
+
+def test_counters_that_begin_anew_after_a_restart_give_no_negative_rate():
+    found = folded(joined(), progress(500))
+    found.take(joined(), 101.0)
+    found.take(progress(0), 102.0)
+    found.take(progress(1), 103.0)
+    assert found.tokens_per_s() == pytest.approx(8700.0)
+
+
+def test_health_names_its_reason():
+    assert Status().health(0.0) == ("wait", "starting")
+    working = folded(joined(stages=1, stage=0), progress(0))
+    assert working.health(100.5) == ("ok", "ok")
+    assert working.health(110.0)[0] == "bad"
+    working.take(progress(0), 100.0 + STALLED_S + 1)
+    health, why = working.health(100.0 + STALLED_S + 1)
+    assert health == "bad"
+    assert "no micro-batch for 31 s" in why
+
+
+def test_a_paused_peer_is_not_stalled_and_counts_anew_when_it_trains_again():
+    found = folded(joined(stages=1, stage=0), progress(0), Paused("asked to"))
+    found.take(progress(0), 500.0)
+    assert found.phase == "paused"
+    assert found.health(500.0) == ("wait", "paused: asked to")
+    found.take(Resumed("asked to"), 501.0)
+    found.take(progress(0), 502.0)
+    assert found.health(502.0) == ("ok", "ok")
+
+
+@pytest.mark.parametrize(
+    ("event", "phase"),
+    [(Left("interrupted"), "left"), (RunComplete(9, "h", "d"), "complete")],
+    ids=["left", "complete"],
+)
+def test_the_end_is_a_phase(event, phase):
+    assert folded(joined(), progress(0), event).phase == phase
+
+
+def test_a_stage_that_nobody_holds_is_empty_and_a_lone_peer_among_pairs_is_thin():
+    found = folded(joined(stages=3, stage=0), SwarmSeen((0, 1, 2), (lease("a", 0), lease("b", 0), lease("c", 1))))
+    assert found.empty_stages() == [2]
+    assert [found.is_thin(stage) for stage in range(3)] == [False, True, True]
+
+
+def test_a_stage_of_less_than_half_the_usual_speed_is_thin():
+    leases = (lease("a", 0, 900), lease("b", 1, 1000), lease("c", 2, 400))
+    found = folded(joined(stages=3, stage=0), SwarmSeen((0, 1, 2), leases))
+    assert [found.is_thin(stage) for stage in range(3)] == [False, False, True]
+
+
+def test_one_peer_a_stage_is_not_thin_where_all_have_one():
+    found = folded(joined(stages=2, stage=0), SwarmSeen((0, 1), (lease("a", 0), lease("b", 1))))
+    assert not any(found.is_thin(stage) for stage in range(2))
+
+
+def test_who_is_lost_no_longer_counts_and_who_is_no_longer_listed_is_forgotten():
+    found, _now = status()
+    found.take(NeighbourLost(MATES[0], "silent"), 1.0)
+    assert sum(peer.counts for peer in found.of_stage(1)) == 3
+    found.take(SwarmSeen((0, 1, 2), (lease(LAST, 2),)), 2.0)
+    assert MATES[0] not in found.peers
+    assert MATES[1] in found.peers, "still heard"
+
+
+def test_stage_seen_says_who_leads_and_who_pauses():
+    found = folded(joined(), StageSeen(1, (ME, *MATES), (ME, *MATES[:2]), (MATES[1],), MATES[0]))
+    assert found.peers[MATES[0]].is_leader
+    assert found.peers[MATES[1]].is_paused
+    assert found.peers[MATES[2]].is_here is False
+
+
+def test_a_peer_that_changes_its_stage_is_on_the_map_once():
+    found = folded(joined(), SwarmSeen((0, 1), (lease("a", 0),)), SwarmSeen((0, 1), (lease("a", 1),)))
+    assert [len(found.of_stage(stage)) for stage in range(2)] == [0, 1]
+
+
+def test_validation_finds_its_round():
+    found = folded(joined(), certified(1), certified(2), Evaluated(1, 1.25, 10))
+    assert [each.val_loss for each in found.rounds] == [1.25, None]
+
+
+def test_all_reduce_is_what_a_ring_of_the_contributors_sends_in_all_inner_steps():
+    last = folded(certified(1, contributors=4)).rounds[-1]
+    assert last.allreduce_bytes == pytest.approx(2 * 3 / 4 * 165_200_896 * 64)
+    assert last.times_less == pytest.approx(last.allreduce_bytes / 20_900_000)
+    assert folded(certified(1, contributors=1)).rounds[-1].times_less is None
+
+
+def test_everything_that_grows_is_bounded():
+    found = folded(joined())
+    many = tuple(lease(f"p{index}", index % 3) for index in range(2 * MAX_PEERS))
+    found.take(SwarmSeen((0, 1, 2), many), 1.0)
+    for index in range(2 * MAX_LOG):
+        found.take(Failed("somewhere", f"{index}"), 1.0)
+    assert len(found.peers) == MAX_PEERS
+    assert len(found.log) == MAX_LOG
+
+
+def test_what_a_stranger_says_cannot_write_to_the_terminal():
+    found = folded(MessageRefused(PeerId("x"), "\x1b[2Jgone\a" + "y" * 1000))
+    assert "\x1b" not in found.log[-1].text
+    assert "\a" not in found.log[-1].text
+    assert len(found.log[-1].text) == MAX_LINE
+    assert printable("plain é ▇") == "plain é ▇"
+
+
+def test_the_summary_is_json_without_nan():
+    empty = folded(joined(), progress(0, train_loss=float("nan")), certified(1, train_loss=float("nan")))
+    for found, now in (status(), (Status(), 0.0), (empty, 100.0)):
+        text = json.dumps(summary(found, now), allow_nan=False)
+        assert json.loads(text)["phase"] == found.phase
+
+
+def test_a_certificate_of_an_older_log_has_no_plan_and_is_shown_all_the_same():
+    old = RoundCertified(1, "h", 1, 0, (ME,), (ME,), 5, True, 1.0, 10, 20, 2.0, "d")
+    assert folded(old).rounds[-1].codec == ""
