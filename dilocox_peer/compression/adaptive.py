@@ -1,0 +1,177 @@
+"""Adaptive rank: the next rank of `lowrank-int4` from what the averaged movement needs, over a window of rounds. Pure.
+
+A round gives one observation: how many directions hold nearly all of the mean's energy, and how much of what was to be
+sent stays in the residual. At the end of a window the medians decide:
+
+    residual above GROW_ABOVE               rank up by a quarter: never shrink while most of it is not sent
+    needed rank below SHRINK_BELOW * rank   rank down to it
+    otherwise                               as it is
+
+Why not the energy threshold alone: inside a sketch of rank r any threshold below 1 finds fewer than r directions, whatever
+the true rank is, so it shrinks to its floor while 98 % of the movement stays behind (facts/algorithm.md 5, measured). So
+here the spectrum is taken of the mean itself, whose rank is up to that of all contributions together, by a sketch wider
+than r and against the mean's whole energy; and the residual has the last word.
+
+Singular values differ in their last bits between machines: this is what one peer proposes, and the certificate carries
+the integer that all use, for the round after next. Observations of rounds still under the old rank do not count.
+
+Source: DiLoCoX (arXiv 2506.21263), adaptive gradient compression; the guard and the numbers: facts/algorithm.md 5. Differs
+from DiLoCoX: the guard; H follows the rank only in the `faithful` mode (`inner_steps_of`), controller.py is the default.
+
+Shape letters: M rows, N columns, S width of the sketch.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dilocox_peer.compression.lowrank import largest_rank, matrix_shape
+from dilocox_peer.types import Layout
+
+WINDOW = 5  # rounds whose medians decide
+ENERGY = 0.99
+GROW_ABOVE = 0.85  # of |residual|**2 / |sent|**2
+SHRINK_BELOW = 0.8  # of the present rank: less is not worth a change of shape
+GROWTH = 1.25
+EFFECT_AFTER = 2  # rounds from a decision to the first round under it: the certificate of t plans round t + 2
+
+_OVERSAMPLING = 8  # columns of the sketch beyond what a growth would need
+
+
+@dataclass(frozen=True, slots=True)
+class RankSettings:
+    """smallest, largest: limits of the rank. first: what the run starts with, also the rank that `first_inner_steps`
+    belongs to in the faithful mode."""
+
+    first: int
+    smallest: int
+    largest: int
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.smallest <= self.first <= self.largest, self
+
+    @classmethod
+    def of(cls, layout: Layout, first: int) -> "RankSettings":
+        """Down to a quarter of the first rank, up to what is still below two bits an element of the largest matrix."""
+        largest = max((largest_rank(spec.shape) for spec in layout.tensors if len(spec.shape) == 2), default=1)
+        first = min(first, largest)
+        return cls(first, max(1, first // 4), largest)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One round. needed: rank that holds ENERGY of the averaged movement. residual: |e|**2 / |sent|**2 in [0, 1], the
+    codec's loss at this peer (1: nothing was sent)."""
+
+    round: int
+    needed: int
+    residual: float
+
+
+class AdaptiveRank:
+    """The rule of the module, for one stage. `rank` is what it proposes for rounds from `effective_round` on.
+
+    Invariants
+    1. smallest <= rank <= largest.
+    2. The rank changes at most once in WINDOW observed rounds, and never by observations of rounds before effective_round.
+    3. It does not shrink while the median residual is above GROW_ABOVE.
+    """
+
+    def __init__(self, settings: RankSettings) -> None:
+        self._settings = settings
+        self._window: list[Observation] = []
+        self.rank = settings.first
+        self.effective_round = 0
+
+    def observe(self, observation: Observation) -> int:
+        """Takes in a round, in order of rounds; returns the rank for the round EFFECT_AFTER later."""
+        if observation.round < self.effective_round:
+            return self.rank
+        self._window.append(observation)
+        if len(self._window) == WINDOW:
+            rank = next_rank(self.rank, self._window, self._settings)
+            self._window.clear()
+            if rank != self.rank:
+                self.rank, self.effective_round = rank, observation.round + EFFECT_AFTER
+        return self.rank
+
+    def adopt(self, rank: int, effective_round: int) -> None:
+        """A certificate decided otherwise: that is the rank from effective_round on."""
+        if rank != self.rank:
+            self.rank, self.effective_round = rank, effective_round
+            self._window.clear()
+
+
+def next_rank(rank: int, window: Sequence[Observation], settings: RankSettings) -> int:
+    """The rule, on a whole window. An even window's median is its lower one: whole numbers stay whole."""
+    residual = statistics.median_low([each.residual for each in window])
+    needed = statistics.median_low([each.needed for each in window])
+    if residual > GROW_ABOVE:
+        rank = math.ceil(GROWTH * rank)
+    elif needed < SHRINK_BELOW * rank:
+        rank = needed
+    return min(max(rank, settings.smallest), settings.largest)
+
+
+def inner_steps_of(rank: int, *, first_rank: int, first_inner_steps: int, smallest: int = 4) -> int:
+    """H of the faithful mode: H_1 * r / r_1, between `smallest` and H_1 (communication then takes the same share)."""
+    return min(max(round(first_inner_steps * rank / first_rank), smallest), first_inner_steps)
+
+
+def effective_rank(singular_values: Sequence[float], total_energy: float, *, energy: float = ENERGY) -> int:
+    """How many of the largest values hold `energy` of the total; one more than there are if all of them do not."""
+    held = 0.0
+    for count, value in enumerate(sorted(singular_values, reverse=True)):
+        if held >= energy * total_energy:
+            return count
+        held += value * value
+    return len(singular_values) + (held < energy * total_energy)
+
+
+def spectrum(x_MN: Tensor, width: int) -> list[float]:
+    """The largest `width` singular values of x, falling, by a seeded sketch and one power iteration: each a lower bound of
+    the true one. Cost: 6 * width * M * N operations, a decomposition of width x width."""
+    rows, columns = x_MN.shape
+    width = min(width, rows, columns)
+    if width == 0:
+        return []
+    generator = torch.Generator().manual_seed(width)
+    sketch_MS = torch.mm(x_MN, torch.randn(columns, width, generator=generator))
+    basis_MS: Tensor = torch.linalg.qr(sketch_MS).Q
+    basis_MS = torch.linalg.qr(torch.mm(x_MN, torch.mm(basis_MS.t(), x_MN).t())).Q
+    inside_SN = torch.mm(basis_MS.t(), x_MN)
+    energies_S = torch.linalg.eigvalsh(torch.mm(inside_SN, inside_SN.t()).double()).clamp_(min=0.0)
+    return [math.sqrt(value) for value in reversed(energies_S.tolist())]
+
+
+def observation_of(
+    layout: Layout,
+    *,
+    mean_N: Tensor,
+    sent_N: Tensor,
+    residual_N: Tensor,
+    low_rank: Sequence[str],
+    rank: int,
+    round_number: int,
+) -> Observation:
+    """The round's observation over the tensors named in low_rank, each weighted by its size.
+
+    mean_N: the averaged movement. sent_N: movement + residual before, residual_N: what encoding it lost.
+    """
+    names = frozenset(low_rank)
+    weighted, elements, lost, sent = 0.0, 0, 0.0, 0.0
+    for spec, start, stop in layout.spans():
+        if spec.name not in names:
+            continue
+        mean_MN = mean_N[start:stop].view(matrix_shape(spec.shape))
+        values = spectrum(mean_MN, math.ceil(GROWTH * rank) + _OVERSAMPLING)
+        weighted += effective_rank(values, float(mean_MN.double().square().sum())) * spec.num_elements
+        elements += spec.num_elements
+        lost += float(residual_N[start:stop].double().square().sum())
+        sent += float(sent_N[start:stop].double().square().sum())
+    needed = math.ceil(weighted / elements) if elements else rank
+    return Observation(round_number, needed, min(1.0, lost / sent) if sent > 0 else 0.0)

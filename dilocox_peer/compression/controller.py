@@ -1,0 +1,268 @@
+"""What a stage sends and how often: (codec, rank, H) such that communication takes at most a quarter of a round. Pure.
+
+Every round the controller takes in what was measured (links, time of an inner step, fixed delay, the codec's loss) and
+proposes the plan of the round after next, as the certificate's `Plan` needs it: codec, rank, inner_steps. One peer proposes,
+all use what was certified; what is in flight keeps its shape.
+
+    seconds of communication  = delay + 8 * blob bytes * (peers - 1) / uplink
+    seconds of a round        = H * seconds of an inner step
+    of all (codec, H) with communication <= BUDGET * round, the one with the least expected loss
+
+Expected loss is in points (percent of loss) against exact averaging after every step: a rise with log2 H and a price of
+the codec, both measured (facts/algorithm2.md 3 and 4, benchmarks/BENCHMARKS.md). A quarter, because a merge that late
+costs nothing measurable and a whole round late costs 3 to 5 %; lengthening H until that holds costs less than shrinking H
+until communication fills the round (facts/algorithm.md 2d).
+
+Why it does not oscillate
+1. It sees medians over WINDOW rounds, and rounds planned before its last change do not count.
+2. H is a power of two, and moves by a factor of 2 at most at a time.
+3. A plan is left for a leaner one only when it takes more than TOLERANCE of the budget, and then for one that would fit with
+   the link at SPARE of what is measured; for a better one only if that fits with the link at RESERVE and gains MIN_GAIN
+   points. Between the two it stays.
+4. Better plans are taken `dwell` rounds after the last change at the earliest. One that has to be left again soon (within
+   REMEMBERED_ROUNDS and four dwells) doubles the dwell, up to MAX_DWELL; one that holds for so long resets it.
+
+One slow peer among many does not decide: the plan is for the lower quartile of the links, and who misses twice takes
+the next leaner codec for its own blobs (`OwnCodec`); blobs describe themselves, so a round may mix them.
+"""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dilocox_peer.compression.adaptive import EFFECT_AFTER, AdaptiveRank, Observation, RankSettings
+from dilocox_peer.compression.contribution import blob_limits
+from dilocox_peer.compression.lowrank import LowRankCodec, largest_rank, matrix_shape, num_groups
+from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.types import Layout
+
+BUDGET = 0.25
+TOLERANCE = 1.25
+SPARE = 0.85
+RESERVE = 0.6
+MIN_GAIN = 0.25
+WINDOW = 5
+REMEMBERED_ROUNDS = 24
+MAX_DWELL = 48
+MISSES_UNTIL_LEANER, HITS_UNTIL_RICHER = 2, 16
+
+CODEC_POINTS: Mapping[str, float] = {
+    "none": 0.0, "fp16": 0.0, "int8": 0.0, "int4": 0.05, "int2": 0.4, "sign": 0.9, "topk": 1.6, "lowrank-int4": 2.0,
+}  # fmt: skip
+"""Price of each codec beside float32 at the same H. Of low rank it depends on the matrices: up to 3.3 on small ones, so it
+comes last."""
+
+POINTS_PER_DOUBLING = 1.0
+"""Of H. Measured 0.75 from 8 to 16 and from 16 to 32, 1.2 from 32 to 64."""
+
+LADDER = ("none", "fp16", "int8", "int4", "int2", "sign", "topk")
+"""Richest first."""
+
+LOW_RANK = "lowrank-int4"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """smallest_inner_steps, largest_inner_steps: powers of two. codecs: that may be chosen."""
+
+    smallest_inner_steps: int = 8
+    largest_inner_steps: int = 256
+    codecs: tuple[str, ...] = (*LADDER, LOW_RANK)
+
+    def __post_init__(self) -> None:
+        for each in (self.smallest_inner_steps, self.largest_inner_steps):
+            assert each.bit_count() == 1, f"{each} is no power of two"
+        assert self.smallest_inner_steps <= self.largest_inner_steps, self
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The three fields of chain.Plan that are decided here."""
+
+    codec: str
+    rank: int
+    inner_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Of one round. uplinks_bps: of every contributor, as it measured it. step_s: of an inner step, mean over the peers.
+
+    delay_s: what a round's averaging takes beside the transfer (messages, encode, decode). residual: |e|**2 / |sent|**2 of
+    the codec in use; needed_rank: adaptive.Observation's, None where the codec is not low rank.
+    """
+
+    round: int
+    uplinks_bps: tuple[float, ...]
+    step_s: float
+    delay_s: float = 0.0
+    residual: float = 0.0
+    needed_rank: int | None = None
+
+
+class Controller:
+    """One stage's. `plans(round)` is fixed from the moment the measurement of round - EFFECT_AFTER was taken in."""
+
+    def __init__(self, layout: Layout, start: Setting, limits: Limits, *, never_low_rank: Sequence[str] = ()) -> None:
+        self._limits = limits
+        self._bytes_of = _blob_bytes(layout, frozenset(never_low_rank))
+        self._ranks = AdaptiveRank(RankSettings.of(layout, start.rank))
+        self._low_rank_pays = _low_rank_pays(layout, frozenset(never_low_rank))
+        self.setting = start
+        self._effective_round = 0
+        self._window: deque[Measurement] = deque(maxlen=WINDOW)
+        self._dwell = WINDOW
+        self._improved_at: int | None = None  # round of the last change to a better plan
+        self._lossy_until: dict[str, int] = {}
+
+    def observe(self, measured: Measurement) -> tuple[Setting, str]:
+        """Takes in a round, in order of rounds. Returns (the setting for the round EFFECT_AFTER later, why it changed or "")."""
+        assert measured.step_s > 0, measured
+        assert measured.uplinks_bps, measured
+        if measured.round < self._effective_round:
+            return self.setting, ""
+        self._window.append(measured)
+        self._watch_rank(measured)
+        if len(self._window) < WINDOW:
+            return self.setting, ""
+        setting, reason = self._decide(measured.round)
+        if setting == self.setting:
+            return setting, ""
+        self._change(setting, measured.round)
+        return setting, reason
+
+    def share(self, setting: Setting, *, link_factor: float = 1.0) -> float:
+        """Communication over round time that setting would have, by the medians of the window."""
+        peers = round(statistics.median(len(each.uplinks_bps) for each in self._window))
+        uplink = statistics.median(_lower_quartile(each.uplinks_bps) for each in self._window)
+        delay = statistics.median(each.delay_s for each in self._window)
+        step = statistics.median(each.step_s for each in self._window)
+        blob = self._bytes_of(setting.codec, setting.rank)
+        return (delay + 8 * blob * max(peers - 1, 0) / (uplink * link_factor)) / (setting.inner_steps * step)
+
+    def points(self, setting: Setting) -> float:
+        """Expected loss of a setting, in points."""
+        now = max((each.round for each in self._window), default=0)
+        codec = setting.codec
+        lossy = 2.0 if self._lossy_until.get(codec, -1) > now else 0.0
+        return POINTS_PER_DOUBLING * math.log2(setting.inner_steps) + CODEC_POINTS[codec] + lossy
+
+    def _watch_rank(self, measured: Measurement) -> None:
+        if self.setting.codec == LOW_RANK and measured.needed_rank is not None:
+            self._ranks.observe(Observation(measured.round, measured.needed_rank, measured.residual))
+        if measured.residual > 0.95 and self.setting.codec != LOW_RANK:
+            self._lossy_until[self.setting.codec] = measured.round + 8 * MAX_DWELL
+
+    def _decide(self, now: int) -> tuple[Setting, str]:
+        current = self.setting
+        if current.codec == LOW_RANK and self._ranks.rank != current.rank:
+            return Setting(
+                LOW_RANK, self._ranks.rank, current.inner_steps
+            ), f"rank {current.rank} to {self._ranks.rank}"
+        share = self.share(current)
+        if share > BUDGET * TOLERANCE:
+            best = self._best(link_factor=SPARE)
+            return best, f"communication took {share:.0%} of a round"
+        if now < self._effective_round + self._dwell:
+            return current, ""
+        best = self._best(link_factor=RESERVE)
+        gain = self.points(current) - self.points(best)
+        if gain < MIN_GAIN or self.share(best, link_factor=RESERVE) > BUDGET:
+            return current, ""
+        return best, f"the link allows {gain:.1f} points less loss"
+
+    def _best(self, *, link_factor: float) -> Setting:
+        """The least expected loss within the budget, H within a factor of 2; where nothing is, the least communication."""
+        now, limits = self.setting.inner_steps, self._limits
+        lengths = sorted(
+            {
+                min(max(each, limits.smallest_inner_steps), limits.largest_inner_steps)
+                for each in (now // 2, now, 2 * now)
+            }
+        )
+        candidates = [
+            Setting(codec, self._ranks.rank if codec == LOW_RANK else self.setting.rank, length)
+            for codec in limits.codecs
+            if codec != LOW_RANK or self._low_rank_pays
+            for length in lengths
+        ]
+        within = [each for each in candidates if self.share(each, link_factor=link_factor) <= BUDGET]
+        if not within:
+            return min(candidates, key=lambda each: (self.share(each, link_factor=link_factor), self.points(each)))
+        return min(within, key=lambda each: (self.points(each), self.share(each, link_factor=link_factor)))
+
+    def _change(self, setting: Setting, now: int) -> None:
+        remembered = REMEMBERED_ROUNDS + 4 * self._dwell
+        is_recent = self._improved_at is not None and now - self._improved_at <= remembered
+        if self.points(setting) < self.points(self.setting):
+            self._dwell = self._dwell if is_recent or self._improved_at is None else WINDOW
+            self._improved_at = now
+        elif is_recent and setting.codec != LOW_RANK:
+            self._dwell = min(2 * self._dwell, MAX_DWELL)
+            self._improved_at = None
+        self.setting = setting
+        self._effective_round = now + EFFECT_AFTER
+        self._window.clear()
+
+
+class OwnCodec:
+    """The codec of one peer's own blobs: the stage's, or a leaner one while its uplink misses rounds."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._missed, self._made = 0, 0
+
+    def codec(self, of_stage: str) -> str:
+        """What this peer encodes with, given the stage's codec."""
+        if of_stage not in LADDER:
+            return of_stage if not self._steps else LADDER[-1]
+        return LADDER[min(LADDER.index(of_stage) + self._steps, len(LADDER) - 1)]
+
+    def settled(self, *, in_certificate: bool) -> None:
+        """A round ended with or without our contribution. Two misses in a row: one codec leaner; many rounds made in a
+        row: one richer, after twice as many the next time."""
+        if in_certificate:
+            self._missed, self._made = 0, self._made + 1
+            if self._steps and self._made >= HITS_UNTIL_RICHER << self._steps:
+                self._steps, self._made = self._steps - 1, 0
+            return
+        self._missed, self._made = self._missed + 1, 0
+        if self._missed >= MISSES_UNTIL_LEANER:
+            self._missed, self._steps = 0, min(self._steps + 1, len(LADDER) - 1)
+
+
+def _lower_quartile(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 4]
+
+
+def _blob_bytes(layout: Layout, never_low_rank: frozenset[str]) -> Callable[[str, int], int]:
+    """(codec, rank) -> the largest contribution of this layout, each computed once."""
+    known: dict[tuple[str, int], int] = {}
+
+    def bytes_of(codec: str, rank: int) -> int:
+        key = (codec, rank if codec == LOW_RANK else 0)
+        if key not in known:
+            policy = policy_named(codec, rank=max(rank, 1), never_low_rank=never_low_rank)
+            spare = sum(
+                LowRankCodec().payload_limits(spec.shape)[1] - _low_rank_bytes(spec.shape, rank)
+                for spec in layout.tensors
+                if policy(spec).name == LOW_RANK
+            )  # blob_limits knows the codec's largest rank, not the one in use
+            known[key] = blob_limits(layout, policy)[1] - spare
+        return known[key]
+
+    return bytes_of
+
+
+def _low_rank_bytes(shape: tuple[int, ...], rank: int) -> int:
+    """Payload of lowrank-int4 at a rank: its own header, exponents, scales and codes."""
+    rank = min(rank, largest_rank(shape))
+    sides = sum(2 * num_groups(size, rank) + (rank * size + 1) // 2 for size in matrix_shape(shape))
+    return 2 + rank + sides
+
+
+def _low_rank_pays(layout: Layout, never_low_rank: frozenset[str]) -> bool:
+    policy = policy_named(LOW_RANK, rank=1, never_low_rank=never_low_rank)
+    return any(policy(spec).name == LOW_RANK for spec in layout.tensors)
