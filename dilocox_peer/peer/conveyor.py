@@ -113,8 +113,10 @@ class Conveyor:
         on_failure: Callable[[str], None],
         trace: bool = False,
         mdns: bool = False,
+        pace: Callable[[int], float] = lambda num_bytes: 0.0,
     ) -> None:
-        """on_failure: the pipeline has ended for good, from its thread."""
+        """on_failure: the pipeline has ended for good, from its thread. pace: seconds to wait before so many bytes of bodies
+        may go out, which count as gone from then on; called by its thread."""
         body = BodyFormat.of(manifest)
         self._body = body
         self._key = key
@@ -125,7 +127,9 @@ class Conveyor:
         self._listener = listener
         self._on_work: Callable[[], None] = lambda: None
         self._on_failure = on_failure
-        self._accumulate = manifest.inner.accumulate
+        self._pace = pace
+        self._bodies: deque[tuple[PeerId, HopMessage, Bytes]] = deque()  # wait for their turn under the upload limit
+        self._bodies_at: float | None = None  # when the first of them may go; None: it has not asked yet
         slots = max_slots(manifest)
         self._scheduler = Scheduler(
             me=self._me, incarnation=incarnation, stage=stage, num_stages=manifest.stages.count,
@@ -284,6 +288,9 @@ class Conveyor:
     def hold(self, is_held: bool) -> None:
         self._tell(contract.Hold(is_held))
 
+    def pause(self, is_paused: bool) -> None:
+        self._tell(contract.Paused(is_paused))
+
     def load_share(self) -> float:
         if self._stage == 0:
             return 1.0
@@ -324,6 +331,8 @@ class Conveyor:
         now = time.monotonic()
         with self._lock:
             wait_s = 0.0 if self._actions else min(POLL_MAX_S, max(0.0, self._scheduler.deadline() - now))
+        if self._bodies_at is not None:
+            wait_s = min(wait_s, max(0.0, self._bodies_at - now))
         events = self._link.poll(wait_s)
         for event in events:
             self._take(event)
@@ -479,10 +488,9 @@ class Conveyor:
         """Sends what the scheduler wants sent: to each neighbour its small messages together, before its bodies."""
         with self._lock:
             actions, self._actions = self._actions, deque()
-        if not actions:
+        if not actions and not self._bodies:
             return
         small: dict[PeerId, list[HopMessage]] = {}
-        bodies: list[tuple[PeerId, HopMessage, Bytes]] = []
         notes: list[Event] = []
         for action in actions:
             match action:
@@ -490,7 +498,7 @@ class Conveyor:
                     small.setdefault(peer, []).append(message)
                 case contract.Send(peer, message, body):
                     assert isinstance(body, bytes | memoryview), type(body)
-                    bodies.append((peer, message, body))
+                    self._bodies.append((peer, message, body))
                 case contract.Release(micro_batch):
                     with self._lock:
                         self._released.append(micro_batch)
@@ -503,10 +511,21 @@ class Conveyor:
         for peer, messages in small.items():
             for first in range(0, len(messages), MAX_MESSAGES):
                 self._send(peer, encode_hops(messages[first : first + MAX_MESSAGES]), None)
-        for peer, message, body in bodies:
-            self._send(peer, encode_hops([message]), body)
+        self._send_bodies()
         for event in notes:
             self._listener(event)
+
+    def _send_bodies(self) -> None:
+        """Those whose time has come, in order; those of neighbours that are gone are dropped."""
+        while self._bodies:
+            peer, message, body = self._bodies[0]
+            if self._bodies_at is None and peer in self._links:
+                self._bodies_at = time.monotonic() + self._pace(len(body))
+            if self._bodies_at is not None and self._bodies_at > time.monotonic():
+                return
+            self._bodies.popleft()
+            self._bodies_at = None
+            self._send(peer, encode_hops([message]), body)
 
     def _with_packing(self, timed: contract.MicroBatchTimed) -> Event:
         assert self._packed_s is not None, "timed without being traced"

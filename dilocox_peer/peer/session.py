@@ -250,7 +250,7 @@ class Session:
             raise ConfigError(f"{settings.run_folder} cannot be used: {error.strerror}; pass another --home") from None
         stack.callback(keeper.close)
         on_failure = self._trainer_failed()
-        conveyor = self._conveyor(manifest, stage, on_failure)
+        conveyor = self._conveyor(manifest, stage, transport, on_failure)
         trainer = Trainer(
             manifest,
             peer=self._me,
@@ -311,7 +311,9 @@ class Session:
         self._listener(StageClaimed(stage, why))
         return stage
 
-    def _conveyor(self, manifest: Manifest, stage: int, on_failure: Callable[[str], None]) -> Conveyor | None:
+    def _conveyor(
+        self, manifest: Manifest, stage: int, transport: Transport, on_failure: Callable[[str], None]
+    ) -> Conveyor | None:
         if manifest.stages.count == 1:
             return None
         settings = self._settings
@@ -327,6 +329,7 @@ class Session:
             on_failure=on_failure,
             trace=settings.trace,
             mdns=settings.mdns,
+            pace=transport.reserve_upload,
         )
 
     def _from_thread(self, listener: Listener) -> Listener:

@@ -50,6 +50,9 @@ class WorkBench(Protocol):
 
     def hold(self, is_held: bool) -> None: ...
 
+    def pause(self, is_paused: bool) -> None:
+        """The volunteer's wish: for long, so callers are sent elsewhere."""
+
     def load_share(self) -> float:
         """Micro-batches that come to this peer for each that one head draws: heads over replicas of this stage."""
 
@@ -194,6 +197,8 @@ class StageLoop:
 
     def set_held(self, is_held: bool, reason: HoldReason = "rounds") -> None:
         self._book.hold(is_held, reason)
+        if reason == "pause":
+            self._bench.pause(is_held)
         self._publish()
 
     def _local_N(self) -> Tensor:

@@ -8,6 +8,7 @@ elsewhere. Importing this module does not import hivemind (that pulls in torch);
 
 import asyncio
 import logging
+import threading
 import time
 import warnings
 from collections import Counter, OrderedDict, deque
@@ -93,7 +94,7 @@ class TransportLimits:
     reply_timeout_s: float = 3600.0  # for a whole reply
     messages_per_s: float = 200.0  # from one peer; a swarm in training sends below 10
     messages_burst: float = 400.0
-    upload_bytes_per_s: float | None = None  # of fetched bodies, to all peers together
+    upload_bytes_per_s: float | None = None  # of fetched bodies and of activations, to all peers together
     download_bytes_per_s: float | None = None  # of bodies we fetch, from all peers together
 
 
@@ -128,6 +129,7 @@ class Transport:
         self._serving: dict[asyncio.Task[Any], PeerId] = {}
         self._free_streams = asyncio.Semaphore(limits.streams)
         rate = limits.upload_bytes_per_s
+        self._upload_lock = threading.Lock()
         self._upload = TokenBucket(rate, burst=rate / 4, now=time.monotonic()) if rate is not None else None
         most = limits.download_bytes_per_s
         self._download = TokenBucket(most, burst=most / 4, now=time.monotonic()) if most is not None else None
@@ -462,11 +464,17 @@ class Transport:
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
 
+    def reserve_upload(self, num_bytes: int) -> float:
+        """Seconds to wait before so many bytes may go out under the upload limit, which the pipeline shares; any thread."""
+        if self._upload is None:
+            return 0.0
+        with self._upload_lock:
+            return self._upload.reserve(num_bytes, time.monotonic())
+
     async def _pace(self, num_bytes: int) -> None:
-        if self._upload is not None:
-            wait_s = self._upload.reserve(num_bytes, time.monotonic())
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
+        wait_s = self.reserve_upload(num_bytes)
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
         self.bytes_sent += num_bytes
 
     # -- the daemon ---------------------------------------------------------------------------------------------------

@@ -126,6 +126,14 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """True: the volunteer wants this computer. What callers have here goes back to them, and nothing is taken until False.
+    Other than Hold, which is short and keeps callers waiting."""
+
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Shifted:
     """The trainer changed the master parameters between two works."""
 
@@ -137,7 +145,7 @@ class Leaving:
 
 Input = (
     Tick | Received | Linked | Unlinked | RoundTrip | ForwardDone | BackwardDone | Stepped | Rounds | Replicas | Hold
-    | Shifted | Leaving
+    | Paused | Shifted | Leaving
 )  # fmt: skip
 
 # ---- what the torch thread does; each is answered by one input before the next is asked for -------------------------

@@ -25,14 +25,14 @@ INCARNATION = 7
 class Peer:
     """One stage's trainer and conveyor."""
 
-    def __init__(self, manifest, stage: int, *, seed: int, limit: int | None) -> None:
+    def __init__(self, manifest, stage: int, *, seed: int, limit: int | None, pace=lambda num_bytes: 0.0) -> None:
         self.key = SigningKey(bytes([seed]) * 32)
         self.events: list[Event] = []
         self.failures: list[str] = []
         self.conveyor = Conveyor(
             manifest, stage, key=self.key, run_id=manifest.run_id, incarnation=INCARNATION,
             link_seed=bytes([seed + 100]) * 32, listen=LOOPBACK, listener=self.events.append,
-            on_failure=self.failures.append,
+            on_failure=self.failures.append, pace=pace,
         )  # fmt: skip
         self.trainer = Trainer(
             manifest, peer=self.key.peer_id, incarnation=INCARNATION, corpus=corpus() if stage == 0 else None, stage=stage,
@@ -55,7 +55,9 @@ class Peer:
 
 
 @contextlib.contextmanager
-def running(manifest, layout: list[int], *, limit: int | None) -> Iterator[list[list[Peer]]]:
+def running(
+    manifest, layout: list[int], *, limit: int | None, pace: Callable[[int], float] = lambda num_bytes: 0.0
+) -> Iterator[list[list[Peer]]]:
     """layout: replicas of each stage."""
     stages: list[list[Peer]] = []
     seed = 1
@@ -63,7 +65,7 @@ def running(manifest, layout: list[int], *, limit: int | None) -> Iterator[list[
         for stage, replicas in enumerate(layout):
             stages.append([])
             for _ in range(replicas):
-                stages[stage].append(Peer(manifest, stage, seed=seed, limit=limit))
+                stages[stage].append(Peer(manifest, stage, seed=seed, limit=limit, pace=pace))
                 seed += 1
         for stage, peers in enumerate(stages[:-1]):
             for peer in peers:
@@ -144,3 +146,29 @@ def test_a_stranger_that_did_not_sign_its_greeting_is_not_heard():
             assert last.saw(NeighbourLinked) == 1
         finally:
             stranger.stop()
+
+
+def test_bodies_wait_for_the_upload_limit_and_all_arrive():
+    manifest = manifest_of(2, schedule="carry")
+    asked: list[int] = []
+
+    def pace(num_bytes: int) -> float:
+        asked.append(num_bytes)
+        return 0.02
+
+    with running(manifest, [1, 1], limit=16, pace=pace) as ((head,), (_last,)):
+        wait_until(lambda: head.trainer.progress().micro_batches == 16)
+        assert len(asked) == 2 * 16  # every body once, in both directions
+        assert head.conveyor.status().resent == 0
+
+
+def test_a_paused_peer_of_a_later_stage_sends_its_callers_to_the_other():
+    manifest = manifest_of(2, schedule="carry")
+    with running(manifest, [1, 2], limit=200) as ((head,), (first, second)):
+        wait_until(lambda: head.trainer.progress().micro_batches > 20 and head.saw(NeighbourLinked) == 2)
+        first.trainer.hold("pause").result(DEADLINE_S)
+        done_before = first.conveyor._scheduler.executed_total
+        wait_until(lambda: head.trainer.progress().micro_batches == 200)
+        assert first.conveyor._scheduler.executed_total <= done_before + 1  # what it was at when it was paused
+        assert head.conveyor._scheduler.completed_total == 200
+        assert second.trainer.progress().micro_batches > 0

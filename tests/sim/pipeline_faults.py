@@ -3,9 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from dilocox_peer.pipeline.contract import Backward, Work
+from dilocox_peer.pipeline.callers import Callers
+from dilocox_peer.pipeline.calls import Calls
+from dilocox_peer.pipeline.contract import Backward, Received, Work
+from dilocox_peer.pipeline.flight import Flight, Phase, State
 from dilocox_peer.pipeline.hop import Grad
-from dilocox_peer.pipeline.scheduler import Scheduler, _Call, _Flight, _State
+from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.slots import CallKey, Slots
 from dilocox_peer.pipeline.versions import Versions
 from dilocox_peer.types import PeerId
@@ -42,7 +45,7 @@ class _StepsEarly(Versions):
 class _NewestVersion(Scheduler):
     """Runs a backward with the newest version instead of its forward's."""
 
-    def _start_backward(self, flight: _Flight) -> Work:
+    def _start_backward(self, flight: Flight) -> Work:
         work = super()._start_backward(flight)
         assert isinstance(work, Backward)
         return replace(work, version=self.versions.current)
@@ -51,33 +54,38 @@ class _NewestVersion(Scheduler):
 class _CountsTwice(Scheduler):
     """Counts a micro-batch again when its gradient comes a second time."""
 
-    def _on_grad(self, peer: PeerId, message: Grad, body: Any) -> None:
+    def _received(self, received: Received) -> None:
         before = self.duplicates
-        super()._on_grad(peer, message, body)
+        super()._received(received)
         if self._is_head and self.duplicates > before:
             self.completed_total += 1
 
 
-class _CachesById(Scheduler):
-    """Keeps answers by id alone, so that another caller or a later output gets them, and takes what it did not ask for.
-    One of the two alone does no harm: an answer from a callee that was not sent the output is dropped."""
+class _CachesById(Callers):
+    """Keeps answers by id alone, so that another caller or a later output gets them. Does no harm alone: an answer from a
+    callee that was not sent the output is dropped."""
 
     def _answer_key(self, key: CallKey, id_: Any) -> object:
         return id_
 
-    def _is_answer(self, flight: _Flight | None, peer: PeerId, message: Grad) -> bool:
-        return flight is not None and flight.id == message.id and flight.state is _State.CALLING
+
+class _TakesUnasked(Calls):
+    """Takes answers that it did not ask for. The other half of _CachesById."""
+
+    def _is_answer(self, flight: Flight | None, peer: PeerId, message: Grad) -> bool:
+        return flight is not None and flight.id == message.id and flight.state is State.CALLING
 
 
-class _TakesAnyGradient(Scheduler):
+class _TakesAnyGradient(Calls):
     """Knows calls by micro-batch only: takes the gradient of an earlier output for that of the present one."""
 
-    def _on_grad(self, peer: PeerId, message: Grad, body: Any) -> None:
-        flight = self._busy.get(message.id)
-        if flight is not None and flight.state is _State.CALLING and flight.call in self._calls:
-            flight.asked.add(peer)
-            message = Grad(message.id, message.loss, message.behind, flight.call)
-        super()._on_grad(peer, message, body)
+    def on_grad(self, peer: PeerId, message: Grad, body: Any) -> None:
+        for flight in self._calls.values():
+            if flight.id == message.id and flight.state is State.CALLING:
+                flight.asked.add(peer)
+                message = Grad(message.id, message.loss, message.behind, flight.call)
+                break
+        super().on_grad(peer, message, body)
 
 
 class _SendsUngranted(Scheduler):
@@ -86,49 +94,50 @@ class _SendsUngranted(Scheduler):
     def _forward_done(self, done: Any) -> None:
         flight = self._runs
         super()._forward_done(done)
-        if flight is not None and flight.state is _State.CALLING and flight.phase.name == "RESERVED":
-            self._send_step(flight)
+        if flight is not None and flight.state is State.CALLING and flight.phase is Phase.RESERVED:
+            self._calls._send_step(flight)
 
 
-class _ForgetsToFree(Scheduler):
+class _ForgetsToFree(Callers):
     """Keeps the slot of what was cancelled."""
 
     def _free(self, key: CallKey) -> None:
-        if key in self._inbound or self._now % 1.0 < 0.5:
+        if key in self.flights or self._desk.now % 1.0 < 0.5:
             super()._free(key)
 
 
-class _LosesCalls(Scheduler):
+class _LosesCalls(Calls):
     """Forgets to send again what a callee had whose link went down."""
 
-    def _move(self, flight: _Flight, reason: str) -> None:
+    def _move(self, flight: Flight, reason: str) -> None:
         if reason != "unlinked":
             super()._move(flight, reason)
             return
-        flight.phase, flight.callee, flight.due = _Call.GRANTED, None, float("inf")
+        flight.phase, flight.callee, flight.due = Phase.GRANTED, None, float("inf")
 
 
 class _DropsWithoutRelease(Scheduler):
     """Gives a micro-batch up and lets its activations lie."""
 
-    def _give_up(self, flight: _Flight) -> None:
+    def _give_up(self, flight: Flight) -> None:
         super()._give_up(flight)
-        self._out.pop()
+        self._desk.actions.pop()
 
 
-def _with(name: str, *, slots: type[Slots] = Slots, versions: type[Versions] = Versions) -> type[Scheduler]:
-    return type(name, (Scheduler,), {"slots_type": slots, "versions_type": versions})
+def _with(**parts: type[Slots] | type[Versions] | type[Callers] | type[Calls]) -> type[Scheduler]:
+    """A scheduler of these parts, by the name of its attribute."""
+    return type("Planted", (Scheduler,), parts)
 
 
 FAULTS: dict[str, type[Scheduler]] = {
-    "a slot freed twice": _with("FreesTwice", slots=_FreesTwice),
-    "a third version": _with("StepsEarly", versions=_StepsEarly),
+    "a slot freed twice": _with(slots_type=_FreesTwice),
+    "a third version": _with(versions_type=_StepsEarly),
     "a backward with another version": _NewestVersion,
     "a late duplicate counted": _CountsTwice,
-    "answers cached by id alone": _CachesById,
-    "a gradient of an earlier output": _TakesAnyGradient,
+    "answers cached by id alone": _with(callers_type=_CachesById, calls_type=_TakesUnasked),
+    "a gradient of an earlier output": _with(calls_type=_TakesAnyGradient),
     "a body without a grant": _SendsUngranted,
-    "a slot never freed": _ForgetsToFree,
-    "calls lost with the dead": _LosesCalls,
+    "a slot never freed": _with(callers_type=_ForgetsToFree),
+    "calls lost with the dead": _with(calls_type=_LosesCalls),
     "activations never released": _DropsWithoutRelease,
 }

@@ -162,7 +162,7 @@ def _quiet(world: PipelineWorld) -> PipelineOutcome:
     """No more faults, everyone up and linked: what was issued comes back, and every head goes on completing."""
     world.trace("faults stop")
     for node in world.nodes.values():
-        if node.is_up and node.machine is not None and node.machine._is_leaving:
+        if node.is_up and node.machine is not None and node.machine.is_leaving:
             world.kill(node)
         world.revive(node)
     for node in world.nodes.values():

@@ -21,6 +21,7 @@ from dilocox_peer.pipeline.contract import (
     MicroBatchResent,
     MicroBatchTimed,
     Note,
+    Paused,
     Publish,
     Received,
     Release,
@@ -578,8 +579,8 @@ def test_a_caller_that_sends_and_cancels_without_end_takes_no_memory() -> None:
         bench.get(UP, Cancel(id_of(index), index))
     machine = bench.machine
     assert machine.slots_in_use == 1
-    assert len(machine._ready) < 200
-    assert len(machine._inbound) == 1
+    assert len(machine._callers._ready) < 200
+    assert len(machine._callers.flights) == 1
 
 
 def test_a_message_in_the_wrong_direction_is_a_protocol_error() -> None:
@@ -623,3 +624,19 @@ def test_one_callee_that_lies_about_what_is_behind_does_not_hold_a_head():
         bench.feed(Received(callee, replace(STATUS, stage=1, behind=behind)))
     assert bench.machine.behind == 4
     assert not bench.machine.is_drifting
+
+
+def test_a_paused_peer_gives_back_what_it_has_not_begun_and_takes_nothing():
+    bench = last()
+    bench.take(1)
+    assert bench.get(UP, Reserve(id_of(2), 0, 2)) == [(UP, Grant(id_of(2), 2))]
+    assert bench.says(Paused(True)) == [
+        (UP, Refuse(id_of(1), "paused", 1)),
+        (UP, Refuse(id_of(2), "paused", 2)),
+    ]
+    assert bench.work() == (None, [])
+    assert bench.get(UP, Reserve(id_of(3), 0, 3)) == [(UP, Refuse(id_of(3), "paused", 3))]
+    bench.says(Paused(False))
+    bench.take(4)
+    work, _ = bench.work()
+    assert isinstance(work, Turn)

@@ -81,6 +81,9 @@ class Bench:
     def hold(self, is_held):
         self.tell(contract.Hold(is_held))
 
+    def pause(self, is_paused):
+        self.tell(contract.Paused(is_paused))
+
     def load_share(self):
         return 1.0
 

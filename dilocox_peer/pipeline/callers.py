@@ -1,0 +1,231 @@
+"""What a peer does for its callers, the linked peers of the stage before: slots, bodies that come in, answers.
+
+A caller reserves (Reserve), is told where it is in the line (Wait), is granted a slot (Grant), sends the body (Step),
+gets the gradient (Grad), and says that it has it (Ack) or that it wants none (Cancel). Until then the answer is kept, so
+that asking again does nothing twice. What is computed of a flight between READY and its answer is scheduler.py's. Pure.
+"""
+
+import heapq
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+from dilocox_peer.pipeline.contract import Body
+from dilocox_peer.pipeline.flight import RECENT, Desk, Flight, State
+from dilocox_peer.pipeline.hop import Ack, Cancel, Grad, Grant, MicroBatchId, Refuse, Reserve, Step, Wait
+from dilocox_peer.pipeline.knowledge import Knowledge
+from dilocox_peer.pipeline.slots import AnswerCache, CallKey, Slots
+from dilocox_peer.types import PeerId
+
+MAX_OUTSTANDING = 256  # calls of one caller that hold or await a slot, without bodies about 100 KB; more are refused
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    id: MicroBatchId
+    body: Body
+    loss: float
+
+
+class Callers:
+    """flights: by the caller's key, from its Reserve to our answer."""
+
+    def __init__(
+        self, desk: Desk, known: Knowledge, slots: Slots, *, max_slots: int, abandon: Callable[[Flight], None]
+    ) -> None:
+        """abandon: ends what is under way of a flight that no caller waits for any more."""
+        self._desk, self._known, self._slots = desk, known, slots
+        self._most_outstanding = max(max_slots, MAX_OUTSTANDING)
+        self._abandon = abandon
+        self.flights: dict[CallKey, Flight] = {}
+        self._ready: list[tuple[int, Flight]] = []  # heap, in the order of grants
+        self._answers: AnswerCache[_Answer] = AnswerCache()
+        self._serial = 0
+        self.is_leaving = False
+        self._is_paused = False
+        self.duplicates = 0
+
+    # ---- links ----
+
+    def link(self, peer: PeerId) -> None:
+        self._known.add_caller(peer)
+        self._slots.link(peer)
+        self.resize()
+
+    def unlink(self, peer: PeerId) -> None:
+        """A caller is gone, and its flights with it, but for those in their last work: it may come back for the answer."""
+        if self._known.callers.pop(peer, None) is None:
+            return
+        for flight in [flight for key, flight in self.flights.items() if key[0] == peer]:
+            if flight.state not in (State.TURNING, State.BACKWARDING):
+                self._drop(flight)
+        self._slots.unlink(peer)
+        self.resize()
+
+    def resize(self) -> None:
+        """Callers, replicas or windows have changed, and with them the number of slots."""
+        self._known.resize()
+        self.grant()
+
+    def leave(self) -> None:
+        """Refuses what has no body here yet, and all that comes."""
+        self.is_leaving = True
+        for flight in list(self.flights.values()):
+            if flight.state in (State.WAITING, State.GRANTED):
+                self._expel(flight, "leaving")
+
+    def pause(self, is_paused: bool) -> None:
+        """Gives back what is not being computed at this moment, so that callers need not find out by waiting."""
+        self._is_paused = is_paused
+        if is_paused:
+            for flight in list(self.flights.values()):
+                if flight.state not in (State.FORWARDING, State.TURNING, State.BACKWARDING):
+                    self._expel(flight, "paused")
+
+    def sweep(self) -> None:
+        """Takes slots back whose bodies do not come."""
+        now, patience_s = self._desk.now, self._desk.timing.unused_grant_s
+        for flight in list(self.flights.values()):
+            if flight.state is State.GRANTED and now - flight.since > patience_s:
+                self._expel(flight, "expired")
+        self.grant()
+
+    def _expel(self, flight: Flight, reason: str) -> None:
+        assert flight.key is not None
+        self._desk.send(flight.key[0], Refuse(flight.id, reason, flight.key[1]))
+        self._drop(flight)
+
+    # ---- messages ----
+
+    def on_reserve(self, peer: PeerId, message: Reserve, _: Body | None) -> None:
+        key = (peer, message.call)
+        answer = self._answers.get(self._answer_key(key, message.id))
+        if answer is not None:
+            self.duplicates += 1
+            self._send_answer(key, answer)
+            return
+        flight = self.flights.get(key)
+        if flight is not None:  # asked again: nothing is done twice; position 0 says that it is past the line
+            self._desk.send(peer, Wait(message.id, self._slots.position(key), message.call))
+            return
+        if self.is_leaving or self._is_paused:
+            self._desk.send(peer, Refuse(message.id, "leaving" if self.is_leaving else "paused", message.call))
+            return
+        if self._slots.outstanding(peer) >= self._most_outstanding:
+            self._desk.send(peer, Refuse(message.id, "too many", message.call))
+            return
+        flight = Flight(message.id, key, 0, message.round, State.WAITING, self._desk.now)
+        self._desk.mark(flight, "asked")
+        self.flights[key] = flight
+        self._slots.reserve(key)
+        self.grant()
+        if flight.state is State.WAITING:
+            self._desk.send(peer, Wait(message.id, self._slots.num_waiting, message.call))
+
+    def grant(self) -> None:
+        """Tells those whose turn it is."""
+        for key in self._slots.grant():
+            flight = self.flights[key]
+            flight.state = State.GRANTED
+            self._desk.mark(flight, "granted")
+            flight.since = self._desk.now
+            self._serial += 1
+            flight.call = self._serial  # until the call downstream has its own number: the order of grants
+            self._desk.send(key[0], Grant(flight.id, key[1]))
+
+    def on_step(self, peer: PeerId, message: Step, body: Body | None) -> None:
+        key = (peer, message.call)
+        flight = self.flights.get(key)
+        if flight is None:
+            answer = self._answers.get(self._answer_key(key, message.id))
+            if answer is not None:
+                self.duplicates += 1
+                self._send_answer(key, answer)
+                return
+        if flight is None or flight.state is State.WAITING or flight.id != message.id or body is None:
+            self._desk.send(peer, Refuse(message.id, "no slot", message.call))
+            self._desk.blame(peer, "a body without a slot")
+            return
+        if flight.state is not State.GRANTED:
+            self.duplicates += 1
+            return
+        flight.body, flight.round, flight.state = body, message.round, State.READY
+        self._desk.mark(flight, "arrived")
+        heapq.heappush(self._ready, (flight.call, flight))
+        self._known.note_head(message)
+        caller = self._known.callers[peer]
+        if message.window != caller.window:
+            caller.window = message.window
+            self.resize()
+
+    def on_ack(self, peer: PeerId, message: Ack, _: Body | None) -> None:
+        self._answers.forget(self._answer_key((peer, message.call), message.id))
+
+    def on_cancel(self, peer: PeerId, message: Cancel, _: Body | None) -> None:
+        key = (peer, message.call)
+        self._answers.forget(self._answer_key(key, message.id))
+        flight = self.flights.get(key)
+        if flight is not None and flight.id == message.id:
+            self._drop(flight)
+            self.grant()
+
+    def _drop(self, flight: Flight) -> None:
+        """A flight that nobody waits for any more. The slot it frees is for `grant`, once all that go are gone: or those
+        that go next would be granted it."""
+        key = flight.key
+        assert key is not None
+        del self.flights[key]
+        self._abandon(flight)
+        self._free(key)
+        if len(self._ready) > 2 * self._slots.capacity + RECENT:  # P6: dropped ones are skipped, and do not pile up
+            self._ready = [entry for entry in self._ready if entry[1].state is State.READY]
+            heapq.heapify(self._ready)
+
+    def _free(self, key: CallKey) -> None:
+        self._slots.release(key)
+        if key[0] not in self._known.callers:
+            self._slots.unlink(key[0])
+
+    # ---- what is computed for them ----
+
+    def has_ready(self) -> bool:
+        """Whether a body waits to be computed."""
+        while self._ready and self._ready[0][1].state is not State.READY:
+            heapq.heappop(self._ready)
+        return bool(self._ready)
+
+    def take_ready(self, busy: Container[MicroBatchId]) -> Flight | None:
+        """The flight granted first whose body is here and whose id is not among the busy ones."""
+        aside = []
+        found = None
+        while self._ready:
+            serial, flight = heapq.heappop(self._ready)
+            if flight.state is not State.READY:
+                continue
+            if flight.id in busy:  # P4: the same id of another caller is being computed
+                aside.append((serial, flight))
+                continue
+            found = flight
+            break
+        for entry in aside:
+            heapq.heappush(self._ready, entry)
+        return found
+
+    def answer(self, flight: Flight, key: CallKey, body: Body | None) -> None:
+        """Its backward is done: the gradient goes back and is kept, the slot is free."""
+        if flight.is_unwanted:
+            return
+        assert body is not None, "a later stage's backward gives the gradient of its input"
+        del self.flights[key]
+        answer = _Answer(flight.id, body, flight.loss)
+        self._answers.keep(self._answer_key(key, flight.id), answer, at_most=2 * self._slots.capacity)
+        self._send_answer(key, answer)
+        self._free(key)
+        self.grant()
+
+    def _send_answer(self, key: CallKey, answer: _Answer) -> None:
+        caller, call = key
+        if caller in self._known.callers:
+            self._desk.send(caller, Grad(answer.id, answer.loss, self._known.behind, call), answer.body)
+
+    def _answer_key(self, key: CallKey, id_: MicroBatchId) -> object:
+        return key, id_

@@ -1,0 +1,253 @@
+"""A peer's calls downstream, to the linked peers of the stage after: to whom, by when, and to whom else.
+
+A call is opened when the forward begins: a slot is reserved at the callee that routes.py chooses, or the call is parked
+until there is one. With the slot granted and the output there, the body is sent; the first gradient ends the call.
+
+When a callee
+
+    is late            it is asked whether it still knows (`_overdue`); silent, or late again and again: elsewhere
+    refuses            it is left alone for a while, and the call goes elsewhere (`on_refuse`)
+    dies               its link goes down: all its calls go elsewhere, what it had is sent again (`lost`)
+    forgot the call    it grants again when asked, and gets the body again (`on_grant`)
+
+"Elsewhere" is `_move`: another callee, or PARKED until one is linked (`unpark`) or may be asked again (`sweep`). The
+output is kept until the gradient is here, so nothing is computed twice on our side. Pure.
+"""
+
+import heapq
+
+from dilocox_peer.pipeline.contract import Body, MicroBatchResent
+from dilocox_peer.pipeline.flight import Desk, Flight, Phase, State
+from dilocox_peer.pipeline.hop import MAX_WINDOW, Ack, CallMessage, Cancel, Grad, Grant, Refuse, Reserve, Step, Wait
+from dilocox_peer.pipeline.knowledge import Knowledge
+from dilocox_peer.pipeline.routes import AnswerTimes, Callee, choose
+from dilocox_peer.types import PeerId
+
+
+class Calls:
+    """Calls by our number for them, from the forward's start to the gradient; then the flight waits for its backward."""
+
+    def __init__(self, desk: Desk, known: Knowledge, *, number: int) -> None:
+        """number: before the first call's; random, so that another life of this peer has other numbers."""
+        self._desk, self._known = desk, known
+        self._calls: dict[int, Flight] = {}
+        self._returned: list[tuple[int, Flight]] = []  # heap, oldest forward first
+        self._number = number
+        self.resent = 0
+        self.duplicates = 0
+
+    # ---- from open to close ----
+
+    def open(self, flight: Flight) -> None:
+        """Its forward begins: a slot is looked for meanwhile."""
+        self._number += 1
+        flight.call = self._number
+        self._calls[flight.call] = flight
+        self._reserve(flight, exclude=())
+
+    def _reserve(self, flight: Flight, *, exclude: tuple[PeerId, ...]) -> None:
+        desk, known = self._desk, self._known
+        peer, _ = choose(known.callees, known.plan, now=desk.now, window=known.window, exclude=exclude)
+        flight.phase_since = desk.now
+        if peer is None:
+            flight.phase, flight.callee = Phase.PARKED, None
+            flight.due = desk.now + desk.timing.refused_s
+            return
+        callee = known.callees[peer]
+        callee.outstanding += 1
+        callee.calls.add(flight.call)
+        flight.phase, flight.callee, flight.is_probed, flight.position = Phase.RESERVED, peer, False, MAX_WINDOW
+        flight.due = desk.now + self._patience(callee.grants, flight)
+        desk.mark(flight, "reserve")
+        desk.send(peer, Reserve(flight.id, flight.round, flight.call))
+
+    def _patience(self, times: AnswerTimes, flight: Flight) -> float:
+        """Doubled with every attempt, so that a slow network is not taken for a broken one again and again."""
+        cap_s = self._desk.timing.overdue_cap_s
+        return min(times.patience_s * (1 << min(flight.moves + flight.probes, 8)), cap_s)
+
+    def send_granted(self, flight: Flight) -> None:
+        """Its forward is done: the output goes out, if there is a slot for it."""
+        if flight.phase is Phase.GRANTED:
+            self._send_step(flight)
+
+    def _send_step(self, flight: Flight) -> None:
+        peer, output = flight.callee, flight.output
+        assert peer is not None
+        assert output is not None
+        desk, known = self._desk, self._known
+        flight.phase, flight.phase_since = Phase.SENT, desk.now
+        flight.asked.add(peer)
+        flight.is_probed = False
+        flight.due = desk.now + self._patience(known.callees[peer].answers, flight)
+        desk.mark(flight, "step_sent")
+        desk.send(peer, Step(flight.id, flight.round, known.window, flight.call), output)
+
+    def take_returned(self) -> Flight | None:
+        """The flight begun first whose gradient is here."""
+        while self._returned:
+            flight = heapq.heappop(self._returned)[1]
+            if flight.state is State.RETURNED:
+                return flight
+        return None
+
+    def close(self, flight: Flight) -> None:
+        """Its answer is not wanted."""
+        if self._calls.get(flight.call) is not flight:
+            return
+        del self._calls[flight.call]
+        callee = self._leave_callee(flight)
+        if callee is not None:
+            self._desk.send(callee.peer, Cancel(flight.id, flight.call))
+
+    def tidy(self, *, at_most: int) -> None:
+        """P6: returned ones that were dropped are skipped, and do not pile up."""
+        if len(self._returned) > at_most:
+            self._returned = [entry for entry in self._returned if entry[1].state is State.RETURNED]
+            heapq.heapify(self._returned)
+
+    # ---- to another callee ----
+
+    def lost(self, callee: Callee) -> None:
+        """The link to a callee is down, and it is off the books: what it had goes elsewhere."""
+        for call in sorted(callee.calls):
+            self._move(self._calls[call], "unlinked")
+
+    def unpark(self) -> None:
+        """Another callee is linked."""
+        for flight in list(self._calls.values()):
+            if flight.phase is Phase.PARKED:
+                self._reserve(flight, exclude=())
+
+    def sweep(self) -> None:
+        """Looks for what is overdue."""
+        now = self._desk.now
+        for flight in list(self._calls.values()):
+            if flight.due <= now and flight.phase is not Phase.GRANTED:
+                self._overdue(flight)
+
+    def _overdue(self, flight: Flight) -> None:
+        """Asks its callee whether it still knows of it: who works on it says so, who forgot it grants again. No answer,
+        or the same answer too often: Cancel, and to another callee if there is one.
+
+        Differs from DESIGN 6.7 (cancel at once): under load everything is late at the same time; what is cancelled then
+        loses its place in the line and its work, and a few unlucky ones never came back.
+        """
+        peer = flight.callee
+        if peer is None:
+            self._reserve(flight, exclude=())
+            return
+        desk, callees = self._desk, self._known.callees
+        if flight.is_probed or flight.probes >= desk.timing.patient_probes:
+            others = any(other != peer and each.avoid_until <= desk.now for other, each in callees.items())
+            if others:
+                flight.moves += 1
+                flight.probes = 0
+                desk.send(peer, Cancel(flight.id, flight.call))
+                self._move(flight, "overdue")
+                return
+        callee = callees[peer]
+        times = callee.answers if flight.phase is Phase.SENT else callee.grants
+        times.observe(desk.now - flight.phase_since)
+        flight.probes += 1
+        flight.is_probed = True
+        floor_s = desk.timing.overdue_floor_s
+        flight.due = desk.now + callee.rtt_s + floor_s * (1 << min(flight.moves + flight.probes, 5))
+        desk.send(peer, Reserve(flight.id, flight.round, flight.call))
+
+    def _move(self, flight: Flight, reason: str) -> None:
+        """To another callee, or parked until there is one. A linked old callee has been told."""
+        old, was_sent = flight.callee, flight.phase is Phase.SENT
+        self._leave_callee(flight)
+        self._reserve(flight, exclude=(old,) if old is not None else ())
+        if was_sent and old is not None:
+            self.resent += 1
+            self._desk.note(MicroBatchResent(flight.id, old, flight.callee, reason))
+
+    def _leave_callee(self, flight: Flight) -> Callee | None:
+        """The books no longer say that its callee has it; the callee, if it is linked."""
+        callee = self._known.callees.get(flight.callee) if flight.callee is not None else None
+        if callee is not None:
+            callee.outstanding -= 1
+            callee.calls.discard(flight.call)
+        flight.callee = None
+        return callee
+
+    # ---- messages ----
+
+    def _called(self, peer: PeerId, message: CallMessage) -> Flight | None:
+        """The flight that this message of a callee is about, if peer is who has it now."""
+        flight = self._calls.get(message.call)
+        if flight is None or flight.id != message.id or flight.callee != peer:
+            return None
+        return flight
+
+    def on_grant(self, peer: PeerId, message: Grant, _: Body | None) -> None:
+        flight = self._called(peer, message)
+        if flight is None:
+            return  # cancelled meanwhile
+        if flight.phase is Phase.RESERVED:
+            self._known.callees[peer].grants.observe(self._desk.now - flight.phase_since)
+            flight.phase = Phase.GRANTED
+            self._desk.mark(flight, "grant")
+            if flight.state is State.CALLING:
+                self._send_step(flight)
+        elif flight.phase is Phase.SENT and flight.is_probed:  # asked whether it still knows it: it does not
+            self.resent += 1
+            self._desk.note(MicroBatchResent(flight.id, peer, peer, "forgotten"))
+            self._send_step(flight)
+
+    def on_wait(self, peer: PeerId, message: Wait, _: Body | None) -> None:
+        """It is alive and knows of it. One that moves up in the line is not overdue, however slow the line is."""
+        flight = self._called(peer, message)
+        if flight is None:
+            return
+        callee = self._known.callees[peer]
+        if flight.phase is Phase.RESERVED:
+            if message.position < flight.position:
+                flight.probes = 0
+            flight.position = message.position
+            flight.due = self._desk.now + self._patience(callee.grants, flight)
+        elif flight.phase is Phase.SENT and flight.is_probed:
+            flight.due = self._desk.now + self._patience(callee.answers, flight)
+        flight.is_probed = False
+
+    def on_refuse(self, peer: PeerId, message: Refuse, _: Body | None) -> None:
+        flight = self._called(peer, message)
+        if flight is None:
+            return
+        timing, callee = self._desk.timing, self._known.callees[peer]
+        pause_s = timing.leaving_s if message.reason == "leaving" else timing.refused_s
+        callee.avoid_until = max(callee.avoid_until, self._desk.now + pause_s)
+        self._move(flight, "refused")
+
+    def on_grad(self, peer: PeerId, message: Grad, body: Body | None) -> None:
+        desk = self._desk
+        self._known.heard_behind(self._known.callees[peer], message.behind)
+        flight = self._calls.get(message.call)
+        if not self._is_answer(flight, peer, message):
+            self.duplicates += 1
+            desk.send(peer, Ack(message.id, message.call))
+            return
+        assert flight is not None
+        if body is None:
+            desk.blame(peer, "a gradient without a body")
+            return
+        desk.send(peer, Ack(message.id, message.call))
+        self._take_answer(flight, peer)
+        flight.state = State.RETURNED
+        flight.body, flight.output, flight.loss = body, None, message.loss
+        desk.mark(flight, "grad")
+        heapq.heappush(self._returned, (flight.call, flight))
+
+    def _is_answer(self, flight: Flight | None, peer: PeerId, message: Grad) -> bool:
+        return flight is not None and flight.id == message.id and peer in flight.asked
+
+    def _take_answer(self, flight: Flight, peer: PeerId) -> None:
+        """The first gradient wins; whoever else has the call is told to leave it."""
+        del self._calls[flight.call]
+        if flight.phase is Phase.SENT and flight.callee == peer:
+            self._known.callees[peer].answers.observe(self._desk.now - flight.phase_since)
+        current = self._leave_callee(flight)
+        if current is not None and current.peer != peer:
+            self._desk.send(current.peer, Cancel(flight.id, flight.call))

@@ -1,0 +1,113 @@
+"""A micro-batch at one peer ("flight"), and the desk that the parts of a scheduler share. Pure records: who moves them is
+scheduler.py (its computing), callers.py (up to READY) and calls.py (its call downstream).
+
+The life of a flight, a later stage's from WAITING, a head's from FORWARDING on:
+
+    WAITING -> GRANTED -> READY -> FORWARDING -> CALLING -> RETURNED -> BACKWARDING -> answered
+    (last stage: READY -> TURNING -> answered)
+
+Meanwhile its call downstream goes PARKED -> RESERVED -> GRANTED -> SENT, and back to RESERVED elsewhere when its callee
+is overdue or gone.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from dilocox_peer.events import Event
+from dilocox_peer.pipeline.contract import Action, Body, HopRefused, HopTiming, Note, Send
+from dilocox_peer.pipeline.hop import MAX_WINDOW, HopMessage, MicroBatchId
+from dilocox_peer.pipeline.slots import CallKey
+from dilocox_peer.types import PeerId
+
+RECENT = 64  # micro-batches whose heads vote on the round; also what a heap may hold in vain
+BLAME_EVERY_S = 1.0  # what one peer does wrong is noted at most so often
+
+
+class State(Enum):
+    WAITING = auto()
+    GRANTED = auto()
+    READY = auto()
+    FORWARDING = auto()
+    TURNING = auto()
+    CALLING = auto()
+    RETURNED = auto()
+    BACKWARDING = auto()
+    GONE = auto()
+
+
+class Phase(Enum):
+    """Of the call downstream."""
+
+    PARKED = auto()
+    RESERVED = auto()
+    GRANTED = auto()
+    SENT = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A micro-batch at this peer. key: its caller and the caller's number, None at its head. call: our number for it."""
+
+    id: MicroBatchId
+    key: CallKey | None
+    call: int
+    round: int
+    state: State
+    since: float
+    version: int = 0
+    body: Body | None = None  # input, then the gradient of the output
+    output: Body | None = None
+    loss: float = 0.0
+    is_unwanted: bool = False  # cancelled while being computed: the result is dropped
+    phase: Phase = Phase.PARKED
+    callee: PeerId | None = None
+    asked: set[PeerId] = field(default_factory=set)  # had the output, and may answer
+    due: float = 0.0
+    phase_since: float = 0.0
+    moves: int = 0  # to other callees because it was overdue; each doubles the patience
+    probes: int = 0  # of its callee since it moved up in the line
+    is_probed: bool = False  # asked whether it is still known, and not answered yet
+    position: int = MAX_WINDOW  # in the callee's line, as last told
+    moments: dict[str, float] | None = None
+
+
+class Desk:
+    """What the parts of a scheduler share: the time, and the tray of actions that answer the input at hand."""
+
+    def __init__(self, timing: HopTiming, now: float, *, trace: bool) -> None:
+        self.timing = timing
+        self.now = now
+        self.actions: list[Action] = []
+        self.protocol_errors = 0
+        self._trace = trace
+        self._blamed_at: dict[PeerId, float] = {}
+
+    def open(self, now: float) -> list[Action]:
+        """An empty tray, which fills until the next one."""
+        self.now = now
+        self.actions = []
+        return self.actions
+
+    def send(self, peer: PeerId, message: HopMessage, body: Body | None = None) -> None:
+        self.actions.append(Send(peer, message, body))
+
+    def note(self, event: Event) -> None:
+        self.actions.append(Note(event))
+
+    def blame(self, peer: PeerId, reason: str) -> None:
+        """Counts what a neighbour did wrong, and notes it unless it has just been noted."""
+        self.protocol_errors += 1
+        if self.now >= self._blamed_at.get(peer, float("-inf")) + BLAME_EVERY_S:
+            self._blamed_at[peer] = self.now
+            self.note(HopRefused(peer, reason))
+
+    def forgive(self, peer: PeerId) -> None:
+        """Its link is down."""
+        self._blamed_at.pop(peer, None)
+
+    def mark(self, flight: Flight, moment: str) -> None:
+        """Remembers when it was, if moments are traced."""
+        if self._trace:
+            if flight.moments is None:
+                flight.moments = {}
+            flight.moments[moment] = self.now

@@ -1,0 +1,301 @@
+"""What a peer knows of the pipeline around it, and tells its neighbours (Status): speeds, places, routes, rounds.
+
+It holds the books on who is linked, and what follows from them: the plan (which callee gets what part of our
+micro-batches), the window, the number of slots, and how far the stages before and behind have certified. It decides about
+no micro-batch; callers.py, calls.py and scheduler.py read it. Pure: inputs and the desk's time in, Statuses out.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from dilocox_peer.pipeline.contract import Rounds, RouteChanged
+from dilocox_peer.pipeline.flight import RECENT, Desk
+from dilocox_peer.pipeline.hop import MAX_WINDOW, Status, Step
+from dilocox_peer.pipeline.routes import AnswerTimes, Callee, Plan, make_plan, places
+from dilocox_peer.pipeline.slots import Slots, num_slots
+from dilocox_peer.pipeline.versions import Mode
+from dilocox_peer.types import PeerId
+
+SERVICE_FROM = 32  # newest work times that the median looks at
+
+
+@dataclass(slots=True)
+class Caller:
+    """What we know of a linked peer of the stage before."""
+
+    peer: PeerId
+    status: Status | None = None
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Where a scheduler stands, for its whole life."""
+
+    stage: int
+    num_stages: int
+    mode: Mode
+    accumulate: int
+    max_slots: int
+
+    @property
+    def is_head(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.num_stages - 1
+
+
+class Knowledge:
+    """window: how many micro-batches we may have under way: a head's window, or half of our slots."""
+
+    def __init__(self, desk: Desk, role: Role, slots: Slots) -> None:
+        """slots: gets its capacity here."""
+        self._desk, self._slots = desk, slots
+        self._role, self._is_head = role, role.is_head
+        self.callers: dict[PeerId, Caller] = {}
+        self.callees: dict[PeerId, Callee] = {}
+        self.replicas = 1  # of our own stage
+        self.plan = Plan({}, 0.0)
+        self.rounds = Rounds(0, 0, None)
+        self.behind = 0  # the lowest certified round from our stage to the last, as known
+        self.status_at = desk.now  # when the next Status is due
+        self._stage0_certified = 0
+        self._told: tuple[int, int, int, int] | None = None
+        self._forward_s: deque[float] = deque(maxlen=SERVICE_FROM)
+        self._backward_s: deque[float] = deque(maxlen=SERVICE_FROM)
+        self._service_s = 0.0
+        self._is_service_stale = False
+        self._recent: deque[PeerId] = deque(maxlen=RECENT)
+        self._recent_counts: Counter[PeerId] = Counter()
+        self._head_rounds: dict[PeerId, int] = {}
+        slots.capacity = self._capacity()
+        self.window = self._compute_window()
+
+    # ---- neighbours ----
+
+    def add_caller(self, peer: PeerId) -> None:
+        self.callers[peer] = Caller(peer)
+
+    def add_callee(self, peer: PeerId) -> None:
+        self.callees[peer] = Callee(peer, self._answer_times(), self._answer_times(), known_outstanding=0)
+        self._update_behind()
+        self.replan("linked", is_wanted=True)
+
+    def _answer_times(self) -> AnswerTimes:
+        timing = self._desk.timing
+        return AnswerTimes(
+            start_s=timing.overdue_start_s, floor_s=timing.overdue_floor_s, cap_s=timing.overdue_cap_s,
+            mad_factor=timing.mad_factor,
+        )  # fmt: skip
+
+    def remove_callee(self, peer: PeerId) -> Callee | None:
+        callee = self.callees.pop(peer, None)
+        if callee is not None:
+            self._update_behind()
+            self.replan("unlinked", is_wanted=True)
+        return callee
+
+    def round_trip(self, peer: PeerId, seconds: float) -> None:
+        callee = self.callees.get(peer)
+        if callee is not None:
+            callee.rtt_s = seconds
+            self.window = self._compute_window()
+
+    def heard(self, peer: PeerId, status: Status) -> None:
+        """A neighbour says how it is."""
+        stage = self._role.stage
+        caller = self.callers.get(peer)
+        if caller is not None and status.stage == stage - 1:
+            self._heard_caller(caller, status)
+            return
+        callee = self.callees.get(peer)
+        if callee is None or status.stage != stage + 1:
+            return
+        is_first = callee.status is None
+        callee.status = status
+        callee.known_outstanding = callee.outstanding
+        callee.behind = status.behind
+        self._update_behind()
+        self.replan("speed", is_wanted=is_first)
+
+    def _heard_caller(self, caller: Caller, status: Status) -> None:
+        caller.status = status
+        claims = sorted(each.status.stage0_certified for each in self.callers.values() if each.status is not None)
+        # What more than half of them say at least: one that lies cannot end our rounds.
+        self._stage0_certified = max(self._stage0_certified, claims[(len(claims) - 1) // 2])
+        if status.stage == 0 and caller.peer in self._recent_counts:
+            self._head_rounds[caller.peer] = max(self._head_rounds[caller.peer], status.training_round)
+
+    # ---- rounds ----
+
+    @property
+    def stage0_certified(self) -> int:
+        """Rounds that stage 0 has certified, as known."""
+        return self.rounds.certified if self._is_head else self._stage0_certified
+
+    @property
+    def is_drifting(self) -> bool:
+        """Whether the stages behind are two rounds late, so that a head waits for them."""
+        return self.rounds.certified - self.behind >= 2
+
+    def set_rounds(self, rounds: Rounds) -> None:
+        is_new = rounds.certified != self.rounds.certified
+        self.rounds = rounds
+        self._update_behind()
+        if is_new:
+            self.replan("round", is_wanted=True)
+
+    def heard_behind(self, callee: Callee, behind: int) -> None:
+        """A gradient says it too."""
+        if callee.behind != behind:
+            callee.behind = behind
+            self._update_behind()
+
+    def _update_behind(self) -> None:
+        known = sorted(callee.behind for callee in self.callees.values() if callee.behind is not None)
+        # They have one chain, so the lowest is only the slowest to tell; and one that lies cannot hold the heads for ever.
+        self.behind = min([self.rounds.certified, *known[len(known) // 2 :][:1]])
+
+    def note_head(self, message: Step) -> None:
+        """A micro-batch of its head has come."""
+        head, counts = message.id.head, self._recent_counts
+        if len(self._recent) == RECENT:
+            oldest = self._recent[0]
+            counts[oldest] -= 1
+            if not counts[oldest]:
+                del counts[oldest], self._head_rounds[oldest]
+        self._recent.append(head)
+        counts[head] += 1
+        self._head_rounds[head] = max(self._head_rounds.get(head, 0), message.round)
+
+    def recent_heads(self) -> dict[PeerId, tuple[int, int]]:
+        """By head: the latest round it sent, and how many of our last 64 micro-batches were its."""
+        return {head: (self._head_rounds[head], count) for head, count in sorted(self._recent_counts.items())}
+
+    # ---- speeds ----
+
+    @property
+    def service_s(self) -> float:
+        """Median seconds of own compute a micro-batch, 0 before the first."""
+        if self._is_service_stale:
+            self._is_service_stale = False
+            parts = [median(times) for times in (self._forward_s, self._backward_s) if times]
+            if self._role.is_last or len(parts) == 2:
+                self._service_s = sum(parts)
+        return self._service_s
+
+    def forward_took(self, seconds: float) -> None:
+        self._forward_s.append(seconds)
+        self._is_service_stale = True
+
+    def backward_took(self, seconds: float) -> None:
+        self._backward_s.append(seconds)
+        self._is_service_stale = True
+
+    @property
+    def path_s(self) -> float:
+        """Round trips from here to the last stage, the longest way that the plan takes."""
+        ways = [
+            callee.rtt_s + (callee.status.path_s if callee.status is not None else 0.0)
+            for callee in self._planned_callees()
+        ]
+        return max(ways, default=0.0)
+
+    @property
+    def slowest_s(self) -> float:
+        """The largest service time from here to the last stage."""
+        behind = [callee.status.slowest_s for callee in self._planned_callees() if callee.status is not None]
+        return max([self.service_s, *behind])
+
+    def _planned_callees(self) -> list[Callee]:
+        return [self.callees[peer] for peer in self.plan.weights if peer in self.callees]
+
+    # ---- plan, window, slots ----
+
+    def replan(self, reason: str, *, is_wanted: bool) -> None:
+        """A new plan when it differs; is_wanted: also when it hardly does."""
+        plan = make_plan(self.callees)
+        if is_wanted or not plan.is_near(self.plan):
+            is_same = plan.is_near(self.plan)
+            self.plan = plan
+            if not is_same:
+                percent = tuple((peer, round(100 * part)) for peer, part in sorted(plan.weights.items()))
+                self._desk.note(RouteChanged(percent, reason))
+        self.window = self._compute_window()
+
+    def _compute_window(self) -> int:
+        role = self._role
+        if not self._is_head:
+            return min(max(1, self._slots.capacity // 2), MAX_WINDOW)
+        if role.mode == "flush":
+            return min(role.accumulate, MAX_WINDOW)
+        # Differs from DESIGN 6.2, 2 (S + round trips / slowest): a head counts all peers that work for it, which with
+        # few heads or slow callees are more than the stages; and one on the way even where round trips take no time
+        # (without that one, a 4x4 of mixed speeds took 100 s to come from .95 to 1.00 of the ideal).
+        slowest_s = self.slowest_s
+        on_the_way = max(1, int(-(-self.path_s // slowest_s))) if slowest_s > 0 else 0
+        stations = max(float(role.num_stages), 1.0 + self.plan.width)
+        return max(1, min(int(-(-2 * (stations + on_the_way) // 1)), role.accumulate, MAX_WINDOW))
+
+    def resize(self) -> None:
+        """As many slots as callers and replicas ask for now; whoever waits for one is granted it by callers.py."""
+        self._slots.capacity = self._capacity()
+        if not self._is_head:
+            self.window = self._compute_window()
+
+    def _capacity(self) -> int:
+        role = self._role
+        if self._is_head:
+            return 1
+        announced = max((caller.window for caller in self.callers.values()), default=0)
+        return num_slots(
+            window=announced or 2 * role.num_stages, callers=len(self.callers), replicas=self.replicas,
+            max_slots=role.max_slots,
+        )  # fmt: skip
+
+    # ---- telling ----
+
+    def tell_news(self) -> None:
+        """A Status to all if a round field has changed since the last one."""
+        rounds = self.rounds
+        stage0_certified = rounds.certified if self._is_head else self._stage0_certified
+        if (rounds.training, rounds.certified, stage0_certified, self.behind) != self._told:
+            self.tell_all()
+
+    def tell_all(self) -> None:
+        desk = self._desk
+        self.status_at = desk.now + desk.timing.status_s
+        self._told = (self.rounds.training, self.rounds.certified, self.stage0_certified, self.behind)
+        if not self.callers and not self.callees:
+            return
+        status = self._status((0.0, 1.0))
+        for peer in self.callees:
+            desk.send(peer, status)
+        if self.callers:
+            where = self._caller_places()
+            for peer in self.callers:
+                desk.send(peer, self._status(where[peer]))
+
+    def tell(self, peer: PeerId) -> None:
+        """A Status to one that has just been linked."""
+        self._desk.send(peer, self._status(self._caller_places()[peer] if peer in self.callers else (0.0, 1.0)))
+
+    def _caller_places(self) -> Mapping[PeerId, tuple[float, float]]:
+        return places(
+            {
+                peer: caller.status.service_s if caller.status is not None else 0.0
+                for peer, caller in self.callers.items()
+            }
+        )
+
+    def _status(self, place: tuple[float, float]) -> Status:
+        return Status(
+            stage=self._role.stage, training_round=self.rounds.training, certified=self.rounds.certified,
+            stage0_certified=self.stage0_certified, behind=self.behind, service_s=self.service_s,
+            load=self._slots.in_use + self._slots.num_waiting, path_s=self.path_s, slowest_s=self.slowest_s,
+            width=self.plan.width, place=place,
+        )  # fmt: skip
