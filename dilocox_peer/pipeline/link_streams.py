@@ -8,9 +8,11 @@ A session is a connection with its two streams; a link has one, or two when both
 to, all are read. Whatever goes wrong ends the link as a whole: `end` closes the sockets, by which shielded writes end.
 """
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -345,6 +347,12 @@ async def first_frame(stream: Stream, reader: ChunkReader) -> tuple[Frame, list[
 async def write_whole(stream: Stream, data: bytes) -> None:
     with trio.CancelScope(shield=True):
         await stream.write(data)
+
+
+def say(text: str) -> None:
+    """One line to the parent's log. Never blocks; lost when nobody reads."""
+    with suppress(OSError):
+        os.write(2, f"{text.splitlines()[0] if text else ''}\n".encode()[:4096])
 
 
 def one_line(error: BaseException) -> str:

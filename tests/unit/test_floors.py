@@ -50,7 +50,7 @@ def test_imports_go_down_only(path: Path):
     ("library", "doors"),
     [
         ("hivemind", {"dht/directory.py", "peer/transport.py"}),
-        ("libp2p", {"pipeline/linkd.py"}),
+        ("libp2p", {"pipeline/link_host.py"}),
     ],
 )
 def test_heavy_libraries_have_their_doors_only(library: str, doors: set[str]):

@@ -1,0 +1,217 @@
+"""py-libp2p as linkd uses it: a host with TLS and yamux, its connections and streams, mDNS. The one door of libp2p.
+
+What py-libp2p 0.8.1 demands, and what happens otherwise:
+ 1. A write is never cancelled: half a frame breaks every stream of its connection. It is shielded, in chunks, and a
+    write that does not end is ended by closing the socket below it.
+ 2. Nothing raised in a stream handler may leave it: the host would end, and this process.
+ 3. Streams are read at once, whatever happens to the bytes: 5 s after its window is used up a sender gives up. What
+    bounds memory is a cap on what the parent has not taken, per neighbour; who exceeds it loses the link.
+ 4. Connections are dialled address by address: dial_peer tries one TCP address only, and refuses for a minute after a
+    failure. The auto-connector and the resource manager are off; connections without a link end after IDLE_S.
+"""
+
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any
+
+import trio
+from libp2p import new_host
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.network.config import ConnectionConfig
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.security.tls.transport import PROTOCOL_ID as TLS_ID
+from libp2p.security.tls.transport import TLSTransport
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.utils.address_validation import expand_wildcard_address
+from multiaddr import Multiaddr
+
+from dilocox_peer.pipeline.link_streams import READ_BYTES, LinkLost, Stream
+
+UNSENT_BYTES = 128 * 1024  # of a connection in the kernel; a ping waits behind these at most
+# A body that comes in over a slow link wakes us for every few segments, 0.2 ms of CPU each time: more than all else. While
+# that is so we let them gather; small frames alone are never held up.
+GATHER_S, SEGMENT_BYTES, PLENTY_BYTES = 0.001, 1024, 64 * 1024
+MDNS_SERVICE = "_p2p._udp.local."
+
+
+class Wire:
+    """A TCP connection below TLS: read in large pieces (TLS asks for 4096 bytes at a time), closed without asking."""
+
+    def __init__(self, conn: Any) -> None:
+        self._conn = conn
+        self._is_streaming = False  # a body comes in, no faster than we read
+        sock = conn.stream.stream
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._conn, name)
+
+    async def read(self, n: int | None = None) -> bytes:
+        if self._is_streaming:
+            await trio.sleep(GATHER_S)
+        data: bytes = await self._conn.read(READ_BYTES if n is None or n >= 4096 else n)
+        self._is_streaming = SEGMENT_BYTES <= len(data) < PLENTY_BYTES
+        return data
+
+    def abort(self) -> None:
+        """Closes the socket. A write that is stuck in it ends, which it does for nothing else."""
+        self._conn.stream.stream.socket.close()
+
+
+class Tls:
+    """libp2p's TLS over a Wire."""
+
+    def __init__(self, key_pair: Any) -> None:
+        self._transport = TLSTransport(key_pair)
+
+    async def secure_inbound(self, conn: Any) -> Any:
+        return await self._transport.secure_inbound(Wire(conn))
+
+    async def secure_outbound(self, conn: Any, peer_id: Any) -> Any:
+        return await self._transport.secure_outbound(Wire(conn), peer_id)
+
+
+def wire_of(conn: Any) -> Wire:
+    """What is below the muxer and TLS of a connection of the host."""
+    wire: Wire = conn.muxed_conn.secured_conn.conn.stream_writer.raw_connection
+    return wire
+
+
+def abort(conn: Any) -> None:
+    """Closes a connection of the host from below; its muxer notices and cleans up."""
+    wire_of(conn).abort()
+
+
+class Host:
+    """This linkd's libp2p: its identity, what it listens on, the connections it has."""
+
+    def __init__(self, key_seed: bytes, protocol: str, *, max_connections: int) -> None:
+        self._protocol = TProtocol(protocol)
+        key_pair = create_new_key_pair(key_seed)
+        self._host = new_host(
+            key_pair=key_pair,
+            sec_opt={TLS_ID: Tls(key_pair)},
+            muxer_opt={TProtocol(YAMUX_ID): Yamux},
+            connection_config=ConnectionConfig(
+                max_connections=max_connections,
+                high_watermark=max_connections,
+                low_watermark=0,
+                min_connections=0,
+            ),
+        )
+        self._swarm = self._host.get_network()
+        self._swarm.set_resource_manager(None)
+        self.link_id = str(self._host.get_id())
+
+    # Listening
+
+    def run(self, listen: Iterable[str]) -> AbstractAsyncContextManager[None]:
+        """Listens while it is entered; `listen` from choose_ports."""
+        running: AbstractAsyncContextManager[None] = self._host.run([Multiaddr(address) for address in listen])
+        return running
+
+    def on_stream(self, handler: Callable[[Any], Awaitable[None]]) -> None:
+        """handler gets every stream of our protocol that others open, and must not raise."""
+        self._host.set_stream_handler(self._protocol, handler)
+
+    def listening(self, listen: Iterable[str]) -> tuple[list[int], list[str]]:
+        """Ports, and addresses for others. Raises LinkLost where it does not listen."""
+        ports, addresses = [], []
+        for address in listen:
+            listener = self._swarm.listeners.get(str(Multiaddr(address)))
+            if listener is None:
+                raise LinkLost(f"cannot listen on {address}")
+            for bound in listener.get_addrs():
+                port = int(bound.value_for_protocol("tcp"))
+                addresses += [f"{one}/p2p/{self.link_id}" for one in expand_wildcard_address(bound, port)]
+            ports.append(port)
+        return ports, list(dict.fromkeys(addresses))
+
+    # Connections
+
+    @property
+    def connections(self) -> list[Any]:
+        return list(self._swarm.get_connections())
+
+    async def dial(self, link_id: str, address: str) -> Any:
+        """A connection to one address of a peer. Raises what went wrong."""
+        return await self._swarm.dial_addr(Multiaddr(address.removesuffix(f"/p2p/{link_id}")), ID.from_string(link_id))
+
+    async def open_stream(self, conn: Any, *, timeout_s: int) -> Stream:
+        """A stream of our protocol on a connection."""
+        stream = await conn.new_stream()
+        await self._host.multiselect_client.select_one_of([self._protocol], MultiselectCommunicator(stream), timeout_s)
+        muxed: Stream = stream.muxed_stream
+        return muxed
+
+    # Others on the same network
+
+    async def announce(self, addresses: list[str], found: Callable[[str, list[str]], None]) -> None:
+        """Announces and looks for linkds by multicast, until the process ends; found(link id, its addresses) of others.
+        Raises whatever zeroconf does."""
+        token = trio.lowlevel.current_trio_token()
+
+        def found_in_thread(info: Any) -> None:  # in a thread of zeroconf's
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(found, str(info.peer_id), [str(address) for address in info.addrs])
+
+        await trio.to_thread.run_sync(_start_mdns, self.link_id, addresses, found_in_thread)
+
+
+def choose_ports(listen: Iterable[str], ports: Iterable[int]) -> list[str]:
+    """What to listen on: where a port may be any, the one listened on before (of ports), if it is free.
+
+    Raises LinkLost if a port is taken. libp2p listens with SO_REUSEPORT: it would start, and get half the callers.
+    """
+    chosen = []
+    for address, before in zip(listen, ports, strict=True):
+        base, _, port = address.rpartition("/tcp/")
+        if port == "0" and before and _why_taken(base, before) is None:
+            port = str(before)
+        reason = _why_taken(base, int(port)) if port != "0" else None
+        if reason:
+            raise LinkLost(f"cannot listen on {address} ({reason})")
+        chosen.append(f"{base}/tcp/{port}")
+    return chosen
+
+
+def _why_taken(base: str, port: int) -> str | None:
+    """Why nobody can listen on a port of an address like /ip4/127.0.0.1; None if one can."""
+    _, family_name, host = base.split("/", 2)
+    family = socket.AF_INET6 if family_name == "ip6" else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a predecessor's in TIME_WAIT do not count
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            return os.strerror(error.errno or 0).lower()
+    return None
+
+
+def _start_mdns(link_id: str, addresses: list[str], found: Callable[[Any], None]) -> None:
+    """Blocks for about a second; from then on zeroconf's threads call `found`, until the process ends."""
+    from libp2p.discovery.events.peerDiscovery import peerDiscovery
+    from libp2p.discovery.mdns.broadcaster import PeerBroadcaster
+    from libp2p.discovery.mdns.listener import PeerListener
+    from libp2p.discovery.mdns.utils import stringGen
+    from zeroconf import Zeroconf
+
+    zeroconf = Zeroconf()
+    name = f"{stringGen(63)}.{MDNS_SERVICE}"
+    port = int(Multiaddr(addresses[0]).value_for_protocol("tcp"))
+    peerDiscovery.register_peer_discovered_handler(found)
+    PeerListener(PeerStore(), zeroconf, MDNS_SERVICE, name)
+    PeerBroadcaster(zeroconf, MDNS_SERVICE, name, link_id, port, addresses).register()
