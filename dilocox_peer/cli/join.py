@@ -46,6 +46,7 @@ class JoinRequest:
     host_maddrs: tuple[str, ...]
     announce_maddrs: tuple[str, ...]
     link_maddrs: tuple[str, ...]
+    outgoing_only: bool
     trace: bool
     json_log: bool
     until_stdin_closes: bool
@@ -122,6 +123,7 @@ def _settings(request: JoinRequest, invitation: Invitation, more_peers: tuple[st
         device=request.device,
         threads=request.threads,
         link_maddrs=request.link_maddrs,
+        outgoing_only=request.outgoing_only,
         trace=request.trace,
         mdns=request.mdns,
         limits=TransportLimits(

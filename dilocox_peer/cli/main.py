@@ -171,6 +171,10 @@ def join(
             show_default=False,
         ),
     ] = None,
+    outgoing_only: Annotated[
+        bool,
+        typer.Option("--outgoing-only", help="Others cannot dial this computer: it holds stage 0, which dials."),
+    ] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Log where each micro-batch's time goes.")] = False,
     mdns: Annotated[bool, typer.Option("--mdns", help="Find neighbours of the same local network by mDNS.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines in a terminal too, no dashboard.")] = False,
@@ -189,7 +193,9 @@ def join(
     nice: Annotated[int, typer.Option(min=0, max=19, help="Give way to other programs; 19: to all.")] = 0,
     max_upload: Annotated[
         float | None,
-        typer.Option(help="Mbit/s for contributions and state sent [default: no limit].", show_default=False),
+        typer.Option(
+            help="Mbit/s for contributions, state and activations sent [default: no limit].", show_default=False
+        ),
     ] = None,
     max_download: Annotated[
         float | None,
@@ -220,6 +226,7 @@ def join(
             host_maddrs=tuple(host_maddrs or ("/ip4/0.0.0.0/tcp/0",)),
             announce_maddrs=tuple(announce_maddrs or ()),
             link_maddrs=tuple(link_maddrs or ()),
+            outgoing_only=outgoing_only,
             trace=trace,
             mdns=mdns,
             json_log=log is LogFormat.JSON,

@@ -74,7 +74,7 @@ def peer_lines(status: Mapping[str, Any]) -> list[str]:
     last = status["last_round"]
     if last is not None:
         lines.append(
-            f"  round {last['round']}: {last['contributors']} contributions, loss {_loss(last['train_loss'])}, "
+            f"  round {last['round']}: {last['contributors']} contribution{'' if last['contributors'] == 1 else 's'}, loss {_loss(last['train_loss'])}, "
             f"{last['bytes_sent'] / 1e6:.1f} MB sent"
         )
     return lines

@@ -61,8 +61,9 @@ def better_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine
     peers = stages[mine]
     if not claimant.is_dialable or not peers:
         return None, ""
-    newest = max(peers, key=lambda lease: (lease.incarnation, lease.peer))
-    if newest.peer != claimant.peer:
+    movable = [lease for lease in peers if lease.reachability == "direct"]  # who cannot be dialled stays where it is
+    newest = max(movable, key=lambda lease: (lease.incarnation, lease.peer), default=None)
+    if newest is None or newest.peer != claimant.peer:
         return None, ""
     others = [stage for stage in sorted(stages) if stage in claimant.fits and stage != mine]
     thinnest = min(others, key=lambda stage: len(stages[stage]), default=None)

@@ -109,6 +109,7 @@ class SessionSettings:
     limits: TransportLimits = field(default_factory=TransportLimits)
     link_maddrs: tuple[str, ...] = ()  # empty: like host_maddrs, at ports of the system's choice
     trace: bool = False
+    outgoing_only: bool = False  # others cannot dial us
     mdns: bool = False  # look for neighbours' links on the local network
 
 
@@ -291,7 +292,7 @@ class Session:
         claimant = Claimant(
             self._me,
             fits=stages_that_fit(sizes, psutil.virtual_memory().available),
-            is_dialable=_reachability(tuple(transport.addresses)) == "direct",
+            is_dialable=self._reachability(tuple(transport.addresses)) == "direct",
         )
         stages = await _leases_of_all(directory, count)
         others = {stage: [lease for lease in leases if lease.peer != self._me] for stage, leases in stages.items()}
@@ -471,6 +472,12 @@ class Session:
             link_addresses=visible_at(parts.conveyor.addresses, addresses, PeerId(link))[:MAX_ADDRESSES],
         )
 
+    def _reachability(self, addresses: tuple[str, ...]) -> Literal["direct", "relayed"]:
+        """What the volunteer says, or the addresses show; nobody is asked to dial back."""
+        if self._settings.outgoing_only or (addresses and all("/p2p-circuit" in text for text in addresses)):
+            return "relayed"
+        return "direct"
+
     def _bare_lease(self, stage: int, addresses: tuple[str, ...]) -> Lease:
         return Lease(
             peer=self._me,
@@ -480,7 +487,7 @@ class Session:
             protocol=PROTOCOL_VERSION,
             tokens_per_s=0.0,
             memory_bytes=0,
-            reachability=_reachability(addresses),
+            reachability=self._reachability(addresses),
             round=0,
         )
 
@@ -744,10 +751,6 @@ def _pipeline_progress(conveyor: Conveyor, progress: Progress) -> PipelineProgre
         bytes_sent=status.bytes_sent,
         bytes_received=status.bytes_received,
     )
-
-
-def _reachability(addresses: tuple[str, ...]) -> Literal["direct", "relayed"]:
-    return "relayed" if addresses and all("/p2p-circuit" in text for text in addresses) else "direct"
 
 
 async def _leases_of_all(directory: Directory, count: int) -> dict[int, list[Lease]]:

@@ -632,7 +632,7 @@ async def _start_daemon(daemon: type["P2P"], *, output: deque[str], initial: lis
         if "failed to start in" in message:
             limit = f"{arguments['startup_timeout']:g} s"
             raise ConfigError(
-                f"p2pd was not ready within {limit}: the machine is overloaded, or pass a longer startup timeout"
+                f"p2pd was not ready within {limit}: the machine is overloaded; try again when it has less to do"
             ) from None
         last = _one_line(output[-1]) if output else message
         raise ConfigError(f"p2pd did not start: {last or 'it ended without a word'}") from None

@@ -110,9 +110,11 @@ def test_four_who_join_together_without_a_word_share_the_stages_out():
     async def scenario() -> None:
         async with Watched(manifest_of(2, start_peers=2)) as swarm:
             await swarm.start_bootstrap()
-            peers = await asyncio.gather(*(swarm.start_peer(f"peer{index}") for index in range(4)))
+            more = [["--outgoing-only"], [], [], []]
+            peers = await asyncio.gather(*(swarm.start_peer(f"peer{index}", more=more[index]) for index in range(4)))
             stages = [swarm.of(f"peer{index}", "PeerStarted")[0]["stage"] for index in range(4)]
             assert sorted(stages) == [0, 0, 1, 1], stages
+            assert stages[0] == 0, "who cannot be dialled dials"
             await swarm.until(lambda: all(swarm.round_of(f"peer{index}") >= 2 for index in range(4)), peers, LONG_S)
 
     asyncio.run(scenario())

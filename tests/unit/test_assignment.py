@@ -1,6 +1,7 @@
 """Which stage a peer claims."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -90,3 +91,10 @@ def test_simultaneous_joiners_settle_evenly(seed: int):
 def test_where_no_speed_is_known_peers_are_counted():
     stages = {0: [lease("a", 0, tokens_per_s=0), lease("b", 0, tokens_per_s=0)], 1: [lease("c", 1, tokens_per_s=0)]}
     assert choose_stage(stages, claimant()) == (1, "it has the fewest peers (1 peer)")
+
+
+def test_the_newest_that_can_be_dialled_moves_where_a_newer_one_cannot():
+    relayed = replace(lease("c", 0, incarnation=3), reachability="relayed")
+    stages = {0: [lease("a", 0, incarnation=1), lease("b", 0, incarnation=2), relayed], 1: [lease("d", 1)]}
+    assert better_stage(stages, claimant("b"), 0)[0] == 1
+    assert better_stage(stages, claimant("c", is_dialable=False), 0)[0] is None
