@@ -52,7 +52,8 @@ class Method:
     later each replica merges, cycled over the replicas; 0 blocks, 1 is one-step. codec: a name (topk:N keeps at most N of
     every 4096), or `pattern=name` pairs separated by spaces, the first that fits a tensor's name counts. skip: (pattern, n): tensors that are sent in every n-th
     round only. residual_decay: None is the codec's own. speeds: steps a tick, cycled. stale_share: of a step's sequences
-    that go through the version before (carry). warm_steps: synchronous steps before. momentum_every: delayed Nesterov.
+    that go through the version before (carry). warm_steps: synchronous steps before, whose bytes are
+    not counted. momentum_every: delayed Nesterov.
     """
 
     name: str
