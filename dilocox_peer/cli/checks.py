@@ -56,6 +56,13 @@ def exit_code(checks: Sequence[Check]) -> int:
     return int(any(check.status == "fail" for check in checks))
 
 
+def one_line(checks: Sequence[Check]) -> str:
+    """Names, findings and remedies of checks, for an error or a log line."""
+    return "; ".join(
+        f"{check.name}: {check.found}" + (f" ({check.remedy})" if check.remedy else "") for check in checks
+    )
+
+
 async def within(name: str, seconds: float, look: Callable[[], Awaitable[Check]]) -> Check:
     """What look finds; a failed Check when it does not come back in time, or fails itself."""
     try:

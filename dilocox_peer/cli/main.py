@@ -518,7 +518,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except DilocoxError as error:
-        typer.echo(f"{PROGRAM}: {error}", err=True)
+        typer.echo(f"{PROGRAM}: {error.line}", err=True)
         sys.exit(error.exit_code)
 
 

@@ -59,6 +59,7 @@ from dilocox_peer.peer.keeper import Keeper
 from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.outer import AnchorState
 from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.peer.startup import StartUp, Step
 from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer, fetch_state
 from dilocox_peer.peer.timing import Timing
 from dilocox_peer.peer.trainer import Trainer
@@ -205,6 +206,7 @@ class Session:
     async def _stay(self, leaving: "asyncio.Future[str]") -> None:
         """One start-up, work and leaving. Raises NetworkLost when the network daemon died under it."""
         self._incarnation = max(self._incarnation + 1, time.time_ns() // 1_000_000)
+        self._startup = StartUp(Step.NETWORK)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="dilocox-disk")
         async with AsyncExitStack() as stack:
             stack.callback(self._disk.shutdown, wait=False)
@@ -212,7 +214,9 @@ class Session:
             either: set[asyncio.Future[Any]] = {starting, leaving}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                await self._work(starting.result(), leaving)
+                with self._startup.named():
+                    parts = starting.result()
+                await self._work(parts, leaving)
             else:
                 starting.cancel()
                 with suppress(asyncio.CancelledError):
@@ -233,16 +237,23 @@ class Session:
             limits=settings.limits,
         )
         stack.push_async_callback(transport.close)
+        at = self._startup
+        at.step = Step.DIRECTORY
         directory = await Directory.create(transport, settings.run_id, self._identity.key)
         stack.push_async_callback(directory.close)
+        at.step = Step.SETTINGS
         manifest = await directory.fetch_manifest()
+        at.step = Step.CLAIM
         stage = self._stage = await self._claim(manifest, transport, directory)
         corpus = None
         if stage == 0:
+            at.step = Step.TEXT
             corpus = await asyncio.to_thread(
                 load_corpus, manifest.data.source, settings.data, validation=manifest.data.validation
             )
+        at.step = Step.DEVICE
         _check_device(settings.device)
+        at.step = Step.DISK
         try:
             keeper = await asyncio.get_running_loop().run_in_executor(
                 self._disk, lambda: Keeper(settings.run_folder, manifest, stage, self._listener)
@@ -250,6 +261,7 @@ class Session:
         except OSError as error:
             raise ConfigError(f"{settings.run_folder} cannot be used: {error.strerror}; pass another --home") from None
         stack.callback(keeper.close)
+        at.step = Step.TRAINER
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, transport, on_failure)
         trainer = Trainer(
@@ -271,8 +283,10 @@ class Session:
         if conveyor is not None:
             conveyor.set_on_work(trainer.nudge)
             stack.push_async_callback(self._stop_conveyor, conveyor)
+            at.step = Step.LINKD
             await asyncio.to_thread(conveyor.start)
         self._listener(_run_joined(manifest, self._me, stage, settings))
+        at.step = Step.ROUNDS
         parts = await self._couple(manifest, stage, transport, directory, trainer, keeper, conveyor)
         await directory.announce(self._lease(parts))
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
