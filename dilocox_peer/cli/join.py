@@ -64,6 +64,7 @@ class JoinRequest:
     max_upload_mbit_s: float | None = None
     max_download_mbit_s: float | None = None
     hours: str | None = None
+    max_memory_gb: float | None = None
 
 
 def run_join(request: JoinRequest) -> None:
@@ -146,6 +147,7 @@ def _settings(request: JoinRequest, invitation: Invitation, more_peers: tuple[st
         outgoing_only=request.outgoing_only,
         trace=request.trace,
         mdns=request.mdns,
+        max_memory_bytes=None if request.max_memory_gb is None else int(request.max_memory_gb * 1e9),
         limits=TransportLimits(
             upload_bytes_per_s=_bytes_per_s(request.max_upload_mbit_s),
             download_bytes_per_s=_bytes_per_s(request.max_download_mbit_s),

@@ -201,6 +201,12 @@ def join(
         float | None,
         typer.Option(help="Mbit/s for contributions and state fetched [default: no limit].", show_default=False),
     ] = None,
+    max_memory: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="GB; a stage that needs more is not taken [default: what is free].", show_default=False
+        ),
+    ] = None,
     hours: Annotated[
         str | None,
         typer.Option(help="Train only then, local time, e.g. 22:00-07:00; paused otherwise.", show_default=False),
@@ -240,6 +246,7 @@ def join(
             nice=nice,
             max_upload_mbit_s=max_upload,
             max_download_mbit_s=max_download,
+            max_memory_gb=max_memory,
             hours=hours,
         )
     )

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import torch
 
 from dilocox_peer.compression.aggregate import contribution_norm
@@ -53,7 +52,7 @@ from dilocox_peer.peer.conductor import Conductor
 from dilocox_peer.peer.contract import FetchState, Leaving, PeerFound, StateComputed, StateInstalled, StateMissing
 from dilocox_peer.peer.conveyor import Conveyor, LinkAddress
 from dilocox_peer.peer.driver import BLOB_SERVICE, RoundDriver
-from dilocox_peer.peer.footprint import resident_bytes
+from dilocox_peer.peer.footprint import available_memory, resident_bytes
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.keeper import Keeper
 from dilocox_peer.peer.lag import LoopLag
@@ -67,7 +66,7 @@ from dilocox_peer.peer.training import Progress
 from dilocox_peer.peer.transport import Reply, Transport, TransportLimits
 from dilocox_peer.pipeline.data import load_corpus
 from dilocox_peer.pipeline.link import LinkId
-from dilocox_peer.pipeline.memory import stages_that_fit
+from dilocox_peer.pipeline.memory import Room, stage_bytes
 from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import SEED_BYTES, verify
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, RunId
@@ -112,6 +111,7 @@ class SessionSettings:
     trace: bool = False
     outgoing_only: bool = False  # others cannot dial us
     mdns: bool = False  # look for neighbours' links on the local network
+    max_memory_bytes: int | None = None  # None: as much as is free
 
 
 @dataclass(frozen=True)
@@ -299,13 +299,23 @@ class Session:
         if self._stage is not None:
             if self._stage >= count:
                 raise ConfigError(f"--stage {self._stage}: the run has stages 0 to {count - 1}")
-            return self._stage
-        if count == 1:
-            return 0
+            if self._trainer is not None:  # held until our network daemon died
+                return self._stage
+        on_cpu = not self._settings.device.startswith("cuda")
         sizes = [layout_of(manifest, stage).num_elements for stage in range(count)]
+        needs = [stage_bytes(size, is_alone=count == 1, on_cpu=on_cpu) for size in sizes]
+        room = Room(available_memory() + resident_bytes(), self._settings.max_memory_bytes)
+        fits = room.fitting(needs)
+        insisted = 0 if count == 1 else self._stage
+        if insisted is None and not fits:
+            insisted = needs.index(min(needs))  # to say what is lacking
+        if insisted is not None:
+            if reason := room.why_not(insisted, needs):
+                raise ConfigError(reason)
+            return insisted
         claimant = Claimant(
             self._me,
-            fits=stages_that_fit(sizes, psutil.virtual_memory().available),
+            fits=fits,
             is_dialable=self._reachability(tuple(transport.addresses)) == "direct",
         )
         stages = await _leases_of_all(directory, count)
