@@ -17,6 +17,7 @@ from dilocox_peer.cli.checks import Check, one_line, quick_checks
 from dilocox_peer.cli.eventlog import EventFile, event_printer
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.hours import Hours, keep_hours
+from dilocox_peer.cli.idle import keep_idle, read_usage
 from dilocox_peer.cli.lifetime import Stop, run_until_stopped
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.terminal import Dashboard, Terminal, errors_as_events, is_interactive
@@ -65,6 +66,7 @@ class JoinRequest:
     max_download_mbit_s: float | None = None
     hours: str | None = None
     max_memory_gb: float | None = None
+    only_idle: bool = False
 
 
 def run_join(request: JoinRequest) -> None:
@@ -81,6 +83,8 @@ def run_join(request: JoinRequest) -> None:
     for flag, mbit_s in (("--max-upload", request.max_upload_mbit_s), ("--max-download", request.max_download_mbit_s)):
         if mbit_s is not None and not MIN_MBIT_S <= mbit_s <= 1e6:
             raise ConfigError(f"{flag} {mbit_s:g}: at least {MIN_MBIT_S:g} Mbit/s; leave it out for no limit")
+    if request.only_idle:
+        read_usage()  # or the system cannot tell
     warnings = _check_machine(request)
     request.home.make()
     if request.nice:
@@ -108,7 +112,7 @@ def run_join(request: JoinRequest) -> None:
             observer(Remark(one_line(warnings)))
 
         async def work(stop: Stop) -> None:
-            await _stay(session, stop, observer, request.home, hours, on_screen=on_screen)
+            await _stay(session, stop, observer, request, hours, on_screen=on_screen)
 
         code = run_until_stopped(work, until_stdin_closes=request.until_stdin_closes)
     raise typer.Exit(code)
@@ -160,7 +164,7 @@ def _bytes_per_s(mbit_s: float | None) -> float | None:
 
 
 async def _stay(
-    session: "Session", stop: Stop, observer: Observer, home: PeerHome, hours: Hours | None, *, on_screen: bool
+    session: "Session", stop: Stop, observer: Observer, request: JoinRequest, hours: Hours | None, *, on_screen: bool
 ) -> None:
     """The session, and everything that looks at it or steers it."""
 
@@ -180,7 +184,7 @@ async def _stay(
     controls = Controls(status=observer.summary, pause=pause, resume=resume, leave=leave)
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(
-            ControlServer(socket_path(home.folder), controls, clock=observer.clock)
+            ControlServer(socket_path(request.home.folder), controls, clock=observer.clock)
         )
         observer.add(server.tell)
         if on_screen:
@@ -188,6 +192,9 @@ async def _stay(
         if hours is not None:
             keeping = asyncio.create_task(keep_hours(hours, session), name="hours")
             stack.callback(keeping.cancel)
+        if request.only_idle:
+            watching = asyncio.create_task(keep_idle(session), name="only-idle")
+            stack.callback(watching.cancel)
         await session.run(stop.wait())
 
 

@@ -211,6 +211,9 @@ def join(
         str | None,
         typer.Option(help="Train only then, local time, e.g. 22:00-07:00; paused otherwise.", show_default=False),
     ] = None,
+    only_idle: Annotated[
+        bool, typer.Option("--only-idle", help="Train only while other programs leave the processor alone.")
+    ] = False,
     home: HomeOption = None,
     identity_path: IdentityOption = None,
     log: LogOption = LogFormat.AUTO,
@@ -248,6 +251,7 @@ def join(
             max_download_mbit_s=max_download,
             max_memory_gb=max_memory,
             hours=hours,
+            only_idle=only_idle,
         )
     )
 
