@@ -199,7 +199,9 @@ def join(
     ] = None,
     max_download: Annotated[
         float | None,
-        typer.Option(help="Mbit/s for contributions and state fetched [default: no limit].", show_default=False),
+        typer.Option(
+            help="Mbit/s for contributions, state and activations received [default: no limit].", show_default=False
+        ),
     ] = None,
     max_memory: Annotated[
         float | None,

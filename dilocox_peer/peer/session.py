@@ -355,6 +355,7 @@ class Session:
             trace=settings.trace,
             mdns=settings.mdns,
             pace=transport.reserve_upload,
+            pace_in=transport.reserve_download,
         )
 
     def _from_thread(self, listener: Listener) -> Listener:
@@ -774,6 +775,8 @@ def _pipeline_progress(conveyor: Conveyor, progress: Progress) -> PipelineProgre
         duplicates=status.duplicates,
         bytes_sent=status.bytes_sent,
         bytes_received=status.bytes_received,
+        wire_bytes_sent=status.wire_bytes_sent,
+        wire_bytes_received=status.wire_bytes_received,
     )
 
 
