@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from dilocox_peer.cli.eventlog import read_event
+from dilocox_peer.cli.health import ROLE, judge
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.screen import Size, View, render
@@ -53,7 +54,12 @@ def show_peer(home: PeerHome, *, as_json: bool, watch: bool) -> None:
 
 
 def peer_lines(status: Mapping[str, Any]) -> list[str]:
-    """A peer's summary (peer/status.py) for a person."""
+    """A peer's summary (peer/status.py), or a bootstrap's (health.py), for a person."""
+    if status.get("role") == ROLE:
+        return [
+            f"bootstrap {short(PeerId(status['peer']))}  {judge(status)[1]}",
+            *(f"  {each['link']}" for each in status["runs"]),
+        ]
     lines = [
         f"{status['run_name'] or 'no run yet'}  {short(PeerId(status['peer']))}  {status['why'] if status['phase'] in status['why'] else status['phase'] + ': ' + status['why']}"
     ]
