@@ -33,6 +33,7 @@ from dilocox_peer.events import (
     Paused,
     PeerStarted,
     PipelineProgress,
+    Remark,
     Resumed,
     RunComplete,
     RunJoined,
@@ -42,8 +43,9 @@ from dilocox_peer.events import (
     SwarmSeen,
     TrainingProgress,
 )
-from dilocox_peer.invitation import visible_at, with_any_port
+from dilocox_peer.invitation import all_loopback, parse_multiaddr, visible_at, with_any_port
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer import dialback
 from dilocox_peer.peer.acquaintances import read_acquaintances, write_acquaintances
 from dilocox_peer.peer.blobs import BlobStore
 from dilocox_peer.peer.chain import Plan
@@ -81,6 +83,7 @@ SAY_GOODBYE_S = 1.0
 STOP_TRAINER_S = 3.0
 STOP_CONVEYOR_S = 2.0
 CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
+DIAL_AGAIN_S = 5.0  # after nobody could dial us, once
 LINGER_S = 3.0  # after everybody has the last head: for followers that still fetch it
 LINGER_MAX_S = 30.0
 STATE_TIMEOUT_S = 3600.0
@@ -147,6 +150,7 @@ class Session:
         self._trainer: Trainer | None = None
         self._is_trainer_paused = False
         self._memory_bytes = 0
+        self._was_dialled: bool | None = None  # by those we asked; None: nobody could tell
         self._stage_seen: StageSeen | None = None
 
     # ---- pausing -----------------------------------------------------------------------------------------------------
@@ -313,12 +317,13 @@ class Session:
             if reason := room.why_not(insisted, needs):
                 raise ConfigError(reason)
             return insisted
+        stages = await _leases_of_all(directory, count)
+        await self._ask_to_be_dialled(transport, [lease for leases in stages.values() for lease in leases])
         claimant = Claimant(
             self._me,
             fits=fits,
             is_dialable=self._reachability(tuple(transport.addresses)) == "direct",
         )
-        stages = await _leases_of_all(directory, count)
         others = {stage: [lease for lease in leases if lease.peer != self._me] for stage, leases in stages.items()}
         stage, why = choose_stage(others, claimant)
         if stage is None:
@@ -335,6 +340,31 @@ class Session:
             stage, why = better, reason
         self._listener(StageClaimed(stage, why))
         return stage
+
+    async def _ask_to_be_dialled(self, transport: Transport, leases: Sequence[Lease]) -> None:
+        """Has those we came in by, and peers of the run, dial us. Who cannot be dialled says so in one line, and is heeded."""
+        if self._reachability(tuple(transport.addresses)) == "relayed":
+            return
+        entry = list(dict.fromkeys(parse_multiaddr(text, "peer").peer for text in transport.initial_peers))
+        others = [lease for lease in leases if lease.peer != self._me and lease.peer not in entry]
+        others = random.Random(self._incarnation).sample(others, min(len(others), dialback.MAX_ASKED - 1))
+        await asyncio.gather(
+            *(transport.connect(lease.peer, lease.addresses, dialback.DIAL_S) for lease in others),
+            return_exceptions=True,
+        )
+        asked = [peer for peer in (*entry[:1], *(lease.peer for lease in others), *entry[1:]) if peer is not None]
+        self._was_dialled = await dialback.ask(transport, asked)
+        if self._was_dialled is False and not all_loopback(transport.addresses):
+            await asyncio.sleep(DIAL_AGAIN_S)  # the router may have opened its port only now
+            await transport.refresh_addresses()
+            self._was_dialled = await dialback.ask(transport, asked)
+        if self._was_dialled is False:
+            self._listener(
+                Remark(
+                    "others cannot dial this peer: it goes on as with --outgoing-only, on stage 0. Open a TCP port and pass "
+                    "--host-maddrs and --announce-maddrs to hold any stage"
+                )
+            )
 
     def _conveyor(
         self, manifest: Manifest, stage: int, transport: Transport, on_failure: Callable[[str], None]
@@ -436,6 +466,7 @@ class Session:
         transport.set_message_handler(driver.receive)
         await transport.serve(BLOB_SERVICE, lambda peer, header: self._serve_blob(keeper.blobs, peer, header))
         await transport.serve(STATE_SERVICE, states.serve)
+        await dialback.serve(transport)
         driver.post(StateComputed(keeper.state.head, keeper.state.digest))
         return parts
 
@@ -498,8 +529,12 @@ class Session:
         )
 
     def _reachability(self, addresses: tuple[str, ...]) -> Literal["direct", "relayed"]:
-        """What the volunteer says, or the addresses show; nobody is asked to dial back."""
-        if self._settings.outgoing_only or (addresses and all("/p2p-circuit" in text for text in addresses)):
+        """What the volunteer says, those who tried to dial us, or the addresses."""
+        if (
+            self._settings.outgoing_only
+            or self._was_dialled is False
+            or (addresses and all("/p2p-circuit" in text for text in addresses))
+        ):
             return "relayed"
         return "direct"
 
