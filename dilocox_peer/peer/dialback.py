@@ -7,13 +7,15 @@ a peer that it is connected with. linkd's port is not tried; it is reachable whe
 
 import asyncio
 import ipaddress
+import random
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final
 
+from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, DilocoxError
-from dilocox_peer.invitation import Address, parse_multiaddr
+from dilocox_peer.invitation import Address, all_loopback, parse_multiaddr
 from dilocox_peer.peer.bulk import Reply
 from dilocox_peer.peer.transport import Transport
 from dilocox_peer.types import PeerId
@@ -21,10 +23,15 @@ from dilocox_peer.types import PeerId
 SERVICE: Final = "dial-back"
 DIAL_S = 3.0
 ASK_S = 6.0  # for all answers together
+AGAIN_S = 5.0  # after nobody could dial us, once
 MAX_ASKED = 3
 MAX_ADDRESSES = 8  # in a question
 MAX_DIALLED = 3
 GREETING: Final = b"\x13/multistream/1.0.0\n"
+ADVICE: Final = (
+    "others cannot dial this peer: it goes on as with --outgoing-only, on stage 0. Open a TCP port and pass --host-maddrs and "
+    "--announce-maddrs to hold any stage"
+)
 
 
 class Answer(StrEnum):
@@ -67,6 +74,26 @@ async def serve(transport: Transport) -> None:
         return Reply({"answer": found.value})
 
     await transport.serve(SERVICE, answer)
+
+
+async def can_be_dialled(transport: Transport, leases: Sequence[Lease], rng: random.Random) -> bool | None:
+    """Whether those we came in by, or peers of the run, can dial us; None where nobody could tell.
+
+    leases: of others. Takes moments where the answer is yes, at most 2 * (DIAL_S + ASK_S) + AGAIN_S.
+    """
+    entry = list(dict.fromkeys(parse_multiaddr(text, "peer").peer for text in transport.initial_peers))
+    others = [lease for lease in leases if lease.peer not in entry]
+    others = rng.sample(others, min(len(others), MAX_ASKED - 1))
+    await asyncio.gather(
+        *(transport.connect(lease.peer, lease.addresses, DIAL_S) for lease in others), return_exceptions=True
+    )
+    asked = [peer for peer in (*entry[:1], *(lease.peer for lease in others), *entry[1:]) if peer is not None]
+    answer = await ask(transport, asked)
+    if answer is False and not all_loopback(transport.addresses):
+        await asyncio.sleep(AGAIN_S)  # the router may have opened its port only now
+        await transport.refresh_addresses()
+        answer = await ask(transport, asked)
+    return answer
 
 
 async def ask(transport: Transport, peers: Sequence[PeerId]) -> bool | None:

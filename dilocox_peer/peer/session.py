@@ -43,7 +43,7 @@ from dilocox_peer.events import (
     SwarmSeen,
     TrainingProgress,
 )
-from dilocox_peer.invitation import all_loopback, parse_multiaddr, visible_at, with_any_port
+from dilocox_peer.invitation import visible_at, with_any_port
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer import dialback
 from dilocox_peer.peer.acquaintances import read_acquaintances, write_acquaintances
@@ -83,7 +83,6 @@ SAY_GOODBYE_S = 1.0
 STOP_TRAINER_S = 3.0
 STOP_CONVEYOR_S = 2.0
 CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
-DIAL_AGAIN_S = 5.0  # after nobody could dial us, once
 LINGER_S = 3.0  # after everybody has the last head: for followers that still fetch it
 LINGER_MAX_S = 30.0
 STATE_TIMEOUT_S = 3600.0
@@ -318,7 +317,11 @@ class Session:
                 raise ConfigError(reason)
             return insisted
         stages = await _leases_of_all(directory, count)
-        await self._ask_to_be_dialled(transport, [lease for leases in stages.values() for lease in leases])
+        if self._reachability(tuple(transport.addresses)) == "direct":
+            leases = [lease for each in stages.values() for lease in each if lease.peer != self._me]
+            self._was_dialled = await dialback.can_be_dialled(transport, leases, random.Random(self._incarnation))
+            if self._was_dialled is False:
+                self._listener(Remark(dialback.ADVICE))
         claimant = Claimant(
             self._me,
             fits=fits,
@@ -340,31 +343,6 @@ class Session:
             stage, why = better, reason
         self._listener(StageClaimed(stage, why))
         return stage
-
-    async def _ask_to_be_dialled(self, transport: Transport, leases: Sequence[Lease]) -> None:
-        """Has those we came in by, and peers of the run, dial us. Who cannot be dialled says so in one line, and is heeded."""
-        if self._reachability(tuple(transport.addresses)) == "relayed":
-            return
-        entry = list(dict.fromkeys(parse_multiaddr(text, "peer").peer for text in transport.initial_peers))
-        others = [lease for lease in leases if lease.peer != self._me and lease.peer not in entry]
-        others = random.Random(self._incarnation).sample(others, min(len(others), dialback.MAX_ASKED - 1))
-        await asyncio.gather(
-            *(transport.connect(lease.peer, lease.addresses, dialback.DIAL_S) for lease in others),
-            return_exceptions=True,
-        )
-        asked = [peer for peer in (*entry[:1], *(lease.peer for lease in others), *entry[1:]) if peer is not None]
-        self._was_dialled = await dialback.ask(transport, asked)
-        if self._was_dialled is False and not all_loopback(transport.addresses):
-            await asyncio.sleep(DIAL_AGAIN_S)  # the router may have opened its port only now
-            await transport.refresh_addresses()
-            self._was_dialled = await dialback.ask(transport, asked)
-        if self._was_dialled is False:
-            self._listener(
-                Remark(
-                    "others cannot dial this peer: it goes on as with --outgoing-only, on stage 0. Open a TCP port and pass "
-                    "--host-maddrs and --announce-maddrs to hold any stage"
-                )
-            )
 
     def _conveyor(
         self, manifest: Manifest, stage: int, transport: Transport, on_failure: Callable[[str], None]
