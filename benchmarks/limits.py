@@ -10,7 +10,6 @@ beforehand: the limit counts bodies (50 KB here), so the payload is at the limit
 
 import argparse
 import asyncio
-from itertools import pairwise
 
 from swarm import WatchedSwarm, header
 
@@ -44,13 +43,7 @@ async def rates(flag: str, limited: int, mbit_s: float | None, seconds: float) -
         label = f"stage{limited}"
 
         def told() -> list[dict[str, float]]:
-            """The moments at which linkd had told its figures anew."""
-            events = swarm.of(label, "PipelineProgress")
-            return [
-                later
-                for earlier, later in pairwise(events)
-                if later["wire_bytes_received"] > earlier["wire_bytes_received"]
-            ]
+            return [each for each in swarm.of(label, "PipelineProgress") if each["wire_bytes_received"]]
 
         def span_s() -> float:
             found = told()

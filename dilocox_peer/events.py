@@ -207,8 +207,8 @@ class PipelineProgress(Event):
     """Once a second in a run with several stages; counts are since the start of this process.
 
     linked: neighbours. busy: share of the last seconds in which the torch thread computed. resent: micro-batches sent
-    again to another peer. bytes: of activations and gradients, headers included. wire_bytes: what TCP carried for them,
-    encryption and small talk included, as of the last two seconds.
+    again to another peer. bytes: of activations and gradients, headers included. wire_bytes: what TCP carries for them,
+    encryption and small talk included, by what linkd counts every two seconds; 0 before that.
     """
 
     linked: int
@@ -378,7 +378,9 @@ class CheckpointWritten(Event):
 @dataclass(frozen=True, slots=True)
 class TrainingProgress(Event):
     """Once a second. bytes_sent/received: payload of this peer since its start. busy: share of the last seconds spent
-    computing. memory_bytes: resident, of this process and its helpers; 0 unknown. is_training: nobody holds it."""
+    computing. memory_bytes: resident, of this process and its helpers; 0 unknown. is_training: nobody holds it.
+    daemon_bytes: over TCP by p2pd, payload of rounds, messages, directory and encryption, as of the last two seconds; 0 unknown.
+    """
 
     round: int
     micro_batches: int
@@ -391,6 +393,8 @@ class TrainingProgress(Event):
     busy: float = 0.0
     memory_bytes: int = 0
     is_training: bool = True
+    daemon_bytes_sent: int = 0
+    daemon_bytes_received: int = 0
 
     @property
     def level(self) -> str:

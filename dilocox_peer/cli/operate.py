@@ -71,8 +71,11 @@ def peer_lines(status: Mapping[str, Any]) -> list[str]:
         more = status["link_overhead"]
         lines.append(
             f"  up {_mbit_s(status['up_bytes_per_s'])}, down {_mbit_s(status['down_bytes_per_s'])}"
-            + (f"; the link carries {more:.1%} more" if more is not None else "")
+            + (f"; the links carry {more:.1%} more" if more is not None else "")
         )
+        if status["daemon_up_bytes_per_s"] is not None:
+            daemon = [_mbit_s(status[f"daemon_{way}_bytes_per_s"]) for way in ("up", "down")]
+            lines.append(f"  p2pd over TCP: up {daemon[0]}, down {daemon[1]}, with the rounds' part of the above")
     lines += [
         stage_line(
             each["stage"],

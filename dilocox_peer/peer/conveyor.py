@@ -85,7 +85,7 @@ class _Neighbour:
 @dataclass(frozen=True)
 class ConveyorStatus:
     """What a screen shows of the pipeline. linked: stages of the neighbours; rtt_s: by neighbour; bytes: with headers, and
-    wire_bytes: what linkd's connections carried for them, as of its last ping; the rest as the scheduler counts it."""
+    wire_bytes: what linkd's connections carry for them, by its last count, 0 before that; the rest as the scheduler counts it."""
 
     linked: Mapping[PeerId, int]
     rtt_s: Mapping[PeerId, float]
@@ -173,6 +173,7 @@ class Conveyor:
         self._rtt_s: dict[PeerId, float] = {}
         self._bytes_sent = self._bytes_received = 0
         self._traffic_before = self._traffic = Traffic(0, 0)  # of linkds that ended, and of this one
+        self._beyond_sent = self._beyond_received = 0  # of that, beyond the payload at the time
         self._thread = threading.Thread(target=self._run, name="dilocox-pipeline")
 
     # ---- life --------------------------------------------------------------------------------------------------------
@@ -235,8 +236,8 @@ class Conveyor:
                 rtt_s=dict(self._rtt_s),
                 bytes_sent=self._bytes_sent,
                 bytes_received=self._bytes_received,
-                wire_bytes_sent=self._traffic_before.sent + self._traffic.sent,
-                wire_bytes_received=self._traffic_before.received + self._traffic.received,
+                wire_bytes_sent=self._bytes_sent + self._beyond_sent if self._beyond_sent else 0,
+                wire_bytes_received=self._bytes_received + self._beyond_received if self._beyond_received else 0,
                 in_flight=scheduler.in_flight,
                 waiting=scheduler.waiting,
                 window=scheduler.window,
@@ -371,7 +372,11 @@ class Conveyor:
             case Found(link, addresses):
                 self._found(link, addresses)
             case Traffic():
-                self._traffic = event
+                before = self._traffic_before
+                with self._lock:  # told less often than the payload is counted: the difference is what is kept
+                    self._traffic = event
+                    self._beyond_sent = max(0, before.sent + event.sent - self._bytes_sent)
+                    self._beyond_received = max(0, before.received + event.received - self._bytes_received)
             case LinkdEnded(reason):
                 before, last = self._traffic_before, self._traffic
                 self._traffic_before = Traffic(before.received + last.received, before.sent + last.sent)

@@ -45,7 +45,7 @@ from dilocox_peer.events import (
 )
 from dilocox_peer.invitation import visible_at, with_any_port
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer import dialback
+from dilocox_peer.peer import dialback, tcp_traffic
 from dilocox_peer.peer.acquaintances import read_acquaintances, write_acquaintances
 from dilocox_peer.peer.blobs import BlobStore
 from dilocox_peer.peer.chain import Plan
@@ -79,6 +79,7 @@ LEASE_S = 30.0
 FIRST_LOOKS, FIRST_LOOK_S, LOOK_S = 20, 1.0, 60.0  # the directory is read often until the swarm is known
 FAR_EVERY = 10  # of the first looks, one reads the stages that are no neighbours of ours too: for the screen
 MEMORY_EVERY = 10  # of the progress reports, one measures memory
+TRAFFIC_EVERY = 2  # and one what p2pd sends and receives
 SAY_GOODBYE_S = 1.0
 STOP_TRAINER_S = 3.0
 STOP_CONVEYOR_S = 2.0
@@ -149,6 +150,7 @@ class Session:
         self._trainer: Trainer | None = None
         self._is_trainer_paused = False
         self._memory_bytes = 0
+        self._daemon_traffic = tcp_traffic.Traffic()
         self._was_dialled: bool | None = None  # by those we asked; None: nobody could tell
         self._stage_seen: StageSeen | None = None
 
@@ -600,6 +602,8 @@ class Session:
             self._settle_pause()
             if ticks % MEMORY_EVERY == 0:
                 self._memory_bytes = await asyncio.to_thread(resident_bytes)
+            if ticks % TRAFFIC_EVERY == 0:
+                self._daemon_traffic.take(await asyncio.to_thread(tcp_traffic.look, parts.transport.daemon_pid))
             ticks += 1
             progress = parts.trainer.progress()
             self._listener(
@@ -615,6 +619,8 @@ class Session:
                     busy=round(progress.busy, 3),
                     memory_bytes=self._memory_bytes,
                     is_training=progress.is_training,
+                    daemon_bytes_sent=self._daemon_traffic.sent,
+                    daemon_bytes_received=self._daemon_traffic.received,
                 )
             )
             self._tell_stage(parts.driver.machine)

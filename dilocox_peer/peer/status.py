@@ -61,6 +61,8 @@ class Sample:
     received: int
     link_sent: int = 0
     link_received: int = 0
+    daemon_sent: int = 0
+    daemon_received: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,12 @@ class Status:
 
     def down_bytes_per_s(self) -> float:
         return self._rate(lambda sample: sample.received + sample.link_received)
+
+    def daemon_bytes_per_s(self) -> tuple[float, float] | None:
+        """(sent, received) over TCP by p2pd, payload of rounds included; None where the system does not say."""
+        if self.progress is None or not self.progress.daemon_bytes_sent:
+            return None
+        return self._rate(lambda sample: sample.daemon_sent), self._rate(lambda sample: sample.daemon_received)
 
     def link_overhead(self) -> float | None:
         """What TCP carried for activations and gradients beyond them, as a share of them; None before there is a measure."""
@@ -338,6 +346,8 @@ class Status:
                 event.bytes_received,
                 link.bytes_sent if link is not None else 0,
                 link.bytes_received if link is not None else 0,
+                event.daemon_bytes_sent,
+                event.daemon_bytes_received,
             )
         )
         if self.stage is not None and self.me:
@@ -468,6 +478,7 @@ def summary(status: Status, now: float) -> dict[str, Any]:
     """The JSON form, for `status --json` and programs that watch a peer."""
     health, why = status.health(now)
     joined, progress, pipeline = status.joined, status.progress, status.pipeline
+    daemon = status.daemon_bytes_per_s()
     return {
         "peer": status.me,
         "run": joined.run if joined is not None else None,
@@ -490,6 +501,8 @@ def summary(status: Status, now: float) -> dict[str, Any]:
         "up_bytes_per_s": round(status.up_bytes_per_s(), 1),
         "down_bytes_per_s": round(status.down_bytes_per_s(), 1),
         "link_overhead": status.link_overhead(),
+        "daemon_up_bytes_per_s": round(daemon[0], 1) if daemon is not None else None,
+        "daemon_down_bytes_per_s": round(daemon[1], 1) if daemon is not None else None,
         "linked": pipeline.linked if pipeline is not None else None,
         "addresses": list(status.addresses),
         "swarm": [

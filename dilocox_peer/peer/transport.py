@@ -242,6 +242,10 @@ class Transport:
     def is_down(self) -> bool:
         return self._failure.done()
 
+    @property
+    def daemon_pid(self) -> int:
+        return int(self.p2p._child.pid)
+
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     async def refresh_addresses(self, timeout_s: float = 5.0) -> tuple[str, ...]:

@@ -180,3 +180,17 @@ def test_what_the_link_carries_beyond_the_payload_is_a_share_of_it():
 def test_a_stage_is_named_by_its_number_and_those_there_are():
     assert stage_words(1, 3) == "stage 1 (of 0..2)"
     assert stage_words(0, 1) == "the whole model"
+
+
+def test_what_p2pd_sends_is_a_rate_and_unknown_where_the_system_does_not_say():
+    found = folded(joined())
+    for second in range(6):
+        found.take(progress(second), 100.0 + second)
+    assert found.daemon_bytes_per_s() is None
+    assert summary(found, 105.0)["daemon_up_bytes_per_s"] is None
+    for second in range(6, 14):
+        found.take(
+            progress(second, daemon_bytes_sent=1000 * second, daemon_bytes_received=500 * second), 100.0 + second
+        )
+    assert found.daemon_bytes_per_s() == (pytest.approx(1000.0), pytest.approx(500.0))
+    assert summary(found, 113.0)["daemon_down_bytes_per_s"] == 500.0

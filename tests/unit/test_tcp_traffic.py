@@ -1,0 +1,64 @@
+"""What a process moved over TCP, by the kernel's count."""
+
+import os
+import socket
+import struct
+import sys
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.peer.tcp_traffic import Traffic, connections_in, is_last, look
+
+
+def test_connections_that_close_are_kept_in_the_sum_and_new_ones_are_added():
+    traffic = Traffic()
+    traffic.take({1: (100, 10), 2: (5, 5)})
+    traffic.take({2: (7, 6), 3: (1, 1)})
+    traffic.take({3: (4, 1)})
+    assert (traffic.sent, traffic.received) == (100 + 7 + 4, 10 + 6 + 1)
+
+
+def test_a_look_that_saw_nothing_counts_nothing_twice():
+    """As after a restart of p2pd: its connections are others."""
+    traffic = Traffic()
+    traffic.take({1: (100, 10)})
+    traffic.take({})
+    traffic.take({9: (3, 3)})
+    assert (traffic.sent, traffic.received) == (103, 13)
+
+
+@given(st.binary(max_size=400))
+def test_whatever_the_kernel_says_is_read_to_its_end(answer: bytes):
+    list(connections_in(answer))
+    is_last(answer)
+
+
+def test_an_error_ends_the_answer():
+    assert is_last(struct.pack("=IHHIIi", 20, 2, 0, 1, 0, -1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sock_diag is Linux's")
+def test_a_real_connection_is_counted_at_both_ends():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        with other:
+            before = look(os.getpid())
+            if not before:
+                pytest.skip("this system does not say")
+            sender = threading.Thread(target=one.sendall, args=(bytes(1_000_000),))
+            sender.start()
+            left = 1_000_000
+            while left:
+                left -= len(other.recv(left))
+            sender.join(20)
+            other.sendall(b"x")
+            assert one.recv(1) == b"x"  # so what was sent before has been acknowledged
+            traffic = Traffic()
+            traffic.take(before)
+            traffic.take(look(os.getpid()))
+    assert traffic.received >= 1_000_001
+    assert traffic.sent >= 1_000_000
+    assert look(2**31 - 1) == {}
