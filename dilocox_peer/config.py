@@ -15,11 +15,13 @@ from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest, first_error
 
 PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     # Learns readable structure of source code on two laptop cores in minutes; what `demo` trains.
-    # Its recipe was measured (benchmarks/BENCHMARKS.md); the larger ones keep AdamW and fp16 until theirs is.
+    # Its recipe was measured (benchmarks/BENCHMARKS.md): short rounds of sparse contributions where the link allows it. The
+    # larger ones keep AdamW and longer rounds until theirs is.
     "tiny": {
-        "inner": {"optimizer": "muon", "learning_rate": 8e-3},
-        "rounds": {"total": 400},
-        "compression": {"codec": "int2"},
+        "inner": {"optimizer": "muon", "learning_rate": 2.7e-2},
+        "outer": {"learning_rate": 0.8, "momentum": 0.4},
+        "rounds": {"total": 1600, "inner_steps": 8},
+        "compression": {"codec": "topk"},
     },
     # A quarter of an hour on a desktop: 12.7 M parameters.
     "small": {

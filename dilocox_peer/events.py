@@ -245,7 +245,8 @@ class RoundCertified(Event):
     """A certificate was applied. round counts from 1; an empty contributor list is a void round.
 
     codec, rank, inner_steps: the round's plan; rank 0: of no use to the codec. delay_s: from our own close of a round to
-    this merge, in which training went on; None when nothing of ours was closed.
+    this merge, in which training went on; None when nothing of ours was closed. expected_rounds: of the run, if rounds stay
+    as long as they are; 0: it has no end.
     """
 
     round: int
@@ -265,12 +266,29 @@ class RoundCertified(Event):
     rank: int = 0
     inner_steps: int = 0
     delay_s: float | None = None
+    expected_rounds: int = 0
 
     def line(self) -> str:
         count = len(self.contributors)
         mine = "" if self.own_included else ", mine comes with the next"
         loss = f", loss {self.train_loss:.3f}" if self.train_loss == self.train_loss else ""
         return f"round {self.round}: {count} contribution{'' if count == 1 else 's'}{loss}{mine}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChanged(Event):
+    """A certificate planned that rounds from `round` on are otherwise than before. rank 0: of no use to the codec."""
+
+    round: int
+    codec: str
+    rank: int
+    inner_steps: int
+    reason: str
+
+    def line(self) -> str:
+        rank = f" rank {self.rank}" if self.rank else ""
+        why = f": {self.reason}" if self.reason else ""
+        return f"from round {self.round} on {self.inner_steps} inner steps a round, {self.codec}{rank}{why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +393,8 @@ class CheckpointWritten(Event):
 @dataclass(frozen=True, slots=True)
 class TrainingProgress(Event):
     """Once a second. bytes_sent/received: payload of this peer since its start. busy: share of the last seconds spent
-    computing. memory_bytes: resident, of this process and its helpers; 0 unknown. is_training: nobody holds it."""
+    computing. memory_bytes: resident, of this process and its helpers; 0 unknown. is_training: nobody holds it.
+    share: micro-batches expected of it in the round."""
 
     round: int
     micro_batches: int
@@ -388,6 +407,7 @@ class TrainingProgress(Event):
     busy: float = 0.0
     memory_bytes: int = 0
     is_training: bool = True
+    share: int = 0
 
     @property
     def level(self) -> str:

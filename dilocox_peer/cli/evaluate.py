@@ -123,20 +123,21 @@ class _Evaluator:
             nonlocal newest
             reached = 0
             layouts = [state.layout for state in newest]
-            while reached < manifest.rounds.total:
+            is_final = False
+            while not is_final:
                 first = await self._state(transport, directory, 0, {"after": reached, "wait_s": ASK_S}, layouts[0])
                 if first is None:
                     await asyncio.sleep(RETRY_S)
                     continue
-                reached = first.round
+                reached, is_final = first.round, first.is_final
                 request = {"round": reached, "wait_s": ASK_S}
                 others = [self._state(transport, directory, stage, request, layouts[stage]) for stage in stages[1:]]
                 states = [first, *await asyncio.gather(*others)]
                 if all(state is not None for state in states):
                     newest = states
                     arrived.set()
-                elif reached == manifest.rounds.total:
-                    reached -= 1  # the last one is not given up
+                elif is_final:
+                    reached, is_final = reached - 1, False  # the last one is not given up
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(ask(), name="ask for states")
@@ -144,7 +145,7 @@ class _Evaluator:
                 await arrived.wait()
                 arrived.clear()
                 states = newest
-                is_last = states[0].round >= manifest.rounds.total
+                is_last = states[0].is_final
                 limit = FINAL_BYTES if is_last else ROUND_BYTES
 
                 def evaluate() -> tuple[float, int]:

@@ -317,7 +317,9 @@ def replay(
 def demo(
     stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
     replicas: Annotated[int, typer.Option(min=1, max=16, help="Peers of each stage.")] = 2,
-    rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 32,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Outer rounds, if they stay as long as they begin: 128, with stages 32.")
+    ] = None,
     inner_steps: Annotated[int | None, typer.Option(min=1, help="Inner steps a round (H).", show_default=False)] = None,
     overlap: Annotated[str | None, typer.Option(help="arrival, one-step or none.", show_default=False)] = None,
     codec: Annotated[

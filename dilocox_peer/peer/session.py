@@ -46,8 +46,8 @@ from dilocox_peer.events import (
 from dilocox_peer.invitation import visible_at, with_any_port
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.acquaintances import read_acquaintances, write_acquaintances
+from dilocox_peer.peer.adaptive_planner import planner_of
 from dilocox_peer.peer.blobs import BlobStore
-from dilocox_peer.peer.chain import Plan
 from dilocox_peer.peer.clock import follows
 from dilocox_peer.peer.conductor import Conductor
 from dilocox_peer.peer.contract import FetchState, Leaving, PeerFound, StateComputed, StateInstalled, StateMissing
@@ -58,8 +58,10 @@ from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.keeper import Keeper
 from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.outer import AnchorState
+from dilocox_peer.peer.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer, fetch_state
+from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.peer.timing import Timing
 from dilocox_peer.peer.trainer import Trainer
 from dilocox_peer.peer.training import Progress
@@ -252,6 +254,7 @@ class Session:
         stack.callback(keeper.close)
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, transport, on_failure)
+        timetable = Timetable(manifest)
         trainer = Trainer(
             manifest,
             peer=self._me,
@@ -262,6 +265,7 @@ class Session:
             device=settings.device,
             threads=settings.threads,
             on_failure=on_failure,
+            timetable=timetable,
         )
         trainer.start(keeper.state)
         trainer.hold()  # until the rounds are at its head
@@ -273,7 +277,7 @@ class Session:
             stack.push_async_callback(self._stop_conveyor, conveyor)
             await asyncio.to_thread(conveyor.start)
         self._listener(_run_joined(manifest, self._me, stage, settings))
-        parts = await self._couple(manifest, stage, transport, directory, trainer, keeper, conveyor)
+        parts = await self._couple(manifest, stage, transport, directory, trainer, timetable, keeper, conveyor)
         await directory.announce(self._lease(parts))
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
         self._listener(PeerStarted(self._me, manifest.run_id, stage, tuple(transport.addresses)))
@@ -361,6 +365,7 @@ class Session:
         transport: Transport,
         directory: Directory,
         trainer: Trainer,
+        timetable: Timetable,
         keeper: Keeper,
         conveyor: Conveyor | None,
     ) -> _Parts:
@@ -402,11 +407,14 @@ class Session:
             raw_bytes=raw_bytes(layout),
             post=driver.post,
             bytes_sent=lambda: driver.message_bytes_sent + self._blob_bytes_served,
+            uplink_bps=lambda: transport.uplink.bps,
+            timetable=timetable,
             on_merged=merged,
             listener=self._listener,
             is_due=_follower(conveyor) if conveyor is not None and stage > 0 else None,
             is_paused=lambda: bool(self._pauses),
         )
+        states.set_is_final(lambda state: machine.is_finished and state.head == machine.head)
         parts = _Parts(manifest, transport, directory, trainer, keeper, driver, conductor, states, conveyor)
         transport.set_message_handler(driver.receive)
         await transport.serve(BLOB_SERVICE, lambda peer, header: self._serve_blob(keeper.blobs, peer, header))
@@ -426,10 +434,11 @@ class Session:
             verify=verify,
             rng=random.Random(f"{self._me} {self._incarnation}"),
             now=asyncio.get_running_loop().time(),
-            plan=Plan(manifest.compression.codec, 0, rounds.inner_steps),
+            plan=first_plan(manifest),
             start_peers=rounds.start_peers,
             max_peers=manifest.limits.max_peers,
-            total_rounds=rounds.total,
+            plans=plan_bounds(manifest),
+            planner=planner_of(manifest, layout_of(manifest, stage)),
             durable=keeper.durable,
             stored_states=(keeper.state.head,),
         )
@@ -535,7 +544,7 @@ class Session:
         and followers had time to fetch it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LINGER_MAX_S
-        total = parts.manifest.rounds.total
+        total = parts.driver.machine.last_round or 0
 
         def is_needed() -> bool:
             behind = total if parts.conveyor is None else parts.conveyor.behind
@@ -577,6 +586,7 @@ class Session:
                     busy=round(progress.busy, 3),
                     memory_bytes=self._memory_bytes,
                     is_training=progress.is_training,
+                    share=progress.share,
                 )
             )
             self._tell_stage(parts.driver.machine)
