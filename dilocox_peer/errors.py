@@ -7,6 +7,12 @@ class DilocoxError(Exception):
     """Root. `exit_code` is what the command line ends with when nobody handles it."""
 
     exit_code = 1
+    during = ""  # what it ended, such as a step of a start-up; set where that is known
+
+    @property
+    def line(self) -> str:
+        """What the command line says."""
+        return f"{self.during}: {self}" if self.during else str(self)
 
 
 class ConfigError(DilocoxError):

@@ -207,7 +207,8 @@ class PipelineProgress(Event):
     """Once a second in a run with several stages; counts are since the start of this process.
 
     linked: neighbours. busy: share of the last seconds in which the torch thread computed. resent: micro-batches sent
-    again to another peer. bytes: of activations and gradients, headers included.
+    again to another peer. bytes: of activations and gradients, headers included. wire_bytes: what TCP carried for them,
+    encryption and small talk included, as of the last two seconds.
     """
 
     linked: int
@@ -219,6 +220,8 @@ class PipelineProgress(Event):
     duplicates: int
     bytes_sent: int
     bytes_received: int
+    wire_bytes_sent: int = 0
+    wire_bytes_received: int = 0
 
     @property
     def level(self) -> str:

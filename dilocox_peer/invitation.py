@@ -157,6 +157,17 @@ def with_any_port(maddrs: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"/{kind}/{host}/tcp/0" for kind, host in hosts)
 
 
+def with_port_raised(maddrs: Iterable[str], role: Role, by: int) -> tuple[str, ...]:
+    """The addresses with a port higher by so much; port 0, any, stays. Raises ConfigError when there is no such port."""
+    raised = []
+    for address in (parse_multiaddr(text, role) for text in maddrs):
+        port = address.port + by if address.port else 0
+        if port > 65535:
+            raise ConfigError(f"{address.text}: there is no port {port} for run number {by + 1}; pass a lower one")
+        raised.append(f"/{address.host_kind}/{address.host}/tcp/{port}")
+    return tuple(raised)
+
+
 def visible_at(listening: Iterable[str], seen_at: Iterable[str], peer: PeerId) -> tuple[str, ...]:
     """Addresses to dial `peer` at: the ports it listens on, at the hosts where another service of the same machine is seen.
 

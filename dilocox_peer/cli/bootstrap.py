@@ -1,101 +1,204 @@
-"""`bootstrap`: the entry point of a run. It holds the DHT and the manifest, trains nothing, and may be restarted."""
+"""`bootstrap`: the entry point of one run or several. It holds their DHTs and manifests, trains nothing, and may be restarted.
+
+Each run has a network daemon and a directory of its own, so that no run's records need another run's peers; the first
+listens where it is told, each further one a port higher. All have the same identity. Every BEAT_S each is tried and its
+manifest renewed; `--health` asks over the control socket how that went (health.py).
+"""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from dilocox_peer.cli.eventlog import event_printer
+from dilocox_peer.cli.health import RunHealth, report
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.lifetime import Stop, run_until_stopped
 from dilocox_peer.config import read_signed_manifest
-from dilocox_peer.errors import RunUnreachable
+from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
 from dilocox_peer.events import BootstrapReady, Failed, Left, Listener
-from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddrs
+from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddrs, with_port_raised
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.control import ControlRefused, Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
 
-REPUBLISH_S = 30.0  # of the manifest record, which expires like every record
+if TYPE_CHECKING:
+    from dilocox_peer.dht.directory import Directory
+    from dilocox_peer.peer.transport import Transport
+
+BEAT_S = 30.0  # the manifest record expires after four
 MAX_LINK_ADDRESSES = 4
+MAX_RUNS = 16
 
 
-def run_bootstrap(
-    path: Path,
-    *,
-    home: PeerHome,
-    host_maddrs: Sequence[str],
-    announce_maddrs: Sequence[str],
-    initial_peers: Sequence[str],
-    json_log: bool,
-    until_stdin_closes: bool,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class BootstrapRequest:
+    """The flags of `bootstrap`, as given; the addresses are of the first run."""
+
+    paths: tuple[Path, ...]
+    home: PeerHome
+    host_maddrs: tuple[str, ...]
+    announce_maddrs: tuple[str, ...]
+    initial_peers: tuple[str, ...]
+    json_log: bool
+    until_stdin_closes: bool
+
+
+@dataclass
+class _Served:
+    """One run, and how it did at the last beat."""
+
+    manifest: Manifest
+    transport: "Transport"
+    directory: "Directory"
+    beaten_at: float  # monotonic; of the last beat that went well
+    connections: int = 0
+    trouble: str = ""
+    failed: "asyncio.Task[str]" = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.failed = asyncio.create_task(self.transport.wait_for_failure())
+
+    @property
+    def link(self) -> str:
+        return format_invitation(Invitation(self.manifest.run_id, self.transport.addresses[:MAX_LINK_ADDRESSES]))
+
+    async def beat(self) -> str:
+        """Tries network daemon and directory, and renews the manifest. What is wrong, empty if nothing."""
+        try:
+            self.connections = len(await self.transport.connected_peers())
+            await self.directory.publish_manifest(self.manifest)
+        except (PeerUnavailable, RunUnreachable) as error:
+            self.trouble = str(error)
+        except (TimeoutError, OSError) as error:
+            self.trouble = f"the network daemon does not answer {error}".strip()
+        else:
+            self.beaten_at, self.trouble = time.monotonic(), ""
+        return self.trouble
+
+    def health(self) -> RunHealth:
+        return RunHealth(
+            run=self.manifest.run_id,
+            run_name=self.manifest.run.name,
+            link=self.link,
+            nodes=self.directory.num_known_nodes,
+            connections=self.connections,
+            beat_age_s=round(time.monotonic() - self.beaten_at, 1),
+            trouble=self.trouble,
+        )
+
+
+def run_bootstrap(request: BootstrapRequest) -> None:
     """Serves until it is told to stop. Raises ConfigError, RunUnreachable; nothing is started before all is checked."""
-    manifest = read_signed_manifest(path)
-    parse_multiaddrs(host_maddrs, "listen")
-    parse_multiaddrs(announce_maddrs, "announce")
-    parse_multiaddrs(initial_peers, "peer")
-    home.make()
-    listener = event_printer(as_json=json_log)
-    with Identity.open(home.identity_path) as identity:
+    manifests = _manifests(request.paths)
+    parse_multiaddrs(request.initial_peers, "peer")
+    for index in range(len(manifests)):
+        _addresses(request, index)
+    request.home.make()
+    listener = event_printer(as_json=request.json_log)
+    with Identity.open(request.home.identity_path) as identity:
 
         async def work(stop: Stop) -> None:
-            await _serve(
-                manifest, identity, home, listener, stop,
-                host_maddrs=host_maddrs, announce_maddrs=announce_maddrs, initial_peers=initial_peers,
-            )  # fmt: skip
+            await _serve(manifests, identity, request, listener, stop)
 
-        code = run_until_stopped(work, until_stdin_closes=until_stdin_closes)
+        code = run_until_stopped(work, until_stdin_closes=request.until_stdin_closes)
     raise typer.Exit(code)
 
 
+def _manifests(paths: Sequence[Path]) -> list[Manifest]:
+    if len(paths) > MAX_RUNS:
+        raise ConfigError(f"{len(paths)} runs are too many for one bootstrap: at most {MAX_RUNS}, start another")
+    by_run: dict[str, Path] = {}
+    manifests = []
+    for path in paths:
+        manifest = read_signed_manifest(path)
+        other = by_run.setdefault(manifest.run_id, path)
+        if other is not path:
+            raise ConfigError(f"{path} is the same run as {other}: name each run once")
+        manifests.append(manifest)
+    return manifests
+
+
+def _addresses(request: BootstrapRequest, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(listen, announce) of the run with that index. Raises ConfigError."""
+    listen = with_port_raised(parse_multiaddrs(request.host_maddrs, "listen"), "listen", index)
+    return listen, with_port_raised(parse_multiaddrs(request.announce_maddrs, "announce"), "announce", index)
+
+
 async def _serve(
-    manifest: Manifest,
-    identity: Identity,
-    home: PeerHome,
-    listener: Listener,
-    stop: Stop,
-    *,
-    host_maddrs: Sequence[str],
-    announce_maddrs: Sequence[str],
-    initial_peers: Sequence[str],
+    manifests: Sequence[Manifest], identity: Identity, request: BootstrapRequest, listener: Listener, stop: Stop
 ) -> None:
+    async with AsyncExitStack() as stack:
+        runs = [await _open(stack, manifest, identity, request, index) for index, manifest in enumerate(manifests)]
+        await stack.enter_async_context(
+            ControlServer(socket_path(request.home.folder), _controls(identity, runs, stop), clock=time.time)
+        )
+        for served in runs:
+            listener(
+                BootstrapReady(identity.peer_id, served.manifest.run_id, served.link, tuple(served.transport.addresses))
+            )
+        stopped = asyncio.create_task(stop.wait())
+        stack.callback(stopped.cancel)
+        await _keep(runs, listener, stopped)
+        listener(Left(stop.reason))
+
+
+async def _open(
+    stack: AsyncExitStack, manifest: Manifest, identity: Identity, request: BootstrapRequest, index: int
+) -> _Served:
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.peer.transport import Relay, Transport
 
-    async with AsyncExitStack() as stack:
-        transport = await Transport.create(
-            home.identity_path,
-            identity.peer_id,
-            namespace=manifest.run_id,
-            initial_peers=initial_peers,
-            host_maddrs=host_maddrs,
-            announce_maddrs=announce_maddrs,
-            runtime_dir=home.runtime,
-            relay=Relay(force_reachability="public"),  # peers behind a NAT are reached through it
-        )
-        stack.push_async_callback(transport.close)
-        directory = await Directory.create(transport, manifest.run_id, identity.key)
-        stack.push_async_callback(directory.close)
-        await directory.publish_manifest(manifest)
-        addresses = tuple(transport.addresses)
-        link = format_invitation(Invitation(manifest.run_id, addresses[:MAX_LINK_ADDRESSES]))
-        listener(BootstrapReady(identity.peer_id, manifest.run_id, link, addresses))
-        stopped = asyncio.create_task(stop.wait())
-        failed = asyncio.create_task(transport.wait_for_failure())
-        try:
-            while not stopped.done():
-                await asyncio.wait({stopped, failed}, timeout=REPUBLISH_S, return_when=asyncio.FIRST_COMPLETED)
-                if failed.done():
-                    listener(Failed("network daemon", failed.result()))
-                    raise typer.Exit(1)
-                if not stopped.done():
-                    try:
-                        await directory.publish_manifest(manifest)
-                    except RunUnreachable as error:
-                        listener(Failed("manifest", f"{error}; trying again in {REPUBLISH_S:.0f} s"))
-        finally:
-            stopped.cancel()
-            failed.cancel()
-        listener(Left(stop.reason))
+    listen, announce = _addresses(request, index)
+    transport = await Transport.create(
+        request.home.identity_path,
+        identity.peer_id,
+        namespace=manifest.run_id,
+        initial_peers=request.initial_peers,
+        host_maddrs=listen,
+        announce_maddrs=announce,
+        runtime_dir=request.home.runtime_of(index),
+        relay=Relay(force_reachability="public"),  # peers behind a NAT are reached through it
+    )
+    stack.push_async_callback(transport.close)
+    directory = await Directory.create(transport, manifest.run_id, identity.key)
+    stack.push_async_callback(directory.close)
+    await directory.publish_manifest(manifest)
+    served = _Served(manifest, transport, directory, beaten_at=time.monotonic())
+    stack.callback(served.failed.cancel)
+    return served
+
+
+async def _keep(runs: Sequence[_Served], listener: Listener, stopped: "asyncio.Task[str]") -> None:
+    """Until it is stopped; ends the process with 1 when a network daemon has ended: a supervisor starts it again."""
+    waited_for: set[asyncio.Future[Any]] = {stopped, *(served.failed for served in runs)}
+    while True:
+        await asyncio.wait(waited_for, timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
+        for served in runs:
+            if served.failed.done():
+                listener(Failed("network daemon", served.failed.result()))
+                raise typer.Exit(1)
+        if stopped.done():
+            return
+        for trouble in await asyncio.gather(*(served.beat() for served in runs)):
+            if trouble:
+                listener(Failed("manifest", f"{trouble}; trying again in {BEAT_S:.0f} s"))
+
+
+def _controls(identity: Identity, runs: Sequence[_Served], stop: Stop) -> Controls:
+    def refuse() -> str:
+        raise ControlRefused("a bootstrap trains nothing")
+
+    def leave() -> str:
+        stop.ask("asked to leave")
+        return "leaving"
+
+    def status() -> dict[str, Any]:
+        return report(identity.peer_id, [served.health() for served in runs])
+
+    return Controls(status=status, pause=refuse, resume=refuse, leave=leave)

@@ -22,13 +22,10 @@ from typing import Literal
 
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import parse_multiaddr, parse_multiaddrs
+from dilocox_peer.pipeline.memory import size
 
 Status = Literal["ok", "warn", "fail", "skipped"]
 
-GB = 1e9
-BYTES_PER_PARAMETER = 32  # DESIGN section 5: weight, gradient, two moments, anchor, momentum, residual, snapshot
-DEVICE_BYTES_PER_PARAMETER = 20  # of them on the accelerator: weight, a second version of it, gradient, two moments
-BASE_BYTES = 400_000_000  # one tiny peer with all its processes: 444 MB (benchmarks/memory.py)
 DISK_BYTES_PER_PARAMETER = 40  # three checkpoints of anchor and momentum, one being written, contributions
 DISK_FLOOR_BYTES = 200_000_000
 OPEN_FILES = 1024
@@ -54,6 +51,13 @@ class Check:
 
 def exit_code(checks: Sequence[Check]) -> int:
     return int(any(check.status == "fail" for check in checks))
+
+
+def one_line(checks: Sequence[Check]) -> str:
+    """Names, findings and remedies of checks, for an error or a log line."""
+    return "; ".join(
+        f"{check.name}: {check.found}" + (f" ({check.remedy})" if check.remedy else "") for check in checks
+    )
 
 
 async def within(name: str, seconds: float, look: Callable[[], Awaitable[Check]]) -> Check:
@@ -98,14 +102,12 @@ def judge_packages(installed: Mapping[str, str | None], required: Mapping[str, s
     return Check("packages", "ok", f"{len(installed)} found ({shown})")
 
 
-def judge_memory(available: int, parameters: Sequence[int], *, where: str, per_parameter: int, base: int) -> Check:
-    """parameters: of every stage. A peer needs to hold one of them."""
+def judge_memory(available: int, needs: Sequence[int], *, where: str) -> Check:
+    """needs: bytes that each stage takes there. A peer needs to hold one of them."""
     name = f"memory ({where})"
-    needs = [count * per_parameter + base for count in parameters]
     fits = [stage for stage, need in enumerate(needs) if need <= available]
-    have, least, most = _size(available), _size(min(needs)), _size(max(needs))
-    need = least if len(set(needs)) == 1 else f"{least} to {most}"
-    found = f"{have} free, a stage needs {need} ({per_parameter} bytes a parameter)"
+    have, least, most = size(available), size(min(needs)), size(max(needs))
+    found = f"{have} free, a stage needs {least if least == most else f'{least} to {most}'}"
     if not fits:
         return Check(
             name, "fail", found, "close other programs, use a machine with more memory, or ask for more stages"
@@ -118,7 +120,7 @@ def judge_memory(available: int, parameters: Sequence[int], *, where: str, per_p
 
 def judge_disk(free: int, parameters: Sequence[int] | None, *, folder: Path) -> Check:
     need = DISK_FLOOR_BYTES + (max(parameters) * DISK_BYTES_PER_PARAMETER if parameters else 0)
-    found = f"{_size(free)} free at {folder}, needs {_size(need)}"
+    found = f"{size(free)} free at {folder}, needs {size(need)}"
     if free < need:
         return Check("disk", "fail", found, "free some space, or pass --home on another disk")
     if free < 2 * need:
@@ -296,29 +298,6 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def available_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory that may still be taken: the machine's, or what the control group leaves."""
-    meminfo = _text(root / "proc/meminfo")
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
-    available = int(match[1]) * 1024 if match else _physical_memory()
-    limit, used = (_text(root / "sys/fs/cgroup" / name).strip() for name in ("memory.max", "memory.current"))
-    if limit.isdecimal() and used.isdecimal():
-        available = min(available, max(0, int(limit) - int(used)))
-    return available
-
-
-def _physical_memory() -> int:
-    """Where there is no /proc (macOS): all of it, as what is free cannot be told without more."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii")
-    except OSError:
-        return ""
-
-
 def _own_requirements() -> dict[str, str]:
     """name -> specifier, from the installed metadata; empty in a checkout that was not installed."""
     try:
@@ -363,10 +342,6 @@ def _kind(address: str) -> str:
     if ip.is_loopback:
         return "loopback"
     return "public" if ip.is_global else "private"
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB else f"{num_bytes / 1e6:.0f} MB"
 
 
 def _reason(error: OSError) -> str:

@@ -25,6 +25,8 @@ from dilocox_peer.cli.checks import Check, within
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
+from dilocox_peer.peer.footprint import available_memory
+from dilocox_peer.pipeline.memory import device_bytes, size, stage_bytes
 
 if TYPE_CHECKING:
     from dilocox_peer.cli.visit import Visit
@@ -128,7 +130,7 @@ def examine(
     on_start("memory and speed")
     if manifest is None:
         why = NO_LINK if invitation is None else "the run's settings are not known"
-        found.append(Check("memory", "skipped", f"{checks.available_memory() / checks.GB:.1f} GB free; {why}"))
+        found.append(Check("memory", "skipped", f"{size(available_memory())} free; {why}"))
     else:
         found += look_at_memory(manifest, request)
         disk = checks.judge_disk(
@@ -237,28 +239,18 @@ def look_at_linkd() -> Check:
 def look_at_memory(manifest: "Manifest", request: DoctorRequest) -> list[Check]:
     """Of the machine, and of the accelerator when there is one."""
     parameters = _parameters(manifest, request.stage)
-    found = [
-        checks.judge_memory(
-            checks.available_memory(), parameters,
-            where="machine", per_parameter=checks.BYTES_PER_PARAMETER, base=checks.BASE_BYTES,
-        )
-    ]  # fmt: skip
-    if request.device.startswith("cuda"):
+    is_alone, on_cpu = manifest.stages.count == 1, not request.device.startswith("cuda")
+    needs = [stage_bytes(count, is_alone=is_alone, on_cpu=on_cpu) for count in parameters]
+    found = [checks.judge_memory(available_memory(), needs, where="machine")]
+    if not on_cpu:
         import torch
 
         try:
             free = torch.cuda.mem_get_info(torch.device(request.device))[0]
         except (RuntimeError, AssertionError) as error:
             return [*found, Check("memory (device)", "fail", str(error).splitlines()[0], "use --device cpu")]
-        found.append(
-            checks.judge_memory(
-                free,
-                parameters,
-                where="device",
-                per_parameter=checks.DEVICE_BYTES_PER_PARAMETER,
-                base=checks.BASE_BYTES,
-            )
-        )
+        on_device = [device_bytes(count, is_alone=is_alone) for count in parameters]
+        found.append(checks.judge_memory(free, on_device, where="device"))
     return found
 
 

@@ -36,6 +36,10 @@ class PeerHome:
     def runtime(self) -> Path:
         return self.folder / "runtime"
 
+    def runtime_of(self, index: int) -> Path:
+        """For a process with several network daemons."""
+        return self.runtime if index == 0 else self.folder / f"runtime-{index}"
+
     def run_folder(self, run_id: RunId) -> Path:
         return self.folder / "runs" / run_id[:16]
 

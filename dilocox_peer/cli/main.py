@@ -118,31 +118,48 @@ def sign(
 
 @app.command()
 def bootstrap(
-    path: Annotated[Path, typer.Argument(help="The run's signed run.toml.")] = Path("run.toml"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port on all interfaces; 0: any free one.")] = 4711,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN_FILES]...", help="Signed run.toml of each run [default: run.toml].", show_default=False
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port on all interfaces, further runs the next ones; 0: any.")
+    ] = 4711,
     host_maddrs: HostOption = None,
     announce_maddrs: AnnounceOption = None,
     initial_peers: Annotated[
         list[str] | None, typer.Option(help="Multiaddrs of other bootstraps or peers of the run.", show_default=False)
     ] = None,
+    health: Annotated[
+        bool, typer.Option("--health", help="Say in one line how the one that runs does; exit code 0 or 1.")
+    ] = False,
     name: NameOption = "bootstrap",
     home: HomeOption = None,
     identity_path: IdentityOption = None,
     log: LogOption = LogFormat.AUTO,
     until_stdin_closes: StdinOption = False,
 ) -> None:
-    """Run the entry point of a run: its DHT node and manifest. Prints the line with which others join."""
-    from dilocox_peer.cli.bootstrap import run_bootstrap
+    """Run the entry point of a run, or of several: DHT node and manifest. Prints the line with which others join."""
     from dilocox_peer.cli.home import PeerHome
 
+    if health:
+        from dilocox_peer.cli.health import show_health
+
+        show_health(PeerHome.at(home, name, identity_path))
+    from dilocox_peer.cli.bootstrap import BootstrapRequest, run_bootstrap
+
     run_bootstrap(
-        path,
-        home=PeerHome.at(home, name, identity_path),
-        host_maddrs=host_maddrs or [f"/ip4/0.0.0.0/tcp/{port}"],
-        announce_maddrs=announce_maddrs or [],
-        initial_peers=initial_peers or [],
-        json_log=log is LogFormat.JSON,
-        until_stdin_closes=until_stdin_closes,
+        BootstrapRequest(
+            paths=tuple(paths or (Path("run.toml"),)),
+            home=PeerHome.at(home, name, identity_path),
+            host_maddrs=tuple(host_maddrs or (f"/ip4/0.0.0.0/tcp/{port}",)),
+            announce_maddrs=tuple(announce_maddrs or ()),
+            initial_peers=tuple(initial_peers or ()),
+            json_log=log is LogFormat.JSON,
+            until_stdin_closes=until_stdin_closes,
+        )
     )
 
 
@@ -199,12 +216,23 @@ def join(
     ] = None,
     max_download: Annotated[
         float | None,
-        typer.Option(help="Mbit/s for contributions and state fetched [default: no limit].", show_default=False),
+        typer.Option(
+            help="Mbit/s for contributions, state and activations received [default: no limit].", show_default=False
+        ),
+    ] = None,
+    max_memory: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="GB; a stage that needs more is not taken [default: what is free].", show_default=False
+        ),
     ] = None,
     hours: Annotated[
         str | None,
         typer.Option(help="Train only then, local time, e.g. 22:00-07:00; paused otherwise.", show_default=False),
     ] = None,
+    only_idle: Annotated[
+        bool, typer.Option("--only-idle", help="Train only while other programs leave the processor alone.")
+    ] = False,
     home: HomeOption = None,
     identity_path: IdentityOption = None,
     log: LogOption = LogFormat.AUTO,
@@ -240,7 +268,9 @@ def join(
             nice=nice,
             max_upload_mbit_s=max_upload,
             max_download_mbit_s=max_download,
+            max_memory_gb=max_memory,
             hours=hours,
+            only_idle=only_idle,
         )
     )
 
@@ -520,7 +550,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except DilocoxError as error:
-        typer.echo(f"{PROGRAM}: {error}", err=True)
+        typer.echo(f"{PROGRAM}: {error.line}", err=True)
         sys.exit(error.exit_code)
 
 

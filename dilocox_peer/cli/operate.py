@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from dilocox_peer.cli.eventlog import read_event
+from dilocox_peer.cli.health import ROLE, judge
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.screen import Size, View, render
@@ -23,7 +24,7 @@ from dilocox_peer.events import SeenPeer, SwarmSeen, short
 from dilocox_peer.invitation import Invitation, parse_invitation
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import ask, follow, socket_path
-from dilocox_peer.peer.status import Status
+from dilocox_peer.peer.status import Status, stage_words
 from dilocox_peer.types import PeerId
 
 WATCH_PEER_S, WATCH_RUN_S = 1.0, 10.0
@@ -53,14 +54,24 @@ def show_peer(home: PeerHome, *, as_json: bool, watch: bool) -> None:
 
 
 def peer_lines(status: Mapping[str, Any]) -> list[str]:
-    """A peer's summary (peer/status.py) for a person."""
+    """A peer's summary (peer/status.py), or a bootstrap's (health.py), for a person."""
+    if status.get("role") == ROLE:
+        return [
+            f"bootstrap {short(PeerId(status['peer']))}  {judge(status)[1]}",
+            *(f"  {each['link']}" for each in status["runs"]),
+        ]
     lines = [
         f"{status['run_name'] or 'no run yet'}  {short(PeerId(status['peer']))}  {status['why'] if status['phase'] in status['why'] else status['phase'] + ': ' + status['why']}"
     ]
     if status["round"] is not None:
         lines.append(
-            f"  stage {status['stage']} of {status['stages']}, round {status['round']}/{status['total_rounds']}, "
+            f"  {stage_words(status['stage'], status['stages'])}, round {status['round']}/{status['total_rounds']}, "
             f"{status['tokens_per_s']:,.0f} tokens/s, busy {status['busy']:.0%}, loss {_loss(status['train_loss'])}"
+        )
+        more = status["link_overhead"]
+        lines.append(
+            f"  up {_mbit_s(status['up_bytes_per_s'])}, down {_mbit_s(status['down_bytes_per_s'])}"
+            + (f"; the link carries {more:.1%} more" if more is not None else "")
         )
     lines += [
         stage_line(
@@ -217,6 +228,10 @@ def run_lines(manifest: Manifest, seen: Sequence[SeenPeer]) -> list[str]:
 
 def _is_thin(status: Status, stage: int, count: int) -> bool:
     return not status.of_stage(stage) or (stage < min(count, status.num_stages) and status.is_thin(stage))
+
+
+def _mbit_s(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8e-6:.2f} Mbit/s"
 
 
 def _loss(value: float | None) -> str:

@@ -20,7 +20,7 @@ from rich.style import Style
 from dilocox_peer.cli.demo_table import size as size_of
 from dilocox_peer.cli.demo_table import sparkline
 from dilocox_peer.events import short
-from dilocox_peer.peer.status import LogLine, MapPeer, Round, Status
+from dilocox_peer.peer.status import LogLine, MapPeer, Round, Status, stage_words
 
 MIN_WIDTH, MIN_HEIGHT = 76, 20  # below, one panel at a time
 PANELS = ("my peer", "swarm", "rounds", "log")
@@ -133,7 +133,7 @@ def _box(title: str, lines: Sequence[Line], width: int, height: int, *, right: S
 def _header(status: Status, width: int, now: float, view: View) -> Line:
     joined = status.joined
     name = joined.run_name if joined is not None else "dilocox-peer"
-    where = f"stage {status.stage} of {status.num_stages}" if status.stage is not None else ""
+    where = stage_words(status.stage, status.num_stages) if status.stage is not None else ""
     left = "  ".join(part for part in (name, short(status.me) if status.me else "", where, status.phase) if part)
     right = "  ".join(part for part in (view.note, _elapsed(status, now), _clock(now, view)) if part)
     space = max(1, width - cell_len(left) - cell_len(right) - 2)
@@ -192,9 +192,11 @@ def _my_peer(status: Status, width: int, rows: int, now: float) -> list[Line]:
     device = joined.device if joined.device != "cpu" else f"cpu, {_count(joined.threads, 'thread')}"
     memory = size_of(progress.memory_bytes) if progress.memory_bytes else "-"
     lines.append(_row("memory", [(f"{memory}   {device}", "")]))
-    lines.append(
-        _row("up", [(f"{size_of(status.up_bytes_per_s())}/s", ""), ("   down ", "dim"), (f"{size_of(status.down_bytes_per_s())}/s", "")])
-    )  # fmt: skip
+    rates: Line = [(f"{size_of(status.up_bytes_per_s())}/s", ""), ("   down ", "dim"), (f"{size_of(status.down_bytes_per_s())}/s", "")]  # fmt: skip
+    overhead = status.link_overhead()
+    if overhead is not None and width >= 48:
+        rates.append((f"   link +{overhead:.0%}", "dim"))
+    lines.append(_row("up", rates))
     lag_style = "yellow" if progress.lag_ms_p99 > 100 else ""
     lag: Line = [(f"{progress.lag_ms_p99:.1f} ms", lag_style)]
     if pipeline is not None:

@@ -37,9 +37,11 @@ from dilocox_peer.pipeline.link import (
     LinkId,
     LinkSettings,
     RoundTrip,
+    Traffic,
     Unlinked,
 )
 from dilocox_peer.pipeline.scheduler import Scheduler
+from dilocox_peer.pipeline.turnstile import Pace, Turnstile, at_once
 from dilocox_peer.signing import SIGNATURE_BYTES, SigningKey, verify
 from dilocox_peer.types import PeerId, RunId, canonical
 
@@ -82,13 +84,15 @@ class _Neighbour:
 
 @dataclass(frozen=True)
 class ConveyorStatus:
-    """What a screen shows of the pipeline. linked: stages of the neighbours; rtt_s: by neighbour; bytes: with headers;
-    the rest as the scheduler counts it."""
+    """What a screen shows of the pipeline. linked: stages of the neighbours; rtt_s: by neighbour; bytes: with headers, and
+    wire_bytes: what linkd's connections carried for them, as of its last ping; the rest as the scheduler counts it."""
 
     linked: Mapping[PeerId, int]
     rtt_s: Mapping[PeerId, float]
     bytes_sent: int
     bytes_received: int
+    wire_bytes_sent: int
+    wire_bytes_received: int
     in_flight: int
     waiting: int
     window: int
@@ -113,10 +117,12 @@ class Conveyor:
         on_failure: Callable[[str], None],
         trace: bool = False,
         mdns: bool = False,
-        pace: Callable[[int], float] = lambda num_bytes: 0.0,
+        pace: Pace = at_once,
+        pace_in: Pace = at_once,
     ) -> None:
-        """on_failure: the pipeline has ended for good, from its thread. pace: seconds to wait before so many bytes of bodies
-        may go out, which count as gone from then on; called by its thread."""
+        """on_failure: the pipeline has ended for good, from its thread. pace, pace_in: for bodies that go out, and for those
+        that we ask for, by a grant or by a body that is answered; called by several threads.
+        """
         body = BodyFormat.of(manifest)
         self._body = body
         self._key = key
@@ -127,14 +133,15 @@ class Conveyor:
         self._listener = listener
         self._on_work: Callable[[], None] = lambda: None
         self._on_failure = on_failure
-        self._pace = pace
-        self._bodies: deque[tuple[PeerId, HopMessage, Bytes]] = deque()  # wait for their turn under the upload limit
+        self._pace, self._pace_in = pace, pace_in
+        self._bodies: deque[tuple[PeerId, HopMessage, Bytes]] = deque()  # wait for their turn under the limits
         self._bodies_at: float | None = None  # when the first of them may go; None: it has not asked yet
         slots = max_slots(manifest)
         self._scheduler = Scheduler(
             me=self._me, incarnation=incarnation, stage=stage, num_stages=manifest.stages.count,
             mode=manifest.stages.schedule, accumulate=manifest.inner.accumulate, max_slots=slots,
             rng=random.Random(f"{self._me} {incarnation}"), now=time.monotonic(), trace=trace,
+            entry=Turnstile(body.step_bytes, pace_in),
         )  # fmt: skip
         self._link = Link(
             LinkSettings(
@@ -165,6 +172,7 @@ class Conveyor:
         self._stage_of: dict[PeerId, int] = {}
         self._rtt_s: dict[PeerId, float] = {}
         self._bytes_sent = self._bytes_received = 0
+        self._traffic_before = self._traffic = Traffic(0, 0)  # of linkds that ended, and of this one
         self._thread = threading.Thread(target=self._run, name="dilocox-pipeline")
 
     # ---- life --------------------------------------------------------------------------------------------------------
@@ -227,6 +235,8 @@ class Conveyor:
                 rtt_s=dict(self._rtt_s),
                 bytes_sent=self._bytes_sent,
                 bytes_received=self._bytes_received,
+                wire_bytes_sent=self._traffic_before.sent + self._traffic.sent,
+                wire_bytes_received=self._traffic_before.received + self._traffic.received,
                 in_flight=scheduler.in_flight,
                 waiting=scheduler.waiting,
                 window=scheduler.window,
@@ -360,7 +370,12 @@ class Conveyor:
                 self._round_trip(link, seconds)
             case Found(link, addresses):
                 self._found(link, addresses)
+            case Traffic():
+                self._traffic = event
             case LinkdEnded(reason):
+                before, last = self._traffic_before, self._traffic
+                self._traffic_before = Traffic(before.received + last.received, before.sent + last.sent)
+                self._traffic = Traffic(0, 0)
                 self._restart(reason)
 
     def _arrived(self, link: LinkId, header: bytes, body: memoryview) -> None:
@@ -520,7 +535,8 @@ class Conveyor:
         while self._bodies:
             peer, message, body = self._bodies[0]
             if self._bodies_at is None and peer in self._links:
-                self._bodies_at = time.monotonic() + self._pace(len(body))
+                answer_s = self._pace_in(self._body.hidden_bytes) if isinstance(message, Step) else 0.0
+                self._bodies_at = time.monotonic() + max(self._pace(len(body)), answer_s)
             if self._bodies_at is not None and self._bodies_at > time.monotonic():
                 return
             self._bodies.popleft()

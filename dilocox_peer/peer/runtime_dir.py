@@ -5,6 +5,7 @@ with a folder of its own a peer may delete all of them without breaking another 
 """
 
 import fcntl
+import hashlib
 import os
 import stat
 import tempfile
@@ -36,7 +37,7 @@ class RuntimeDir:
         """
         wanted = Path(os.path.abspath(wanted))
         is_stand_in = not _fits(wanted)
-        path = _stand_in(peer) if is_stand_in else wanted
+        path = _stand_in(peer, wanted.name) if is_stand_in else wanted
         for _attempt in range(
             8
         ):  # another peer that closes just now may remove its stand-in between our open and our lock
@@ -65,8 +66,9 @@ class RuntimeDir:
                     os.unlink(entry.path)
 
 
-def _stand_in(peer: PeerId) -> Path:
-    name = f"dilocox-{os.getuid()}-{peer[-12:]}"
+def _stand_in(peer: PeerId, wanted: str) -> Path:
+    which = hashlib.sha256(os.fsencode(wanted)).hexdigest()[:4]  # a bootstrap of several runs has several
+    name = f"dilocox-{os.getuid()}-{peer[-12:]}-{which}"
     own = Path(tempfile.gettempdir(), name)  # TMPDIR may itself be long
     return own if _fits(own) else Path("/tmp", name)
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import torch
 
 from dilocox_peer.compression.aggregate import contribution_norm
@@ -53,13 +52,14 @@ from dilocox_peer.peer.conductor import Conductor
 from dilocox_peer.peer.contract import FetchState, Leaving, PeerFound, StateComputed, StateInstalled, StateMissing
 from dilocox_peer.peer.conveyor import Conveyor, LinkAddress
 from dilocox_peer.peer.driver import BLOB_SERVICE, RoundDriver
-from dilocox_peer.peer.footprint import resident_bytes
+from dilocox_peer.peer.footprint import available_memory, resident_bytes
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.keeper import Keeper
 from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.outer import AnchorState
 from dilocox_peer.peer.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.peer.startup import StartUp, Step
 from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer, fetch_state
 from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.peer.timing import Timing
@@ -68,7 +68,7 @@ from dilocox_peer.peer.training import Progress
 from dilocox_peer.peer.transport import Reply, Transport, TransportLimits
 from dilocox_peer.pipeline.data import load_corpus
 from dilocox_peer.pipeline.link import LinkId
-from dilocox_peer.pipeline.memory import stages_that_fit
+from dilocox_peer.pipeline.memory import Room, stage_bytes
 from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import SEED_BYTES, verify
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, RunId
@@ -113,6 +113,7 @@ class SessionSettings:
     trace: bool = False
     outgoing_only: bool = False  # others cannot dial us
     mdns: bool = False  # look for neighbours' links on the local network
+    max_memory_bytes: int | None = None  # None: as much as is free
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,7 @@ class Session:
     async def _stay(self, leaving: "asyncio.Future[str]") -> None:
         """One start-up, work and leaving. Raises NetworkLost when the network daemon died under it."""
         self._incarnation = max(self._incarnation + 1, time.time_ns() // 1_000_000)
+        self._startup = StartUp(Step.NETWORK)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="dilocox-disk")
         async with AsyncExitStack() as stack:
             stack.callback(self._disk.shutdown, wait=False)
@@ -214,7 +216,9 @@ class Session:
             either: set[asyncio.Future[Any]] = {starting, leaving}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                await self._work(starting.result(), leaving)
+                with self._startup.named():
+                    parts = starting.result()
+                await self._work(parts, leaving)
             else:
                 starting.cancel()
                 with suppress(asyncio.CancelledError):
@@ -235,16 +239,23 @@ class Session:
             limits=settings.limits,
         )
         stack.push_async_callback(transport.close)
+        at = self._startup
+        at.step = Step.DIRECTORY
         directory = await Directory.create(transport, settings.run_id, self._identity.key)
         stack.push_async_callback(directory.close)
+        at.step = Step.SETTINGS
         manifest = await directory.fetch_manifest()
+        at.step = Step.CLAIM
         stage = self._stage = await self._claim(manifest, transport, directory)
         corpus = None
         if stage == 0:
+            at.step = Step.TEXT
             corpus = await asyncio.to_thread(
                 load_corpus, manifest.data.source, settings.data, validation=manifest.data.validation
             )
+        at.step = Step.DEVICE
         _check_device(settings.device)
+        at.step = Step.DISK
         try:
             keeper = await asyncio.get_running_loop().run_in_executor(
                 self._disk, lambda: Keeper(settings.run_folder, manifest, stage, self._listener)
@@ -252,6 +263,7 @@ class Session:
         except OSError as error:
             raise ConfigError(f"{settings.run_folder} cannot be used: {error.strerror}; pass another --home") from None
         stack.callback(keeper.close)
+        at.step = Step.TRAINER
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, transport, on_failure)
         timetable = Timetable(manifest)
@@ -275,8 +287,10 @@ class Session:
         if conveyor is not None:
             conveyor.set_on_work(trainer.nudge)
             stack.push_async_callback(self._stop_conveyor, conveyor)
+            at.step = Step.LINKD
             await asyncio.to_thread(conveyor.start)
         self._listener(_run_joined(manifest, self._me, stage, settings))
+        at.step = Step.ROUNDS
         parts = await self._couple(manifest, stage, transport, directory, trainer, timetable, keeper, conveyor)
         await directory.announce(self._lease(parts))
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
@@ -289,13 +303,23 @@ class Session:
         if self._stage is not None:
             if self._stage >= count:
                 raise ConfigError(f"--stage {self._stage}: the run has stages 0 to {count - 1}")
-            return self._stage
-        if count == 1:
-            return 0
+            if self._trainer is not None:  # held until our network daemon died
+                return self._stage
+        on_cpu = not self._settings.device.startswith("cuda")
         sizes = [layout_of(manifest, stage).num_elements for stage in range(count)]
+        needs = [stage_bytes(size, is_alone=count == 1, on_cpu=on_cpu) for size in sizes]
+        room = Room(available_memory() + resident_bytes(), self._settings.max_memory_bytes)
+        fits = room.fitting(needs)
+        insisted = 0 if count == 1 else self._stage
+        if insisted is None and not fits:
+            insisted = needs.index(min(needs))  # to say what is lacking
+        if insisted is not None:
+            if reason := room.why_not(insisted, needs):
+                raise ConfigError(reason)
+            return insisted
         claimant = Claimant(
             self._me,
-            fits=stages_that_fit(sizes, psutil.virtual_memory().available),
+            fits=fits,
             is_dialable=self._reachability(tuple(transport.addresses)) == "direct",
         )
         stages = await _leases_of_all(directory, count)
@@ -335,6 +359,7 @@ class Session:
             trace=settings.trace,
             mdns=settings.mdns,
             pace=transport.reserve_upload,
+            pace_in=transport.reserve_download,
         )
 
     def _from_thread(self, listener: Listener) -> Listener:
@@ -760,6 +785,8 @@ def _pipeline_progress(conveyor: Conveyor, progress: Progress) -> PipelineProgre
         duplicates=status.duplicates,
         bytes_sent=status.bytes_sent,
         bytes_received=status.bytes_received,
+        wire_bytes_sent=status.wire_bytes_sent,
+        wire_bytes_received=status.wire_bytes_received,
     )
 
 

@@ -192,6 +192,14 @@ class Status:
     def down_bytes_per_s(self) -> float:
         return self._rate(lambda sample: sample.received + sample.link_received)
 
+    def link_overhead(self) -> float | None:
+        """What TCP carried for activations and gradients beyond them, as a share of them; None before there is a measure."""
+        link = self.pipeline
+        payload = link.bytes_sent + link.bytes_received if link is not None else 0
+        if link is None or not payload or not link.wire_bytes_sent:
+            return None
+        return max(0.0, (link.wire_bytes_sent + link.wire_bytes_received) / payload - 1)
+
     def busy(self) -> float:
         """Share of the last seconds spent computing; 0 when nothing moves."""
         return self.progress.busy if self.progress is not None and self.tokens_per_s() > 0 else 0.0
@@ -461,6 +469,11 @@ class Status:
         return ""
 
 
+def stage_words(stage: int, count: int) -> str:
+    """A stage's number as flags and records have it, from 0, and which others there are."""
+    return f"stage {stage} (of 0..{count - 1})" if count > 1 else "the whole model"
+
+
 def printable(text: str, most: int = MAX_LINE) -> str:
     """text as a terminal may be given it: no control characters (a reason may come from a stranger), and not endless."""
     clean = text if text.isprintable() else "".join(each if each.isprintable() else "�" for each in text)
@@ -492,6 +505,7 @@ def summary(status: Status, now: float) -> dict[str, Any]:
         "lag_ms_p99": progress.lag_ms_p99 if progress is not None else None,
         "up_bytes_per_s": round(status.up_bytes_per_s(), 1),
         "down_bytes_per_s": round(status.down_bytes_per_s(), 1),
+        "link_overhead": status.link_overhead(),
         "linked": pipeline.linked if pipeline is not None else None,
         "addresses": list(status.addresses),
         "swarm": [

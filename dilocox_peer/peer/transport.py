@@ -96,7 +96,7 @@ class TransportLimits:
     messages_per_s: float = 200.0  # from one peer; a swarm in training sends below 10
     messages_burst: float = 400.0
     upload_bytes_per_s: float | None = None  # of fetched bodies and of activations, to all peers together
-    download_bytes_per_s: float | None = None  # of bodies we fetch, from all peers together
+    download_bytes_per_s: float | None = None  # of bodies we fetch and of activations, from all peers together
 
 
 class Transport:
@@ -131,7 +131,7 @@ class Transport:
         self._free_streams = asyncio.Semaphore(limits.streams)
         rate = limits.upload_bytes_per_s
         self.uplink = UplinkMeter()
-        self._upload_lock = threading.Lock()
+        self._limits_lock = threading.Lock()
         self._upload = TokenBucket(rate, burst=rate / 4, now=time.monotonic()) if rate is not None else None
         most = limits.download_bytes_per_s
         self._download = TokenBucket(most, burst=most / 4, now=time.monotonic()) if most is not None else None
@@ -469,16 +469,22 @@ class Transport:
 
     async def _pace_download(self, num_bytes: int) -> None:
         """What is not read here fills the stream's window, and then its sender waits."""
-        if self._download is not None:
-            wait_s = self._download.reserve(num_bytes, time.monotonic())
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
+        wait_s = self.reserve_download(num_bytes)
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+
+    def reserve_download(self, num_bytes: int) -> float:
+        """Seconds to wait before so many bytes may come in under the download limit, which the pipeline shares; any thread."""
+        if self._download is None:
+            return 0.0
+        with self._limits_lock:
+            return self._download.reserve(num_bytes, time.monotonic())
 
     def reserve_upload(self, num_bytes: int) -> float:
         """Seconds to wait before so many bytes may go out under the upload limit, which the pipeline shares; any thread."""
         if self._upload is None:
             return 0.0
-        with self._upload_lock:
+        with self._limits_lock:
             return self._upload.reserve(num_bytes, time.monotonic())
 
     async def _pace(self, num_bytes: int) -> None:

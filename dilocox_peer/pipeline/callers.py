@@ -14,6 +14,7 @@ from dilocox_peer.pipeline.flight import RECENT, Desk, Flight, State
 from dilocox_peer.pipeline.hop import Ack, Cancel, Grad, Grant, MicroBatchId, Refuse, Reserve, Step, Wait
 from dilocox_peer.pipeline.knowledge import Knowledge
 from dilocox_peer.pipeline.slots import AnswerCache, CallKey, Slots
+from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.types import PeerId
 
 MAX_OUTSTANDING = 256  # calls of one caller that hold or await a slot, without bodies about 100 KB; more are refused
@@ -30,10 +31,18 @@ class Callers:
     """flights: by the caller's key, from its Reserve to our answer."""
 
     def __init__(
-        self, desk: Desk, known: Knowledge, slots: Slots, *, max_slots: int, abandon: Callable[[Flight], None]
+        self,
+        desk: Desk,
+        known: Knowledge,
+        slots: Slots,
+        *,
+        max_slots: int,
+        abandon: Callable[[Flight], None],
+        entry: Turnstile,
     ) -> None:
-        """abandon: ends what is under way of a flight that no caller waits for any more."""
+        """abandon: ends what is under way of a flight that no caller waits for any more. entry: what grants go through."""
         self._desk, self._known, self._slots = desk, known, slots
+        self._entry = entry
         self._most_outstanding = max(max_slots, MAX_OUTSTANDING)
         self._abandon = abandon
         self.flights: dict[CallKey, Flight] = {}
@@ -122,8 +131,8 @@ class Callers:
             self._desk.send(peer, Wait(message.id, self._slots.num_waiting, message.call))
 
     def grant(self) -> None:
-        """Tells those whose turn it is."""
-        for key in self._slots.grant():
+        """Tells those whose turn it is. Who waits for the download limit is in the line like who waits for a slot."""
+        for key in self._slots.grant(lambda: self._entry.passes(self._desk.now)):
             flight = self.flights[key]
             flight.state = State.GRANTED
             self._desk.mark(flight, "granted")
@@ -131,6 +140,11 @@ class Callers:
             self._serial += 1
             flight.call = self._serial  # until the call downstream has its own number: the order of grants
             self._desk.send(key[0], Grant(flight.id, key[1]))
+
+    @property
+    def grant_at(self) -> float:
+        """When `grant` is wanted because the download limit lets the next body in; inf if nobody waits for that."""
+        return self._entry.opens_at if self._slots.can_grant else float("inf")
 
     def on_step(self, peer: PeerId, message: Step, body: Body | None) -> None:
         key = (peer, message.call)

@@ -115,13 +115,21 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes over TCP since this linkd began, of TLS and yamux included; about as often as a ping, while there are links."""
+
+    received: int
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
 class LinkdEnded:
     """All links are gone, and were reported as Unlinked before this. restart is due."""
 
     reason: str
 
 
-LinkEvent = Linked | Unlinked | Arrived | RoundTrip | Found | LinkdEnded
+LinkEvent = Linked | Unlinked | Arrived | RoundTrip | Found | Traffic | LinkdEnded
 
 
 @dataclass(slots=True)
@@ -478,6 +486,9 @@ class Link:
             return
         if frame.kind == Kind.FOUND:
             self._events.append(Found(LinkId(header["n"]), tuple(header["a"])))
+            return
+        if frame.kind == Kind.TRAFFIC:
+            self._events.append(Traffic(header["r"], header["s"]))
             return
         if frame.kind == Kind.FAILED:
             return  # the end of the socket follows

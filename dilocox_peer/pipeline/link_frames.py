@@ -41,6 +41,7 @@ class Kind(IntEnum):
     ROUND_TRIP = 20  # l, s: seconds
     FOUND = 21  # n, a
     CREDIT = 22  # l, b: cost in bytes of what has been written since the last one
+    TRAFFIC = 23  # r, s: bytes received and sent over TCP since this linkd began
     # linkd <-> linkd
     HELLO = 32  # role: "control" or "bulk", g: generation; the first frame of a stream, answered on "control"
     REFUSED = 33  # reason; instead of the answer

@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -40,11 +41,20 @@ GATHER_S, SEGMENT_BYTES, PLENTY_BYTES = 0.001, 1024, 64 * 1024
 MDNS_SERVICE = "_p2p._udp.local."
 
 
+@dataclass(slots=True)
+class Traffic:
+    """Bytes through the TCP connections of a host, of TLS and yamux included, since it began."""
+
+    received: int = 0
+    sent: int = 0
+
+
 class Wire:
     """A TCP connection below TLS: read in large pieces (TLS asks for 4096 bytes at a time), closed without asking."""
 
-    def __init__(self, conn: Any) -> None:
+    def __init__(self, conn: Any, traffic: Traffic) -> None:
         self._conn = conn
+        self._traffic = traffic
         self._is_streaming = False  # a body comes in, no faster than we read
         sock = conn.stream.stream
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
@@ -60,8 +70,13 @@ class Wire:
         if self._is_streaming:
             await trio.sleep(GATHER_S)
         data: bytes = await self._conn.read(READ_BYTES if n is None or n >= 4096 else n)
+        self._traffic.received += len(data)
         self._is_streaming = SEGMENT_BYTES <= len(data) < PLENTY_BYTES
         return data
+
+    async def write(self, data: bytes) -> None:
+        self._traffic.sent += len(data)
+        await self._conn.write(data)
 
     def abort(self) -> None:
         """Closes the socket. A write that is stuck in it ends, which it does for nothing else."""
@@ -71,14 +86,15 @@ class Wire:
 class Tls:
     """libp2p's TLS over a Wire."""
 
-    def __init__(self, key_pair: Any) -> None:
+    def __init__(self, key_pair: Any, traffic: Traffic) -> None:
         self._transport = TLSTransport(key_pair)
+        self._traffic = traffic
 
     async def secure_inbound(self, conn: Any) -> Any:
-        return await self._transport.secure_inbound(Wire(conn))
+        return await self._transport.secure_inbound(Wire(conn, self._traffic))
 
     async def secure_outbound(self, conn: Any, peer_id: Any) -> Any:
-        return await self._transport.secure_outbound(Wire(conn), peer_id)
+        return await self._transport.secure_outbound(Wire(conn, self._traffic), peer_id)
 
 
 def wire_of(conn: Any) -> Wire:
@@ -97,10 +113,11 @@ class Host:
 
     def __init__(self, key_seed: bytes, protocol: str, *, max_connections: int) -> None:
         self._protocol = TProtocol(protocol)
+        self.traffic = Traffic()
         key_pair = create_new_key_pair(key_seed)
         self._host = new_host(
             key_pair=key_pair,
-            sec_opt={TLS_ID: Tls(key_pair)},
+            sec_opt={TLS_ID: Tls(key_pair, self.traffic)},
             muxer_opt={TProtocol(YAMUX_ID): Yamux},
             connection_config=ConnectionConfig(
                 max_connections=max_connections,

@@ -322,6 +322,9 @@ class Neighbours:
             is_ping_due = now - pinged_at >= config.ping_s - tick_s / 2
             if is_ping_due:
                 pinged_at = now
+                if self.links and not self._outbox.is_long:
+                    traffic = self._host.traffic
+                    self._outbox.tell(Kind.TRAFFIC, {"r": traffic.received, "s": traffic.sent})
             for _, link in list(self.links.values()):
                 link.check(now, config.dead_s)
                 if is_ping_due:

@@ -58,6 +58,7 @@ from dilocox_peer.pipeline.hop import Ack, Cancel, Grad, Grant, MicroBatchId, Re
 from dilocox_peer.pipeline.knowledge import Knowledge, Role
 from dilocox_peer.pipeline.routes import Callee, Plan
 from dilocox_peer.pipeline.slots import Slots
+from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.pipeline.versions import Mode, Versions
 from dilocox_peer.types import PeerId
 
@@ -84,7 +85,9 @@ class Scheduler:
         now: float,
         timing: HopTiming = HopTiming(),
         trace: bool = False,
+        entry: Turnstile | None = None,
     ) -> None:
+        """entry: what grants go through, to keep to a download limit; None: there is none."""
         assert 0 <= stage < num_stages, (stage, num_stages)
         assert num_stages >= 2, "a single stage needs no pipeline"
         self._me, self._incarnation = me, incarnation
@@ -97,7 +100,12 @@ class Scheduler:
         self._slots = self.slots_type(1)
         self._known = Knowledge(self._desk, role, self._slots)
         self._callers = self.callers_type(
-            self._desk, self._known, self._slots, max_slots=max_slots, abandon=self._abandon
+            self._desk,
+            self._known,
+            self._slots,
+            max_slots=max_slots,
+            abandon=self._abandon,
+            entry=entry if entry is not None else Turnstile(0),
         )
         self._calls = self.calls_type(self._desk, self._known, number=rng.getrandbits(48))
         self.versions = self.versions_type(mode, accumulate, admit=accumulate if self._is_head else 2 * accumulate)
@@ -242,7 +250,7 @@ class Scheduler:
 
     def deadline(self) -> float:
         """When Tick is wanted."""
-        due = min(self._known.status_at, self._sweep_at)
+        due = min(self._known.status_at, self._sweep_at, self._callers.grant_at)
         if self._idle_since is not None:
             due = min(due, self._idle_since + self._timing.idle_step_s)
         return due
@@ -262,6 +270,8 @@ class Scheduler:
             self._callers.resize()
             self._known.replan("speed", is_wanted=False)
             self._known.tell_all()
+        if now >= self._callers.grant_at:
+            self._callers.grant()
         if now >= self._sweep_at:
             self._sweep_at = now + self._timing.sweep_s
             self._calls.sweep()

@@ -8,7 +8,7 @@ Pure: no time.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -89,10 +89,15 @@ class Slots:
             del self._waiting[key]
             use.waiting -= 1
 
-    def grant(self) -> list[CallKey]:
-        """Those whose turn it is now, in order; they hold a slot from here on."""
+    @property
+    def can_grant(self) -> bool:
+        """Whether somebody waits whose turn it is."""
+        return bool(self._waiting) and self._next_in_line() is not None
+
+    def grant(self, passes: Callable[[], bool] = lambda: True) -> list[CallKey]:
+        """Those whose turn it is now, in order, as long as they may pass; they hold a slot from here on."""
         granted: list[CallKey] = []
-        while self._waiting and (key := self._next_in_line()) is not None:
+        while self._waiting and (key := self._next_in_line()) is not None and passes():
             use = self._uses[key[0]]
             del self._waiting[key]
             self._held.add(key)

@@ -107,7 +107,17 @@ def test_a_missing_data_path_is_named_before_anything_starts(tmp_path):
 def test_an_unreachable_bootstrap_is_exit_code_3(tmp_path):
     port = free_port()
     done = peer(tmp_path, "join", link_to(port), "--host-maddrs", "/ip4/127.0.0.1/tcp/0")
-    assert_refused(done, 3, f"127.0.0.1/tcp/{port}")
+    assert_refused(done, 3, "joining failed at reaching the run", f"127.0.0.1/tcp/{port}")
+
+
+def test_join_checks_this_machine_before_it_makes_anything(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = peer(tmp_path, "join", link_to(1), "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}")
+    assert_refused(done, 2, "joining failed at checking this machine", str(port), "--host-maddrs")
+    assert files_in(tmp_path) == set()
 
 
 def test_a_port_in_use_is_named(tmp_path):

@@ -14,6 +14,8 @@ from dilocox_peer.events import Event, NeighbourLinked, NeighbourUnlinked
 from dilocox_peer.peer.conveyor import Conveyor, LinkAddress
 from dilocox_peer.peer.outer import initial_state
 from dilocox_peer.peer.trainer import Trainer
+from dilocox_peer.pipeline.activations import BodyFormat
+from dilocox_peer.pipeline.turnstile import Pace, at_once
 from dilocox_peer.signing import SigningKey
 from tests.cut_runs import corpus, manifest_of, one_model
 
@@ -25,14 +27,14 @@ INCARNATION = 7
 class Peer:
     """One stage's trainer and conveyor."""
 
-    def __init__(self, manifest, stage: int, *, seed: int, limit: int | None, pace=lambda num_bytes: 0.0) -> None:
+    def __init__(self, manifest, stage: int, *, seed: int, limit: int | None, pace=at_once, pace_in=at_once) -> None:
         self.key = SigningKey(bytes([seed]) * 32)
         self.events: list[Event] = []
         self.failures: list[str] = []
         self.conveyor = Conveyor(
             manifest, stage, key=self.key, run_id=manifest.run_id, incarnation=INCARNATION,
             link_seed=bytes([seed + 100]) * 32, listen=LOOPBACK, listener=self.events.append,
-            on_failure=self.failures.append, pace=pace,
+            on_failure=self.failures.append, pace=pace, pace_in=pace_in,
         )  # fmt: skip
         self.trainer = Trainer(
             manifest, peer=self.key.peer_id, incarnation=INCARNATION, corpus=corpus() if stage == 0 else None, stage=stage,
@@ -56,16 +58,21 @@ class Peer:
 
 @contextlib.contextmanager
 def running(
-    manifest, layout: list[int], *, limit: int | None, pace: Callable[[int], float] = lambda num_bytes: 0.0
+    manifest,
+    layout: list[int],
+    *,
+    limit: int | None,
+    pace: Pace = at_once,
+    pace_in: Callable[[int], Pace] = lambda stage: at_once,
 ) -> Iterator[list[list[Peer]]]:
-    """layout: replicas of each stage."""
+    """layout: replicas of each stage. pace_in: of a stage."""
     stages: list[list[Peer]] = []
     seed = 1
     try:
         for stage, replicas in enumerate(layout):
             stages.append([])
             for _ in range(replicas):
-                stages[stage].append(Peer(manifest, stage, seed=seed, limit=limit, pace=pace))
+                stages[stage].append(Peer(manifest, stage, seed=seed, limit=limit, pace=pace, pace_in=pace_in(stage)))
                 seed += 1
         for stage, peers in enumerate(stages[:-1]):
             for peer in peers:
@@ -160,6 +167,27 @@ def test_bodies_wait_for_the_upload_limit_and_all_arrive():
         wait_until(lambda: head.trainer.progress().micro_batches == 16)
         assert len(asked) == 2 * 16  # every body once, in both directions
         assert head.conveyor.status().resent == 0
+
+
+def test_a_download_limit_is_asked_before_each_body_and_each_answer():
+    manifest = manifest_of(2, schedule="carry")
+    asked: dict[int, list[int]] = {0: [], 1: []}
+
+    def pace_of(stage: int) -> Callable[[int], float]:
+        def pace(num_bytes: int) -> float:
+            asked[stage].append(num_bytes)
+            return 0.02
+
+        return pace
+
+    with running(manifest, [1, 1], limit=16, pace_in=pace_of) as ((head,), (last,)):
+        wait_until(lambda: head.trainer.progress().micro_batches == 16)
+        body = BodyFormat.of(manifest)
+        assert asked[0] == [body.hidden_bytes] * 16  # a gradient for each micro-batch it sends
+        assert asked[1][:16] == [body.step_bytes] * 16  # before each grant, and perhaps the next one's place
+        assert len(asked[1]) <= 17
+        assert head.conveyor.status().resent == 0
+        wait_until(lambda: last.conveyor.status().wire_bytes_received >= 16 * body.step_bytes)
 
 
 def test_a_paused_peer_of_a_later_stage_sends_its_callers_to_the_other():

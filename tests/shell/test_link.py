@@ -22,6 +22,7 @@ from dilocox_peer.pipeline.link import (
     LinkFailed,
     LinkSettings,
     RoundTrip,
+    Traffic,
     Unlinked,
 )
 from dilocox_peer.pipeline.link import Link as _Link
@@ -148,6 +149,19 @@ def test_round_trips_are_reported_to_both(make_link: MakeLink):
     one, two = linked_pair(make_link)
     until(lambda: bool(one.of(RoundTrip) and two.of(RoundTrip)), one, two)
     assert 0 < one.of(RoundTrip)[0].seconds < 5
+
+
+def test_what_the_connections_carry_is_reported_and_little_more_than_the_bodies(make_link: MakeLink):
+    one, two = linked_pair(make_link)
+    until(lambda: bool(one.of(Traffic) and two.of(Traffic)), one, two)
+    before = one.of(Traffic)[-1], two.of(Traffic)[-1]
+    assert one.send(two.link_id, b"body", content(2 * MB, 1))
+    until(lambda: bool(two.of(Arrived)), one, two)
+    until(lambda: one.of(Traffic)[-1].sent >= before[0].sent + 2 * MB, one, two)
+    until(lambda: two.of(Traffic)[-1].received >= before[1].received + 2 * MB, one, two)
+    assert one.of(Traffic)[-1].sent - before[0].sent < 2.1 * MB
+    assert two.of(Traffic)[-1].received - before[1].received < 2.1 * MB
+    assert two.of(Traffic)[-1].sent - before[1].sent < 0.1 * MB
 
 
 def test_a_neighbour_whose_linkd_is_killed_is_unlinked_and_linked_again(make_link: MakeLink):

@@ -16,7 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dilocox_peer.cli.local_swarm import LOOPBACK
+from dilocox_peer.cli.local_swarm import LOOPBACK, ChildEnded
+from dilocox_peer.config import preset
+from dilocox_peer.pipeline.memory import stage_bytes
+from dilocox_peer.pipeline.model import layout_of
 from tests.swarm.test_pipeline import manifest_of
 from tests.swarm.watched import LONG_S, Watched, assert_gone, family
 
@@ -200,5 +203,21 @@ def test_the_dashboard_takes_the_terminal_and_gives_it_back(tmux, tmp_path, end)
                 assert "left: " in screen
             assert tmux.asks("#{alternate_on} #{cursor_flag}") == "0 1"
             assert settings_of(tmux, "after", tmp_path) == before
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_takes_the_stage_that_its_memory_allows_or_says_what_it_needs():
+    async def scenario() -> None:
+        manifest = preset("tiny", model={"layers": 4}, stages={"count": 2, "blocks": [3, 1]})
+        large, small = (stage_bytes(layout_of(manifest, stage).num_elements, is_alone=False) for stage in range(2))
+        allowed = ["--max-memory", f"{(large + small) / 2e9:.6f}"]
+        async with Watched(manifest) as swarm:
+            await swarm.start_bootstrap()
+            await swarm.start_peer("any", more=allowed)
+            assert [record["stage"] for record in swarm.of("any", "StageClaimed")] == [1]
+            with pytest.raises(ChildEnded, match=r"claiming a stage: stage 0 needs .*--max-memory allows"):
+                await swarm.start_peer("insists", stage=0, more=allowed)
+            assert swarm.children["insists"].process.returncode == 2
 
     asyncio.run(scenario())

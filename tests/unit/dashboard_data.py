@@ -92,7 +92,19 @@ def events() -> Iterator[tuple[float, Event]]:
     for second in range(8):
         yield (
             now + 10 + second,
-            PipelineProgress(5, 0.94, 6, 2, 12, 3, 1, 10**10 + 2_500_000 * second, 10**10 + 2_400_000 * second),
+            PipelineProgress(
+                5,
+                0.94,
+                6,
+                2,
+                12,
+                3,
+                1,
+                10**10 + 2_500_000 * second,
+                10**10 + 2_400_000 * second,
+                10_120_000_000,
+                10_120_000_000,
+            ),
         )
         yield now + 10 + second, progress(second)
 

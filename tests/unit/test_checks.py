@@ -14,6 +14,7 @@ from dilocox_peer.cli import checks
 from dilocox_peer.cli.checks import Check
 from dilocox_peer.cli.doctor import abandonable, render, report, summary
 from dilocox_peer.errors import RunUnreachable
+from dilocox_peer.peer.footprint import available_memory
 from dilocox_peer.peer.identity import Identity
 
 MB = 10**6
@@ -51,7 +52,7 @@ def test_the_packages_of_this_environment_are_found():
 
 @pytest.mark.parametrize(("available", "status"), [(3000 * MB, "ok"), (500 * MB, "warn"), (450 * MB, "fail")])
 def test_memory_is_by_stage(available, status):
-    found = checks.judge_memory(available, [50 * MB, 2 * MB], where="machine", per_parameter=32, base=400 * MB)
+    found = checks.judge_memory(available, [2000 * MB, 464 * MB], where="machine")
     assert found.status == status
     assert "464 MB to 2.0 GB" in found.found
     assert ("--stage 1" in found.remedy) == (status == "warn")
@@ -191,15 +192,15 @@ def test_a_port_in_use_is_named():
 def test_memory_respects_the_control_group(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 8000 kB\nMemAvailable:    4000 kB\n")
-    assert checks.available_memory(tmp_path) == 4000 * 1024
+    assert available_memory(tmp_path) == 4000 * 1024
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
     (group / "memory.max").write_text("max\n")
     (group / "memory.current").write_text("5\n")
-    assert checks.available_memory(tmp_path) == 4000 * 1024
+    assert available_memory(tmp_path) == 4000 * 1024
     (group / "memory.max").write_text("1000000\n")
-    assert checks.available_memory(tmp_path) == 999_995
-    assert checks.available_memory(tmp_path / "nothing") > 0
+    assert available_memory(tmp_path) == 999_995
+    assert available_memory(tmp_path / "nothing") > 0
 
 
 def test_a_check_that_hangs_fails_or_breaks_is_a_failed_check():

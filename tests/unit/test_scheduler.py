@@ -51,6 +51,7 @@ from dilocox_peer.pipeline.hop import (
     Wait,
 )
 from dilocox_peer.pipeline.scheduler import Scheduler
+from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.types import PeerId
 
 ME, UP, UP2, DOWN, DOWN2 = (PeerId(name) for name in ("me", "up", "up2", "down", "down2"))
@@ -640,3 +641,20 @@ def test_a_paused_peer_gives_back_what_it_has_not_begun_and_takes_nothing():
     bench.take(4)
     work, _ = bench.work()
     assert isinstance(work, Turn)
+
+
+def test_who_waits_for_the_download_limit_is_in_the_line_and_granted_in_time():
+    waits = iter([0.0, 3.0, 0.0])
+    bench = Bench(2, entry=Turnstile(100, lambda num_bytes: next(waits))).link(UP)
+    assert bench.get(UP, Reserve(id_of(1), 0, 1)) == [(UP, Grant(id_of(1), 1))]
+    assert bench.get(UP, Reserve(id_of(2), 0, 2)) == [(UP, Wait(id_of(2), 1, 2))]
+    assert bench.get(UP, Reserve(id_of(2), 0, 2)) == [(UP, Wait(id_of(2), 1, 2))]  # asked again: still in the line
+    assert bench.machine.deadline() <= 3.0
+    bench.now = 2.9
+    assert bench.says(Tick()) == []
+    assert bench.machine.deadline() == 3.0
+    bench.now = 3.0
+    assert bench.says(Tick()) == [(UP, Grant(id_of(2), 2))]
+    assert bench.machine.deadline() > 3.0  # or its thread would turn without end
+    bench.get(UP, Step(id_of(2), 0, 4, 2), b"x")
+    assert bench.machine.protocol_errors == 0

@@ -11,6 +11,7 @@ from dilocox_peer.events import (
     MessageRefused,
     NeighbourLost,
     Paused,
+    PipelineProgress,
     Resumed,
     RoundCertified,
     RunComplete,
@@ -18,7 +19,7 @@ from dilocox_peer.events import (
     StageSeen,
     SwarmSeen,
 )
-from dilocox_peer.peer.status import MAX_LINE, MAX_LOG, MAX_PEERS, STALLED_S, Status, printable, summary
+from dilocox_peer.peer.status import MAX_LINE, MAX_LOG, MAX_PEERS, STALLED_S, Status, printable, stage_words, summary
 from dilocox_peer.types import PeerId
 from tests.unit.dashboard_data import LAST, MATES, ME, certified, joined, progress, status
 
@@ -162,3 +163,20 @@ def test_the_summary_is_json_without_nan():
 def test_a_certificate_of_an_older_log_has_no_plan_and_is_shown_all_the_same():
     old = RoundCertified(1, "h", 1, 0, (ME,), (ME,), 5, True, 1.0, 10, 20, 2.0, "d")
     assert folded(old).rounds[-1].codec == ""
+
+
+def test_what_the_link_carries_beyond_the_payload_is_a_share_of_it():
+    found = Status()
+    assert found.link_overhead() is None
+    found.take(PipelineProgress(1, 0.5, 1, 0, 4, 0, 0, 600, 400), 1.0)
+    assert found.link_overhead() is None  # linkd has not told yet
+    found.take(PipelineProgress(1, 0.5, 1, 0, 4, 0, 0, 600, 400, 610, 410), 2.0)
+    assert found.link_overhead() == pytest.approx(0.02)
+    assert summary(found, 2.0)["link_overhead"] == pytest.approx(0.02)
+    found.take(PipelineProgress(1, 0.5, 1, 0, 4, 0, 0, 6000, 4000, 610, 410), 3.0)
+    assert found.link_overhead() == 0.0  # it tells less often than the payload is counted
+
+
+def test_a_stage_is_named_by_its_number_and_those_there_are():
+    assert stage_words(1, 3) == "stage 1 (of 0..2)"
+    assert stage_words(0, 1) == "the whole model"

@@ -1,0 +1,42 @@
+"""The steps of a peer's start-up, so that what fails in one says which it was."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+from dilocox_peer.errors import DilocoxError
+
+
+class Step(StrEnum):
+    """In their order; the words are for a volunteer."""
+
+    MACHINE = "checking this machine"
+    NETWORK = "reaching the run"
+    DIRECTORY = "entering the directory"
+    SETTINGS = "fetching the run's settings"
+    CLAIM = "claiming a stage"
+    TEXT = "reading the training text"
+    DEVICE = "opening the device"
+    DISK = "reading the state on disk"
+    TRAINER = "starting the training"
+    LINKD = "starting linkd"
+    ROUNDS = "entering the rounds"
+
+
+class StartUp:
+    """Where a start-up stands."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """What is raised within says which step it ended: its type, text and exit code stay as they are."""
+        try:
+            yield
+        except DilocoxError as error:
+            error.during = f"joining failed at {self.step}"
+            raise
+        except Exception as error:  # a fault of ours: its traceback is shown, with this line below
+            error.add_note(f"joining failed at {self.step}")
+            raise

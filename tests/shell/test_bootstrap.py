@@ -1,0 +1,142 @@
+"""A real bootstrap: several runs, its health asked for from outside, and the same links after kill -9."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.shell.test_cli_errors import assert_refused, peer
+
+pytestmark = pytest.mark.timeout(180)
+
+START_S = 60.0
+
+
+def two_free_ports() -> int:
+    """The lower of two neighbouring ports outside of the range that the system hands out."""
+    for port in range(20_000 + os.getpid() % 5000, 32_000, 2):
+        with socket.socket() as one, socket.socket() as other:
+            try:
+                one.bind(("127.0.0.1", port))
+                other.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no two free ports")
+
+
+class Bootstrap:
+    """A running one; `links` when it has printed as many as it has runs."""
+
+    def __init__(self, home: Path, port: int, files: list[Path]) -> None:
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-m", "dilocox_peer.cli.main", "bootstrap", *map(str, files), "--home", str(home),
+                "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}",
+            ],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        too_late = threading.Timer(START_S, self.process.kill)
+        too_late.start()
+        said = ""
+        while len(links := re.findall(r"dilocox://\S+", said)) < len(files):
+            line = self.process.stdout.readline()
+            assert line, said
+            said += line
+        too_late.cancel()
+        self.links = links
+
+    def kill(self) -> None:
+        """As a power cut would; its network daemons notice and end."""
+        helpers = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.kill()
+        self.process.wait(10)
+        _gone, alive = psutil.wait_procs(helpers, timeout=15)
+        assert not alive, alive
+        self.close()
+
+    def close(self) -> None:
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    files = [tmp_path / "one.toml", tmp_path / "two.toml"]
+    for file in files:
+        assert peer(tmp_path, "init", str(file), "--run-name", file.stem).returncode == 0
+    return files
+
+
+@pytest.fixture
+def started() -> Iterator[list[Bootstrap]]:
+    running: list[Bootstrap] = []
+    yield running
+    for each in running:
+        if each.process.poll() is None:
+            each.process.send_signal(signal.SIGCONT)
+            each.kill()
+        each.close()
+
+
+def health(home: Path) -> tuple[int, str]:
+    done = peer(home, "bootstrap", "--health")
+    assert done.stderr == ""
+    [line] = done.stdout.splitlines()
+    return done.returncode, line
+
+
+@pytest.mark.slow
+def test_two_runs_their_health_and_the_same_links_after_a_power_cut(tmp_path, runs, started):
+    port = two_free_ports()
+    code, line = health(tmp_path)
+    assert (code, "no bootstrap answers" in line) == (1, True)
+
+    started.append(Bootstrap(tmp_path, port, runs))
+    links = started[0].links
+    assert [f"/tcp/{port + index}/" in link for index, link in enumerate(links)] == [True, True]
+    assert len({link.split("@")[0] for link in links}) == 2
+    assert len({link.split("/p2p/")[1] for link in links}) == 1
+    for file, link in zip(runs, links, strict=True):
+        done = peer(tmp_path, "status", link, "--name", "me")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"{file.stem} (")
+    code, line = health(tmp_path)
+    assert code == 0
+    assert line.startswith("well: one (")
+    assert "; two (" in line
+    assert_refused(peer(tmp_path, "pause", "--name", "bootstrap"), 1, "trains nothing")
+
+    started[0].kill()
+    assert health(tmp_path)[0] == 1
+    started.append(Bootstrap(tmp_path, port, runs))
+    assert started[1].links == links
+    assert health(tmp_path)[0] == 0
+    assert peer(tmp_path, "leave", "--name", "bootstrap").returncode == 0
+    assert started[1].process.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_a_bootstrap_that_stands_still_is_not_well(tmp_path, runs, started):
+    started.append(Bootstrap(tmp_path, 0, runs[:1]))
+    assert health(tmp_path)[0] == 0
+    os.kill(started[0].process.pid, signal.SIGSTOP)
+    assert health(tmp_path)[0] == 1
+
+
+def test_the_same_run_twice_is_refused(tmp_path, runs):
+    assert_refused(peer(tmp_path, "bootstrap", str(runs[0]), str(runs[0])), 2, "is the same run as")
+
+
+def test_a_port_beyond_the_last_is_refused(tmp_path, runs):
+    done = peer(tmp_path, "bootstrap", *map(str, runs), "--host-maddrs", "/ip4/127.0.0.1/tcp/65535")
+    assert_refused(done, 2, "65536")
