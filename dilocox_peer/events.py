@@ -419,14 +419,17 @@ class TrainingProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """Mean validation loss of the anchor of a round, nats per byte."""
+    """Mean validation loss of the anchor of a round, nats per byte. average_loss: of the running average of the anchors
+    so far; None where nobody asked for it."""
 
     round: int
     val_loss: float
     num_bytes: int
+    average_loss: float | None = None
 
     def line(self) -> str:
-        return f"round {self.round}: validation loss {self.val_loss:.4f} nats/byte over {self.num_bytes} bytes"
+        average = "" if self.average_loss is None else f", of the averaged anchors {self.average_loss:.4f}"
+        return f"round {self.round}: validation loss {self.val_loss:.4f} nats/byte{average} over {self.num_bytes} bytes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -398,6 +398,15 @@ def evaluate(
     host_maddrs: HostOption = None,
     home: HomeOption = None,
     log: LogOption = LogFormat.AUTO,
+    average: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=0.999,
+            help="Also evaluate a running average of the anchors, with this decay a round.",
+            show_default=False,
+        ),
+    ] = None,
     until_stdin_closes: StdinOption = False,
 ) -> None:
     """Follow a run and evaluate the anchors of its rounds on the validation split; trains nothing."""
@@ -411,6 +420,7 @@ def evaluate(
         host_maddrs=tuple(host_maddrs or ("/ip4/0.0.0.0/tcp/0",)),
         json_log=log is LogFormat.JSON,
         until_stdin_closes=until_stdin_closes,
+        average=average,
     )
 
 

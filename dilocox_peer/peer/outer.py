@@ -40,7 +40,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.pipeline.model import EMBEDDING, HEAD, initial_parameters, layout_of
 from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, sha256
 
-SPECTRUM_TURNS = 4  # rounds in which every low-rank matrix's spectrum is looked at once
+TURNS = 4  # rounds in which every tensor is measured once: what its codec lost, what rank it needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,8 @@ class AnchorState:
 @dataclass(frozen=True, slots=True)
 class Offer:
     """blob: the contribution. micro_batches: its weight, all that its movement holds, also of rounds that missed their
-    certificate. raw_bytes: the movement's size as float32. lost: |residual|**2 / |sent|**2, what the codec left out."""
+    certificate. raw_bytes: the movement's size as float32. lost: |residual|**2 / |sent|**2, what the codec left out,
+    of a part of the tensors, another one each time."""
 
     blob: bytes
     micro_batches: int
@@ -188,6 +189,7 @@ class OuterLoop:
         self._encoder = ContributionEncoder(state.layout, settings.codec_of)
         self._unsettled = 0
         self._offered: _Offered | None = None
+        self._turn, self._lost = 0, 0.0
 
     @property
     def state(self) -> AnchorState:
@@ -216,13 +218,19 @@ class OuterLoop:
         movement_N = torch.sub(self._anchor_N, snapshot_N, out=snapshot_N)
         sent_N = self._with_residual(movement_N)
         blob = self._encoder.encode(sent_N)
-        energy = float(torch.dot(sent_N, sent_N))
-        for _spec, start, stop, values in open_contribution(blob, self._layout).decode_into(self._scratch_N):
-            residual_after(sent_N[start:stop], values)
+        sent, lost = 0.0, 0.0
+        turn, self._turn = self._turn, (self._turn + 1) % TURNS
+        decoded = open_contribution(blob, self._layout).decode_into(self._scratch_N)
+        for index, (_spec, start, stop, values) in enumerate(decoded):
+            part_N = sent_N[start:stop]
+            is_measured = index % TURNS == turn  # in turn: two more passes over all would cost a tenth of the offer
+            sent += float(torch.dot(part_N, part_N)) if is_measured else 0.0
+            residual_after(part_N, values)
+            lost += float(torch.dot(part_N, part_N)) if is_measured else 0.0
         self._unsettled += micro_batches
         self._offered = _Offered(movement_N, sent_N, self._unsettled)
-        lost = float(torch.dot(sent_N, sent_N)) / energy if energy > 0 else 0.0
-        return Offer(blob, self._unsettled, raw_bytes(self._layout), min(lost, 1.0))
+        self._lost = min(lost / sent, 1.0) if sent > 0 else self._lost
+        return Offer(blob, self._unsettled, raw_bytes(self._layout), self._lost)
 
     def merge(
         self,
@@ -291,7 +299,7 @@ class OuterLoop:
     def _needed_rank(self, mean_N: Tensor, rank: int, round_number: int) -> int:
         """Measured on a part of the matrices each round, in turn: a spectrum costs more than the rest of a merge."""
         names = [spec.name for spec in self._layout.tensors if self._codec_of(spec).name == LOW_RANK]
-        return needed_rank(self._layout, mean_N, names[round_number % SPECTRUM_TURNS :: SPECTRUM_TURNS], rank=rank)
+        return needed_rank(self._layout, mean_N, names[round_number % TURNS :: TURNS], rank=rank)
 
     def _with_residual(self, movement_N: Tensor) -> Tensor:
         """What is to be encoded, in the spare vector."""

@@ -253,6 +253,7 @@ def test_mutated_payloads_are_refused_or_decoded(codec):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 @pytest.mark.slow
 def test_a_hundred_thousand_mutated_payloads_are_refused_or_decoded(codec):
     mutate_and_decode(codec, NUM_NIGHTLY_MUTATIONS, seed=2)
