@@ -27,7 +27,8 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "small": {
         "model": {"layers": 6, "hidden_size": 384, "heads": 6, "kv_heads": 2, "mlp_size": 1024, "context": 256},
         "inner": {"learning_rate": 1e-3, "micro_batch": 8},
-        "rounds": {"total": 200, "inner_steps": 50},
+        "rounds": {"total": 200, "inner_steps": 50, "min_inner_steps": 16},
+        "compression": {"codec": "int4"},
     },
     # GPT-2's size in today's shape; one consumer GPU a peer.
     "125m": {
@@ -36,7 +37,8 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "rope_theta": 500000.0,
         },
         "inner": {"learning_rate": 6e-4, "micro_batch": 8, "accumulate": 4, "warmup": 0.02},
-        "rounds": {"total": 1000, "inner_steps": 100, "start_peers": 2},
+        "rounds": {"total": 1000, "inner_steps": 100, "min_inner_steps": 32, "start_peers": 2},
+        "compression": {"codec": "int4"},
         "data": {"source": "files"},
     },
     # The size of DiLoCoX's smaller experiment.
@@ -46,7 +48,8 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "rope_theta": 500000.0,
         },
         "inner": {"learning_rate": 3e-4, "micro_batch": 4, "accumulate": 8, "warmup": 0.02},
-        "rounds": {"total": 2000, "inner_steps": 125, "start_peers": 2},
+        "rounds": {"total": 2000, "inner_steps": 125, "min_inner_steps": 32, "start_peers": 2},
+        "compression": {"codec": "int4"},
         "data": {"source": "files"},
     },
 }  # fmt: skip

@@ -91,4 +91,5 @@ def _round(view: SwarmView, seen: RoundView, previous_s: float | None) -> dict[s
         "codec": seen.codec,
         "rank": seen.rank or None,
         "inner_steps": seen.inner_steps,
+        "exchange_seconds": round(fmean(seen.delays_s), 3) if seen.delays_s else None,
     }

@@ -85,6 +85,7 @@ STOP_CONVEYOR_S = 2.0
 CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
 LINGER_S = 3.0  # after everybody has the last head: for followers that still fetch it
 LINGER_MAX_S = 30.0
+SERVE_OUT_S = 300.0  # a whole state over a slow uplink
 STATE_TIMEOUT_S = 3600.0
 MAX_RESTARTS = 5
 
@@ -566,7 +567,7 @@ class Session:
 
     async def _linger(self, parts: _Parts, leaving: "asyncio.Future[str]") -> None:
         """Serves the last state until everybody in the roster has it, the stages behind know that the last round is over,
-        and followers had time to fetch it."""
+        and followers had time to ask for it; what is on its way then is sent to its end."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LINGER_MAX_S
         total = parts.driver.machine.last_round or 0
@@ -578,6 +579,9 @@ class Session:
         while not leaving.done() and loop.time() < deadline and is_needed():
             await asyncio.wait({leaving}, timeout=0.2)
         await asyncio.wait({leaving}, timeout=LINGER_S)
+        deadline = loop.time() + SERVE_OUT_S
+        while not leaving.done() and loop.time() < deadline and parts.transport.uplink.is_sending:
+            await asyncio.wait({leaving}, timeout=0.2)
 
     async def _say_goodbye(self, parts: _Parts) -> None:
         parts.trainer.hold()

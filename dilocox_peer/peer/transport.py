@@ -430,8 +430,9 @@ class Transport:
         except (TimeoutError, OSError, asyncio.IncompleteReadError, ProtocolError):
             writer.transport.abort()  # the fetcher is gone, frozen, or speaks something else: it sees the stream end early
         except asyncio.CancelledError:
+            # Not raised again: this is all that the task does, and Python 3.11 prints a traceback for a stream's handler
+            # that was cancelled.
             writer.transport.abort()
-            raise
         finally:
             writer.close()
             del self._serving[task]

@@ -31,6 +31,10 @@ class UplinkMeter:
             self._stretches.append((self._bytes, now_s - self._since_s))
 
     @property
+    def is_sending(self) -> bool:
+        return self._sending > 0
+
+    @property
     def bps(self) -> float:
         """Bits a second over the last stretches; 0: nothing measured."""
         seconds = sum(each for _, each in self._stretches)
