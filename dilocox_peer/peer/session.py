@@ -83,7 +83,7 @@ SAY_GOODBYE_S = 1.0
 STOP_TRAINER_S = 3.0
 STOP_CONVEYOR_S = 2.0
 CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
-LINGER_S = 3.0  # after everybody has the last head: for followers that still fetch it
+LINGER_S = 3.0  # after everybody has the last head, and after the last state sent: for followers that still fetch
 LINGER_MAX_S = 30.0
 SERVE_OUT_S = 300.0  # a whole state over a slow uplink
 STATE_TIMEOUT_S = 3600.0
@@ -578,10 +578,11 @@ class Session:
 
         while not leaving.done() and loop.time() < deadline and is_needed():
             await asyncio.wait({leaving}, timeout=0.2)
-        await asyncio.wait({leaving}, timeout=LINGER_S)
-        deadline = loop.time() + SERVE_OUT_S
-        while not leaving.done() and loop.time() < deadline and parts.transport.uplink.is_sending:
+        deadline, quiet_since = loop.time() + SERVE_OUT_S, loop.time()
+        while not leaving.done() and loop.time() < min(deadline, quiet_since + LINGER_S):
             await asyncio.wait({leaving}, timeout=0.2)
+            if parts.transport.uplink.is_sending:
+                quiet_since = loop.time()
 
     async def _say_goodbye(self, parts: _Parts) -> None:
         parts.trainer.hold()
