@@ -157,6 +157,11 @@ def with_any_port(maddrs: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"/{kind}/{host}/tcp/0" for kind, host in hosts)
 
 
+def all_loopback(maddrs: Iterable[str]) -> bool:
+    """Whether none of the addresses is of use to another machine."""
+    return all(text.startswith(("/ip4/127.", "/ip6/::1/")) for text in maddrs)
+
+
 def with_port_raised(maddrs: Iterable[str], role: Role, by: int) -> tuple[str, ...]:
     """The addresses with a port higher by so much; port 0, any, stays. Raises ConfigError when there is no such port."""
     raised = []

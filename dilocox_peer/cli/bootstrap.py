@@ -152,6 +152,7 @@ async def _open(
     stack: AsyncExitStack, manifest: Manifest, identity: Identity, request: BootstrapRequest, index: int
 ) -> _Served:
     from dilocox_peer.dht.directory import Directory
+    from dilocox_peer.peer import dialback
     from dilocox_peer.peer.transport import Relay, Transport
 
     listen, announce = _addresses(request, index)
@@ -169,6 +170,7 @@ async def _open(
     directory = await Directory.create(transport, manifest.run_id, identity.key)
     stack.push_async_callback(directory.close)
     await directory.publish_manifest(manifest)
+    await dialback.serve(transport)
     served = _Served(manifest, transport, directory, beaten_at=time.monotonic())
     stack.callback(served.failed.cancel)
     return served

@@ -157,11 +157,16 @@ def judge_bootstraps(outcomes: Sequence[tuple[str, float | str]]) -> Check:
     return Check("bootstrap", "ok", found)
 
 
-def judge_reachability(own: Sequence[str], run: Sequence[str]) -> Check:
-    """own: our addresses as p2pd sees them. run: addresses in the link. Nobody dials back here, so it is a likelihood."""
+def judge_reachability(own: Sequence[str], run: Sequence[str], was_dialled: bool | None = None) -> Check:
+    """own: our addresses as p2pd sees them. run: addresses in the link. was_dialled: by a peer of the run that was asked to;
+    None where it could not tell, which leaves a likelihood."""
     kinds = [_kind(address) for address in own]
     direct = [address for address, kind in zip(own, kinds, strict=True) if kind == "public"]
+    if was_dialled:
+        return Check("direct or relayed", "ok", "direct: a peer of the run dialled this one")
     remedy = "open a TCP port in the router and pass --host-maddrs /ip4/0.0.0.0/tcp/PORT --announce-maddrs /ip4/PUBLIC/tcp/PORT"
+    if was_dialled is False:
+        return Check("direct or relayed", "warn", "peers of the run tried to dial this one and could not", remedy)
     if direct:
         return Check("direct or relayed", "ok", f"direct: {direct[0]}")
     run_kinds = {_kind(address) for address in run}

@@ -6,6 +6,7 @@ look at; every one has a deadline. A later one that cannot be made because an ea
 
 import asyncio
 import json
+import random
 import secrets
 import threading
 import time
@@ -355,6 +356,8 @@ async def look_at_run(invitation: Invitation, host_maddrs: Sequence[str]) -> Out
 
 
 async def _look_around(open_visit: "Visit", invitation: Invitation, found: list[Check]) -> Outside:
+    from dilocox_peer.peer.dialback import can_be_dialled
+
     manifest: Manifest | None = None
     leases: list[Lease] = []
 
@@ -387,6 +390,10 @@ async def _look_around(open_visit: "Visit", invitation: Invitation, found: list[
             f"{1000 * (time.monotonic() - stored):.0f} ms, {open_visit.directory.num_known_nodes} nodes known",
         )  # fmt: skip
 
+    async def be_dialled() -> Check:
+        was_dialled = await can_be_dialled(open_visit.transport, leases, random.Random())
+        return checks.judge_reachability(open_visit.transport.addresses, invitation.addresses, was_dialled)
+
     found.append(await within("manifest", RECORD_S, look_at_manifest))
     if manifest is None:
         found += [Check(name, "skipped", "the run's settings are not known") for name in VISIT_CHECKS[2:]]
@@ -394,7 +401,7 @@ async def _look_around(open_visit: "Visit", invitation: Invitation, found: list[
     found.append(await within("peers", RECORD_S, look_at_peers))
     now = time.time()
     found.append(checks.judge_clock([lease.expires_s - now for lease in leases]))
-    found.append(checks.judge_reachability(open_visit.transport.addresses, invitation.addresses))
+    found.append(await within("direct or relayed", 2 * RECORD_S, be_dialled))
     found.append(await within("DHT round trip", 2 * RECORD_S, store_and_get))
     return Outside(found, manifest, tuple(lease.tokens_per_s for lease in leases))
 

@@ -5,11 +5,11 @@ Around the session: the dashboard or plain lines, the control socket, the log fi
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,7 +22,7 @@ from dilocox_peer.cli.lifetime import Stop, run_until_stopped
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.terminal import Dashboard, Terminal, errors_as_events, is_interactive
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.events import Remark
+from dilocox_peer.events import Failed, Remark
 from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddrs
 from dilocox_peer.peer.control import Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
@@ -190,12 +190,22 @@ async def _stay(
         if on_screen:
             stack.enter_context(_screen(observer, controls))
         if hours is not None:
-            keeping = asyncio.create_task(keep_hours(hours, session), name="hours")
-            stack.callback(keeping.cancel)
+            _keep(stack, keep_hours(hours, session), "--hours", observer)
         if request.only_idle:
-            watching = asyncio.create_task(keep_idle(session), name="only-idle")
-            stack.callback(watching.cancel)
+            _keep(stack, keep_idle(session), "--only-idle", observer)
         await session.run(stop.wait())
+
+
+def _keep(stack: AsyncExitStack, work: Coroutine[Any, Any, None], flag: str, observer: Observer) -> None:
+    """Runs it until the stack is left; should it fail, the log says so, as training goes on without it."""
+
+    def tell(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            observer(Failed(flag, f"{type(error).__name__}: {error}; it is not heeded any more"))
+
+    task = asyncio.create_task(work, name=flag)
+    task.add_done_callback(tell)
+    stack.callback(task.cancel)
 
 
 @contextmanager

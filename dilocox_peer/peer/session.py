@@ -33,6 +33,7 @@ from dilocox_peer.events import (
     Paused,
     PeerStarted,
     PipelineProgress,
+    Remark,
     Resumed,
     RunComplete,
     RunJoined,
@@ -44,6 +45,7 @@ from dilocox_peer.events import (
 )
 from dilocox_peer.invitation import visible_at, with_any_port
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer import dialback
 from dilocox_peer.peer.acquaintances import read_acquaintances, write_acquaintances
 from dilocox_peer.peer.adaptive_planner import planner_of
 from dilocox_peer.peer.blobs import BlobStore
@@ -150,6 +152,7 @@ class Session:
         self._trainer: Trainer | None = None
         self._is_trainer_paused = False
         self._memory_bytes = 0
+        self._was_dialled: bool | None = None  # by those we asked; None: nobody could tell
         self._stage_seen: StageSeen | None = None
 
     # ---- pausing -----------------------------------------------------------------------------------------------------
@@ -318,12 +321,17 @@ class Session:
             if reason := room.why_not(insisted, needs):
                 raise ConfigError(reason)
             return insisted
+        stages = await _leases_of_all(directory, count)
+        if self._reachability(tuple(transport.addresses)) == "direct":
+            leases = [lease for each in stages.values() for lease in each if lease.peer != self._me]
+            self._was_dialled = await dialback.can_be_dialled(transport, leases, random.Random(self._incarnation))
+            if self._was_dialled is False:
+                self._listener(Remark(dialback.ADVICE))
         claimant = Claimant(
             self._me,
             fits=fits,
             is_dialable=self._reachability(tuple(transport.addresses)) == "direct",
         )
-        stages = await _leases_of_all(directory, count)
         others = {stage: [lease for lease in leases if lease.peer != self._me] for stage, leases in stages.items()}
         stage, why = choose_stage(others, claimant)
         if stage is None:
@@ -445,6 +453,7 @@ class Session:
         transport.set_message_handler(driver.receive)
         await transport.serve(BLOB_SERVICE, lambda peer, header: self._serve_blob(keeper.blobs, peer, header))
         await transport.serve(STATE_SERVICE, states.serve)
+        await dialback.serve(transport)
         driver.post(StateComputed(keeper.state.head, keeper.state.digest))
         return parts
 
@@ -508,8 +517,12 @@ class Session:
         )
 
     def _reachability(self, addresses: tuple[str, ...]) -> Literal["direct", "relayed"]:
-        """What the volunteer says, or the addresses show; nobody is asked to dial back."""
-        if self._settings.outgoing_only or (addresses and all("/p2p-circuit" in text for text in addresses)):
+        """What the volunteer says, those who tried to dial us, or the addresses."""
+        if (
+            self._settings.outgoing_only
+            or self._was_dialled is False
+            or (addresses and all("/p2p-circuit" in text for text in addresses))
+        ):
             return "relayed"
         return "direct"
 

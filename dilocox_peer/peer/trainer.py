@@ -217,12 +217,13 @@ class Trainer:
         return self._outer_then_torch(step, apply)
 
     def hold(self, reason: HoldReason = "rounds") -> "Future[None]":
-        """No micro-batch begins from when this is done until `resume` with the same reason; calls are still carried out."""
-        return self._on_torch(lambda: self._loop.set_held(True, reason))
+        """No micro-batch begins from when this is done until `resume` with the same reason; calls are still carried out.
+        A pause waits for the piece of work at hand alone, not for calls made before it."""
+        return self._on_torch(lambda: self._loop.set_held(True, reason), is_urgent=reason == "pause")
 
     def resume(self, reason: HoldReason = "rounds") -> "Future[None]":
         """Undoes `hold` for this reason, no other. Does not end the wait of overlap `none` for its certificate."""
-        return self._on_torch(lambda: self._loop.set_held(False, reason))
+        return self._on_torch(lambda: self._loop.set_held(False, reason), is_urgent=reason == "pause")
 
     def stop(self, timeout_s: float) -> None:
         """Ends both threads after what they are at (one micro-batch, one encoding); calls still waiting fail.
@@ -267,11 +268,11 @@ class Trainer:
         if self._torch.is_full or self._executor.is_full:
             raise RuntimeError(f"{MAX_CALLS} calls are waiting for the trainer")
 
-    def _on_torch(self, run: Callable[[], None]) -> "Future[None]":
+    def _on_torch(self, run: Callable[[], None], *, is_urgent: bool) -> "Future[None]":
         self._started()
         with self._lock:
             self._require_room()
-            return self._torch.submit(run)
+            return self._torch.submit(run, is_urgent=is_urgent)
 
     def _outer_then_torch(self, step: Callable[[], tuple[T, U]], apply: Callable[[U], None]) -> "Future[T]":
         """Runs step in the outer thread, then apply with the second half of its result in the torch thread, before any

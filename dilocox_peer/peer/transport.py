@@ -278,6 +278,16 @@ class Transport:
         async with asyncio.timeout(timeout_s):
             return sorted(PeerId(str(info.peer_id)) for info in await self.p2p.list_peers())
 
+    async def seen_at(self, peer: PeerId, timeout_s: float = 5.0) -> list[str]:
+        """Hosts that our open connections with peer lead to, relayed ones left out."""
+        self._check_up(self.peer_id)
+        async with asyncio.timeout(timeout_s):
+            infos = [info for info in await self.p2p.list_peers() if str(info.peer_id) == peer]
+        texts = [str(address) for info in infos for address in info.addrs]
+        return [
+            text.split("/")[2] for text in texts if "/p2p-circuit" not in text and text.startswith(("/ip4/", "/ip6/"))
+        ]
+
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def set_message_handler(self, handler: MessageHandler) -> None:

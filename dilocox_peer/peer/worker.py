@@ -21,6 +21,7 @@ class _Job:
     future: "Future[Any]"
     after: "Future[Any] | None"
     is_fatal: bool
+    is_urgent: bool
 
 
 class Worker:
@@ -56,15 +57,26 @@ class Worker:
         self._thread.start()
 
     def submit(
-        self, run: Callable[[], T], *, after: "Future[Any] | None" = None, is_fatal: bool = False
+        self,
+        run: Callable[[], T],
+        *,
+        after: "Future[Any] | None" = None,
+        is_fatal: bool = False,
+        is_urgent: bool = False,
     ) -> "Future[T]":
-        """The Future of run's result. Once asked to stop it fails at once with RuntimeError."""
+        """The Future of run's result. Once asked to stop it fails at once with RuntimeError.
+
+        is_urgent: it goes before all that wait, behind those as urgent, so it waits for what is being done alone: one job or
+        one piece of `idle`.
+        """
+        assert not (is_urgent and after is not None), "what is urgent waits for nothing"
         future: Future[T] = _uncancellable()
         with self._wake:
             if self._stop_reason is not None:
                 future.set_exception(RuntimeError(self._stop_reason))
                 return future
-            self._jobs.append(_Job(run, future, after, is_fatal))
+            job = _Job(run, future, after, is_fatal, is_urgent)
+            self._jobs.insert(sum(each.is_urgent for each in self._jobs) if is_urgent else len(self._jobs), job)
             self._wake.notify()
         if after is not None:
             after.add_done_callback(lambda _: self._notify())

@@ -43,10 +43,14 @@ class PipelineOutcome:
 
 
 def run_pipeline_seed(
-    seed: int, *, machine: type[Scheduler] = Scheduler, trace: Callable[[str], None] | None = None
+    seed: int,
+    *,
+    machine: type[Scheduler] = Scheduler,
+    trace: Callable[[str], None] | None = None,
+    download_bps: float = 0.0,
 ) -> PipelineOutcome:
     """Plays a seed to its end; raises Violation, with the seed in it, when an invariant breaks."""
-    world = build(seed, machine=machine)
+    world = build(seed, machine=machine, download_bps=download_bps)
     world.tracing = trace
     try:
         return _play(world)
@@ -57,7 +61,7 @@ def run_pipeline_seed(
         ) from violation
 
 
-def build(seed: int, *, machine: type[Scheduler] = Scheduler) -> PipelineWorld:
+def build(seed: int, *, machine: type[Scheduler] = Scheduler, download_bps: float = 0.0) -> PipelineWorld:
     rng = random.Random(seed * 7919 + 1)
     if rng.random() < 0.6:
         layout = rng.choice(LAYOUTS)
@@ -69,7 +73,7 @@ def build(seed: int, *, machine: type[Scheduler] = Scheduler) -> PipelineWorld:
         layout, mode=rng.choice(("carry", "carry", "flush")), accumulate=rng.choice((4, 8, 32)),
         max_slots=rng.choice((2, 8, 64)), latency_s=rng.choice((0.0, 0.005, 0.02, 0.2)),
         rate_bps=rng.choice((1e8, 1e7, 4e6)), service_s=rng.choice((0.3, 0.6, 1.0)), jitter=rng.choice((0.0, 0.2)),
-        step_s=rng.choice((0.001, 0.05)), speeds=speeds, timing=TIMING,
+        step_s=rng.choice((0.001, 0.05)), speeds=speeds, timing=TIMING, download_bps=download_bps,
     )  # fmt: skip
     return PipelineWorld(seed, settings, machine=machine, is_encoding=seed % 10 == 0)
 
@@ -214,7 +218,9 @@ def _drain_s(world: PipelineWorld, count: int) -> float:
         settings.latency_s + settings.body_bytes * 8 / settings.rate_bps
     )
     under_way = settings.max_slots * min(settings.layout[1:])
-    return max(loop_s * -(-count // under_way), count / world.ideal_rate())
+    bodies_per_s = settings.download_bps / 8 / settings.body_bytes * min(settings.layout[1:])
+    limited_s = count / bodies_per_s if bodies_per_s else 0.0
+    return max(loop_s * -(-count // under_way), count / world.ideal_rate(), limited_s)
 
 
 def _left(due: dict[Node, set[MicroBatchId]]) -> dict[PeerId, int]:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Literal
 
 from dilocox_peer.events import Event
+from dilocox_peer.peer.token_bucket import TokenBucket
 from dilocox_peer.pipeline.contract import (
     Action,
     Backward,
@@ -56,6 +57,7 @@ from dilocox_peer.pipeline.hop import (
     encode_hops,
 )
 from dilocox_peer.pipeline.scheduler import Scheduler
+from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.types import PeerId
 
 from .invariants import Violation
@@ -89,6 +91,7 @@ class Settings:
     service_s: float = 0.1
     jitter: float = 0.0
     step_s: float = 0.001
+    download_bps: float = 0.0  # limit of the bodies that each peer grants; 0: none
     speeds: tuple[float, ...] = ()  # of all peers, stage after stage; empty: all 1
     timing: HopTiming = field(default_factory=HopTiming)
 
@@ -130,12 +133,20 @@ class Node:
         self.machine = world.machine_type(
             me=self.peer, incarnation=self.incarnation, stage=self.stage, num_stages=len(settings.layout),
             mode=settings.mode, accumulate=settings.accumulate, max_slots=settings.max_slots,
-            rng=random.Random(world.rng.random()), now=world.now, timing=settings.timing,
+            rng=random.Random(world.rng.random()), now=world.now, timing=settings.timing, entry=self._entry(),
         )  # fmt: skip
         world.checks.started(self)
         self.feed(Replicas(settings.layout[self.stage]))
         if world.rounds:
             self.feed(Rounds(world.rounds + 1, world.rounds))
+
+    def _entry(self) -> Turnstile | None:
+        world, settings = self.world, self.world.settings
+        if not settings.download_bps:
+            return None
+        rate = settings.download_bps / 8
+        bucket = TokenBucket(rate, burst=rate / 4, now=world.now)
+        return Turnstile(settings.body_bytes, lambda num_bytes: bucket.reserve(num_bytes, world.now))
 
     def kill(self) -> None:
         self.machine = None

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -219,5 +220,25 @@ def test_a_peer_takes_the_stage_that_its_memory_allows_or_says_what_it_needs():
             with pytest.raises(ChildEnded, match=r"claiming a stage: stage 0 needs .*--max-memory allows"):
                 await swarm.start_peer("insists", stage=0, more=allowed)
             assert swarm.children["insists"].process.returncode == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_nobody_can_dial_is_told_so_and_takes_stage_0():
+    async def scenario() -> None:
+        async with Watched(manifest_of(2)) as swarm:
+            await swarm.start_bootstrap()
+            head = await swarm.start_peer("head", stage=0)
+            with socket.socket() as closed:  # a port that a router does not forward
+                closed.bind(("127.0.0.1", 0))
+                announced = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}"
+                hidden = await swarm.start_peer("hidden", more=["--announce-maddrs", announced])
+                assert [record["stage"] for record in swarm.of("hidden", "StageClaimed")] == [0]
+                [said] = [record["text"] for record in swarm.of("hidden", "Remark") if "cannot dial" in record["text"]]
+                assert "--announce-maddrs" in said
+                other = await swarm.start_peer("open")
+                assert [record["stage"] for record in swarm.of("open", "StageClaimed")] == [1]
+                assert not [record for record in swarm.of("open", "Remark") if "cannot dial" in record["text"]]
+                await swarm.until(lambda: swarm.round_of("hidden") >= 2, [head, hidden, other], LONG_S)
 
     asyncio.run(scenario())

@@ -87,6 +87,14 @@ def test_one_bootstrap_is_enough():
     assert checks.judge_bootstraps([("/b", "does not answer")]).status == "fail"
 
 
+def test_who_was_dialled_or_was_not_is_no_longer_a_likelihood():
+    public = ["/ip4/8.8.8.8/tcp/4712/p2p/x"]
+    assert checks.judge_reachability(["/ip4/192.168.1.5/tcp/1"], public, True).status == "ok"
+    refused = checks.judge_reachability(public, public, False)
+    assert refused.status == "warn"
+    assert "--announce-maddrs" in refused.remedy
+
+
 @pytest.mark.parametrize(
     ("own", "run", "status", "word"),
     [

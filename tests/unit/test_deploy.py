@@ -16,6 +16,7 @@ import yaml
 
 from dilocox_peer.cli.main import app
 from dilocox_peer.errors import ConfigError, RunRefused, RunUnreachable
+from dilocox_peer.peer.control import ANSWER_S
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -207,6 +208,14 @@ def test_a_service_calls_what_exists(name):
     assert_runs([str(argument) for argument in service["command"]])
     for variable in service["environment"]:
         assert_is_variable(variable)
+
+
+def test_the_bootstraps_container_asks_for_its_health():
+    check = services()["bootstrap"]["healthcheck"]
+    program, *arguments = check["test"][1:]
+    assert (check["test"][0], program, arguments) == ("CMD", "dilocox-peer", ["bootstrap", "--health"])
+    assert_runs(arguments)
+    assert float(check["timeout"].removesuffix("s")) > ANSWER_S, "or a bootstrap that hangs would be told as a timeout"
 
 
 def test_an_empty_variable_counts_as_not_given(monkeypatch):

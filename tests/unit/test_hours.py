@@ -1,13 +1,15 @@
 """The volunteer's hours: which seconds of a day they hold, when that changes, and what is no schedule."""
 
 import asyncio
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.cli.hours import DAY_S, Hours, keep_hours
+from dilocox_peer.cli.join import _keep
+from dilocox_peer.cli.observer import Observer
 from dilocox_peer.errors import ConfigError
 
 HOUR = 3600
@@ -65,3 +67,17 @@ async def test_outside_of_them_the_peer_is_paused_for_that_reason_alone(monkeypa
         await keep_hours(Hours.parse("22:00-07:00"), Peer(), lambda: next(clock))
     assert told == [("resume", "hours"), ("pause", "hours"), ("resume", "hours")]
     assert asyncio.get_running_loop().is_running()
+
+
+async def test_hours_that_fail_are_told_and_do_not_end_the_peer():
+    events = []
+
+    async def broken() -> None:
+        raise OSError("no clock")
+
+    observer = Observer([events.append])
+    async with AsyncExitStack() as stack:
+        _keep(stack, broken(), "--hours", observer)
+        for _ in range(3):  # turns of the loop: it begins, it fails, that is told
+            await asyncio.sleep(0)
+        assert [(event.where, "no clock" in event.reason) for event in events] == [("--hours", True)]

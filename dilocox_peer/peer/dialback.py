@@ -1,0 +1,141 @@
+"""Whether others can dial us: a newcomer asks peers of its run to open a connection to the addresses it announces.
+
+Who is asked dials only the host that the asker's own connection comes from, so nobody can have it knock at other machines'
+doors, a few ports of it, and says no more than yes or no. It takes a greeting of libp2p for a yes: p2pd itself would not dial
+a peer that it is connected with. linkd's port is not tried; it is reachable where p2pd's is, or a port was opened for it.
+"""
+
+import asyncio
+import ipaddress
+import random
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from typing import Any, Final
+
+from dilocox_peer.dht.records import Lease
+from dilocox_peer.errors import ConfigError, DilocoxError
+from dilocox_peer.invitation import Address, all_loopback, parse_multiaddr
+from dilocox_peer.peer.bulk import Reply
+from dilocox_peer.peer.transport import Transport
+from dilocox_peer.types import PeerId
+
+SERVICE: Final = "dial-back"
+DIAL_S = 3.0
+ASK_S = 6.0  # for all answers together
+AGAIN_S = 5.0  # after nobody could dial us, once
+MAX_ASKED = 3
+MAX_ADDRESSES = 8  # in a question
+MAX_DIALLED = 3
+GREETING: Final = b"\x13/multistream/1.0.0\n"
+ADVICE: Final = (
+    "others cannot dial this peer: it goes on as with --outgoing-only, on stage 0. Open a TCP port and pass --host-maddrs and "
+    "--announce-maddrs to hold any stage"
+)
+
+
+class Answer(StrEnum):
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"  # it cannot tell from where it is
+
+
+def may_dial(asked: Sequence[Address], seen_at: Iterable[str]) -> tuple[tuple[Address, ...], Answer]:
+    """(addresses to dial for who asks, what to say if there are none). seen_at: hosts its connections come from.
+
+    An address elsewhere is not dialled. To who comes from a public host and announces none, the answer is no; within one
+    network nothing can be said of addresses outside.
+    """
+    hosts = {_host(text) for text in seen_at}
+    there = [address for address in asked if not address.is_relayed and _host(address.host) in hosts]
+    from_outside = any(host is not None and host.is_global for host in hosts)
+    return tuple(there[:MAX_DIALLED]), Answer.NO if from_outside else Answer.UNKNOWN
+
+
+def verdict(answers: Iterable[Answer]) -> bool | None:
+    """Whether we can be dialled; None where nobody could tell. One who got through is enough."""
+    found = set(answers)
+    if Answer.YES in found:
+        return True
+    return False if Answer.NO in found else None
+
+
+async def serve(transport: Transport) -> None:
+    """Answers others from here on."""
+
+    async def answer(peer: PeerId, header: dict[str, Any]) -> Reply:
+        addresses = []
+        for text in _texts(header):
+            with suppress(ConfigError):
+                addresses.append(parse_multiaddr(text, "lease"))
+        dialled, otherwise = may_dial(addresses, await transport.seen_at(peer))
+        greeted = await asyncio.gather(*(_greets(address) for address in dialled))
+        found = (Answer.YES if any(greeted) else Answer.NO) if dialled else otherwise
+        return Reply({"answer": found.value})
+
+    await transport.serve(SERVICE, answer)
+
+
+async def can_be_dialled(transport: Transport, leases: Sequence[Lease], rng: random.Random) -> bool | None:
+    """Whether those we came in by, or peers of the run, can dial us; None where nobody could tell.
+
+    leases: of others. Takes moments where the answer is yes, at most 2 * (DIAL_S + ASK_S) + AGAIN_S.
+    """
+    entry = list(dict.fromkeys(parse_multiaddr(text, "peer").peer for text in transport.initial_peers))
+    others = [lease for lease in leases if lease.peer not in entry]
+    others = rng.sample(others, min(len(others), MAX_ASKED - 1))
+    await asyncio.gather(
+        *(transport.connect(lease.peer, lease.addresses, DIAL_S) for lease in others), return_exceptions=True
+    )
+    asked = [peer for peer in (*entry[:1], *(lease.peer for lease in others), *entry[1:]) if peer is not None]
+    answer = await ask(transport, asked)
+    if answer is False and not all_loopback(transport.addresses):
+        await asyncio.sleep(AGAIN_S)  # the router may have opened its port only now
+        await transport.refresh_addresses()
+        answer = await ask(transport, asked)
+    return answer
+
+
+async def ask(transport: Transport, peers: Sequence[PeerId]) -> bool | None:
+    """Whether some of these peers can dial us; None where nobody could tell. Takes at most ASK_S."""
+    question = {"addresses": [text for text in transport.addresses if "/p2p-circuit" not in text][:MAX_ADDRESSES]}
+
+    async def one(peer: PeerId) -> Answer:
+        try:
+            header, _ = await transport.fetch(
+                peer, SERVICE, question, max_body_bytes=0, timeout_s=ASK_S, stall_timeout_s=ASK_S
+            )
+            return Answer(str(header.get("answer")))
+        except (DilocoxError, ValueError):
+            return Answer.UNKNOWN  # it is gone, or of a version that does not know the question
+
+    return verdict(await asyncio.gather(*(one(peer) for peer in peers[:MAX_ASKED])))
+
+
+def _texts(header: dict[str, Any]) -> list[str]:
+    match header:
+        case {"addresses": [*texts]} if len(texts) <= MAX_ADDRESSES:
+            return [text for text in texts if isinstance(text, str)]
+        case _:
+            return []
+
+
+def _host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None  # a name: not resolved for strangers
+
+
+async def _greets(address: Address) -> bool:
+    """Whether something of libp2p answers at a new TCP connection."""
+    try:
+        async with asyncio.timeout(DIAL_S):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            try:
+                writer.write(GREETING)
+                return await reader.readexactly(len(GREETING)) == GREETING
+            finally:
+                writer.transport.abort()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False

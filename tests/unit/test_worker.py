@@ -1,0 +1,71 @@
+"""The thread that trains: what it is asked goes in order, what is urgent before that."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from dilocox_peer.peer.worker import Worker
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    failures: list[str] = []
+    made = Worker("test", failures.append, num_threads=1)
+    made.start()
+    yield made
+    made.ask_to_stop("the test is over")
+    made.join(DEADLINE_S)
+    assert failures == []
+
+
+def test_jobs_go_in_order_also_behind_one_that_waits(worker: Worker):
+    done: list[str] = []
+    gate: Future[None] = Future()
+    worker.submit(lambda: done.append("first"), after=gate)
+    second = worker.submit(lambda: done.append("second"))
+    assert not second.done()
+    gate.set_result(None)
+    second.result(DEADLINE_S)
+    assert done == ["first", "second"]
+
+
+def test_a_pause_does_not_wait_for_a_merge_that_is_still_being_decoded(worker: Worker):
+    """The merge waits for the outer thread, for seconds with a large model, while training goes on."""
+    done: list[str] = []
+    decoded: Future[None] = Future()
+    merged = worker.submit(lambda: done.append("merge"), after=decoded)
+    worker.submit(lambda: done.append("pause"), is_urgent=True).result(DEADLINE_S)
+    assert done == ["pause"]
+    decoded.set_result(None)
+    merged.result(DEADLINE_S)
+    assert done == ["pause", "merge"]
+
+
+def test_urgent_ones_keep_their_order_and_wait_for_the_piece_of_work_at_hand():
+    begun, may_end = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def train() -> bool:
+        begun.set()
+        assert may_end.wait(DEADLINE_S)
+        return False
+
+    worker = Worker("test", done.append, num_threads=1, idle=train)
+    worker.start()
+    try:
+        assert begun.wait(DEADLINE_S)
+        late = worker.submit(lambda: done.append("in order"))
+        worker.submit(lambda: done.append("pause"), is_urgent=True)
+        worker.submit(lambda: done.append("resume"), is_urgent=True)
+        assert done == []
+        may_end.set()
+        late.result(DEADLINE_S)
+        assert done == ["pause", "resume", "in order"]
+    finally:
+        may_end.set()
+        worker.ask_to_stop("the test is over")
+        worker.join(DEADLINE_S)
