@@ -327,7 +327,7 @@ def train(arguments) -> None:
 
 def write(path: Path, key: str, study: Study, method: Method, text: str, outcomes: Outcomes) -> None:
     record = {
-        "key": key, "name": method.name, "seed": study.seed, "text": text, "replicas": study.num_replicas,
+        "key": key, "name": method.name, "seed": study.seed, "text": text, "replicas": study.num_replicas // method.island,
         "method": asdict(method), **asdict(outcomes),
     }  # fmt: skip
     with path.open("a") as file:
