@@ -62,12 +62,14 @@ POINTS_PER_DOUBLING = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """codecs: that may be chosen. times_fewer: bytes than AllReduce, at least; 0: no bound."""
+    """codecs: that may be chosen. times_fewer: bytes than AllReduce, at least; 0: no bound. budget: share of a round that
+    communication may take."""
 
     smallest_inner_steps: int = 8
     largest_inner_steps: int = 256
     codecs: tuple[str, ...] = (*LADDER, LOW_RANK)
     times_fewer: float = 0.0
+    budget: float = BUDGET
 
     def __post_init__(self) -> None:
         assert self.smallest_inner_steps <= self.largest_inner_steps, self
@@ -160,7 +162,7 @@ class Controller:
     def excess(self, setting: Setting, *, link_factor: float = 1.0) -> float:
         """How much of what is allowed a setting takes, of time or of bytes: above 1 it should be left."""
         of_bytes = self._limits.times_fewer / self.times_fewer(setting)
-        return max(self.share(setting, link_factor=link_factor) / BUDGET, of_bytes)
+        return max(self.share(setting, link_factor=link_factor) / self._limits.budget, of_bytes)
 
     def points(self, setting: Setting) -> float:
         """Expected loss of a setting, in points."""
@@ -184,7 +186,9 @@ class Controller:
         if self.excess(current) > TOLERANCE:
             share, fewer = self.share(current), self.times_fewer(current)
             reason = f"averaging took {share:.0%} of a round"
-            return self._best(link_factor=SPARE), reason if share > BUDGET else f"only {fewer:.0f} times fewer bytes"
+            return self._best(
+                link_factor=SPARE
+            ), reason if share > self._limits.budget else f"only {fewer:.0f} times fewer bytes"
         if now < self._effective_round + self._dwell:
             return current, ""
         best = self._best(link_factor=RESERVE)
