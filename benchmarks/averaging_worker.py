@@ -75,12 +75,13 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
     from dilocox_peer.compression.contribution import blob_limits, encode_contribution
     from dilocox_peer.errors import PeerUnavailable, ProtocolError
     from dilocox_peer.peer.blobs import BlobStore
-    from dilocox_peer.peer.chain import Entry, Plan
+    from dilocox_peer.peer.chain import Entry
     from dilocox_peer.peer.contract import Apply, Closed, FetchState, PeerFound, StateComputed, StateMissing
     from dilocox_peer.peer.driver import BLOB_SERVICE, RoundDriver
     from dilocox_peer.peer.durable import Durable
     from dilocox_peer.peer.identity import Identity
     from dilocox_peer.peer.journal import Journal
+    from dilocox_peer.peer.plan import Plan, PlanBounds
     from dilocox_peer.peer.rounds import RoundMachine
     from dilocox_peer.peer.timing import Timing
     from dilocox_peer.peer.transport import Reply, Transport
@@ -120,7 +121,7 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
         plan=Plan("none", 0, 1),
         start_peers=NUM_PEERS,
         max_peers=2 * NUM_PEERS,
-        total_rounds=1,
+        plans=PlanBounds(total_steps=1),
         stored_states=(genesis,),
     )
     blob = encode_contribution(layout, torch.from_numpy(vector_of(index, num_elements)), uniform_policy("none"))

@@ -35,7 +35,8 @@ from dilocox_peer.compression.contribution import ContributionEncoder, open_cont
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback_by_tensor
 from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.topk import position_bits
-from dilocox_peer.types import Layout
+from dilocox_peer.peer.outer import AnchorState, OuterLoop, OuterSettings
+from dilocox_peer.types import Digest, Layout
 
 COLUMNS = 4096
 
@@ -119,6 +120,24 @@ def outer_step(repeats: int, rank: int = 64) -> None:
     for name, each in seconds.items():
         print(f"{name:16} {spread(each)}" + ("   (goal: 0.7)" if name == "all" else ""))
     print(f"copy             {spread(timed(lambda: sent.copy_(movement), repeats))}")
+    print(
+        f"OuterLoop.offer  {spread(real_offers(layout, codec, movement, repeats))}   (all that, and what it measures)"
+    )
+
+
+def real_offers(layout: Layout, codec: TensorCodec, movement: torch.Tensor, repeats: int) -> list[float]:
+    """CPU seconds of the peer's own call, the snapshot ready."""
+    zeros = bytes(4 * layout.num_elements)
+    state = AnchorState.of(layout, head=Digest(bytes(32)), round_number=0, anchor=zeros, momentum=zeros)
+    outer = OuterLoop(OuterSettings(0.7, 0.6, lambda _spec: codec), state)
+    seconds = []
+    for _ in range(repeats + 1):
+        snapshot = movement.clone()
+        started = time.process_time()
+        outer.offer(snapshot, 1)
+        seconds.append(time.process_time() - started)
+        outer.withdraw()
+    return seconds[1:]
 
 
 def spread(values: list[float]) -> str:

@@ -48,9 +48,24 @@ SHORT = 0.375  # of the tokens: the share that paired comparisons train
 def _methods() -> dict[str, list[Method]]:
     pair = replace(INT2, steps_share=SHORT)
     warm = replace(pair, warm_steps=192)
+    paired = [
+        replace(pair, name="pair-fp32-none", codec="none", arrivals=(0.0,)),
+        replace(pair, name="pair-int2-none", arrivals=(0.0,)),
+        replace(pair, name="pair-int2-quarter"),
+        replace(pair, name="pair-int2-unequal", arrivals=(0.0625, 0.125, 0.25, 0.5)),
+        replace(pair, name="pair-int2-half-speed", speeds=(1.0, 1.0, 1.0, 0.5)),
+        replace(pair, name="pair-int2-carry", stale_share=0.5),
+        replace(warm, name="pair-warm-none", arrivals=(0.0,)),
+        replace(warm, name="pair-warm-one-step", arrivals=(1.0,)),
+    ]
     groups = {
         "reference": [ADAMW, MUON],
         "gates": [DEFAULTS, MAX],
+        "paired": paired,
+        "paired-long": [
+            *(replace(each, name=each.name.replace("pair", "long"), steps_share=1.0) for each in paired),
+            replace(DEFAULTS, name="defaults-none", arrivals=(0.0,)),
+        ],
         "lr-adamw": [
             replace(ADAMW, name=f"sync-adamw-{rate:g}", learning_rate=rate) for rate in (2.5e-3, 4e-3, 6e-3, 1e-2)
         ],
@@ -61,16 +76,6 @@ def _methods() -> dict[str, list[Method]]:
             replace(INT2, name=f"int2-H32-lr-{rate:g}", learning_rate=rate) for rate in (8e-3, 1.8e-2, 2.7e-2, 4e-2)
         ],
         "bytes": [INT2, replace(INT2, name="sign-H16", codec="sign", inner_steps=16), SPARSE],
-        "paired": [
-            replace(pair, name="pair-fp32-none", codec="none", arrivals=(0.0,)),
-            replace(pair, name="pair-int2-none", arrivals=(0.0,)),
-            replace(pair, name="pair-int2-quarter"),
-            replace(pair, name="pair-int2-unequal", arrivals=(0.0625, 0.125, 0.25, 0.5)),
-            replace(pair, name="pair-int2-half-speed", speeds=(1.0, 1.0, 1.0, 0.5)),
-            replace(pair, name="pair-int2-carry", stale_share=0.5),
-            replace(warm, name="pair-warm-none", arrivals=(0.0,)),
-            replace(warm, name="pair-warm-one-step", arrivals=(1.0,)),
-        ],
         "codecs": [
             replace(pair, name=f"{codec}-H32", codec=codec)
             for codec in ("fp16", "int8", "int4", "sign", "topk", "lowrank-int4")
@@ -203,22 +208,29 @@ PAIRS = (
     ("one-step against none, common checkpoint", "pair-warm-one-step", "pair-warm-none", 3.5),
     ("carry against flush", "pair-int2-carry", "pair-int2-quarter", 0.6),
     ("one replica at half speed", "pair-int2-half-speed", "pair-int2-quarter", None),
+    ("arrival at a quarter against none", "defaults", "defaults-none", 1.2),
 )
 
 
 def pair_table(records: list[dict]) -> str:
     """The paired comparisons, seed by seed."""
     losses = {(record["name"], record["steps"], record["seed"]): record["loss"] for record in records}
-    lines = ["pair                                        n   mean %  (min..max)      gate"]
-    for title, one, other, gate in PAIRS:
-        gaps = [
-            100 * (loss / losses[other, steps, seed] - 1)
-            for (name, steps, seed), loss in losses.items()
-            if name == one and (other, steps, seed) in losses
-        ]
-        if gaps:
-            shown = "no instability" if gate is None else f"<= {gate} %"
-            lines.append(f"{title:42} {len(gaps):2}   {statistics.mean(gaps):+5.2f}  ({spread(gaps)})   {shown}")
+    lines = ["pair                                          steps  n   mean %  (min..max)      gate"]
+    for title, first, second, gate in PAIRS:
+        for prefix in ("pair", "long"):
+            one, other = first.replace("pair", prefix), second.replace("pair", prefix)
+            if prefix == "long" and one == first:
+                continue
+            gaps: dict[int, list[float]] = {}
+            for (name, steps, seed), loss in losses.items():
+                if name == one and (other, steps, seed) in losses:
+                    gaps.setdefault(steps, []).append(100 * (loss / losses[other, steps, seed] - 1))
+            for steps, each in gaps.items():
+                shown = "no instability" if gate is None else f"<= {gate} %"
+                where = title if one != DEFAULTS.name else f"{title}, {DEFAULTS.name}"
+                lines.append(
+                    f"{where:44} {steps:6} {len(each):2}   {statistics.mean(each):+5.2f}  ({spread(each)})   {shown}"
+                )
     return "\n".join(lines)
 
 
@@ -327,7 +339,7 @@ def train(arguments) -> None:
 
 def write(path: Path, key: str, study: Study, method: Method, text: str, outcomes: Outcomes) -> None:
     record = {
-        "key": key, "name": method.name, "seed": study.seed, "text": text, "replicas": study.num_replicas,
+        "key": key, "name": method.name, "seed": study.seed, "text": text, "replicas": study.num_replicas // method.island,
         "method": asdict(method), **asdict(outcomes),
     }  # fmt: skip
     with path.open("a") as file:

@@ -22,20 +22,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dilocox_peer.compression.aggregate import aggregate
 from dilocox_peer.compression.codec import CODECS, CodecPolicy, TensorCodec, codec_named
+from dilocox_peer.compression.contribution import ContributionEncoder, decode_contribution
+from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
 from dilocox_peer.compression.lowrank import matrix_shape
 from dilocox_peer.compression.policy import VECTOR_CODEC, policy_named
 from dilocox_peer.compression.topk import CHUNK
 from dilocox_peer.config import preset
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.chain import Certificate, Entry, Plan, Value
+from dilocox_peer.peer.chain import Certificate, Entry, Value
 from dilocox_peer.peer.messages import Ack, Cert, Heartbeat, Offer, Propose, encode_message
 from dilocox_peer.peer.outer import AnchorState, Outcome, OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.plan import Plan
 from dilocox_peer.pipeline.data import Corpus
 from dilocox_peer.pipeline.inner import InnerOptimizer, schedule
 from dilocox_peer.pipeline.model import EMBEDDING, HEAD, LayerRange, StageModel
 from dilocox_peer.pipeline.stage import Stage, build_stage
-from dilocox_peer.types import Digest, PeerId, TensorSpec
+from dilocox_peer.types import Digest, Layout, PeerId, TensorSpec
 
 EMA_DECAY = 0.8  # of the anchors, a round (DESIGN section 7)
 HEARTBEATS = 4  # to every other peer, assumed for a round of a few seconds
@@ -54,6 +58,10 @@ class Method:
     round only. residual_decay: None is the codec's own. speeds: steps a tick, cycled. stale_share: of a step's sequences
     that go through the version before (carry). warm_steps: synchronous steps before, whose bytes are
     not counted. momentum_every: delayed Nesterov.
+
+    What the swarm's protocol does not have, to see what it would bring: island: replicas that train as one, on the draws of
+    all of them, with nothing counted inside. owner_codec: reduce-scatter, where the owner of each part sends its mean on in
+    this codec and keeps what that loses. momentum_codec: Muon's momentum goes with the movement, and its mean replaces it.
     """
 
     name: str
@@ -75,11 +83,18 @@ class Method:
     momentum_every: int = 1
     steps_share: float = 1.0
     """Of the steps that --tokens allows: for paired comparisons of methods of the same share."""
+    island: int = 1
+    owner_codec: str = ""
+    momentum_codec: str = ""
 
     def key(self) -> str:
-        """Equal for methods that compute the same, whatever their name."""
+        """Equal for methods that compute the same, whatever their name. Fields newer than the first results count only
+        where they are set."""
         fields = dataclasses.asdict(self)
         del fields["name"]
+        for newer in ("island", "owner_codec", "momentum_codec"):
+            if fields[newer] == type(self).__dataclass_fields__[newer].default:
+                del fields[newer]
         return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()[:16]
 
 
@@ -197,6 +212,27 @@ class DelayedNesterovLoop(OuterLoop):
         return dataclasses.replace(outcome, shift_N=outcome.shift_N + extra_N, state=state)
 
 
+class _Owner:
+    """The owners of all parts of the parameters, in one: they encode the mean once more, with a residual of their own."""
+
+    def __init__(self, settings: OuterSettings, layout: Layout, codec_of: CodecPolicy) -> None:
+        self._settings, self._layout = settings, layout
+        self._encoder = ContributionEncoder(layout, codec_of)
+        self._decay = (
+            decay_by_codec(layout, codec_of)[0] if settings.residual_decay is None else settings.residual_decay
+        )
+        self._residual_N = torch.zeros(layout.num_elements)
+
+    def blob(self, blobs: Sequence[bytes], weights: Sequence[int]) -> bytes:
+        mean_N = aggregate(self._layout, blobs, weights, norm_clip=self._settings.norm_clip).mean_N
+        assert mean_N is not None
+        sent_N = with_feedback(mean_N, self._residual_N, self._decay)
+        blob, decoded_N = self._encoder.encode(sent_N), torch.empty_like(sent_N)
+        decode_contribution(blob, self._layout, decoded_N)
+        self._residual_N = residual_after(sent_N, decoded_N)
+        return blob
+
+
 class _Replica:
     def __init__(self, study: Study, method: Method, index: int, manifest: Manifest, settings: OuterSettings) -> None:
         self.stage = build_stage(manifest)
@@ -206,7 +242,7 @@ class _Replica:
             self.loop: OuterLoop = DelayedNesterovLoop(settings, state, every=method.momentum_every)
         else:
             self.loop = OuterLoop(settings, state)
-        self.peer = peer_name(index)
+        self.peers = [peer_name(index * method.island + each) for each in range(method.island)]
         self.speed = method.speeds[index % len(method.speeds)]
         self.arrival = method.arrivals[index % len(method.arrivals)]
         self.credit = 0.0
@@ -222,7 +258,7 @@ class _Replica:
             self._stale = Stage(before)
 
     def step(self, share: float) -> None:
-        inputs_BT, targets_BT = batch_of(self._study, [self.peer], self.draws, self._inner.micro_batch, self._context)
+        inputs_BT, targets_BT = batch_of(self._study, self.peers, self.draws, self._inner.micro_batch, self._context)
         if self._stale is None:
             self.stage.train_micro_batch(inputs_BT, targets_BT)
             self.optimizer.step(micro_batches=1, share=share)
@@ -240,6 +276,10 @@ class _Replica:
         self.draws += 1
         self.in_round += 1
 
+    def momenta(self) -> list[Tensor]:
+        """Muon's, as it keeps them; nobody's copies."""
+        return [batch.momentum_XRC for batch in self.optimizer._muon._batches] if self.optimizer._muon else []
+
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
@@ -248,6 +288,7 @@ class _Pending:
     weights: tuple[int, ...]
     closed_at: int  # tick
     waiting: frozenset[int]
+    momenta: tuple[tuple[list[Tensor], list[Tensor]], ...] = ()  # of each replica: at the close, and the mean's decoded
 
 
 class _Swarm:
@@ -257,11 +298,19 @@ class _Swarm:
         self._steps = study.steps(method)
         self._round = 1
         settings = OuterSettings.of(manifest)
-        settings = dataclasses.replace(settings, codec_of=self._policy(manifest), residual_decay=method.residual_decay)
-        self._replicas = [_Replica(study, method, index, manifest, settings) for index in range(study.num_replicas)]
+        settings = dataclasses.replace(
+            settings, codec_of=self._policy(manifest, method.codec), residual_decay=method.residual_decay
+        )
+        self._count = study.num_replicas // method.island
+        self._replicas = [_Replica(study, method, index, manifest, settings) for index in range(self._count)]
         self._lengths = list(_round_lengths(method, self._steps - method.warm_steps))
         self._evaluator = Evaluator(study, manifest, self._steps)
         self._manifest = manifest
+        self._owner = (
+            _Owner(settings, self._replicas[0].loop.state.layout, self._policy(manifest, method.owner_codec))
+            if method.owner_codec
+            else None
+        )
         self._pending: _Pending | None = None
         self._tick = 0
         self._bytes = 0
@@ -270,7 +319,7 @@ class _Swarm:
         self._ema_N = self._anchor_N()
 
     def run(self) -> Outcomes:
-        method, count = self._method, self._study.num_replicas
+        method, count = self._method, self._count
         if method.warm_steps:
             self._warm_up()
         for number, length in enumerate(self._lengths, 1):
@@ -292,7 +341,7 @@ class _Swarm:
         return Outcomes(
             steps=self._steps, tokens=self._evaluator.tokens(self._steps), loss=loss,
             ema_loss=self._evaluator.whole(self._ema_N), worst_jump=self._evaluator.worst_jump,
-            bytes_sent=self._bytes, all_reduce_bytes=self._evaluator.all_reduce_bytes(self._steps),
+            bytes_sent=self._bytes, all_reduce_bytes=self._evaluator.all_reduce_bytes(self._steps, method.island),
             blob_bytes=self._blob_bytes // max(1, len(self._lengths) * count), rounds=len(self._lengths),
             curve=tuple(self._evaluator.curve), seconds=0.0,
         )  # fmt: skip
@@ -326,10 +375,32 @@ class _Swarm:
         ]
         blobs = tuple(offer.blob for offer in offers)
         self._blob_bytes += sum(map(len, blobs))
-        self._bytes += bytes_of_round([len(blob) for blob in blobs])
+        sizes = [len(blob) for blob in blobs]
         everybody = frozenset(range(len(self._replicas)))
         weights = tuple(offer.micro_batches for offer in offers)
-        self._pending = _Pending(self._round, blobs, weights, self._tick, everybody)
+        momenta: tuple[tuple[list[Tensor], list[Tensor]], ...] = ()
+        if self._method.momentum_codec:
+            momenta, momentum_sizes = self._shared_momenta()
+            sizes = [size + more for size, more in zip(sizes, momentum_sizes, strict=True)]
+        if self._owner:
+            blobs, weights = (self._owner.blob(blobs, weights),), (sum(weights),)
+            # A peer sends each other owner that one's part, and each other peer its own part of the mean.
+            sizes = [(size + len(blobs[0])) // self._count for size in sizes]
+        self._bytes += bytes_of_round(sizes)
+        self._pending = _Pending(self._round, blobs, weights, self._tick, everybody, momenta)
+
+    def _shared_momenta(self) -> tuple[tuple[tuple[list[Tensor], list[Tensor]], ...], list[int]]:
+        """Of each replica its momenta now and the mean of all as decoded; and how many bytes each sends."""
+        codec = codec_named(self._method.momentum_codec)
+        kept = [[each.clone() for each in replica.momenta()] for replica in self._replicas]
+        means, sizes = [torch.zeros_like(each) for each in kept[0]], [0] * len(kept)
+        for index, of_replica in enumerate(kept):
+            for momentum_XRC, mean_XRC in zip(of_replica, means, strict=True):
+                payload, decoded_XRC = codec.encode(momentum_XRC), torch.empty_like(momentum_XRC)
+                codec.decode(memoryview(payload), decoded_XRC)
+                mean_XRC.add_(decoded_XRC, alpha=1 / len(kept))
+                sizes[index] += len(payload)
+        return tuple((of_replica, means) for of_replica in kept), sizes
 
     def _merge(self, index: int) -> None:
         pending, replica = self._pending, self._replicas[index]
@@ -338,6 +409,10 @@ class _Swarm:
             pending.blobs, pending.weights, own=True, round_number=pending.round, head=replica.loop.state.head
         )
         replica.stage.model.flat_N.add_(outcome.shift_N)
+        if pending.momenta:  # what came since the close stays
+            fade = self._manifest.inner.momentum ** (self._tick - pending.closed_at)
+            for momentum_XRC, was_XRC, mean_XRC in zip(replica.momenta(), *pending.momenta[index], strict=True):
+                momentum_XRC.add_(mean_XRC - was_XRC, alpha=fade)
         waiting = pending.waiting - {index}
         self._pending = dataclasses.replace(pending, waiting=waiting) if waiting else None
         if not waiting:
@@ -352,7 +427,7 @@ class _Swarm:
     def _anchor_N(self) -> Tensor:
         return self._replicas[0].loop.state.anchor_N()
 
-    def _policy(self, manifest: Manifest) -> CodecPolicy:
+    def _policy(self, manifest: Manifest, codec: str) -> CodecPolicy:
         method = self._method
 
         def named(name: str) -> CodecPolicy:
@@ -361,11 +436,11 @@ class _Swarm:
                 return lambda spec: sparser if len(spec.shape) > 1 else vector_codec
             return policy_named(name, rank=method.rank, never_low_rank=(EMBEDDING, HEAD))
 
-        if "=" in method.codec:
-            pairs = [part.split("=") for part in method.codec.split()]
+        if "=" in codec:
+            pairs = [part.split("=") for part in codec.split()]
             patterns = [(pattern, named(name)) for pattern, name in pairs]
         else:
-            patterns = [("*", named(method.codec))]
+            patterns = [("*", named(codec))]
         skipped, every = method.skip
         skip = SkipCodec()
 
@@ -407,8 +482,8 @@ class Evaluator:
     def tokens(self, steps: int) -> int:
         return steps * self._tokens_a_step
 
-    def all_reduce_bytes(self, steps: int) -> int:
-        count = self._study.num_replicas
+    def all_reduce_bytes(self, steps: int, island: int = 1) -> int:
+        count = self._study.num_replicas // island
         return 2 * (count - 1) * 4 * self._stage.model.layout.num_elements * steps // count
 
     def maybe(self, steps: int, bytes_sent: int, flat_N: Callable[[], Tensor], report: Callable[[str], None]) -> None:

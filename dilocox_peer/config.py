@@ -15,17 +15,20 @@ from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest, first_error
 
 PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     # Learns readable structure of source code on two laptop cores in minutes; what `demo` trains.
-    # Its recipe was measured (benchmarks/BENCHMARKS.md); the larger ones keep AdamW and fp16 until theirs is.
+    # Its recipe was measured (benchmarks/BENCHMARKS.md): short rounds of sparse contributions where the link allows it. The
+    # larger ones keep AdamW and longer rounds until theirs is.
     "tiny": {
-        "inner": {"optimizer": "muon", "learning_rate": 8e-3},
-        "rounds": {"total": 400},
-        "compression": {"codec": "int2"},
+        "inner": {"optimizer": "muon", "learning_rate": 2.7e-2},
+        "outer": {"learning_rate": 0.8, "momentum": 0.4},
+        "rounds": {"total": 1600, "inner_steps": 8},
+        "compression": {"codec": "topk"},
     },
     # A quarter of an hour on a desktop: 12.7 M parameters.
     "small": {
         "model": {"layers": 6, "hidden_size": 384, "heads": 6, "kv_heads": 2, "mlp_size": 1024, "context": 256},
         "inner": {"learning_rate": 1e-3, "micro_batch": 8},
-        "rounds": {"total": 200, "inner_steps": 50},
+        "rounds": {"total": 200, "inner_steps": 50, "min_inner_steps": 16},
+        "compression": {"codec": "int4"},
     },
     # GPT-2's size in today's shape; one consumer GPU a peer.
     "125m": {
@@ -34,7 +37,8 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "rope_theta": 500000.0,
         },
         "inner": {"learning_rate": 6e-4, "micro_batch": 8, "accumulate": 4, "warmup": 0.02},
-        "rounds": {"total": 1000, "inner_steps": 100, "start_peers": 2},
+        "rounds": {"total": 1000, "inner_steps": 100, "min_inner_steps": 32, "start_peers": 2},
+        "compression": {"codec": "int4"},
         "data": {"source": "files"},
     },
     # The size of DiLoCoX's smaller experiment.
@@ -44,7 +48,8 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "rope_theta": 500000.0,
         },
         "inner": {"learning_rate": 3e-4, "micro_batch": 4, "accumulate": 8, "warmup": 0.02},
-        "rounds": {"total": 2000, "inner_steps": 125, "start_peers": 2},
+        "rounds": {"total": 2000, "inner_steps": 125, "min_inner_steps": 32, "start_peers": 2},
+        "compression": {"codec": "int4"},
         "data": {"source": "files"},
     },
 }  # fmt: skip

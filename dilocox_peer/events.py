@@ -248,7 +248,8 @@ class RoundCertified(Event):
     """A certificate was applied. round counts from 1; an empty contributor list is a void round.
 
     codec, rank, inner_steps: the round's plan; rank 0: of no use to the codec. delay_s: from our own close of a round to
-    this merge, in which training went on; None when nothing of ours was closed.
+    this merge, in which training went on; None when nothing of ours was closed. expected_rounds: of the run, if rounds stay
+    as long as they are; 0: it has no end.
     """
 
     round: int
@@ -268,12 +269,29 @@ class RoundCertified(Event):
     rank: int = 0
     inner_steps: int = 0
     delay_s: float | None = None
+    expected_rounds: int = 0
 
     def line(self) -> str:
         count = len(self.contributors)
         mine = "" if self.own_included else ", mine comes with the next"
         loss = f", loss {self.train_loss:.3f}" if self.train_loss == self.train_loss else ""
         return f"round {self.round}: {count} contribution{'' if count == 1 else 's'}{loss}{mine}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChanged(Event):
+    """A certificate planned that rounds from `round` on are otherwise than before. rank 0: of no use to the codec."""
+
+    round: int
+    codec: str
+    rank: int
+    inner_steps: int
+    reason: str
+
+    def line(self) -> str:
+        rank = f" rank {self.rank}" if self.rank else ""
+        why = f": {self.reason}" if self.reason else ""
+        return f"from round {self.round} on {self.inner_steps} inner steps a round, {self.codec}{rank}{why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,8 +397,8 @@ class CheckpointWritten(Event):
 class TrainingProgress(Event):
     """Once a second. bytes_sent/received: payload of this peer since its start. busy: share of the last seconds spent
     computing. memory_bytes: resident, of this process and its helpers; 0 unknown. is_training: nobody holds it.
-    daemon_bytes: over TCP by p2pd, payload of rounds, messages, directory and encryption, as of the last two seconds; 0 unknown.
-    """
+    share: micro-batches expected of it in the round. daemon_bytes: over TCP by p2pd, payload of rounds, messages, directory and
+    encryption, as of the last two seconds; 0 unknown."""
 
     round: int
     micro_batches: int
@@ -393,6 +411,7 @@ class TrainingProgress(Event):
     busy: float = 0.0
     memory_bytes: int = 0
     is_training: bool = True
+    share: int = 0
     daemon_bytes_sent: int = 0
     daemon_bytes_received: int = 0
 
@@ -403,14 +422,17 @@ class TrainingProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """Mean validation loss of the anchor of a round, nats per byte."""
+    """Mean validation loss of the anchor of a round, nats per byte. average_loss: of the running average of the anchors
+    so far; None where nobody asked for it."""
 
     round: int
     val_loss: float
     num_bytes: int
+    average_loss: float | None = None
 
     def line(self) -> str:
-        return f"round {self.round}: validation loss {self.val_loss:.4f} nats/byte over {self.num_bytes} bytes"
+        average = "" if self.average_loss is None else f", of the averaged anchors {self.average_loss:.4f}"
+        return f"round {self.round}: validation loss {self.val_loss:.4f} nats/byte{average} over {self.num_bytes} bytes"
 
 
 @dataclass(frozen=True, slots=True)

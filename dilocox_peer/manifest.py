@@ -98,8 +98,18 @@ class OuterSection(_Section):
 
 
 class RoundsSection(_Section):
-    total: Positive = Field(32, description="outer rounds of the run; the schedule ends with the last")
-    inner_steps: Positive = Field(32, description="inner steps a peer and round, on average (H)")
+    total: Positive = Field(
+        32,
+        description="outer rounds of the run, at inner_steps each: the inner steps stay when rounds change their length",
+    )
+    inner_steps: Positive = Field(
+        32, description="inner steps a peer and round, on average (H); the first, if it adapts"
+    )
+    min_inner_steps: Positive = Field(8, description="H where it adapts: at least, if inner_steps is not less")
+    max_inner_steps: Positive = Field(256, description="and at most, if inner_steps is not more")
+    first_inner_steps: int = Field(
+        0, ge=0, description="warm-up: H of the first rounds, doubling at 3, 6, 12 ... % of the run; 0: none"
+    )
     start_peers: int = Field(1, ge=1, le=64, description="peers a stage waits for before its first round")
 
 
@@ -109,6 +119,15 @@ class CompressionSection(_Section):
         description="of contributions: none (fp32), fp16, int8, int4, int2, sign (1 bit), topk (8 %) or lowrank-int4",
     )
     rank: int = Field(64, ge=1, le=4096, description="of lowrank-int4; matrices too small for it are sent as int2")
+    adapt: Literal["link", "rank", "off"] = Field(
+        "link",
+        description="link: codec, rank and H so that averaging takes a quarter of a round; rank: rank from the spectrum; off",
+    )
+    times_fewer: float = Field(
+        200.0,
+        ge=0,
+        description="link: at least so many times fewer bytes than AllReduce of fp32 gradients; 0: no bound",
+    )
 
 
 class DataSection(_Section):
@@ -153,6 +172,10 @@ class Manifest(_Section):
         stages, layers = self.stages, self.model.layers
         if stages.count > layers:
             raise ValueError(f"stages.count {stages.count} exceeds model.layers {layers}")
+        if self.rounds.first_inner_steps > self.rounds.inner_steps:
+            raise ValueError(
+                f"rounds.first_inner_steps {self.rounds.first_inner_steps} exceeds rounds.inner_steps {self.rounds.inner_steps}"
+            )
         if stages.blocks and (len(stages.blocks) != stages.count or sum(stages.blocks) != layers):
             raise ValueError(f"stages.blocks {list(stages.blocks)} must be {stages.count} numbers that sum to {layers}")
         return self

@@ -7,7 +7,7 @@ import torch
 
 from dilocox_peer.config import preset
 from dilocox_peer.pipeline.data import Corpus, SourceFile
-from dilocox_peer.pipeline.inner import InnerOptimizer, run_position, schedule
+from dilocox_peer.pipeline.inner import InnerOptimizer, schedule
 from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.pipeline.stage import build_stage
 from dilocox_peer.types import PeerId
@@ -57,6 +57,6 @@ def one_model(
             norm = torch.cat([model.flat_grad_N[each] for each in part]).norm() / inner.accumulate
             for each in part:
                 model.flat_grad_N[each].mul_(min(1.0, inner.clip_norm / float(norm)))
-        position = run_position(round_number=1, fraction=(index + 1) / share_of, total_rounds=8)
+        position = min((index + 1) / share_of, 1.0) / 8
         optimizer.step(micro_batches=inner.accumulate, share=schedule(position, warmup=inner.warmup))
     return {name: model.flat_N[part] for name, part in spans.items()}

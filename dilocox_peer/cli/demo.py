@@ -28,15 +28,17 @@ from dilocox_peer.pipeline.partition import cut_into
 
 REFRESH_S = 0.5
 TINY_LAYERS = 2  # of the tiny preset; a stage needs at least one
-PIPELINED_INNER_STEPS = 16  # of more tokens each than a single stage's
-TUNED_LEARNING_RATES = {"adamw": 4e-3, "muon": 8e-3}  # of the tiny preset
+WHOLE_ROUNDS = 128  # of the preset's 8 inner steps, if they stay so short
+PIPELINED_ROUNDS, PIPELINED_INNER_STEPS = 32, 16  # of more tokens each than a single stage's
+PIPELINED_CODEC = "int2"
+TUNED_LEARNING_RATES = {"adamw": 4e-3, "muon": 2.7e-2}  # of the tiny preset
 
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
     stages: int
     replicas: int
-    rounds: int
+    rounds: int | None
     inner_steps: int | None
     overlap: str | None
     codec: str | None
@@ -72,9 +74,9 @@ def demo_manifest(request: DemoRequest) -> Manifest:
     for path in request.data:
         if not path.exists():
             raise ConfigError(f"--data {path} does not exist: pass a text file, a JSONL file or a folder of them")
-    rounds: dict[str, Any] = {"start_peers": request.replicas, "total": request.rounds}
-    if request.inner_steps is not None:
-        rounds["inner_steps"] = request.inner_steps
+    usual_rounds = WHOLE_ROUNDS if request.stages == 1 and request.inner_steps is None else PIPELINED_ROUNDS
+    rounds: dict[str, Any] = {"start_peers": request.replicas, "total": request.rounds or usual_rounds}
+    compression: dict[str, Any] = {}
     overrides: dict[str, dict[str, Any]] = {
         "run": {"name": "demo", "seed": request.seed},
         "stages": {"count": request.stages},
@@ -82,8 +84,13 @@ def demo_manifest(request: DemoRequest) -> Manifest:
     }
     if request.overlap is not None:
         overrides["outer"] = {"overlap": request.overlap}
+    if request.stages > 1:
+        rounds["inner_steps"], compression["codec"] = PIPELINED_INNER_STEPS, PIPELINED_CODEC
+    if request.inner_steps is not None:  # who chooses gets what was chosen, to the end
+        rounds["inner_steps"], compression["adapt"] = request.inner_steps, "off"
     if request.codec is not None:
-        overrides["compression"] = {"codec": request.codec}
+        compression |= {"codec": request.codec, "adapt": "off"}
+    overrides["compression"] = compression
     if request.inner_optimizer is not None:
         learning_rate = TUNED_LEARNING_RATES.get(request.inner_optimizer, 4e-3)
         overrides["inner"] = {"optimizer": request.inner_optimizer, "learning_rate": learning_rate}
@@ -92,7 +99,6 @@ def demo_manifest(request: DemoRequest) -> Manifest:
     if request.stages > 1:
         overrides["model"] = {"layers": max(TINY_LAYERS, request.stages)}
         overrides["stages"] = {"schedule": request.schedule or "carry"}
-        rounds.setdefault("inner_steps", PIPELINED_INNER_STEPS)
     return cut_into(preset("tiny", **overrides), request.stages)
 
 

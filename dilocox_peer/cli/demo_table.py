@@ -19,9 +19,11 @@ def round_line(view: SwarmView, seen: RoundView) -> str:
     """One certified round as a line, for terminals that are none."""
     contributors = " ".join(f"{count}" for _stage, count in sorted(seen.stage_contributors.items()))
     validation = f"{seen.val_loss:.4f}" if seen.val_loss is not None else "-"
+    rank = f"/{seen.rank}" if seen.rank else ""
     return (
-        f"round {seen.number:>3}/{view.manifest.rounds.total}  contributors {contributors}  "
-        f"train {seen.train_loss:.4f}  validation {validation}  {view.tokens_per_s:,.0f} tokens/s"
+        f"round {seen.number:>3}/{view.expected_rounds}  contributors {contributors}  "
+        f"train {seen.train_loss:.4f}  validation {validation}  {view.tokens_per_s:,.0f} tokens/s  "
+        f"{seen.codec}{rank} H={seen.inner_steps}"
     )
 
 
@@ -53,7 +55,7 @@ def _peers(view: SwarmView) -> Table:
     table.add_column("state")
     for label, peer in sorted(view.peers.items()):
         table.add_row(
-            f"{label} …{peer.peer[-6:]}", str(peer.stage), str(min(peer.round, view.manifest.rounds.total)), _loss(peer.train_loss),
+            f"{label} …{peer.peer[-6:]}", str(peer.stage), str(min(peer.round, view.expected_rounds)), _loss(peer.train_loss),
             f"{peer.tokens_per_s:,.0f}", _share(peer.busy), size(peer.bytes_sent + peer.pipeline_bytes_sent), size(peer.bytes_received), peer.state,
         )  # fmt: skip
     return table
@@ -63,13 +65,13 @@ def _rounds(view: SwarmView) -> Table:
     table = Table(
         title="rounds", title_justify="left", expand=True, box=None, header_style="bold", title_style="bold cyan"
     )
-    for name in ("round", "contributors", "train loss", "validation", "sent a peer"):
+    for name in ("round", "contributors", "train loss", "validation", "codec", "H", "sent a peer"):
         table.add_column(name, justify="right")
     for seen in sorted(view.rounds.values(), key=lambda each: each.number)[-_ROUNDS_SHOWN:]:
         contributors = " ".join(str(count) for _stage, count in sorted(seen.stage_contributors.items()))
         table.add_row(
-            f"{seen.number}/{view.manifest.rounds.total}", contributors, _loss(seen.train_loss),
-            _loss(seen.val_loss), size(sum(seen.bytes_sent) / len(seen.bytes_sent)),
+            f"{seen.number}/{view.expected_rounds}", contributors, _loss(seen.train_loss),
+            _loss(seen.val_loss), f"{seen.codec}/{seen.rank}" if seen.rank else seen.codec, str(seen.inner_steps), size(sum(seen.bytes_sent) / len(seen.bytes_sent)),
         )  # fmt: skip
     return table
 

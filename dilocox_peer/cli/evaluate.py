@@ -43,15 +43,17 @@ def run_evaluator(
     host_maddrs: Sequence[str],
     json_log: bool,
     until_stdin_closes: bool,
+    average: float | None = None,
 ) -> None:
-    """Evaluates until the run's last round is, or until stopped. Raises ConfigError, RunUnreachable, RunRefused."""
+    """Evaluates until the run's last round is, or until stopped. average: decay a round of a running average of the
+    anchors that is evaluated beside them; it is this process's own, and costs the swarm nothing. Raises ConfigError, RunUnreachable, RunRefused."""
     invitation = parse_invitation(link)
     parse_multiaddrs(host_maddrs, "listen")
     home.make()
     os.nice(NICENESS)
     listener = event_printer(as_json=json_log)
     with Identity.open(home.identity_path) as identity:
-        evaluator = _Evaluator(invitation, home, identity, tuple(data), tuple(host_maddrs), listener)
+        evaluator = _Evaluator(invitation, home, identity, tuple(data), tuple(host_maddrs), listener, average)
         code = run_until_stopped(evaluator.run, until_stdin_closes=until_stdin_closes)
     raise typer.Exit(code)
 
@@ -65,6 +67,7 @@ class _Evaluator:
         data: tuple[Path, ...],
         host_maddrs: tuple[str, ...],
         listener: Listener,
+        average: float | None,
     ) -> None:
         self._invitation = invitation
         self._home = home
@@ -72,6 +75,7 @@ class _Evaluator:
         self._data = data
         self._host_maddrs = host_maddrs
         self._listener = listener
+        self._average = average
         self._leaving = threading.Event()
 
     async def run(self, stop: Stop) -> None:
@@ -105,6 +109,7 @@ class _Evaluator:
             self._listener(Left(stop.reason or "the run is complete"))
 
     async def _follow(self, transport: "Transport", directory: "Directory", manifest: Manifest) -> None:  # type: ignore[name-defined]  # noqa: F821
+        from dilocox_peer.peer.average import AnchorAverage
         from dilocox_peer.peer.outer import initial_state
         from dilocox_peer.pipeline.data import load_corpus
         from dilocox_peer.pipeline.stage import build_stage
@@ -118,25 +123,27 @@ class _Evaluator:
         newest = [await asyncio.to_thread(initial_state, manifest, stage) for stage in stages]
         arrived = asyncio.Event()
         arrived.set()
+        averages: list[AnchorAverage] = []
 
         async def ask() -> None:
             nonlocal newest
             reached = 0
             layouts = [state.layout for state in newest]
-            while reached < manifest.rounds.total:
+            is_final = False
+            while not is_final:
                 first = await self._state(transport, directory, 0, {"after": reached, "wait_s": ASK_S}, layouts[0])
                 if first is None:
                     await asyncio.sleep(RETRY_S)
                     continue
-                reached = first.round
+                reached, is_final = first.round, first.is_final
                 request = {"round": reached, "wait_s": ASK_S}
                 others = [self._state(transport, directory, stage, request, layouts[stage]) for stage in stages[1:]]
                 states = [first, *await asyncio.gather(*others)]
                 if all(state is not None for state in states):
                     newest = states
                     arrived.set()
-                elif reached == manifest.rounds.total:
-                    reached -= 1  # the last one is not given up
+                elif is_final:
+                    reached, is_final = reached - 1, False  # the last one is not given up
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(ask(), name="ask for states")
@@ -144,17 +151,26 @@ class _Evaluator:
                 await arrived.wait()
                 arrived.clear()
                 states = newest
-                is_last = states[0].round >= manifest.rounds.total
+                is_last = states[0].is_final
                 limit = FINAL_BYTES if is_last else ROUND_BYTES
 
-                def evaluate() -> tuple[float, int]:
-                    for state in states:  # noqa: B023 - awaited before the next turn
-                        whole.model.load(state.layout, state.anchor_N())
+                if self._average is not None:
+                    averages = averages or [AnchorAverage(self._average) for _ in states]
+                    for average, state in zip(averages, states, strict=True):
+                        average.take(state)
+
+                def evaluate(vectors: list[tuple[Any, Any]]) -> tuple[float, int]:
+                    for layout, flat_N in vectors:
+                        whole.model.load(layout, flat_N)
                     batches = corpus.validation_batches(limit, batch=BATCH, context=manifest.model.context)  # noqa: B023
                     return whole.evaluate(self._until_leaving(batches))
 
-                loss, num_bytes = await asyncio.to_thread(evaluate)
-                self._listener(Evaluated(states[0].round, loss, num_bytes))
+                loss, num_bytes = await asyncio.to_thread(evaluate, [(each.layout, each.anchor_N()) for each in states])
+                average_loss = None
+                if averages:
+                    mean = [(each.layout, average.mean_N()) for each, average in zip(states, averages, strict=True)]
+                    average_loss, _ = await asyncio.to_thread(evaluate, mean)
+                self._listener(Evaluated(states[0].round, loss, num_bytes, average_loss))
                 if is_last:
                     for state in states:
                         self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))

@@ -347,7 +347,9 @@ def replay(
 def demo(
     stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
     replicas: Annotated[int, typer.Option(min=1, max=16, help="Peers of each stage.")] = 2,
-    rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 32,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Outer rounds, if they stay as long as they begin: 128, with stages 32.")
+    ] = None,
     inner_steps: Annotated[int | None, typer.Option(min=1, help="Inner steps a round (H).", show_default=False)] = None,
     overlap: Annotated[str | None, typer.Option(help="arrival, one-step or none.", show_default=False)] = None,
     codec: Annotated[
@@ -396,6 +398,15 @@ def evaluate(
     host_maddrs: HostOption = None,
     home: HomeOption = None,
     log: LogOption = LogFormat.AUTO,
+    average: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=0.999,
+            help="Also evaluate a running average of the anchors, with this decay a round.",
+            show_default=False,
+        ),
+    ] = None,
     until_stdin_closes: StdinOption = False,
 ) -> None:
     """Follow a run and evaluate the anchors of its rounds on the validation split; trains nothing."""
@@ -409,6 +420,7 @@ def evaluate(
         host_maddrs=tuple(host_maddrs or ("/ip4/0.0.0.0/tcp/0",)),
         json_log=log is LogFormat.JSON,
         until_stdin_closes=until_stdin_closes,
+        average=average,
     )
 
 

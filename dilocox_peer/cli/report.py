@@ -88,7 +88,8 @@ def _round(view: SwarmView, seen: RoundView, previous_s: float | None) -> dict[s
         "contributors": {str(stage): count for stage, count in sorted(seen.stage_contributors.items())},
         "bytes_sent": round(fmean(seen.bytes_sent)),
         "raw_bytes": round(fmean(seen.raw_bytes)),
-        "codec": view.manifest.compression.codec,
-        "rank": None,
-        "inner_steps": view.manifest.rounds.inner_steps,
+        "codec": seen.codec,
+        "rank": seen.rank or None,
+        "inner_steps": seen.inner_steps,
+        "exchange_seconds": round(fmean(seen.delays_s), 3) if seen.delays_s else None,
     }

@@ -179,10 +179,10 @@ def _my_peer(status: Status, width: int, rows: int, now: float) -> list[Line]:
     lines: list[Line] = [_row("health", [(why, _HEALTH[health])])]
     if progress is None or joined is None:
         return lines
-    share = min(1.0, progress.micro_batches / max(1, joined.share))
-    shown = min(progress.round, joined.total_rounds)
+    share = min(1.0, progress.micro_batches / max(1, status.share))
+    shown = min(progress.round, status.total_rounds)
     lines.append(
-        _row("round", [(f"{shown}/{joined.total_rounds} ", ""), *_bar(share, max(4, min(24, width - 26))), (f" {share:.0%}", "dim")])
+        _row("round", [(f"{shown}/{status.total_rounds} ", ""), *_bar(share, max(4, min(24, width - 26))), (f" {share:.0%}", "dim")])
     )  # fmt: skip
     lines.append(_row("speed", [(f"{status.tokens_per_s():,.0f} tok/s", "bold"), (f"   busy {status.busy():.0%}", "")]))
     losses = [each.train_loss for each in status.rounds if each.train_loss == each.train_loss]
@@ -297,7 +297,7 @@ def _glyph(peer: MapPeer, status: Status) -> Span:
 
 def _rounds(status: Status, width: int, rows: int, view: View) -> list[Line]:
     wide = width >= 100
-    total = str(status.joined.total_rounds) if status.joined is not None else "-"
+    total = str(status.total_rounds or "-")
     head = f"{'round':>7} {'who':>5} {'train':>7} {'val':>7}  {'codec':<15} {'H':>4} {'delay':>6} {'sent':>9}"
     head += f" {'less':>6}" if not wide else f"  {'all-reduce':>10} {'less':>6}  {'at':<8}  {'took':>7}"
     lines: list[Line] = [[(_cut(head, width), "bold")]]

@@ -46,7 +46,8 @@ class PeerView:
 @dataclass
 class RoundView:
     """One outer round, put together from all peers that certified it. micro_batches: of stage 0, where they start;
-    raw_bytes: of a peer's movement as float32, for each peer."""
+    raw_bytes: of a peer's movement as float32, for each peer. delays_s: from each peer's close to
+    its merge. codec, rank, inner_steps: of stage 0."""
 
     number: int
     stage_contributors: dict[int, int] = field(default_factory=dict)
@@ -56,6 +57,10 @@ class RoundView:
     val_loss: float | None = None
     bytes_sent: list[int] = field(default_factory=list)
     raw_bytes: list[int] = field(default_factory=list)
+    delays_s: list[float] = field(default_factory=list)
+    codec: str = ""
+    rank: int = 0
+    inner_steps: int = 0
 
     @property
     def train_loss(self) -> float:
@@ -67,6 +72,7 @@ class SwarmView:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
+        self.expected_rounds = manifest.rounds.total
         self.peers: dict[str, PeerView] = {}
         self.rounds: dict[int, RoundView] = {}
         self.initial_val_loss: float | None = None
@@ -153,7 +159,12 @@ class SwarmView:
             seen.micro_batches = record["micro_batches"]
         seen.bytes_sent.append(record["bytes_sent"])
         seen.raw_bytes.append(record["raw_bytes"])
+        if record["delay_s"] is not None:
+            seen.delays_s.append(record["delay_s"])
         view.num_parameters = record["raw_bytes"] // 4
+        if view.stage == 0:
+            seen.codec, seen.rank, seen.inner_steps = record["codec"], record["rank"], record["inner_steps"]
+            self.expected_rounds = max(number, record["expected_rounds"])
         if record["train_loss"] == record["train_loss"]:
             seen.train_losses.append(record["train_loss"])
         view.head, view.anchor_digest = record["head"], record["anchor_digest"]

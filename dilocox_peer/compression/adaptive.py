@@ -23,7 +23,7 @@ Shape letters: M rows, N columns, S width of the sketch.
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +37,10 @@ ENERGY = 0.99
 GROW_ABOVE = 0.85  # of |residual|**2 / |sent|**2
 SHRINK_BELOW = 0.8  # of the present rank: less is not worth a change of shape
 GROWTH = 1.25
-EFFECT_AFTER = 2  # rounds from a decision to the first round under it: the certificate of t plans round t + 2
+EFFECT_AFTER = 4
+"""Rounds from an observation to the first that shows what was decided on it: taken in with certificate t it goes into the plan
+of certificate t + 1, which is of round t + 3, and the report of round t + 4 is the first with all of that round."""
+
 
 _OVERSAMPLING = 8  # columns of the sketch beyond what a growth would need
 
@@ -88,7 +91,7 @@ class AdaptiveRank:
         self.effective_round = 0
 
     def observe(self, observation: Observation) -> int:
-        """Takes in a round, in order of rounds; returns the rank for the round EFFECT_AFTER later."""
+        """Takes in a round, in order of rounds; returns the rank for the plans to come."""
         if observation.round < self.effective_round:
             return self.rank
         self._window.append(observation)
@@ -148,6 +151,23 @@ def spectrum(x_MN: Tensor, width: int) -> list[float]:
     return [math.sqrt(value) for value in reversed(energies_S.tolist())]
 
 
+def needed_rank(layout: Layout, mean_N: Tensor, names: Collection[str], *, rank: int) -> int:
+    """Rank that holds ENERGY of the averaged movement mean_N: of the matrices named, weighted by size; 0 without any.
+
+    rank: in use; the search goes as far as one growth of it and a little beyond.
+    """
+    chosen = frozenset(names)
+    weighted, elements = 0.0, 0
+    for spec, start, stop in layout.spans():
+        if spec.name not in chosen:
+            continue
+        mean_MN = mean_N[start:stop].view(matrix_shape(spec.shape))
+        values = spectrum(mean_MN, math.ceil(GROWTH * rank) + _OVERSAMPLING)
+        weighted += effective_rank(values, float(mean_MN.double().square().sum())) * spec.num_elements
+        elements += spec.num_elements
+    return math.ceil(weighted / elements) if elements else 0
+
+
 def observation_of(
     layout: Layout,
     *,
@@ -163,15 +183,10 @@ def observation_of(
     mean_N: the averaged movement. sent_N: movement + residual before, residual_N: what encoding it lost.
     """
     names = frozenset(low_rank)
-    weighted, elements, lost, sent = 0.0, 0, 0.0, 0.0
+    lost, sent = 0.0, 0.0
     for spec, start, stop in layout.spans():
-        if spec.name not in names:
-            continue
-        mean_MN = mean_N[start:stop].view(matrix_shape(spec.shape))
-        values = spectrum(mean_MN, math.ceil(GROWTH * rank) + _OVERSAMPLING)
-        weighted += effective_rank(values, float(mean_MN.double().square().sum())) * spec.num_elements
-        elements += spec.num_elements
-        lost += float(residual_N[start:stop].double().square().sum())
-        sent += float(sent_N[start:stop].double().square().sum())
-    needed = math.ceil(weighted / elements) if elements else rank
+        if spec.name in names:
+            lost += float(residual_N[start:stop].double().square().sum())
+            sent += float(sent_N[start:stop].double().square().sum())
+    needed = needed_rank(layout, mean_N, names, rank=rank) or rank
     return Observation(round_number, needed, min(1.0, lost / sent) if sent > 0 else 0.0)

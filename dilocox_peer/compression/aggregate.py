@@ -22,6 +22,9 @@ from dilocox_peer.types import Layout
 CLIP_STEPS = 64
 """Clip factors are rounded down to 1/64ths: a difference in a norm's last bits cannot show in the result."""
 
+MAX_WEIGHT = 4
+"""Of a contribution, times the group's median: micro-batches are what a peer says of itself."""
+
 MAX_LATE_SCALE = 4.0
 """Movement that gathered over missed rounds may be that much larger than the group's, before clipping starts."""
 
@@ -40,7 +43,7 @@ class Mean:
 
 
 def aggregate(layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int], *, norm_clip: float) -> Mean:
-    """Mean of the decoded blobs weighted by micro-batches, in the given order; equal bits on every peer.
+    """Mean of the decoded blobs weighted by micro-batches (capped), in the given order; equal bits on every peer.
 
     A contribution whose norm exceeds norm_clip times the group's median (scaled by its micro-batches, see
     clip_factors) is scaled down to that. Where the decoded blobs would take much memory each is decoded twice: its norm is
@@ -48,6 +51,7 @@ def aggregate(layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int
     """
     assert len(blobs) == len(micro_batches), f"{len(blobs)} blobs, {len(micro_batches)} weights"
     assert all(count >= 0 for count in micro_batches), f"negative micro-batches in {micro_batches}"
+    micro_batches = capped_weights(micro_batches)
     contributions = [open_contribution(raw, layout) for raw in blobs]
     total = sum(micro_batches)
     if total == 0:
@@ -87,6 +91,14 @@ def _aggregate_kept(
     for row_N, factor, count in zip(decoded, factors, micro_batches, strict=True):
         mean_N.add_(row_N.mul_(_float32(factor * count / total)))
     return Mean(mean_N, (0.0,) if is_alone else tuple(norms), factors)
+
+
+def capped_weights(micro_batches: Sequence[int]) -> tuple[int, ...]:
+    """Each at most MAX_WEIGHT times the upper median of those that are not zero, so that no single one of three can say
+    that it has done nearly all the work. Who really has is heard for what four usual peers do; of two nobody is usual."""
+    ordered = sorted(count for count in micro_batches if count > 0)
+    most = MAX_WEIGHT * ordered[len(ordered) // 2] if ordered else 0
+    return tuple(min(count, most) for count in micro_batches)
 
 
 def clip_factors(norms: Sequence[float], micro_batches: Sequence[int], *, norm_clip: float) -> tuple[float, ...]:

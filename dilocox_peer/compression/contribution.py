@@ -67,6 +67,10 @@ class ContributionEncoder:
         self._codec_of = codec_of
         self._encoders: dict[str, tuple[TensorCodec, TensorEncoder]] = {}
 
+    def use(self, codec_of: CodecPolicy) -> None:
+        """Another policy from the next contribution on. Encoders of tensors that keep their codec go on."""
+        self._codec_of = codec_of
+
     def reset(self) -> None:
         """Forgets every round: for movements that have nothing to do with those before."""
         self._encoders.clear()

@@ -1,12 +1,13 @@
 """What a stage sends and how often: (codec, rank, H) such that communication takes at most a quarter of a round. Pure.
 
 Every round the controller takes in what was measured (links, time of an inner step, fixed delay, the codec's loss) and
-proposes the plan of the round after next, as the certificate's `Plan` needs it: codec, rank, inner_steps. One peer proposes,
-all use what was certified; what is in flight keeps its shape.
+says what the coming plans should be: codec, rank, inner_steps. One peer proposes, all use what was certified
+(peer/adaptive_planner.py); what is in flight keeps its shape.
 
     seconds of communication  = delay + 8 * blob bytes * (peers - 1) / uplink
     seconds of a round        = H * seconds of an inner step
-    of all (codec, H) with communication <= BUDGET * round, the one with the least expected loss
+    times fewer bytes         = ring AllReduce of float32 in H steps / (blob bytes * (peers - 1))
+    of all (codec, H) with communication <= BUDGET * round and at least `times_fewer`, the one with the least expected loss
 
 Expected loss is in points (percent of loss) against exact averaging after every step: a rise with log2 H and a price of
 the codec, both measured (facts/algorithm2.md 3 and 4, benchmarks/BENCHMARKS.md). A quarter, because a merge that late
@@ -15,7 +16,7 @@ until communication fills the round (facts/algorithm.md 2d).
 
 Why it does not oscillate
 1. It sees medians over WINDOW rounds, and rounds planned before its last change do not count.
-2. H is a power of two, and moves by a factor of 2 at most at a time.
+2. H moves by a factor of 2 at a time.
 3. A plan is left for a leaner one only when it takes more than TOLERANCE of the budget, and then for one that would fit with
    the link at SPARE of what is measured; for a better one only if that fits with the link at RESERVE and gains MIN_GAIN
    points. Between the two it stays.
@@ -33,7 +34,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dilocox_peer.compression.adaptive import EFFECT_AFTER, AdaptiveRank, Observation, RankSettings
-from dilocox_peer.compression.contribution import blob_limits
+from dilocox_peer.compression.contribution import blob_limits, raw_bytes
+from dilocox_peer.compression.ladder import LADDER, LOW_RANK
 from dilocox_peer.compression.lowrank import LowRankCodec, largest_rank, matrix_shape, num_groups
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.types import Layout
@@ -57,23 +59,19 @@ comes last."""
 POINTS_PER_DOUBLING = 1.0
 """Of H. Measured 0.75 from 8 to 16 and from 16 to 32, 1.2 from 32 to 64."""
 
-LADDER = ("none", "fp16", "int8", "int4", "int2", "sign", "topk")
-"""Richest first."""
-
-LOW_RANK = "lowrank-int4"
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """smallest_inner_steps, largest_inner_steps: powers of two. codecs: that may be chosen."""
+    """codecs: that may be chosen. times_fewer: bytes than AllReduce, at least; 0: no bound. budget: share of a round that
+    communication may take."""
 
     smallest_inner_steps: int = 8
     largest_inner_steps: int = 256
     codecs: tuple[str, ...] = (*LADDER, LOW_RANK)
+    times_fewer: float = 0.0
+    budget: float = BUDGET
 
     def __post_init__(self) -> None:
-        for each in (self.smallest_inner_steps, self.largest_inner_steps):
-            assert each.bit_count() == 1, f"{each} is no power of two"
         assert self.smallest_inner_steps <= self.largest_inner_steps, self
 
 
@@ -103,10 +101,11 @@ class Measurement:
 
 
 class Controller:
-    """One stage's. `plans(round)` is fixed from the moment the measurement of round - EFFECT_AFTER was taken in."""
+    """One stage's. `setting` is what it wants the plans to come to be."""
 
     def __init__(self, layout: Layout, start: Setting, limits: Limits, *, never_low_rank: Sequence[str] = ()) -> None:
         self._limits = limits
+        self._raw_bytes = raw_bytes(layout)
         self._bytes_of = _blob_bytes(layout, frozenset(never_low_rank))
         self._ranks = AdaptiveRank(RankSettings.of(layout, start.rank))
         self._low_rank_pays = _low_rank_pays(layout, frozenset(never_low_rank))
@@ -117,8 +116,18 @@ class Controller:
         self._improved_at: int | None = None  # round of the last change to a better plan
         self._lossy_until: dict[str, int] = {}
 
+    def adopt(self, setting: Setting, effective_round: int) -> None:
+        """A certificate has planned setting from effective_round on: nothing happens if that is what we want too, or
+        what we wanted until our own last decision, which no certificate can have heeded yet."""
+        if setting == self.setting or effective_round < self._effective_round:
+            return
+        self.setting = setting
+        self._ranks.adopt(setting.rank, effective_round)
+        self._effective_round = effective_round
+        self._window.clear()
+
     def observe(self, measured: Measurement) -> tuple[Setting, str]:
-        """Takes in a round, in order of rounds. Returns (the setting for the round EFFECT_AFTER later, why it changed or "")."""
+        """Takes in a round, in order of rounds. Returns (what the plans to come should be, why that changed or "")."""
         assert measured.step_s > 0, measured
         assert measured.uplinks_bps, measured
         if measured.round < self._effective_round:
@@ -142,6 +151,19 @@ class Controller:
         blob = self._bytes_of(setting.codec, setting.rank)
         return (delay + 8 * blob * max(peers - 1, 0) / (uplink * link_factor)) / (setting.inner_steps * step)
 
+    def times_fewer(self, setting: Setting) -> float:
+        """Bytes of a ring AllReduce of float32 gradients over what a peer sends, by the median of the window."""
+        peers = round(statistics.median(len(each.uplinks_bps) for each in self._window))
+        if peers < 2:
+            return math.inf
+        all_reduce = 2 * (peers - 1) / peers * self._raw_bytes * setting.inner_steps
+        return all_reduce / (self._bytes_of(setting.codec, setting.rank) * (peers - 1))
+
+    def excess(self, setting: Setting, *, link_factor: float = 1.0) -> float:
+        """How much of what is allowed a setting takes, of time or of bytes: above 1 it should be left."""
+        of_bytes = self._limits.times_fewer / self.times_fewer(setting)
+        return max(self.share(setting, link_factor=link_factor) / self._limits.budget, of_bytes)
+
     def points(self, setting: Setting) -> float:
         """Expected loss of a setting, in points."""
         now = max((each.round for each in self._window), default=0)
@@ -161,20 +183,22 @@ class Controller:
             return Setting(
                 LOW_RANK, self._ranks.rank, current.inner_steps
             ), f"rank {current.rank} to {self._ranks.rank}"
-        share = self.share(current)
-        if share > BUDGET * TOLERANCE:
-            best = self._best(link_factor=SPARE)
-            return best, f"communication took {share:.0%} of a round"
+        if self.excess(current) > TOLERANCE:
+            share, fewer = self.share(current), self.times_fewer(current)
+            reason = f"averaging took {share:.0%} of a round"
+            return self._best(
+                link_factor=SPARE
+            ), reason if share > self._limits.budget else f"only {fewer:.0f} times fewer bytes"
         if now < self._effective_round + self._dwell:
             return current, ""
         best = self._best(link_factor=RESERVE)
         gain = self.points(current) - self.points(best)
-        if gain < MIN_GAIN or self.share(best, link_factor=RESERVE) > BUDGET:
+        if gain < MIN_GAIN or self.excess(best, link_factor=RESERVE) > 1.0:
             return current, ""
         return best, f"the link allows {gain:.1f} points less loss"
 
     def _best(self, *, link_factor: float) -> Setting:
-        """The least expected loss within the budget, H within a factor of 2; where nothing is, the least communication."""
+        """The least expected loss within what is allowed, H within a factor of 2; where nothing is, the least excess."""
         now, limits = self.setting.inner_steps, self._limits
         lengths = sorted(
             {
@@ -188,10 +212,11 @@ class Controller:
             if codec != LOW_RANK or self._low_rank_pays
             for length in lengths
         ]
-        within = [each for each in candidates if self.share(each, link_factor=link_factor) <= BUDGET]
+        excess = {each: self.excess(each, link_factor=link_factor) for each in candidates}
+        within = [each for each in candidates if excess[each] <= 1.0]
         if not within:
-            return min(candidates, key=lambda each: (self.share(each, link_factor=link_factor), self.points(each)))
-        return min(within, key=lambda each: (self.points(each), self.share(each, link_factor=link_factor)))
+            return min(candidates, key=lambda each: (excess[each], self.points(each)))
+        return min(within, key=lambda each: (self.points(each), excess[each]))
 
     def _change(self, setting: Setting, now: int) -> None:
         remembered = REMEMBERED_ROUNDS + 4 * self._dwell

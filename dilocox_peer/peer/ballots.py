@@ -124,7 +124,7 @@ class Ballots:
             return [self._ack(sender, ballot, value)], None
         if value.kind != "round":
             return [], "proposes an epoch in a ballot"
-        if reason := seat.place.why_not(value, seat.place.epoch, seat.owner.max_peers):
+        if reason := seat.place.why_not(value, seat.place.epoch, seat.owner.max_peers, seat.owner.plans):
             return [], reason
         for entry in value.entries:
             if entry.peer == seat.me and entry.incarnation == seat.incarnation and entry != self.own:
@@ -183,7 +183,7 @@ class Ballots:
             if accepted.ballot >= lead.ballot:
                 return f"accepted in ballot {accepted.ballot} and promises {lead.ballot}"
             place = self._seat.place
-            if reason := place.why_not(accepted.value, place.epoch, self._seat.owner.max_peers):
+            if reason := place.why_not(accepted.value, place.epoch, self._seat.owner.max_peers, self._seat.owner.plans):
                 return reason
         lead.promises[sender] = accepted
         return None
@@ -441,7 +441,7 @@ class Ballots:
         roster = self._members.next_roster(
             seat.place.roster, self.offers.keys(), seat.place.head, me_too=True, max_peers=seat.owner.max_peers, now=now
         )
-        return seat.place.round_value(self._entries(), roster)
+        return seat.place.round_value(self._entries(), roster, seat.owner.planner.next(seat.place.plan))
 
     def _entries(self) -> list[Entry]:
         return [

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from dilocox_peer.peer.plan import ANY_PLAN, NOT_MEASURED, Plan, PlanBounds, Report
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
 
 Verifier = Callable[[PeerId, bytes, bytes], bool]
@@ -30,7 +31,7 @@ class Entry:
     """One offered contribution. (peer, incarnation, base head) names its movement; the base is the certificate's parent.
 
     incarnation: wall-clock milliseconds at the start of the peer's process; the newest is the peer.
-    state_digest: of the anchor state this movement was taken against, b"" if unknown.
+    state_digest: of the anchor state this movement was taken against, b"" if unknown. report: for the plans to come.
     """
 
     peer: PeerId
@@ -39,22 +40,12 @@ class Entry:
     size_bytes: int
     micro_batches: int
     state_digest: bytes = b""
+    report: Report = NOT_MEASURED
 
     def fields(self) -> list[object]:
-        return [self.peer, self.incarnation, self.blob, self.size_bytes, self.micro_batches, self.state_digest]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a certificate decides for the round after next: no message in flight changes shape."""
-
-    codec: str
-    rank: int
-    inner_steps: int
-    learning_rate_scale: float = 1.0
-
-    def fields(self) -> list[object]:
-        return [self.codec, self.rank, self.inner_steps, self.learning_rate_scale]
+        return [
+            self.peer, self.incarnation, self.blob, self.size_bytes, self.micro_batches, self.state_digest, self.report.fields(),
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,7 +54,8 @@ class Value:
 
     height: position in the chain, from 1. round: outer rounds completed with it (an epoch keeps its parent's, a round
     adds one, void or not). weight: sum over the chain of distinct contributors, this one included.
-    roster: who may certify the next value, in order; roster[0] breaks ties. state_digest: of the anchor state at the
+    roster: who may certify the next value, in order; roster[0] breaks ties. plan: of the round after the next one (an epoch
+    keeps its parent's). state_digest: of the anchor state at the
     parent as most of the entries report it, b"" if they report none; so state at a head is certified by the next one.
     """
 
@@ -149,7 +141,7 @@ def majority_digest(entries: Iterable[Entry]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A head with what decides about the certificates that may follow it."""
+    """A head with what decides about the certificates that may follow it. plan: of round `round + 2`."""
 
     stage: int
     head: Digest
@@ -176,12 +168,13 @@ class Place:
     def is_genesis(self) -> bool:
         return self.height == 0
 
-    def round_value(self, entries: Iterable[Entry], roster: Iterable[PeerId]) -> Value:
-        """The value of a round with these entries (any order) that makes roster the next one."""
+    def round_value(self, entries: Iterable[Entry], roster: Iterable[PeerId], plan: Plan | None = None) -> Value:
+        """The value of a round with these entries (any order) that makes roster the next one. plan: without one the next
+        round but two is like the one before it."""
         ordered = tuple(sorted(entries, key=lambda entry: entry.peer))
         return Value(
             kind="round", height=self.height + 1, round=self.round + 1, weight=self.weight + len(ordered),
-            entries=ordered, roster=tuple(roster), plan=self.plan, state_digest=majority_digest(ordered),
+            entries=ordered, roster=tuple(roster), plan=plan or self.plan.next(), state_digest=majority_digest(ordered),
         )  # fmt: skip
 
     def epoch_value(self, roster: Iterable[PeerId]) -> Value:
@@ -191,7 +184,7 @@ class Place:
             entries=(), roster=tuple(roster), plan=self.plan,
         )  # fmt: skip
 
-    def why_not(self, value: Value, epoch: int, max_peers: int) -> str | None:
+    def why_not(self, value: Value, epoch: int, max_peers: int, plans: PlanBounds = ANY_PLAN) -> str | None:
         """Why value may not follow this place in epoch, or None. Signatures are not looked at."""
         entrants = [entry.peer for entry in value.entries]
         if value.height != self.height + 1:
@@ -212,7 +205,7 @@ class Place:
             return "an entry of a peer that is not in the roster"
         if value.state_digest != majority_digest(value.entries):
             return "a state digest that its entries do not report"
-        return None
+        return plans.why_not(value.plan, self.plan)
 
     def _why_not_epoch(self, value: Value, epoch: int) -> str | None:
         if epoch <= self.epoch:
@@ -221,12 +214,14 @@ class Place:
             return "an epoch that is not void"
         return None
 
-    def why_not_certificate(self, certificate: Certificate, verify: Verifier, max_peers: int) -> str | None:
+    def why_not_certificate(
+        self, certificate: Certificate, verify: Verifier, max_peers: int, plans: PlanBounds = ANY_PLAN
+    ) -> str | None:
         """Why certificate does not extend this place, or None: link, arithmetic, quorum and every signature hold."""
         if certificate.stage != self.stage or certificate.parent != self.head:
             return "a certificate of another parent"
         value, signers = certificate.value, [peer for peer, _ in certificate.signatures]
-        if reason := self.why_not(value, certificate.epoch, max_peers):
+        if reason := self.why_not(value, certificate.epoch, max_peers, plans):
             return reason
         if len(set(signers)) != len(signers):
             return "a peer that signed twice"

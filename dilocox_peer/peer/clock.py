@@ -8,7 +8,7 @@ done nothing itself.
 
 import statistics
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from dilocox_peer.types import PeerId
 
@@ -17,20 +17,18 @@ OVERTIME = 2.0
 
 
 class RoundClock:
-    """One peer's view. share: micro-batches a peer and round on average (H times K)."""
+    """One peer's view. share_of: micro-batches a peer does in a round, on average (H times K)."""
 
-    def __init__(self, share: int) -> None:
-        assert share > 0, share
-        self._share = share
+    def __init__(self, share_of: Callable[[int], int]) -> None:
+        self._share_of = share_of
         self._round = 0
         self._since = 0.0
-        self._durations: deque[float] = deque(maxlen=REMEMBERED_ROUNDS)
+        self._paces: deque[float] = deque(maxlen=REMEMBERED_ROUNDS)  # seconds a micro-batch of the share
         self._done: dict[PeerId, int] = {}
 
-    @property
-    def usual_s(self) -> float | None:
-        """Median time between the beginnings of two rounds, None before the second."""
-        return statistics.median(self._durations) if self._durations else None
+    def usual_s(self, round_number: int) -> float | None:
+        """What the round should take by the median of those before, however long they were; None before the second."""
+        return self._share_of(round_number) * statistics.median(self._paces) if self._paces else None
 
     def is_over(
         self,
@@ -52,7 +50,8 @@ class RoundClock:
         self._begin(round_number, now)
         if own == 0:
             return False
-        if self.usual_s is not None and now - self._since >= OVERTIME * self.usual_s:
+        usual_s, share = self.usual_s(round_number), self._share_of(round_number)
+        if usual_s is not None and now - self._since >= OVERTIME * usual_s:
             return True
         others = [peer for peer in roster if peer != me and peer in alive]
         later = 0
@@ -61,19 +60,19 @@ class RoundClock:
             if training_round == round_number:
                 self._done[peer] = max(self._done.get(peer, 0), micro_batches)
             elif training_round > round_number:
-                self._done[peer] = max(self._done.get(peer, 0), self._share)
+                self._done[peer] = max(self._done.get(peer, 0), share)
                 later += 1
         if 2 * later > len(others):  # they saw it reach the target; their counts of it are no longer reported
             return True
         members = [*others, me] if me in roster or not others else others
         done = sum(own if peer == me else self._done.get(peer, 0) for peer in members)
-        return done >= self._share * len(members)
+        return done >= share * len(members)
 
     def _begin(self, round_number: int, now: float) -> None:
         if round_number == self._round:
             return
         if round_number == self._round + 1 and self._round > 0:
-            self._durations.append(now - self._since)
+            self._paces.append((now - self._since) / self._share_of(self._round))
         self._round, self._since = round_number, now
         self._done.clear()
 

@@ -11,14 +11,17 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from dilocox_peer.events import Listener, RoundCertified, RoundClosed
+from dilocox_peer.compression.ladder import LOW_RANK
+from dilocox_peer.events import Listener, PlanChanged, RoundCertified, RoundClosed
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.blobs import BlobStore
 from dilocox_peer.peer.chain import Certificate, Entry
 from dilocox_peer.peer.clock import RoundClock
 from dilocox_peer.peer.contract import Apply, Closed, Input, Progress, StateComputed
+from dilocox_peer.peer.measured import Measured
 from dilocox_peer.peer.pace import Situation, Step, next_step
 from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.peer.trainer import Trainer
 from dilocox_peer.peer.training import Progress as TrainerProgress
 from dilocox_peer.types import Digest, PeerId
@@ -42,24 +45,29 @@ class Conductor:
         raw_bytes: int,
         post: Callable[[Input], None],
         bytes_sent: Callable[[], int],
+        uplink_bps: Callable[[], float],
+        timetable: Timetable,
         on_merged: Callable[[], None],
         listener: Listener,
         is_due: Callable[[TrainerProgress], bool] | None = None,
         is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        """is_due: when the round in training is to be closed; without it stage 0's own clock says so. is_paused: the
+        """uplink_bps: of contributions served lately, 0 while it is not known. timetable: the trainer's, kept here.
+        is_due: when the round in training is to be closed; without it stage 0's own clock says so. is_paused: the
         volunteer's wish; who has paused merges what the others certify, and closes what it had trained before."""
         self._me = me
         self._incarnation = incarnation
         self._manifest = manifest
         self._machine = machine
-        self._clock = RoundClock(manifest.rounds.inner_steps * manifest.inner.accumulate)
+        self._clock = RoundClock(timetable.share)
         self._trainer = trainer
         self._blobs = blobs
         self._disk = disk
         self._raw_bytes = raw_bytes
         self._post = post
         self._bytes_sent = bytes_sent
+        self._uplink_bps = uplink_bps
+        self._timetable = timetable
         self._on_merged = on_merged
         self._listener = listener
         self._is_paused = is_paused
@@ -69,6 +77,7 @@ class Conductor:
         self._offered_at: Digest | None = None
         self._close_loss = math.nan
         self._closed_at_s: float | None = None
+        self._measured = Measured(manifest.inner.accumulate)
         self._told_halves = (0, 0)
         self._sent_before = 0
         self._held = True  # the session starts the trainer held, until the rounds are at its head
@@ -101,6 +110,7 @@ class Conductor:
     async def run(self) -> None:
         """Works until the last round is merged. Cancelled: the trainer keeps its last merged state."""
         while True:
+            self._learn_plans(self._machine.round)
             situation = self._situation()
             match next_step(situation):
                 case Step.FINISH:
@@ -134,8 +144,7 @@ class Conductor:
     def _tell_progress(self) -> None:
         """Every tick to the machine; at every half share it tells the others at once, as their clocks wait for it."""
         progress = self._trainer.progress()
-        share = self._manifest.rounds.inner_steps * self._manifest.inner.accumulate
-        halves = (progress.round, 2 * progress.micro_batches // share)
+        halves = (progress.round, 2 * progress.micro_batches // self._timetable.share(progress.round))
         self._post(Progress(progress.micro_batches, tell_now=halves > self._told_halves, paused=self._is_paused()))
         self._told_halves = max(self._told_halves, halves)
 
@@ -155,7 +164,7 @@ class Conductor:
             waiting=len(self._waiting),
             training_round=progress.round,
             merged_round=self.merged_round,
-            total_rounds=self._manifest.rounds.total,
+            last_round=self._machine.last_round,
         )
 
     def _is_due_by_count(self, progress: TrainerProgress) -> bool:
@@ -181,16 +190,22 @@ class Conductor:
     async def _close(self) -> None:
         base, state_digest = self._machine.head, self._machine.state_digest
         round_number = self._trainer.progress().round
+        started_s = time.monotonic()
         closing = await asyncio.wrap_future(self._trainer.close())
         loop = asyncio.get_running_loop()
         digest = await loop.run_in_executor(self._disk, self._blobs.put, closing.blob)
-        self._close_loss, self._closed_at_s = closing.train_loss, time.monotonic()
+        self._close_loss, self._closed_at_s = closing.train_loss, started_s
         if self._machine.head != base:
             # A certificate came in while we encoded: the movement stays and goes with the next contribution.
             await asyncio.wrap_future(self._trainer.withdraw())
             await loop.run_in_executor(self._disk, self._blobs.forget, digest)
             return
-        entry = Entry(self._me, self._incarnation, digest, len(closing.blob), closing.micro_batches, state_digest)
+        report = self._measured.on_close(
+            started_s, micro_batches=closing.round_micro_batches, lost=closing.lost, uplink_bps=self._uplink_bps()
+        )
+        entry = Entry(
+            self._me, self._incarnation, digest, len(closing.blob), closing.micro_batches, state_digest, report
+        )
         self._offered_at = base
         self._post(Closed(base, entry))
         self._listener(
@@ -201,6 +216,7 @@ class Conductor:
         certificate = action.certificate
         blobs = await asyncio.get_running_loop().run_in_executor(self._disk, self._read, certificate)
         value = certificate.value
+        self._learn_plans(value.round)
         merged = await asyncio.wrap_future(
             self._trainer.merge(
                 blobs,
@@ -214,6 +230,8 @@ class Conductor:
         self._offered_at = None
         self._post(StateComputed(certificate.head, merged.state_digest))
         if value.kind == "round":
+            exchange_s = None if self._closed_at_s is None else time.monotonic() - self._closed_at_s
+            self._measured.on_merge(exchange_s, needed_rank=merged.needed_rank)
             self._tell(action, merged.state_digest)
         self._on_merged()
 
@@ -227,6 +245,25 @@ class Conductor:
                 )
             blobs.append(blob)
         return blobs
+
+    def _learn_plans(self, certified: int) -> None:
+        """What training may be in at this head: the round after it, and the one after that while an offer is out."""
+        self._timetable.learn({number: self._machine.plan_for(number) for number in (certified + 1, certified + 2)})
+
+    def _tell_plan(self, round_number: int) -> None:
+        """When a certificate planned another round than the ones before it."""
+        before, plan = self._machine.plan_for(round_number + 1), self._machine.plan_for(round_number + 2)
+        is_same = (before.codec, before.rank, before.inner_steps) == (plan.codec, plan.rank, plan.inner_steps)
+        if not is_same and before.end == plan.first_step:
+            self._listener(
+                PlanChanged(
+                    round_number + 2,
+                    plan.codec,
+                    plan.rank if plan.codec == LOW_RANK else 0,
+                    plan.inner_steps,
+                    self._machine.plan_reason,
+                )
+            )
 
     def _tell(self, action: Apply, state_digest: bytes) -> None:
         value = action.certificate.value
@@ -248,9 +285,11 @@ class Conductor:
                 train_loss=self._close_loss,
                 anchor_digest=state_digest.hex(),
                 codec=plan.codec,
-                rank=plan.rank,
+                rank=plan.rank if plan.codec == LOW_RANK else 0,
                 inner_steps=plan.inner_steps,
                 delay_s=None if self._closed_at_s is None else round(now - self._closed_at_s, 3),
+                expected_rounds=self._machine.expected_rounds or 0,
             )
         )
+        self._tell_plan(value.round)
         self._last_merge_s, self._sent_before, self._closed_at_s = now, sent, None

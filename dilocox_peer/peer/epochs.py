@@ -163,7 +163,7 @@ class Epochs:
             return [], None
         if value.kind != "epoch" or seat.me not in value.roster or sender not in value.roster:
             return [], "proposes an epoch without us or itself"
-        if reason := seat.place.why_not(value, number, seat.owner.max_peers):
+        if reason := seat.place.why_not(value, number, seat.owner.max_peers, seat.owner.plans):
             return [], reason
         if seat.place.is_genesis and len(value.roster) < seat.owner.start_peers:
             return [], f"starts the run with {len(value.roster)} peers of {seat.owner.start_peers}"

@@ -90,7 +90,7 @@ class Healing:
     def _why_not(self, place: Place, certificate: Certificate) -> str | None:
         if self._chain.height_of(certificate.head) is not None:
             return None
-        return place.why_not_certificate(certificate, self._owner.verify, self._owner.max_peers)
+        return place.why_not_certificate(certificate, self._owner.verify, self._owner.max_peers, self._owner.plans)
 
     def _foothold(self, parent: Digest) -> tuple[int, tuple[Certificate, ...], Place] | None:
         """Where parent is: (height of our chain, certificates from there up to parent, its place)."""

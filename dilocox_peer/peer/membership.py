@@ -36,6 +36,7 @@ class Members:
 
     def __init__(self, me: PeerId, timing: Timing) -> None:
         self._me = me
+        self._we_may_offer = True
         self._alive_s = timing.alive_s
         self._seen: dict[PeerId, Seen] = {}
 
@@ -92,8 +93,14 @@ class Members:
         seen = self._seen.get(peer)
         return seen is not None and seen.said is not None and seen.said.paused
 
+    def we_said(self, *, micro_batches: int, paused: bool) -> None:
+        """What our own heartbeats say."""
+        self._we_may_offer = not paused or micro_batches > 0
+
     def may_offer(self, peer: PeerId, now: float) -> bool:
         """Whether a contribution of its can come: it is here, and trains or has trained in its round."""
+        if peer == self._me:
+            return self._we_may_offer
         if not self.is_alive(peer, now):
             return False
         said = self._seen[peer].said if peer in self._seen else None

@@ -20,7 +20,7 @@ Invariants
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,15 +28,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dilocox_peer.compression.adaptive import needed_rank
 from dilocox_peer.compression.aggregate import aggregate
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import Blob, ContributionEncoder, open_contribution, raw_bytes
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback_by_tensor
+from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.pipeline.model import EMBEDDING, HEAD, initial_parameters, layout_of
 from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, sha256
+
+TURNS = 4  # rounds in which every tensor is measured once: what its codec lost, what rank it needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class AnchorState:
     anchor: memoryview
     momentum: memoryview
     digest: Digest
+    is_final: bool = False  # the run ends with it, as the peer says that it was fetched from
 
     @classmethod
     def of(
@@ -112,7 +117,7 @@ class AnchorState:
         )
         if state.digest != digest:
             raise StateCorrupt(f"state {state.digest.hex()[:12]} was announced as {digest.hex()[:12]}")
-        return state
+        return replace(state, is_final=header.get("final") is True)
 
     @property
     def size_bytes(self) -> int:
@@ -138,21 +143,25 @@ class AnchorState:
 @dataclass(frozen=True, slots=True)
 class Offer:
     """blob: the contribution. micro_batches: its weight, all that its movement holds, also of rounds that missed their
-    certificate. raw_bytes: the movement's size as float32."""
+    certificate. raw_bytes: the movement's size as float32. lost: |residual|**2 / |sent|**2, what the codec left out,
+    of a part of the tensors, another one each time."""
 
     blob: bytes
     micro_batches: int
     raw_bytes: int
+    lost: float
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of a merge. shift_N: to be added to the local parameters; its owner is who gets it. state: at the new head."""
+    """Of a merge. shift_N: to be added to the local parameters; its owner is who gets it. state: at the new head.
+    needed_rank: that holds nearly all energy of the mean, 0 where nobody asked."""
 
     shift_N: Tensor
     state: AnchorState
     norms: tuple[float, ...]
     clip_factors: tuple[float, ...]
+    needed_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +185,11 @@ class OuterLoop:
         # page faults (0.16 s of 0.7 at 100M) than the arithmetic.
         self._spare_N = torch.empty_like(self._anchor_N)
         self._scratch_N = torch.empty(max((spec.num_elements for spec in state.layout.tensors), default=0))
+        self._codec_of = settings.codec_of
         self._encoder = ContributionEncoder(state.layout, settings.codec_of)
         self._unsettled = 0
         self._offered: _Offered | None = None
+        self._turn, self._lost = 0, 0.0
 
     @property
     def state(self) -> AnchorState:
@@ -193,26 +204,46 @@ class OuterLoop:
     def has_offer(self) -> bool:
         return self._offered is not None
 
-    def offer(self, snapshot_N: Tensor, micro_batches: int) -> Offer:
+    def offer(self, snapshot_N: Tensor, micro_batches: int, *, codec_of: CodecPolicy | None = None) -> Offer:
         """The contribution of local parameters snapshot_N, with micro_batches done since the last snapshot.
 
-        Takes snapshot_N over. Raises RuntimeError if an offer is out: merge or withdraw it first.
+        codec_of: of this contribution and those after it. The same object for the same codecs, please: encoders that
+        remember start anew with another. Takes snapshot_N over. Raises RuntimeError if an offer is out: merge or withdraw it first.
         """
         if self._offered is not None:
             raise RuntimeError("an offer is out: merge a certificate or withdraw it first")
+        if codec_of is not None and codec_of is not self._codec_of:
+            self._codec_of = codec_of
+            self._encoder.use(codec_of)
         movement_N = torch.sub(self._anchor_N, snapshot_N, out=snapshot_N)
         sent_N = self._with_residual(movement_N)
         blob = self._encoder.encode(sent_N)
-        for _spec, start, stop, values in open_contribution(blob, self._layout).decode_into(self._scratch_N):
-            residual_after(sent_N[start:stop], values)
+        sent, lost = 0.0, 0.0
+        turn, self._turn = self._turn, (self._turn + 1) % TURNS
+        decoded = open_contribution(blob, self._layout).decode_into(self._scratch_N)
+        for index, (_spec, start, stop, values) in enumerate(decoded):
+            part_N = sent_N[start:stop]
+            is_measured = index % TURNS == turn  # in turn: two more passes over all would cost a tenth of the offer
+            sent += float(torch.dot(part_N, part_N)) if is_measured else 0.0
+            residual_after(part_N, values)
+            lost += float(torch.dot(part_N, part_N)) if is_measured else 0.0
         self._unsettled += micro_batches
         self._offered = _Offered(movement_N, sent_N, self._unsettled)
-        return Offer(blob, self._unsettled, raw_bytes(self._layout))
+        self._lost = min(lost / sent, 1.0) if sent > 0 else self._lost
+        return Offer(blob, self._unsettled, raw_bytes(self._layout), self._lost)
 
     def merge(
-        self, blobs: Sequence[Blob], weights: Sequence[int], *, own: bool, round_number: int, head: Digest
+        self,
+        blobs: Sequence[Blob],
+        weights: Sequence[int],
+        *,
+        own: bool,
+        round_number: int,
+        head: Digest,
+        rank_in_use: int = 0,
     ) -> Outcome:
         """One certificate: its blobs and their micro-batches in its order. own: whether our offer is among them.
+        rank_in_use: of low rank, where the rank that the mean needs is to be measured; 0: it is not.
 
         No blobs is a void round: anchor and momentum stay as they are (momentum without a gradient would coast).
         An offer that is not among them is withdrawn: its movement goes with the next one.
@@ -223,6 +254,9 @@ class OuterLoop:
             raise RuntimeError(f"round {round_number} settles an offer of ours, and none is out")
         settings = self._settings
         mean = aggregate(self._layout, blobs, weights, norm_clip=settings.norm_clip)
+        needed = 0
+        if mean.mean_N is not None and rank_in_use:
+            needed = self._needed_rank(mean.mean_N, rank_in_use, round_number)
         if mean.mean_N is None:
             shift_N, anchor_N, momentum_N = torch.zeros_like(self._anchor_N), self._anchor_N, self._momentum_N
         else:
@@ -241,7 +275,7 @@ class OuterLoop:
             self._unsettled -= offered.micro_batches
         self._offered = None
         self._anchor_N, self._momentum_N, self._state = anchor_N, momentum_N, state
-        return Outcome(shift_N, state, mean.norms, mean.clip_factors)
+        return Outcome(shift_N, state, mean.norms, mean.clip_factors, needed)
 
     def withdraw(self) -> None:
         """The head moved under the offer, or its round is void: the movement is unsettled again and goes with the next
@@ -262,11 +296,16 @@ class OuterLoop:
         self._anchor_N, self._momentum_N, self._state = anchor_N, state.momentum_N(), state
         return local_N
 
+    def _needed_rank(self, mean_N: Tensor, rank: int, round_number: int) -> int:
+        """Measured on a part of the matrices each round, in turn: a spectrum costs more than the rest of a merge."""
+        names = [spec.name for spec in self._layout.tensors if self._codec_of(spec).name == LOW_RANK]
+        return needed_rank(self._layout, mean_N, names[round_number % TURNS :: TURNS], rank=rank)
+
     def _with_residual(self, movement_N: Tensor) -> Tensor:
         """What is to be encoded, in the spare vector."""
         settings, layout = self._settings, self._layout
         if settings.residual_decay is None:
-            decays = decay_by_codec(layout, settings.codec_of)
+            decays = decay_by_codec(layout, self._codec_of)
         else:
             decays = (settings.residual_decay,) * len(layout.tensors)
         return with_feedback_by_tensor(movement_N, self._residual_N, layout, decays, out=self._spare_N)

@@ -28,6 +28,7 @@ class Situation:
     (not while the last one is out, nor before a joiner is in the roster). offered: ours is out and its certificate is not.
     waiting: certificates whose blobs are here and that are not merged. busy: a close, merge or state fetch is
     running. training_round: the round the local steps belong to, from 1. merged_round: of the newest merged certificate.
+    last_round: of the run, None while it is not planned yet.
     """
 
     overlap: Overlap
@@ -39,7 +40,7 @@ class Situation:
     waiting: int
     training_round: int
     merged_round: int
-    total_rounds: int
+    last_round: int | None
 
 
 def next_step(now: Situation) -> Step:
@@ -51,11 +52,11 @@ def next_step(now: Situation) -> Step:
     """
     if now.busy or not now.ready:
         return Step.TRAIN
-    after_last = now.training_round > now.total_rounds
+    after_last = now.last_round is not None and now.training_round > now.last_round
     if now.waiting:
         at_its_place = now.overlap != "one-step" or now.due or after_last or now.waiting > 1
         return Step.MERGE if at_its_place else Step.TRAIN
-    if now.merged_round >= now.total_rounds:
+    if now.last_round is not None and now.merged_round >= now.last_round:
         return Step.FINISH
     if after_last:
         return Step.HOLD

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost, NeighbourSeen
 from dilocox_peer.peer.anchorage import Anchorage
 from dilocox_peer.peer.ballots import Ballots
-from dilocox_peer.peer.chain import Certificate, Chain, Entry, Place, Plan, Suffix, Verifier, is_quorum, leader
+from dilocox_peer.peer.chain import Certificate, Chain, Entry, Place, Suffix, Verifier, is_quorum, leader
 from dilocox_peer.peer.contract import (
     Action,
     Apply,
@@ -70,6 +70,8 @@ from dilocox_peer.peer.messages import (
     Promise,
     Propose,
 )
+from dilocox_peer.peer.plan import ANY_PLAN, Plan, PlanBounds
+from dilocox_peer.peer.planner import FixedPlanner, Planner
 from dilocox_peer.peer.seat import Owner, Seat, send_all
 from dilocox_peer.peer.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
@@ -80,6 +82,7 @@ __all__ = [
     "StateComputed", "StateInstalled", "StateMissing", "Tick", "Timing",
 ]  # fmt: skip
 
+PLANNED_FROM = 256  # newest certificates that a planner is shown at a restart
 NOTE_EVERY_S = 1.0  # refusals of one peer's messages noted at most so often
 
 
@@ -104,18 +107,25 @@ class RoundMachine:
         plan: Plan,
         start_peers: int,
         max_peers: int,
-        total_rounds: int | None,
+        plans: PlanBounds = ANY_PLAN,
+        planner: Planner | None = None,
         durable: Durable | None = None,
         stored_states: Collection[Digest] = (),
     ) -> None:
-        """durable: what load_log gave. stored_states: heads of the anchor states that are on our disk."""
+        """plan: of round 1. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
+        stored_states: heads of the anchor states that are on our disk."""
         self._pace = Pace(timing)
-        self._owner = Owner(me, incarnation, sign, verify, timing, self._pace, rng, start_peers, max_peers)
+        planner = planner if planner is not None else FixedPlanner(plans)
+        self._owner = Owner(
+            me, incarnation, sign, verify, timing, self._pace, rng, start_peers, max_peers, plans, planner
+        )
         self._timing = timing
         self._rng = rng
-        self._total_rounds = total_rounds
-        self._initial_plan = plan
-        self._chain = Chain(Place.genesis(stage, genesis, plan), durable.appended if durable is not None else ())
+        self._first_plan = plan
+        genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan))
+        self._chain = Chain(genesis_place, durable.appended if durable is not None else ())
+        for certificate in self._chain.certificates[-PLANNED_FROM:]:
+            planner.observe(certificate)
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
         self._healing = Healing(self._owner, self._chain)
@@ -190,7 +200,8 @@ class RoundMachine:
 
     @property
     def is_finished(self) -> bool:
-        return self._total_rounds is not None and self.round >= self._total_rounds
+        plans = self._owner.plans
+        return plans.total_steps is not None and self.round > 0 and plans.is_last(self.plan_for(self.round))
 
     @property
     def training_round(self) -> int:
@@ -222,11 +233,34 @@ class RoundMachine:
         return set(self._members.at(self.head, now)) | {self._owner.peer}
 
     def plan_for(self, round_number: int) -> Plan:
-        """The plan of a round: what the certificate two rounds before it says, the manifest's before there is one."""
+        """The plan of a round, up to the one after next: what the certificate two rounds before it says."""
+        if round_number <= 1:
+            return self._first_plan
         for certificate in reversed(self._chain.certificates):
             if certificate.value.kind == "round" and certificate.value.round <= round_number - 2:
                 return certificate.value.plan
-        return self._initial_plan
+        return self._chain.place_at(0).plan
+
+    @property
+    def last_round(self) -> int | None:
+        """The number of the run's last round; None while it is not planned yet."""
+        for number in range(max(self.round, 1), self.round + 3):
+            if self._owner.plans.is_last(self.plan_for(number)):
+                return number
+        return None
+
+    @property
+    def plan_reason(self) -> str:
+        """Why our planner last decided otherwise than before."""
+        return self._owner.planner.reason
+
+    @property
+    def expected_rounds(self) -> int | None:
+        """How many rounds the run will have if H stays as it is; None: it does not end."""
+        total, plan = self._owner.plans.total_steps, self._chain.place.plan
+        if total is None or self.last_round is not None:
+            return self.last_round
+        return self.round + 2 - (plan.end - total) // plan.inner_steps
 
     # ---- what happens ----
 
@@ -272,6 +306,7 @@ class RoundMachine:
                 self._micro_batches = micro_batches
                 tell_now = tell_now or paused != self._is_paused
                 self._is_paused = paused
+                self._members.we_said(micro_batches=micro_batches, paused=paused)
                 if tell_now:
                     self._beat_at = now
             case Closed(base, entry):
@@ -298,6 +333,7 @@ class RoundMachine:
     def _close(self, base: Digest, entry: Entry) -> None:
         assert entry.peer == self._owner.peer, f"an offer of {entry.peer} closed by {self._owner.peer}"
         self._micro_batches = 0
+        self._members.we_said(micro_batches=0, paused=self._is_paused)
         if base == self.head and not self.has_offered and not self.is_finished:
             self._holdings.held(entry.blob, self.round + 1)
             self._ballots.offer(entry, self._now)
@@ -503,6 +539,7 @@ class RoundMachine:
                 self._pace.observe_ballot(now - self._ballots.proposed_at)
         settled = own if own is not None and own in certificate.value.entries else None
         self._chain.append(certificate)
+        self._owner.planner.observe(certificate)
         self._anchor.applying(self._chain.height)
         actions: list[Action] = [Persist(Durable(self._chain.height - 1, (certificate,), Votes(self.head)))]
         actions.append(Apply(certificate, settled))
@@ -615,6 +652,7 @@ class RoundMachine:
         ancestor_round = self.round
         for certificate in suffix.certificates:
             self._chain.append(certificate)
+            self._owner.planner.observe(certificate)
         switched = BranchSwitched(ancestor_round, old_round, self.round, self._orphans(dropped, suffix.certificates))
         persist = Persist(Durable(suffix.ancestor, suffix.certificates, Votes(self.head)))
         return [persist, Note(switched), *self._arrive(suffix.certificates)]

@@ -9,6 +9,8 @@ from dilocox_peer.peer.chain import Certificate, Place, Value, Verifier, accepta
 from dilocox_peer.peer.contract import Persist, Send
 from dilocox_peer.peer.durable import Durable, Votes
 from dilocox_peer.peer.messages import Message
+from dilocox_peer.peer.plan import PlanBounds
+from dilocox_peer.peer.planner import Planner
 from dilocox_peer.peer.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
 
@@ -26,6 +28,8 @@ class Owner:
     rng: random.Random
     start_peers: int
     max_peers: int
+    plans: PlanBounds
+    planner: Planner
 
 
 class Seat:

@@ -47,8 +47,8 @@ from dilocox_peer.invitation import visible_at, with_any_port
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer import dialback, tcp_traffic
 from dilocox_peer.peer.acquaintances import read_acquaintances, write_acquaintances
+from dilocox_peer.peer.adaptive_planner import planner_of
 from dilocox_peer.peer.blobs import BlobStore
-from dilocox_peer.peer.chain import Plan
 from dilocox_peer.peer.clock import follows
 from dilocox_peer.peer.conductor import Conductor
 from dilocox_peer.peer.contract import FetchState, Leaving, PeerFound, StateComputed, StateInstalled, StateMissing
@@ -59,9 +59,11 @@ from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.keeper import Keeper
 from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.outer import AnchorState
+from dilocox_peer.peer.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.peer.startup import StartUp, Step
 from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer, fetch_state
+from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.peer.timing import Timing
 from dilocox_peer.peer.trainer import Trainer
 from dilocox_peer.peer.training import Progress
@@ -84,8 +86,9 @@ SAY_GOODBYE_S = 1.0
 STOP_TRAINER_S = 3.0
 STOP_CONVEYOR_S = 2.0
 CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
-LINGER_S = 3.0  # after everybody has the last head: for followers that still fetch it
+LINGER_S = 3.0  # after everybody has the last head, and after the last state sent: for followers that still fetch
 LINGER_MAX_S = 30.0
+SERVE_OUT_S = 300.0  # a whole state over a slow uplink
 STATE_TIMEOUT_S = 3600.0
 MAX_RESTARTS = 5
 
@@ -269,6 +272,7 @@ class Session:
         at.step = Step.TRAINER
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, transport, on_failure)
+        timetable = Timetable(manifest)
         trainer = Trainer(
             manifest,
             peer=self._me,
@@ -279,6 +283,7 @@ class Session:
             device=settings.device,
             threads=settings.threads,
             on_failure=on_failure,
+            timetable=timetable,
         )
         trainer.start(keeper.state)
         trainer.hold()  # until the rounds are at its head
@@ -292,7 +297,7 @@ class Session:
             await asyncio.to_thread(conveyor.start)
         self._listener(_run_joined(manifest, self._me, stage, settings))
         at.step = Step.ROUNDS
-        parts = await self._couple(manifest, stage, transport, directory, trainer, keeper, conveyor)
+        parts = await self._couple(manifest, stage, transport, directory, trainer, timetable, keeper, conveyor)
         await directory.announce(self._lease(parts))
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
         self._listener(PeerStarted(self._me, manifest.run_id, stage, tuple(transport.addresses)))
@@ -396,6 +401,7 @@ class Session:
         transport: Transport,
         directory: Directory,
         trainer: Trainer,
+        timetable: Timetable,
         keeper: Keeper,
         conveyor: Conveyor | None,
     ) -> _Parts:
@@ -437,11 +443,14 @@ class Session:
             raw_bytes=raw_bytes(layout),
             post=driver.post,
             bytes_sent=lambda: driver.message_bytes_sent + self._blob_bytes_served,
+            uplink_bps=lambda: transport.uplink.bps,
+            timetable=timetable,
             on_merged=merged,
             listener=self._listener,
             is_due=_follower(conveyor) if conveyor is not None and stage > 0 else None,
             is_paused=lambda: bool(self._pauses),
         )
+        states.set_is_final(lambda state: machine.is_finished and state.head == machine.head)
         parts = _Parts(manifest, transport, directory, trainer, keeper, driver, conductor, states, conveyor)
         transport.set_message_handler(driver.receive)
         await transport.serve(BLOB_SERVICE, lambda peer, header: self._serve_blob(keeper.blobs, peer, header))
@@ -462,10 +471,11 @@ class Session:
             verify=verify,
             rng=random.Random(f"{self._me} {self._incarnation}"),
             now=asyncio.get_running_loop().time(),
-            plan=Plan(manifest.compression.codec, 0, rounds.inner_steps),
+            plan=first_plan(manifest),
             start_peers=rounds.start_peers,
             max_peers=manifest.limits.max_peers,
-            total_rounds=rounds.total,
+            plans=plan_bounds(manifest),
+            planner=planner_of(manifest, layout_of(manifest, stage)),
             durable=keeper.durable,
             stored_states=(keeper.state.head,),
         )
@@ -572,10 +582,10 @@ class Session:
 
     async def _linger(self, parts: _Parts, leaving: "asyncio.Future[str]") -> None:
         """Serves the last state until everybody in the roster has it, the stages behind know that the last round is over,
-        and followers had time to fetch it."""
+        and followers had time to ask for it; what is on its way then is sent to its end."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LINGER_MAX_S
-        total = parts.manifest.rounds.total
+        total = parts.driver.machine.last_round or 0
 
         def is_needed() -> bool:
             behind = total if parts.conveyor is None else parts.conveyor.behind
@@ -583,7 +593,11 @@ class Session:
 
         while not leaving.done() and loop.time() < deadline and is_needed():
             await asyncio.wait({leaving}, timeout=0.2)
-        await asyncio.wait({leaving}, timeout=LINGER_S)
+        deadline, quiet_since = loop.time() + SERVE_OUT_S, loop.time()
+        while not leaving.done() and loop.time() < min(deadline, quiet_since + LINGER_S):
+            await asyncio.wait({leaving}, timeout=0.2)
+            if parts.transport.uplink.is_sending:
+                quiet_since = loop.time()
 
     async def _say_goodbye(self, parts: _Parts) -> None:
         parts.trainer.hold()
@@ -619,6 +633,7 @@ class Session:
                     busy=round(progress.busy, 3),
                     memory_bytes=self._memory_bytes,
                     is_training=progress.is_training,
+                    share=progress.share,
                     daemon_bytes_sent=self._daemon_traffic.sent,
                     daemon_bytes_received=self._daemon_traffic.received,
                 )

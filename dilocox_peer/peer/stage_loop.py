@@ -15,6 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.peer.training import HoldReason, Progress, RoundBook, Snapshot
 from dilocox_peer.pipeline.activations import BodyFormat, Bytes
 from dilocox_peer.pipeline.contract import Backward, Body, Forward, Publish, StepNow, Turn, Work
@@ -72,6 +73,7 @@ class StageLoop:
         device: str,
         clock: Callable[[], float],
         micro_batch_limit: int | None,
+        timetable: Timetable,
     ) -> None:
         """corpus: of stage 0 alone. micro_batch_limit: stage 0 begins at most so many in a round."""
         self._manifest = manifest
@@ -89,8 +91,7 @@ class StageLoop:
             None  # to be added to the current weights, or with _replaces to take their place
         )
         self._replaces = False
-        self._book = RoundBook(manifest, clock)
-        self._usual_share = self._book.share
+        self._book = RoundBook(manifest, clock, timetable)
         self._held = False
         self._told = (-1, -1)
         self._publish()
@@ -157,7 +158,7 @@ class StageLoop:
     def _step(self, micro_batches: int) -> None:
         self._make_version()
         self._apply_pending()  # a step's version has the shift in it
-        self._book.share = max(1, round(self._usual_share * self._bench.load_share()))
+        self._book.load = self._bench.load_share()
         share = self._book.learning_rate_share(self._optimizer.steps_done)
         report = self._optimizer.step(micro_batches=micro_batches, share=share)
         self._book.learning_rate = report.learning_rate

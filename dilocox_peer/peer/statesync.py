@@ -36,6 +36,11 @@ class StateServer:
         self._layout = layout
         self._disk = disk
         self._newer = asyncio.Event()
+        self._is_final: Callable[[AnchorState], bool] = lambda state: False
+
+    def set_is_final(self, is_final: Callable[[AnchorState], bool]) -> None:
+        """is_final: whether the run ends with a state; those who follow it need to know."""
+        self._is_final = is_final
 
     def on_merged(self) -> None:
         newer, self._newer = self._newer, asyncio.Event()
@@ -55,7 +60,7 @@ class StateServer:
                 raise ProtocolError(_peer, "a request for state that names neither head nor round")
         if state is None:
             return Reply({}, [])
-        return Reply(state.header(), list(state.parts()))
+        return Reply({**state.header(), "final": self._is_final(state)}, list(state.parts()))
 
     async def _at(self, head: Digest) -> AnchorState | None:
         state = self._current()

@@ -132,6 +132,7 @@ class Status:
     pipeline: PipelineProgress | None = None
     paused: str | None = None
     num_rounds: int = 0  # merged here; `rounds` keeps the newest
+    expected_rounds: int = 0  # of the run, as the last certificate lets expect
     complete: RunComplete | None = None
     left: str | None = None
     failure: str | None = None
@@ -355,7 +356,22 @@ class Status:
             if me is not None:
                 me.is_here, me.is_listed, me.round, me.is_paused = True, True, event.round, self.paused is not None
 
+    @property
+    def total_rounds(self) -> int:
+        """Of the run, as far as can be told now; 0: not known."""
+        if self.expected_rounds:
+            return self.expected_rounds
+        return self.joined.total_rounds if self.joined is not None else 0
+
+    @property
+    def share(self) -> int:
+        """Micro-batches expected of us in the round in training."""
+        if self.progress is not None and self.progress.share:
+            return self.progress.share
+        return self.joined.share if self.joined is not None else 1
+
     def _take_round(self, event: RoundCertified, at_s: float) -> None:
+        self.expected_rounds = event.expected_rounds
         self.last_round_s = at_s
         self.num_rounds += 1
         self.rounds.append(
@@ -490,7 +506,7 @@ def summary(status: Status, now: float) -> dict[str, Any]:
         "stage": status.stage,
         "stages": status.num_stages,
         "round": progress.round if progress is not None else None,
-        "total_rounds": joined.total_rounds if joined is not None else None,
+        "total_rounds": status.total_rounds or None,
         "micro_batches": progress.micro_batches if progress is not None else 0,
         "tokens": progress.tokens if progress is not None else 0,
         "tokens_per_s": round(status.tokens_per_s(), 1),

@@ -24,13 +24,19 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from dilocox_peer.compression.codec import CodecPolicy
+from dilocox_peer.compression.controller import OwnCodec
+from dilocox_peer.compression.ladder import LOW_RANK
+from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.outer import AnchorState, OuterLoop, OuterSettings
 from dilocox_peer.peer.stage_loop import StageLoop, WorkBench
+from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.peer.training import HoldReason, Progress, Snapshot, TrainingLoop
 from dilocox_peer.peer.whole_loop import WholeLoop
 from dilocox_peer.peer.worker import MAX_CALLS, Worker
 from dilocox_peer.pipeline.data import Corpus
+from dilocox_peer.pipeline.model import EMBEDDING, HEAD
 from dilocox_peer.types import Digest, PeerId
 
 T = TypeVar("T")
@@ -40,7 +46,8 @@ U = TypeVar("U")
 @dataclass(frozen=True, slots=True)
 class Closing:
     """The offered contribution of a round. micro_batches: its weight, that of missed rounds included. train_loss: mean
-    over this round's micro-batches, nan if there were none. round_micro_batches: how many those were."""
+    over this round's micro-batches, nan if there were none. round_micro_batches: how many those were. codec: it was encoded
+    with. lost: what the codec left out of it (outer.Offer)."""
 
     round: int
     blob: bytes
@@ -48,16 +55,20 @@ class Closing:
     round_micro_batches: int
     train_loss: float
     raw_bytes: int
+    codec: str
+    lost: float
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A certificate is applied to the anchor. norms, clip_factors: of the contributions, in the certificate's order."""
+    """A certificate is applied to the anchor. norms, clip_factors: of the contributions, in the certificate's order.
+    needed_rank: of the mean (outer.Outcome)."""
 
     round: int
     state_digest: Digest
     norms: tuple[float, ...]
     clip_factors: tuple[float, ...]
+    needed_rank: int
 
 
 class Trainer:
@@ -77,8 +88,10 @@ class Trainer:
         clock: Callable[[], float] = time.monotonic,
         on_failure: Callable[[str], None] = lambda reason: None,
         micro_batch_limit: int | None = None,
+        timetable: Timetable | None = None,
     ) -> None:
-        """corpus: where stage 0 takes its data from. bench: where a stage of several finds its work.
+        """timetable: the plans of the rounds, which somebody else keeps; None: all as the manifest says.
+        corpus: where stage 0 takes its data from. bench: where a stage of several finds its work.
 
         on_failure: called once, from the thread that failed; both threads are useless afterwards.
         micro_batch_limit: train at most so many in a round, then wait for its end; None trains on without bound.
@@ -88,6 +101,10 @@ class Trainer:
         assert (bench is not None) == (manifest.stages.count > 1), "a bench is for a stage of several"
         if corpus is not None:
             corpus.require_context(manifest.model.context)
+        self._timetable = timetable = timetable or Timetable(manifest)
+        self._watches_rank = manifest.compression.adapt != "off"
+        self._own_codec = OwnCodec() if manifest.compression.adapt == "link" else None
+        self._policies: dict[tuple[str, int], CodecPolicy] = {}
         self._outer_settings = OuterSettings.of(manifest)
         self._outer: OuterLoop | None = None
         self._state: AnchorState | None = None
@@ -98,13 +115,13 @@ class Trainer:
         if bench is not None:
             self._loop = StageLoop(
                 manifest, stage, bench, peer=peer, incarnation=incarnation, corpus=corpus, device=device, clock=clock,
-                micro_batch_limit=micro_batch_limit,
+                micro_batch_limit=micro_batch_limit, timetable=timetable,
             )  # fmt: skip
         else:
             assert corpus is not None
             self._loop = WholeLoop(
                 manifest, peer=peer, incarnation=incarnation, corpus=corpus, device=device, clock=clock,
-                micro_batch_limit=micro_batch_limit,
+                micro_batch_limit=micro_batch_limit, timetable=timetable,
             )  # fmt: skip
         self._torch = Worker("dilocox-torch", self._fail, num_threads=threads, idle=self._loop.train_on)
         self._executor = Worker("dilocox-outer", self._fail, num_threads=1)
@@ -143,7 +160,7 @@ class Trainer:
         with self._lock:
             self._require_room()
             snapshot = self._torch.submit(self._loop.close)
-            return self._executor.submit(lambda: _encode(outer, snapshot.result()), after=snapshot)
+            return self._executor.submit(lambda: self._encode(outer, snapshot.result()), after=snapshot)
 
     def merge(
         self, blobs: Sequence[bytes], weights: Sequence[int], *, own: bool, round_number: int, head: Digest
@@ -158,9 +175,15 @@ class Trainer:
         blobs, weights = tuple(blobs), tuple(weights)
 
         def step() -> tuple[Merged, Tensor]:
-            outcome = outer.merge(blobs, weights, own=own, round_number=round_number, head=head)
+            if blobs and outer.has_offer and self._own_codec is not None:
+                self._own_codec.settled(in_certificate=own)
+            plan = self._timetable.plan(round_number)
+            rank = plan.rank if self._watches_rank and plan.codec == LOW_RANK else 0
+            outcome = outer.merge(blobs, weights, own=own, round_number=round_number, head=head, rank_in_use=rank)
             self._state = outcome.state
-            merged = Merged(round_number, outcome.state.digest, outcome.norms, outcome.clip_factors)
+            merged = Merged(
+                round_number, outcome.state.digest, outcome.norms, outcome.clip_factors, outcome.needed_rank
+            )
             return merged, outcome.shift_N
 
         return self._outer_then_torch(step, lambda shift_N: self._loop.shift(shift_N, certified=round_number))
@@ -213,6 +236,29 @@ class Trainer:
         for worker in (self._torch, self._executor):
             worker.join(max(0.0, deadline - time.monotonic()))
 
+    def _encode(self, outer: OuterLoop, snapshot: Snapshot) -> Closing:
+        """In the outer thread."""
+        plan = self._timetable.plan(snapshot.round)
+        codec = plan.codec if self._own_codec is None else self._own_codec.codec(plan.codec)
+        offer = outer.offer(snapshot.flat_N, snapshot.new_micro_batches, codec_of=self._policy(codec, plan.rank))
+        return Closing(
+            round=snapshot.round,
+            blob=offer.blob,
+            micro_batches=offer.micro_batches,
+            round_micro_batches=snapshot.round_micro_batches,
+            train_loss=snapshot.train_loss,
+            raw_bytes=offer.raw_bytes,
+            codec=codec,
+            lost=offer.lost,
+        )
+
+    def _policy(self, codec: str, rank: int) -> CodecPolicy:
+        """One object for each (codec, rank): encoders remember by it."""
+        key = (codec, rank if codec == LOW_RANK else 0)
+        if key not in self._policies:
+            self._policies[key] = policy_named(codec, rank=max(rank, 1), never_low_rank=(EMBEDDING, HEAD))
+        return self._policies[key]
+
     def _started(self) -> OuterLoop:
         assert self._outer is not None, "not started"
         return self._outer
@@ -250,15 +296,3 @@ class Trainer:
         for worker in (self._torch, self._executor):
             worker.ask_to_stop(reason)
         self._on_failure(reason)
-
-
-def _encode(outer: OuterLoop, snapshot: Snapshot) -> Closing:
-    offer = outer.offer(snapshot.flat_N, snapshot.new_micro_batches)
-    return Closing(
-        round=snapshot.round,
-        blob=offer.blob,
-        micro_batches=offer.micro_batches,
-        round_micro_batches=snapshot.round_micro_batches,
-        train_loss=snapshot.train_loss,
-        raw_bytes=offer.raw_bytes,
-    )

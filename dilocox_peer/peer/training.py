@@ -12,7 +12,8 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.pipeline.inner import ramp, run_position, schedule
+from dilocox_peer.peer.timetable import Timetable
+from dilocox_peer.pipeline.inner import ramp, schedule
 
 LOSS_WINDOW = 32
 """Micro-batches over which the shown training loss is averaged."""
@@ -25,7 +26,7 @@ HoldReason = Literal["rounds", "pause"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """round: the one being trained. micro_batches: completed in it. tokens: since the start of this process.
+    """round: the one being trained. micro_batches: completed in it. share: what it is expected to do of it. tokens: since the start of this process.
 
     train_loss: mean of the last LOSS_WINDOW micro-batches, nan before the first. is_training: False while held, waiting
     for a certificate, or when the run is complete. busy: share of the last SPEED_WINDOW_S spent computing.
@@ -39,6 +40,7 @@ class Progress:
     learning_rate: float
     is_training: bool
     busy: float = 0.0
+    share: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +84,17 @@ class TrainingLoop(Protocol):
 class RoundBook:
     """Which round is trained and what was done in it; owned by a training loop.
 
-    share: micro-batches a peer is expected to do in a round. Training is in round `certified + 1`, or `certified + 2`
+    share: micro-batches this peer is expected to do in the round; load: of it, against an equal part. Training is in round `certified + 1`, or `certified + 2`
     while an offer is out. What puts training into a higher round starts its count anew; what puts it back lets the closed
     round go on.
     """
 
-    def __init__(self, manifest: Manifest, clock: Callable[[], float]) -> None:
+    def __init__(self, manifest: Manifest, clock: Callable[[], float], timetable: Timetable) -> None:
         self._manifest = manifest
+        self._timetable = timetable
         self._clock = clock
         self._waits_for_certificates = manifest.outer.overlap == "none"
-        self.share = manifest.rounds.inner_steps * manifest.inner.accumulate
+        self.load = 1.0
         self.certified = 0
         self.held_by: set[HoldReason] = set()
         self._has_offer = False
@@ -110,9 +113,13 @@ class RoundBook:
         return self.certified + (2 if self._has_offer else 1)
 
     @property
+    def share(self) -> int:
+        return max(1, round(self.load * self._timetable.share(self.round)))
+
+    @property
     def may_train(self) -> bool:
         """Whether new micro-batches may begin."""
-        return not (self.held_by or self._awaits_certificate or self.round > self._manifest.rounds.total)
+        return not (self.held_by or self._awaits_certificate or self._timetable.is_after_last(self.round))
 
     def hold(self, is_held: bool, reason: HoldReason) -> None:
         (self.held_by.add if is_held else self.held_by.discard)(reason)
@@ -129,9 +136,8 @@ class RoundBook:
 
     def learning_rate_share(self, steps_done: int) -> float:
         """Of the peak learning rate, for the next inner step."""
-        rounds, inner = self._manifest.rounds, self._manifest.inner
-        position = run_position(round_number=self.round, fraction=self.in_round / self.share, total_rounds=rounds.total)
-        share = schedule(position, warmup=inner.warmup)
+        position = self._timetable.position(self.round, self.in_round / self.share)
+        share = schedule(position, warmup=self._manifest.inner.warmup)
         # Who comes in after the first round has no moments yet, whether it started there or had a state installed.
         return share * ramp(steps_done) if self.certified else share
 
@@ -182,4 +188,5 @@ class RoundBook:
             learning_rate=self.learning_rate,
             is_training=is_training,
             busy=min(1.0, self._busy_s / seconds) if seconds > 0 else 0.0,
+            share=self.share,
         )

@@ -36,6 +36,7 @@ from dilocox_peer.peer.bulk import (
 from dilocox_peer.peer.p2pd import HandlerTasks, PendingCalls, check_listenable, diagnose, launch_command
 from dilocox_peer.peer.runtime_dir import RuntimeDir
 from dilocox_peer.peer.token_bucket import TokenBucket
+from dilocox_peer.peer.uplink import UplinkMeter
 from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class Transport:
         self._serving: dict[asyncio.Task[Any], PeerId] = {}
         self._free_streams = asyncio.Semaphore(limits.streams)
         rate = limits.upload_bytes_per_s
+        self.uplink = UplinkMeter()
         self._limits_lock = threading.Lock()
         self._upload = TokenBucket(rate, burst=rate / 4, now=time.monotonic()) if rate is not None else None
         most = limits.download_bytes_per_s
@@ -442,8 +444,9 @@ class Transport:
         except (TimeoutError, OSError, asyncio.IncompleteReadError, ProtocolError):
             writer.transport.abort()  # the fetcher is gone, frozen, or speaks something else: it sees the stream end early
         except asyncio.CancelledError:
+            # Not raised again: this is all that the task does, and Python 3.11 prints a traceback for a stream's handler
+            # that was cancelled.
             writer.transport.abort()
-            raise
         finally:
             writer.close()
             del self._serving[task]
@@ -467,9 +470,17 @@ class Transport:
             _logger.exception("fetch of %s by %s could not be served", kind, peer)
             await send_refusal(writer, "internal error")
             return
-        await send_reply(
-            writer, reply, chunk_bytes=self._chunk_bytes, pace=self._pace, stall_timeout_s=self._limits.stall_timeout_s
-        )
+        self.uplink.begin(time.monotonic())
+        try:
+            await send_reply(
+                writer,
+                reply,
+                chunk_bytes=self._chunk_bytes,
+                pace=self._pace,
+                stall_timeout_s=self._limits.stall_timeout_s,
+            )
+        finally:
+            self.uplink.end(time.monotonic())
 
     async def _pace_download(self, num_bytes: int) -> None:
         """What is not read here fills the stream's window, and then its sender waits."""
@@ -496,6 +507,7 @@ class Transport:
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         self.bytes_sent += num_bytes
+        self.uplink.sent(num_bytes)
 
     # -- the daemon ---------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.peer.training import HoldReason, Progress, RoundBook, Snapshot
 from dilocox_peer.pipeline.data import Corpus
 from dilocox_peer.pipeline.inner import InnerOptimizer
@@ -27,6 +28,7 @@ class WholeLoop:
         device: str,
         clock: Callable[[], float],
         micro_batch_limit: int | None,
+        timetable: Timetable,
     ) -> None:
         """micro_batch_limit: at most so many in a round, then wait for its end."""
         self._manifest = manifest
@@ -36,7 +38,7 @@ class WholeLoop:
         self._micro_batch_limit = micro_batch_limit
         self._stage = Stage(StageModel(manifest.model, LayerRange.of(manifest.model), device=device))
         self._optimizer = InnerOptimizer(self._stage.model, manifest.inner)
-        self._book = RoundBook(manifest, clock)
+        self._book = RoundBook(manifest, clock, timetable)
         self._since_step = 0
         self._index = 0  # of the data draw: never used twice by one incarnation
         self._publish()

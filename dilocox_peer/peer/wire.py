@@ -4,13 +4,13 @@
 The size cap is checked before decoding; there are no maps and no extension types, and nothing here recurses.
 """
 
-import math
 from typing import Any
 
 import msgpack
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.peer.chain import Certificate, Entry, Kind, Plan, Value
+from dilocox_peer.peer.chain import Certificate, Entry, Kind, Value
+from dilocox_peer.peer.plan import Plan, Report
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
 
 MAX_PEER_CHARS = 64  # base58 of an Ed25519 PeerID is 52
@@ -61,12 +61,6 @@ class Fields:
         item = self._take()
         if type(item) is not int or not low <= item <= high:
             raise self.refuse(f"field {self._next} is no integer from {low} to {high}")
-        return item
-
-    def real(self, low: float, high: float) -> float:
-        item = self._take()
-        if type(item) is not float or not math.isfinite(item) or not low <= item <= high:
-            raise self.refuse(f"field {self._next} is no number from {low} to {high}")
         return item
 
     def flag(self) -> bool:
@@ -128,7 +122,7 @@ class Fields:
 def read_entry(fields: Fields) -> Entry:
     entry = Entry(
         peer=fields.peer(), incarnation=fields.integer(), blob=fields.digest(), size_bytes=fields.integer(),
-        micro_batches=fields.integer(high=2**31), state_digest=fields.state_digest(),
+        micro_batches=fields.integer(high=2**31), state_digest=fields.state_digest(), report=_read_report(fields.one()),
     )  # fmt: skip
     fields.end()
     return entry
@@ -137,10 +131,19 @@ def read_entry(fields: Fields) -> Entry:
 def _read_plan(fields: Fields) -> Plan:
     plan = Plan(
         codec=fields.text(MAX_CODEC_CHARS), rank=fields.integer(high=2**20),
-        inner_steps=fields.integer(1, 2**31), learning_rate_scale=fields.real(0.0, 1e6),
+        inner_steps=fields.integer(1, 2**31), first_step=fields.integer(),
     )  # fmt: skip
     fields.end()
     return plan
+
+
+def _read_report(fields: Fields) -> Report:
+    report = Report(
+        uplink_kbps=fields.integer(high=2**40), step_us=fields.integer(high=2**40), exchange_ms=fields.integer(high=2**40),
+        lost_permille=fields.integer(high=1000), needed_rank=fields.integer(high=2**20),
+    )  # fmt: skip
+    fields.end()
+    return report
 
 
 def read_value(fields: Fields) -> Value:

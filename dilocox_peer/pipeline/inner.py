@@ -35,14 +35,6 @@ def ramp(steps_done: int) -> float:
     return min(1.0, (steps_done + 1) / RAMP_STEPS)
 
 
-def run_position(*, round_number: int, fraction: float, total_rounds: int) -> float:
-    """Position in the run of a peer that has done `fraction` of its own work in a round (rounds count from 1).
-
-    More than a round's work does not count as the next round: a fast peer waits at the schedule of its end.
-    """
-    return (round_number - 1 + min(max(fraction, 0.0), 1.0)) / total_rounds
-
-
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """grad_norm: of the mean gradient, before clipping."""

@@ -8,12 +8,14 @@ Not here: I7 is about time (scenario.py). I6, decode(own) + residual' = movement
 the toy training of world.py has none of: tests/unit/test_outer.py holds the real outer loop and codecs to it.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dilocox_peer.events import Event
-from dilocox_peer.peer.chain import Certificate, Place, Plan, Value, Verifier, is_quorum
+from dilocox_peer.peer.chain import Certificate, Place, Value, Verifier, is_quorum
 from dilocox_peer.peer.durable import Durable, Votes
 from dilocox_peer.peer.messages import Ack, Cert, EpochSign, Message, Prepare, Promise, Propose
+from dilocox_peer.peer.plan import Plan, PlanBounds
 from dilocox_peer.types import Digest, PeerId
 
 if TYPE_CHECKING:
@@ -27,7 +29,9 @@ class Violation(AssertionError):
 class Invariants:
     """What all peers of a world have ever certified, and what each has promised."""
 
-    def __init__(self, genesis: Digest, plan: Plan, verify: Verifier) -> None:
+    def __init__(self, genesis: Digest, plan: Plan, verify: Verifier, bounds: Callable[[], PlanBounds]) -> None:
+        """plan: of the second round. bounds: what later ones may be."""
+        self._bounds = bounds
         self._verify = verify
         self._genesis = genesis
         self._places: dict[Digest, Place] = {genesis: Place.genesis(0, genesis, plan)}
@@ -89,7 +93,7 @@ class Invariants:
         place = self._places.get(certificate.parent)
         if place is None:
             raise Violation("I2: a certificate on a head nobody has")
-        reason = place.why_not_certificate(certificate, self._verify, 64)
+        reason = place.why_not_certificate(certificate, self._verify, 64, self._bounds())
         if reason is not None:
             raise Violation(f"a certificate that does not verify: {reason}")
         key = (certificate.parent, certificate.epoch)

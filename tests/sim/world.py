@@ -14,7 +14,7 @@ from functools import partial
 
 import msgpack
 
-from dilocox_peer.peer.chain import Certificate, Entry, Plan
+from dilocox_peer.peer.chain import Certificate, Entry
 from dilocox_peer.peer.contract import (
     Action,
     Apply,
@@ -50,6 +50,7 @@ from dilocox_peer.peer.messages import (
     decode_message,
     encode_message,
 )
+from dilocox_peer.peer.plan import Plan, PlanBounds
 from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.peer.timing import Timing
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
@@ -187,7 +188,8 @@ class Node:
         self.machine = world.machine_type(self.peer)(
             me=self.peer, incarnation=self.incarnation, stage=0, genesis=GENESIS, timing=world.timing,
             sign=sign_as(self.peer), verify=verify, rng=random.Random(world.rng.random()), now=world.now, plan=PLAN,
-            start_peers=world.start_peers, max_peers=world.max_peers, total_rounds=world.total_rounds,
+            start_peers=world.start_peers, max_peers=world.max_peers,
+            plans=world.plans, planner=Restless(self.peer, world.plans),
             durable=loaded.durable, stored_states=set(self.disk.anchors),
         )  # fmt: skip
         self.anchor, self.anchor_head = (FIRST_ANCHOR, GENESIS) if self.machine.head == GENESIS else (None, None)
@@ -395,6 +397,25 @@ class Node:
             self.pending.add(unit)
 
 
+class Restless:
+    """A planner that wishes something else all the time, and at every peer: what counts is what was certified."""
+
+    reason = ""
+
+    def __init__(self, peer: PeerId, bounds: PlanBounds) -> None:
+        self._peer = peer
+        self._bounds = bounds
+
+    def observe(self, certificate: Certificate) -> None:
+        """Whatever was certified, it does not settle."""
+
+    def next(self, before: Plan) -> Plan:
+        wish = sha256(self._peer.encode(), str(before.first_step).encode())
+        return self._bounds.after(
+            before, codec=("fp16", "int4")[wish[0] % 2], rank=wish[1], inner_steps=PLAN.inner_steps * (1 + wish[2] % 4)
+        )
+
+
 class World:
     """Time, the network, the peers and the checks."""
 
@@ -406,7 +427,7 @@ class World:
         self.timing = TIMING
         self.start_peers = 1
         self.max_peers = 16
-        self.total_rounds: int | None = None
+        self.total_rounds: int | None = None  # at most: rounds may grow
         self.drift_rate = 0.0
         self.faulty = True  # the scenario's faults stop when this is cleared
         self.encode_messages = False
@@ -415,10 +436,15 @@ class World:
         self._machine = machine
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
-        self.checks = Invariants(GENESIS, PLAN, verify)
+        self.checks = Invariants(GENESIS, PLAN.next(), verify, lambda: self.plans)
         self.nodes: dict[PeerId, Node] = {}
         for number in range(num_peers):
             self.add_node(PeerId(f"p{number:02d}"))
+
+    @property
+    def plans(self) -> PlanBounds:
+        total = self.total_rounds and self.total_rounds * PLAN.inner_steps
+        return PlanBounds(("fp16", "int4"), 255, PLAN.inner_steps, 4 * PLAN.inner_steps, total)
 
     def add_node(self, peer: PeerId) -> Node:
         slowness = 1.0 if self.rng.random() < 0.8 else 1.0 + self.rng.random()

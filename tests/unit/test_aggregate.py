@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.compression.aggregate import CLIP_STEPS, aggregate, clip_factors, contribution_norm
+from dilocox_peer.compression.aggregate import CLIP_STEPS, aggregate, capped_weights, clip_factors, contribution_norm
 from dilocox_peer.compression.codec import CODECS, uniform_policy
 from dilocox_peer.compression.contribution import encode_contribution
 from dilocox_peer.errors import MalformedBlob
@@ -106,3 +106,14 @@ def test_clip_factors_hide_the_last_bits_of_a_norm(norms, data):
     for factor in factors:
         mantissa, _ = np.frexp(factor)
         assert mantissa * CLIP_STEPS == int(mantissa * CLIP_STEPS)
+
+
+def test_no_one_of_three_outweighs_the_others_by_what_it_says():
+    assert capped_weights([10, 12, 10_000]) == (10, 12, 48)
+    assert capped_weights([10, 0, 1000]) == (10, 0, 1000), "of two nobody is usual"
+    assert capped_weights([0, 0]) == (0, 0)
+    rows = [torch.full((LAYOUT.num_elements,), value) for value in (1.0, 1.0, -1.0)]
+    blobs = [encode_contribution(LAYOUT, row, uniform_policy("none")) for row in rows]
+    mean = aggregate(LAYOUT, blobs, [100, 100, 10**9], norm_clip=4.0).mean_N
+    assert mean is not None
+    assert torch.equal(mean, aggregate(LAYOUT, blobs, [100, 100, 400], norm_clip=4.0).mean_N)

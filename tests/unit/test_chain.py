@@ -10,7 +10,6 @@ from dilocox_peer.peer.chain import (
     Chain,
     Entry,
     Place,
-    Plan,
     Suffix,
     Value,
     acceptance,
@@ -20,6 +19,7 @@ from dilocox_peer.peer.chain import (
     majority_digest,
     suffix_of,
 )
+from dilocox_peer.peer.plan import Plan
 from dilocox_peer.types import Digest, PeerId, sha256
 
 PLAN = Plan("fp16", 0, 8)

@@ -18,29 +18,29 @@ def over(
 
 
 def test_a_round_is_over_when_the_roster_together_did_its_shares() -> None:
-    clock = RoundClock(share=10)
+    clock = RoundClock(lambda number: 10)
     assert not over(clock, 10, b=(1, 10), c=(1, 9))
     assert over(clock, 10, b=(1, 10), c=(1, 10))
 
 
 def test_a_fast_peer_works_for_a_slow_one() -> None:
-    assert over(RoundClock(share=10), 4, b=(1, 14), c=(1, 12))
+    assert over(RoundClock(lambda number: 10), 4, b=(1, 14), c=(1, 12))
 
 
 def test_a_dead_peer_leaves_the_target_with_its_share() -> None:
-    clock = RoundClock(share=10)
+    clock = RoundClock(lambda number: 10)
     assert not over(clock, 10, b=(1, 10), c=(1, 2))
     assert over(clock, 10, alive=(A, B), b=(1, 10), c=(1, 2))
 
 
 def test_nothing_done_is_never_over() -> None:
-    clock = RoundClock(share=10)
+    clock = RoundClock(lambda number: 10)
     assert not over(clock, 0, b=(1, 40), c=(1, 40))
     assert not over(clock, 0, now=1e6, b=(2, 1), c=(2, 1))
 
 
 def test_twice_the_usual_time_ends_a_round() -> None:
-    clock = RoundClock(share=10)
+    clock = RoundClock(lambda number: 10)
     assert not over(clock, 1, now=0.0, round_number=1)
     assert not over(clock, 1, now=100.0, round_number=2)
     assert not over(clock, 1, now=299.0, round_number=2)
@@ -48,35 +48,35 @@ def test_twice_the_usual_time_ends_a_round() -> None:
 
 
 def test_a_skipped_round_is_no_measure_of_time() -> None:
-    clock = RoundClock(share=10)
+    clock = RoundClock(lambda number: 10)
     over(clock, 1, now=0.0, round_number=1)
     over(clock, 1, now=1.0, round_number=9)
-    assert clock.usual_s is None
+    assert clock.usual_s(10) is None
 
 
 def test_a_member_that_went_on_counts_as_its_share() -> None:
-    clock = RoundClock(share=10)
+    clock = RoundClock(lambda number: 10)
     assert not over(clock, 5, b=(1, 14), c=(1, 1))
     assert not over(clock, 5, b=(2, 0), c=(1, 10))
     assert over(clock, 6, b=(2, 0), c=(1, 10))
 
 
 def test_most_others_having_gone_on_ends_the_round() -> None:
-    assert over(RoundClock(share=10), 1, b=(2, 0), c=(2, 3))
+    assert over(RoundClock(lambda number: 10), 1, b=(2, 0), c=(2, 3))
 
 
 def test_one_of_two_others_cannot_end_the_round_by_claiming_to_be_ahead() -> None:
-    assert not over(RoundClock(share=10), 1, b=(99, 0), c=(1, 5))
+    assert not over(RoundClock(lambda number: 10), 1, b=(99, 0), c=(1, 5))
 
 
 def test_alone_a_round_is_the_own_share() -> None:
-    clock = RoundClock(share=10)
+    clock = RoundClock(lambda number: 10)
     assert not clock.is_over(1, me=A, own=9, roster=(A,), alive=(A,), reports={}, now=1.0)
     assert clock.is_over(1, me=A, own=10, roster=(A,), alive=(A,), reports={}, now=1.0)
 
 
 def test_a_joiner_follows_the_rosters_work() -> None:
-    clock = RoundClock(share=10)
+    clock = RoundClock(lambda number: 10)
     roster = (B, C)
     said = {B: (1, 10), C: (1, 9)}
     assert not clock.is_over(1, me=A, own=50, roster=roster, alive=roster, reports=said, now=1.0)

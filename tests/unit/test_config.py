@@ -74,6 +74,6 @@ def test_an_unsigned_or_changed_file_is_told_how_to_sign(tmp_path):
     signed = to_toml(preset("tiny").signed_by(OWNER))
     path.write_text(signed)
     assert read_signed_manifest(path).is_signed
-    path.write_text(signed.replace("total = 400", "total = 64"))
+    path.write_text(signed.replace("total = 1600", "total = 64"))
     with pytest.raises(ConfigError, match="changed after it was signed"):
         read_signed_manifest(path)

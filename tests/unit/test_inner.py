@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.manifest import InnerSection, ModelSection
-from dilocox_peer.pipeline.inner import RAMP_STEPS, InnerOptimizer, ramp, run_position, schedule
+from dilocox_peer.pipeline.inner import RAMP_STEPS, InnerOptimizer, ramp, schedule
 from dilocox_peer.pipeline.model import LayerRange, StageModel, initial_parameters, num_matrix_elements
 
 SECTION = ModelSection(layers=1, hidden_size=8, heads=2, kv_heads=1, mlp_size=8, context=8)
@@ -36,12 +36,6 @@ def test_the_schedule_warms_up_and_ends_at_exactly_zero():
 @given(position=st.floats(-1, 2), warmup=st.floats(0, 1))
 def test_the_schedule_is_a_share(position, warmup):
     assert 0.0 <= schedule(position, warmup=warmup) <= 1.0
-
-
-def test_a_fast_peer_waits_at_the_end_of_its_round():
-    assert run_position(round_number=1, fraction=0.0, total_rounds=10) == 0.0
-    assert run_position(round_number=3, fraction=7.5, total_rounds=10) == pytest.approx(0.3)
-    assert run_position(round_number=10, fraction=1.0, total_rounds=10) == 1.0
 
 
 def test_it_is_adamw_with_decay_on_matrices_only():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.peer.chain import Certificate, Entry, Place, Plan
+from dilocox_peer.peer.chain import Certificate, Entry, Place
 from dilocox_peer.peer.durable import Accepted
 from dilocox_peer.peer.messages import (
     MAX_LOCATOR,
@@ -32,11 +32,12 @@ from dilocox_peer.peer.messages import (
     decode_message,
     encode_message,
 )
+from dilocox_peer.peer.plan import Plan
 from dilocox_peer.types import PeerId, sha256
 
 SENDER = PeerId("12D3KooWSender")
 HEAD = sha256(b"head")
-PLAN = Plan("fp16", 4, 32, 0.5)
+PLAN = Plan("fp16", 4, 32, 64)
 ENTRY = Entry(SENDER, 1_700_000_000_000, sha256(b"blob"), 12345, 64, sha256(b"state"))
 PLACE = Place(0, HEAD, 3, 2, 5, 1, (SENDER, PeerId("12D3KooWOther")), PLAN)
 VALUE = PLACE.round_value([ENTRY], PLACE.roster)
@@ -129,12 +130,16 @@ def test_lists_are_bounded() -> None:
     assert f"at most {MAX_PAGE}" in refused(MESSAGES[-1], 5, [items[5][0]] * (MAX_PAGE + 1))
 
 
-def test_floats_must_be_finite() -> None:
+def test_plans_and_reports_are_whole_numbers_in_bounds() -> None:
     items = msgpack.unpackb(encode_message(MESSAGES[3]))
-    for bad in (float("nan"), float("inf"), -1.0, 1):
+    for bad in (float("nan"), 0.5, -1, True):
         value = list(items[6])
         value[6] = [*value[6][:3], bad]
-        assert "no number" in refused(MESSAGES[3], 6, value)
+        assert "no integer" in refused(MESSAGES[3], 6, value)
+        entry = list(value[4][0])
+        entry[6] = [*entry[6][:3], bad, 0]
+        value = [*items[6][:4], [entry], *items[6][5:]]
+        assert "no integer" in refused(MESSAGES[3], 6, value)
 
 
 def test_names_are_plain_text() -> None:

@@ -16,7 +16,7 @@ TRAINING = Situation(
     waiting=0,
     training_round=3,
     merged_round=2,
-    total_rounds=8,
+    last_round=8,
 )
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from dilocox_peer.config import preset
 from dilocox_peer.peer.messages import Heartbeat, decode_message, encode_message
+from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.peer.training import RoundBook
 from dilocox_peer.types import PeerId, sha256
 
@@ -11,7 +12,7 @@ from dilocox_peer.types import PeerId, sha256
 @pytest.mark.parametrize("first", ["rounds", "pause"])
 def test_training_goes_on_only_when_both_have_let_go(first):
     second = {"rounds": "pause", "pause": "rounds"}[first]
-    book = RoundBook(preset("tiny"), lambda: 0.0)
+    book = RoundBook(preset("tiny"), lambda: 0.0, Timetable(preset("tiny")))
     assert book.may_train
     book.hold(True, first)
     book.hold(True, second)

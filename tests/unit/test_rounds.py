@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused
-from dilocox_peer.peer.chain import Entry, Plan, acceptance
+from dilocox_peer.peer.chain import Entry, acceptance
 from dilocox_peer.peer.contract import (
     Action,
     Apply,
@@ -48,6 +48,7 @@ from dilocox_peer.peer.messages import (
     Promise,
     Propose,
 )
+from dilocox_peer.peer.plan import Plan, PlanBounds
 from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.peer.timing import Timing
 from dilocox_peer.types import Digest, PeerId, sha256
@@ -90,7 +91,7 @@ class Table:
         self.machines[peer] = RoundMachine(
             me=peer, incarnation=incarnation, stage=0, genesis=GENESIS, timing=self.timing, sign=signer(peer),
             verify=verify, rng=random.Random(incarnation), now=self.now, plan=PLAN, start_peers=self.start_peers,
-            max_peers=8, total_rounds=self.total_rounds, durable=load_log(self.logs.get(peer, b""), GENESIS).durable,
+            max_peers=8, plans=PlanBounds(total_steps=self.total_rounds and self.total_rounds * PLAN.inner_steps), durable=load_log(self.logs.get(peer, b""), GENESIS).durable,
             stored_states=set(stored_states),
         )  # fmt: skip
         self.done[peer] = []
@@ -849,13 +850,15 @@ def test_reports_name_the_round_in_training_and_the_work_done() -> None:
     assert table.machine("b").reports[PeerId("a")] == (2, 0)
 
 
-def test_a_paused_peer_that_did_nothing_is_not_waited_for_and_votes_all_the_same() -> None:
+@pytest.mark.parametrize("paused", ["a", "b", "c"])  # one of them leads
+def test_a_paused_peer_that_did_nothing_is_not_waited_for_and_votes_all_the_same(paused: str) -> None:
     table = Table("a", "b", "c").start()
-    table.give(PeerId("c"), Progress(0, paused=True))
+    table.give(PeerId(paused), Progress(0, paused=True))
     began = table.now
-    table.offer("a", "b")
+    others = [name for name in "abc" if name != paused]
+    table.offer(*others)
     certificate = table.machine("a").chain[-1]
-    assert [entry.peer for entry in certificate.value.entries] == ["a", "b"]
+    assert [entry.peer for entry in certificate.value.entries] == others
     assert table.now == began, "no time went by"
     assert set(certificate.value.roster) == {"a", "b", "c"}, "it stays"
     table.wait(1.5)

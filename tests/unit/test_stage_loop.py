@@ -9,6 +9,7 @@ import torch
 
 from dilocox_peer.peer.outer import initial_state
 from dilocox_peer.peer.stage_loop import StageLoop
+from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.inner import InnerOptimizer
 from dilocox_peer.pipeline.model import LayerRange, StageModel
@@ -100,7 +101,7 @@ class Pipe:
             StageLoop(
                 manifest, stage, self.benches[stage], peer=PeerId("peer0"), incarnation=1,
                 corpus=corpus() if stage == 0 else None, device="cpu", clock=lambda: self.now,
-                micro_batch_limit=limit if stage == 0 else None,
+                micro_batch_limit=limit if stage == 0 else None, timetable=Timetable(manifest),
             )
             for stage in stages
         ]  # fmt: skip

@@ -18,7 +18,7 @@ from dilocox_peer.manifest import CompressionSection, InnerSection, Manifest, Mo
 from dilocox_peer.peer.outer import OuterLoop, OuterSettings, initial_state
 from dilocox_peer.peer.trainer import MAX_CALLS, Trainer
 from dilocox_peer.pipeline.data import Corpus, SourceFile
-from dilocox_peer.pipeline.inner import InnerOptimizer, run_position, schedule
+from dilocox_peer.pipeline.inner import InnerOptimizer, schedule
 from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.pipeline.stage import build_stage
 from dilocox_peer.types import PeerId, sha256
@@ -33,7 +33,7 @@ def manifest_with(overlap="arrival", total=100, accumulate=1):
         inner=InnerSection(micro_batch=2, accumulate=accumulate),
         outer=OuterSection(overlap=overlap),
         rounds=RoundsSection(total=total, inner_steps=LIMIT),
-        compression=CompressionSection(codec="none"),
+        compression=CompressionSection(codec="none", adapt="off"),
     )
 
 
@@ -132,9 +132,7 @@ class Sequential:
             )
             self.stage.train_micro_batch(*batch)
             self.index, self.in_round, self.new = self.index + 1, self.in_round + 1, self.new + 1
-            position = run_position(
-                round_number=self.round, fraction=self.in_round / LIMIT, total_rounds=self.manifest.rounds.total
-            )
+            position = (self.round - 1 + min(self.in_round / LIMIT, 1.0)) / self.manifest.rounds.total
             share = schedule(position, warmup=self.manifest.inner.warmup)
             joined = 1.0 if self.certified == 0 else min(1.0, self.index / 20)
             self.optimizer.step(micro_batches=1, share=share * joined)

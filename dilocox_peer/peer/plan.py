@@ -1,0 +1,136 @@
+"""A round's plan: what it sends, how long it is, and where in the run it lies. Decided in a certificate for the round
+after next, so that nothing in flight changes shape. Pure values.
+
+The run's length is a number of inner steps, not of rounds: the learning rate is a function of the step, and a run whose
+rounds grow longer has fewer of them. Every plan begins where the one before ends; the last one ends with the run.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from dilocox_peer.compression.ladder import codecs_beside
+from dilocox_peer.manifest import Manifest
+
+MAX_RANK = 4096
+MAX_CHANGE = 2  # of H from one round to the next, as a factor
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """codec, rank: of contributions (rank: of lowrank-int4). inner_steps: H. first_step: inner steps of the run planned
+    before this round."""
+
+    codec: str
+    rank: int
+    inner_steps: int
+    first_step: int = 0
+
+    @property
+    def end(self) -> int:
+        """The first inner step after this round."""
+        return self.first_step + self.inner_steps
+
+    def next(self) -> "Plan":
+        """The plan of the following round if nothing changes."""
+        return replace(self, first_step=self.end)
+
+    def fields(self) -> list[object]:
+        return [self.codec, self.rank, self.inner_steps, self.first_step]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBounds:
+    """What a certificate may plan in this run, whoever proposes it.
+
+    codecs: empty: any. total_steps: inner steps of the run, None: it does not end.
+    """
+
+    codecs: Collection[str] = ()
+    max_rank: int = 1 << 20
+    smallest_inner_steps: int = 1
+    largest_inner_steps: int = 1 << 31
+    total_steps: int | None = None
+
+    def is_last(self, plan: Plan) -> bool:
+        """Whether the run is over after this round, or was before it."""
+        return self.total_steps is not None and plan.end >= self.total_steps
+
+    def after(self, before: Plan, *, codec: str, rank: int, inner_steps: int) -> Plan:
+        """The plan after `before`: as wished, as far as the bounds allow. The last round ends with the run."""
+        steps = min(max(inner_steps, -(-before.inner_steps // MAX_CHANGE)), before.inner_steps * MAX_CHANGE)
+        steps = min(max(steps, self.smallest_inner_steps), self.largest_inner_steps)
+        return Plan(codec, rank, self._within_run(before.end, steps), before.end)
+
+    def why_not(self, plan: Plan, before: Plan) -> str | None:
+        """Why plan may not follow `before`, or None."""
+        if plan.first_step != before.end:
+            return f"a plan from step {plan.first_step} after one to step {before.end}"
+        if self.codecs and plan.codec not in self.codecs:
+            return f"a plan with codec {plan.codec!r}, which this run does not use"
+        if plan.rank > self.max_rank:
+            return f"a plan with rank {plan.rank}; at most {self.max_rank}"
+        if self.is_last(before):  # no round follows
+            return None
+        wished = self.after(before, codec=plan.codec, rank=plan.rank, inner_steps=plan.inner_steps)
+        if wished.inner_steps != plan.inner_steps:
+            return f"a plan of {plan.inner_steps} inner steps after {before.inner_steps}"
+        return None
+
+    def _within_run(self, first_step: int, inner_steps: int) -> int:
+        if self.total_steps is None or first_step >= self.total_steps:
+            return inner_steps
+        return min(inner_steps, self.total_steps - first_step)
+
+
+ANY_PLAN = PlanBounds()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a contributor has measured, for the plans to come; in whole numbers, so that all who read it decide alike.
+    0: not measured.
+
+    uplink_kbps: of its contributions. step_us: one of its inner steps, in microseconds. exchange_ms: from a round's close
+    to its merge. lost_permille: of the energy of what was to be sent, the part that stayed in its residual.
+    needed_rank: that holds nearly all energy of the averaged movement (lowrank-int4 only).
+    """
+
+    uplink_kbps: int = 0
+    step_us: int = 0
+    exchange_ms: int = 0
+    lost_permille: int = 0
+    needed_rank: int = 0
+
+    def fields(self) -> list[object]:
+        return [self.uplink_kbps, self.step_us, self.exchange_ms, self.lost_permille, self.needed_rank]
+
+
+NOT_MEASURED = Report()
+
+
+def total_steps(manifest: Manifest) -> int:
+    """Inner steps of the run, of each peer on average."""
+    return manifest.rounds.total * manifest.rounds.inner_steps
+
+
+def first_plan(manifest: Manifest) -> Plan:
+    """Of round 1."""
+    compression, rounds = manifest.compression, manifest.rounds
+    return Plan(compression.codec, compression.rank, rounds.first_inner_steps or rounds.inner_steps)
+
+
+def adapts_inner_steps(manifest: Manifest) -> bool:
+    """Whether H may change with what is measured. Not with several stages: it belongs to all of them, and each has a chain
+    of its own."""
+    return manifest.compression.adapt != "off" and manifest.stages.count == 1
+
+
+def plan_bounds(manifest: Manifest) -> PlanBounds:
+    """What certificates may plan in this run."""
+    rounds, compression = manifest.rounds, manifest.compression
+    smallest = min(rounds.first_inner_steps or rounds.inner_steps, rounds.inner_steps)
+    largest = rounds.inner_steps
+    if adapts_inner_steps(manifest):
+        smallest, largest = min(smallest, rounds.min_inner_steps), max(largest, rounds.max_inner_steps)
+    codecs = codecs_beside(compression.codec) if compression.adapt == "link" else (compression.codec,)
+    return PlanBounds(codecs, MAX_RANK, smallest, largest, total_steps(manifest))

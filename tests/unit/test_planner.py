@@ -1,0 +1,246 @@
+"""Plans: what may follow what, who decides, and what peers with equal chains make of equal reports."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.config import preset
+from dilocox_peer.peer.adaptive_planner import LinkPlanner, RankPlanner, measurement_of, planner_of
+from dilocox_peer.peer.chain import Certificate, Entry, Place
+from dilocox_peer.peer.measured import Measured
+from dilocox_peer.peer.plan import Plan, PlanBounds, Report, first_plan, plan_bounds
+from dilocox_peer.peer.planner import FixedPlanner, Warmup
+from dilocox_peer.peer.timetable import Timetable
+from dilocox_peer.peer.uplink import SMALLEST_BYTES, UplinkMeter
+from dilocox_peer.pipeline.model import layout_of
+from dilocox_peer.types import Digest, PeerId
+
+HEAD = Digest(b"h" * 32)
+
+
+class Run:
+    """A stage's chain as its peers' planners see it: every round is led by one of them in turn."""
+
+    def __init__(self, manifest, peers=4, planners=4, blob_bytes=70_000):
+        self.manifest, self.blob_bytes = manifest, blob_bytes
+        self.bounds = plan_bounds(manifest)
+        self.planners = [planner_of(manifest, layout_of(manifest, 0)) for _ in range(planners)]
+        self.peers = [PeerId(f"peer{index}") for index in range(peers)]
+        first = first_plan(manifest)
+        self.place = replace(Place.genesis(0, HEAD, FixedPlanner(self.bounds).next(first)), roster=tuple(self.peers))
+        self.plans = {1: first, 2: self.place.plan}
+
+    def round(self, report):
+        proposals = {planner.next(self.place.plan) for planner in self.planners}
+        assert len(proposals) == 1, "peers with the same chain decide alike"
+        entries = [Entry(peer, 1, HEAD, self.blob_bytes, 32, b"", report) for peer in self.peers]
+        value = self.place.round_value(entries, self.peers, proposals.pop())
+        assert self.place.why_not(value, 0, 16, self.bounds) is None
+        certificate = Certificate(0, self.place.head, 0, 0, value, ())
+        for planner in self.planners:
+            planner.observe(certificate)
+        self.place = Place.after(certificate)
+        self.plans[value.round + 2] = value.plan
+        return self.plans[value.round]
+
+    def until_the_end(self, report_of):
+        number = 0
+        while True:
+            number += 1
+            plan = self.round(report_of(self.plans[number]))
+            if self.bounds.is_last(plan):
+                return number
+
+
+def exchange(plan, *, uplink_bps, blob_bytes=70_000, delay_s=0.02, step_s=0.05, peers=4):
+    transfer_s = 8 * blob_bytes * (peers - 1) / uplink_bps
+    return Report(round(uplink_bps / 1000), round(1e6 * step_s), round(1000 * (delay_s + transfer_s)), 400, 0)
+
+
+def manifest_with(rounds=None, **compression):
+    return preset(
+        "tiny", compression={"codec": "int2", **compression}, rounds={"total": 200, "inner_steps": 32, **(rounds or {})}
+    )
+
+
+def test_on_a_slow_link_rounds_grow_and_the_run_keeps_its_steps():
+    run = Run(manifest_with())
+    rounds = run.until_the_end(lambda plan: exchange(plan, uplink_bps=1e6))
+    last = run.plans[rounds]
+    assert last.end == 200 * 32, "the steps of the manifest, to the last one"
+    assert rounds < 200
+    assert max(plan.inner_steps for plan in run.plans.values()) > 32
+    for number in range(1, rounds):
+        assert run.plans[number + 1].first_step == run.plans[number].end
+
+
+def test_on_a_fast_link_rounds_shrink_as_far_as_the_bytes_allow():
+    run = Run(manifest_with())
+    run.until_the_end(lambda plan: exchange(plan, uplink_bps=1e9, delay_s=0.001))
+    settled = run.plans[60]
+    assert settled.inner_steps < 32
+    assert settled.codec in ("sign", "topk"), "200 times fewer bytes at shorter rounds need a leaner codec"
+
+
+def test_several_stages_keep_their_rounds():
+    manifest = preset(
+        "tiny", stages={"count": 2}, rounds={"total": 60, "inner_steps": 32}, compression={"codec": "int2"}
+    )
+    run = Run(manifest)
+    assert run.until_the_end(lambda plan: exchange(plan, uplink_bps=1e5)) == 60
+    assert {plan.inner_steps for number, plan in run.plans.items() if number <= 60} == {32}
+    assert run.plans[60].codec == "topk", "what may change there is the codec"
+
+
+def test_the_rank_follows_the_spectrum_and_the_rounds_the_rank():
+    manifest = preset(
+        "small",
+        compression={"codec": "lowrank-int4", "rank": 64, "adapt": "rank"},
+        rounds={"total": 100, "inner_steps": 32},
+    )
+    run = Run(manifest, planners=2)
+    assert isinstance(run.planners[0], RankPlanner)
+    for _ in range(30):
+        run.round(Report(0, 50_000, 10, 300, 20))
+    assert run.place.plan.rank == 20
+    assert run.place.plan.inner_steps == 10  # 32 * 20 / 64
+
+
+def test_a_planner_shown_the_chain_again_decides_as_before():
+    run = Run(manifest_with(), planners=1)
+    certificates = []
+    for number in range(1, 31):
+        report = exchange(run.plans[number], uplink_bps=1e6)
+        before = run.place
+        run.round(report)
+        certificates.append((before, run.place))
+    planner = planner_of(run.manifest, layout_of(run.manifest, 0))
+    place = Place.genesis(0, HEAD, FixedPlanner(run.bounds).next(first_plan(run.manifest)))
+    for number, (_, after) in enumerate(certificates, 1):
+        entries = [
+            Entry(peer, 1, HEAD, 70_000, 32, b"", exchange(run.plans[number], uplink_bps=1e6)) for peer in run.peers
+        ]
+        certificate = Certificate(0, place.head, 0, 0, place.round_value(entries, run.peers, after.plan), ())
+        planner.observe(certificate)
+        place = Place.after(certificate)
+    assert planner.next(place.plan) == run.planners[0].next(run.place.plan)
+
+
+def test_what_another_leader_planned_is_followed():
+    manifest = manifest_with()
+    run = Run(manifest, planners=1)
+    planner = run.planners[0]
+    assert isinstance(planner, LinkPlanner)
+    odd = replace(planner.next(run.place.plan), codec="sign", inner_steps=16)
+    value = run.place.round_value([], run.peers, odd)
+    assert run.place.why_not(value, 0, 16, run.bounds) is None
+    planner.observe(Certificate(0, HEAD, 0, 0, value, ()))
+    assert planner.next(odd) == Plan("sign", odd.rank, 16, odd.end)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"first_step": 70}, "from step 70"),
+        ({"codec": "nonsense"}, "does not use"),
+        ({"rank": 5000}, "rank 5000"),
+        ({"inner_steps": 128}, "128 inner steps after 32"),
+        ({"inner_steps": 15}, "15 inner steps after 32"),
+    ],
+)
+def test_plans_outside_the_bounds_are_refused(changes, reason):
+    manifest = manifest_with()
+    place = Place.genesis(0, HEAD, FixedPlanner(plan_bounds(manifest)).next(first_plan(manifest)))
+    value = place.round_value([], [PeerId("a")])
+    assert place.why_not(value, 0, 16, plan_bounds(manifest)) is None
+    bad = replace(value, plan=replace(value.plan, **changes))
+    assert reason in (place.why_not(bad, 0, 16, plan_bounds(manifest)) or "")
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5000))
+def test_whatever_is_wished_the_plans_tile_the_run(seed, total):
+    rng = random.Random(seed)
+    bounds = PlanBounds(("int2",), 64, 4, 128, total)
+    plan = bounds.after(Plan("int2", 1, 8, -8), codec="int2", rank=1, inner_steps=8)
+    assert plan.first_step == 0
+    for _ in range(5000):
+        if bounds.is_last(plan):
+            break
+        wished = bounds.after(plan, codec="int2", rank=1, inner_steps=rng.randrange(1, 1000))
+        assert bounds.why_not(wished, plan) is None
+        plan = wished
+    assert plan.end == total
+
+
+def test_rounds_warm_up_by_doubling():
+    warmup = Warmup(4, 32, 10_000)
+    assert [warmup.inner_steps_at(step) for step in (0, 299, 300, 599, 600, 1200, 2400, 9999)] == [
+        4,
+        4,
+        8,
+        8,
+        16,
+        32,
+        32,
+        32,
+    ]
+    manifest = manifest_with(rounds={"first_inner_steps": 4}, adapt="off")
+    run = Run(manifest, planners=1)
+    rounds = run.until_the_end(lambda plan: Report())
+    lengths = [run.plans[number].inner_steps for number in range(1, rounds + 1)]
+    assert lengths[0] == 4
+    assert sorted(set(lengths[:-1])) == [4, 8, 16, 32]
+    assert sum(lengths) == 6400
+
+
+def test_the_timetable_reads_as_the_manifest_until_it_has_learned():
+    table = Timetable(preset("tiny", rounds={"total": 10, "inner_steps": 8}, inner={"accumulate": 3}))
+    assert [table.plan(number).first_step for number in (1, 2, 10, 11)] == [0, 8, 72, 80]
+    assert (table.share(4), table.is_after_last(10), table.is_after_last(11)) == (24, False, True)
+    assert table.position(3, 0.5) == pytest.approx(20 / 80)
+    assert table.position(3, 7.0) == pytest.approx(24 / 80)
+    table.learn({3: Plan("sign", 0, 16, 16)})
+    assert table.plan(3).codec == "sign"
+    assert (table.plan(4).first_step, table.share(4)) == (32, 48)
+    assert table.position(4, 1.0) == pytest.approx(48 / 80)
+    assert table.plan(6).end == 80
+    assert (table.is_after_last(6), table.is_after_last(7)) == (False, True)
+
+
+def test_a_peer_reports_its_steps_and_its_exchange():
+    measured = Measured(accumulate=2)
+    assert measured.on_close(10.0, micro_batches=8, lost=0.25, uplink_bps=0.0) == Report(0, 0, 0, 250, 0)
+    measured.on_merge(0.125, needed_rank=7)
+    assert measured.on_close(14.0, micro_batches=8, lost=2.0, uplink_bps=2.5e6) == Report(2500, 1_000_000, 125, 1000, 7)
+    measured.on_merge(None, needed_rank=0)
+    assert measured.on_close(15.0, micro_batches=0, lost=0.0, uplink_bps=0.0).step_us == 0
+
+
+def test_a_step_takes_the_harmonic_mean_and_the_transfer_is_no_delay():
+    entries = [
+        Entry(PeerId(name), 1, HEAD, 125_000, 8, b"", Report(8000, step_us, 600, 0, 0))
+        for name, step_us in (("a", 50_000), ("b", 150_000))
+    ]
+    measured = measurement_of(7, entries)
+    assert measured is not None
+    assert measured.step_s == pytest.approx(0.075)
+    assert measured.delay_s == pytest.approx(0.6 - 0.125)
+    assert measurement_of(7, [replace(entries[0], report=Report())]) is None
+
+
+def test_the_uplink_is_measured_over_replies_side_by_side():
+    meter = UplinkMeter()
+    meter.begin(0.0)
+    meter.sent(SMALLEST_BYTES // 2)
+    meter.end(1.0)
+    assert meter.bps == 0.0, "that much lies in buffers"
+    meter.begin(10.0)
+    meter.begin(10.5)
+    meter.sent(SMALLEST_BYTES)
+    meter.end(11.0)
+    meter.sent(SMALLEST_BYTES)
+    meter.end(12.0)
+    assert meter.bps == pytest.approx(8 * 2 * SMALLEST_BYTES / 2.0)
