@@ -99,7 +99,7 @@ def test_the_rank_follows_the_spectrum_and_the_rounds_the_rank():
     manifest = preset(
         "small",
         compression={"codec": "lowrank-int4", "rank": 64, "adapt": "rank"},
-        rounds={"total": 100, "inner_steps": 32},
+        rounds={"total": 100, "inner_steps": 32, "min_inner_steps": 8},
     )
     run = Run(manifest, planners=2)
     assert isinstance(run.planners[0], RankPlanner)
