@@ -144,18 +144,21 @@ class Controller:
 
     def share(self, setting: Setting, *, link_factor: float = 1.0) -> float:
         """Communication over round time that setting would have, by the medians of the window."""
-        peers = round(statistics.median(len(each.uplinks_bps) for each in self._window))
+        peers = self._peers()
         uplink = statistics.median(_lower_quartile(each.uplinks_bps) for each in self._window)
         delay = statistics.median(each.delay_s for each in self._window)
         step = statistics.median(each.step_s for each in self._window)
         blob = self._bytes_of(setting.codec, setting.rank)
-        return (delay + 8 * blob * max(peers - 1, 0) / (uplink * link_factor)) / (setting.inner_steps * step)
+        return (delay + 8 * blob * (peers - 1) / (uplink * link_factor)) / (setting.inner_steps * step)
+
+    def _peers(self) -> int:
+        """Contributors, by the median of the window. Who is alone plans for two: the next to come must not find contributions of
+        full size, which cost nothing while nobody fetched them."""
+        return max(2, round(statistics.median(len(each.uplinks_bps) for each in self._window)))
 
     def times_fewer(self, setting: Setting) -> float:
         """Bytes of a ring AllReduce of float32 gradients over what a peer sends, by the median of the window."""
-        peers = round(statistics.median(len(each.uplinks_bps) for each in self._window))
-        if peers < 2:
-            return math.inf
+        peers = self._peers()
         all_reduce = 2 * (peers - 1) / peers * self._raw_bytes * setting.inner_steps
         return all_reduce / (self._bytes_of(setting.codec, setting.rank) * (peers - 1))
 

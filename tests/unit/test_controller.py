@@ -243,6 +243,8 @@ def test_who_misses_twice_gets_leaner_and_later_richer_again():
     assert own.codec("int4") == own.codec(LOW_RANK) == "topk"
 
 
-def test_no_peers_but_me_means_no_communication():
-    trace = Trace(peers=1)
-    assert trace.run(60, link_bps=1e3, delay_s=0.0).codec == "none"
+def test_who_is_alone_plans_for_two():
+    """Nobody fetches its contributions, so richer ones would cost nothing: until the next one comes."""
+    alone, two = Trace(peers=1, noise=0.0), Trace(peers=2, noise=0.0)
+    assert alone.run(60, link_bps=1e7, delay_s=0.0) == two.run(60, link_bps=1e7, delay_s=0.0)
+    assert alone.plans == two.plans

@@ -244,3 +244,10 @@ def test_the_uplink_is_measured_over_replies_side_by_side():
     meter.sent(SMALLEST_BYTES)
     meter.end(12.0)
     assert meter.bps == pytest.approx(8 * 2 * SMALLEST_BYTES / 2.0)
+
+
+def test_who_is_alone_plans_for_two():
+    run = Run(manifest_with(), peers=1, planners=1)
+    for number in range(1, 41):
+        run.round(exchange(run.plans[number], uplink_bps=1e9, delay_s=0.001, peers=1))
+    assert {plan.codec for plan in run.plans.values()} <= {"int2", "sign", "topk"}
