@@ -125,6 +125,7 @@ def _methods() -> dict[str, list[Method]]:
             *(replace(each, name=f"{each.name}-lr-0.018", learning_rate=1.8e-2) for each in (paired[1], paired[2], paired[5])),
             *(replace(each, name=f"{each.name}-outer-0.8-0.4", outer_learning_rate=0.8, outer_momentum=0.4)
               for each in paired[1:3]),
+            *(replace(each, name=f"{each.name}-lr-0.012", learning_rate=1.2e-2) for each in paired[6:]),
             *(replace(each, name=f"{each.name}-adamw", optimizer="adamw", learning_rate=SYNC_ADAMW_LR) for each in paired[6:]),
         ],
     }  # fmt: skip
