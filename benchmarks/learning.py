@@ -106,9 +106,27 @@ def _methods() -> dict[str, list[Method]]:
             replace(SPARSE, name="topk-H8-delayed-nesterov", momentum_every=4),
             replace(SPARSE, name="topk-H4-H8", inner_steps_until=((0.1, 4),)),
             replace(SPARSE, name="topk-4%-H8", codec="topk:164"),
+            replace(SPARSE, name="topk-3%-H4", codec="topk:128", inner_steps=4, residual_decay=0.9),
+            replace(SPARSE, name="topk-H-grows", inner_steps_until=((0.5, 6), (0.8, 10)), inner_steps=24),
+            replace(SPARSE, name="fp32-H8", codec="none"),
+            replace(SPARSE, name="owner-H4", owner_codec="topk", inner_steps=4),
+            replace(SPARSE, name="owner-sign-H8", codec="sign", owner_codec="sign"),
+            replace(SPARSE, name="island2-H4", island=2, inner_steps=4),
+            replace(SPARSE, name="topk-H8-momentum", momentum_codec="none"),
             replace(SPARSE, name="per-tensor-codec", codec="*embed*=topk *lm_head*=topk *=sign", inner_steps=16,
                     residual_decay=1.0),
             replace(SPARSE, name="per-tensor-H", skip=("*_proj*", 2), inner_steps=4),
+        ],
+        "outer": [
+            replace(SPARSE, name=f"topk-H8-outer-{rate:g}-{momentum:g}", outer_learning_rate=rate, outer_momentum=momentum)
+            for rate, momentum in ((0.8, 0.6), (1.0, 0.4), (1.0, 0.2), (1.2, 0.2), (1.5, 0.0))
+        ],
+        "pair-settings": [
+            *(replace(each, name=f"{each.name}-lr-0.018", learning_rate=1.8e-2) for each in (paired[1], paired[2], paired[5])),
+            *(replace(each, name=f"{each.name}-outer-0.8-0.4", outer_learning_rate=0.8, outer_momentum=0.4)
+              for each in paired[1:3]),
+            *(replace(each, name=f"{each.name}-lr-0.012", learning_rate=1.2e-2) for each in paired[6:]),
+            *(replace(each, name=f"{each.name}-adamw", optimizer="adamw", learning_rate=SYNC_ADAMW_LR) for each in paired[6:]),
         ],
     }  # fmt: skip
     return groups
