@@ -121,7 +121,10 @@ class CompressionSection(_Section):
     rank: int = Field(64, ge=1, le=4096, description="of lowrank-int4; matrices too small for it are sent as int2")
     adapt: Literal["link", "rank", "off"] = Field(
         "link",
-        description="link: codec, rank and H so that averaging takes a quarter of a round; rank: rank from the spectrum; off",
+        description="link: codec, rank and H by the link; rank: rank from the spectrum, H with it; off: as they are",
+    )
+    exchange_share: float = Field(
+        0.7, gt=0, le=1, description="link: of a round, that an exchange may take; training goes on meanwhile"
     )
     times_fewer: float = Field(
         200.0,

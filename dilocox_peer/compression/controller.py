@@ -7,12 +7,12 @@ says what the coming plans should be: codec, rank, inner_steps. One peer propose
     seconds of communication  = delay + 8 * blob bytes * (peers - 1) / uplink
     seconds of a round        = H * seconds of an inner step
     times fewer bytes         = ring AllReduce of float32 in H steps / (blob bytes * (peers - 1))
-    of all (codec, H) with communication <= BUDGET * round and at least `times_fewer`, the one with the least expected loss
+    of all (codec, H) with communication <= budget * round and at least `times_fewer`, the one with the least expected loss
 
 Expected loss is in points (percent of loss) against exact averaging after every step: a rise with log2 H and a price of
-the codec, both measured (facts/algorithm2.md 3 and 4, benchmarks/BENCHMARKS.md). A quarter, because a merge that late
-costs nothing measurable and a whole round late costs 3 to 5 %; lengthening H until that holds costs less than shrinking H
-until communication fills the round (facts/algorithm.md 2d).
+the codec, both measured (facts/algorithm2.md 3 and 4, benchmarks/BENCHMARKS.md). The budget was meant to be a quarter:
+a merge that late costs next to nothing. But on a link where sparse rounds of 8 steps take 0.6 of their time, longer rounds that
+take a quarter cost 4 % more loss than that delay does (3 seeds, benchmarks/learning_link.py): runs use manifest's 0.7.
 
 Why it does not oscillate
 1. It sees medians over WINDOW rounds, and rounds planned before its last change do not count.
@@ -40,7 +40,7 @@ from dilocox_peer.compression.lowrank import LowRankCodec, largest_rank, matrix_
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.types import Layout
 
-BUDGET = 0.25
+BUDGET = 0.25  # where nothing else is said
 TOLERANCE = 1.25
 SPARE = 0.85
 RESERVE = 0.6

@@ -1,6 +1,6 @@
 """The planners that adapt: from what contributors report in certificates to codec, rank and H. Pure.
 
-    LinkPlanner   adapt = "link": controller.py, so that averaging takes a quarter of a round
+    LinkPlanner   adapt = "link": controller.py, so that an exchange takes at most its share of a round
     RankPlanner   adapt = "rank": DiLoCoX's rule, the rank from the spectrum and H with it (adaptive.py)
 
 Reports of certificate t are measured up to round t; the plan decided next, in certificate t + 1, is of round t + 3.
@@ -94,6 +94,7 @@ def planner_of(manifest: Manifest, layout: Layout) -> Planner:
             largest_inner_steps=bounds.largest_inner_steps if is_free else rounds.inner_steps,
             codecs=codecs_beside(compression.codec),
             times_fewer=compression.times_fewer,
+            budget=compression.exchange_share,
         )
         start = Setting(compression.codec, compression.rank, rounds.inner_steps)
         controller = Controller(layout, start, limits, never_low_rank=(EMBEDDING, HEAD))
