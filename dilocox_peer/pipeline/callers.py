@@ -157,7 +157,8 @@ class Callers:
                 return
         if flight is None or flight.state is State.WAITING or flight.id != message.id or body is None:
             self._desk.send(peer, Refuse(message.id, "no slot", message.call))
-            self._desk.blame(peer, "a body without a slot")
+            if not self.is_leaving:  # then it may have been on its way when we took its slot back
+                self._desk.blame(peer, "a body without a slot")
             return
         if flight.state is not State.GRANTED:
             self.duplicates += 1
