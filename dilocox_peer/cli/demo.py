@@ -152,13 +152,18 @@ class _Demo:
         peers = []
         stages = self._request.stages
         trace = ["--trace"] if self._request.trace is not None else []
-        for index in range(stages * self._request.replicas):
+        total = stages * self._request.replicas
+        evaluator = None
+        for index in range(total):
+            if index == total - 1:  # before the last peer, as the rounds begin with it: a short run is over soon after
+                evaluator = await self._swarm.start_evaluator()
             # One after another: four interpreters that import torch at once on two cores start no sooner. The last stage
             # first: heads find those they need when they come.
             stage = stages - 1 - index % stages
             peers.append(await self._swarm.start_peer(f"peer{index}", stage=stage if stages > 1 else None, more=trace))
             typer.echo(f"peer{index} is up, {time.monotonic() - self._started:.0f} s")
-        ending = [*peers, await self._swarm.start_evaluator()]
+        assert evaluator is not None
+        ending = [*peers, evaluator]
         with Live(console=self._console, auto_refresh=False) as live:
             while not all(child.process.returncode == 0 for child in ending):
                 for child in (bootstrap, *ending):

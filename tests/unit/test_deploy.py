@@ -184,6 +184,44 @@ def test_the_image_is_built_from_what_is_named():
                     assert f"!{source}" in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_images_steps_make_a_peer_that_starts(tmp_path):
+    """The build stage's COPY and RUN in a scratch root, but for apt's (this machine has a compiler), then the command that
+    the image would run, in an empty environment."""
+    source, prefix = tmp_path / "src", tmp_path / "opt" / "dilocox-peer"
+    source.mkdir()
+    prefix.parent.mkdir()
+    for instruction, rest in docker_stages()[0]:
+        if instruction == "COPY":
+            *names, target = rest.split()
+            for name in names:
+                if (ROOT / name).is_dir():
+                    shutil.copytree(ROOT / name, source / target, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(ROOT / name, source / target)
+        elif instruction == "RUN" and "apt-get" not in rest:
+            command = rest.replace("/opt/dilocox-peer", str(prefix)).replace(
+                "python -m venv", f"{sys.executable} -m venv"
+            )
+            subprocess.run(["sh", "-c", command], cwd=source, check=True, capture_output=True, timeout=800)
+    installed = list((prefix / "lib").glob("python*/site-packages/dilocox_peer/cli/main.py"))
+    assert len(installed) == 1, "a copy, not a link to the sources"
+    shutil.rmtree(source)
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    environment = {"PATH": f"{prefix / 'bin'}:/usr/bin:/bin", "XDG_DATA_HOME": str(data)}
+    run_file = data / "run.toml"
+    for arguments in (["--help"], ["init", str(run_file)], ["sign", str(run_file)], ["bootstrap", "--help"]):
+        done = subprocess.run(
+            [str(prefix / "bin" / "dilocox-peer"), *arguments],
+            env=environment, cwd=data, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert (data / "dilocox-peer" / "owner.key").exists()
+
+
 def services() -> dict[str, dict[str, object]]:
     return yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
 
