@@ -30,11 +30,9 @@ from dilocox_peer.events import (
     Left,
     Listener,
     NeighbourUnlinked,
-    Paused,
     PeerStarted,
     PipelineProgress,
     Remark,
-    Resumed,
     RunComplete,
     RunJoined,
     SeenPeer,
@@ -59,6 +57,7 @@ from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.keeper import Keeper
 from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.outer import AnchorState
+from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.peer.startup import StartUp, Step
@@ -149,45 +148,26 @@ class Session:
         self._blob_bytes_served = 0
         self._stage = settings.stage  # None: to be claimed
         self._look_now = asyncio.Event()
-        self._pauses: dict[str, str] = {}  # who wants it, and why
+        self._pauses = Pauses(listener)
         self._trainer: Trainer | None = None
-        self._is_trainer_paused = False
         self._memory_bytes = 0
         self._daemon_traffic = tcp_traffic.Traffic()
         self._was_dialled: bool | None = None  # by those we asked; None: nobody could tell
         self._stage_seen: StageSeen | None = None
 
-    # ---- pausing -----------------------------------------------------------------------------------------------------
-
     @property
     def pauses(self) -> Mapping[str, str]:
         """Who holds training here, and why; empty: nobody does."""
-        return self._pauses
+        return self._pauses.reasons
 
     def pause(self, who: str, why: str) -> None:
         """No micro-batch of ours begins until `who`, and everybody else who paused, has resumed. In the session's loop;
         at any time, also before `run`."""
-        if not self._pauses:
-            self._listener(Paused(why))
-        self._pauses[who] = why
-        self._settle_pause()
+        self._pauses.pause(who, why)
 
     def resume(self, who: str, why: str) -> None:
-        if self._pauses.pop(who, None) is not None and not self._pauses:
-            self._listener(Resumed(why))
-        self._settle_pause()
-
-    def _settle_pause(self) -> None:
-        """Has the trainer do as is wished. Called again every second, should it have had no room for the call."""
-        wanted = bool(self._pauses)
-        if self._trainer is None or wanted == self._is_trainer_paused:
-            return
-        with suppress(RuntimeError):
-            if wanted:
-                self._trainer.hold("pause")
-            else:
-                self._trainer.resume("pause")
-            self._is_trainer_paused = wanted
+        """Takes back what `who` asked for; nothing happens if it had not."""
+        self._pauses.resume(who, why)
 
     async def run(self, leave: Awaitable[str]) -> None:
         """Trains until the run is complete or `leave` gives a reason to go.
@@ -287,8 +267,8 @@ class Session:
         )
         trainer.start(keeper.state)
         trainer.hold()  # until the rounds are at its head
-        self._trainer, self._is_trainer_paused = trainer, False
-        self._settle_pause()
+        self._trainer = trainer
+        self._pauses.set_trainer(trainer)
         stack.push_async_callback(self._stop, trainer)
         if conveyor is not None:
             conveyor.set_on_work(trainer.nudge)
@@ -448,7 +428,7 @@ class Session:
             on_merged=merged,
             listener=self._listener,
             is_due=_follower(conveyor) if conveyor is not None and stage > 0 else None,
-            is_paused=lambda: bool(self._pauses),
+            is_paused=lambda: self._pauses.is_paused,
         )
         states.set_is_final(lambda state: machine.is_finished and state.head == machine.head)
         parts = _Parts(manifest, transport, directory, trainer, keeper, driver, conductor, states, conveyor)
@@ -506,7 +486,7 @@ class Session:
         addresses = tuple(parts.transport.addresses)
         lease = replace(
             self._bare_lease(self._stage, addresses),
-            tokens_per_s=0.0 if self._pauses else progress.tokens_per_s,
+            tokens_per_s=0.0 if self._pauses.is_paused else progress.tokens_per_s,
             round=progress.round,
         )
         if parts.conveyor is None:
@@ -548,6 +528,7 @@ class Session:
         tasks = {
             asyncio.create_task(parts.driver.run(), name="rounds"),
             asyncio.create_task(self._lag.watch(), name="lag"),
+            asyncio.create_task(self._pauses.keep(), name="pauses"),
             asyncio.create_task(self._tell_progress(parts), name="progress"),
             asyncio.create_task(self._renew_lease(parts), name="lease"),
             asyncio.create_task(self._look_for_peers(parts), name="discovery"),
@@ -613,7 +594,6 @@ class Session:
         ticks = 0
         while True:
             await asyncio.sleep(PROGRESS_S)
-            self._settle_pause()
             if ticks % MEMORY_EVERY == 0:
                 self._memory_bytes = await asyncio.to_thread(resident_bytes)
             if ticks % TRAFFIC_EVERY == 0:
