@@ -12,17 +12,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from dilocox_peer.compression.aggregate import contribution_norm
 from dilocox_peer.compression.contribution import blob_limits, raw_bytes
-from dilocox_peer.dht.assignment import Claimant, better_stage, choose_stage
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.dht.records import MAX_ADDRESSES, Lease
+from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.events import (
     Event,
@@ -32,33 +31,33 @@ from dilocox_peer.events import (
     NeighbourUnlinked,
     PeerStarted,
     PipelineProgress,
-    Remark,
     RunComplete,
     RunJoined,
     SeenPeer,
-    StageClaimed,
     StageSeen,
     SwarmSeen,
     TrainingProgress,
 )
-from dilocox_peer.invitation import visible_at, with_any_port
+from dilocox_peer.invitation import with_any_port
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer import dialback, tcp_traffic
 from dilocox_peer.peer.acquaintances import read_acquaintances, write_acquaintances
 from dilocox_peer.peer.adaptive_planner import planner_of
 from dilocox_peer.peer.blobs import BlobStore
+from dilocox_peer.peer.claim import Wish, claim_stage
 from dilocox_peer.peer.clock import follows
 from dilocox_peer.peer.conductor import Conductor
 from dilocox_peer.peer.contract import FetchState, Leaving, PeerFound, StateComputed, StateInstalled, StateMissing
 from dilocox_peer.peer.conveyor import Conveyor, LinkAddress
 from dilocox_peer.peer.driver import BLOB_SERVICE, RoundDriver
-from dilocox_peer.peer.footprint import available_memory, resident_bytes
+from dilocox_peer.peer.footprint import resident_bytes
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.keeper import Keeper
 from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.outer import AnchorState
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.plan import first_plan, plan_bounds
+from dilocox_peer.peer.presence import Presence, Tenure
 from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.peer.startup import StartUp, Step
 from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer, fetch_state
@@ -69,14 +68,11 @@ from dilocox_peer.peer.training import Progress
 from dilocox_peer.peer.transport import Reply, Transport, TransportLimits
 from dilocox_peer.pipeline.data import load_corpus
 from dilocox_peer.pipeline.link import LinkId
-from dilocox_peer.pipeline.memory import Room, stage_bytes
 from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import SEED_BYTES, verify
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, RunId
 
-PROTOCOL_VERSION = 1
 PROGRESS_S = 1.0
-LEASE_S = 30.0
 FIRST_LOOKS, FIRST_LOOK_S, LOOK_S = 20, 1.0, 60.0  # the directory is read often until the swarm is known
 FAR_EVERY = 10  # of the first looks, one reads the stages that are no neighbours of ours too: for the screen
 MEMORY_EVERY = 10  # of the progress reports, one measures memory
@@ -84,7 +80,6 @@ TRAFFIC_EVERY = 2  # and one what p2pd sends and receives
 SAY_GOODBYE_S = 1.0
 STOP_TRAINER_S = 3.0
 STOP_CONVEYOR_S = 2.0
-CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
 LINGER_S = 3.0  # after everybody has the last head, and after the last state sent: for followers that still fetch
 LINGER_MAX_S = 30.0
 SERVE_OUT_S = 300.0  # a whole state over a slow uplink
@@ -132,6 +127,7 @@ class _Parts:
     conductor: Conductor
     states: StateServer
     conveyor: Conveyor | None  # of a run with several stages
+    tenure: Tenure
 
 
 class Session:
@@ -146,13 +142,12 @@ class Session:
         self._lag = LoopLag()
         self._acquaintances = settings.run_folder / "peers"
         self._blob_bytes_served = 0
-        self._stage = settings.stage  # None: to be claimed
+        self._stage: int | None = None  # to be claimed
         self._look_now = asyncio.Event()
         self._pauses = Pauses(listener)
-        self._trainer: Trainer | None = None
         self._memory_bytes = 0
         self._daemon_traffic = tcp_traffic.Traffic()
-        self._was_dialled: bool | None = None  # by those we asked; None: nobody could tell
+        self._reachability = dialback.Reachability(outgoing_only=settings.outgoing_only)
         self._stage_seen: StageSeen | None = None
 
     @property
@@ -214,6 +209,7 @@ class Session:
 
     async def _start(self, stack: AsyncExitStack) -> _Parts:
         settings = self._settings
+        wish = Wish(settings.stage, settings.device, settings.max_memory_bytes)
         transport = await Transport.create(
             settings.identity_path,
             self._me,
@@ -232,7 +228,12 @@ class Session:
         at.step = Step.SETTINGS
         manifest = await directory.fetch_manifest()
         at.step = Step.CLAIM
-        stage = self._stage = await self._claim(manifest, transport, directory)
+        presence = Presence(self._me, self._incarnation, transport, self._reachability)
+        if self._stage is None:  # else it is ours still: our network daemon died
+            self._stage = await claim_stage(
+                manifest, wish, presence=presence, directory=directory, listener=self._listener
+            )
+        stage = self._stage
         corpus = None
         if stage == 0:
             at.step = Step.TEXT
@@ -267,7 +268,6 @@ class Session:
         )
         trainer.start(keeper.state)
         trainer.hold()  # until the rounds are at its head
-        self._trainer = trainer
         self._pauses.set_trainer(trainer)
         stack.push_async_callback(self._stop, trainer)
         if conveyor is not None:
@@ -277,59 +277,11 @@ class Session:
             await asyncio.to_thread(conveyor.start)
         self._listener(_run_joined(manifest, self._me, stage, settings))
         at.step = Step.ROUNDS
-        parts = await self._couple(manifest, stage, transport, directory, trainer, timetable, keeper, conveyor)
-        await directory.announce(self._lease(parts))
+        parts = await self._couple(manifest, stage, presence, directory, trainer, timetable, keeper, conveyor)
+        await parts.tenure.announce()
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
         self._listener(PeerStarted(self._me, manifest.run_id, stage, tuple(transport.addresses)))
         return parts
-
-    async def _claim(self, manifest: Manifest, transport: Transport, directory: Directory) -> int:
-        """The stage that this peer will hold: the one that was asked for, that it held before, or that needs it most."""
-        count = manifest.stages.count
-        if self._stage is not None:
-            if self._stage >= count:
-                raise ConfigError(f"--stage {self._stage}: the run has stages 0 to {count - 1}")
-            if self._trainer is not None:  # held until our network daemon died
-                return self._stage
-        on_cpu = not self._settings.device.startswith("cuda")
-        sizes = [layout_of(manifest, stage).num_elements for stage in range(count)]
-        needs = [stage_bytes(size, is_alone=count == 1, on_cpu=on_cpu) for size in sizes]
-        room = Room(available_memory() + resident_bytes(), self._settings.max_memory_bytes)
-        fits = room.fitting(needs)
-        insisted = 0 if count == 1 else self._stage
-        if insisted is None and not fits:
-            insisted = needs.index(min(needs))  # to say what is lacking
-        if insisted is not None:
-            if reason := room.why_not(insisted, needs):
-                raise ConfigError(reason)
-            return insisted
-        stages = await _leases_of_all(directory, count)
-        if self._reachability(tuple(transport.addresses)) == "direct":
-            leases = [lease for each in stages.values() for lease in each if lease.peer != self._me]
-            self._was_dialled = await dialback.can_be_dialled(transport, leases, random.Random(self._incarnation))
-            if self._was_dialled is False:
-                self._listener(Remark(dialback.ADVICE))
-        claimant = Claimant(
-            self._me,
-            fits=fits,
-            is_dialable=self._reachability(tuple(transport.addresses)) == "direct",
-        )
-        others = {stage: [lease for lease in leases if lease.peer != self._me] for stage, leases in stages.items()}
-        stage, why = choose_stage(others, claimant)
-        if stage is None:
-            raise ConfigError(f"no stage of the run can be held here: {why}")
-        rng = random.Random(self._incarnation)
-        for _ in range(CLAIM_LOOKS):
-            await directory.announce(self._bare_lease(stage, tuple(transport.addresses)))
-            # Others may be choosing at this moment; what they announced is seen at the second look.
-            await asyncio.sleep(CLAIM_WAIT_S * rng.uniform(0.5, 1.0))
-            better, reason = better_stage(await _leases_of_all(directory, count), claimant, stage)
-            if better is None:
-                break
-            await directory.leave()
-            stage, why = better, reason
-        self._listener(StageClaimed(stage, why))
-        return stage
 
     def _conveyor(
         self, manifest: Manifest, stage: int, transport: Transport, on_failure: Callable[[str], None]
@@ -378,13 +330,14 @@ class Session:
         self,
         manifest: Manifest,
         stage: int,
-        transport: Transport,
+        presence: Presence,
         directory: Directory,
         trainer: Trainer,
         timetable: Timetable,
         keeper: Keeper,
         conveyor: Conveyor | None,
     ) -> _Parts:
+        transport = presence.transport
         machine = self._machine(manifest, stage, keeper)
         layout = layout_of(manifest, stage)
         states = StateServer(
@@ -431,7 +384,18 @@ class Session:
             is_paused=lambda: self._pauses.is_paused,
         )
         states.set_is_final(lambda state: machine.is_finished and state.head == machine.head)
-        parts = _Parts(manifest, transport, directory, trainer, keeper, driver, conductor, states, conveyor)
+        tenure = Tenure(
+            presence,
+            stage,
+            directory=directory,
+            manifest=manifest,
+            progress=trainer.progress,
+            conveyor=conveyor,
+            is_paused=lambda: self._pauses.is_paused,
+            is_leader=lambda: machine.leader == self._me,
+            listener=self._listener,
+        )
+        parts = _Parts(manifest, transport, directory, trainer, keeper, driver, conductor, states, conveyor, tenure)
         transport.set_message_handler(driver.receive)
         await transport.serve(BLOB_SERVICE, lambda peer, header: self._serve_blob(keeper.blobs, peer, header))
         await transport.serve(STATE_SERVICE, states.serve)
@@ -480,47 +444,6 @@ class Session:
 
         return from_its_thread
 
-    def _lease(self, parts: _Parts) -> Lease:
-        assert self._stage is not None
-        progress = parts.trainer.progress()
-        addresses = tuple(parts.transport.addresses)
-        lease = replace(
-            self._bare_lease(self._stage, addresses),
-            tokens_per_s=0.0 if self._pauses.is_paused else progress.tokens_per_s,
-            round=progress.round,
-        )
-        if parts.conveyor is None:
-            return lease
-        link = parts.conveyor.link_id
-        return replace(
-            lease,
-            link=PeerId(link),
-            link_addresses=visible_at(parts.conveyor.addresses, addresses, PeerId(link))[:MAX_ADDRESSES],
-        )
-
-    def _reachability(self, addresses: tuple[str, ...]) -> Literal["direct", "relayed"]:
-        """What the volunteer says, those who tried to dial us, or the addresses."""
-        if (
-            self._settings.outgoing_only
-            or self._was_dialled is False
-            or (addresses and all("/p2p-circuit" in text for text in addresses))
-        ):
-            return "relayed"
-        return "direct"
-
-    def _bare_lease(self, stage: int, addresses: tuple[str, ...]) -> Lease:
-        return Lease(
-            peer=self._me,
-            stage=stage,
-            incarnation=self._incarnation,
-            addresses=addresses,
-            protocol=PROTOCOL_VERSION,
-            tokens_per_s=0.0,
-            memory_bytes=0,
-            reachability=self._reachability(addresses),
-            round=0,
-        )
-
     # ---- work --------------------------------------------------------------------------------------------------------
 
     async def _work(self, parts: _Parts, leaving: "asyncio.Future[str]") -> None:
@@ -530,7 +453,7 @@ class Session:
             asyncio.create_task(self._lag.watch(), name="lag"),
             asyncio.create_task(self._pauses.keep(), name="pauses"),
             asyncio.create_task(self._tell_progress(parts), name="progress"),
-            asyncio.create_task(self._renew_lease(parts), name="lease"),
+            asyncio.create_task(parts.tenure.renew(), name="lease"),
             asyncio.create_task(self._look_for_peers(parts), name="discovery"),
         }
         conducting = asyncio.create_task(self._conduct(parts), name="conduct")
@@ -633,16 +556,6 @@ class Session:
         if seen != self._stage_seen:
             self._stage_seen = seen
             self._listener(seen)
-
-    async def _renew_lease(self, parts: _Parts) -> None:
-        while True:
-            await asyncio.sleep(LEASE_S)
-            try:
-                await parts.directory.announce(self._lease(parts))
-                if parts.driver.machine.leader == self._me:  # one of the stage keeps the manifest alive
-                    await parts.directory.publish_manifest(parts.manifest)
-            except RunUnreachable as error:
-                self._listener(Failed("lease", f"{error}; trying again in {LEASE_S:.0f} s"))
 
     async def _look_for_peers(self, parts: _Parts) -> None:
         known: set[PeerId] = {self._me}
@@ -792,11 +705,6 @@ def _pipeline_progress(conveyor: Conveyor, progress: Progress) -> PipelineProgre
         wire_bytes_sent=status.wire_bytes_sent,
         wire_bytes_received=status.wire_bytes_received,
     )
-
-
-async def _leases_of_all(directory: Directory, count: int) -> dict[int, list[Lease]]:
-    found = await asyncio.gather(*(directory.peers(stage) for stage in range(count)))
-    return dict(enumerate(found))
 
 
 def _check_device(device: str) -> None:
