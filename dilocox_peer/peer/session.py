@@ -9,7 +9,7 @@ import gc
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -21,7 +21,6 @@ import torch
 from dilocox_peer.compression.aggregate import contribution_norm
 from dilocox_peer.compression.contribution import blob_limits, raw_bytes
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.events import (
     Event,
@@ -33,22 +32,21 @@ from dilocox_peer.events import (
     PipelineProgress,
     RunComplete,
     RunJoined,
-    SeenPeer,
     StageSeen,
-    SwarmSeen,
     TrainingProgress,
 )
 from dilocox_peer.invitation import with_any_port
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer import dialback, tcp_traffic
-from dilocox_peer.peer.acquaintances import read_acquaintances, write_acquaintances
+from dilocox_peer.peer.acquaintances import read_acquaintances
 from dilocox_peer.peer.adaptive_planner import planner_of
 from dilocox_peer.peer.blobs import BlobStore
 from dilocox_peer.peer.claim import Wish, claim_stage
 from dilocox_peer.peer.clock import follows
 from dilocox_peer.peer.conductor import Conductor
 from dilocox_peer.peer.contract import FetchState, Leaving, PeerFound, StateComputed, StateInstalled, StateMissing
-from dilocox_peer.peer.conveyor import Conveyor, LinkAddress
+from dilocox_peer.peer.conveyor import Conveyor
+from dilocox_peer.peer.discovery import Discovery
 from dilocox_peer.peer.driver import BLOB_SERVICE, RoundDriver
 from dilocox_peer.peer.footprint import resident_bytes
 from dilocox_peer.peer.identity import Identity
@@ -67,14 +65,11 @@ from dilocox_peer.peer.trainer import Trainer
 from dilocox_peer.peer.training import Progress
 from dilocox_peer.peer.transport import Reply, Transport, TransportLimits
 from dilocox_peer.pipeline.data import load_corpus
-from dilocox_peer.pipeline.link import LinkId
 from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import SEED_BYTES, verify
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, RunId
 
 PROGRESS_S = 1.0
-FIRST_LOOKS, FIRST_LOOK_S, LOOK_S = 20, 1.0, 60.0  # the directory is read often until the swarm is known
-FAR_EVERY = 10  # of the first looks, one reads the stages that are no neighbours of ours too: for the screen
 MEMORY_EVERY = 10  # of the progress reports, one measures memory
 TRAFFIC_EVERY = 2  # and one what p2pd sends and receives
 SAY_GOODBYE_S = 1.0
@@ -118,16 +113,15 @@ class SessionSettings:
 class _Parts:
     """Everything that runs, once start-up is through."""
 
-    manifest: Manifest
     transport: Transport
     directory: Directory
     trainer: Trainer
     keeper: Keeper
     driver: RoundDriver
     conductor: Conductor
-    states: StateServer
     conveyor: Conveyor | None  # of a run with several stages
     tenure: Tenure
+    discovery: Discovery
 
 
 class Session:
@@ -395,7 +389,18 @@ class Session:
             is_leader=lambda: machine.leader == self._me,
             listener=self._listener,
         )
-        parts = _Parts(manifest, transport, directory, trainer, keeper, driver, conductor, states, conveyor, tenure)
+        discovery = Discovery(
+            presence,
+            stage,
+            num_stages=manifest.stages.count,
+            directory=directory,
+            conveyor=conveyor,
+            on_found=lambda peer: driver.post(PeerFound(peer)),
+            look_now=self._look_now,
+            acquaintances=self._acquaintances,
+            listener=self._listener,
+        )
+        parts = _Parts(transport, directory, trainer, keeper, driver, conductor, conveyor, tenure, discovery)
         transport.set_message_handler(driver.receive)
         await transport.serve(BLOB_SERVICE, lambda peer, header: self._serve_blob(keeper.blobs, peer, header))
         await transport.serve(STATE_SERVICE, states.serve)
@@ -454,7 +459,7 @@ class Session:
             asyncio.create_task(self._pauses.keep(), name="pauses"),
             asyncio.create_task(self._tell_progress(parts), name="progress"),
             asyncio.create_task(parts.tenure.renew(), name="lease"),
-            asyncio.create_task(self._look_for_peers(parts), name="discovery"),
+            asyncio.create_task(parts.discovery.run(), name="discovery"),
         }
         conducting = asyncio.create_task(self._conduct(parts), name="conduct")
         network = asyncio.create_task(parts.transport.wait_for_failure(), name="network")
@@ -557,51 +562,6 @@ class Session:
             self._stage_seen = seen
             self._listener(seen)
 
-    async def _look_for_peers(self, parts: _Parts) -> None:
-        known: set[PeerId] = {self._me}
-        looks, rng = 0, random.Random(self._incarnation)
-        assert self._stage is not None
-        while True:
-            try:
-                leases = await parts.directory.peers(self._stage)
-                seen = {self._stage: leases}
-                if parts.conveyor is not None:
-                    seen |= await self._find_neighbours(parts.directory, parts.conveyor, self._stage, parts.manifest)
-                if looks % FAR_EVERY == 0 or looks >= FIRST_LOOKS:
-                    far = (other for other in range(parts.manifest.stages.count) if other not in seen)
-                    seen |= {other: await parts.directory.peers(other) for other in far}
-                self._listener(_swarm_seen(seen))
-            except RunUnreachable as error:
-                self._listener(Failed("discovery", f"{error}; trying again"))
-                leases = []
-            newcomers = [lease for lease in leases if lease.peer not in known]
-            if newcomers:
-                met = [address for lease in leases if lease.peer != self._me for address in lease.addresses[:2]]
-                with suppress(OSError):  # a convenience for the next start
-                    await asyncio.to_thread(write_acquaintances, self._acquaintances, met)
-            for lease in newcomers:
-                known.add(lease.peer)
-                with suppress(PeerUnavailable):
-                    await parts.transport.connect(lease.peer, lease.addresses)
-                parts.driver.post(PeerFound(lease.peer))
-            looks += 1
-            self._look_now.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_LOOK_S if looks < FIRST_LOOKS else LOOK_S * rng.uniform(1.0, 2.0)):
-                    await self._look_now.wait()
-
-    async def _find_neighbours(
-        self, directory: Directory, conveyor: Conveyor, stage: int, manifest: Manifest
-    ) -> dict[int, list[Lease]]:
-        """Has the peers of the stages beside ours dialled; gives back who they are."""
-        beside = [other for other in (stage - 1, stage + 1) if 0 <= other < manifest.stages.count]
-        by_stage = {other: await directory.peers(other) for other in beside}
-        found = [lease for leases in by_stage.values() for lease in leases]
-        conveyor.set_neighbours(
-            LinkAddress(lease.peer, LinkId(lease.link), lease.link_addresses) for lease in found if lease.link
-        )
-        return by_stage
-
     async def _adopt_state(self, parts: _Parts, action: FetchState) -> None:
         """Fetches and installs the state at action.head; tells the machine how it went."""
         conductor = parts.conductor
@@ -665,15 +625,6 @@ def _run_joined(manifest: Manifest, me: PeerId, stage: int, settings: SessionSet
         device=settings.device,
         threads=settings.threads,
     )
-
-
-def _swarm_seen(leases: Mapping[int, Sequence[Lease]]) -> SwarmSeen:
-    peers = (
-        SeenPeer(lease.peer, lease.stage, round(lease.tokens_per_s, 1), lease.round, lease.reachability)
-        for stage in sorted(leases)
-        for lease in sorted(leases[stage], key=lambda lease: lease.peer)
-    )
-    return SwarmSeen(tuple(sorted(leases)), tuple(peers))
 
 
 def _follower(conveyor: Conveyor) -> Callable[[Progress], bool]:
