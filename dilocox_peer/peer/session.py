@@ -29,18 +29,15 @@ from dilocox_peer.events import (
     Listener,
     NeighbourUnlinked,
     PeerStarted,
-    PipelineProgress,
     RunComplete,
-    RunJoined,
-    StageSeen,
-    TrainingProgress,
 )
 from dilocox_peer.invitation import with_any_port
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer import dialback, tcp_traffic
+from dilocox_peer.peer import dialback
 from dilocox_peer.peer.acquaintances import read_acquaintances
 from dilocox_peer.peer.adaptive_planner import planner_of
 from dilocox_peer.peer.blobs import BlobStore
+from dilocox_peer.peer.bulletin import Bulletin, Tally, run_joined
 from dilocox_peer.peer.claim import Wish, claim_stage
 from dilocox_peer.peer.clock import follows
 from dilocox_peer.peer.conductor import Conductor
@@ -48,10 +45,8 @@ from dilocox_peer.peer.contract import FetchState, Leaving, PeerFound, StateComp
 from dilocox_peer.peer.conveyor import Conveyor
 from dilocox_peer.peer.discovery import Discovery
 from dilocox_peer.peer.driver import BLOB_SERVICE, RoundDriver
-from dilocox_peer.peer.footprint import resident_bytes
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.keeper import Keeper
-from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.outer import AnchorState
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.plan import first_plan, plan_bounds
@@ -69,9 +64,6 @@ from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import SEED_BYTES, verify
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, RunId
 
-PROGRESS_S = 1.0
-MEMORY_EVERY = 10  # of the progress reports, one measures memory
-TRAFFIC_EVERY = 2  # and one what p2pd sends and receives
 SAY_GOODBYE_S = 1.0
 STOP_TRAINER_S = 3.0
 STOP_CONVEYOR_S = 2.0
@@ -122,6 +114,7 @@ class _Parts:
     conveyor: Conveyor | None  # of a run with several stages
     tenure: Tenure
     discovery: Discovery
+    bulletin: Bulletin
 
 
 class Session:
@@ -133,16 +126,12 @@ class Session:
         self._me = identity.peer_id
         self._listener = listener
         self._incarnation = 0
-        self._lag = LoopLag()
+        self._tally = Tally()
         self._acquaintances = settings.run_folder / "peers"
-        self._blob_bytes_served = 0
         self._stage: int | None = None  # to be claimed
         self._look_now = asyncio.Event()
         self._pauses = Pauses(listener)
-        self._memory_bytes = 0
-        self._daemon_traffic = tcp_traffic.Traffic()
         self._reachability = dialback.Reachability(outgoing_only=settings.outgoing_only)
-        self._stage_seen: StageSeen | None = None
 
     @property
     def pauses(self) -> Mapping[str, str]:
@@ -269,7 +258,7 @@ class Session:
             stack.push_async_callback(self._stop_conveyor, conveyor)
             at.step = Step.LINKD
             await asyncio.to_thread(conveyor.start)
-        self._listener(_run_joined(manifest, self._me, stage, settings))
+        self._listener(run_joined(manifest, self._me, stage, device=settings.device, threads=settings.threads))
         at.step = Step.ROUNDS
         parts = await self._couple(manifest, stage, presence, directory, trainer, timetable, keeper, conveyor)
         await parts.tenure.announce()
@@ -355,6 +344,9 @@ class Session:
             listener=self._listener,
         )
 
+        def bytes_sent() -> int:
+            return driver.message_bytes_sent + self._tally.blob_bytes_served
+
         def merged() -> None:
             states.on_merged()
             keeper.save(trainer.state())
@@ -369,7 +361,7 @@ class Session:
             disk=self._disk,
             raw_bytes=raw_bytes(layout),
             post=driver.post,
-            bytes_sent=lambda: driver.message_bytes_sent + self._blob_bytes_served,
+            bytes_sent=bytes_sent,
             uplink_bps=lambda: transport.uplink.bps,
             timetable=timetable,
             on_merged=merged,
@@ -400,7 +392,17 @@ class Session:
             acquaintances=self._acquaintances,
             listener=self._listener,
         )
-        parts = _Parts(transport, directory, trainer, keeper, driver, conductor, conveyor, tenure, discovery)
+        bulletin = Bulletin(
+            self._tally,
+            stage=stage,
+            transport=transport,
+            machine=machine,
+            progress=trainer.progress,
+            bytes_sent=bytes_sent,
+            conveyor=conveyor,
+            listener=self._listener,
+        )
+        parts = _Parts(transport, directory, trainer, keeper, driver, conductor, conveyor, tenure, discovery, bulletin)
         transport.set_message_handler(driver.receive)
         await transport.serve(BLOB_SERVICE, lambda peer, header: self._serve_blob(keeper.blobs, peer, header))
         await transport.serve(STATE_SERVICE, states.serve)
@@ -455,9 +457,9 @@ class Session:
         """Until the run is complete, somebody leaves, or a part fails for good."""
         tasks = {
             asyncio.create_task(parts.driver.run(), name="rounds"),
-            asyncio.create_task(self._lag.watch(), name="lag"),
+            asyncio.create_task(self._tally.lag.watch(), name="lag"),
             asyncio.create_task(self._pauses.keep(), name="pauses"),
-            asyncio.create_task(self._tell_progress(parts), name="progress"),
+            asyncio.create_task(parts.bulletin.run(), name="progress"),
             asyncio.create_task(parts.tenure.renew(), name="lease"),
             asyncio.create_task(parts.discovery.run(), name="discovery"),
         }
@@ -518,50 +520,6 @@ class Session:
                 await parts.directory.leave(timeout_s=SAY_GOODBYE_S)
                 await parts.driver.drained()
 
-    async def _tell_progress(self, parts: _Parts) -> None:
-        ticks = 0
-        while True:
-            await asyncio.sleep(PROGRESS_S)
-            if ticks % MEMORY_EVERY == 0:
-                self._memory_bytes = await asyncio.to_thread(resident_bytes)
-            if ticks % TRAFFIC_EVERY == 0:
-                self._daemon_traffic.take(await asyncio.to_thread(tcp_traffic.look, parts.transport.daemon_pid))
-            ticks += 1
-            progress = parts.trainer.progress()
-            self._listener(
-                TrainingProgress(
-                    round=progress.round,
-                    micro_batches=progress.micro_batches,
-                    tokens=progress.tokens,
-                    tokens_per_s=round(progress.tokens_per_s, 1),
-                    train_loss=progress.train_loss,
-                    bytes_sent=parts.driver.message_bytes_sent + self._blob_bytes_served,
-                    bytes_received=parts.transport.bytes_received,
-                    lag_ms_p99=round(self._lag.p99_ms, 2),
-                    busy=round(progress.busy, 3),
-                    memory_bytes=self._memory_bytes,
-                    is_training=progress.is_training,
-                    share=progress.share,
-                    daemon_bytes_sent=self._daemon_traffic.sent,
-                    daemon_bytes_received=self._daemon_traffic.received,
-                )
-            )
-            self._tell_stage(parts.driver.machine)
-            if parts.conveyor is not None:
-                parts.conveyor.set_replicas(len(parts.driver.machine.roster))
-                self._listener(_pipeline_progress(parts.conveyor, progress))
-
-    def _tell_stage(self, machine: RoundMachine) -> None:
-        now = asyncio.get_running_loop().time()
-        here = machine.alive(now)
-        assert self._stage is not None
-        seen = StageSeen(
-            self._stage, machine.roster, tuple(sorted(here)), tuple(sorted(here - machine.working(now))), machine.leader
-        )
-        if seen != self._stage_seen:
-            self._stage_seen = seen
-            self._listener(seen)
-
     async def _adopt_state(self, parts: _Parts, action: FetchState) -> None:
         """Fetches and installs the state at action.head; tells the machine how it went."""
         conductor = parts.conductor
@@ -602,29 +560,8 @@ class Session:
                 raise ProtocolError(peer, "a request for a contribution that names none")
         if blob is None:
             raise PeerUnavailable(self._me, "this contribution is not held here")
-        self._blob_bytes_served += len(blob)
+        self._tally.blob_bytes_served += len(blob)
         return Reply({}, [blob])
-
-
-def _run_joined(manifest: Manifest, me: PeerId, stage: int, settings: SessionSettings) -> RunJoined:
-    inner, rounds, compression = manifest.inner, manifest.rounds, manifest.compression
-    return RunJoined(
-        run=manifest.run_id,
-        run_name=manifest.run.name,
-        peer=me,
-        stage=stage,
-        stages=manifest.stages.count,
-        total_rounds=rounds.total,
-        inner_steps=rounds.inner_steps,
-        share=rounds.inner_steps * inner.accumulate,
-        micro_batch_tokens=inner.micro_batch * manifest.model.context,
-        num_parameters=layout_of(manifest, stage).num_elements,
-        codec=compression.codec,
-        rank=compression.rank if compression.codec.startswith("lowrank") else 0,
-        overlap=manifest.outer.overlap,
-        device=settings.device,
-        threads=settings.threads,
-    )
 
 
 def _follower(conveyor: Conveyor) -> Callable[[Progress], bool]:
@@ -639,23 +576,6 @@ def _follower(conveyor: Conveyor) -> Callable[[Progress], bool]:
         )
 
     return is_due
-
-
-def _pipeline_progress(conveyor: Conveyor, progress: Progress) -> PipelineProgress:
-    status = conveyor.status()
-    return PipelineProgress(
-        linked=len(status.linked),
-        busy=round(progress.busy, 3),
-        in_flight=status.in_flight,
-        waiting=status.waiting,
-        window=status.window,
-        resent=status.resent,
-        duplicates=status.duplicates,
-        bytes_sent=status.bytes_sent,
-        bytes_received=status.bytes_received,
-        wire_bytes_sent=status.wire_bytes_sent,
-        wire_bytes_received=status.wire_bytes_received,
-    )
 
 
 def _check_device(device: str) -> None:
