@@ -5,15 +5,14 @@ Everything that shows or writes down a peer (screen, log, metrics) reads these e
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from dilocox_peer.events import Listener, PipelineProgress, RunJoined, StageSeen, TrainingProgress
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer import tcp_traffic
 from dilocox_peer.peer.conveyor import Conveyor
 from dilocox_peer.peer.footprint import resident_bytes
-from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.training import Progress
 from dilocox_peer.peer.transport import Transport
 from dilocox_peer.pipeline.model import layout_of
@@ -22,16 +21,6 @@ from dilocox_peer.types import PeerId
 PROGRESS_S = 1.0
 MEMORY_EVERY = 10  # of the progress reports, one measures memory
 TRAFFIC_EVERY = 2  # and one what p2pd sends and receives
-
-
-@dataclass(slots=True)
-class Tally:
-    """What goes on when the network daemon is started again, and a bulletin with it."""
-
-    lag: LoopLag = field(default_factory=LoopLag)
-    daemon_traffic: tcp_traffic.Traffic = field(default_factory=tcp_traffic.Traffic)
-    blob_bytes_served: int = 0
-    stage_seen: StageSeen | None = None  # the last that was told
 
 
 class Bulletin:

@@ -1,4 +1,4 @@
-"""One peer's stay in a run: starts every part, couples them, and ends them in order. Decides nothing itself.
+"""One peer's stay in a run: starts every part in order, watches over them, and ends them in order. Decides nothing itself.
 
 Start-up goes network, directory, manifest, data, state, training; what fails says so by its own name. Leaving goes in
 DESIGN section 5's order, each step with its deadline, about five seconds together.
@@ -6,7 +6,6 @@ DESIGN section 5's order, each step with its deadline, about five seconds togeth
 
 import asyncio
 import gc
-import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,51 +17,31 @@ from typing import Any
 
 import torch
 
-from dilocox_peer.compression.aggregate import contribution_norm
-from dilocox_peer.compression.contribution import blob_limits, raw_bytes
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError, RunUnreachable
-from dilocox_peer.events import (
-    Event,
-    Failed,
-    Left,
-    Listener,
-    NeighbourUnlinked,
-    PeerStarted,
-    RunComplete,
-)
+from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
+from dilocox_peer.events import Event, Failed, Left, Listener, NeighbourUnlinked, PeerStarted, RunComplete
 from dilocox_peer.invitation import with_any_port
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer import dialback
 from dilocox_peer.peer.acquaintances import read_acquaintances
-from dilocox_peer.peer.adaptive_planner import planner_of
-from dilocox_peer.peer.blobs import BlobStore
-from dilocox_peer.peer.bulletin import Bulletin, Tally, run_joined
+from dilocox_peer.peer.averaging import Averaging
+from dilocox_peer.peer.bulletin import Bulletin, run_joined
 from dilocox_peer.peer.claim import Wish, claim_stage
-from dilocox_peer.peer.clock import follows
-from dilocox_peer.peer.conductor import Conductor
-from dilocox_peer.peer.contract import FetchState, Leaving, PeerFound, StateComputed, StateInstalled, StateMissing
+from dilocox_peer.peer.contract import Leaving, PeerFound
 from dilocox_peer.peer.conveyor import Conveyor
 from dilocox_peer.peer.discovery import Discovery
-from dilocox_peer.peer.driver import BLOB_SERVICE, RoundDriver
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.keeper import Keeper
-from dilocox_peer.peer.outer import AnchorState
 from dilocox_peer.peer.pauses import Pauses
-from dilocox_peer.peer.plan import first_plan, plan_bounds
 from dilocox_peer.peer.presence import Presence, Tenure
-from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.peer.startup import StartUp, Step
-from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer, fetch_state
+from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.timetable import Timetable
-from dilocox_peer.peer.timing import Timing
 from dilocox_peer.peer.trainer import Trainer
-from dilocox_peer.peer.training import Progress
-from dilocox_peer.peer.transport import Reply, Transport, TransportLimits
+from dilocox_peer.peer.transport import Transport, TransportLimits
 from dilocox_peer.pipeline.data import load_corpus
-from dilocox_peer.pipeline.model import layout_of
-from dilocox_peer.signing import SEED_BYTES, verify
-from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, RunId
+from dilocox_peer.signing import SEED_BYTES
+from dilocox_peer.types import RunId
 
 SAY_GOODBYE_S = 1.0
 STOP_TRAINER_S = 3.0
@@ -70,7 +49,6 @@ STOP_CONVEYOR_S = 2.0
 LINGER_S = 3.0  # after everybody has the last head, and after the last state sent: for followers that still fetch
 LINGER_MAX_S = 30.0
 SERVE_OUT_S = 300.0  # a whole state over a slow uplink
-STATE_TIMEOUT_S = 3600.0
 MAX_RESTARTS = 5
 
 
@@ -108,9 +86,7 @@ class _Parts:
     transport: Transport
     directory: Directory
     trainer: Trainer
-    keeper: Keeper
-    driver: RoundDriver
-    conductor: Conductor
+    averaging: Averaging
     conveyor: Conveyor | None  # of a run with several stages
     tenure: Tenure
     discovery: Discovery
@@ -192,7 +168,6 @@ class Session:
 
     async def _start(self, stack: AsyncExitStack) -> _Parts:
         settings = self._settings
-        wish = Wish(settings.stage, settings.device, settings.max_memory_bytes)
         transport = await Transport.create(
             settings.identity_path,
             self._me,
@@ -213,6 +188,7 @@ class Session:
         at.step = Step.CLAIM
         presence = Presence(self._me, self._incarnation, transport, self._reachability)
         if self._stage is None:  # else it is ours still: our network daemon died
+            wish = Wish(settings.stage, settings.device, settings.max_memory_bytes)
             self._stage = await claim_stage(
                 manifest, wish, presence=presence, directory=directory, listener=self._listener
             )
@@ -260,11 +236,72 @@ class Session:
             await asyncio.to_thread(conveyor.start)
         self._listener(run_joined(manifest, self._me, stage, device=settings.device, threads=settings.threads))
         at.step = Step.ROUNDS
-        parts = await self._couple(manifest, stage, presence, directory, trainer, timetable, keeper, conveyor)
+        averaging = Averaging(
+            presence,
+            stage,
+            manifest=manifest,
+            sign=self._identity.key.sign,
+            trainer=trainer,
+            timetable=timetable,
+            keeper=keeper,
+            conveyor=conveyor,
+            disk=self._disk,
+            tally=self._tally,
+            is_paused=lambda: self._pauses.is_paused,
+            listener=self._listener,
+        )
+        parts = self._coupled(presence, stage, manifest, directory, trainer, averaging, conveyor)
+        await averaging.serve()
+        await dialback.serve(transport)
         await parts.tenure.announce()
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
         self._listener(PeerStarted(self._me, manifest.run_id, stage, tuple(transport.addresses)))
         return parts
+
+    def _coupled(
+        self,
+        presence: Presence,
+        stage: int,
+        manifest: Manifest,
+        directory: Directory,
+        trainer: Trainer,
+        averaging: Averaging,
+        conveyor: Conveyor | None,
+    ) -> _Parts:
+        """All that runs, also what tells of this peer and looks for others."""
+        tenure = Tenure(
+            presence,
+            stage,
+            directory=directory,
+            manifest=manifest,
+            progress=trainer.progress,
+            conveyor=conveyor,
+            is_paused=lambda: self._pauses.is_paused,
+            is_leader=lambda: averaging.machine.leader == self._me,
+            listener=self._listener,
+        )
+        discovery = Discovery(
+            presence,
+            stage,
+            num_stages=manifest.stages.count,
+            directory=directory,
+            conveyor=conveyor,
+            on_found=lambda peer: averaging.driver.post(PeerFound(peer)),
+            look_now=self._look_now,
+            acquaintances=self._acquaintances,
+            listener=self._listener,
+        )
+        bulletin = Bulletin(
+            self._tally,
+            stage=stage,
+            transport=presence.transport,
+            machine=averaging.machine,
+            progress=trainer.progress,
+            bytes_sent=averaging.bytes_sent,
+            conveyor=conveyor,
+            listener=self._listener,
+        )
+        return _Parts(presence.transport, directory, trainer, averaging, conveyor, tenure, discovery, bulletin)
 
     def _conveyor(
         self, manifest: Manifest, stage: int, transport: Transport, on_failure: Callable[[str], None]
@@ -309,128 +346,6 @@ class Session:
         except TimeoutError as error:
             self._listener(Failed("leaving", str(error)))
 
-    async def _couple(
-        self,
-        manifest: Manifest,
-        stage: int,
-        presence: Presence,
-        directory: Directory,
-        trainer: Trainer,
-        timetable: Timetable,
-        keeper: Keeper,
-        conveyor: Conveyor | None,
-    ) -> _Parts:
-        transport = presence.transport
-        machine = self._machine(manifest, stage, keeper)
-        layout = layout_of(manifest, stage)
-        states = StateServer(
-            current=trainer.state,
-            checkpoints=keeper.checkpoints,
-            run_id=manifest.run_id,
-            layout=layout,
-            disk=self._disk,
-        )
-        driver = RoundDriver(
-            machine,
-            transport=transport,
-            blobs=keeper.blobs,
-            journal=keeper.journal,
-            disk=self._disk,
-            check_blob=lambda blob: contribution_norm(blob, layout),
-            max_blob_bytes=blob_limits(layout)[1],
-            on_apply=lambda action: conductor.on_apply(action),
-            on_fetch_state=lambda action: self._adopt_state(parts, action),
-            on_change=lambda: conductor.on_change(),
-            listener=self._listener,
-        )
-
-        def bytes_sent() -> int:
-            return driver.message_bytes_sent + self._tally.blob_bytes_served
-
-        def merged() -> None:
-            states.on_merged()
-            keeper.save(trainer.state())
-
-        conductor = Conductor(
-            me=self._me,
-            incarnation=self._incarnation,
-            manifest=manifest,
-            machine=machine,
-            trainer=trainer,
-            blobs=keeper.blobs,
-            disk=self._disk,
-            raw_bytes=raw_bytes(layout),
-            post=driver.post,
-            bytes_sent=bytes_sent,
-            uplink_bps=lambda: transport.uplink.bps,
-            timetable=timetable,
-            on_merged=merged,
-            listener=self._listener,
-            is_due=_follower(conveyor) if conveyor is not None and stage > 0 else None,
-            is_paused=lambda: self._pauses.is_paused,
-        )
-        states.set_is_final(lambda state: machine.is_finished and state.head == machine.head)
-        tenure = Tenure(
-            presence,
-            stage,
-            directory=directory,
-            manifest=manifest,
-            progress=trainer.progress,
-            conveyor=conveyor,
-            is_paused=lambda: self._pauses.is_paused,
-            is_leader=lambda: machine.leader == self._me,
-            listener=self._listener,
-        )
-        discovery = Discovery(
-            presence,
-            stage,
-            num_stages=manifest.stages.count,
-            directory=directory,
-            conveyor=conveyor,
-            on_found=lambda peer: driver.post(PeerFound(peer)),
-            look_now=self._look_now,
-            acquaintances=self._acquaintances,
-            listener=self._listener,
-        )
-        bulletin = Bulletin(
-            self._tally,
-            stage=stage,
-            transport=transport,
-            machine=machine,
-            progress=trainer.progress,
-            bytes_sent=bytes_sent,
-            conveyor=conveyor,
-            listener=self._listener,
-        )
-        parts = _Parts(transport, directory, trainer, keeper, driver, conductor, conveyor, tenure, discovery, bulletin)
-        transport.set_message_handler(driver.receive)
-        await transport.serve(BLOB_SERVICE, lambda peer, header: self._serve_blob(keeper.blobs, peer, header))
-        await transport.serve(STATE_SERVICE, states.serve)
-        await dialback.serve(transport)
-        driver.post(StateComputed(keeper.state.head, keeper.state.digest))
-        return parts
-
-    def _machine(self, manifest: Manifest, stage: int, keeper: Keeper) -> RoundMachine:
-        rounds = manifest.rounds
-        return RoundMachine(
-            me=self._me,
-            incarnation=self._incarnation,
-            stage=stage,
-            genesis=manifest.genesis(stage),
-            timing=Timing(),
-            sign=self._identity.key.sign,
-            verify=verify,
-            rng=random.Random(f"{self._me} {self._incarnation}"),
-            now=asyncio.get_running_loop().time(),
-            plan=first_plan(manifest),
-            start_peers=rounds.start_peers,
-            max_peers=manifest.limits.max_peers,
-            plans=plan_bounds(manifest),
-            planner=planner_of(manifest, layout_of(manifest, stage)),
-            durable=keeper.durable,
-            stored_states=(keeper.state.head,),
-        )
-
     async def _stop(self, trainer: Trainer) -> None:
         try:
             await asyncio.to_thread(trainer.stop, STOP_TRAINER_S)
@@ -456,7 +371,7 @@ class Session:
     async def _work(self, parts: _Parts, leaving: "asyncio.Future[str]") -> None:
         """Until the run is complete, somebody leaves, or a part fails for good."""
         tasks = {
-            asyncio.create_task(parts.driver.run(), name="rounds"),
+            asyncio.create_task(parts.averaging.driver.run(), name="rounds"),
             asyncio.create_task(self._tally.lag.watch(), name="lag"),
             asyncio.create_task(self._pauses.keep(), name="pauses"),
             asyncio.create_task(parts.bulletin.run(), name="progress"),
@@ -487,7 +402,7 @@ class Session:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _conduct(self, parts: _Parts) -> None:
-        await parts.conductor.run()
+        await parts.averaging.conductor.run()
         state = parts.trainer.state()
         self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
 
@@ -496,11 +411,11 @@ class Session:
         and followers had time to ask for it; what is on its way then is sent to its end."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LINGER_MAX_S
-        total = parts.driver.machine.last_round or 0
+        total = parts.averaging.driver.machine.last_round or 0
 
         def is_needed() -> bool:
             behind = total if parts.conveyor is None else parts.conveyor.behind
-            return not parts.driver.everybody_at_head() or behind < total
+            return not parts.averaging.driver.everybody_at_head() or behind < total
 
         while not leaving.done() and loop.time() < deadline and is_needed():
             await asyncio.wait({leaving}, timeout=0.2)
@@ -514,68 +429,11 @@ class Session:
         parts.trainer.hold()
         if parts.conveyor is not None:
             parts.conveyor.leave()
-        parts.driver.post(Leaving())
+        parts.averaging.driver.post(Leaving())
         with suppress(TimeoutError, RunUnreachable):
             async with asyncio.timeout(SAY_GOODBYE_S):
                 await parts.directory.leave(timeout_s=SAY_GOODBYE_S)
-                await parts.driver.drained()
-
-    async def _adopt_state(self, parts: _Parts, action: FetchState) -> None:
-        """Fetches and installs the state at action.head; tells the machine how it went."""
-        conductor = parts.conductor
-        conductor.drop_waiting()
-        conductor.state_fetches += 1
-        try:
-            state = (
-                await self._own_state(parts, action.head)
-                if not action.donors
-                else await fetch_state(
-                    parts.transport,
-                    action.donors,
-                    {"head": action.head},
-                    layout=parts.trainer.state().layout,
-                    expected=action.state_digest,
-                    timeout_s=STATE_TIMEOUT_S,
-                    listener=self._listener,
-                )
-            )
-            if state is None:
-                parts.driver.post(StateMissing(action.head))
-                return
-            await asyncio.wrap_future(parts.trainer.install(state, keep_movement=action.keep_movement))
-            parts.keeper.save(state)
-            conductor.on_state_installed(state.head, state.round)
-            parts.driver.post(StateInstalled(state.head, state.digest))
-        finally:
-            conductor.state_fetches -= 1
-
-    async def _own_state(self, parts: _Parts, head: Digest) -> AnchorState | None:
-        return await asyncio.get_running_loop().run_in_executor(self._disk, parts.keeper.stored, head)
-
-    async def _serve_blob(self, blobs: BlobStore, peer: PeerId, header: dict[str, Any]) -> Reply:
-        match header:
-            case {"digest": bytes(digest)} if len(digest) == DIGEST_BYTES:
-                blob = await asyncio.get_running_loop().run_in_executor(self._disk, blobs.get, Digest(digest))
-            case _:
-                raise ProtocolError(peer, "a request for a contribution that names none")
-        if blob is None:
-            raise PeerUnavailable(self._me, "this contribution is not held here")
-        self._tally.blob_bytes_served += len(blob)
-        return Reply({}, [blob])
-
-
-def _follower(conveyor: Conveyor) -> Callable[[Progress], bool]:
-    """When a peer of a later stage closes its round."""
-
-    def is_due(progress: Progress) -> bool:
-        return follows(
-            progress.round,
-            own=progress.micro_batches,
-            heads=conveyor.recent_heads,
-            certified_at_stage_0=conveyor.certified_at_stage_0,
-        )
-
-    return is_due
+                await parts.averaging.driver.drained()
 
 
 def _check_device(device: str) -> None:
