@@ -137,7 +137,7 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
     async def no_state(action: FetchState) -> None:
         driver.post(StateMissing(action.head))
 
-    async def serve_blob(peer: PeerId, header: dict[str, Any]) -> Reply:  # as Session does
+    async def serve_blob(peer: PeerId, header: dict[str, Any]) -> Reply:  # as Averaging does
         match header:
             case {"digest": bytes(wanted)}:
                 found = await loop.run_in_executor(disk, blobs.get, Digest(wanted))

@@ -1,6 +1,6 @@
 """What goes into the round machine and what comes out of it: its inputs and its actions, as frozen values.
 
-The same contract holds in the simulator (tests/sim) and in the peer (session.py). The machine itself is rounds.py.
+The same contract holds in the simulator (tests/sim) and in the peer (averaging.py). The machine itself is rounds.py.
 """
 
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, DilocoxError
@@ -58,6 +58,31 @@ def verdict(answers: Iterable[Answer]) -> bool | None:
     if Answer.YES in found:
         return True
     return False if Answer.NO in found else None
+
+
+class Reachability:
+    """What others are told of dialling us: the volunteer's word, the verdict of those who tried, or what our addresses say.
+
+    Of one session: the verdict stays when the network daemon is started again.
+    """
+
+    def __init__(self, *, outgoing_only: bool) -> None:
+        self._outgoing_only = outgoing_only
+        self._was_dialled: bool | None = None  # None: nobody could tell
+
+    def at(self, addresses: Sequence[str]) -> Literal["direct", "relayed"]:
+        if (
+            self._outgoing_only
+            or self._was_dialled is False
+            or (addresses and all("/p2p-circuit" in text for text in addresses))
+        ):
+            return "relayed"
+        return "direct"
+
+    async def try_out(self, transport: Transport, leases: Sequence[Lease], rng: random.Random) -> bool | None:
+        """Has others dial us; what they found counts from here on. See `can_be_dialled`."""
+        self._was_dialled = await can_be_dialled(transport, leases, rng)
+        return self._was_dialled
 
 
 async def serve(transport: Transport) -> None:

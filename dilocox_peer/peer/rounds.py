@@ -1,6 +1,6 @@
 """The round protocol of one stage: a pure state machine, events and time in, actions out (DESIGN section 9).
 
-The same object runs in the simulator (tests/sim) and in the peer (session.py). It never reads a clock, a socket or a
+The same object runs in the simulator (tests/sim) and in the peer (averaging.py). It never reads a clock, a socket or a
 file. This file puts its parts together; docs/protocol.md tells the story:
 
     contract.py    inputs and actions            seat.py      who we are at this head and what we voted there

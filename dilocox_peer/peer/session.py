@@ -1,4 +1,4 @@
-"""One peer's stay in a run: starts every part, couples them, and ends them in order. Decides nothing itself.
+"""One peer's stay in a run: starts every part in order, watches over them, and ends them in order. Decides nothing itself.
 
 Start-up goes network, directory, manifest, data, state, training; what fails says so by its own name. Leaving goes in
 DESIGN section 5's order, each step with its deadline, about five seconds together.
@@ -6,90 +6,49 @@ DESIGN section 5's order, each step with its deadline, about five seconds togeth
 
 import asyncio
 import gc
-import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from dilocox_peer.compression.aggregate import contribution_norm
-from dilocox_peer.compression.contribution import blob_limits, raw_bytes
-from dilocox_peer.dht.assignment import Claimant, better_stage, choose_stage
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.dht.records import MAX_ADDRESSES, Lease
-from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError, RunUnreachable
-from dilocox_peer.events import (
-    Event,
-    Failed,
-    Left,
-    Listener,
-    NeighbourUnlinked,
-    Paused,
-    PeerStarted,
-    PipelineProgress,
-    Remark,
-    Resumed,
-    RunComplete,
-    RunJoined,
-    SeenPeer,
-    StageClaimed,
-    StageSeen,
-    SwarmSeen,
-    TrainingProgress,
-)
-from dilocox_peer.invitation import visible_at, with_any_port
+from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
+from dilocox_peer.events import Event, Failed, Left, Listener, NeighbourUnlinked, PeerStarted, RunComplete
+from dilocox_peer.invitation import with_any_port
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer import dialback, tcp_traffic
-from dilocox_peer.peer.acquaintances import read_acquaintances, write_acquaintances
-from dilocox_peer.peer.adaptive_planner import planner_of
-from dilocox_peer.peer.blobs import BlobStore
-from dilocox_peer.peer.clock import follows
-from dilocox_peer.peer.conductor import Conductor
-from dilocox_peer.peer.contract import FetchState, Leaving, PeerFound, StateComputed, StateInstalled, StateMissing
-from dilocox_peer.peer.conveyor import Conveyor, LinkAddress
-from dilocox_peer.peer.driver import BLOB_SERVICE, RoundDriver
-from dilocox_peer.peer.footprint import available_memory, resident_bytes
+from dilocox_peer.peer import dialback
+from dilocox_peer.peer.acquaintances import read_acquaintances
+from dilocox_peer.peer.averaging import Averaging
+from dilocox_peer.peer.bulletin import Bulletin, run_joined
+from dilocox_peer.peer.claim import Wish, claim_stage
+from dilocox_peer.peer.contract import Leaving, PeerFound
+from dilocox_peer.peer.conveyor import Conveyor
+from dilocox_peer.peer.discovery import Discovery
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.keeper import Keeper
-from dilocox_peer.peer.lag import LoopLag
-from dilocox_peer.peer.outer import AnchorState
-from dilocox_peer.peer.plan import first_plan, plan_bounds
-from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.peer.pauses import Pauses
+from dilocox_peer.peer.presence import Presence, Tenure
 from dilocox_peer.peer.startup import StartUp, Step
-from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer, fetch_state
+from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.timetable import Timetable
-from dilocox_peer.peer.timing import Timing
 from dilocox_peer.peer.trainer import Trainer
-from dilocox_peer.peer.training import Progress
-from dilocox_peer.peer.transport import Reply, Transport, TransportLimits
+from dilocox_peer.peer.transport import Transport, TransportLimits
 from dilocox_peer.pipeline.data import load_corpus
-from dilocox_peer.pipeline.link import LinkId
-from dilocox_peer.pipeline.memory import Room, stage_bytes
-from dilocox_peer.pipeline.model import layout_of
-from dilocox_peer.signing import SEED_BYTES, verify
-from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, RunId
+from dilocox_peer.signing import SEED_BYTES
+from dilocox_peer.types import RunId
 
-PROTOCOL_VERSION = 1
-PROGRESS_S = 1.0
-LEASE_S = 30.0
-FIRST_LOOKS, FIRST_LOOK_S, LOOK_S = 20, 1.0, 60.0  # the directory is read often until the swarm is known
-FAR_EVERY = 10  # of the first looks, one reads the stages that are no neighbours of ours too: for the screen
-MEMORY_EVERY = 10  # of the progress reports, one measures memory
-TRAFFIC_EVERY = 2  # and one what p2pd sends and receives
 SAY_GOODBYE_S = 1.0
 STOP_TRAINER_S = 3.0
 STOP_CONVEYOR_S = 2.0
-CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
 LINGER_S = 3.0  # after everybody has the last head, and after the last state sent: for followers that still fetch
 LINGER_MAX_S = 30.0
 SERVE_OUT_S = 300.0  # a whole state over a slow uplink
-STATE_TIMEOUT_S = 3600.0
 MAX_RESTARTS = 5
 
 
@@ -124,15 +83,14 @@ class SessionSettings:
 class _Parts:
     """Everything that runs, once start-up is through."""
 
-    manifest: Manifest
     transport: Transport
     directory: Directory
     trainer: Trainer
-    keeper: Keeper
-    driver: RoundDriver
-    conductor: Conductor
-    states: StateServer
+    averaging: Averaging
     conveyor: Conveyor | None  # of a run with several stages
+    tenure: Tenure
+    discovery: Discovery
+    bulletin: Bulletin
 
 
 class Session:
@@ -144,50 +102,26 @@ class Session:
         self._me = identity.peer_id
         self._listener = listener
         self._incarnation = 0
-        self._lag = LoopLag()
+        self._tally = Tally()
         self._acquaintances = settings.run_folder / "peers"
-        self._blob_bytes_served = 0
-        self._stage = settings.stage  # None: to be claimed
+        self._stage: int | None = None  # to be claimed
         self._look_now = asyncio.Event()
-        self._pauses: dict[str, str] = {}  # who wants it, and why
-        self._trainer: Trainer | None = None
-        self._is_trainer_paused = False
-        self._memory_bytes = 0
-        self._daemon_traffic = tcp_traffic.Traffic()
-        self._was_dialled: bool | None = None  # by those we asked; None: nobody could tell
-        self._stage_seen: StageSeen | None = None
-
-    # ---- pausing -----------------------------------------------------------------------------------------------------
+        self._pauses = Pauses(listener)
+        self._reachability = dialback.Reachability(outgoing_only=settings.outgoing_only)
 
     @property
     def pauses(self) -> Mapping[str, str]:
         """Who holds training here, and why; empty: nobody does."""
-        return self._pauses
+        return self._pauses.reasons
 
     def pause(self, who: str, why: str) -> None:
         """No micro-batch of ours begins until `who`, and everybody else who paused, has resumed. In the session's loop;
         at any time, also before `run`."""
-        if not self._pauses:
-            self._listener(Paused(why))
-        self._pauses[who] = why
-        self._settle_pause()
+        self._pauses.pause(who, why)
 
     def resume(self, who: str, why: str) -> None:
-        if self._pauses.pop(who, None) is not None and not self._pauses:
-            self._listener(Resumed(why))
-        self._settle_pause()
-
-    def _settle_pause(self) -> None:
-        """Has the trainer do as is wished. Called again every second, should it have had no room for the call."""
-        wanted = bool(self._pauses)
-        if self._trainer is None or wanted == self._is_trainer_paused:
-            return
-        with suppress(RuntimeError):
-            if wanted:
-                self._trainer.hold("pause")
-            else:
-                self._trainer.resume("pause")
-            self._is_trainer_paused = wanted
+        """Takes back what `who` asked for; nothing happens if it had not."""
+        self._pauses.resume(who, why)
 
     async def run(self, leave: Awaitable[str]) -> None:
         """Trains until the run is complete or `leave` gives a reason to go.
@@ -252,7 +186,13 @@ class Session:
         at.step = Step.SETTINGS
         manifest = await directory.fetch_manifest()
         at.step = Step.CLAIM
-        stage = self._stage = await self._claim(manifest, transport, directory)
+        presence = Presence(self._me, self._incarnation, transport, self._reachability)
+        if self._stage is None:  # else it is ours still: our network daemon died
+            wish = Wish(settings.stage, settings.device, settings.max_memory_bytes)
+            self._stage = await claim_stage(
+                manifest, wish, presence=presence, directory=directory, listener=self._listener
+            )
+        stage = self._stage
         corpus = None
         if stage == 0:
             at.step = Step.TEXT
@@ -287,69 +227,81 @@ class Session:
         )
         trainer.start(keeper.state)
         trainer.hold()  # until the rounds are at its head
-        self._trainer, self._is_trainer_paused = trainer, False
-        self._settle_pause()
+        self._pauses.set_trainer(trainer)
         stack.push_async_callback(self._stop, trainer)
         if conveyor is not None:
             conveyor.set_on_work(trainer.nudge)
             stack.push_async_callback(self._stop_conveyor, conveyor)
             at.step = Step.LINKD
             await asyncio.to_thread(conveyor.start)
-        self._listener(_run_joined(manifest, self._me, stage, settings))
+        self._listener(run_joined(manifest, self._me, stage, device=settings.device, threads=settings.threads))
         at.step = Step.ROUNDS
-        parts = await self._couple(manifest, stage, transport, directory, trainer, timetable, keeper, conveyor)
-        await directory.announce(self._lease(parts))
+        averaging = Averaging(
+            presence,
+            stage,
+            manifest=manifest,
+            sign=self._identity.key.sign,
+            trainer=trainer,
+            timetable=timetable,
+            keeper=keeper,
+            conveyor=conveyor,
+            disk=self._disk,
+            tally=self._tally,
+            is_paused=lambda: self._pauses.is_paused,
+            listener=self._listener,
+        )
+        parts = self._coupled(presence, stage, manifest, directory, trainer, averaging, conveyor)
+        await averaging.serve()
+        await dialback.serve(transport)
+        await parts.tenure.announce()
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
         self._listener(PeerStarted(self._me, manifest.run_id, stage, tuple(transport.addresses)))
         return parts
 
-    async def _claim(self, manifest: Manifest, transport: Transport, directory: Directory) -> int:
-        """The stage that this peer will hold: the one that was asked for, that it held before, or that needs it most."""
-        count = manifest.stages.count
-        if self._stage is not None:
-            if self._stage >= count:
-                raise ConfigError(f"--stage {self._stage}: the run has stages 0 to {count - 1}")
-            if self._trainer is not None:  # held until our network daemon died
-                return self._stage
-        on_cpu = not self._settings.device.startswith("cuda")
-        sizes = [layout_of(manifest, stage).num_elements for stage in range(count)]
-        needs = [stage_bytes(size, is_alone=count == 1, on_cpu=on_cpu) for size in sizes]
-        room = Room(available_memory() + resident_bytes(), self._settings.max_memory_bytes)
-        fits = room.fitting(needs)
-        insisted = 0 if count == 1 else self._stage
-        if insisted is None and not fits:
-            insisted = needs.index(min(needs))  # to say what is lacking
-        if insisted is not None:
-            if reason := room.why_not(insisted, needs):
-                raise ConfigError(reason)
-            return insisted
-        stages = await _leases_of_all(directory, count)
-        if self._reachability(tuple(transport.addresses)) == "direct":
-            leases = [lease for each in stages.values() for lease in each if lease.peer != self._me]
-            self._was_dialled = await dialback.can_be_dialled(transport, leases, random.Random(self._incarnation))
-            if self._was_dialled is False:
-                self._listener(Remark(dialback.ADVICE))
-        claimant = Claimant(
-            self._me,
-            fits=fits,
-            is_dialable=self._reachability(tuple(transport.addresses)) == "direct",
+    def _coupled(
+        self,
+        presence: Presence,
+        stage: int,
+        manifest: Manifest,
+        directory: Directory,
+        trainer: Trainer,
+        averaging: Averaging,
+        conveyor: Conveyor | None,
+    ) -> _Parts:
+        """All that runs, also what tells of this peer and looks for others."""
+        tenure = Tenure(
+            presence,
+            stage,
+            directory=directory,
+            manifest=manifest,
+            progress=trainer.progress,
+            conveyor=conveyor,
+            is_paused=lambda: self._pauses.is_paused,
+            is_leader=lambda: averaging.machine.leader == self._me,
+            listener=self._listener,
         )
-        others = {stage: [lease for lease in leases if lease.peer != self._me] for stage, leases in stages.items()}
-        stage, why = choose_stage(others, claimant)
-        if stage is None:
-            raise ConfigError(f"no stage of the run can be held here: {why}")
-        rng = random.Random(self._incarnation)
-        for _ in range(CLAIM_LOOKS):
-            await directory.announce(self._bare_lease(stage, tuple(transport.addresses)))
-            # Others may be choosing at this moment; what they announced is seen at the second look.
-            await asyncio.sleep(CLAIM_WAIT_S * rng.uniform(0.5, 1.0))
-            better, reason = better_stage(await _leases_of_all(directory, count), claimant, stage)
-            if better is None:
-                break
-            await directory.leave()
-            stage, why = better, reason
-        self._listener(StageClaimed(stage, why))
-        return stage
+        discovery = Discovery(
+            presence,
+            stage,
+            num_stages=manifest.stages.count,
+            directory=directory,
+            conveyor=conveyor,
+            on_found=lambda peer: averaging.driver.post(PeerFound(peer)),
+            look_now=self._look_now,
+            acquaintances=self._acquaintances,
+            listener=self._listener,
+        )
+        bulletin = Bulletin(
+            self._tally,
+            stage=stage,
+            transport=presence.transport,
+            machine=averaging.machine,
+            progress=trainer.progress,
+            bytes_sent=averaging.bytes_sent,
+            conveyor=conveyor,
+            listener=self._listener,
+        )
+        return _Parts(presence.transport, directory, trainer, averaging, conveyor, tenure, discovery, bulletin)
 
     def _conveyor(
         self, manifest: Manifest, stage: int, transport: Transport, on_failure: Callable[[str], None]
@@ -394,92 +346,6 @@ class Session:
         except TimeoutError as error:
             self._listener(Failed("leaving", str(error)))
 
-    async def _couple(
-        self,
-        manifest: Manifest,
-        stage: int,
-        transport: Transport,
-        directory: Directory,
-        trainer: Trainer,
-        timetable: Timetable,
-        keeper: Keeper,
-        conveyor: Conveyor | None,
-    ) -> _Parts:
-        machine = self._machine(manifest, stage, keeper)
-        layout = layout_of(manifest, stage)
-        states = StateServer(
-            current=trainer.state,
-            checkpoints=keeper.checkpoints,
-            run_id=manifest.run_id,
-            layout=layout,
-            disk=self._disk,
-        )
-        driver = RoundDriver(
-            machine,
-            transport=transport,
-            blobs=keeper.blobs,
-            journal=keeper.journal,
-            disk=self._disk,
-            check_blob=lambda blob: contribution_norm(blob, layout),
-            max_blob_bytes=blob_limits(layout)[1],
-            on_apply=lambda action: conductor.on_apply(action),
-            on_fetch_state=lambda action: self._adopt_state(parts, action),
-            on_change=lambda: conductor.on_change(),
-            listener=self._listener,
-        )
-
-        def merged() -> None:
-            states.on_merged()
-            keeper.save(trainer.state())
-
-        conductor = Conductor(
-            me=self._me,
-            incarnation=self._incarnation,
-            manifest=manifest,
-            machine=machine,
-            trainer=trainer,
-            blobs=keeper.blobs,
-            disk=self._disk,
-            raw_bytes=raw_bytes(layout),
-            post=driver.post,
-            bytes_sent=lambda: driver.message_bytes_sent + self._blob_bytes_served,
-            uplink_bps=lambda: transport.uplink.bps,
-            timetable=timetable,
-            on_merged=merged,
-            listener=self._listener,
-            is_due=_follower(conveyor) if conveyor is not None and stage > 0 else None,
-            is_paused=lambda: bool(self._pauses),
-        )
-        states.set_is_final(lambda state: machine.is_finished and state.head == machine.head)
-        parts = _Parts(manifest, transport, directory, trainer, keeper, driver, conductor, states, conveyor)
-        transport.set_message_handler(driver.receive)
-        await transport.serve(BLOB_SERVICE, lambda peer, header: self._serve_blob(keeper.blobs, peer, header))
-        await transport.serve(STATE_SERVICE, states.serve)
-        await dialback.serve(transport)
-        driver.post(StateComputed(keeper.state.head, keeper.state.digest))
-        return parts
-
-    def _machine(self, manifest: Manifest, stage: int, keeper: Keeper) -> RoundMachine:
-        rounds = manifest.rounds
-        return RoundMachine(
-            me=self._me,
-            incarnation=self._incarnation,
-            stage=stage,
-            genesis=manifest.genesis(stage),
-            timing=Timing(),
-            sign=self._identity.key.sign,
-            verify=verify,
-            rng=random.Random(f"{self._me} {self._incarnation}"),
-            now=asyncio.get_running_loop().time(),
-            plan=first_plan(manifest),
-            start_peers=rounds.start_peers,
-            max_peers=manifest.limits.max_peers,
-            plans=plan_bounds(manifest),
-            planner=planner_of(manifest, layout_of(manifest, stage)),
-            durable=keeper.durable,
-            stored_states=(keeper.state.head,),
-        )
-
     async def _stop(self, trainer: Trainer) -> None:
         try:
             await asyncio.to_thread(trainer.stop, STOP_TRAINER_S)
@@ -500,57 +366,17 @@ class Session:
 
         return from_its_thread
 
-    def _lease(self, parts: _Parts) -> Lease:
-        assert self._stage is not None
-        progress = parts.trainer.progress()
-        addresses = tuple(parts.transport.addresses)
-        lease = replace(
-            self._bare_lease(self._stage, addresses),
-            tokens_per_s=0.0 if self._pauses else progress.tokens_per_s,
-            round=progress.round,
-        )
-        if parts.conveyor is None:
-            return lease
-        link = parts.conveyor.link_id
-        return replace(
-            lease,
-            link=PeerId(link),
-            link_addresses=visible_at(parts.conveyor.addresses, addresses, PeerId(link))[:MAX_ADDRESSES],
-        )
-
-    def _reachability(self, addresses: tuple[str, ...]) -> Literal["direct", "relayed"]:
-        """What the volunteer says, those who tried to dial us, or the addresses."""
-        if (
-            self._settings.outgoing_only
-            or self._was_dialled is False
-            or (addresses and all("/p2p-circuit" in text for text in addresses))
-        ):
-            return "relayed"
-        return "direct"
-
-    def _bare_lease(self, stage: int, addresses: tuple[str, ...]) -> Lease:
-        return Lease(
-            peer=self._me,
-            stage=stage,
-            incarnation=self._incarnation,
-            addresses=addresses,
-            protocol=PROTOCOL_VERSION,
-            tokens_per_s=0.0,
-            memory_bytes=0,
-            reachability=self._reachability(addresses),
-            round=0,
-        )
-
     # ---- work --------------------------------------------------------------------------------------------------------
 
     async def _work(self, parts: _Parts, leaving: "asyncio.Future[str]") -> None:
         """Until the run is complete, somebody leaves, or a part fails for good."""
         tasks = {
-            asyncio.create_task(parts.driver.run(), name="rounds"),
-            asyncio.create_task(self._lag.watch(), name="lag"),
-            asyncio.create_task(self._tell_progress(parts), name="progress"),
-            asyncio.create_task(self._renew_lease(parts), name="lease"),
-            asyncio.create_task(self._look_for_peers(parts), name="discovery"),
+            asyncio.create_task(parts.averaging.driver.run(), name="rounds"),
+            asyncio.create_task(self._tally.lag.watch(), name="lag"),
+            asyncio.create_task(self._pauses.keep(), name="pauses"),
+            asyncio.create_task(parts.bulletin.run(), name="progress"),
+            asyncio.create_task(parts.tenure.renew(), name="lease"),
+            asyncio.create_task(parts.discovery.run(), name="discovery"),
         }
         conducting = asyncio.create_task(self._conduct(parts), name="conduct")
         network = asyncio.create_task(parts.transport.wait_for_failure(), name="network")
@@ -576,7 +402,7 @@ class Session:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _conduct(self, parts: _Parts) -> None:
-        await parts.conductor.run()
+        await parts.averaging.conductor.run()
         state = parts.trainer.state()
         self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
 
@@ -585,11 +411,11 @@ class Session:
         and followers had time to ask for it; what is on its way then is sent to its end."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LINGER_MAX_S
-        total = parts.driver.machine.last_round or 0
+        total = parts.averaging.driver.machine.last_round or 0
 
         def is_needed() -> bool:
             behind = total if parts.conveyor is None else parts.conveyor.behind
-            return not parts.driver.everybody_at_head() or behind < total
+            return not parts.averaging.driver.everybody_at_head() or behind < total
 
         while not leaving.done() and loop.time() < deadline and is_needed():
             await asyncio.wait({leaving}, timeout=0.2)
@@ -603,220 +429,11 @@ class Session:
         parts.trainer.hold()
         if parts.conveyor is not None:
             parts.conveyor.leave()
-        parts.driver.post(Leaving())
+        parts.averaging.driver.post(Leaving())
         with suppress(TimeoutError, RunUnreachable):
             async with asyncio.timeout(SAY_GOODBYE_S):
                 await parts.directory.leave(timeout_s=SAY_GOODBYE_S)
-                await parts.driver.drained()
-
-    async def _tell_progress(self, parts: _Parts) -> None:
-        ticks = 0
-        while True:
-            await asyncio.sleep(PROGRESS_S)
-            self._settle_pause()
-            if ticks % MEMORY_EVERY == 0:
-                self._memory_bytes = await asyncio.to_thread(resident_bytes)
-            if ticks % TRAFFIC_EVERY == 0:
-                self._daemon_traffic.take(await asyncio.to_thread(tcp_traffic.look, parts.transport.daemon_pid))
-            ticks += 1
-            progress = parts.trainer.progress()
-            self._listener(
-                TrainingProgress(
-                    round=progress.round,
-                    micro_batches=progress.micro_batches,
-                    tokens=progress.tokens,
-                    tokens_per_s=round(progress.tokens_per_s, 1),
-                    train_loss=progress.train_loss,
-                    bytes_sent=parts.driver.message_bytes_sent + self._blob_bytes_served,
-                    bytes_received=parts.transport.bytes_received,
-                    lag_ms_p99=round(self._lag.p99_ms, 2),
-                    busy=round(progress.busy, 3),
-                    memory_bytes=self._memory_bytes,
-                    is_training=progress.is_training,
-                    share=progress.share,
-                    daemon_bytes_sent=self._daemon_traffic.sent,
-                    daemon_bytes_received=self._daemon_traffic.received,
-                )
-            )
-            self._tell_stage(parts.driver.machine)
-            if parts.conveyor is not None:
-                parts.conveyor.set_replicas(len(parts.driver.machine.roster))
-                self._listener(_pipeline_progress(parts.conveyor, progress))
-
-    def _tell_stage(self, machine: RoundMachine) -> None:
-        now = asyncio.get_running_loop().time()
-        here = machine.alive(now)
-        assert self._stage is not None
-        seen = StageSeen(
-            self._stage, machine.roster, tuple(sorted(here)), tuple(sorted(here - machine.working(now))), machine.leader
-        )
-        if seen != self._stage_seen:
-            self._stage_seen = seen
-            self._listener(seen)
-
-    async def _renew_lease(self, parts: _Parts) -> None:
-        while True:
-            await asyncio.sleep(LEASE_S)
-            try:
-                await parts.directory.announce(self._lease(parts))
-                if parts.driver.machine.leader == self._me:  # one of the stage keeps the manifest alive
-                    await parts.directory.publish_manifest(parts.manifest)
-            except RunUnreachable as error:
-                self._listener(Failed("lease", f"{error}; trying again in {LEASE_S:.0f} s"))
-
-    async def _look_for_peers(self, parts: _Parts) -> None:
-        known: set[PeerId] = {self._me}
-        looks, rng = 0, random.Random(self._incarnation)
-        assert self._stage is not None
-        while True:
-            try:
-                leases = await parts.directory.peers(self._stage)
-                seen = {self._stage: leases}
-                if parts.conveyor is not None:
-                    seen |= await self._find_neighbours(parts.directory, parts.conveyor, self._stage, parts.manifest)
-                if looks % FAR_EVERY == 0 or looks >= FIRST_LOOKS:
-                    far = (other for other in range(parts.manifest.stages.count) if other not in seen)
-                    seen |= {other: await parts.directory.peers(other) for other in far}
-                self._listener(_swarm_seen(seen))
-            except RunUnreachable as error:
-                self._listener(Failed("discovery", f"{error}; trying again"))
-                leases = []
-            newcomers = [lease for lease in leases if lease.peer not in known]
-            if newcomers:
-                met = [address for lease in leases if lease.peer != self._me for address in lease.addresses[:2]]
-                with suppress(OSError):  # a convenience for the next start
-                    await asyncio.to_thread(write_acquaintances, self._acquaintances, met)
-            for lease in newcomers:
-                known.add(lease.peer)
-                with suppress(PeerUnavailable):
-                    await parts.transport.connect(lease.peer, lease.addresses)
-                parts.driver.post(PeerFound(lease.peer))
-            looks += 1
-            self._look_now.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_LOOK_S if looks < FIRST_LOOKS else LOOK_S * rng.uniform(1.0, 2.0)):
-                    await self._look_now.wait()
-
-    async def _find_neighbours(
-        self, directory: Directory, conveyor: Conveyor, stage: int, manifest: Manifest
-    ) -> dict[int, list[Lease]]:
-        """Has the peers of the stages beside ours dialled; gives back who they are."""
-        beside = [other for other in (stage - 1, stage + 1) if 0 <= other < manifest.stages.count]
-        by_stage = {other: await directory.peers(other) for other in beside}
-        found = [lease for leases in by_stage.values() for lease in leases]
-        conveyor.set_neighbours(
-            LinkAddress(lease.peer, LinkId(lease.link), lease.link_addresses) for lease in found if lease.link
-        )
-        return by_stage
-
-    async def _adopt_state(self, parts: _Parts, action: FetchState) -> None:
-        """Fetches and installs the state at action.head; tells the machine how it went."""
-        conductor = parts.conductor
-        conductor.drop_waiting()
-        conductor.state_fetches += 1
-        try:
-            state = (
-                await self._own_state(parts, action.head)
-                if not action.donors
-                else await fetch_state(
-                    parts.transport,
-                    action.donors,
-                    {"head": action.head},
-                    layout=parts.trainer.state().layout,
-                    expected=action.state_digest,
-                    timeout_s=STATE_TIMEOUT_S,
-                    listener=self._listener,
-                )
-            )
-            if state is None:
-                parts.driver.post(StateMissing(action.head))
-                return
-            await asyncio.wrap_future(parts.trainer.install(state, keep_movement=action.keep_movement))
-            parts.keeper.save(state)
-            conductor.on_state_installed(state.head, state.round)
-            parts.driver.post(StateInstalled(state.head, state.digest))
-        finally:
-            conductor.state_fetches -= 1
-
-    async def _own_state(self, parts: _Parts, head: Digest) -> AnchorState | None:
-        return await asyncio.get_running_loop().run_in_executor(self._disk, parts.keeper.stored, head)
-
-    async def _serve_blob(self, blobs: BlobStore, peer: PeerId, header: dict[str, Any]) -> Reply:
-        match header:
-            case {"digest": bytes(digest)} if len(digest) == DIGEST_BYTES:
-                blob = await asyncio.get_running_loop().run_in_executor(self._disk, blobs.get, Digest(digest))
-            case _:
-                raise ProtocolError(peer, "a request for a contribution that names none")
-        if blob is None:
-            raise PeerUnavailable(self._me, "this contribution is not held here")
-        self._blob_bytes_served += len(blob)
-        return Reply({}, [blob])
-
-
-def _run_joined(manifest: Manifest, me: PeerId, stage: int, settings: SessionSettings) -> RunJoined:
-    inner, rounds, compression = manifest.inner, manifest.rounds, manifest.compression
-    return RunJoined(
-        run=manifest.run_id,
-        run_name=manifest.run.name,
-        peer=me,
-        stage=stage,
-        stages=manifest.stages.count,
-        total_rounds=rounds.total,
-        inner_steps=rounds.inner_steps,
-        share=rounds.inner_steps * inner.accumulate,
-        micro_batch_tokens=inner.micro_batch * manifest.model.context,
-        num_parameters=layout_of(manifest, stage).num_elements,
-        codec=compression.codec,
-        rank=compression.rank if compression.codec.startswith("lowrank") else 0,
-        overlap=manifest.outer.overlap,
-        device=settings.device,
-        threads=settings.threads,
-    )
-
-
-def _swarm_seen(leases: Mapping[int, Sequence[Lease]]) -> SwarmSeen:
-    peers = (
-        SeenPeer(lease.peer, lease.stage, round(lease.tokens_per_s, 1), lease.round, lease.reachability)
-        for stage in sorted(leases)
-        for lease in sorted(leases[stage], key=lambda lease: lease.peer)
-    )
-    return SwarmSeen(tuple(sorted(leases)), tuple(peers))
-
-
-def _follower(conveyor: Conveyor) -> Callable[[Progress], bool]:
-    """When a peer of a later stage closes its round."""
-
-    def is_due(progress: Progress) -> bool:
-        return follows(
-            progress.round,
-            own=progress.micro_batches,
-            heads=conveyor.recent_heads,
-            certified_at_stage_0=conveyor.certified_at_stage_0,
-        )
-
-    return is_due
-
-
-def _pipeline_progress(conveyor: Conveyor, progress: Progress) -> PipelineProgress:
-    status = conveyor.status()
-    return PipelineProgress(
-        linked=len(status.linked),
-        busy=round(progress.busy, 3),
-        in_flight=status.in_flight,
-        waiting=status.waiting,
-        window=status.window,
-        resent=status.resent,
-        duplicates=status.duplicates,
-        bytes_sent=status.bytes_sent,
-        bytes_received=status.bytes_received,
-        wire_bytes_sent=status.wire_bytes_sent,
-        wire_bytes_received=status.wire_bytes_received,
-    )
-
-
-async def _leases_of_all(directory: Directory, count: int) -> dict[int, list[Lease]]:
-    found = await asyncio.gather(*(directory.peers(stage) for stage in range(count)))
-    return dict(enumerate(found))
+                await parts.averaging.driver.drained()
 
 
 def _check_device(device: str) -> None:

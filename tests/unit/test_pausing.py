@@ -3,7 +3,9 @@
 import pytest
 
 from dilocox_peer.config import preset
+from dilocox_peer.events import Event, Paused, Resumed
 from dilocox_peer.peer.messages import Heartbeat, decode_message, encode_message
+from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.peer.training import RoundBook
 from dilocox_peer.types import PeerId, sha256
@@ -28,3 +30,55 @@ def test_a_heartbeat_carries_it():
     for paused in (False, True):
         beat = Heartbeat(*at, 17, 3, 2, 5, 4, 0, True, b"", paused=paused)
         assert decode_message(encode_message(beat), PeerId("x")) == beat
+
+
+class FakeTrainer:
+    """Writes down what it is told, and is full on demand."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.is_full = False
+
+    def hold(self, reason: str) -> None:
+        self._take(f"hold {reason}")
+
+    def resume(self, reason: str) -> None:
+        self._take(f"resume {reason}")
+
+    def _take(self, call: str) -> None:
+        if self.is_full:
+            raise RuntimeError("no room")
+        self.told.append(call)
+
+
+def test_a_pause_lasts_until_everybody_has_let_go():
+    events: list[Event] = []
+    pauses, trainer = Pauses(events.append), FakeTrainer()
+    pauses.set_trainer(trainer)
+    pauses.pause("operator", "asked to")
+    pauses.pause("hours", "it is day")
+    pauses.resume("operator", "asked to")
+    pauses.resume("nobody", "for nothing")
+    assert pauses.reasons == {"hours": "it is day"}
+    assert (events, trainer.told) == ([Paused("asked to")], ["hold pause"])
+    pauses.resume("hours", "it is night")
+    assert not pauses.is_paused
+    assert (events[1:], trainer.told[1:]) == ([Resumed("it is night")], ["resume pause"])
+
+
+def test_every_new_trainer_is_paused():
+    pauses, first, second = Pauses(lambda event: None), FakeTrainer(), FakeTrainer()
+    pauses.pause("operator", "asked to")
+    pauses.set_trainer(first)
+    pauses.set_trainer(second)
+    assert first.told == second.told == ["hold pause"]
+
+
+def test_a_trainer_without_room_is_told_at_the_next_occasion():
+    pauses, trainer = Pauses(lambda event: None), FakeTrainer()
+    pauses.set_trainer(trainer)
+    trainer.is_full = True
+    pauses.pause("operator", "asked to")
+    trainer.is_full = False
+    pauses.pause("hours", "it is day")
+    assert trainer.told == ["hold pause"]

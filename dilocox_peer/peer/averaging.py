@@ -1,0 +1,206 @@
+"""A peer's part in the rounds of its stage: machine, driver and conductor, coupled with trainer, disk and network.
+
+What the machine wants of states and contributions is done here: adopting another's state, serving ours. Decides nothing.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from dilocox_peer.compression.aggregate import contribution_norm
+from dilocox_peer.compression.contribution import blob_limits, raw_bytes
+from dilocox_peer.errors import PeerUnavailable, ProtocolError
+from dilocox_peer.events import Listener
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.adaptive_planner import planner_of
+from dilocox_peer.peer.clock import follows
+from dilocox_peer.peer.conductor import Conductor
+from dilocox_peer.peer.contract import FetchState, StateComputed, StateInstalled, StateMissing
+from dilocox_peer.peer.conveyor import Conveyor
+from dilocox_peer.peer.driver import BLOB_SERVICE, RoundDriver
+from dilocox_peer.peer.keeper import Keeper
+from dilocox_peer.peer.outer import AnchorState
+from dilocox_peer.peer.plan import first_plan, plan_bounds
+from dilocox_peer.peer.presence import Presence
+from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer, fetch_state
+from dilocox_peer.peer.tally import Tally
+from dilocox_peer.peer.timetable import Timetable
+from dilocox_peer.peer.timing import Timing
+from dilocox_peer.peer.trainer import Trainer
+from dilocox_peer.peer.training import Progress
+from dilocox_peer.peer.transport import Reply
+from dilocox_peer.pipeline.model import layout_of
+from dilocox_peer.signing import verify
+from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
+
+STATE_TIMEOUT_S = 3600.0
+
+
+class Averaging:
+    """`serve`, then run its driver and its conductor."""
+
+    def __init__(
+        self,
+        presence: Presence,
+        stage: int,
+        *,
+        manifest: Manifest,
+        sign: Callable[[bytes], bytes],
+        trainer: Trainer,
+        timetable: Timetable,
+        keeper: Keeper,
+        conveyor: Conveyor | None,
+        disk: Executor,
+        tally: Tally,
+        is_paused: Callable[[], bool],
+        listener: Listener,
+    ) -> None:
+        """In the loop it will run in. trainer: held, at the keeper's state. conveyor: of a run with several stages.
+        disk: one thread; what is written there is written in order."""
+        self._me = presence.me
+        self._transport = presence.transport
+        self._trainer = trainer
+        self._keeper = keeper
+        self._disk = disk
+        self._tally = tally
+        self._listener = listener
+        self._layout = layout_of(manifest, stage)
+        self.machine = _machine(presence, stage, manifest, keeper, sign)
+        self._states = StateServer(
+            current=trainer.state,
+            checkpoints=keeper.checkpoints,
+            run_id=manifest.run_id,
+            layout=self._layout,
+            disk=disk,
+        )
+        self._states.set_is_final(lambda state: self.machine.is_finished and state.head == self.machine.head)
+        self.driver = RoundDriver(
+            self.machine,
+            transport=self._transport,
+            blobs=keeper.blobs,
+            journal=keeper.journal,
+            disk=disk,
+            check_blob=lambda blob: contribution_norm(blob, self._layout),
+            max_blob_bytes=blob_limits(self._layout)[1],
+            on_apply=lambda action: self.conductor.on_apply(action),
+            on_fetch_state=self._adopt_state,
+            on_change=lambda: self.conductor.on_change(),
+            listener=listener,
+        )
+        self.conductor = Conductor(
+            me=presence.me,
+            incarnation=presence.incarnation,
+            manifest=manifest,
+            machine=self.machine,
+            trainer=trainer,
+            blobs=keeper.blobs,
+            disk=disk,
+            raw_bytes=raw_bytes(self._layout),
+            post=self.driver.post,
+            bytes_sent=self.bytes_sent,
+            uplink_bps=lambda: self._transport.uplink.bps,
+            timetable=timetable,
+            on_merged=self._on_merged,
+            listener=listener,
+            is_due=_follower(conveyor) if conveyor is not None and stage > 0 else None,
+            is_paused=is_paused,
+        )
+
+    def bytes_sent(self) -> int:
+        """In messages and contributions."""
+        return self.driver.message_bytes_sent + self._tally.blob_bytes_served
+
+    async def serve(self) -> None:
+        """Takes messages and requests from here on; they are answered, or wait for the driver to run."""
+        self._transport.set_message_handler(self.driver.receive)
+        await self._transport.serve(BLOB_SERVICE, self._serve_blob)
+        await self._transport.serve(STATE_SERVICE, self._states.serve)
+        state = self._keeper.state
+        self.driver.post(StateComputed(state.head, state.digest))
+
+    def _on_merged(self) -> None:
+        self._states.on_merged()
+        self._keeper.save(self._trainer.state())
+
+    async def _adopt_state(self, action: FetchState) -> None:
+        """Fetches and installs the state at action.head; tells the machine how it went."""
+        self.conductor.drop_waiting()
+        self.conductor.state_fetches += 1
+        try:
+            state = (
+                await self._own_state(action.head)
+                if not action.donors
+                else await fetch_state(
+                    self._transport,
+                    action.donors,
+                    {"head": action.head},
+                    layout=self._trainer.state().layout,
+                    expected=action.state_digest,
+                    timeout_s=STATE_TIMEOUT_S,
+                    listener=self._listener,
+                )
+            )
+            if state is None:
+                self.driver.post(StateMissing(action.head))
+                return
+            await asyncio.wrap_future(self._trainer.install(state, keep_movement=action.keep_movement))
+            self._keeper.save(state)
+            self.conductor.on_state_installed(state.head, state.round)
+            self.driver.post(StateInstalled(state.head, state.digest))
+        finally:
+            self.conductor.state_fetches -= 1
+
+    async def _own_state(self, head: Digest) -> AnchorState | None:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, self._keeper.stored, head)
+
+    async def _serve_blob(self, peer: PeerId, header: dict[str, Any]) -> Reply:
+        match header:
+            case {"digest": bytes(digest)} if len(digest) == DIGEST_BYTES:
+                loop = asyncio.get_running_loop()
+                blob = await loop.run_in_executor(self._disk, self._keeper.blobs.get, Digest(digest))
+            case _:
+                raise ProtocolError(peer, "a request for a contribution that names none")
+        if blob is None:
+            raise PeerUnavailable(self._me, "this contribution is not held here")
+        self._tally.blob_bytes_served += len(blob)
+        return Reply({}, [blob])
+
+
+def _machine(
+    presence: Presence, stage: int, manifest: Manifest, keeper: Keeper, sign: Callable[[bytes], bytes]
+) -> RoundMachine:
+    return RoundMachine(
+        me=presence.me,
+        incarnation=presence.incarnation,
+        stage=stage,
+        genesis=manifest.genesis(stage),
+        timing=Timing(),
+        sign=sign,
+        verify=verify,
+        rng=random.Random(f"{presence.me} {presence.incarnation}"),
+        now=asyncio.get_running_loop().time(),
+        plan=first_plan(manifest),
+        start_peers=manifest.rounds.start_peers,
+        max_peers=manifest.limits.max_peers,
+        plans=plan_bounds(manifest),
+        planner=planner_of(manifest, layout_of(manifest, stage)),
+        durable=keeper.durable,
+        stored_states=(keeper.state.head,),
+    )
+
+
+def _follower(conveyor: Conveyor) -> Callable[[Progress], bool]:
+    """When a peer of a later stage closes its round."""
+
+    def is_due(progress: Progress) -> bool:
+        return follows(
+            progress.round,
+            own=progress.micro_batches,
+            heads=conveyor.recent_heads,
+            certified_at_stage_0=conveyor.certified_at_stage_0,
+        )
+
+    return is_due

@@ -1,0 +1,98 @@
+"""The stage that this peer will hold: the one its volunteer asked for, or the one that needs it most.
+
+Which that is, dht/assignment.py decides; here it is fed with what the machine has room for and what the directory says.
+"""
+
+import asyncio
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from dilocox_peer.dht.assignment import Claimant, better_stage, choose_stage
+from dilocox_peer.dht.directory import Directory
+from dilocox_peer.dht.records import Lease
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.events import Listener, Remark, StageClaimed
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.dialback import ADVICE
+from dilocox_peer.peer.footprint import available_memory, resident_bytes
+from dilocox_peer.peer.presence import Presence
+from dilocox_peer.pipeline.memory import Room, stage_bytes
+from dilocox_peer.pipeline.model import layout_of
+
+CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the volunteer says of it. stage: None leaves it to the swarm's need; max_memory_bytes: None allows all there is."""
+
+    stage: int | None
+    device: str
+    max_memory_bytes: int | None
+
+
+async def claim_stage(
+    manifest: Manifest, wish: Wish, *, presence: Presence, directory: Directory, listener: Listener
+) -> int:
+    """A stage of the run that fits here; announced already where others might be claiming it at the same moment.
+
+    Raises ConfigError when there is none, or not room for the one that was asked for; RunUnreachable.
+    """
+    count = manifest.stages.count
+    if wish.stage is not None and wish.stage >= count:
+        raise ConfigError(f"--stage {wish.stage}: the run has stages 0 to {count - 1}")
+    on_cpu = not wish.device.startswith("cuda")
+    sizes = [layout_of(manifest, stage).num_elements for stage in range(count)]
+    needs = [stage_bytes(size, is_alone=count == 1, on_cpu=on_cpu) for size in sizes]
+    room = Room(available_memory() + resident_bytes(), wish.max_memory_bytes)
+    fits = room.fitting(needs)
+    insisted = 0 if count == 1 else wish.stage
+    if insisted is None and not fits:
+        insisted = needs.index(min(needs))  # to say what is lacking
+    if insisted is not None:
+        if reason := room.why_not(insisted, needs):
+            raise ConfigError(reason)
+        return insisted
+    stages = await _leases_of_all(directory, count)
+    await _try_to_be_dialled(presence, stages, listener)
+    stage, why = await _claim_by_need(presence, directory, stages, fits)
+    listener(StageClaimed(stage, why))
+    return stage
+
+
+async def _try_to_be_dialled(presence: Presence, stages: dict[int, list[Lease]], listener: Listener) -> None:
+    if not presence.is_dialable:  # known already
+        return
+    others = [lease for leases in stages.values() for lease in leases if lease.peer != presence.me]
+    rng = random.Random(presence.incarnation)
+    if await presence.reachability.try_out(presence.transport, others, rng) is False:
+        listener(Remark(ADVICE))
+
+
+async def _claim_by_need(
+    presence: Presence, directory: Directory, stages: dict[int, list[Lease]], fits: Collection[int]
+) -> tuple[int, str]:
+    """(stage, why), after those who chose at the same moment had time to be seen."""
+    me = presence.me
+    claimant = Claimant(me, fits=fits, is_dialable=presence.is_dialable)
+    others = {stage: [lease for lease in leases if lease.peer != me] for stage, leases in stages.items()}
+    stage, why = choose_stage(others, claimant)
+    if stage is None:
+        raise ConfigError(f"no stage of the run can be held here: {why}")
+    rng = random.Random(presence.incarnation)
+    for _ in range(CLAIM_LOOKS):
+        await directory.announce(presence.lease(stage))
+        # Others may be choosing at this moment; what they announced is seen at the second look.
+        await asyncio.sleep(CLAIM_WAIT_S * rng.uniform(0.5, 1.0))
+        better, reason = better_stage(await _leases_of_all(directory, len(stages)), claimant, stage)
+        if better is None:
+            break
+        await directory.leave()
+        stage, why = better, reason
+    return stage, why
+
+
+async def _leases_of_all(directory: Directory, count: int) -> dict[int, list[Lease]]:
+    found = await asyncio.gather(*(directory.peers(stage) for stage in range(count)))
+    return dict(enumerate(found))

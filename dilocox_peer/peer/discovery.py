@@ -1,0 +1,118 @@
+"""Who else is in the run: reads the directory again and again, and has what it finds dialled.
+
+The peers of our stage are made known to the rounds, those of the stages beside ours to the pipeline; of the others we only
+tell how many there are.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from dilocox_peer.dht.directory import Directory
+from dilocox_peer.dht.records import Lease
+from dilocox_peer.errors import PeerUnavailable, RunUnreachable
+from dilocox_peer.events import Failed, Listener, SeenPeer, SwarmSeen
+from dilocox_peer.peer.acquaintances import write_acquaintances
+from dilocox_peer.peer.conveyor import Conveyor, LinkAddress
+from dilocox_peer.peer.presence import Presence
+from dilocox_peer.pipeline.link import LinkId
+from dilocox_peer.types import PeerId
+
+FIRST_LOOKS, FIRST_LOOK_S, LOOK_S = 20, 1.0, 60.0  # the directory is read often until the swarm is known
+FAR_EVERY = 10  # of the first looks, one reads the stages that are no neighbours of ours too: for the screen
+KEPT_ADDRESSES = 2  # of each peer, for the next start
+
+
+class Discovery:
+    """`run` looks every second at first, then every minute or two, and at once when `look_now` is set."""
+
+    def __init__(
+        self,
+        presence: Presence,
+        stage: int,
+        *,
+        num_stages: int,
+        directory: Directory,
+        conveyor: Conveyor | None,
+        on_found: Callable[[PeerId], None],
+        look_now: asyncio.Event,
+        acquaintances: Path,
+        listener: Listener,
+    ) -> None:
+        """conveyor: of a run with several stages. on_found: for each peer of our stage, once, when it has been dialled.
+        acquaintances: the file that the next start reads."""
+        self._me = presence.me
+        self._transport = presence.transport
+        self._rng = random.Random(presence.incarnation)
+        self._stage = stage
+        self._num_stages = num_stages
+        self._directory = directory
+        self._conveyor = conveyor
+        self._on_found = on_found
+        self._look_now = look_now
+        self._acquaintances = acquaintances
+        self._listener = listener
+        self._known = {self._me}
+
+    async def run(self) -> None:
+        """Looks until cancelled; a look that fails is told and followed by the next."""
+        looks = 0
+        while True:
+            try:
+                seen = await self._look(far=looks % FAR_EVERY == 0 or looks >= FIRST_LOOKS)
+            except RunUnreachable as error:
+                self._listener(Failed("discovery", f"{error}; trying again"))
+            else:
+                self._listener(_swarm_seen(seen))
+                await self._meet(seen[self._stage])
+            looks += 1
+            self._look_now.clear()
+            pause_s = FIRST_LOOK_S if looks < FIRST_LOOKS else LOOK_S * self._rng.uniform(1.0, 2.0)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._look_now.wait()
+
+    async def _look(self, *, far: bool) -> dict[int, list[Lease]]:
+        """The leases of our stage and of those beside it, with far of all, by stage. Has the neighbours dialled."""
+        seen = {self._stage: await self._directory.peers(self._stage)}
+        if self._conveyor is not None:
+            seen |= await self._find_neighbours(self._conveyor)
+        if far:
+            others = (other for other in range(self._num_stages) if other not in seen)
+            seen |= {other: await self._directory.peers(other) for other in others}
+        return seen
+
+    async def _find_neighbours(self, conveyor: Conveyor) -> dict[int, list[Lease]]:
+        """Has the peers of the stages beside ours dialled; gives back who they are."""
+        beside = [other for other in (self._stage - 1, self._stage + 1) if 0 <= other < self._num_stages]
+        by_stage = {other: await self._directory.peers(other) for other in beside}
+        found = [lease for leases in by_stage.values() for lease in leases]
+        conveyor.set_neighbours(
+            LinkAddress(lease.peer, LinkId(lease.link), lease.link_addresses) for lease in found if lease.link
+        )
+        return by_stage
+
+    async def _meet(self, leases: Sequence[Lease]) -> None:
+        """Dials those of our stage that are new to us and makes them known."""
+        newcomers = [lease for lease in leases if lease.peer not in self._known]
+        if newcomers:
+            others = [lease for lease in leases if lease.peer != self._me]
+            met = [address for lease in others for address in lease.addresses[:KEPT_ADDRESSES]]
+            with suppress(OSError):  # a convenience for the next start
+                await asyncio.to_thread(write_acquaintances, self._acquaintances, met)
+        for lease in newcomers:
+            self._known.add(lease.peer)
+            with suppress(PeerUnavailable):
+                await self._transport.connect(lease.peer, lease.addresses)
+            self._on_found(lease.peer)
+
+
+def _swarm_seen(leases: Mapping[int, Sequence[Lease]]) -> SwarmSeen:
+    peers = (
+        SeenPeer(lease.peer, lease.stage, round(lease.tokens_per_s, 1), lease.round, lease.reachability)
+        for stage in sorted(leases)
+        for lease in sorted(leases[stage], key=lambda lease: lease.peer)
+    )
+    return SwarmSeen(tuple(sorted(leases)), tuple(peers))

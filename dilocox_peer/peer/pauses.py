@@ -1,0 +1,76 @@
+"""Who holds training here, and why: the operator, the hours, an idle watch. It goes on when all of them have let go.
+
+Only our own micro-batches pause: the rounds go on, and what others certify is merged (conductor.py).
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from dilocox_peer.events import Listener, Paused, Resumed
+from dilocox_peer.peer.training import HoldReason
+
+SETTLE_S = 1.0
+
+
+class Holdable(Protocol):
+    """Of a trainer, what is needed here. Both raise RuntimeError when it has no room for another call."""
+
+    def hold(self, reason: HoldReason) -> object: ...
+
+    def resume(self, reason: HoldReason) -> object: ...
+
+
+class Pauses:
+    """Of one session, over all its trainers. All calls in the session's loop, at any time; also before there is a trainer."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._reasons: dict[str, str] = {}
+        self._trainer: Holdable | None = None
+        self._is_trainer_paused = False
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Who holds training, and why; empty: nobody does."""
+        return self._reasons
+
+    @property
+    def is_paused(self) -> bool:
+        return bool(self._reasons)
+
+    def pause(self, who: str, why: str) -> None:
+        """No micro-batch of ours begins until `who`, and everybody else who paused, has resumed."""
+        if not self._reasons:
+            self._listener(Paused(why))
+        self._reasons[who] = why
+        self._settle()
+
+    def resume(self, who: str, why: str) -> None:
+        """Takes back what `who` asked for; nothing happens if it had not."""
+        if self._reasons.pop(who, None) is not None and not self._reasons:
+            self._listener(Resumed(why))
+        self._settle()
+
+    def set_trainer(self, trainer: Holdable) -> None:
+        """From here on this one is held and resumed; it has not been paused yet."""
+        self._trainer, self._is_trainer_paused = trainer, False
+        self._settle()
+
+    async def keep(self) -> None:
+        """Until cancelled, tells the trainer again what it had no room for."""
+        while True:
+            await asyncio.sleep(SETTLE_S)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Has the trainer do as is wished, unless it has no room for the call now."""
+        if self._trainer is None or self.is_paused == self._is_trainer_paused:
+            return
+        with suppress(RuntimeError):
+            if self.is_paused:
+                self._trainer.hold("pause")
+            else:
+                self._trainer.resume("pause")
+            self._is_trainer_paused = self.is_paused

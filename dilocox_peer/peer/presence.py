@@ -1,0 +1,112 @@
+"""What the directory says of us: the lease of our stage, written when we come and again before it runs out.
+
+What it says of others is read by claim.py and discovery.py.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from dilocox_peer.dht.directory import Directory
+from dilocox_peer.dht.records import MAX_ADDRESSES, Lease
+from dilocox_peer.errors import RunUnreachable
+from dilocox_peer.events import Failed, Listener
+from dilocox_peer.invitation import visible_at
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.conveyor import Conveyor
+from dilocox_peer.peer.dialback import Reachability
+from dilocox_peer.peer.training import Progress
+from dilocox_peer.peer.transport import Transport
+from dilocox_peer.types import PeerId
+
+PROTOCOL_VERSION = 1
+LEASE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Presence:
+    """Who and where this peer is, from one start of its network to the next."""
+
+    me: PeerId
+    incarnation: int
+    transport: Transport
+    reachability: Reachability
+
+    @property
+    def is_dialable(self) -> bool:
+        """Whether others may count on dialling us; it can change with our addresses."""
+        return self.reachability.at(self.transport.addresses) == "direct"
+
+    def lease(self, stage: int) -> Lease:
+        """Of a peer that is at that stage and has done nothing there yet."""
+        addresses = tuple(self.transport.addresses)
+        return Lease(
+            peer=self.me,
+            stage=stage,
+            incarnation=self.incarnation,
+            addresses=addresses,
+            protocol=PROTOCOL_VERSION,
+            tokens_per_s=0.0,
+            memory_bytes=0,
+            reachability=self.reachability.at(addresses),
+            round=0,
+        )
+
+
+class Tenure:
+    """Of the stage that we train: its lease says how fast, how far, and where its links are to be had."""
+
+    def __init__(
+        self,
+        presence: Presence,
+        stage: int,
+        *,
+        directory: Directory,
+        manifest: Manifest,
+        progress: Callable[[], Progress],
+        conveyor: Conveyor | None,
+        is_paused: Callable[[], bool],
+        is_leader: Callable[[], bool],
+        listener: Listener,
+    ) -> None:
+        """conveyor: of a run with several stages. is_leader: whether it is on us to keep the manifest in the directory."""
+        self._presence = presence
+        self._stage = stage
+        self._directory = directory
+        self._manifest = manifest
+        self._progress = progress
+        self._conveyor = conveyor
+        self._is_paused = is_paused
+        self._is_leader = is_leader
+        self._listener = listener
+
+    async def announce(self) -> None:
+        """Writes the lease as of now. Raises RunUnreachable."""
+        await self._directory.announce(self._lease())
+
+    async def renew(self) -> None:
+        """Announces again and again until cancelled; what fails is told and tried again."""
+        while True:
+            await asyncio.sleep(LEASE_S)
+            try:
+                await self.announce()
+                if self._is_leader():  # one of the stage keeps the manifest alive
+                    await self._directory.publish_manifest(self._manifest)
+            except RunUnreachable as error:
+                self._listener(Failed("lease", f"{error}; trying again in {LEASE_S:.0f} s"))
+
+    def _lease(self) -> Lease:
+        progress = self._progress()
+        lease = replace(
+            self._presence.lease(self._stage),
+            tokens_per_s=0.0 if self._is_paused() else progress.tokens_per_s,
+            round=progress.round,
+        )
+        if self._conveyor is None:
+            return lease
+        link = PeerId(self._conveyor.link_id)
+        return replace(
+            lease,
+            link=link,
+            link_addresses=visible_at(self._conveyor.addresses, lease.addresses, link)[:MAX_ADDRESSES],
+        )

@@ -1,0 +1,17 @@
+"""What is counted over a whole session: it goes on when the network daemon, and all that counts with it, is started again."""
+
+from dataclasses import dataclass, field
+
+from dilocox_peer.events import StageSeen
+from dilocox_peer.peer.lag import LoopLag
+from dilocox_peer.peer.tcp_traffic import Traffic
+
+
+@dataclass(slots=True)
+class Tally:
+    """Kept by the session; averaging.py adds the blobs, bulletin.py the rest."""
+
+    lag: LoopLag = field(default_factory=LoopLag)
+    daemon_traffic: Traffic = field(default_factory=Traffic)
+    blob_bytes_served: int = 0
+    stage_seen: StageSeen | None = None  # the last that was told
