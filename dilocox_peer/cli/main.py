@@ -353,7 +353,7 @@ def demo(
     inner_steps: Annotated[int | None, typer.Option(min=1, help="Inner steps a round (H).", show_default=False)] = None,
     overlap: Annotated[str | None, typer.Option(help="arrival, one-step or none.", show_default=False)] = None,
     codec: Annotated[
-        str | None, typer.Option(help="none, fp16, int8, int4, int2, sign or topk.", show_default=False)
+        str | None, typer.Option(help="none, fp16, int8, int4, int2, sign, topk or lowrank-int4.", show_default=False)
     ] = None,
     inner_optimizer: Annotated[str | None, typer.Option(help="adamw or muon.", show_default=False)] = None,
     schedule: Annotated[str | None, typer.Option(help="carry or flush.", show_default=False)] = None,

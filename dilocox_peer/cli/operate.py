@@ -24,6 +24,7 @@ from dilocox_peer.events import SeenPeer, SwarmSeen, short
 from dilocox_peer.invitation import Invitation, parse_invitation
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import ask, follow, socket_path
+from dilocox_peer.peer.plan import adapts_inner_steps
 from dilocox_peer.peer.status import Status, stage_words
 from dilocox_peer.types import PeerId
 
@@ -219,7 +220,8 @@ def run_summary(manifest: Manifest, seen: Sequence[SeenPeer]) -> dict[str, Any]:
 def run_lines(manifest: Manifest, seen: Sequence[SeenPeer]) -> list[str]:
     """The same for a person."""
     summary = run_summary(manifest, seen)
-    lines = [f"{summary['run_name']} ({summary['run'][:12]})  round {summary['round']}/{summary['total_rounds']}"]
+    about = " of about " if adapts_inner_steps(manifest) else "/"  # from outside only the settings are known
+    lines = [f"{summary['run_name']} ({summary['run'][:12]})  round {summary['round']}{about}{summary['total_rounds']}"]
     for each in summary["stages"]:
         lines.append(stage_line(each["stage"], [True] * len(each["peers"]), each["tokens_per_s"], is_thin=each["thin"]))
         lines += [

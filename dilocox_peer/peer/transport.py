@@ -8,6 +8,8 @@ elsewhere. Importing this module does not import hivemind (that pulls in torch);
 
 import asyncio
 import logging
+import os
+import signal
 import threading
 import time
 import warnings
@@ -629,6 +631,7 @@ def _daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"]) ->
 
     class Daemon(P2P):  # type: ignore[misc, unused-ignore]
         _UNIX_SOCKET_PREFIX = f"/unix{socket_dir}/"
+        _child: Any
 
         def __init__(self) -> None:
             super().__init__()
@@ -638,6 +641,20 @@ def _daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"]) ->
         def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
             command: list[str] = P2P._make_process_args(*args, **kwargs)
             return launch_command(command)
+
+        def _terminate(self) -> None:
+            """As hivemind's, but Popen.terminate polls before it signals: a p2pd that has just ended is reaped there, and
+            asyncio's own watcher then says "Unknown child process" on the terminal."""
+            child, self._child = self._child, None
+            try:
+                super()._terminate()
+            finally:
+                self._child = child
+            if child is not None and child.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGTERM)
+                with suppress(FileNotFoundError, TypeError):
+                    os.remove(self._daemon_listen_maddr["unix"])
 
         @staticmethod
         def _log_p2pd_message(line: str) -> None:
