@@ -2,8 +2,8 @@
 
 Stage 0, where micro-batches start, is the clock of the run: its round is over when the roster's members that are here have
 together done their shares, so that a slow peer does less and nobody waits for it; or at twice the usual time. A later stage
-follows: its round is over when the heads that most of its work comes from are in the next one. Never for a peer that has
-done nothing itself.
+follows: its round is over when the heads that most of its work comes from are in the next one, or when stage 0 has
+certified it. Else never for a peer that has done nothing itself.
 """
 
 import statistics
@@ -83,10 +83,12 @@ def follows(round_number: int, *, own: int, heads: Mapping[PeerId, tuple[int, in
     own: its own micro-batches in it. heads: of every head, the latest round it sent work of, and how many of our recent
     micro-batches were its.
     """
+    if certified_at_stage_0 >= round_number:
+        return (
+            True  # also with nothing done: heads may have sent all of it to others, and go no further before we close
+        )
     if own == 0:
         return False
-    if certified_at_stage_0 >= round_number:
-        return True
     recent = sum(count for _, count in heads.values())
     ahead = sum(count for latest, count in heads.values() if latest > round_number)
     return 2 * ahead > recent
