@@ -17,15 +17,15 @@ from itertools import groupby
 
 import torch
 from learning import DEFAULTS, header
-from learning_sim import Method, Study, _Pending, _Swarm, bytes_of_round
+from learning_sim import Method, Pending, Study, Swarm, bytes_of_round
 
 from dilocox_peer.compression.controller import BUDGET, Controller, Limits, Setting
 from dilocox_peer.compression.ladder import LADDER
-from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.config import preset
 from dilocox_peer.peer.adaptive_planner import LinkPlanner
 from dilocox_peer.peer.chain import Certificate, Entry, Place
 from dilocox_peer.peer.measured import Measured
+from dilocox_peer.peer.outer import stage_policy
 from dilocox_peer.peer.plan import Plan, plan_bounds
 from dilocox_peer.peer.planner import FixedPlanner, Planner
 from dilocox_peer.pipeline.data import load_corpus
@@ -46,7 +46,7 @@ class Link:
         return self.delay_s + 8 * blob_bytes * (peers - 1) / self.uplink_bps
 
 
-class LinkedSwarm(_Swarm):
+class LinkedSwarm(Swarm):
     """learning_sim's swarm with exchanges that take their time, and plans from certificates."""
 
     def __init__(self, study: Study, method: Method, link: Link, planner: Planner, first: Plan) -> None:
@@ -80,13 +80,11 @@ class LinkedSwarm(_Swarm):
             done += here
             self._close_round(plan, here)
         self._merge_all()
-        return self._evaluator.whole(self._anchor_N())
+        return self.evaluator.whole(self._anchor_N())
 
     def _close_round(self, plan: Plan, steps: int) -> None:
         now_s = self._tick * self._link.step_s
-        policy = self._policies.setdefault(
-            plan.codec, policy_named(plan.codec, rank=16, never_low_rank=(EMBEDDING, HEAD))
-        )
+        policy = self._policies.setdefault(plan.codec, stage_policy(plan.codec, 16))
         offers = [
             replica.loop.offer(replica.stage.model.flat_N.clone(), steps, codec_of=policy) for replica in self._replicas
         ]
@@ -109,7 +107,7 @@ class LinkedSwarm(_Swarm):
         self._plans[value.round + 2] = value.plan
         everybody = frozenset(range(self._count))
         weights = tuple(offer.micro_batches for offer in offers)
-        self._pending = _Pending(self._round, blobs, weights, self._tick, everybody, ())
+        self._pending = Pending(self._round, blobs, weights, self._tick, everybody, ())
 
     @property
     def plans(self) -> str:
@@ -168,7 +166,7 @@ def main() -> None:
                 run = swarm(study, Link(1e6 * mbit, arguments.step_s, arguments.delay_s), codec, inner_steps, budget)
                 loss = run.train()
                 steps = study.steps(DEFAULTS)
-                fewer = run._evaluator.all_reduce_bytes(steps, 1) / run.bytes_sent
+                fewer = run.evaluator.all_reduce_bytes(steps, 1) / run.bytes_sent
                 print(
                     f"{mbit:6g}  {name:16} {seed:5} {loss:8.4f} {statistics.mean(run.shares):8.0%} {fewer:12.0f}  {run.plans}",
                     flush=True,

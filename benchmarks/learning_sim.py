@@ -149,7 +149,7 @@ class Study:
 def run(study: Study, method: Method, report: Callable[[str], None] = lambda _line: None) -> Outcomes:
     """Trains to the end and evaluates."""
     started = time.process_time()
-    outcomes = _synchronous(study, method, report) if method.sync else _Swarm(study, method, report).run()
+    outcomes = _synchronous(study, method, report) if method.sync else Swarm(study, method, report).run()
     return dataclasses.replace(outcomes, seconds=round(time.process_time() - started, 1))
 
 
@@ -282,7 +282,7 @@ class _Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class Pending:
     round: int
     blobs: tuple[bytes, ...]
     weights: tuple[int, ...]
@@ -291,7 +291,7 @@ class _Pending:
     momenta: tuple[tuple[list[Tensor], list[Tensor]], ...] = ()  # of each replica: at the close, and the mean's decoded
 
 
-class _Swarm:
+class Swarm:
     def __init__(self, study: Study, method: Method, report: Callable[[str], None]) -> None:
         self._study, self._method, self._report = study, method, report
         manifest = study.manifest(method)
@@ -304,14 +304,14 @@ class _Swarm:
         self._count = study.num_replicas // method.island
         self._replicas = [_Replica(study, method, index, manifest, settings) for index in range(self._count)]
         self._lengths = list(_round_lengths(method, self._steps - method.warm_steps))
-        self._evaluator = Evaluator(study, manifest, self._steps)
+        self.evaluator = Evaluator(study, manifest, self._steps)
         self._manifest = manifest
         self._owner = (
             _Owner(settings, self._replicas[0].loop.state.layout, self._policy(manifest, method.owner_codec))
             if method.owner_codec
             else None
         )
-        self._pending: _Pending | None = None
+        self._pending: Pending | None = None
         self._tick = 0
         self._bytes = 0
         self._blob_bytes = 0
@@ -336,14 +336,14 @@ class _Swarm:
             if last or self._is_due(length) == set(range(count)):
                 self._merge_all()
             if not last:
-                self._evaluator.maybe(self._done_rounds_steps, self._bytes, self._anchor_N, self._report)
-        loss = self._evaluator.finish(self._done_rounds_steps, self._bytes, self._anchor_N())
+                self.evaluator.maybe(self._done_rounds_steps, self._bytes, self._anchor_N, self._report)
+        loss = self.evaluator.finish(self._done_rounds_steps, self._bytes, self._anchor_N())
         return Outcomes(
-            steps=self._steps, tokens=self._evaluator.tokens(self._steps), loss=loss,
-            ema_loss=self._evaluator.whole(self._ema_N), worst_jump=self._evaluator.worst_jump,
-            bytes_sent=self._bytes, all_reduce_bytes=self._evaluator.all_reduce_bytes(self._steps, method.island),
+            steps=self._steps, tokens=self.evaluator.tokens(self._steps), loss=loss,
+            ema_loss=self.evaluator.whole(self._ema_N), worst_jump=self.evaluator.worst_jump,
+            bytes_sent=self._bytes, all_reduce_bytes=self.evaluator.all_reduce_bytes(self._steps, method.island),
             blob_bytes=self._blob_bytes // max(1, len(self._lengths) * count), rounds=len(self._lengths),
-            curve=tuple(self._evaluator.curve), seconds=0.0,
+            curve=tuple(self.evaluator.curve), seconds=0.0,
         )  # fmt: skip
 
     def _one_tick(self, length: int) -> None:
@@ -387,7 +387,7 @@ class _Swarm:
             # A peer sends each other owner that one's part, and each other peer its own part of the mean.
             sizes = [(size + len(blobs[0])) // self._count for size in sizes]
         self._bytes += bytes_of_round(sizes)
-        self._pending = _Pending(self._round, blobs, weights, self._tick, everybody, momenta)
+        self._pending = Pending(self._round, blobs, weights, self._tick, everybody, momenta)
 
     def _shared_momenta(self) -> tuple[tuple[tuple[list[Tensor], list[Tensor]], ...], list[int]]:
         """Of each replica its momenta now and the mean of all as decoded; and how many bytes each sends."""

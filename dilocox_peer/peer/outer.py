@@ -58,11 +58,10 @@ class OuterSettings:
 
     @classmethod
     def of(cls, manifest: Manifest) -> "OuterSettings":
-        codec = manifest.compression.codec
         return cls(
             learning_rate=manifest.outer.learning_rate,
             momentum=manifest.outer.momentum,
-            codec_of=policy_named(codec, rank=manifest.compression.rank, never_low_rank=(EMBEDDING, HEAD)),
+            codec_of=stage_policy(manifest.compression.codec, manifest.compression.rank),
             norm_clip=manifest.limits.norm_clip,
         )
 
@@ -207,8 +206,9 @@ class OuterLoop:
     def offer(self, snapshot_N: Tensor, micro_batches: int, *, codec_of: CodecPolicy | None = None) -> Offer:
         """The contribution of local parameters snapshot_N, with micro_batches done since the last snapshot.
 
-        codec_of: of this contribution and those after it. The same object for the same codecs, please: encoders that
-        remember start anew with another. Takes snapshot_N over. Raises RuntimeError if an offer is out: merge or withdraw it first.
+        codec_of: of this contribution and those after it; the same object as long as it is the same codecs, as encoders
+        that remember start anew with another. Takes snapshot_N over. Raises RuntimeError if an offer is out: merge or
+        withdraw it first.
         """
         if self._offered is not None:
             raise RuntimeError("an offer is out: merge a certificate or withdraw it first")
@@ -309,6 +309,11 @@ class OuterLoop:
         else:
             decays = (settings.residual_decay,) * len(layout.tensors)
         return with_feedback_by_tensor(movement_N, self._residual_N, layout, decays, out=self._spare_N)
+
+
+def stage_policy(codec: str, rank: int) -> CodecPolicy:
+    """The policy of a stage's contributions by a codec's name; rank: of lowrank-int4. Raises MalformedBlob for other names."""
+    return policy_named(codec, rank=max(rank, 1), never_low_rank=(EMBEDDING, HEAD))
 
 
 def initial_state(manifest: Manifest, stage: int = 0) -> AnchorState:

@@ -27,16 +27,14 @@ from torch import Tensor
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.controller import OwnCodec
 from dilocox_peer.compression.ladder import LOW_RANK
-from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.outer import AnchorState, OuterLoop, OuterSettings
+from dilocox_peer.peer.outer import AnchorState, OuterLoop, OuterSettings, stage_policy
 from dilocox_peer.peer.stage_loop import StageLoop, WorkBench
 from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.peer.training import HoldReason, Progress, Snapshot, TrainingLoop
 from dilocox_peer.peer.whole_loop import WholeLoop
 from dilocox_peer.peer.worker import MAX_CALLS, Worker
 from dilocox_peer.pipeline.data import Corpus
-from dilocox_peer.pipeline.model import EMBEDDING, HEAD
 from dilocox_peer.types import Digest, PeerId
 
 T = TypeVar("T")
@@ -46,8 +44,8 @@ U = TypeVar("U")
 @dataclass(frozen=True, slots=True)
 class Closing:
     """The offered contribution of a round. micro_batches: its weight, that of missed rounds included. train_loss: mean
-    over this round's micro-batches, nan if there were none. round_micro_batches: how many those were. codec: it was encoded
-    with. lost: what the codec left out of it (outer.Offer)."""
+    over this round's micro-batches, nan if there were none. round_micro_batches: how many those were. lost: what
+    the codec left out of it (outer.Offer)."""
 
     round: int
     blob: bytes
@@ -55,7 +53,6 @@ class Closing:
     round_micro_batches: int
     train_loss: float
     raw_bytes: int
-    codec: str
     lost: float
 
 
@@ -248,7 +245,6 @@ class Trainer:
             round_micro_batches=snapshot.round_micro_batches,
             train_loss=snapshot.train_loss,
             raw_bytes=offer.raw_bytes,
-            codec=codec,
             lost=offer.lost,
         )
 
@@ -256,7 +252,7 @@ class Trainer:
         """One object for each (codec, rank): encoders remember by it."""
         key = (codec, rank if codec == LOW_RANK else 0)
         if key not in self._policies:
-            self._policies[key] = policy_named(codec, rank=max(rank, 1), never_low_rank=(EMBEDDING, HEAD))
+            self._policies[key] = stage_policy(codec, rank)
         return self._policies[key]
 
     def _started(self) -> OuterLoop:

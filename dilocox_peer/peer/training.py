@@ -26,7 +26,8 @@ HoldReason = Literal["rounds", "pause"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """round: the one being trained. micro_batches: completed in it. share: what it is expected to do of it. tokens: since the start of this process.
+    """round: the one being trained. micro_batches: completed in it. share: how many are expected of it in the round. tokens:
+    since the start of this process.
 
     train_loss: mean of the last LOSS_WINDOW micro-batches, nan before the first. is_training: False while held, waiting
     for a certificate, or when the run is complete. busy: share of the last SPEED_WINDOW_S spent computing.
@@ -84,9 +85,9 @@ class TrainingLoop(Protocol):
 class RoundBook:
     """Which round is trained and what was done in it; owned by a training loop.
 
-    share: micro-batches this peer is expected to do in the round; load: of it, against an equal part. Training is in round `certified + 1`, or `certified + 2`
-    while an offer is out. What puts training into a higher round starts its count anew; what puts it back lets the closed
-    round go on.
+    share: micro-batches this peer is expected to do in the round; load: of it, against an equal part. Training is in round
+    `certified + 1`, or `certified + 2` while an offer is out. What puts training into a higher round starts its count anew; what
+    puts it back lets the closed round go on.
     """
 
     def __init__(self, manifest: Manifest, clock: Callable[[], float], timetable: Timetable) -> None:
