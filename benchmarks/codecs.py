@@ -3,7 +3,10 @@
     python benchmarks/codecs.py [--elements 10000000] [--repeats 7] [--codec int2 ...]
     python benchmarks/codecs.py --large            # 100M floats
     python benchmarks/codecs.py --outer-step       # one outer step of 24 matrices of 4096 x 1024, lowrank-int4 at rank 64
-    python benchmarks/codecs.py --hivemind         # hivemind's codecs and its PowerSGD basis on the same tensors
+    python benchmarks/codecs.py --hivemind         # hivemind's codecs and its PowerSGD on the same tensors
+
+--hivemind runs whole only in an environment with `numpy<2.4` (hivemind 1.1.12 decodes with calls that newer ones refuse) and
+bitsandbytes (its blockwise codec): python -m venv there && there/bin/pip install . 'numpy<2.4' bitsandbytes.
 
 GB/s are of the float32 side (4 bytes an element), encoding and decoding alike, by CPU time: others on the machine then cost
 only cache and memory bandwidth, which the copy in the same run shows. The input is normal and then scaled column by
@@ -175,6 +178,49 @@ def compare_hivemind(x: torch.Tensor, repeats: int) -> None:
             milliseconds = [1000 * each for each in timed(lambda: torch.linalg.qr(matrix), repeats)]
         error = float((basis.t() @ basis - torch.eye(64)).abs().max())
         print(f"{name:26} |P'P - I| = {error:.1e}, ms {spread(milliseconds)}")
+    compare_power_sgd(x, repeats, orthogonalize_)
+
+
+def compare_power_sgd(x: torch.Tensor, repeats: int, orthogonalize_: Callable[[torch.Tensor], object]) -> None:
+    """hivemind's PowerSGDGradientAverager as a group of one computes it, factors in float32, beside lowrank-int4.
+
+    Error of the first encoding and of the fourth of the same input, each starting where the last ended; seconds of one more
+    encoding, the decoding included.
+    """
+    rank, (rows, columns) = 64, x.shape
+    generator = torch.Generator().manual_seed(1)
+
+    def of_rank(count: int, spectrum: torch.Tensor) -> torch.Tensor:
+        left, right = (torch.randn(size, count, generator=generator) / size**0.5 for size in (rows, columns))
+        return (left * spectrum) @ right.t()
+
+    inputs = {
+        "x of above": x,
+        "singular values ~ 1/k": of_rank(1024, 1 / torch.arange(1, 1025)),
+        f"rank {rank // 2}": of_rank(rank // 2, torch.ones(rank // 2)),
+    }
+    print(f"rank {rank}: PowerSGD {32 * rank * (rows + columns) / x.numel():.3f} bits an element, lowrank-int4 "
+          f"{8 * len(LowRankCodec(rank).encode(x)) / x.numel():.3f}")  # fmt: skip
+    print("                                                error, 1st   4th      seconds, min / median / max")
+    for name, each in inputs.items():
+        q = torch.rand(columns, rank, generator=generator)
+
+        def theirs(q: torch.Tensor = q, each: torch.Tensor = each) -> torch.Tensor:
+            p = each @ q
+            orthogonalize_(p)
+            torch.matmul(each.t(), p, out=q)
+            return p @ q.t()
+
+        encoder, out = LowRankCodec(rank).encoder(), torch.empty_like(each)
+
+        def ours(encoder=encoder, each: torch.Tensor = each, out: torch.Tensor = out) -> torch.Tensor:
+            LowRankCodec(rank).decode(memoryview(encoder.encode(each)), out)
+            return out
+
+        for system, step in (("PowerSGD", theirs), ("lowrank-int4", ours)):
+            norm = torch.linalg.vector_norm(each)
+            errors = [float(torch.linalg.vector_norm(step() - each) / norm) for _ in range(4)]
+            print(f"{name:24} {system:22} {errors[0]:9.4f} {errors[3]:9.4f}      {spread(timed(step, repeats))}")
 
 
 def header() -> str:
