@@ -415,6 +415,8 @@ class Conveyor:
                 self._actions.extend(self._scheduler.handle(contract.Received(peer, message, carried), now))
 
     def _greeted(self, link: LinkId, neighbour: _Neighbour, raw: bytes) -> None:
+        if neighbour.hello is not None:  # one peer a link: all but the last would stay when it ends
+            raise ProtocolError(neighbour.hello.peer, "a second greeting")
         hello = self._checked_hello(link, raw)
         dialled = self._dialled.get(link)
         if dialled is not None and dialled.peer != hello.peer:
