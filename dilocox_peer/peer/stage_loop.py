@@ -33,7 +33,8 @@ class WorkBench(Protocol):
     def next_work(self) -> Work | None: ...
 
     def released(self) -> list[MicroBatchId]:
-        """Micro-batches, since the last call, whose backward will not come."""
+        """Micro-batches, since the last call, whose backward will not come: all that `next_work` counted on, and none that it
+        handed out."""
 
     def packed(self, micro_batch: MicroBatchId, seconds: float) -> None:
         """Of the work that is about to be reported as done so much was packing and unpacking."""
@@ -109,9 +110,9 @@ class StageLoop:
         """One forward, backward, turn or step."""
         if self._held and self._corpus is None:
             return False  # a head goes on with what is under way; what comes to a later stage waits
-        for micro_batch in self._bench.released():
-            self._passes.release(micro_batch)
         work = self._bench.next_work()
+        for micro_batch in self._bench.released():  # not before: the work may rest on what was released meanwhile
+            self._passes.release(micro_batch)
         started = time.perf_counter()
         done = self._do(work, started)
         self._publish()
