@@ -18,8 +18,8 @@ import typer
 from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.lifetime import Stop, run_until_stopped
-from dilocox_peer.errors import PeerUnavailable
-from dilocox_peer.events import DataMeasured, Evaluated, Event, Left, Listener, RunComplete, StateFetched
+from dilocox_peer.errors import PeerUnavailable, RunUnreachable
+from dilocox_peer.events import DataMeasured, Evaluated, Event, Failed, Left, Listener, RunComplete, StateFetched
 from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddrs
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.identity import Identity
@@ -177,11 +177,18 @@ class _Evaluator:
                     return
 
     async def _state(self, transport, directory, stage: int, request: dict[str, Any], layout):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        """The state of a stage that any of its peers has, or None for now."""
+        """The state of a stage that any of its peers has, or None for now. Raises RunUnreachable when our own p2pd is gone."""
         from dilocox_peer.peer.statesync import fetch_state
 
+        try:
+            leases = await directory.peers(stage)
+        except RunUnreachable as error:  # one slow answer in a run of days
+            if transport.is_down:
+                raise
+            self._listener(Failed("evaluation", str(error)))
+            return None
         donors: list[PeerId] = []
-        for lease in await directory.peers(stage):
+        for lease in leases:
             donors.append(lease.peer)
             with suppress(PeerUnavailable):
                 await transport.connect(lease.peer, lease.addresses)

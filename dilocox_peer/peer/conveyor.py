@@ -266,7 +266,7 @@ class Conveyor:
     def next_work(self) -> Work | None:
         with self._lock:
             work, actions = self._scheduler.next_work(time.monotonic())
-            self._actions.extend(actions)
+            self._keep(actions)
         if actions:
             self._link.wake()
         return work
@@ -312,11 +312,20 @@ class Conveyor:
     def _tell(self, happened: contract.Input, *, nudge: bool = True) -> None:
         with self._lock:
             actions = self._scheduler.handle(happened, time.monotonic())
-            self._actions.extend(actions)
+            self._keep(actions)
         if actions:
             self._link.wake()
         if nudge:
             self._on_work()
+
+    def _keep(self, actions: Iterable[contract.Action]) -> None:
+        """Under the lock. What is released the torch thread is told with the next work, which may rest on it (a version
+        that is free, an id that comes again); the rest is this thread's to do."""
+        for action in actions:
+            if isinstance(action, contract.Release):
+                self._released.append(action.id)
+            else:
+                self._actions.append(action)
 
     # ---- the thread --------------------------------------------------------------------------------------------------
 
@@ -351,7 +360,7 @@ class Conveyor:
         with self._lock:
             is_due = self._scheduler.deadline() <= now
             if is_due:
-                self._actions.extend(self._scheduler.handle(contract.Tick(), now))
+                self._keep(self._scheduler.handle(contract.Tick(), now))
         if self._wanted_changed:
             self._dial()
         self._flush()
@@ -412,9 +421,11 @@ class Conveyor:
             self._bytes_received += len(raw) + len(body)
             for message in messages:
                 carried: Bytes | None = body if message is last and isinstance(message, Step | Grad) else None
-                self._actions.extend(self._scheduler.handle(contract.Received(peer, message, carried), now))
+                self._keep(self._scheduler.handle(contract.Received(peer, message, carried), now))
 
     def _greeted(self, link: LinkId, neighbour: _Neighbour, raw: bytes) -> None:
+        if neighbour.hello is not None:  # one peer a link: all but the last would stay when it ends
+            raise ProtocolError(neighbour.hello.peer, "a second greeting")
         hello = self._checked_hello(link, raw)
         dialled = self._dialled.get(link)
         if dialled is not None and dialled.peer != hello.peer:
@@ -428,7 +439,7 @@ class Conveyor:
         self._links[hello.peer] = link
         with self._lock:
             self._stage_of[hello.peer] = hello.stage
-            self._actions.extend(self._scheduler.handle(contract.Linked(hello.peer, hello.stage), time.monotonic()))
+            self._keep(self._scheduler.handle(contract.Linked(hello.peer, hello.stage), time.monotonic()))
         self._listener(NeighbourLinked(hello.peer, hello.stage))
 
     def _unlinked(self, link: LinkId, reason: str) -> None:
@@ -442,7 +453,7 @@ class Conveyor:
         with self._lock:
             self._stage_of.pop(peer, None)
             self._rtt_s.pop(peer, None)
-            self._actions.extend(self._scheduler.handle(contract.Unlinked(peer), time.monotonic()))
+            self._keep(self._scheduler.handle(contract.Unlinked(peer), time.monotonic()))
         self._listener(NeighbourUnlinked(peer, neighbour.hello.stage, reason))
 
     def _round_trip(self, link: LinkId, seconds: float) -> None:
@@ -452,7 +463,7 @@ class Conveyor:
         peer = neighbour.hello.peer
         with self._lock:
             self._rtt_s[peer] = seconds
-            self._actions.extend(self._scheduler.handle(contract.RoundTrip(peer, seconds), time.monotonic()))
+            self._keep(self._scheduler.handle(contract.RoundTrip(peer, seconds), time.monotonic()))
 
     def _found(self, link: LinkId, addresses: tuple[str, ...]) -> None:
         """A neighbour that its lease names is on this network: its addresses here come first. Others are none of ours."""
@@ -519,9 +530,6 @@ class Conveyor:
                 case contract.Send(peer, message, body):
                     assert isinstance(body, bytes | memoryview), type(body)
                     self._bodies.append((peer, message, body))
-                case contract.Release(micro_batch):
-                    with self._lock:
-                        self._released.append(micro_batch)
                 case contract.Note(contract.MicroBatchDone()):
                     pass  # the training loop counts and shows them
                 case contract.Note(contract.MicroBatchTimed() as timed):

@@ -33,7 +33,8 @@ class WorkBench(Protocol):
     def next_work(self) -> Work | None: ...
 
     def released(self) -> list[MicroBatchId]:
-        """Micro-batches, since the last call, whose backward will not come."""
+        """Micro-batches, since the last call, whose backward will not come: all that `next_work` counted on, and none that it
+        handed out."""
 
     def packed(self, micro_batch: MicroBatchId, seconds: float) -> None:
         """Of the work that is about to be reported as done so much was packing and unpacking."""
@@ -91,6 +92,7 @@ class StageLoop:
             None  # to be added to the current weights, or with _replaces to take their place
         )
         self._replaces = False
+        self._in_gradient = 0  # micro-batches; fewer than the scheduler counts once weights were replaced
         self._book = RoundBook(manifest, clock, timetable)
         self._held = False
         self._told = (-1, -1)
@@ -109,9 +111,9 @@ class StageLoop:
         """One forward, backward, turn or step."""
         if self._held and self._corpus is None:
             return False  # a head goes on with what is under way; what comes to a later stage waits
-        for micro_batch in self._bench.released():
-            self._passes.release(micro_batch)
         work = self._bench.next_work()
+        for micro_batch in self._bench.released():  # not before: the work may rest on what was released meanwhile
+            self._passes.release(micro_batch)
         started = time.perf_counter()
         done = self._do(work, started)
         self._publish()
@@ -127,16 +129,18 @@ class StageLoop:
                 self._bench.forward_done(work.id, body, time.perf_counter() - started)
             case Backward():
                 gradient = self._passes.backward(work.id, _bytes(work.body))
+                self._in_gradient += 1
                 self._book.done(work.loss, time.perf_counter() - started)
                 self._bench.packed(work.id, self._passes.take_codec_s())
                 self._bench.backward_done(work.id, gradient, work.loss, time.perf_counter() - started)
             case Turn():
                 gradient, loss = self._passes.turn(self._current, _bytes(work.body))
+                self._in_gradient += 1
                 self._book.done(loss, time.perf_counter() - started)
                 self._bench.packed(work.id, self._passes.take_codec_s())
                 self._bench.backward_done(work.id, gradient, loss, time.perf_counter() - started)
             case StepNow():
-                self._step(work.micro_batches)
+                self._step()
                 self._bench.stepped(time.perf_counter() - started)
             case Publish():
                 self._make_version()
@@ -155,12 +159,15 @@ class StageLoop:
         )  # fmt: skip
         return self._passes.begin(work.id, self._current, inputs_BT, targets_BT)
 
-    def _step(self, micro_batches: int) -> None:
+    def _step(self) -> None:
         self._make_version()
         self._apply_pending()  # a step's version has the shift in it
+        if not self._in_gradient:
+            return  # all of it was computed with weights that have been replaced: the version is these alone
         self._book.load = self._bench.load_share()
         share = self._book.learning_rate_share(self._optimizer.steps_done)
-        report = self._optimizer.step(micro_batches=micro_batches, share=share)
+        report = self._optimizer.step(micro_batches=self._in_gradient, share=share)
+        self._in_gradient = 0
         self._book.learning_rate = report.learning_rate
 
     def _make_version(self) -> None:
@@ -217,6 +224,7 @@ class StageLoop:
         if self._replaces:
             self._current.flat_N.copy_(pending_N)
             self._current.zero_grad()
+            self._in_gradient = 0
         else:
             self._current.flat_N.add_(pending_N)
         self._pending_N, self._replaces = None, False

@@ -2,12 +2,13 @@
 
 Forms: `fp32`, `bf16` (round to nearest even), `int8` (each token's vector divided by its own scale, the largest magnitude
 / 127 rounded up to bfloat16, so nothing is clipped; error per element <= scale / 2). A body's size follows from
-the manifest alone, so a wrong one is refused before it is read. Values that are not finite are refused: one of them in a
-gradient would be the end of a stage's parameters.
+the manifest alone, so a wrong one is refused before it is read. Values that are not finite, or so large that what is
+computed from them would not be, are refused: one of them in a gradient would be the end of a stage's parameters.
 
 Shape letters: B sequences, T tokens, D hidden size, R rows = B * T.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,8 +22,10 @@ from dilocox_peer.manifest import Manifest
 Form = Literal["int8", "bf16", "fp32"]
 Bytes = bytes | bytearray | memoryview
 
+MAX_MAGNITUDE = 2.0**24
+"""Models have shown activations up to some 10**4. A gradient's norm squared, over a stage, stays far below float32's 3e38."""
+
 _SCALE_BYTES = 2
-_BFLOAT16_EXPONENT = 0x7F80
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +93,28 @@ class BodyFormat:
     # ---- reading ----
 
     def why_not(self, body: Bytes, *, is_step: bool) -> str | None:
-        """What is wrong with a body from a neighbour: its size, values that are not finite, targets outside the
-        vocabulary. None: it can be unpacked. No torch, so any thread may ask."""
+        """What is wrong with a body from a neighbour: its size, values that are not finite or too large, targets outside
+        the vocabulary. None: it can be unpacked. No torch, so any thread may ask."""
         expected = self.step_bytes if is_step else self.hidden_bytes
         if len(body) != expected:
             return f"{len(body)} bytes of activations, expected {expected}"
         view = memoryview(body)
         match self.form:
             case "fp32":
-                finite = bool(np.isfinite(np.frombuffer(view[: self.hidden_bytes], "<f4")).all())
+                values = np.frombuffer(view[: self.hidden_bytes], "<f4")
+                largest = float(np.maximum(values.max(), -values.min()))  # NaN if one is
             case "bf16":
-                finite = _finite_bfloat16(np.frombuffer(view[: self.hidden_bytes], "<u2"))
+                largest = _largest_bfloat16(np.frombuffer(view[: self.hidden_bytes], "<u2"))
             case "int8":
-                finite = _finite_bfloat16(np.frombuffer(view[: self.rows * _SCALE_BYTES], "<u2"))
-        if not finite:
+                largest = 127 * _largest_bfloat16(np.frombuffer(view[: self.rows * _SCALE_BYTES], "<u2"))
+        if not largest < math.inf:
             return "activations that are not finite"
+        if largest > MAX_MAGNITUDE:
+            return f"activations of {largest:.1e}, at most {MAX_MAGNITUDE:.1e}"
         if is_step and self.vocab_size < 2 ** (8 * self._target_dtype.itemsize):
-            largest = int(np.frombuffer(view[self.hidden_bytes :], self._target_dtype).max())
-            if largest >= self.vocab_size:
-                return f"a target {largest} of a vocabulary of {self.vocab_size}"
+            target = int(np.frombuffer(view[self.hidden_bytes :], self._target_dtype).max())
+            if target >= self.vocab_size:
+                return f"a target {target} of a vocabulary of {self.vocab_size}"
         return None
 
     def unpack_hidden(self, body: Bytes, device: torch.device) -> Tensor:
@@ -145,8 +151,10 @@ def _scales(flat_RD: Tensor) -> Tensor:
     return largest_R1.div_(127).mul_(1 + 2.0**-7).clamp_(min=2.0**-126).to(torch.bfloat16)
 
 
-def _finite_bfloat16(raw: npt.NDArray[np.uint16]) -> bool:
-    return not bool(((raw & _BFLOAT16_EXPONENT) == _BFLOAT16_EXPONENT).any())
+def _largest_bfloat16(raw: npt.NDArray[np.uint16]) -> float:
+    """Largest magnitude, infinity or NaN if one is: without their sign bits order like the numbers, NaN above all."""
+    bits = np.uint32((raw & 0x7FFF).max()) << np.uint32(16)
+    return float(bits.view(np.float32))
 
 
 def _little_endian(values: Tensor) -> bytes:

@@ -24,7 +24,8 @@ MAX_MESSAGES = 64
 MAX_HOPS_BYTES = 32 * 1024  # 64 messages with the longest ids are about 8 KB
 MAX_WINDOW = 1 << 16
 MAX_STAGES = 1 << 16
-MAX_SECONDS = 1e6
+LEAST_SECONDS, MAX_SECONDS = 1e-9, 1e6  # beside 0; below, speeds and their quotients would not be finite
+MAX_LOSS = 1e6
 MAX_COUNT = 2**53  # any counter; exact in every language's double
 MAX_PEER_CHARS = 64  # base58 of an Ed25519 PeerID is 52
 MAX_REASON_CHARS = 64
@@ -78,7 +79,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Grad:
     """The gradient of a Step's activations, in the body. behind: the lowest certified round of the stages from the
-    sender's on. loss is NaN where it is not finite."""
+    sender's on. loss is NaN where it is not finite, or beyond MAX_LOSS."""
 
     id: MicroBatchId
     loss: float
@@ -186,7 +187,7 @@ def _fields_of(message: HopMessage) -> list[object]:
         case Step():
             fields += (message.round, message.window)
         case Grad():
-            fields += (float(message.loss) if math.isfinite(message.loss) else None, message.behind)
+            fields += (float(message.loss) if abs(message.loss) <= MAX_LOSS else None, message.behind)
         case Refuse():
             fields.append(message.reason[:MAX_REASON_CHARS])
         case Grant() | Ack() | Cancel():
@@ -230,7 +231,7 @@ def _window(item: object) -> bool:
 
 
 def _seconds(item: object) -> bool:
-    return type(item) is float and 0.0 <= item <= MAX_SECONDS
+    return type(item) is float and (item == 0.0 or LEAST_SECONDS <= item <= MAX_SECONDS)
 
 
 def _part(item: object) -> bool:
@@ -238,7 +239,7 @@ def _part(item: object) -> bool:
 
 
 def _loss(item: object) -> bool:
-    return item is None or (type(item) is float and math.isfinite(item))
+    return item is None or (type(item) is float and abs(item) <= MAX_LOSS)
 
 
 def _peer(item: object) -> bool:

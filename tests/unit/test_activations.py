@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.config import preset
-from dilocox_peer.pipeline.activations import BodyFormat
+from dilocox_peer.pipeline.activations import MAX_MAGNITUDE, BodyFormat
+from dilocox_peer.pipeline.inner import InnerOptimizer
+from dilocox_peer.pipeline.model import StageModel, initial_parameters, layers_of
+from dilocox_peer.pipeline.passes import Passes
+from tests.cut_runs import manifest_of
 
 CPU = torch.device("cpu")
 FORMS = ("int8", "bf16", "fp32")
@@ -54,12 +58,10 @@ def test_int8_is_within_half_a_scale_of_each_token(seed: int, exponent: int):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("values", [torch.zeros(2, 3, 8), torch.full((2, 3, 8), 1e-42), torch.full((2, 3, 8), 3e38)])
-def test_zeros_denormals_and_huge_values_stay_finite(form: str, values):
+@pytest.mark.parametrize("values", [torch.zeros(2, 3, 8), torch.full((2, 3, 8), 1e-42), torch.full((2, 3, 8), 1.6e7)])
+def test_zeros_denormals_and_large_values_stay_finite(form: str, values):
     body = body_format(form)
     packed = body.pack_hidden(values)
-    if form == "bf16" and float(values.max()) > 1e38:
-        values = values.bfloat16().float()
     assert body.why_not(packed, is_step=False) is None
     back = body.unpack_hidden(packed, CPU)
     assert torch.isfinite(back).all()
@@ -72,6 +74,38 @@ def test_values_that_are_not_finite_are_refused(form: str, bad: float):
     body, x = body_format(form), hidden()
     x[1, 2, 3] = bad
     assert body.why_not(body.pack_hidden(x), is_step=False) == "activations that are not finite"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [MAX_MAGNITUDE * 1.02, 1e19, 3e38])
+def test_values_too_large_to_compute_with_are_refused(form: str, size: float):
+    """Finite on the wire: 3e38 in int8 is infinite once unpacked, and the norm of a gradient of 1e19 is."""
+    body, x = body_format(form), hidden()
+    for sign in (1, -1):
+        x[1, 2, 3] = sign * size
+        assert "at most 1.7e+07" in body.why_not(body.pack_hidden(x), is_step=False)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_largest_values_that_are_let_in_end_no_stage(form: str, stage: int):
+    manifest = manifest_of(2)
+    manifest = manifest.model_copy(update={"stages": manifest.stages.model_copy(update={"activations": form})})
+    body, layers, inner = BodyFormat.of(manifest), layers_of(manifest, stage), manifest.inner
+    model = StageModel(manifest.model, layers)
+    model.flat_N.copy_(initial_parameters(model.layout, manifest.model, 0))
+    optimizer, passes = InnerOptimizer(model, inner), Passes(body)
+    tokens_BT = torch.zeros(body.batch, body.tokens, dtype=torch.int64)
+    packed = body.pack_hidden(torch.full((body.batch, body.tokens, body.width), 0.98 * MAX_MAGNITUDE))
+    assert body.why_not(packed, is_step=False) is None
+    for index in range(inner.accumulate):
+        if stage == 1:
+            passes.turn(model, packed + body.pack_targets(tokens_BT))
+        else:
+            passes.begin(index, model, tokens_BT, tokens_BT)
+            passes.backward(index, packed)
+    optimizer.step(micro_batches=inner.accumulate, share=1.0)
+    assert torch.isfinite(model.flat_N).all()
 
 
 @pytest.mark.parametrize("vocab_size", [256, 300, 65536, 70000])

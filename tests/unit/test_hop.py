@@ -1,5 +1,7 @@
 import contextlib
 import math
+import random
+from dataclasses import replace
 
 import msgpack
 import pytest
@@ -7,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.errors import ProtocolError
+from dilocox_peer.pipeline.contract import Linked, Received
 from dilocox_peer.pipeline.hop import (
+    LEAST_SECONDS,
     MAX_HOPS_BYTES,
     MAX_MESSAGES,
+    MAX_SECONDS,
     Ack,
     Cancel,
     Grad,
@@ -24,6 +29,7 @@ from dilocox_peer.pipeline.hop import (
     decode_hops,
     encode_hops,
 )
+from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
 
 SENDER = PeerId("12D3KooWSender")
@@ -58,7 +64,7 @@ def test_a_body_before_the_last_message_is_refused() -> None:
 
 
 def test_a_loss_that_is_not_finite_arrives_as_nan() -> None:
-    for loss in (math.nan, math.inf, -math.inf):
+    for loss in (math.nan, math.inf, -math.inf, 1e300):
         (message,) = decode_hops(encode_hops([Grad(ID, loss, 0)]), SENDER)
         assert isinstance(message, Grad)
         assert math.isnan(message.loss)
@@ -95,6 +101,37 @@ def test_fields_of_the_wrong_type_or_range_are_refused(message: HopMessage) -> N
             broken = [*fields[:place], wrong, *fields[place + 1 :]]
             with pytest.raises(ProtocolError):
                 decode_hops(msgpack.packb([broken]), SENDER)
+
+
+@pytest.mark.parametrize("place", [6, 8, 9, 10])
+def test_times_so_short_that_speeds_are_infinite_are_refused(place: int) -> None:
+    """1 / 5e-324 is infinite: the plan of routes would be NaN, and the pipeline's thread would end."""
+    (fields,) = msgpack.unpackb(encode_hops([MESSAGES[8]]))
+    with pytest.raises(ProtocolError, match=f"field {place} of Status"):
+        decode_hops(msgpack.packb([[*fields[:place], 5e-324, *fields[place + 1 :]]]), SENDER)
+
+
+@pytest.mark.parametrize("short", [LEAST_SECONDS, 0.0])
+def test_the_shortest_times_that_are_let_in_leave_plan_and_window_finite(short: float) -> None:
+    status = Status(1, 0, 0, 0, 0, short, 0, MAX_SECONDS, short)
+    (told,) = decode_hops(encode_hops([status]), SENDER)
+    head = Scheduler(
+        me=PeerId("me"), incarnation=1, stage=0, num_stages=2, mode="carry", accumulate=32, max_slots=16,
+        rng=random.Random(1), now=0.0,
+    )  # fmt: skip
+    for peer in ("quick", "usual"):
+        head.handle(Linked(PeerId(peer), 1), 0.0)
+    head.handle(Received(PeerId("usual"), replace(MESSAGES[8], service_s=0.1)), 0.0)
+    head.handle(Received(PeerId("quick"), told), 0.0)
+    assert sum(head.plan.weights.values()) == pytest.approx(1.0)
+    assert 1 <= head.window <= 32
+
+
+def test_a_loss_that_no_model_has_is_refused() -> None:
+    (fields,) = msgpack.unpackb(encode_hops([MESSAGES[4]]))
+    for loss in (1e308, -1e308):
+        with pytest.raises(ProtocolError, match="field 5 of Grad"):
+            decode_hops(msgpack.packb([[*fields[:5], loss, *fields[6:]]]), SENDER)
 
 
 def test_a_header_above_the_cap_is_not_even_parsed() -> None:

@@ -181,6 +181,43 @@ def test_a_replaced_state_counts_no_more_and_drops_the_gradient():
     assert head.progress.micro_batches == 0
 
 
+def replaced_with_two_in_the_gradient() -> tuple[Pipe, torch.Tensor, list[int]]:
+    """A pipe whose head's weights were just replaced; by what, and the micro-batches of its steps from here on."""
+    pipe = Pipe(manifest_of(2, schedule="carry"), limit=6)
+    pipe.run()
+    head, steps = pipe.loops[0], []
+    assert pipe.benches[0].scheduler.versions.completed == 2
+    step = head._optimizer.step
+
+    def recorded(*, micro_batches: int, share: float):
+        steps.append(micro_batches)
+        return step(micro_batches=micro_batches, share=share)
+
+    head._optimizer.step = recorded
+    target = torch.randn_like(head._current.flat_N)
+    head.replace(target, certified=0)
+    while head.train_on():
+        pass
+    return pipe, target, steps
+
+
+def test_no_step_is_made_of_what_a_replaced_state_has_dropped():
+    """The scheduler still counts it: AdamW would move the agreed weights by its moments alone."""
+    pipe, target, steps = replaced_with_two_in_the_gradient()
+    pipe.now += 3.0
+    pipe.run()
+    assert pipe.benches[0].scheduler.versions.completed == 0
+    assert steps == []
+    assert torch.equal(pipe.loops[0]._current.flat_N.detach(), target)
+
+
+def test_the_step_after_a_replaced_state_is_the_mean_of_what_came_since():
+    pipe, _target, steps = replaced_with_two_in_the_gradient()
+    pipe.benches[0].tell(contract.Rounds(1, 0, 8))
+    pipe.run()
+    assert steps == [2]  # of the four that the scheduler counts
+
+
 def test_versions_share_one_gradient_and_the_optimizer_moves_with_them():
     manifest = manifest_of(1)
     first = StageModel(manifest.model, LayerRange.of(manifest.model))

@@ -1,0 +1,142 @@
+"""What the pipeline's thread takes in from a link, without linkd below it; with it: tests/shell/test_conveyor.py."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from dilocox_peer.events import Event, Failed, NeighbourLinked, NeighbourUnlinked
+from dilocox_peer.peer.conveyor import _HELLO_VERSION, HELLO, Conveyor, hello_statement
+from dilocox_peer.peer.outer import initial_state
+from dilocox_peer.peer.stage_loop import StageLoop
+from dilocox_peer.peer.timetable import Timetable
+from dilocox_peer.pipeline import contract
+from dilocox_peer.pipeline.activations import BodyFormat
+from dilocox_peer.pipeline.hop import Cancel, Grad, Grant, HopMessage, MicroBatchId, Reserve, Step
+from dilocox_peer.pipeline.link import Arrived, Linked, LinkId, Unlinked
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId, canonical
+from tests.cut_runs import manifest_of
+
+LINK = LinkId("theirs")
+
+
+class Peer:
+    """A conveyor that was not started, and what it told."""
+
+    def __init__(self, stage: int, num_stages: int) -> None:
+        self.events: list[Event] = []
+        self.manifest = manifest_of(num_stages, schedule="carry")
+        self.conveyor = Conveyor(
+            self.manifest, stage, key=SigningKey(b"\1" * 32), run_id=self.manifest.run_id, incarnation=1,
+            link_seed=b"\2" * 32, listen=("/ip4/127.0.0.1/tcp/0",), listener=self.events.append, on_failure=lambda _: None,
+        )  # fmt: skip
+
+    def greet(self, seed: int, *, stage: int) -> None:
+        """A greeting over LINK by the peer of that key."""
+        key = SigningKey(seed.to_bytes(32, "big"))
+        statement = hello_statement(self.manifest.run_id, LINK, self.conveyor.link_id, stage, 5)
+        hello = canonical([_HELLO_VERSION, key.peer_id, stage, 5, key.sign(statement)])
+        self.conveyor._take(Arrived(LINK, HELLO + hello, memoryview(b""), 0.0))
+
+
+@pytest.fixture
+def head() -> Iterator[Peer]:
+    peer = Peer(0, 2)
+    yield peer
+    peer.conveyor._link.close(0.0)
+
+
+def test_one_link_greets_for_one_peer(head: Peer):
+    """Else each greeting adds a callee, and all but the last stay when the link ends: a head would wait for them."""
+    head.conveyor._take(Linked(LINK))
+    for seed in range(10, 15):
+        head.greet(seed, stage=1)
+    assert sum(isinstance(event, NeighbourLinked) for event in head.events) == 1
+    assert any("a second greeting" in event.line() for event in head.events if isinstance(event, Failed))
+    head.conveyor._take(Unlinked(LINK, "gone"))
+    assert sum(isinstance(event, NeighbourUnlinked) for event in head.events) == 1
+    assert head.conveyor._scheduler.linked_callees == ()
+    assert head.conveyor.status().linked == {}
+
+
+def test_a_new_link_may_greet_again(head: Peer):
+    for _ in range(2):
+        head.conveyor._take(Linked(LINK))
+        head.greet(10, stage=1)
+        assert len(head.conveyor._scheduler.linked_callees) == 1
+        head.conveyor._take(Unlinked(LINK, "gone"))
+    assert head.conveyor._scheduler.linked_callees == ()
+
+
+class MiddlePeer(Peer):
+    """A stage in the middle, with the callers a and b and the callee z. Nothing is sent: its own thread never comes round."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 3)
+        manifest = self.manifest
+        self.loop = StageLoop(
+            manifest, 1, self.conveyor, peer=PeerId("me"), incarnation=1, corpus=None, device="cpu",
+            clock=time.monotonic, micro_batch_limit=None, timetable=Timetable(manifest),
+        )  # fmt: skip
+        self.loop.begin(initial_state(manifest, 1).anchor_N(), 0)
+        body = BodyFormat.of(manifest)
+        hidden_BTD = torch.ones(body.batch, body.tokens, body.width)
+        self.gradient = body.pack_hidden(hidden_BTD)
+        self.activations = self.gradient + body.pack_targets(torch.zeros(body.batch, body.tokens, dtype=torch.int64))
+        for peer, stage in (("a", 0), ("b", 0), ("z", 2)):
+            self.conveyor._tell(contract.Linked(PeerId(peer), stage))
+
+    def hear(self, peer: str, message: HopMessage, body: bytes | None = None) -> None:
+        self.conveyor._tell(contract.Received(PeerId(peer), message, body))
+
+    def receive(self, peer: str, index: int, call: int) -> MicroBatchId:
+        """A caller's micro-batch is here, and waits to be computed."""
+        id_ = MicroBatchId(PeerId("head"), 1, index)
+        self.hear(peer, Reserve(id_, 1, call))
+        self.hear(peer, Step(id_, 1, 8, call), self.activations)
+        return id_
+
+    def answer(self, id_: MicroBatchId) -> None:
+        """The callee's gradient is here."""
+        call = self.conveyor._scheduler._busy[id_].call
+        self.hear("z", Grant(id_, call))
+        self.hear("z", Grad(id_, 1.0, 0, call), self.gradient)
+
+
+@pytest.fixture
+def middle() -> Iterator[MiddlePeer]:
+    peer = MiddlePeer()
+    yield peer
+    peer.conveyor._link.close(0.0)
+
+
+def test_a_micro_batch_that_one_caller_gives_up_and_another_has_sent_keeps_its_activations(middle: MiddlePeer):
+    id_ = middle.receive("a", 7, 1)
+    middle.receive("b", 7, 2)
+    assert middle.loop.train_on()  # a's forward
+    middle.hear("a", Cancel(id_, 1))
+    assert middle.loop.train_on()  # b's forward
+    middle.conveyor._flush()
+    middle.answer(id_)
+    assert middle.loop.train_on()
+    assert middle.loop.progress.micro_batches == 1
+
+
+def test_a_step_that_a_lost_caller_makes_due_has_a_buffer_for_its_weights(middle: MiddlePeer):
+    middle.receive("a", 0, 1)
+    assert middle.loop.train_on()  # stays out, on the first weights
+    for index in range(1, 9):
+        id_ = middle.receive("b", index, index)
+        assert middle.loop.train_on()
+        middle.answer(id_)
+        assert middle.loop.train_on()
+        if index == 4:
+            assert middle.loop.train_on()  # the step: second weights
+    middle.receive("b", 9, 9)
+    assert middle.loop.train_on()  # stays out, on the second weights
+    steps_before = middle.loop._optimizer.steps_done
+    middle.conveyor._tell(contract.Unlinked(PeerId("a")))
+    assert middle.loop.train_on()
+    assert middle.loop._optimizer.steps_done == steps_before + 1
