@@ -382,6 +382,43 @@ class StateFetchFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StageCopied(Event):
+    """The state of another stage is kept here. is_first: nothing was before; later ones are not for people."""
+
+    stage: int
+    round: int
+    donor: PeerId
+    size_bytes: int
+    seconds: float
+    is_first: bool
+
+    @property
+    def level(self) -> str:
+        return "info" if self.is_first else "debug"
+
+    def line(self) -> str:
+        return (
+            f"keeps a copy of stage {self.stage} for others, now of round {self.round} ({self.size_bytes / 1e6:.1f} MB)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageRestored(Event):
+    """Nobody of the stage was left; donor: who had kept a copy, this peer itself perhaps."""
+
+    stage: int
+    round: int
+    donor: PeerId
+    size_bytes: int
+
+    def line(self) -> str:
+        return (
+            f"nobody of stage {self.stage} is left: it goes on from round {self.round}, of which {short(self.donor)} kept a "
+            f"copy ({self.size_bytes / 1e6:.1f} MB, verified)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointWritten(Event):
     round: int
     path: str

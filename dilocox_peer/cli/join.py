@@ -66,6 +66,7 @@ class JoinRequest:
     max_download_mbit_s: float | None = None
     hours: str | None = None
     max_memory_gb: float | None = None
+    backup_stages: int = 1
     only_idle: bool = False
 
 
@@ -151,6 +152,7 @@ def _settings(request: JoinRequest, invitation: Invitation, more_peers: tuple[st
         outgoing_only=request.outgoing_only,
         trace=request.trace,
         mdns=request.mdns,
+        backup_stages=request.backup_stages,
         max_memory_bytes=None if request.max_memory_gb is None else int(request.max_memory_gb * 1e9),
         limits=TransportLimits(
             upload_bytes_per_s=_bytes_per_s(request.max_upload_mbit_s),

@@ -226,6 +226,9 @@ def join(
             min=0.001, help="GB; a stage that needs more is not taken [default: what is free].", show_default=False
         ),
     ] = None,
+    backup_stages: Annotated[
+        int, typer.Option(min=0, help="Other stages of which to keep a copy on disk, should nobody of them be left.")
+    ] = 1,
     hours: Annotated[
         str | None,
         typer.Option(help="Train only then, local time, e.g. 22:00-07:00; paused otherwise.", show_default=False),
@@ -269,6 +272,7 @@ def join(
             max_upload_mbit_s=max_upload,
             max_download_mbit_s=max_download,
             max_memory_gb=max_memory,
+            backup_stages=backup_stages,
             hours=hours,
             only_idle=only_idle,
         )

@@ -60,7 +60,7 @@ def write_checkpoint(folder: Path, run_id: RunId, state: AnchorState, *, keep: i
         os.fsync(file.fileno())
     temporary.replace(path)
     _fsync_folder(folder)
-    for old in _newest_first(folder)[keep:]:
+    for old in stored_checkpoints(folder)[keep:]:
         old.unlink(missing_ok=True)
     return path
 
@@ -68,7 +68,7 @@ def write_checkpoint(folder: Path, run_id: RunId, state: AnchorState, *, keep: i
 def load_newest(folder: Path, run_id: RunId, layout: Layout) -> Loaded:
     """The newest state in folder that verifies for this run, and what was wrong with newer files."""
     damaged: list[str] = []
-    for path in _newest_first(folder):
+    for path in stored_checkpoints(folder):
         try:
             return Loaded(read_checkpoint(path, run_id, layout), tuple(damaged))
         except (StateCorrupt, OSError) as error:
@@ -78,7 +78,7 @@ def load_newest(folder: Path, run_id: RunId, layout: Layout) -> Loaded:
 
 def read_head(folder: Path, run_id: RunId, layout: Layout, head: Digest) -> AnchorState | None:
     """The state at head, if a checkpoint of it is in folder and verifies."""
-    for path in _newest_first(folder):
+    for path in stored_checkpoints(folder):
         try:
             if _metadata(path).get("head") == head.hex():
                 return read_checkpoint(path, run_id, layout)
@@ -150,7 +150,15 @@ def _path(folder: Path, round_number: int) -> Path:
     return folder / f"anchor-{round_number:08d}.safetensors"
 
 
-def _newest_first(folder: Path) -> list[Path]:
+def keep_only(path: Path) -> None:
+    """Removes the other checkpoints beside it."""
+    for other in stored_checkpoints(path.parent):
+        if other != path:
+            other.unlink(missing_ok=True)
+
+
+def stored_checkpoints(folder: Path) -> list[Path]:
+    """Their files, whole or not, those of later rounds first."""
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)

@@ -12,13 +12,14 @@ from pathlib import Path
 from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.anchors import keep_manifest
+from dilocox_peer.peer.backup import Backup
 from dilocox_peer.peer.blobs import BlobStore
 from dilocox_peer.peer.checkpoint import load_newest, read_head, write_checkpoint
-from dilocox_peer.peer.durable import Durable
+from dilocox_peer.peer.durable import LOST_VOTES_EPOCHS, Durable, Loaded, Votes
 from dilocox_peer.peer.journal import Journal
 from dilocox_peer.peer.outer import AnchorState, initial_state
 from dilocox_peer.pipeline.model import layout_of
-from dilocox_peer.types import Digest
+from dilocox_peer.types import Digest, PeerId
 
 
 class Keeper:
@@ -47,6 +48,30 @@ class Keeper:
     def durable(self) -> Durable | None:
         """What the journal said at the start."""
         return self.journal.loaded.durable
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no state here that the stage has agreed on."""
+        return self.state.round == 0
+
+    def adopt(self, backup: Backup, *, me: PeerId) -> None:
+        """Goes on from a copy that somebody else has kept, as if it had been here. Raises OSError.
+
+        The chain first: killed in between, there is still no state here, and it is done again.
+        """
+        head = backup.state.head
+        before, epoch = self.durable, backup.certificates[-1].epoch
+        if before is not None and before.votes.head == head:
+            votes = before.votes
+        elif before is not None or any(me in each.value.roster for each in backup.certificates):
+            votes = Votes(head, epoch_signed=epoch + LOST_VOTES_EPOCHS)  # we may have voted there and not know it
+        else:
+            votes = Votes(head)
+        durable = Durable(0, backup.certificates, votes)
+        self.journal.write(durable)
+        self.journal.loaded = Loaded(durable, self.journal.loaded.valid_bytes, "")
+        write_checkpoint(self.checkpoints, self._manifest.run_id, backup.state)
+        self.state = backup.state
 
     def stored(self, head: Digest) -> AnchorState | None:
         """The state at head from disk (or the initial one), verified; None if it is not here."""

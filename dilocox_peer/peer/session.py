@@ -30,10 +30,12 @@ from dilocox_peer.peer.claim import Wish, claim_stage
 from dilocox_peer.peer.contract import Leaving, PeerFound
 from dilocox_peer.peer.conveyor import Conveyor
 from dilocox_peer.peer.discovery import Discovery
+from dilocox_peer.peer.guardian import Guardian, backup_store
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.keeper import Keeper
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.presence import Presence, Tenure
+from dilocox_peer.peer.restore import find_backup
 from dilocox_peer.peer.startup import StartUp, Step
 from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.timetable import Timetable
@@ -77,6 +79,7 @@ class SessionSettings:
     outgoing_only: bool = False  # others cannot dial us
     mdns: bool = False  # look for neighbours' links on the local network
     max_memory_bytes: int | None = None  # None: as much as is free
+    backup_stages: int = 1  # other stages of which a copy is kept
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class _Parts:
     trainer: Trainer
     averaging: Averaging
     conveyor: Conveyor | None  # of a run with several stages
+    guardian: Guardian | None  # likewise
     tenure: Tenure
     discovery: Discovery
     bulletin: Bulletin
@@ -209,6 +213,9 @@ class Session:
         except OSError as error:
             raise ConfigError(f"{settings.run_folder} cannot be used: {error.strerror}; pass another --home") from None
         stack.callback(keeper.close)
+        at.step = Step.RESTORE
+        if manifest.stages.count > 1 and keeper.is_empty:
+            await self._restore(manifest, stage, presence, directory, keeper)
         at.step = Step.TRAINER
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, transport, on_failure)
@@ -253,10 +260,29 @@ class Session:
         parts = self._coupled(presence, stage, manifest, directory, trainer, averaging, conveyor)
         await averaging.serve()
         await dialback.serve(transport)
+        if parts.guardian is not None:
+            await parts.guardian.serve()
         await parts.tenure.announce()
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
         self._listener(PeerStarted(self._me, manifest.run_id, stage, tuple(transport.addresses)))
         return parts
+
+    async def _restore(
+        self, manifest: Manifest, stage: int, presence: Presence, directory: Directory, keeper: Keeper
+    ) -> None:
+        """Has the keeper go on from a copy of the stage, if nobody of it is left and somebody kept one."""
+        own = backup_store(self._settings.run_folder, manifest, stage)
+        backup = await find_backup(
+            manifest, stage, own, presence=presence, directory=directory, listener=self._listener
+        )
+        if backup is None:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._disk, lambda: keeper.adopt(backup, me=self._me))
+        except OSError as error:
+            raise ConfigError(
+                f"{self._settings.run_folder} cannot be used: {error.strerror}; pass another --home"
+            ) from None
 
     def _coupled(
         self,
@@ -301,7 +327,21 @@ class Session:
             conveyor=conveyor,
             listener=self._listener,
         )
-        return _Parts(presence.transport, directory, trainer, averaging, conveyor, tenure, discovery, bulletin)
+        guardian = None
+        if conveyor is not None:
+            guardian = Guardian(
+                presence,
+                stage,
+                manifest=manifest,
+                count=self._settings.backup_stages,
+                run_folder=self._settings.run_folder,
+                directory=directory,
+                certificates=lambda: averaging.machine.chain,
+                listener=self._listener,
+            )
+        return _Parts(
+            presence.transport, directory, trainer, averaging, conveyor, guardian, tenure, discovery, bulletin
+        )
 
     def _conveyor(
         self, manifest: Manifest, stage: int, transport: Transport, on_failure: Callable[[str], None]
@@ -378,6 +418,8 @@ class Session:
             asyncio.create_task(parts.tenure.renew(), name="lease"),
             asyncio.create_task(parts.discovery.run(), name="discovery"),
         }
+        if parts.guardian is not None:
+            tasks.add(asyncio.create_task(parts.guardian.run(), name="copies of other stages"))
         conducting = asyncio.create_task(self._conduct(parts), name="conduct")
         network = asyncio.create_task(parts.transport.wait_for_failure(), name="network")
         everything: set[asyncio.Future[Any]] = {*tasks, conducting, network, self._failed, leaving}

@@ -18,6 +18,7 @@ class Step(StrEnum):
     TEXT = "reading the training text"
     DEVICE = "opening the device"
     DISK = "reading the state on disk"
+    RESTORE = "looking for the stage's state"
     TRAINER = "starting the training"
     LINKD = "starting linkd"
     ROUNDS = "entering the rounds"

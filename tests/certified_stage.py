@@ -1,0 +1,60 @@
+"""A stage whose rounds three peers certify by hand, for tests of what others make of its chain."""
+
+from collections.abc import Sequence
+
+from dilocox_peer.config import preset
+from dilocox_peer.peer.backup import Annals
+from dilocox_peer.peer.chain import Certificate, Entry, Place, Value, acceptance
+from dilocox_peer.peer.outer import AnchorState, initial_state
+from dilocox_peer.peer.plan import plan_bounds
+from dilocox_peer.peer.planner import FixedPlanner
+from dilocox_peer.signing import SigningKey, verify
+from dilocox_peer.types import sha256
+
+MANIFEST = preset("tiny", stages={"count": 2}, rounds={"total": 40, "inner_steps": 4}).signed_by(SigningKey(bytes(32)))
+STAGE = 1
+KEYS = {key.peer_id: key for key in (SigningKey(bytes([number]) * 32) for number in range(1, 4))}
+ROSTER = tuple(KEYS)
+
+
+class CertifiedStage:
+    """Of rounds 1, 2, ...: `states[height - 1]` is the state at `certificates[height - 1]`. first: chains of different ones differ."""
+
+    def __init__(self, first: float = 1.0) -> None:
+        self._planner = FixedPlanner(plan_bounds(MANIFEST))
+        self.place = Annals(MANIFEST, STAGE, verify).place
+        self.certificates: list[Certificate] = []
+        self.states: list[AnchorState] = []
+        self._value = first
+        self._append(self.place.epoch_value(ROSTER), epoch=1)
+
+    def _append(self, value: Value, epoch: int) -> None:
+        place = self.place
+        message = acceptance(STAGE, place.head, epoch, 0, value)
+        signatures = tuple((peer, key.sign(message)) for peer, key in KEYS.items())
+        certificate = Certificate(STAGE, place.head, epoch, 0, value, signatures)
+        self.certificates.append(certificate)
+        self.place = Place.after(certificate)
+        self._value += 1.0
+        zero = initial_state(MANIFEST, STAGE)
+        raw = (self._value * zero.anchor_N()).numpy().tobytes()
+        self.states.append(
+            AnchorState.of(zero.layout, head=certificate.head, round_number=value.round, anchor=raw, momentum=raw)
+        )
+
+    def round(self) -> "CertifiedStage":
+        digest = self.states[-1].digest
+        entries = [Entry(peer, 1, sha256(peer.encode()), 10, 4, digest) for peer in ROSTER]
+        self._append(self.place.round_value(entries, ROSTER, self._planner.next(self.place.plan)), self.place.epoch)
+        return self
+
+    def rounds(self, count: int) -> "CertifiedStage":
+        for _ in range(count):
+            self.round()
+        return self
+
+
+def annals_of(certificates: Sequence[Certificate]) -> Annals:
+    annals = Annals(MANIFEST, STAGE, verify)
+    annals.take(certificates)
+    return annals

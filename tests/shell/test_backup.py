@@ -1,0 +1,184 @@
+"""Copies of a stage between real peers: kept while it lives, found when nobody of it is left."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from dilocox_peer.dht.directory import Directory
+from dilocox_peer.errors import ProtocolError
+from dilocox_peer.events import Event, Failed, StageCopied, StageRestored, StateFetchFailed
+from dilocox_peer.peer import guardian as guardian_module
+from dilocox_peer.peer.backup import Backup, BackupStore
+from dilocox_peer.peer.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
+from dilocox_peer.peer.dialback import Reachability
+from dilocox_peer.peer.guardian import Guardian, backup_store
+from dilocox_peer.peer.outer import AnchorState
+from dilocox_peer.peer.presence import Presence
+from dilocox_peer.peer.restore import find_backup
+from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer
+from dilocox_peer.pipeline.model import layout_of
+from dilocox_peer.signing import verify
+from dilocox_peer.types import PeerId
+from tests.certified_stage import MANIFEST, STAGE, CertifiedStage, annals_of
+from tests.shell.conftest import MakeTransport, until
+
+HEAD = 0  # the other stage
+
+
+@dataclass
+class Node:
+    """A peer's network. events: what was told of it. folder: of its run."""
+
+    presence: Presence
+    directory: Directory
+    events: list[Event]
+    folder: Path
+
+    @property
+    def store(self) -> BackupStore:
+        return backup_store(self.folder, MANIFEST, STAGE)
+
+    def told(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def answer(self, server: BackupServer, stage: int) -> None:
+        await self.presence.transport.serve(BACKUP_SERVICE, server.serve)
+        await self.directory.announce(self.presence.lease(stage))
+
+    async def find(self) -> Backup | None:
+        return await find_backup(
+            MANIFEST, STAGE, self.store, presence=self.presence, directory=self.directory, listener=self.events.append
+        )
+
+
+MakeNode = Callable[[str], Awaitable[Node]]
+
+
+@pytest.fixture
+async def make_node(make_transport: MakeTransport, tmp_path: Path) -> AsyncIterator[MakeNode]:
+    """The first is everybody's initial peer."""
+    nodes: list[Node] = []
+    async with AsyncExitStack() as stack:
+
+        async def make(name: str) -> Node:
+            peers = nodes[0].presence.transport.addresses if nodes else ()
+            transport, identity = await make_transport(name, namespace=MANIFEST.run_id, initial_peers=peers)
+            directory = await Directory.create(transport, MANIFEST.run_id, identity.key)
+            stack.push_async_callback(directory.close)
+            presence = Presence(identity.peer_id, 1, transport, Reachability(outgoing_only=False))
+            nodes.append(Node(presence, directory, [], tmp_path / name / "run-folder"))
+            return nodes[-1]
+
+        yield make
+
+
+class _Liar(BackupStore):
+    """Hands out another state than its chain names."""
+
+    def load(self) -> Backup | None:
+        backup = super().load()
+        assert backup is not None
+        state = backup.state
+        zeros = bytes(len(state.anchor))
+        lie = AnchorState.of(
+            state.layout, head=state.head, round_number=state.round, anchor=zeros, momentum=zeros
+        )  # its digest is that of its zeros
+        return replace(backup, state=lie)
+
+
+async def keep(node: Node, stage: CertifiedStage, height: int, kind: type[BackupStore] = BackupStore) -> None:
+    """A peer of the other stage that has a copy of the state at height."""
+    node.store.save(annals_of(stage.certificates), stage.states[height - 1])
+    store = kind(node.folder / "backup" / f"stage{STAGE}", MANIFEST, STAGE, verify)
+    kept = {STAGE: Kept(store, annals_of(stage.certificates), stage.states[height - 1].round)}
+    await node.answer(BackupServer(HEAD, certificates=tuple, kept=kept), HEAD)
+
+
+async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guardian_module, "FIRST_COPY_S", 0.05)
+    monkeypatch.setattr(guardian_module, "COPY_EVERY_S", 0.05)
+    head, later = await make_node("head"), await make_node("later")
+    stage = CertifiedStage().rounds(4)
+    states = StateServer(
+        current=lambda: stage.states[-2], checkpoints=later.folder, run_id=MANIFEST.run_id,
+        layout=layout_of(MANIFEST, STAGE), disk=ThreadPoolExecutor(1),
+    )  # fmt: skip
+    await later.presence.transport.serve(STATE_SERVICE, states.serve)
+    await later.answer(BackupServer(STAGE, certificates=lambda: stage.certificates, kept={}), STAGE)
+
+    guardian = Guardian(
+        head.presence, HEAD, manifest=MANIFEST, count=1, run_folder=head.folder, directory=head.directory,
+        certificates=tuple, listener=head.events.append,
+    )  # fmt: skip
+    await guardian.serve()
+    await head.directory.announce(head.presence.lease(HEAD))
+    copying = asyncio.create_task(guardian.run())
+    await until(lambda: len(head.told(StageCopied)) == 1)
+    newcomer = await make_node("newcomer")
+    assert await newcomer.find() is None, "somebody of the stage lives"
+    stage.rounds(2)
+    await until(lambda: len(head.told(StageCopied)) == 2)
+    copying.cancel()
+    assert head.told(Failed) == []
+
+    await later.directory.leave()
+    await later.presence.transport.close()
+    backup = await newcomer.find()
+    assert backup is not None
+    assert backup.state == stage.states[-2]
+    assert backup.certificates == tuple(stage.certificates[:-1])
+    restored = newcomer.told(StageRestored)
+    assert [event.donor for event in restored] == [head.presence.me]  # type: ignore[attr-defined]
+
+
+async def test_who_lies_is_passed_over_and_the_longest_copy_is_taken(make_node: MakeNode) -> None:
+    stage = CertifiedStage().rounds(6)
+    longer = CertifiedStage().rounds(8)  # the same, and two rounds more
+    liar, old, good = await make_node("liar"), await make_node("old"), await make_node("good")
+    await keep(liar, longer, 8, _Liar)
+    await keep(old, stage, 3)
+    await keep(good, stage, 6)
+    newcomer = await make_node("newcomer")
+    backup = await newcomer.find()
+    assert backup is not None
+    assert backup.state == stage.states[5]
+    told = newcomer.told(StateFetchFailed)
+    assert [event.donor for event in told] == [liar.presence.me]  # type: ignore[attr-defined]
+
+
+async def test_our_own_copy_serves_too_and_a_stage_that_is_lost_is_told(make_node: MakeNode) -> None:
+    stage = CertifiedStage().rounds(4)
+    head, newcomer = await make_node("head"), await make_node("newcomer")
+    begun = CertifiedStage().rounds(1)
+    await head.answer(BackupServer(HEAD, certificates=lambda: begun.certificates, kept={}), HEAD)
+    assert await newcomer.find() is None
+    assert ["nobody kept a copy" in event.line() for event in newcomer.told(Failed)] == [True]
+    newcomer.store.save(annals_of(stage.certificates), stage.states[2])
+    backup = await newcomer.find()
+    assert backup is not None
+    assert backup.state == stage.states[2]
+
+
+async def test_a_run_that_begins_asks_and_goes_on_without_a_word(make_node: MakeNode) -> None:
+    head, newcomer = await make_node("head"), await make_node("newcomer")
+    await head.answer(BackupServer(HEAD, certificates=tuple, kept={}), HEAD)
+    assert await newcomer.find() is None
+    assert newcomer.events == []
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{}, {"stage": 1}, {"stage": "1", "want": "chain"}, {"stage": 1, "want": "chain", "locator": [b"short"]},
+     {"stage": 1, "want": "chain", "locator": [bytes(32)] * 65}, {"stage": 1, "want": "all"}],
+)  # fmt: skip
+async def test_a_request_that_is_none_is_refused(request_: dict[str, object]) -> None:
+    server = BackupServer(STAGE, certificates=tuple, kept={})
+    with pytest.raises(ProtocolError):
+        await server.serve(PeerId("stranger"), request_)

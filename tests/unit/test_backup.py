@@ -1,0 +1,151 @@
+"""A copy of another stage: proven or not there, on disk and on its way."""
+
+import random
+
+import pytest
+
+from dilocox_peer.errors import ProtocolError
+from dilocox_peer.peer.backup import Annals, BackupStore, decode_chain, encode_chain, page_after, stages_to_keep
+from dilocox_peer.peer.chain import Certificate
+from dilocox_peer.peer.durable import LOST_VOTES_EPOCHS
+from dilocox_peer.peer.keeper import Keeper
+from dilocox_peer.signing import verify
+from dilocox_peer.types import PeerId, sha256
+from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage, annals_of
+
+LIMIT = 1 << 20
+
+
+def test_what_verifies_is_taken_and_the_newest_named_states_are_offered_first() -> None:
+    stage = CertifiedStage().rounds(5)
+    annals = annals_of(stage.certificates[:3])
+    annals.take(stage.certificates[3:])
+    assert annals.place == stage.place
+    named = [(state.head, state.digest) for state in stage.states[:-1]]  # nothing names the last one's yet
+    assert annals.newest_proven() == named[:-4:-1]
+    assert annals.digest_at(stage.states[-1].head) == b""
+    assert annals.up_to(stage.states[2].head) == tuple(stage.certificates[:3])
+
+
+def test_what_does_not_verify_changes_nothing() -> None:
+    stage, other = CertifiedStage().rounds(4), CertifiedStage(first=7.0).rounds(2)
+    annals = annals_of(stage.certificates[:3])
+    forged = Certificate(STAGE, stage.certificates[3].parent, 1, 0, stage.certificates[3].value, ())
+    for certificates, why in (
+        ([forged], "no quorum"),
+        ([stage.certificates[4]], "follow no head"),
+        ([stage.certificates[3], stage.certificates[3]], "another parent"),
+        (other.certificates[:2], "weight"),  # verifies, and weighs less
+    ):
+        with pytest.raises(ProtocolError, match=why):
+            annals.take(certificates)
+        assert list(annals.certificates) == stage.certificates[:3]
+
+
+def test_a_heavier_branch_replaces_ours_from_where_they_part() -> None:
+    ours, theirs = CertifiedStage().rounds(2), CertifiedStage(first=7.0).rounds(5)
+    annals = annals_of(ours.certificates)
+    annals.take(theirs.certificates)
+    assert annals.place == theirs.place
+
+
+def test_pages_of_a_long_chain_make_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = CertifiedStage().rounds(20)
+    monkeypatch.setattr("dilocox_peer.peer.backup.MAX_PAGE_BYTES", 6000)
+    annals, pages = Annals(MANIFEST, STAGE, verify), 0
+    while annals.place.height < len(stage.certificates):
+        page = page_after(stage.certificates, annals.locator())
+        raw = encode_chain(page)
+        assert len(raw) <= 6000
+        annals.take(decode_chain(raw, 6000))
+        pages += 1
+    assert pages > 3
+    assert page_after(stage.certificates, annals.locator()) == []
+    assert page_after(stage.certificates, [sha256(b"of another run")])[0] == stage.certificates[0]
+
+
+def test_bytes_of_a_chain_are_read_whole_or_refused() -> None:
+    stage, rng = CertifiedStage().rounds(2), random.Random(0)
+    raw = encode_chain(stage.certificates)
+    assert decode_chain(raw, LIMIT) == stage.certificates
+    with pytest.raises(ProtocolError, match="at most"):
+        decode_chain(raw, len(raw) - 1)
+    for _ in range(300):
+        mutated = bytearray(raw)
+        for _ in range(rng.randint(1, 4)):
+            mutated[rng.randrange(len(mutated))] = rng.randrange(256)
+        annals = Annals(MANIFEST, STAGE, verify)
+        try:
+            annals.take(decode_chain(mutated[: rng.randint(1, len(mutated))], LIMIT))
+        except ProtocolError:
+            assert annals.place.is_genesis
+        else:  # it changed what no signature covers: a ballot's number, nothing
+            assert [each.head for each in annals.certificates] == [each.head for each in stage.certificates][
+                : annals.place.height
+            ]
+
+
+def test_what_was_saved_is_loaded_with_its_proof(tmp_path) -> None:
+    stage, store = CertifiedStage().rounds(4), BackupStore(tmp_path / "copy", MANIFEST, STAGE, verify)
+    assert store.load() is None
+    for last in (2, 4):
+        annals = annals_of(stage.certificates[: last + 1])
+        store.save(annals, stage.states[last - 1])
+        backup = store.load()
+        assert backup is not None
+        assert backup.state == stage.states[last - 1]
+        assert backup.certificates == tuple(stage.certificates[:last])
+        assert store.annals().place == annals.place
+    assert len(list((tmp_path / "copy" / "checkpoints").iterdir())) == 1, "older ones are removed"
+
+
+def test_killed_in_between_the_old_copy_is_there_and_a_damaged_one_is_none(tmp_path, monkeypatch) -> None:
+    stage, store = CertifiedStage().rounds(4), BackupStore(tmp_path / "copy", MANIFEST, STAGE, verify)
+    store.save(annals_of(stage.certificates[:3]), stage.states[1])
+
+    def killed(_certificates: object) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dilocox_peer.peer.backup.encode_chain", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(annals_of(stage.certificates), stage.states[3])
+    old = store.load()
+    assert old is not None
+    assert old.state == stage.states[1]
+    chain = tmp_path / "copy" / "chain"
+    whole = chain.read_bytes()
+    for length in range(0, len(whole), 101):
+        chain.write_bytes(whole[:length])
+        assert store.load() is None
+
+
+def test_who_was_never_there_goes_on_and_who_voted_there_does_not_vote_twice(tmp_path) -> None:
+    stage, store = CertifiedStage().rounds(3), BackupStore(tmp_path / "copy", MANIFEST, STAGE, verify)
+    store.save(annals_of(stage.certificates), stage.states[2])
+    backup = store.load()
+    assert backup is not None
+    for name, me, signed in (("new", PeerId("somebody"), 0), ("old", ROSTER[1], 1 + LOST_VOTES_EPOCHS)):
+        keeper = Keeper(tmp_path / name, MANIFEST, STAGE, lambda _event: None)
+        assert keeper.is_empty
+        keeper.adopt(backup, me=me)
+        keeper.close()
+        again = Keeper(tmp_path / name, MANIFEST, STAGE, lambda _event: None)
+        for each in (keeper, again):
+            assert not each.is_empty
+            assert each.state == stage.states[2]
+            assert each.durable is not None
+            assert each.durable.appended == backup.certificates
+            assert each.durable.votes.head == backup.state.head
+            assert each.durable.votes.epoch_signed == signed
+        again.close()
+
+
+def test_the_stage_with_the_fewest_peers_is_kept_and_kept_on() -> None:
+    me = PeerId("me")
+    assert stages_to_keep(0, {1: 3, 2: 1, 3: 2}, (), 2, me) == [2, 3]
+    assert stages_to_keep(0, {1: 3, 2: 1, 3: 2}, (1,), 2, me) == [1, 2]
+    assert stages_to_keep(2, {1: 0, 2: 1}, (), 3, me) == [], "nobody there to copy from"
+    assert stages_to_keep(0, {1: 0}, (1,), 1, me) == [1]
+    chosen = {stages_to_keep(0, {1: 1, 2: 1, 3: 1}, (), 1, PeerId(f"peer{number}"))[0] for number in range(30)}
+    assert chosen == {1, 2, 3}, "not all peers keep the same"
