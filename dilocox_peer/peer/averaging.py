@@ -189,6 +189,7 @@ def _machine(
         planner=planner_of(manifest, layout_of(manifest, stage)),
         durable=keeper.durable,
         stored_states=(keeper.state.head,),
+        stored_blobs=keeper.blobs.held,
     )
 
 

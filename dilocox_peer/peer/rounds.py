@@ -111,9 +111,10 @@ class RoundMachine:
         planner: Planner | None = None,
         durable: Durable | None = None,
         stored_states: Collection[Digest] = (),
+        stored_blobs: Collection[Digest] = (),
     ) -> None:
         """plan: of round 1. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
-        stored_states: heads of the anchor states that are on our disk."""
+        stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there."""
         self._pace = Pace(timing)
         planner = planner if planner is not None else FixedPlanner(plans)
         self._owner = Owner(
@@ -141,6 +142,12 @@ class RoundMachine:
         self._was_alive: set[PeerId] = set()
         self._noted_at: dict[PeerId, float] = {}
         self._has_left = False
+        if stored_blobs:
+            of_round = {
+                entry.blob: each.value.round for each in self._chain.certificates for entry in each.value.entries
+            }
+            for blob in stored_blobs:
+                self._holdings.stored(blob, of_round.get(blob, self.round))
         votes = durable.votes if durable is not None else Votes(self._chain.head)
         self._sit_down(votes, now)
         if votes.accepted is not None:

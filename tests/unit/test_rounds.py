@@ -87,12 +87,18 @@ class Table:
         for name in names:
             self.sit(PeerId(name))
 
-    def sit(self, peer: PeerId, incarnation: int = 1, stored_states: Iterable[Digest] = ()) -> RoundMachine:
+    def sit(
+        self,
+        peer: PeerId,
+        incarnation: int = 1,
+        stored_states: Iterable[Digest] = (),
+        stored_blobs: Iterable[Digest] = (),
+    ) -> RoundMachine:
         self.machines[peer] = RoundMachine(
             me=peer, incarnation=incarnation, stage=0, genesis=GENESIS, timing=self.timing, sign=signer(peer),
             verify=verify, rng=random.Random(incarnation), now=self.now, plan=PLAN, start_peers=self.start_peers,
             max_peers=8, plans=PlanBounds(total_steps=self.total_rounds and self.total_rounds * PLAN.inner_steps), durable=load_log(self.logs.get(peer, b""), GENESIS).durable,
-            stored_states=set(stored_states),
+            stored_states=set(stored_states), stored_blobs=set(stored_blobs),
         )  # fmt: skip
         self.done[peer] = []
         self.blobs.setdefault(peer, set())
@@ -825,6 +831,17 @@ def test_old_blobs_are_forgotten_and_new_ones_are_not() -> None:
     blobs = [table.offer("a")[PeerId("a")].blob for _ in range(6)]
     forgotten = [blob for action in table.did("a", ForgetBlobs) for blob in action.blobs]
     assert forgotten == blobs[:3]
+
+
+def test_old_blobs_from_before_a_restart_are_forgotten_too() -> None:
+    table = Table("a", timing=replace(TIMING, keep_rounds=3)).start()
+    blobs = [table.offer("a")[PeerId("a")].blob for _ in range(3)]
+    never_certified = sha256(b"offered, and the head moved")
+    machine = table.sit(PeerId("a"), 2, stored_states={table.machine("a").head}, stored_blobs={*blobs, never_certified})
+    table.give(PeerId("a"), StateInstalled(machine.head, b""))
+    blobs += [table.offer("a", incarnation=2)[PeerId("a")].blob for _ in range(3)]
+    forgotten = [blob for action in table.did("a", ForgetBlobs) for blob in action.blobs]
+    assert sorted(forgotten) == sorted([*blobs[:3], never_certified])
 
 
 def test_the_durable_chain_is_the_chain() -> None:
