@@ -37,6 +37,10 @@ class Holdings:
         wanted. It is forgotten like the others."""
         self._round_of.setdefault(blob, round_number)
 
+    def certified(self, blob: Digest, round_number: int) -> None:
+        """It is needed from this round on, also if it was met long ago: anyone may offer an old one again."""
+        self._round_of[blob] = max(self._round_of.get(blob, round_number), round_number)
+
     def refused(self, blob: Digest) -> None:
         self._refused.add(blob)
         self._wanted.pop(blob, None)

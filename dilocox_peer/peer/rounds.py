@@ -545,6 +545,8 @@ class RoundMachine:
             if self._ballots.proposed_at is not None:
                 self._pace.observe_ballot(now - self._ballots.proposed_at)
         settled = own if own is not None and own in certificate.value.entries else None
+        for entry in certificate.value.entries:
+            self._holdings.certified(entry.blob, certificate.value.round)
         self._chain.append(certificate)
         self._owner.planner.observe(certificate)
         self._anchor.applying(self._chain.height)

@@ -833,6 +833,23 @@ def test_old_blobs_are_forgotten_and_new_ones_are_not() -> None:
     assert forgotten == blobs[:3]
 
 
+def test_an_old_blob_that_is_offered_again_is_there_to_be_merged() -> None:
+    """Any peer of the roster may offer what everybody holds; forgotten as it was certified, it would end them all."""
+    table = Table("a", "b", timing=replace(TIMING, keep_rounds=3)).start()
+    first = table.offer("a", "b")[PeerId("a")].blob
+    for _ in range(2):
+        table.offer("a", "b")
+    machine = table.machine("b")
+    table.give(PeerId("b"), Closed(machine.head, Entry(PeerId("b"), 1, first, 10, 8, machine.state_digest)))
+    table.offer("a")
+    certified = {entry.blob for entry in table.did("a", Apply)[-1].certificate.value.entries}
+    assert first in certified
+    assert not {blob for action in table.did("a", ForgetBlobs) for blob in action.blobs} & certified
+    for _ in range(4):
+        table.offer("a", "b")
+    assert first in {blob for action in table.did("a", ForgetBlobs) for blob in action.blobs}
+
+
 def test_old_blobs_from_before_a_restart_are_forgotten_too() -> None:
     table = Table("a", timing=replace(TIMING, keep_rounds=3)).start()
     blobs = [table.offer("a")[PeerId("a")].blob for _ in range(3)]
