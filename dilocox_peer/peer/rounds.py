@@ -514,8 +514,10 @@ class RoundMachine:
         actions: list[Action] = [*send_all(sorted(due - {self._owner.peer}), self._heartbeat())]
         actions += [Note(NeighbourSeen(peer)) for peer in sorted(alive - self._was_alive)]
         for peer in sorted(self._was_alive - alive):
-            seen = self._members[peer]
-            reason = "it left" if seen.has_left else "refuses connections" if seen.refused else "silent"
+            reason = "silent"
+            if peer in self._members.known:  # not any more, where more peers are heard than are remembered
+                seen = self._members[peer]
+                reason = "it left" if seen.has_left else "refuses connections" if seen.refused else "silent"
             actions.append(Note(NeighbourLost(peer, reason)))
         self._was_alive = alive
         return actions

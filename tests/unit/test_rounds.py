@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused
+from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost
 from dilocox_peer.peer.chain import Entry, acceptance
 from dilocox_peer.peer.contract import (
     Action,
@@ -34,6 +34,7 @@ from dilocox_peer.peer.contract import (
     Tick,
 )
 from dilocox_peer.peer.durable import Accepted, Durable, encode_record, load_log
+from dilocox_peer.peer.membership import MAX_KNOWN
 from dilocox_peer.peer.messages import (
     Ack,
     Cert,
@@ -868,6 +869,18 @@ def test_the_durable_chain_is_the_chain() -> None:
     loaded = load_log(table.logs[PeerId("a")], GENESIS).durable
     assert isinstance(loaded, Durable)
     assert list(loaded.appended) == list(table.machine("a").chain)
+
+
+def test_more_peers_than_are_remembered_end_nobody() -> None:
+    table = Table("a", "b").start()
+    table.wait(TIMING.heartbeat_s * 2)
+    table.mute.add((PeerId("b"), PeerId("a")))
+    greeting = table.said("b", Heartbeat)[-1]
+    for number in range(MAX_KNOWN + 1):
+        table.now += 0.001
+        table.give(PeerId("a"), Received(PeerId(f"stranger {number}"), greeting))
+    table.wait(TIMING.heartbeat_s * 2)
+    assert PeerId("b") in {event.peer for event in table.noted("a", NeighbourLost)}
 
 
 # ---- what the session reads ----
