@@ -25,6 +25,7 @@ from dilocox_peer.peer.contract import (
     Note,
     PeerRefused,
     Persist,
+    Progress,
     Received,
     Send,
     StateMissing,
@@ -37,7 +38,8 @@ from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.peer.transport import PeerGone, Transport
 from dilocox_peer.types import Digest, PeerId, sha256
 
-MAX_INPUTS = 4096  # messages beyond are dropped; the protocol repeats itself
+MAX_INPUTS = 4096
+MAX_REPEATED = 3072  # of what is said again anyway, messages and progress: beyond, it is dropped
 SEND_TIMEOUT_S = 5.0
 BLOB_TIMEOUT_S = 3600.0
 BLOB_STALL_S = 10.0  # a source that sends nothing for so long is left for the next one
@@ -108,12 +110,11 @@ class RoundDriver:
         self.post(Received(sender, message))
 
     def post(self, happened: Input) -> None:
-        """Queues an input; drops it when the queue is full (only messages come fast enough to fill it)."""
-        try:
-            self._inputs.put_nowait(happened)
-        except asyncio.QueueFull:
-            if not isinstance(happened, Received):
-                raise
+        """Queues an input. What others send, and what is told ten times a second while a disk is slow, never takes the
+        room of what happens once: a contribution fetched, a round closed."""
+        if isinstance(happened, Received | Progress) and self._inputs.qsize() >= MAX_REPEATED:
+            return
+        self._inputs.put_nowait(happened)
 
     async def run(self) -> None:
         """Owns the machine until cancelled."""
