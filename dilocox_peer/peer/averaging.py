@@ -127,7 +127,6 @@ class Averaging:
 
     async def _adopt_state(self, action: FetchState) -> None:
         """Fetches and installs the state at action.head; tells the machine how it went."""
-        self.conductor.drop_waiting()
         self.conductor.state_fetches += 1
         try:
             state = (
@@ -146,6 +145,7 @@ class Averaging:
             if state is None:
                 self.driver.post(StateMissing(action.head))
                 return
+            self.conductor.drop_waiting()  # not before: should no donor have it, our chain is still these certificates
             await asyncio.wrap_future(self._trainer.install(state, keep_movement=action.keep_movement))
             self._keeper.save(state)
             self.conductor.on_state_installed(state.head, state.round)

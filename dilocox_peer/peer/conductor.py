@@ -117,7 +117,7 @@ class Conductor:
                     self._hold(True)
                     return
                 case Step.MERGE:
-                    await self._merge(self._waiting.popleft())
+                    await self._merge(self._waiting[0])
                 case Step.CLOSE:
                     await self._close()
                 case Step.HOLD:
@@ -215,6 +215,9 @@ class Conductor:
     async def _merge(self, action: Apply) -> None:
         certificate = action.certificate
         blobs = await asyncio.get_running_loop().run_in_executor(self._disk, self._read, certificate)
+        if not self._waiting or self._waiting[0] is not action:
+            return  # another state was installed meanwhile
+        self._waiting.popleft()
         value = certificate.value
         self._learn_plans(value.round)
         merged = await asyncio.wrap_future(
