@@ -296,3 +296,4 @@ class Conductor:
         )
         self._tell_plan(value.round)
         self._last_merge_s, self._sent_before, self._closed_at_s = now, sent, None
+        self._close_loss = math.nan  # of this round; who does not close the next one has no loss to tell of it
