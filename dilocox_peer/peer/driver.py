@@ -1,12 +1,14 @@
 """Runs the round machine: feeds it what happens, carries out what it wants, in order. Decides nothing.
 
-One task owns the machine. Disk writes happen in a worker thread and are awaited before later actions (an ACK promises
-what is on disk); fetches run beside it and come back as inputs.
+One task owns the machine. The journal is written in a thread of its own and awaited before later actions (an ACK promises
+what is on disk); fetches, and all that reads and checks whole contributions, run beside it and come back as inputs: while the
+machine waited for those it would send no heartbeats, and the others would think it dead.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import assert_never
 
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError
@@ -119,7 +121,7 @@ class RoundDriver:
     async def run(self) -> None:
         """Owns the machine until cancelled."""
         loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as tasks:
+        async with self._journal_thread(), asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._outbox = Outbox(tasks, self._transport_send, self._on_send_failure)
             happened: Input = Tick()
@@ -130,6 +132,14 @@ class RoundDriver:
                 if not isinstance(happened, Tick):
                     self._inputs.task_done()
                 happened = await self._next_input()
+
+    @asynccontextmanager
+    async def _journal_thread(self) -> AsyncIterator[None]:
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-journal")
+        try:
+            yield
+        finally:
+            self._writer.shutdown(wait=False)
 
     async def _next_input(self) -> Input:
         deadline = self.machine.deadline()
@@ -147,7 +157,7 @@ class RoundDriver:
             case Send(to, message):
                 self._outbox.post(to, encode_message(message))
             case Persist(state):
-                await loop.run_in_executor(self._disk, self._journal.write, state)
+                await loop.run_in_executor(self._writer, self._journal.write, state)
             case FetchBlob():
                 if action.blob not in self._fetching:
                     self._fetching.add(action.blob)
@@ -157,7 +167,7 @@ class RoundDriver:
             case FetchState():
                 self._tasks.create_task(self._fetch_state(action), name="fetch state")
             case ForgetBlobs(blobs):
-                await loop.run_in_executor(self._disk, self._forget, blobs)
+                self._tasks.create_task(self._forget_blobs(blobs), name="forget contributions")
             case Note(event):
                 self._listener(event)
             case _:
@@ -220,6 +230,12 @@ class RoundDriver:
         self._check_blob(blob)
         self._blobs.put(blob)
         return True
+
+    async def _forget_blobs(self, blobs: tuple[Digest, ...]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._disk, self._forget, blobs)
+        except OSError as error:  # they cost room; a later start tries again
+            self._note_failure("deleting old contributions", error)
 
     def _forget(self, blobs: tuple[Digest, ...]) -> None:
         for blob in blobs:
