@@ -145,8 +145,10 @@ class Averaging:
             if state is None:
                 self.driver.post(StateMissing(action.head))
                 return
-            self.conductor.drop_waiting()  # not before: should no donor have it, our chain is still these certificates
-            await asyncio.wrap_future(self._trainer.install(state, keep_movement=action.keep_movement))
+            # Not before: should no donor have it, our chain is still the certificates that wait.
+            settles_ours = self.conductor.drop_waiting()
+            keep = action.keep_movement and not settles_ours
+            await asyncio.wrap_future(self._trainer.install(state, keep_movement=keep))
             self._keeper.save(state)
             self.conductor.on_state_installed(state.head, state.round)
             self.driver.post(StateInstalled(state.head, state.digest))

@@ -97,9 +97,12 @@ class Conductor:
         """Something that a decision may depend on has changed."""
         self._changed.set()
 
-    def drop_waiting(self) -> None:
-        """The chain changed its branch: what waits belongs to the old one."""
+    def drop_waiting(self) -> bool:
+        """The anchor becomes another one whole, and what waits is in it or of a branch given up. Whether a contribution of
+        ours was in what waited: then our movement is no longer all unsettled."""
+        settles_ours = any(action.own is not None for action in self._waiting)
         self._waiting.clear()
+        return settles_ours
 
     def on_state_installed(self, head: Digest, round_number: int) -> None:
         self.merged_head, self.merged_round = head, round_number

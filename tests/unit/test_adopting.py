@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dilocox_peer.config import preset
 from dilocox_peer.peer import averaging
 from dilocox_peer.peer.averaging import Averaging
-from dilocox_peer.peer.chain import Certificate, Place
+from dilocox_peer.peer.chain import Certificate, Entry, Place
 from dilocox_peer.peer.conductor import Conductor
 from dilocox_peer.peer.contract import Apply, FetchState, StateInstalled, StateMissing
 from dilocox_peer.peer.outer import initial_state
@@ -42,7 +43,7 @@ class TrainerStub:
         return STATE
 
     def install(self, state, *, keep_movement):
-        return self._done("install", None)
+        return self._done("install and keep" if keep_movement else "install", None)
 
     def merge(self, blobs, weights, **rest):
         return self._done("merge", SimpleNamespace(state_digest=sha256(b"state"), needed_rank=0))
@@ -102,4 +103,13 @@ async def test_a_merge_whose_blobs_are_being_read_is_void_too(peer, monkeypatch,
     await Averaging._adopt_state(peer, WANTED)
     go_on.set_result(None)
     await merging
+    assert peer._trainer.told == ["install and keep"]
+
+
+async def test_a_movement_that_waits_to_be_settled_is_not_sent_again(peer, monkeypatch):
+    """It is in the state that is installed, if our chain's rounds are."""
+    donors_give(monkeypatch, STATE)
+    own = Entry(ME, 1, sha256(b"blob"), 10, 8)
+    peer.conductor.on_apply(replace(APPLY, own=own))
+    await Averaging._adopt_state(peer, WANTED)
     assert peer._trainer.told == ["install"]
