@@ -201,7 +201,8 @@ class Conductor:
         if self._machine.head != base:
             # A certificate came in while we encoded: the movement stays and goes with the next contribution.
             await asyncio.wrap_future(self._trainer.withdraw())
-            await loop.run_in_executor(self._disk, self._blobs.forget, digest)
+            if closing.micro_batches:  # what idle peers send is alike to the byte: it may be another's, and needed
+                await loop.run_in_executor(self._disk, self._blobs.forget, digest)
             return
         report = self._measured.on_close(
             started_s, micro_batches=closing.round_micro_batches, lost=closing.lost, uplink_bps=self._uplink_bps()
