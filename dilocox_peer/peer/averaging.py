@@ -127,7 +127,6 @@ class Averaging:
 
     async def _adopt_state(self, action: FetchState) -> None:
         """Fetches and installs the state at action.head; tells the machine how it went."""
-        self.conductor.drop_waiting()
         self.conductor.state_fetches += 1
         try:
             state = (
@@ -146,7 +145,10 @@ class Averaging:
             if state is None:
                 self.driver.post(StateMissing(action.head))
                 return
-            await asyncio.wrap_future(self._trainer.install(state, keep_movement=action.keep_movement))
+            # Not before: should no donor have it, our chain is still the certificates that wait.
+            settles_ours = self.conductor.drop_waiting()
+            keep = action.keep_movement and not settles_ours
+            await asyncio.wrap_future(self._trainer.install(state, keep_movement=keep))
             self._keeper.save(state)
             self.conductor.on_state_installed(state.head, state.round)
             self.driver.post(StateInstalled(state.head, state.digest))
@@ -189,6 +191,7 @@ def _machine(
         planner=planner_of(manifest, layout_of(manifest, stage)),
         durable=keeper.durable,
         stored_states=(keeper.state.head,),
+        stored_blobs=keeper.blobs.held,
     )
 
 

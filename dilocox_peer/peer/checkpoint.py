@@ -9,6 +9,7 @@ import json
 import os
 import re
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,10 @@ class Loaded:
 
 
 def write_checkpoint(folder: Path, run_id: RunId, state: AnchorState, *, keep: int = KEEP) -> Path:
-    """Path of the durable file of state; older ones beyond `keep` are removed. Creates folder. Raises OSError."""
+    """Path of the durable file of state; of the others all beyond `keep` are removed. Creates folder. Raises OSError.
+
+    Files of later rounds go first: they are of a branch that was given up for state's, which may have fewer rounds.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     anchor, momentum = (np.frombuffer(part, dtype="<f4") for part in state.parts())
     tensors = {}
@@ -60,16 +64,20 @@ def write_checkpoint(folder: Path, run_id: RunId, state: AnchorState, *, keep: i
         os.fsync(file.fileno())
     temporary.replace(path)
     _fsync_folder(folder)
-    for old in stored_checkpoints(folder)[keep:]:
+    for old in sorted(stored_checkpoints(folder), key=lambda each: each.name > path.name)[keep:]:
         old.unlink(missing_ok=True)
     return path
 
 
-def load_newest(folder: Path, run_id: RunId, layout: Layout) -> Loaded:
-    """The newest state in folder that verifies for this run, and what was wrong with newer files."""
+def load_newest(folder: Path, run_id: RunId, layout: Layout, *, among: Collection[Digest] | None = None) -> Loaded:
+    """The newest state in folder that verifies for this run, and what was wrong with newer files. among: the heads that it
+    may be at, None: any."""
     damaged: list[str] = []
+    allowed = None if among is None else {head.hex() for head in among}
     for path in stored_checkpoints(folder):
         try:
+            if allowed is not None and _metadata(path).get("head") not in allowed:
+                continue
             return Loaded(read_checkpoint(path, run_id, layout), tuple(damaged))
         except (StateCorrupt, OSError) as error:
             damaged.append(f"{path}: {error}")

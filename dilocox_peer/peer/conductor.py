@@ -97,9 +97,12 @@ class Conductor:
         """Something that a decision may depend on has changed."""
         self._changed.set()
 
-    def drop_waiting(self) -> None:
-        """The chain changed its branch: what waits belongs to the old one."""
+    def drop_waiting(self) -> bool:
+        """The anchor becomes another one whole, and what waits is in it or of a branch given up. Whether a contribution of
+        ours was in what waited: then our movement is no longer all unsettled."""
+        settles_ours = any(action.own is not None for action in self._waiting)
         self._waiting.clear()
+        return settles_ours
 
     def on_state_installed(self, head: Digest, round_number: int) -> None:
         self.merged_head, self.merged_round = head, round_number
@@ -117,7 +120,7 @@ class Conductor:
                     self._hold(True)
                     return
                 case Step.MERGE:
-                    await self._merge(self._waiting.popleft())
+                    await self._merge(self._waiting[0])
                 case Step.CLOSE:
                     await self._close()
                 case Step.HOLD:
@@ -198,7 +201,8 @@ class Conductor:
         if self._machine.head != base:
             # A certificate came in while we encoded: the movement stays and goes with the next contribution.
             await asyncio.wrap_future(self._trainer.withdraw())
-            await loop.run_in_executor(self._disk, self._blobs.forget, digest)
+            if closing.micro_batches:  # what idle peers send is alike to the byte: it may be another's, and needed
+                await loop.run_in_executor(self._disk, self._blobs.forget, digest)
             return
         report = self._measured.on_close(
             started_s, micro_batches=closing.round_micro_batches, lost=closing.lost, uplink_bps=self._uplink_bps()
@@ -215,6 +219,9 @@ class Conductor:
     async def _merge(self, action: Apply) -> None:
         certificate = action.certificate
         blobs = await asyncio.get_running_loop().run_in_executor(self._disk, self._read, certificate)
+        if not self._waiting or self._waiting[0] is not action:
+            return  # another state was installed meanwhile
+        self._waiting.popleft()
         value = certificate.value
         self._learn_plans(value.round)
         merged = await asyncio.wrap_future(
@@ -293,3 +300,4 @@ class Conductor:
         )
         self._tell_plan(value.round)
         self._last_merge_s, self._sent_before, self._closed_at_s = now, sent, None
+        self._close_loss = math.nan  # of this round; who does not close the next one has no loss to tell of it

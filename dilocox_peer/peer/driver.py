@@ -1,12 +1,14 @@
 """Runs the round machine: feeds it what happens, carries out what it wants, in order. Decides nothing.
 
-One task owns the machine. Disk writes happen in a worker thread and are awaited before later actions (an ACK promises
-what is on disk); fetches run beside it and come back as inputs.
+One task owns the machine. The journal is written in a thread of its own and awaited before later actions (an ACK promises
+what is on disk); fetches, and all that reads and checks whole contributions, run beside it and come back as inputs: while the
+machine waited for those it would send no heartbeats, and the others would think it dead.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import assert_never
 
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError
@@ -25,6 +27,7 @@ from dilocox_peer.peer.contract import (
     Note,
     PeerRefused,
     Persist,
+    Progress,
     Received,
     Send,
     StateMissing,
@@ -37,7 +40,8 @@ from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.peer.transport import PeerGone, Transport
 from dilocox_peer.types import Digest, PeerId, sha256
 
-MAX_INPUTS = 4096  # messages beyond are dropped; the protocol repeats itself
+MAX_INPUTS = 4096
+MAX_REPEATED = 3072  # of what is said again anyway, messages and progress: beyond, it is dropped
 SEND_TIMEOUT_S = 5.0
 BLOB_TIMEOUT_S = 3600.0
 BLOB_STALL_S = 10.0  # a source that sends nothing for so long is left for the next one
@@ -108,17 +112,16 @@ class RoundDriver:
         self.post(Received(sender, message))
 
     def post(self, happened: Input) -> None:
-        """Queues an input; drops it when the queue is full (only messages come fast enough to fill it)."""
-        try:
-            self._inputs.put_nowait(happened)
-        except asyncio.QueueFull:
-            if not isinstance(happened, Received):
-                raise
+        """Queues an input. What others send, and what is told ten times a second while a disk is slow, never takes the
+        room of what happens once: a contribution fetched, a round closed."""
+        if isinstance(happened, Received | Progress) and self._inputs.qsize() >= MAX_REPEATED:
+            return
+        self._inputs.put_nowait(happened)
 
     async def run(self) -> None:
         """Owns the machine until cancelled."""
         loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as tasks:
+        async with self._journal_thread(), asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._outbox = Outbox(tasks, self._transport_send, self._on_send_failure)
             happened: Input = Tick()
@@ -129,6 +132,14 @@ class RoundDriver:
                 if not isinstance(happened, Tick):
                     self._inputs.task_done()
                 happened = await self._next_input()
+
+    @asynccontextmanager
+    async def _journal_thread(self) -> AsyncIterator[None]:
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-journal")
+        try:
+            yield
+        finally:
+            self._writer.shutdown(wait=False)
 
     async def _next_input(self) -> Input:
         deadline = self.machine.deadline()
@@ -146,7 +157,7 @@ class RoundDriver:
             case Send(to, message):
                 self._outbox.post(to, encode_message(message))
             case Persist(state):
-                await loop.run_in_executor(self._disk, self._journal.write, state)
+                await loop.run_in_executor(self._writer, self._journal.write, state)
             case FetchBlob():
                 if action.blob not in self._fetching:
                     self._fetching.add(action.blob)
@@ -156,7 +167,7 @@ class RoundDriver:
             case FetchState():
                 self._tasks.create_task(self._fetch_state(action), name="fetch state")
             case ForgetBlobs(blobs):
-                await loop.run_in_executor(self._disk, self._forget, blobs)
+                self._tasks.create_task(self._forget_blobs(blobs), name="forget contributions")
             case Note(event):
                 self._listener(event)
             case _:
@@ -219,6 +230,12 @@ class RoundDriver:
         self._check_blob(blob)
         self._blobs.put(blob)
         return True
+
+    async def _forget_blobs(self, blobs: tuple[Digest, ...]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._disk, self._forget, blobs)
+        except OSError as error:  # they cost room; a later start tries again
+            self._note_failure("deleting old contributions", error)
 
     def _forget(self, blobs: tuple[Digest, ...]) -> None:
         for blob in blobs:

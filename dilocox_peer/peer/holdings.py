@@ -32,6 +32,15 @@ class Holdings:
         self._wanted.pop(blob, None)
         self._round_of.setdefault(blob, round_number)
 
+    def stored(self, blob: Digest, round_number: int) -> None:
+        """A file of this name is on our disk from before; that it is whole has to be found out by a fetch, should it be
+        wanted. It is forgotten like the others."""
+        self._round_of.setdefault(blob, round_number)
+
+    def certified(self, blob: Digest, round_number: int) -> None:
+        """It is needed from this round on, also if it was met long ago: anyone may offer an old one again."""
+        self._round_of[blob] = max(self._round_of.get(blob, round_number), round_number)
+
     def refused(self, blob: Digest) -> None:
         self._refused.add(blob)
         self._wanted.pop(blob, None)

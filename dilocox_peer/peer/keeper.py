@@ -37,7 +37,9 @@ class Keeper:
         self._lock = threading.Lock()
         self._newest: AnchorState | None = None
         self._layout = layout_of(manifest, stage)
-        loaded = load_newest(self.checkpoints, manifest.run_id, self._layout)
+        # Of our own chain alone: a branch given up for a heavier one with fewer rounds leaves files with higher numbers.
+        chain = {manifest.genesis(stage), *(each.head for each in self.durable.appended)} if self.durable else None
+        loaded = load_newest(self.checkpoints, manifest.run_id, self._layout, among=chain)
         for complaint in loaded.damaged:
             listener(Remark(f"a checkpoint is damaged and not used: {complaint}"))
         if self.journal.loaded.reason:

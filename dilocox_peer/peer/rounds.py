@@ -111,9 +111,10 @@ class RoundMachine:
         planner: Planner | None = None,
         durable: Durable | None = None,
         stored_states: Collection[Digest] = (),
+        stored_blobs: Collection[Digest] = (),
     ) -> None:
         """plan: of round 1. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
-        stored_states: heads of the anchor states that are on our disk."""
+        stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there."""
         self._pace = Pace(timing)
         planner = planner if planner is not None else FixedPlanner(plans)
         self._owner = Owner(
@@ -141,6 +142,12 @@ class RoundMachine:
         self._was_alive: set[PeerId] = set()
         self._noted_at: dict[PeerId, float] = {}
         self._has_left = False
+        if stored_blobs:
+            of_round = {
+                entry.blob: each.value.round for each in self._chain.certificates for entry in each.value.entries
+            }
+            for blob in stored_blobs:
+                self._holdings.stored(blob, of_round.get(blob, self.round))
         votes = durable.votes if durable is not None else Votes(self._chain.head)
         self._sit_down(votes, now)
         if votes.accepted is not None:
@@ -507,8 +514,10 @@ class RoundMachine:
         actions: list[Action] = [*send_all(sorted(due - {self._owner.peer}), self._heartbeat())]
         actions += [Note(NeighbourSeen(peer)) for peer in sorted(alive - self._was_alive)]
         for peer in sorted(self._was_alive - alive):
-            seen = self._members[peer]
-            reason = "it left" if seen.has_left else "refuses connections" if seen.refused else "silent"
+            reason = "silent"
+            if peer in self._members.known:  # not any more, where more peers are heard than are remembered
+                seen = self._members[peer]
+                reason = "it left" if seen.has_left else "refuses connections" if seen.refused else "silent"
             actions.append(Note(NeighbourLost(peer, reason)))
         self._was_alive = alive
         return actions
@@ -538,6 +547,8 @@ class RoundMachine:
             if self._ballots.proposed_at is not None:
                 self._pace.observe_ballot(now - self._ballots.proposed_at)
         settled = own if own is not None and own in certificate.value.entries else None
+        for entry in certificate.value.entries:
+            self._holdings.certified(entry.blob, certificate.value.round)
         self._chain.append(certificate)
         self._owner.planner.observe(certificate)
         self._anchor.applying(self._chain.height)

@@ -32,6 +32,7 @@ from dilocox_peer.peer.conveyor import Conveyor
 from dilocox_peer.peer.discovery import Discovery
 from dilocox_peer.peer.guardian import Guardian, backup_store
 from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.incarnation import next_incarnation
 from dilocox_peer.peer.keeper import Keeper
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.presence import Presence, Tenure
@@ -151,7 +152,8 @@ class Session:
 
     async def _stay(self, leaving: "asyncio.Future[str]") -> None:
         """One start-up, work and leaving. Raises NetworkLost when the network daemon died under it."""
-        self._incarnation = max(self._incarnation + 1, time.time_ns() // 1_000_000)
+        now_ms = max(self._incarnation + 1, time.time_ns() // 1_000_000)
+        self._incarnation = next_incarnation(self._settings.run_folder / "incarnation", now_ms)
         self._startup = StartUp(Step.NETWORK)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="dilocox-disk")
         async with AsyncExitStack() as stack:

@@ -734,9 +734,13 @@ async def _stop_daemon(p2p: "P2P", timeout_s: float) -> None:
 
 
 def _raw(peer: PeerId) -> bytes:
+    """Raises PeerGone for a name that is no PeerID: the next roster is what a leader wrote, and we greet all of it."""
     from hivemind.p2p import PeerID
 
-    raw: bytes = PeerID.from_base58(peer).to_bytes()
+    try:
+        raw: bytes = PeerID.from_base58(peer).to_bytes()
+    except ValueError:
+        raise PeerGone(peer, "that is not the name of a peer") from None
     return raw
 
 

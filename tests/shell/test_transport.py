@@ -122,6 +122,16 @@ async def test_an_unknown_peer_is_gone_at_once(make_transport: MakeTransport) ->
         await client.connect(STRANGER, [f"/ip4/127.0.0.1/tcp/9/p2p/{STRANGER}"])
 
 
+@pytest.mark.parametrize("name", ["0 is not in base58", "abc"])
+async def test_a_name_that_is_no_peer_id_is_a_peer_that_is_gone(make_transport: MakeTransport, name: str) -> None:
+    """Rosters name peers, and a leader may write anything there; it must end no task of those who greet them."""
+    client, _ = await make_transport("client")
+    with pytest.raises(PeerGone):
+        await client.send(PeerId(name), b"x", 5)
+    with pytest.raises(PeerGone):
+        await client.fetch(PeerId(name), "blob", {}, max_body_bytes=10, timeout_s=5)
+
+
 async def test_peers_meet_by_the_address_of_a_lease(make_transport: MakeTransport) -> None:
     """Without a peer that both know."""
     first, _ = await make_transport("first")

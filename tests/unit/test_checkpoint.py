@@ -33,10 +33,27 @@ def test_what_is_written_is_read_back(tmp_path):
 
 
 def test_the_last_three_are_kept(tmp_path):
-    for round_number in (1, 2, 10, 3):
+    for round_number in (1, 2, 3, 10):
         write_checkpoint(tmp_path, RUN, state_at(round_number))
     assert names(tmp_path) == [f"anchor-{number:08}.safetensors" for number in (2, 3, 10)]
     assert load_newest(tmp_path, RUN, LAYOUT).state == state_at(10)
+
+
+def test_a_branch_with_fewer_rounds_takes_the_place_of_the_one_given_up(tmp_path):
+    for round_number in (28, 29, 30):
+        write_checkpoint(tmp_path, RUN, state_at(round_number))
+    for written, kept in [(25, (25, 29, 30)), (26, (25, 26, 30)), (27, (25, 26, 27))]:
+        path = write_checkpoint(tmp_path, RUN, state_at(written))
+        assert read_checkpoint(path, RUN, LAYOUT) == state_at(written)
+        assert names(tmp_path) == [f"anchor-{number:08}.safetensors" for number in kept]
+
+
+def test_the_newest_of_some_heads_alone_is_found(tmp_path):
+    for round_number in (25, 29, 30):
+        write_checkpoint(tmp_path, RUN, state_at(round_number))
+    among = {state_at(24).head, state_at(25).head}
+    assert load_newest(tmp_path, RUN, LAYOUT, among=among).state == state_at(25)
+    assert load_newest(tmp_path, RUN, LAYOUT, among={state_at(24).head}).state is None
 
 
 def test_no_checkpoint_is_no_error(tmp_path):

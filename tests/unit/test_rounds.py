@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused
+from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost
 from dilocox_peer.peer.chain import Entry, acceptance
 from dilocox_peer.peer.contract import (
     Action,
@@ -34,6 +34,7 @@ from dilocox_peer.peer.contract import (
     Tick,
 )
 from dilocox_peer.peer.durable import Accepted, Durable, encode_record, load_log
+from dilocox_peer.peer.membership import MAX_KNOWN
 from dilocox_peer.peer.messages import (
     Ack,
     Cert,
@@ -87,12 +88,18 @@ class Table:
         for name in names:
             self.sit(PeerId(name))
 
-    def sit(self, peer: PeerId, incarnation: int = 1, stored_states: Iterable[Digest] = ()) -> RoundMachine:
+    def sit(
+        self,
+        peer: PeerId,
+        incarnation: int = 1,
+        stored_states: Iterable[Digest] = (),
+        stored_blobs: Iterable[Digest] = (),
+    ) -> RoundMachine:
         self.machines[peer] = RoundMachine(
             me=peer, incarnation=incarnation, stage=0, genesis=GENESIS, timing=self.timing, sign=signer(peer),
             verify=verify, rng=random.Random(incarnation), now=self.now, plan=PLAN, start_peers=self.start_peers,
             max_peers=8, plans=PlanBounds(total_steps=self.total_rounds and self.total_rounds * PLAN.inner_steps), durable=load_log(self.logs.get(peer, b""), GENESIS).durable,
-            stored_states=set(stored_states),
+            stored_states=set(stored_states), stored_blobs=set(stored_blobs),
         )  # fmt: skip
         self.done[peer] = []
         self.blobs.setdefault(peer, set())
@@ -827,6 +834,34 @@ def test_old_blobs_are_forgotten_and_new_ones_are_not() -> None:
     assert forgotten == blobs[:3]
 
 
+def test_an_old_blob_that_is_offered_again_is_there_to_be_merged() -> None:
+    """Any peer of the roster may offer what everybody holds; forgotten as it was certified, it would end them all."""
+    table = Table("a", "b", timing=replace(TIMING, keep_rounds=3)).start()
+    first = table.offer("a", "b")[PeerId("a")].blob
+    for _ in range(2):
+        table.offer("a", "b")
+    machine = table.machine("b")
+    table.give(PeerId("b"), Closed(machine.head, Entry(PeerId("b"), 1, first, 10, 8, machine.state_digest)))
+    table.offer("a")
+    certified = {entry.blob for entry in table.did("a", Apply)[-1].certificate.value.entries}
+    assert first in certified
+    assert not {blob for action in table.did("a", ForgetBlobs) for blob in action.blobs} & certified
+    for _ in range(4):
+        table.offer("a", "b")
+    assert first in {blob for action in table.did("a", ForgetBlobs) for blob in action.blobs}
+
+
+def test_old_blobs_from_before_a_restart_are_forgotten_too() -> None:
+    table = Table("a", timing=replace(TIMING, keep_rounds=3)).start()
+    blobs = [table.offer("a")[PeerId("a")].blob for _ in range(3)]
+    never_certified = sha256(b"offered, and the head moved")
+    machine = table.sit(PeerId("a"), 2, stored_states={table.machine("a").head}, stored_blobs={*blobs, never_certified})
+    table.give(PeerId("a"), StateInstalled(machine.head, b""))
+    blobs += [table.offer("a", incarnation=2)[PeerId("a")].blob for _ in range(3)]
+    forgotten = [blob for action in table.did("a", ForgetBlobs) for blob in action.blobs]
+    assert sorted(forgotten) == sorted([*blobs[:3], never_certified])
+
+
 def test_the_durable_chain_is_the_chain() -> None:
     table = Table("a", "b").start()
     for _ in range(3):
@@ -834,6 +869,18 @@ def test_the_durable_chain_is_the_chain() -> None:
     loaded = load_log(table.logs[PeerId("a")], GENESIS).durable
     assert isinstance(loaded, Durable)
     assert list(loaded.appended) == list(table.machine("a").chain)
+
+
+def test_more_peers_than_are_remembered_end_nobody() -> None:
+    table = Table("a", "b").start()
+    table.wait(TIMING.heartbeat_s * 2)
+    table.mute.add((PeerId("b"), PeerId("a")))
+    greeting = table.said("b", Heartbeat)[-1]
+    for number in range(MAX_KNOWN + 1):
+        table.now += 0.001
+        table.give(PeerId("a"), Received(PeerId(f"stranger {number}"), greeting))
+    table.wait(TIMING.heartbeat_s * 2)
+    assert PeerId("b") in {event.peer for event in table.noted("a", NeighbourLost)}
 
 
 # ---- what the session reads ----

@@ -1,0 +1,115 @@
+"""Adopting another's state while certificates of our own chain wait to be merged."""
+
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from dilocox_peer.config import preset
+from dilocox_peer.peer import averaging
+from dilocox_peer.peer.averaging import Averaging
+from dilocox_peer.peer.chain import Certificate, Entry, Place
+from dilocox_peer.peer.conductor import Conductor
+from dilocox_peer.peer.contract import Apply, FetchState, StateInstalled, StateMissing
+from dilocox_peer.peer.outer import initial_state
+from dilocox_peer.peer.plan import first_plan
+from dilocox_peer.peer.timetable import Timetable
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId, sha256
+
+MANIFEST = preset("tiny").signed_by(SigningKey(b"o" * 32))
+ME, DONOR = PeerId("me"), PeerId("donor")
+STATE = initial_state(MANIFEST)
+PLACE = Place.genesis(0, MANIFEST.genesis(0), first_plan(MANIFEST))
+APPLY = Apply(Certificate(0, PLACE.head, 1, 0, PLACE.epoch_value([ME]), ((ME, b"s"),)), None)
+WANTED = FetchState(STATE.head, 0, b"", (DONOR,), True)
+
+
+class TrainerStub:
+    """Notes what it is told to do."""
+
+    def __init__(self):
+        self.told = []
+
+    def _done(self, what, result):
+        self.told.append(what)
+        future = Future()
+        future.set_result(result)
+        return future
+
+    def state(self):
+        return STATE
+
+    def install(self, state, *, keep_movement):
+        return self._done("install and keep" if keep_movement else "install", None)
+
+    def merge(self, blobs, weights, **rest):
+        return self._done("merge", SimpleNamespace(state_digest=sha256(b"state"), needed_rank=0))
+
+
+@pytest.fixture
+def disk():
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+@pytest.fixture
+def peer(disk):
+    posted, trainer = [], TrainerStub()
+    machine = SimpleNamespace(head=PLACE.head, round=0, plan_for=lambda number: first_plan(MANIFEST))
+    conductor = Conductor(
+        me=ME, incarnation=1, manifest=MANIFEST, machine=machine, trainer=trainer, blobs=None, disk=disk, raw_bytes=0,
+        post=posted.append, bytes_sent=lambda: 0, uplink_bps=lambda: 0.0, timetable=Timetable(MANIFEST),
+        on_merged=lambda: None, listener=lambda event: None,
+    )  # fmt: skip
+    return SimpleNamespace(
+        conductor=conductor, driver=SimpleNamespace(post=posted.append), posted=posted, _trainer=trainer,
+        _keeper=SimpleNamespace(save=lambda state: None), _transport=None, _listener=None,
+    )  # fmt: skip
+
+
+def donors_give(monkeypatch, state):
+    async def fetch_state(*_arguments, **_options):
+        return state
+
+    monkeypatch.setattr(averaging, "fetch_state", fetch_state)
+
+
+async def test_what_waits_is_still_merged_when_no_donor_has_the_state(peer, monkeypatch):
+    donors_give(monkeypatch, None)
+    peer.conductor.on_apply(APPLY)
+    await Averaging._adopt_state(peer, WANTED)
+    assert peer.posted == [StateMissing(WANTED.head)]
+    assert list(peer.conductor._waiting) == [APPLY]
+
+
+async def test_what_waits_is_void_when_the_state_is_installed(peer, monkeypatch):
+    donors_give(monkeypatch, STATE)
+    peer.conductor.on_apply(APPLY)
+    await Averaging._adopt_state(peer, WANTED)
+    assert peer.posted == [StateInstalled(STATE.head, STATE.digest)]
+    assert not peer.conductor._waiting
+
+
+async def test_a_merge_whose_blobs_are_being_read_is_void_too(peer, monkeypatch, disk):
+    donors_give(monkeypatch, STATE)
+    peer.conductor.on_apply(APPLY)
+    go_on = Future()
+    disk.submit(go_on.result)  # the disk has other things to do first
+    merging = asyncio.create_task(peer.conductor._merge(APPLY))
+    await asyncio.sleep(0)
+    await Averaging._adopt_state(peer, WANTED)
+    go_on.set_result(None)
+    await merging
+    assert peer._trainer.told == ["install and keep"]
+
+
+async def test_a_movement_that_waits_to_be_settled_is_not_sent_again(peer, monkeypatch):
+    """It is in the state that is installed, if our chain's rounds are."""
+    donors_give(monkeypatch, STATE)
+    own = Entry(ME, 1, sha256(b"blob"), 10, 8)
+    peer.conductor.on_apply(replace(APPLY, own=own))
+    await Averaging._adopt_state(peer, WANTED)
+    assert peer._trainer.told == ["install"]

@@ -1,0 +1,79 @@
+"""What the conductor tells of rounds, without a network and without a trainer."""
+
+import asyncio
+import math
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from dilocox_peer.config import preset
+from dilocox_peer.peer.blobs import BlobStore
+from dilocox_peer.peer.chain import Certificate, Place
+from dilocox_peer.peer.conductor import Conductor
+from dilocox_peer.peer.contract import Apply
+from dilocox_peer.peer.plan import first_plan
+from dilocox_peer.peer.timetable import Timetable
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId, sha256
+
+MANIFEST = preset("tiny").signed_by(SigningKey(b"o" * 32))
+ME = PeerId("me")
+PLACE = Place.genesis(0, MANIFEST.genesis(0), first_plan(MANIFEST))
+
+
+def done(**result):
+    future = Future()
+    future.set_result(SimpleNamespace(**result))
+    return future
+
+
+def stage(blobs, disk, told, *, micro_batches=4):
+    """(conductor, machine) with a trainer whose contribution holds so many micro-batches."""
+    trainer = SimpleNamespace(
+        progress=lambda: SimpleNamespace(round=1),
+        close=lambda: done(
+            train_loss=2.5, blob=b"b", round_micro_batches=micro_batches, micro_batches=micro_batches, lost=0.0, raw_bytes=8
+        ),
+        merge=lambda *_given, **_named: done(state_digest=sha256(b"state"), needed_rank=0),
+        withdraw=done,
+    )  # fmt: skip
+    machine = SimpleNamespace(
+        head=PLACE.head, round=0, state_digest=b"", expected_rounds=9, plan_for=lambda number: first_plan(MANIFEST)
+    )
+    conductor = Conductor(
+        me=ME, incarnation=1, manifest=MANIFEST, machine=machine, trainer=trainer, blobs=blobs, disk=disk, raw_bytes=8,
+        post=lambda happened: None, bytes_sent=lambda: 0, uplink_bps=lambda: 0.0, timetable=Timetable(MANIFEST),
+        on_merged=lambda: None, listener=told.append,
+    )  # fmt: skip
+    return conductor, machine
+
+
+async def test_who_has_not_closed_a_round_tells_no_loss_of_it():
+    """Who has paused, say: else its last loss came again with every round that the others certify."""
+    told = []
+    with ThreadPoolExecutor(1) as disk:
+        conductor, _ = stage(SimpleNamespace(put=sha256), disk, told)
+        await conductor._close()
+        place = PLACE
+        for _ in range(2):
+            certificate = Certificate(0, place.head, 1, 0, place.round_value([], [ME]), ((ME, b"s"),))
+            place = Place.after(certificate)
+            conductor.on_apply(Apply(certificate, None))
+            await conductor._merge(conductor._waiting[0])
+    first, second = [event.train_loss for event in told if type(event).__name__ == "RoundCertified"]
+    assert first == 2.5
+    assert math.isnan(second)
+
+
+@pytest.mark.parametrize(("micro_batches", "is_kept"), [(4, False), (0, True)])
+async def test_a_close_that_came_too_late_deletes_its_own_contribution_alone(tmp_path, micro_batches, is_kept):
+    """Idle peers' contributions are equal to the byte, so one file: the certificate that came in may name it."""
+    blobs = BlobStore(tmp_path)
+    with ThreadPoolExecutor(1) as disk:
+        conductor, machine = stage(blobs, disk, [], micro_batches=micro_batches)
+        closing = asyncio.create_task(conductor._close())
+        await asyncio.sleep(0)
+        machine.head = sha256(b"a certificate came in")
+        await closing
+    assert (blobs.get(sha256(b"b")) is not None) == is_kept

@@ -1,0 +1,70 @@
+"""The shell of the round machine, without its network."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any, cast
+
+from dilocox_peer.peer.contract import BlobHeld, FetchBlob, ForgetBlobs, Persist, Progress, Received, Tick
+from dilocox_peer.peer.driver import MAX_INPUTS, RoundDriver
+from dilocox_peer.peer.durable import Durable, Votes
+from dilocox_peer.peer.messages import Leave
+from dilocox_peer.types import PeerId, sha256
+
+NOTHING = cast("Any", None)
+
+
+async def test_a_flood_of_messages_leaves_room_for_what_happens_here() -> None:
+    driver = RoundDriver(
+        NOTHING, transport=NOTHING, blobs=NOTHING, journal=NOTHING, disk=NOTHING, check_blob=NOTHING, max_blob_bytes=1,
+        on_apply=NOTHING, on_fetch_state=NOTHING, on_change=NOTHING, listener=NOTHING,
+    )  # fmt: skip
+    for number in range(2 * MAX_INPUTS):  # sent while the machine waits for the disk
+        driver.post(Received(PeerId("stranger"), Leave(0, sha256(b"head"), 1, number)))
+        driver.post(Progress(number))
+    driver.post(BlobHeld(sha256(b"blob")))
+    assert driver._inputs.qsize() < MAX_INPUTS
+    assert [driver._inputs.get_nowait() for _ in range(driver._inputs.qsize())][-1] == BlobHeld(sha256(b"blob"))
+
+
+async def test_a_vote_is_on_disk_while_contributions_are_being_checked() -> None:
+    """A check takes seconds where stages are large, and a machine that waits for it sends no heartbeats."""
+    blob = b"contribution"
+    written, checking, go_on = asyncio.Event(), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    record = Durable(0, (), Votes(sha256(b"head")))
+    wanted = [
+        [FetchBlob(sha256(blob), len(blob), (PeerId("source"),))], [ForgetBlobs((sha256(b"old"),)), Persist(record)]
+    ]  # fmt: skip
+
+    def check(_blob: bytes) -> None:
+        loop.call_soon_threadsafe(checking.set)
+        go_on.wait(10.0)
+
+    async def fetch(*_arguments: Any, **_options: Any) -> tuple[dict[str, Any], bytearray]:
+        return {}, bytearray(blob)
+
+    machine = SimpleNamespace(
+        handle=lambda happened, now: wanted.pop(0) if wanted else [], deadline=lambda: loop.time() + 60.0
+    )
+    blobs = SimpleNamespace(get=lambda digest: None, put=lambda raw: None, forget=lambda digest: None)
+    journal = SimpleNamespace(write=lambda state: loop.call_soon_threadsafe(written.set))
+    with ThreadPoolExecutor(1) as disk:
+        driver = RoundDriver(
+            cast("Any", machine), transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=cast("Any", blobs),
+            journal=cast("Any", journal), disk=disk, check_blob=check, max_blob_bytes=100, on_apply=NOTHING,
+            on_fetch_state=NOTHING, on_change=lambda: None, listener=lambda event: None,
+        )  # fmt: skip
+        running = asyncio.create_task(driver.run())
+        try:
+            async with asyncio.timeout(5.0):
+                await checking.wait()
+                driver.post(Tick())
+                await written.wait()
+        finally:
+            go_on.set()
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running

@@ -1,0 +1,61 @@
+"""What of a peer survives a restart, where its parts disagree."""
+
+from dilocox_peer.config import preset
+from dilocox_peer.peer.chain import Certificate, Place
+from dilocox_peer.peer.durable import Durable, Votes
+from dilocox_peer.peer.keeper import Keeper
+from dilocox_peer.peer.outer import AnchorState, initial_state
+from dilocox_peer.peer.plan import first_plan
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId, sha256
+
+MANIFEST = preset("tiny").signed_by(SigningKey(b"o" * 32))
+ME = PeerId("me")
+
+
+def chain_of(length):
+    """Certificates from genesis: the epoch that starts the run, then void rounds."""
+    place, chain = Place.genesis(0, MANIFEST.genesis(0), first_plan(MANIFEST)), []
+    for number in range(length):
+        value = place.epoch_value([ME]) if number == 0 else place.round_value([], [ME])
+        chain.append(Certificate(0, place.head, 1, 0, value, ((ME, b"s"),)))
+        place = Place.after(chain[-1])
+    return chain
+
+
+def state_at(head, round_number):
+    start = initial_state(MANIFEST)
+    return AnchorState.of(
+        start.layout, head=head, round_number=round_number, anchor=start.anchor, momentum=start.momentum
+    )
+
+
+def opened(folder):
+    return Keeper(folder, MANIFEST, 0, lambda event: None)
+
+
+def test_after_a_change_to_a_branch_with_fewer_rounds_a_restart_has_its_state(tmp_path):
+    chain = chain_of(3)
+    keeper = opened(tmp_path)
+    for round_number in (7, 8, 9):  # of the branch that is given up
+        keeper.save(state_at(sha256(bytes([round_number])), round_number))
+        keeper._writer.submit(lambda: None).result()
+    keeper.save(state_at(chain[-1].head, 2))
+    keeper.journal.write(Durable(0, tuple(chain), Votes(chain[-1].head)))
+    keeper.close()
+
+    keeper = opened(tmp_path)
+    keeper.close()
+    assert (keeper.state.round, keeper.state.head) == (2, chain[-1].head)
+
+
+def test_a_state_that_is_not_of_the_chain_is_not_taken_for_its_own(tmp_path):
+    chain = chain_of(3)
+    keeper = opened(tmp_path)
+    keeper.save(state_at(sha256(b"elsewhere"), 9))
+    keeper.journal.write(Durable(0, tuple(chain), Votes(chain[-1].head)))
+    keeper.close()
+
+    keeper = opened(tmp_path)
+    keeper.close()
+    assert keeper.state == initial_state(MANIFEST)
