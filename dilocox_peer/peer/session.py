@@ -19,14 +19,14 @@ import torch
 
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
-from dilocox_peer.events import Event, Failed, Left, Listener, NeighbourUnlinked, PeerStarted, RunComplete
+from dilocox_peer.events import Event, Failed, Left, Listener, NeighbourUnlinked, PeerStarted, RunComplete, StageClaimed
 from dilocox_peer.invitation import with_any_port
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer import dialback
 from dilocox_peer.peer.acquaintances import read_acquaintances
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, run_joined
-from dilocox_peer.peer.claim import Wish, claim_stage
+from dilocox_peer.peer.claim import Wish, claim_stage, fitting_stages
 from dilocox_peer.peer.contract import Leaving, PeerFound
 from dilocox_peer.peer.conveyor import Conveyor
 from dilocox_peer.peer.discovery import Discovery
@@ -38,11 +38,12 @@ from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.presence import Presence, Tenure
 from dilocox_peer.peer.restore import find_backup
 from dilocox_peer.peer.startup import StartUp, Step
+from dilocox_peer.peer.takeover import Move, Takeover
 from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.peer.trainer import Trainer
 from dilocox_peer.peer.transport import Transport, TransportLimits
-from dilocox_peer.pipeline.data import load_corpus
+from dilocox_peer.pipeline.data import has_text, load_corpus
 from dilocox_peer.signing import SEED_BYTES
 from dilocox_peer.types import RunId
 
@@ -93,6 +94,7 @@ class _Parts:
     averaging: Averaging
     conveyor: Conveyor | None  # of a run with several stages
     guardian: Guardian | None  # likewise
+    takeover: Takeover | None  # likewise, unless the volunteer chose the stage
     tenure: Tenure
     discovery: Discovery
     bulletin: Bulletin
@@ -112,6 +114,7 @@ class Session:
         self._stage: int | None = None  # to be claimed
         self._look_now = asyncio.Event()
         self._pauses = Pauses(listener)
+        self._wish = Wish(settings.stage, settings.device, settings.max_memory_bytes)
         self._reachability = dialback.Reachability(outgoing_only=settings.outgoing_only)
 
     @property
@@ -139,8 +142,8 @@ class Session:
         try:
             while True:
                 try:
-                    await self._stay(leaving)
-                    break
+                    if not await self._stay(leaving):
+                        break
                 except NetworkLost as error:
                     restarts += 1
                     if restarts > MAX_RESTARTS:
@@ -150,8 +153,9 @@ class Session:
         finally:
             leaving.cancel()
 
-    async def _stay(self, leaving: "asyncio.Future[str]") -> None:
-        """One start-up, work and leaving. Raises NetworkLost when the network daemon died under it."""
+    async def _stay(self, leaving: "asyncio.Future[str]") -> bool:
+        """One start-up, work and leaving; whether another follows, at another stage. Raises NetworkLost when the network
+        daemon died under it."""
         now_ms = max(self._incarnation + 1, time.time_ns() // 1_000_000)
         self._incarnation = next_incarnation(self._settings.run_folder / "incarnation", now_ms)
         self._startup = StartUp(Step.NETWORK)
@@ -164,11 +168,11 @@ class Session:
             if starting.done():
                 with self._startup.named():
                     parts = starting.result()
-                await self._work(parts, leaving)
-            else:
-                starting.cancel()
-                with suppress(asyncio.CancelledError):
-                    await starting
+                return await self._work(parts, leaving)
+            starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await starting
+            return False
 
     # ---- start-up ----------------------------------------------------------------------------------------------------
 
@@ -194,9 +198,8 @@ class Session:
         at.step = Step.CLAIM
         presence = Presence(self._me, self._incarnation, transport, self._reachability)
         if self._stage is None:  # else it is ours still: our network daemon died
-            wish = Wish(settings.stage, settings.device, settings.max_memory_bytes)
             self._stage = await claim_stage(
-                manifest, wish, presence=presence, directory=directory, listener=self._listener
+                manifest, self._wish, presence=presence, directory=directory, listener=self._listener
             )
         stage = self._stage
         corpus = None
@@ -329,7 +332,19 @@ class Session:
             conveyor=conveyor,
             listener=self._listener,
         )
-        guardian = None
+        guardian, takeover = None, None
+        if conveyor is not None and self._wish.stage is None:
+            fits = fitting_stages(manifest, self._wish)
+            if not has_text(manifest.data.source, self._settings.data):
+                fits = [each for each in fits if each > 0]
+            takeover = Takeover(
+                presence,
+                stage,
+                num_stages=manifest.stages.count,
+                fits=fits,
+                is_paused=lambda: self._pauses.is_paused,
+                directory=directory,
+            )
         if conveyor is not None:
             guardian = Guardian(
                 presence,
@@ -342,7 +357,7 @@ class Session:
                 listener=self._listener,
             )
         return _Parts(
-            presence.transport, directory, trainer, averaging, conveyor, guardian, tenure, discovery, bulletin
+            presence.transport, directory, trainer, averaging, conveyor, guardian, takeover, tenure, discovery, bulletin
         )
 
     def _conveyor(
@@ -410,8 +425,8 @@ class Session:
 
     # ---- work --------------------------------------------------------------------------------------------------------
 
-    async def _work(self, parts: _Parts, leaving: "asyncio.Future[str]") -> None:
-        """Until the run is complete, somebody leaves, or a part fails for good."""
+    async def _work(self, parts: _Parts, leaving: "asyncio.Future[str]") -> bool:
+        """Until the run is complete, somebody leaves, a part fails for good, or another stage needs us more: then true."""
         tasks = {
             asyncio.create_task(parts.averaging.driver.run(), name="rounds"),
             asyncio.create_task(self._tally.lag.watch(), name="lag"),
@@ -424,7 +439,8 @@ class Session:
             tasks.add(asyncio.create_task(parts.guardian.run(), name="copies of other stages"))
         conducting = asyncio.create_task(self._conduct(parts), name="conduct")
         network = asyncio.create_task(parts.transport.wait_for_failure(), name="network")
-        everything: set[asyncio.Future[Any]] = {*tasks, conducting, network, self._failed, leaving}
+        moving = asyncio.create_task(_next_move(parts.takeover), name="takeover")
+        everything: set[asyncio.Future[Any]] = {*tasks, conducting, network, moving, self._failed, leaving}
         try:
             await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
             if self._failed.done():
@@ -438,9 +454,15 @@ class Session:
             if conducting.done():
                 conducting.result()
                 await self._linger(parts, leaving)
+            moves = moving.done() and not (leaving.done() or conducting.done())
+            if moves:
+                move = moving.result()
+                self._stage = move.stage
+                self._listener(StageClaimed(move.stage, move.why))
             await self._say_goodbye(parts)
+            return moves
         finally:
-            running: list[asyncio.Task[Any]] = [*tasks, conducting, network]
+            running: list[asyncio.Task[Any]] = [*tasks, conducting, network, moving]
             for each in running:
                 each.cancel()
             await asyncio.gather(*running, return_exceptions=True)
@@ -478,6 +500,13 @@ class Session:
             async with asyncio.timeout(SAY_GOODBYE_S):
                 await parts.directory.leave(timeout_s=SAY_GOODBYE_S)
                 await parts.averaging.driver.drained()
+
+
+async def _next_move(takeover: Takeover | None) -> Move:
+    if takeover is None:
+        await asyncio.Event().wait()  # never, until it is cancelled
+        raise AssertionError
+    return await takeover.run()
 
 
 def _check_device(device: str) -> None:

@@ -130,12 +130,17 @@ class Corpus:
         return _entropy(pairs) - _entropy(pairs.reshape(256, 256).sum(1))
 
 
+def has_text(source: str, paths: Sequence[str | Path]) -> bool:
+    """Whether there is something to load: the user's paths, or none are needed."""
+    return source == STDLIB or bool(paths)
+
+
 def load_corpus(source: str, paths: Sequence[str | Path], *, validation: float) -> Corpus:
     """The corpus a manifest's data.source names: `stdlib`, or `files` with the user's paths.
 
     Raises ConfigError that names the path and the remedy.
     """
-    if source != STDLIB and not paths:
+    if not has_text(source, paths):
         raise ConfigError(f"this run's data are {source!r}: name files or folders of yours with --data")
     try:
         if source == STDLIB:

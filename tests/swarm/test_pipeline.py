@@ -108,6 +108,32 @@ def test_a_stage_that_lost_its_only_peer_goes_on_from_the_copy_that_a_head_kept(
     asyncio.run(scenario())
 
 
+def test_when_the_only_peer_of_a_stage_leaves_one_of_the_other_moves_there():
+    async def scenario() -> None:
+        async with Watched(manifest_of(2, start_peers=1)) as swarm:
+            await swarm.start_bootstrap()
+            children = {label: await swarm.start_peer(label) for label in ("a", "b", "c")}
+            stage_of = {label: swarm.of(label, "PeerStarted")[0]["stage"] for label in children}
+            lonely = next(label for label in children if list(stage_of.values()).count(stage_of[label]) == 1)
+            stage = stage_of[lonely]
+            others = [label for label in children if label != lonely]
+            stay = [children[label] for label in others]
+            copied = lambda: any(swarm.of(label, "StageCopied") for label in others)  # noqa: E731
+            await swarm.until(copied, list(children.values()), LONG_S)
+            children[lonely].process.send_signal(signal.SIGINT)
+
+            def movers() -> list[str]:
+                return [label for label in others if swarm.of(label, "PeerStarted")[-1]["stage"] == stage]
+
+            await swarm.until(lambda: bool(movers()), stay, LONG_S)
+            assert swarm.of(movers()[0], "StageRestored"), "from a copy, its own perhaps"
+            goal = max(swarm.round_of(label) for label in others) + 5
+            await swarm.until(lambda: all(swarm.round_of(label) >= goal for label in others), stay, LONG_S)
+            assert len(movers()) == 1, "the other one stayed"
+
+    asyncio.run(scenario())
+
+
 def test_a_killed_linkd_is_started_again_and_nobody_leaves():
     async def scenario() -> None:
         async with Watched(manifest_of(2, start_peers=1)) as swarm:
