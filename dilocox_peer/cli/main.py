@@ -289,7 +289,7 @@ def status(
         ),
     ] = None,
     name: NameOption = "default",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", envvar="DILOCOX_STATUS_JSON", help="One JSON object.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
     home: HomeOption = None,
 ) -> None:
@@ -512,7 +512,7 @@ def doctor(
     home: HomeOption = None,
     identity_path: IdentityOption = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object instead of a table.")
+        bool, typer.Option("--json", envvar="DILOCOX_DOCTOR_JSON", help="One JSON object instead of a table.")
     ] = False,
 ) -> None:
     """Check everything a peer needs, here and on the way to the run. Exit code 1 when something would fail."""

@@ -166,6 +166,16 @@ def test_the_help_says_the_defaults_of_flags():
         assert default in done.stdout, default
 
 
+def test_every_flag_has_the_variable_of_its_name():
+    for name, command in typer.main.get_command(app).commands.items():
+        for parameter in command.params:
+            flag = next((each for each in parameter.opts if each.startswith("--")), None)
+            if flag is None or flag == "--help":
+                continue
+            variable = f"DILOCOX_{name}_{flag[2:].replace('-', '_')}".upper()
+            assert variable in (parameter.envvar, f"DILOCOX_{name}_{parameter.name}".upper()), variable
+
+
 # -- troubleshooting
 
 
