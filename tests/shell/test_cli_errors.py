@@ -83,6 +83,13 @@ def test_init_with_an_unknown_preset_writes_nothing(tmp_path):
     assert files_in(tmp_path) == set()
 
 
+def test_a_folder_for_keys_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    done = peer(tmp_path / "file" / "home", "init", str(tmp_path / "run.toml"))
+    assert_refused(done, 2, str(tmp_path / "file" / "home"), "--home", "--owner-key")
+    assert files_in(tmp_path) == {"file"}
+
+
 def test_a_run_file_signed_by_another_key_or_changed_is_not_served(tmp_path):
     path = tmp_path / "run.toml"
     assert peer(tmp_path, "init", str(path)).returncode == 0
