@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 cannot reach the run,
 Every flag has an environment variable: DILOCOX_<COMMAND>_<FLAG>, e.g. DILOCOX_JOIN_NAME. `_` may stand for `-` in flags.
 """
 
+import io
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -535,6 +536,9 @@ def doctor(
 def main() -> None:
     """Entry point. Turns every expected failure into one line on standard error and its exit code."""
     arguments = [_with_dashes(argument) for argument in sys.argv[1:]]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? where it must
     try:
         app(arguments, prog_name=PROGRAM)  # exits by itself: 0, 2 for wrong usage, or what a command said
     except KeyboardInterrupt:

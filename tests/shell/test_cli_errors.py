@@ -105,6 +105,20 @@ def test_a_nonsense_link_says_what_is_wrong_with_it(tmp_path, link):
     assert files_in(tmp_path) == set()
 
 
+def test_a_terminal_without_utf_8_gets_a_question_mark_not_a_traceback(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "dilocox_peer", "init", "to…do.toml", "--home", str(tmp_path / "home")],
+        capture_output=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUTF8": "1", "PYTHONIOENCODING": "latin-1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"wrote to?do.toml" in done.stdout
+    assert (tmp_path / "to…do.toml").exists()
+    assert b"Traceback" not in done.stderr
+
+
 def test_a_missing_data_path_is_named_before_anything_starts(tmp_path):
     done = peer(tmp_path, "join", link_to(1), "--data", str(tmp_path / "nowhere"))
     assert_refused(done, 2, str(tmp_path / "nowhere"), "does not exist")
