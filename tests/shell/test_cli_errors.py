@@ -4,6 +4,7 @@ Every case runs the real command in a process of its own.
 """
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -172,3 +173,24 @@ def test_a_key_that_others_can_read_is_refused_with_the_chmod_line(tmp_path):
     Identity.open(key).close()
     key.chmod(0o644)
     assert_refused(peer(tmp_path, "join", link_to(1), "--identity-path", str(key)), 2, "chmod 600")
+
+
+def test_a_command_that_is_terminated_leaves_nothing_behind_and_ends_as_by_the_signal(tmp_path):
+    script = (
+        "import asyncio, tempfile\n"
+        "from dilocox_peer.cli import main\n"
+        "async def work():\n"
+        f"    with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):\n"
+        "        print('here', flush=True)\n"
+        "        await asyncio.sleep(60)\n"
+        "main.app = lambda *_, **__: asyncio.run(work())\n"
+        "main.main()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == "here\n"
+        assert len(list(tmp_path.iterdir())) == 1
+        process.terminate()
+        assert process.wait(20) == -signal.SIGTERM
+    assert not list(tmp_path.iterdir())
