@@ -173,7 +173,7 @@ async def _stay(
 
     def pause() -> str:
         session.pause(OPERATOR, "asked to")
-        return "paused; the swarm goes on. `dilocox-peer resume` trains on"
+        return f"paused; the swarm goes on. `dilocox-peer resume{request.home.name_flag}` trains on"
 
     def resume() -> str:
         session.resume(OPERATOR, "asked to")

@@ -140,6 +140,9 @@ def load_corpus(source: str, paths: Sequence[str | Path], *, validation: float) 
 
     Raises ConfigError that names the path and the remedy.
     """
+    if source == STDLIB and paths:
+        given = ", ".join(map(str, paths))
+        raise ConfigError(f"--data {given}: this run trains on the source of Python's library alone; leave --data out")
     if not has_text(source, paths):
         raise ConfigError(f"this run's data are {source!r}: name files or folders of yours with --data")
     try:
