@@ -87,6 +87,8 @@ def peer_lines(status: Mapping[str, Any]) -> list[str]:
         )
         for each in status["swarm"]
     ]
+    for copy in status["copies"]:
+        lines.append(f"  keeps a copy of stage {copy['stage']}, of round {copy['round']}, should nobody of it be left")
     last = status["last_round"]
     if last is not None:
         lines.append(

@@ -131,8 +131,8 @@ class Corpus:
 
 
 def has_text(source: str, paths: Sequence[str | Path]) -> bool:
-    """Whether there is something to load: the user's paths, or none are needed."""
-    return source == STDLIB or bool(paths)
+    """Whether load_corpus has what it wants: the user's paths, or none where none are needed."""
+    return bool(paths) != (source == STDLIB)
 
 
 def load_corpus(source: str, paths: Sequence[str | Path], *, validation: float) -> Corpus:
@@ -143,7 +143,7 @@ def load_corpus(source: str, paths: Sequence[str | Path], *, validation: float) 
     if source == STDLIB and paths:
         given = ", ".join(map(str, paths))
         raise ConfigError(f"--data {given}: this run trains on the source of Python's library alone; leave --data out")
-    if not has_text(source, paths):
+    if source != STDLIB and not paths:
         raise ConfigError(f"this run's data are {source!r}: name files or folders of yours with --data")
     try:
         if source == STDLIB:
