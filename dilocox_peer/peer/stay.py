@@ -388,7 +388,7 @@ class Stay:
             asyncio.create_task(parts.tenure.renew(), name="lease"),
             asyncio.create_task(parts.discovery.run(), name="discovery"),
         }
-        if parts.guardian is not None:
+        if parts.guardian is not None and self._settings.backup_stages:
             tasks.add(asyncio.create_task(parts.guardian.run(), name="copies of other stages"))
         conducting = asyncio.create_task(self._conduct(parts), name="conduct")
         network = asyncio.create_task(parts.transport.wait_for_failure(), name="network")

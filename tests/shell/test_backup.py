@@ -103,7 +103,7 @@ async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guardian_module, "FIRST_COPY_S", 0.05)
-    monkeypatch.setattr(guardian_module, "COPY_EVERY_S", 0.05)
+    monkeypatch.setattr(guardian_module, "LOOK_S", 0.05)
     head, later = await make_node("head"), await make_node("later")
     stage = CertifiedStage().rounds(4)
     states = StateServer(
@@ -123,7 +123,7 @@ async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
     await until(lambda: len(head.told(StageCopied)) == 1)
     newcomer = await make_node("newcomer")
     assert await newcomer.find() is None, "somebody of the stage lives"
-    stage.rounds(2)
+    stage.rounds(guardian_module.COPY_ROUNDS)
     await until(lambda: len(head.told(StageCopied)) == 2)
     copying.cancel()
     assert head.told(Failed) == []
