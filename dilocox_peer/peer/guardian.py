@@ -78,6 +78,8 @@ class Guardian:
     async def run(self) -> None:
         """Copies until cancelled; what fails is told and tried again."""
         await asyncio.sleep(FIRST_COPY_S * self._rng.uniform(1.0, 2.0))
+        if not self._count:
+            await asyncio.Event().wait()  # nothing to copy, only to answer
         while True:
             self._busy_s = 0.0
             try:

@@ -79,8 +79,8 @@ class _Parts:
     trainer: Trainer
     averaging: Averaging
     conveyor: Conveyor | None  # of a run with several stages
-    guardian: Guardian | None  # likewise
-    takeover: Takeover | None  # likewise, unless the volunteer chose the stage
+    guardian: Guardian
+    takeover: Takeover | None  # of a run with several stages, unless the volunteer chose the stage
     tenure: Tenure
     discovery: Discovery
     bulletin: Bulletin
@@ -213,8 +213,7 @@ class Stay:
         parts = self._coupled(presence, stage, manifest, directory, trainer, averaging, conveyor)
         await averaging.serve()
         await dialback.serve(transport)
-        if parts.guardian is not None:
-            await parts.guardian.serve()
+        await parts.guardian.serve()
         await parts.tenure.announce()
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
         self._listener(PeerStarted(self._me, manifest.run_id, stage, tuple(transport.addresses)))
@@ -280,19 +279,17 @@ class Stay:
             conveyor=conveyor,
             listener=self._listener,
         )
-        guardian, takeover = None, None
-        if conveyor is not None:
-            guardian = Guardian(
-                presence,
-                stage,
-                manifest=manifest,
-                count=self._settings.backup_stages,
-                run_folder=self._settings.run_folder,
-                directory=directory,
-                certificates=lambda: averaging.machine.chain,
-                listener=self._listener,
-            )
-            takeover = self._takeover(presence, stage, manifest, directory)
+        guardian = Guardian(
+            presence,
+            stage,
+            manifest=manifest,
+            count=self._settings.backup_stages,
+            run_folder=self._settings.run_folder,
+            directory=directory,
+            certificates=lambda: averaging.machine.chain,
+            listener=self._listener,
+        )
+        takeover = self._takeover(presence, stage, manifest, directory) if conveyor is not None else None
         return _Parts(
             presence.transport, directory, trainer, averaging, conveyor, guardian, takeover, tenure, discovery, bulletin
         )
@@ -387,9 +384,8 @@ class Stay:
             asyncio.create_task(parts.bulletin.run(), name="progress"),
             asyncio.create_task(parts.tenure.renew(), name="lease"),
             asyncio.create_task(parts.discovery.run(), name="discovery"),
+            asyncio.create_task(parts.guardian.run(), name="copies of other stages"),
         }
-        if parts.guardian is not None and self._settings.backup_stages:
-            tasks.add(asyncio.create_task(parts.guardian.run(), name="copies of other stages"))
         conducting = asyncio.create_task(self._conduct(parts), name="conduct")
         network = asyncio.create_task(parts.transport.wait_for_failure(), name="network")
         moving = asyncio.create_task(_next_move(parts.takeover), name="takeover")
