@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
@@ -63,14 +64,14 @@ class Link(_Link):
 
 
 class MakeLink(Protocol):
-    def __call__(self, name: str, **settings: Any) -> Link: ...
+    def __call__(self, name: str, *, start_s: float = 20, **settings: Any) -> Link: ...
 
 
 @pytest.fixture
 def make_link(no_process_left: None) -> Iterator[MakeLink]:
     made: list[Link] = []
 
-    def make(name: str, **settings: Any) -> Link:
+    def make(name: str, *, start_s: float = 20, **settings: Any) -> Link:
         defaults: dict[str, Any] = {
             "key_seed": content(32, ord(name)),
             "listen": ("/ip4/127.0.0.1/tcp/0",),
@@ -81,7 +82,7 @@ def make_link(no_process_left: None) -> Iterator[MakeLink]:
         }
         link = Link(LinkSettings(**(defaults | settings)))
         made.append(link)
-        link.start(20)
+        link.start(start_s)
         return link
 
     yield make
@@ -431,6 +432,29 @@ def test_a_restart_listens_elsewhere_when_its_port_is_taken(make_link: MakeLink)
 def test_start_says_why_linkd_ended(make_link: MakeLink):
     with pytest.raises(LinkFailed, match=r"^[^\n]*not-a-multiaddr[^\n]*$"):
         make_link("a", listen=("not-a-multiaddr/tcp/0",))
+
+
+def test_start_says_why_when_linkd_closes_its_socket_and_does_not_end(
+    make_link: MakeLink, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    stuck = tmp_path / "python"
+    stuck.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys, time\n"
+        "os.write(2, b'no memory for TLS\\n')\n"
+        "os.close(int(sys.argv[4]))\n"
+        "time.sleep(60)\n"
+    )
+    stuck.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(stuck))
+    with pytest.raises(LinkFailed, match=r"^no memory for TLS$"):
+        make_link("a", start_s=1.0)
+
+
+def test_start_says_why_linkd_cannot_be_run(make_link: MakeLink, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(LinkFailed, match=r"^linkd cannot be run: .*No such file"):
+        make_link("a")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PDEATHSIG")
