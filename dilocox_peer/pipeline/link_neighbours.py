@@ -218,7 +218,8 @@ class Neighbours:
             say(text)
 
     async def _greet(self, conn: Any, net_stream: Any) -> Session:
-        stream, reader = net_stream.muxed_stream, ChunkReader(self._config.max_body_bytes)
+        # Who dials sends no body before our answer; what a stranger sends here, on any number of streams, is not kept.
+        stream, reader = net_stream.muxed_stream, ChunkReader(0)
         with trio.fail_after(OPEN_TIMEOUT_S):
             hello, early = await first_frame(stream, reader)
         if hello.kind != Kind.HELLO:
@@ -279,6 +280,8 @@ class Neighbours:
             return "a link was made meanwhile"
         if session.generation != neighbour.generation or (neighbour.link and neighbour.link.theirs != theirs):
             return "a link was lost meanwhile"
+        for reader in session.readers.values():
+            reader.max_body_bytes = self._config.max_body_bytes
         self._seen_at.pop(session.conn, None)
         if neighbour.link is None:
             self._num_links += 1

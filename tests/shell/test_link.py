@@ -324,6 +324,8 @@ FIRST = {  # what is written to each of two streams, and to the second after an 
     "garbage": [b"GET / HTTP/1.1\\r\\n" * 100],
     "no hello": [pack_header(Kind.FRAME, {"h": b"x"}, 0)],
     "hello of wrong types": [pack_header(Kind.HELLO, {"role": 1, "g": "x"}, 0)],
+    "hello with a body": [pack_header(Kind.HELLO, {"role": "bulk", "g": 1}, 1 << 20) + bytes(1 << 16)],
+    "body before the answer": [hello("bulk") + pack_header(Kind.FRAME, {"h": b"x"}, 1 << 20) + bytes(1 << 16)],
     "two controls": [hello("control"), hello("control")],
     "oversize at once": [hello("control"), hello("bulk") + pack_header(Kind.FRAME, {"h": b"x"}, 2**40)],
     "oversize": [hello("bulk"), hello("control"), pack_header(Kind.FRAME, {"h": b"x"}, 2**40)],
@@ -375,6 +377,7 @@ def test_a_stranger_that_breaks_the_protocol_loses_its_link_only(make_link: Make
         "no str 'role'",
         "second stream 'control'",
         "at most 2097152",
+        "body of 1048576 bytes, at most 0",
         "no bytes 'h'",
     ):
         assert reason in reasons
