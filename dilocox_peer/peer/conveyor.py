@@ -5,8 +5,8 @@ work here (`WorkBench` of stage_loop.py) and puts results back; the session says
 scheduler under one lock; frames are sent by this thread alone, small messages of one moment together.
 
 Who is at the other end of a link: linkd has authenticated a link identity; a HELLO, signed by the peer, says whose it is.
-Nothing else is taken from a link before it. A neighbour whose frames break the protocol is dropped and not dialled again
-for a while.
+Nothing else is taken from a link before it. A neighbour whose frames break the protocol is dropped, and for a while
+neither dialled nor heard (shunned.py).
 """
 
 import random
@@ -22,6 +22,7 @@ import msgpack
 from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Event, Failed, Listener, NeighbourLinked, NeighbourUnlinked, Remark
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.shunned import Shunned
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.activations import BodyFormat, Bytes
 from dilocox_peer.pipeline.contract import Work
@@ -50,7 +51,6 @@ MAX_HELLO_BYTES = 512
 START_S = 30.0  # of linkd, which imports py-libp2p on a busy machine
 POLL_MAX_S = 0.5
 FAULTS_UNTIL_DROPPED = 3
-SHUN_S = 60.0
 MAX_DIALLED = 48
 MAX_TRACED = 1024  # micro-batches whose packing times are kept
 MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 120.0  # of linkd: more of them are no accident
@@ -162,7 +162,7 @@ class Conveyor:
         self._dialled: dict[LinkId, LinkAddress] = {}
         self._wanted: tuple[LinkAddress, ...] = ()
         self._wanted_changed = False
-        self._shunned: dict[LinkId, float] = {}
+        self._shunned = Shunned()
         self._stopped = threading.Event()
         self._started = threading.Event()
         self._start_error: str | None = None
@@ -372,8 +372,7 @@ class Conveyor:
             case Arrived(link, header, body):
                 self._arrived(link, header, body)
             case Linked(link):
-                self._neighbours[link] = _Neighbour()
-                self._link.send(link, HELLO + self._hello(link))
+                self._linked(link)
             case Unlinked(link, reason):
                 self._unlinked(link, reason)
             case RoundTrip(link, seconds):
@@ -391,6 +390,13 @@ class Conveyor:
                 self._traffic_before = Traffic(before.received + last.received, before.sent + last.sent)
                 self._traffic = Traffic(0, 0)
                 self._restart(reason)
+
+    def _linked(self, link: LinkId) -> None:
+        if self._shunned.has(link, time.monotonic()):  # it dialled us
+            self._link.hang_up(link)
+            return
+        self._neighbours[link] = _Neighbour()
+        self._link.send(link, HELLO + self._hello(link))
 
     def _arrived(self, link: LinkId, header: bytes, body: memoryview) -> None:
         neighbour = self._neighbours.get(link)
@@ -474,11 +480,13 @@ class Conveyor:
             self._link.dial(link, nearer.addresses)
 
     def _fault(self, link: LinkId, neighbour: _Neighbour, reason: str) -> None:
+        now = time.monotonic()
         neighbour.faults += 1
         who: Any = neighbour.hello.peer if neighbour.hello is not None else link
-        self._listener(Failed("pipeline", f"a frame of {who} was refused: {reason}"))
+        if self._shunned.may_tell(now):
+            self._listener(Failed("pipeline", f"a frame of {who} was refused: {reason}"))
         if neighbour.hello is None or neighbour.faults >= FAULTS_UNTIL_DROPPED:
-            self._shunned[link] = time.monotonic() + SHUN_S
+            self._shunned.add(link, now)
             self._link.hang_up(link)
             self._dialled.pop(link, None)
             self._unlinked(link, reason)
@@ -503,7 +511,7 @@ class Conveyor:
         now = time.monotonic()
         with self._lock:
             wanted, self._wanted_changed = self._wanted, False
-        by_link = {address.link: address for address in wanted if self._shunned.get(address.link, now) <= now}
+        by_link = {address.link: address for address in wanted if not self._shunned.has(address.link, now)}
         for link in [link for link in self._dialled if link not in by_link and link not in self._neighbours]:
             del self._dialled[link]
             self._link.hang_up(link)

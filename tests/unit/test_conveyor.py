@@ -9,6 +9,7 @@ import torch
 from dilocox_peer.events import Event, Failed, NeighbourLinked, NeighbourUnlinked
 from dilocox_peer.peer.conveyor import _HELLO_VERSION, HELLO, Conveyor, hello_statement
 from dilocox_peer.peer.outer import initial_state
+from dilocox_peer.peer.shunned import LINES_PER_MINUTE, MAX_SHUNNED, SHUN_S, Shunned
 from dilocox_peer.peer.stage_loop import StageLoop
 from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.pipeline import contract
@@ -68,6 +69,44 @@ def test_a_new_link_may_greet_again(head: Peer):
         assert len(head.conveyor._scheduler.linked_callees) == 1
         head.conveyor._take(Unlinked(LINK, "gone"))
     assert head.conveyor._scheduler.linked_callees == ()
+
+
+def test_who_was_refused_is_hung_up_unheard_when_it_dials_in_again(head: Peer, monkeypatch: pytest.MonkeyPatch):
+    """Else each greeting costs it a link, and us a signature to check and an event."""
+    hung_up: list[LinkId] = []
+    monkeypatch.setattr(head.conveyor._link, "hang_up", hung_up.append)
+    for _ in range(5):
+        head.conveyor._take(Linked(LINK))
+        head.greet(10, stage=5)  # no neighbour of stage 0
+        head.conveyor._take(Unlinked(LINK, "hung up"))
+    assert hung_up == [LINK] * 5
+    assert sum(isinstance(event, Failed) for event in head.events) == 1
+    later = time.monotonic() + SHUN_S + 1.0
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    head.conveyor._take(Linked(LINK))
+    head.greet(10, stage=1)
+    assert len(head.conveyor._scheduler.linked_callees) == 1
+
+
+def test_a_flood_of_strangers_does_not_fill_the_log(head: Peer):
+    for number in range(3 * LINES_PER_MINUTE):
+        stranger = LinkId(f"stranger{number}")
+        head.conveyor._take(Linked(stranger))
+        head.conveyor._take(Arrived(stranger, HELLO + b"?", memoryview(b""), 0.0))
+    assert sum(isinstance(event, Failed) for event in head.events) == LINES_PER_MINUTE
+
+
+def test_shunned_links_are_forgotten_in_time_and_beyond_a_number():
+    shunned, links = Shunned(), [LinkId(f"stranger{number}") for number in range(MAX_SHUNNED + 1)]
+    for link in links:
+        shunned.add(link, 0.0)
+    assert not shunned.has(links[0], 1.0)
+    assert all(shunned.has(link, 1.0) for link in links[1:])
+    shunned.add(links[1], 1.0)
+    assert shunned.has(links[1], SHUN_S)
+    assert not shunned.has(links[2], SHUN_S)
+    shunned.add(links[0], SHUN_S + 2.0)
+    assert len(shunned._until) == 1
 
 
 class MiddlePeer(Peer):
