@@ -30,6 +30,7 @@ from dilocox_peer.pipeline.link import Link as _Link
 from tests.shell.conftest import is_running
 
 MB = 1 << 20
+REDIAL_FIRST_S = 0.5  # of link_neighbours, which cannot be imported beside hivemind
 PROTOCOL = "/dilocox/link/1/0123456789abcdef"
 
 
@@ -254,6 +255,16 @@ def test_hanging_up_unlinks_both_and_is_for_good(make_link: MakeLink):
     two.dial(one.link_id, one.addresses)
     until(lambda: one.is_linked and two.is_linked, one, two)
     check_traffic(one, two)
+
+
+def test_who_hangs_up_every_time_is_dialled_with_pauses(make_link: MakeLink):
+    dialer, refuser = make_link("a"), make_link("b")
+    dialer.dial(refuser.link_id, refuser.addresses)
+    began_at = time.monotonic()
+    for times in range(1, 4):
+        until(lambda times=times: len(refuser.of(Linked)) == times, dialer, refuser)
+        refuser.hang_up(dialer.link_id)
+    assert time.monotonic() - began_at > 0.75 * (REDIAL_FIRST_S + 2 * REDIAL_FIRST_S)
 
 
 def test_a_full_queue_refuses_until_there_is_room(make_link: MakeLink):
