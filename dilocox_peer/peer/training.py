@@ -6,7 +6,7 @@ Two loops implement it: whole_loop.py trains a model that is one stage, stage_lo
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -30,8 +30,9 @@ class Progress:
     since the start of this process.
 
     train_loss: mean of the last LOSS_WINDOW micro-batches, nan before the first and while none is finite. is_training:
-    False while held, waiting for a certificate, or when the run is complete. busy: share of the last SPEED_WINDOW_S spent
-    computing.
+    False while held, waiting for a certificate, or when the run is complete. busy: share of the time spent computing, as
+    tokens_per_s over about the last SPEED_WINDOW_S before measured_s, the end of the newest micro-batch: see `at`.
+    measured_over_s: how long that was.
     """
 
     round: int
@@ -43,6 +44,21 @@ class Progress:
     is_training: bool
     busy: float = 0.0
     share: int = 0
+    micro_batch_tokens: int = 0
+    measured_s: float = 0.0
+    measured_over_s: float = 0.0
+
+    def at(self, now: float) -> "Progress":
+        """As it is by now: the speed is what it would be if the next micro-batch were done at this moment, at most what
+        was measured. So work that goes on is not called slower between two micro-batches, and a standstill shows."""
+        if not self.tokens_per_s:
+            return self
+        idle_s = now - self.measured_s
+        kept_s = min(self.measured_over_s, max(0.0, SPEED_WINDOW_S - idle_s))
+        speed = (self.tokens_per_s * kept_s + self.micro_batch_tokens) / (kept_s + idle_s)
+        if speed >= self.tokens_per_s:
+            return self
+        return replace(self, tokens_per_s=speed, busy=self.busy * speed / self.tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +209,7 @@ class RoundBook:
             self.in_round, self._in_round_loss = 0, LossSum()
 
     def progress(self, *, is_training: bool) -> Progress:
+        """With the speed as of the newest micro-batch: the torch thread, which calls this, may be idle for long."""
         while len(self._done) > 2 and (
             self._done[-1][0] - self._done[0][0] > SPEED_WINDOW_S or len(self._done) > SPEED_SAMPLES
         ):
@@ -210,4 +227,7 @@ class RoundBook:
             is_training=is_training,
             busy=min(1.0, self._busy_s / seconds) if seconds > 0 else 0.0,
             share=self.share,
+            micro_batch_tokens=tokens_each,
+            measured_s=self._done[-1][0],
+            measured_over_s=seconds,
         )
