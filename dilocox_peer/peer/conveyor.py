@@ -22,11 +22,22 @@ import msgpack
 from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Event, Failed, Listener, NeighbourLinked, NeighbourUnlinked, Remark
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.body_queue import BodyQueue
 from dilocox_peer.peer.shunned import Shunned
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.activations import BodyFormat, Bytes
 from dilocox_peer.pipeline.contract import Work
-from dilocox_peer.pipeline.hop import MAX_MESSAGES, Grad, HopMessage, MicroBatchId, Step, decode_hops, encode_hops
+from dilocox_peer.pipeline.hop import (
+    MAX_MESSAGES,
+    Cancel,
+    Grad,
+    HopMessage,
+    MicroBatchId,
+    Refuse,
+    Step,
+    decode_hops,
+    encode_hops,
+)
 from dilocox_peer.pipeline.link import (
     Arrived,
     Found,
@@ -133,9 +144,7 @@ class Conveyor:
         self._listener = listener
         self._on_work: Callable[[], None] = lambda: None
         self._on_failure = on_failure
-        self._pace, self._pace_in = pace, pace_in
-        self._bodies: deque[tuple[PeerId, HopMessage, Bytes]] = deque()  # wait for their turn under the limits
-        self._bodies_at: float | None = None  # when the first of them may go; None: it has not asked yet
+        self._bodies = BodyQueue(pace, pace_in, answer_bytes=body.hidden_bytes)
         slots = max_slots(manifest)
         self._scheduler = Scheduler(
             me=self._me, incarnation=incarnation, stage=stage, num_stages=manifest.stages.count,
@@ -351,8 +360,7 @@ class Conveyor:
         now = time.monotonic()
         with self._lock:
             wait_s = 0.0 if self._actions else min(POLL_MAX_S, max(0.0, self._scheduler.deadline() - now))
-        if self._bodies_at is not None:
-            wait_s = min(wait_s, max(0.0, self._bodies_at - now))
+        wait_s = min(wait_s, max(0.0, self._bodies.opens_at - now))
         events = self._link.poll(wait_s)
         for event in events:
             self._take(event)
@@ -426,6 +434,8 @@ class Conveyor:
         with self._lock:
             self._bytes_received += len(raw) + len(body)
             for message in messages:
+                if isinstance(message, Cancel | Refuse):
+                    self._bodies.drop(peer, message.id, message.call)
                 carried: Bytes | None = body if message is last and isinstance(message, Step | Grad) else None
                 self._keep(self._scheduler.handle(contract.Received(peer, message, carried), now))
 
@@ -527,17 +537,18 @@ class Conveyor:
         """Sends what the scheduler wants sent: to each neighbour its small messages together, before its bodies."""
         with self._lock:
             actions, self._actions = self._actions, deque()
-        if not actions and not self._bodies:
-            return
         small: dict[PeerId, list[HopMessage]] = {}
         notes: list[Event] = []
         for action in actions:
             match action:
                 case contract.Send(peer, message, None):
+                    if isinstance(message, Cancel):
+                        self._bodies.drop(peer, message.id, message.call)
                     small.setdefault(peer, []).append(message)
                 case contract.Send(peer, message, body):
                     assert isinstance(body, bytes | memoryview), type(body)
-                    self._bodies.append((peer, message, body))
+                    assert isinstance(message, Step | Grad), type(message)
+                    self._bodies.add(peer, message, body)
                 case contract.Note(contract.MicroBatchDone()):
                     pass  # the training loop counts and shows them
                 case contract.Note(contract.MicroBatchTimed() as timed):
@@ -552,17 +563,12 @@ class Conveyor:
             self._listener(event)
 
     def _send_bodies(self) -> None:
-        """Those whose time has come, in order; those of neighbours that are gone are dropped."""
-        while self._bodies:
-            peer, message, body = self._bodies[0]
-            if self._bodies_at is None and peer in self._links:
-                answer_s = self._pace_in(self._body.hidden_bytes) if isinstance(message, Step) else 0.0
-                self._bodies_at = time.monotonic() + max(self._pace(len(body)), answer_s)
-            if self._bodies_at is not None and self._bodies_at > time.monotonic():
-                return
-            self._bodies.popleft()
-            self._bodies_at = None
+        """Those whose time has come, in order."""
+        while (next_ := self._bodies.take(time.monotonic(), self._links)) is not None:
+            peer, message, body = next_
             self._send(peer, encode_hops([message]), body)
+            if isinstance(message, Step):
+                self._tell(contract.StepSent(peer, message), nudge=False)
 
     def _with_packing(self, timed: contract.MicroBatchTimed) -> Event:
         assert self._packed_s is not None, "timed without being traced"

@@ -48,6 +48,7 @@ from dilocox_peer.pipeline.contract import (
     Shifted,
     StepNow,
     Stepped,
+    StepSent,
     Tick,
     Turn,
     Unlinked,
@@ -128,6 +129,7 @@ class Scheduler:
         self._inputs: dict[type, Callable[[Any], None]] = {
             Tick: self._tick,
             Received: self._received,
+            StepSent: self._step_sent,
             Linked: self._linked,
             Unlinked: self._unlinked,
             RoundTrip: self._round_trip,
@@ -293,6 +295,9 @@ class Scheduler:
             self._desk.blame(peer, f"{kind.__name__} in the wrong direction")
             return
         on(peer, message, received.body)
+
+    def _step_sent(self, sent: StepSent) -> None:
+        self._calls.sent(sent.peer, sent.step)
 
     def _linked(self, linked: Linked) -> None:
         peer = linked.peer

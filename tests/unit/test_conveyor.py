@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dilocox_peer.events import Event, Failed, NeighbourLinked, NeighbourUnlinked
+from dilocox_peer.peer.body_queue import BodyQueue
 from dilocox_peer.peer.conveyor import _HELLO_VERSION, HELLO, Conveyor, hello_statement
 from dilocox_peer.peer.outer import initial_state
 from dilocox_peer.peer.shunned import LINES_PER_MINUTE, MAX_SHUNNED, SHUN_S, Shunned
@@ -14,7 +15,17 @@ from dilocox_peer.peer.stage_loop import StageLoop
 from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.activations import BodyFormat
-from dilocox_peer.pipeline.hop import Cancel, Grad, Grant, HopMessage, MicroBatchId, Reserve, Step
+from dilocox_peer.pipeline.hop import (
+    Cancel,
+    Grad,
+    Grant,
+    HopMessage,
+    MicroBatchId,
+    Refuse,
+    Reserve,
+    Step,
+    encode_hops,
+)
 from dilocox_peer.pipeline.link import Arrived, Linked, LinkId, Unlinked
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, canonical
@@ -179,3 +190,60 @@ def test_a_step_that_a_lost_caller_makes_due_has_a_buffer_for_its_weights(middle
     middle.conveyor._tell(contract.Unlinked(PeerId("a")))
     assert middle.loop.train_on()
     assert middle.loop._optimizer.steps_done == steps_before + 1
+
+
+class SlowPeer(MiddlePeer):
+    """Its bodies wait for ever under its upload limit, unless they are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        conveyor = self.conveyor
+        conveyor._bodies = BodyQueue(lambda _: 1e6, lambda _: 0.0, answer_bytes=1)
+        conveyor._links = {PeerId(peer): LinkId(peer) for peer in "abz"}
+
+    def waits(self) -> bool:
+        self.conveyor._flush()
+        return self.conveyor._bodies.opens_at < float("inf")
+
+    def take_hops(self, peer: str, message: HopMessage) -> None:
+        self.conveyor._take_hops(PeerId(peer), encode_hops([message]), memoryview(b""))
+
+    def send_step(self) -> tuple[MicroBatchId, int]:
+        """A body for z is in the line; its call."""
+        id_ = self.receive("a", 7, 1)
+        assert self.loop.train_on()
+        call = self.conveyor._scheduler._busy[id_].call
+        self.hear("z", Grant(id_, call))
+        assert self.waits()
+        return id_, call
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowPeer]:
+    peer = SlowPeer()
+    monkeypatch.setattr(peer.conveyor._link, "send", lambda link, header, body=None: True)
+    yield peer
+    peer.conveyor._link.close(0.0)
+
+
+def test_a_body_that_we_cancel_while_it_waits_for_the_upload_limit_is_not_sent(slow: SlowPeer):
+    """It would take the uplink of one that is wanted, and its callee would blame us for a body without a slot."""
+    id_, _call = slow.send_step()
+    slow.hear("a", Cancel(id_, 1))
+    assert not slow.waits()
+
+
+def test_a_body_that_its_callee_refuses_while_it_waits_is_not_sent(slow: SlowPeer):
+    id_, call = slow.send_step()
+    slow.take_hops("z", Refuse(id_, "paused", call))
+    assert not slow.waits()
+
+
+def test_a_gradient_that_its_caller_cancels_while_it_waits_is_not_sent(slow: SlowPeer):
+    id_, call = slow.send_step()
+    slow.hear("z", Grad(id_, 1.0, 0, call), slow.gradient)
+    slow.conveyor._bodies.drop(PeerId("z"), id_, call)
+    assert slow.loop.train_on()
+    assert slow.waits()
+    slow.take_hops("a", Cancel(id_, 1))
+    assert not slow.waits()

@@ -32,6 +32,7 @@ from dilocox_peer.pipeline.contract import (
     Shifted,
     StepNow,
     Stepped,
+    StepSent,
     Tick,
     Turn,
     Unlinked,
@@ -75,9 +76,15 @@ class Bench:
             rng=random.Random(1), now=0.0, **options,
         )  # type: ignore[arg-type]  # fmt: skip
         self.stage = stage
+        self.holds_bodies = False
 
     def feed(self, happened: object) -> list[Action]:
-        return self.machine.handle(happened, self.now)  # type: ignore[arg-type]
+        """What it does about it. Bodies leave at once unless they are held up."""
+        actions = self.machine.handle(happened, self.now)  # type: ignore[arg-type]
+        for action in actions if not self.holds_bodies else ():
+            if isinstance(action, Send) and isinstance(action.message, Step):
+                self.machine.handle(StepSent(action.peer, action.message), self.now)
+        return actions
 
     def says(self, happened: object) -> list[tuple[PeerId, HopMessage]]:
         """What it sends, Statuses left out."""
@@ -363,6 +370,18 @@ def test_an_overdue_callee_that_works_on_it_is_left_alone() -> None:
     assert bench.tick(31.0) == [(callee, Reserve(id_, 0, call))]
     assert bench.get(callee, Wait(id_, 0, call)) == []
     assert bench.tick(10.0) == []
+
+
+def test_a_callee_is_not_late_while_the_body_waits_for_our_upload_limit() -> None:
+    bench = head().link(DOWN2)
+    bench.holds_bodies = True
+    id_, callee, call = bench.begin()
+    bench.says(ForwardDone(id_, b"y", 0.1))
+    ((_, step),) = bench.get(callee, Grant(id_, call))
+    assert bench.tick(100.0) == []
+    bench.feed(StepSent(callee, step))
+    assert bench.tick(29.0) == []
+    assert bench.tick(1.5) == [(callee, Reserve(id_, 0, call))]
 
 
 def test_an_only_callee_that_forgot_a_micro_batch_gets_it_again() -> None:
