@@ -201,9 +201,13 @@ class Scheduler:
         """Whether the stages behind are two rounds late, so that a head waits for them."""
         return self._known.is_drifting
 
-    def recent_heads(self) -> dict[PeerId, tuple[int, int]]:
-        """By head: the latest round it sent, and how many of our last 64 micro-batches were its."""
+    def recent_heads(self) -> dict[tuple[PeerId, PeerId], tuple[int, int]]:
+        """By caller and head: the latest round, and how many of our last 64 micro-batches were theirs."""
         return self._known.recent_heads()
+
+    def num_heads(self, listed: int) -> int:
+        """Heads that we work for, as far as it is plausible; listed: those with a lease."""
+        return self._known.num_heads(listed)
 
     @property
     def issued_in_round(self) -> int:

@@ -192,6 +192,27 @@ def test_a_step_that_a_lost_caller_makes_due_has_a_buffer_for_its_weights(middle
     assert middle.loop._optimizer.steps_done == steps_before + 1
 
 
+def test_the_share_of_a_later_stage_counts_the_heads_that_are_listed():
+    last = Peer(2, 3)
+    try:
+        conveyor, caller = last.conveyor, PeerId("a")
+        conveyor._tell(contract.Linked(caller, 1))
+        for number in range(10):
+            id_ = MicroBatchId(PeerId(f"head{number}"), 1, 0)
+            for message, body in (
+                (Reserve(id_, 1, number), None),
+                (Step(id_, 1, 8, number), b"x"),
+                (Cancel(id_, number), None),
+            ):
+                conveyor._tell(contract.Received(caller, message, body))
+        assert conveyor.load_share() == 2.0  # nobody is listed yet: one more than there are callers
+        conveyor.set_listed_heads(6)
+        conveyor.set_replicas(3)
+        assert conveyor.load_share() == 2.0
+    finally:
+        last.conveyor._link.close(0.0)
+
+
 class SlowPeer(MiddlePeer):
     """Its bodies wait for ever under its upload limit, unless they are dropped."""
 
