@@ -101,7 +101,7 @@ class Averaging:
             raw_bytes=raw_bytes(self._layout),
             post=self.driver.post,
             bytes_sent=self.bytes_sent,
-            uplink_bps=lambda: self._transport.uplink.bps,
+            uplink_bps=lambda: self._transport.bandwidth.uplink.bps,
             timetable=timetable,
             on_merged=self._on_merged,
             listener=listener,

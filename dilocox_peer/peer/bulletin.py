@@ -75,7 +75,7 @@ class Bulletin:
             tokens_per_s=round(progress.tokens_per_s, 1),
             train_loss=progress.train_loss,
             bytes_sent=self._bytes_sent(),
-            bytes_received=self._transport.bytes_received,
+            bytes_received=self._transport.bandwidth.bytes_received,
             lag_ms_p99=round(self._tally.lag.p99_ms, 2),
             busy=round(progress.busy, 3),
             memory_bytes=self._memory_bytes,

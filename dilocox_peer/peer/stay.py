@@ -328,8 +328,8 @@ class Stay:
             on_failure=on_failure,
             trace=settings.trace,
             mdns=settings.mdns,
-            pace=transport.reserve_upload,
-            pace_in=transport.reserve_download,
+            pace=transport.bandwidth.reserve_upload,
+            pace_in=transport.bandwidth.reserve_download,
         )
 
     def _from_thread(self, listener: Listener) -> Listener:
@@ -433,7 +433,7 @@ class Stay:
         deadline, quiet_since = loop.time() + SERVE_OUT_S, loop.time()
         while not leaving.done() and loop.time() < min(deadline, quiet_since + LINGER_S):
             await asyncio.wait({leaving}, timeout=0.2)
-            if parts.transport.uplink.is_sending:
+            if parts.transport.bandwidth.uplink.is_sending:
                 quiet_since = loop.time()
 
     async def _say_goodbye(self, parts: _Parts) -> None:

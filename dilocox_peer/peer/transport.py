@@ -8,11 +8,7 @@ elsewhere. Importing this module does not import hivemind (that pulls in torch);
 
 import asyncio
 import logging
-import os
-import signal
-import threading
 import time
-import warnings
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -20,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError, RunUnreachable
-from dilocox_peer.invitation import Address, parse_multiaddr, parse_multiaddrs
+from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError
+from dilocox_peer.invitation import parse_multiaddr, parse_multiaddrs
+from dilocox_peer.peer.bandwidth import Bandwidth
 from dilocox_peer.peer.bulk import (
-    CHUNK_BYTES,
     PeerGone,
     PeerSilent,
     Reply,
@@ -35,10 +31,18 @@ from dilocox_peer.peer.bulk import (
     send_reply,
     send_request,
 )
-from dilocox_peer.peer.p2pd import HandlerTasks, PendingCalls, check_listenable, diagnose, launch_command
+from dilocox_peer.peer.daemon import (
+    daemon_class,
+    mend_bindings,
+    one_line,
+    raw_peer,
+    start_daemon,
+    stop_daemon,
+    visible_addresses,
+)
+from dilocox_peer.peer.p2pd import check_listenable
 from dilocox_peer.peer.runtime_dir import RuntimeDir
 from dilocox_peer.peer.token_bucket import TokenBucket
-from dilocox_peer.peer.uplink import UplinkMeter
 from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
@@ -121,8 +125,7 @@ class Transport:
         self.initial_peers = initial_peers
         self._relay = relay
         self.addresses = self._with_circuits(addresses)
-        self.bytes_sent = 0
-        self.bytes_received = 0
+        self.bandwidth = Bandwidth(limits.upload_bytes_per_s, limits.download_bytes_per_s)
         self._prefix = f"/dilocox/1/{namespace}"
         self._directory = directory
         self._limits = limits
@@ -131,13 +134,6 @@ class Transport:
         self._last_failures: OrderedDict[PeerId, type[PeerUnavailable]] = OrderedDict()
         self._serving: dict[asyncio.Task[Any], PeerId] = {}
         self._free_streams = asyncio.Semaphore(limits.streams)
-        rate = limits.upload_bytes_per_s
-        self.uplink = UplinkMeter()
-        self._limits_lock = threading.Lock()
-        self._upload = TokenBucket(rate, burst=rate / 4, now=time.monotonic()) if rate is not None else None
-        most = limits.download_bytes_per_s
-        self._download = TokenBucket(most, burst=most / 4, now=time.monotonic()) if most is not None else None
-        self._chunk_bytes = CHUNK_BYTES if rate is None else max(4096, min(CHUNK_BYTES, int(rate / 4)))
         self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._watcher: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -175,8 +171,8 @@ class Transport:
         output: deque[str] = deque(maxlen=20)
         started: list[P2P] = []
         try:
-            p2p = await _start_daemon(
-                _daemon_class(directory.path, output, started),
+            p2p = await start_daemon(
+                daemon_class(directory.path, output, started),
                 initial_peers=list(initial),
                 host_maddrs=[host.text for host in hosts],
                 announce_maddrs=list(announced) or None,
@@ -195,15 +191,15 @@ class Transport:
                 raise ConfigError(
                     f"p2pd runs as {p2p.peer_id}, not {peer_id}: is {identity_path} the key of this peer?"
                 )
-            _mend_bindings(p2p)
+            mend_bindings(p2p)
             self = cls(
                 p2p=p2p, peer_id=peer_id, namespace=namespace, initial_peers=initial, directory=directory, limits=limits,
-                relay=relay, addresses=await _visible_addresses(p2p, latest=False),
+                relay=relay, addresses=await visible_addresses(p2p, latest=False),
             )  # fmt: skip
             await p2p._client.add_unary_handler(self._message_protocol, self._on_message)
         except BaseException:
             for daemon in started:
-                await _stop_daemon(daemon, timeout_s=2.0)
+                await stop_daemon(daemon, timeout_s=2.0)
             directory.close()
             raise
         self._watcher = asyncio.create_task(self._watch(), name="p2pd-watcher")
@@ -226,7 +222,7 @@ class Transport:
             task.cancel()
         self._fail_pending("the transport is closed")
         try:
-            await _stop_daemon(self.p2p, timeout_s=timeout_s)
+            await stop_daemon(self.p2p, timeout_s=timeout_s)
             if tasks:
                 await asyncio.wait(tasks, timeout=timeout_s)
         finally:
@@ -257,7 +253,7 @@ class Transport:
         self._check_up(self.peer_id)
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(timeout_s):
-                self.addresses = self._with_circuits(await _visible_addresses(self.p2p, latest=True))
+                self.addresses = self._with_circuits(await visible_addresses(self.p2p, latest=True))
         return self.addresses
 
     def _with_circuits(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
@@ -273,7 +269,7 @@ class Transport:
 
         dialled = [parse_multiaddr(text, "lease").dialled_bytes() for text in addresses]
         request = p2pd_pb2.Request(
-            type=p2pd_pb2.Request.CONNECT, connect=p2pd_pb2.ConnectRequest(peer=_raw(peer), addrs=dialled)
+            type=p2pd_pb2.Request.CONNECT, connect=p2pd_pb2.ConnectRequest(peer=raw_peer(peer), addrs=dialled)
         )
         _, _, writer = await self._daemon_request(peer, request, timeout_s)
         writer.close()
@@ -314,14 +310,14 @@ class Transport:
         self._check_up(peer)
         try:
             async with asyncio.timeout(timeout_s):
-                await self.p2p._client.call_unary_handler(PeerID(_raw(peer)), self._message_protocol, bytes(raw))
+                await self.p2p._client.call_unary_handler(PeerID(raw_peer(peer)), self._message_protocol, bytes(raw))
         except TimeoutError:
             raise self._unavailable(peer, PeerSilent, f"no answer within {timeout_s:g} s") from None
         except P2PHandlerError as error:
-            raise RequestRefused(peer, _one_line(str(error))) from None
+            raise RequestRefused(peer, one_line(str(error))) from None
         except (P2PDaemonError, OSError) as error:
             raise self._classified(peer, str(error)) from None
-        self.bytes_sent += len(raw)
+        self.bandwidth.bytes_sent += len(raw)
         self._last_failures.pop(peer, None)
 
     @property
@@ -337,7 +333,7 @@ class Transport:
             raise _Refusal(f"more than {self._limits.messages_per_s:g} messages a second")
         if self._message_handler is None or self._is_closed:
             raise _Refusal("not ready")
-        self.bytes_received += len(raw)
+        self.bandwidth.bytes_received += len(raw)
         try:
             self._message_handler(peer, raw)
         except ProtocolError as error:
@@ -388,13 +384,13 @@ class Transport:
 
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.STREAM_OPEN,
-            streamOpen=p2pd_pb2.StreamOpenRequest(peer=_raw(peer), proto=[self._fetch_protocol(kind)]),
+            streamOpen=p2pd_pb2.StreamOpenRequest(peer=raw_peer(peer), proto=[self._fetch_protocol(kind)]),
         )
         seen = 0
 
         def count(received: int, total: int) -> None:
             nonlocal seen
-            self.bytes_received += received - seen
+            self.bandwidth.bytes_received += received - seen
             seen = received
             if on_progress is not None:
                 on_progress(received, total)
@@ -406,7 +402,7 @@ class Transport:
                     await send_request(writer, header)
                     reply = await receive_reply(
                         reader, peer, max_body_bytes=max_body_bytes, stall_timeout_s=stall_timeout_s, on_progress=count,
-                        pace=self._pace_download,
+                        pace=self.bandwidth.pace_download,
                     )  # fmt: skip
                 finally:
                     writer.transport.abort()
@@ -472,44 +468,17 @@ class Transport:
             _logger.exception("fetch of %s by %s could not be served", kind, peer)
             await send_refusal(writer, "internal error")
             return
-        self.uplink.begin(time.monotonic())
+        self.bandwidth.uplink.begin(time.monotonic())
         try:
             await send_reply(
                 writer,
                 reply,
-                chunk_bytes=self._chunk_bytes,
-                pace=self._pace,
+                chunk_bytes=self.bandwidth.chunk_bytes,
+                pace=self.bandwidth.pace_upload,
                 stall_timeout_s=self._limits.stall_timeout_s,
             )
         finally:
-            self.uplink.end(time.monotonic())
-
-    async def _pace_download(self, num_bytes: int) -> None:
-        """What is not read here fills the stream's window, and then its sender waits."""
-        wait_s = self.reserve_download(num_bytes)
-        if wait_s > 0:
-            await asyncio.sleep(wait_s)
-
-    def reserve_download(self, num_bytes: int) -> float:
-        """Seconds to wait before so many bytes may come in under the download limit, which the pipeline shares; any thread."""
-        if self._download is None:
-            return 0.0
-        with self._limits_lock:
-            return self._download.reserve(num_bytes, time.monotonic())
-
-    def reserve_upload(self, num_bytes: int) -> float:
-        """Seconds to wait before so many bytes may go out under the upload limit, which the pipeline shares; any thread."""
-        if self._upload is None:
-            return 0.0
-        with self._limits_lock:
-            return self._upload.reserve(num_bytes, time.monotonic())
-
-    async def _pace(self, num_bytes: int) -> None:
-        wait_s = self.reserve_upload(num_bytes)
-        if wait_s > 0:
-            await asyncio.sleep(wait_s)
-        self.bytes_sent += num_bytes
-        self.uplink.sent(num_bytes)
+            self.bandwidth.uplink.end(time.monotonic())
 
     # -- the daemon ---------------------------------------------------------------------------------------------------
 
@@ -551,7 +520,7 @@ class Transport:
         """p2pd's error as one of ours. It tells by its text alone."""
         if self._failure.done():
             return TransportDown(peer, self._failure.result())
-        text = _one_line(message)
+        text = one_line(message)
         if "protocols not supported" in text:
             return RequestRefused(peer, "it is there, but not (yet) in this run, or of another version")
         if "timeout" in text or "deadline exceeded" in text:
@@ -605,147 +574,6 @@ class _Refusal(Exception):
 
     def __repr__(self) -> str:
         return str(self)
-
-
-def _mend_bindings(p2p: "P2P") -> None:
-    control = p2p._client.control
-    control._pending_calls = PendingCalls(control._pending_calls)
-    control._handler_tasks = HandlerTasks()
-
-
-def quiet_hivemind() -> None:
-    """Imports hivemind without its prints, log handler and warnings. Every use of it begins here."""
-    warnings.filterwarnings("ignore", module=r"hivemind(\.|$)")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from hivemind.utils.logging import use_hivemind_log_handler
-    use_hivemind_log_handler("nowhere")
-    logging.getLogger("hivemind").setLevel(logging.CRITICAL)
-
-
-def _daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"]) -> type["P2P"]:
-    """hivemind's P2P with sockets in socket_dir, p2pd started by launch_command, its lines kept in output, and every
-    instance put into `started` at once: create() does not stop its p2pd when it fails or is cancelled."""
-    quiet_hivemind()
-    from hivemind.p2p import P2P
-
-    class Daemon(P2P):  # type: ignore[misc, unused-ignore]
-        _UNIX_SOCKET_PREFIX = f"/unix{socket_dir}/"
-        _child: Any
-
-        def __init__(self) -> None:
-            super().__init__()
-            started.append(self)
-
-        @staticmethod
-        def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-            command: list[str] = P2P._make_process_args(*args, **kwargs)
-            return launch_command(command)
-
-        def _terminate(self) -> None:
-            """As hivemind's, but Popen.terminate polls before it signals: a p2pd that has just ended is reaped there, and
-            asyncio's own watcher then says "Unknown child process" on the terminal."""
-            child, self._child = self._child, None
-            try:
-                super()._terminate()
-            finally:
-                self._child = child
-            if child is not None and child.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGTERM)
-                with suppress(FileNotFoundError, TypeError):
-                    os.remove(self._daemon_listen_maddr["unix"])
-
-        @staticmethod
-        def _log_p2pd_message(line: str) -> None:
-            output.append(line)
-
-    return Daemon
-
-
-async def _start_daemon(daemon: type["P2P"], *, output: deque[str], initial: list[Address], **arguments: Any) -> "P2P":
-    """P2P.create with our errors: the stage that failed, what it was about, and the remedy."""
-    from hivemind.p2p import P2PDaemonError
-
-    try:
-        return await daemon.create(**arguments)
-    except P2PDaemonError as error:
-        message = _one_line(str(error).removeprefix("Daemon failed to start:"))
-        if "failed to connect to bootstrap peers" in message:
-            raise RunUnreachable(await diagnose(initial)) from None
-        if "failed to listen" in message:
-            hosts = ", ".join(arguments["host_maddrs"])
-            raise ConfigError(f"cannot listen on {hosts} ({message}): pass another --host-maddrs") from None
-        if "failed to start in" in message and initial:  # without anybody to dial it takes 0.1 s
-            raise RunUnreachable(await diagnose(initial)) from None
-        if "failed to start in" in message:
-            limit = f"{arguments['startup_timeout']:g} s"
-            raise ConfigError(
-                f"p2pd was not ready within {limit}: the machine is overloaded; try again when it has less to do"
-            ) from None
-        last = _one_line(output[-1]) if output else message
-        raise ConfigError(f"p2pd did not start: {last or 'it ended without a word'}") from None
-    except OSError as error:
-        raise ConfigError(f"p2pd did not start: {error}; hivemind has to be installed with its binary") from None
-
-
-async def _visible_addresses(p2p: "P2P", *, latest: bool) -> tuple[str, ...]:
-    try:
-        found = [str(address) for address in await p2p.get_visible_maddrs(latest=latest)]
-    except ValueError:  # none yet: behind a NAT, and no relay found so far
-        return ()
-    usable = []
-    for text in found:
-        with suppress(ConfigError):  # QUIC addresses of a relay, say
-            usable.append(parse_multiaddr(text, "lease").text)
-    return tuple(usable)
-
-
-async def _stop_daemon(p2p: "P2P", timeout_s: float) -> None:
-    """Ends p2pd and what hivemind left running for it. When cancelled, p2pd is killed at once."""
-    child = p2p._child
-    tasks = {task for task in (p2p._reader_task, p2p._listen_task) if task is not None}
-    if p2p._client is not None:
-        tasks |= {
-            task for task in (p2p._client.control._read_task, p2p._client.control._write_task) if task is not None
-        }
-    p2p._terminate()
-    for task in tasks:
-        task.cancel()  # hivemind's own cancelling does nothing when its loop is not the current one
-    try:
-        if child is not None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(child.wait(), timeout_s)
-            if child.returncode is None:  # frozen, say
-                child.kill()
-                await child.wait()
-    except BaseException:
-        with suppress(ProcessLookupError):
-            child.kill()
-        raise
-    finally:
-        if child is not None:
-            child._transport.close()  # its pipe; else "Event loop is closed" at exit
-    if tasks:
-        done, _ = await asyncio.wait(tasks, timeout=timeout_s)
-        for task in done:
-            if not task.cancelled():
-                task.exception()  # retrieved; the daemon is gone, so it failed
-
-
-def _raw(peer: PeerId) -> bytes:
-    """Raises PeerGone for a name that is no PeerID: the next roster is what a leader wrote, and we greet all of it."""
-    from hivemind.p2p import PeerID
-
-    try:
-        raw: bytes = PeerID.from_base58(peer).to_bytes()
-    except ValueError:
-        raise PeerGone(peer, "that is not the name of a peer") from None
-    return raw
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:300]
 
 
 def _remember(table: OrderedDict[PeerId, V], key: PeerId, value: V) -> V:

@@ -49,8 +49,8 @@ async def test_two_transports_exchange_messages(make_transport: MakeTransport) -
     await server.send(client.peer_id, bytes(MAX_MESSAGE_BYTES), 5)
 
     assert got == [(client.peer_id, b"there"), (server.peer_id, bytes(MAX_MESSAGE_BYTES))]
-    assert client.bytes_sent == server.bytes_received == 5
-    assert server.bytes_sent == client.bytes_received == MAX_MESSAGE_BYTES
+    assert client.bandwidth.bytes_sent == server.bandwidth.bytes_received == 5
+    assert server.bandwidth.bytes_sent == client.bandwidth.bytes_received == MAX_MESSAGE_BYTES
 
 
 async def test_a_transport_has_the_address_and_the_peer_id_of_its_key(make_transport: MakeTransport) -> None:
@@ -195,7 +195,7 @@ async def test_twenty_megabytes_arrive_intact(make_transport: MakeTransport) -> 
     assert body == blob(20_000_000)
     assert progress[0] == (0, 20_000_000)
     assert progress[-1] == (20_000_000, 20_000_000)
-    assert server.bytes_sent == client.bytes_received == 20_000_000
+    assert server.bandwidth.bytes_sent == client.bandwidth.bytes_received == 20_000_000
 
 
 async def test_a_fetch_under_an_upload_cap_and_several_at_once_arrive_intact(make_transport: MakeTransport) -> None:

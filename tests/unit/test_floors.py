@@ -49,7 +49,7 @@ def test_imports_go_down_only(path: Path):
 @pytest.mark.parametrize(
     ("library", "doors"),
     [
-        ("hivemind", {"dht/directory.py", "peer/transport.py"}),
+        ("hivemind", {"dht/directory.py", "peer/transport.py", "peer/daemon.py"}),
         ("libp2p", {"pipeline/link_host.py"}),
     ],
 )
