@@ -15,14 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
-
-import msgpack
+from typing import Any
 
 from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Event, Failed, Listener, NeighbourLinked, NeighbourUnlinked, Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.body_queue import BodyQueue
+from dilocox_peer.peer.greeting import Greeter, Hello
+from dilocox_peer.peer.link_traffic import LinkTraffic
 from dilocox_peer.peer.shunned import Shunned
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.activations import BodyFormat, Bytes
@@ -54,11 +54,10 @@ from dilocox_peer.pipeline.link import (
 )
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.turnstile import Pace, Turnstile, at_once
-from dilocox_peer.signing import SIGNATURE_BYTES, SigningKey, verify
-from dilocox_peer.types import PeerId, RunId, canonical
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId, RunId
 
 HELLO, HOPS = b"\x01", b"\x02"
-MAX_HELLO_BYTES = 512
 START_S = 30.0  # of linkd, which imports py-libp2p on a busy machine
 POLL_MAX_S = 0.5
 FAULTS_UNTIL_DROPPED = 3
@@ -66,7 +65,6 @@ MAX_DIALLED = 48
 MAX_TRACED = 1024  # micro-batches whose packing times are kept
 MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 120.0  # of linkd: more of them are no accident
 RESTART_PAUSE_S = 0.25  # before the second within that time, then twice as long each
-_HELLO_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +74,6 @@ class LinkAddress:
     peer: PeerId
     link: LinkId
     addresses: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """Who speaks over a link."""
-
-    peer: PeerId
-    stage: int
-    incarnation: int
 
 
 @dataclass
@@ -136,11 +125,8 @@ class Conveyor:
         """
         body = BodyFormat.of(manifest)
         self._body = body
-        self._key = key
         self._me = key.peer_id
-        self._run_id = run_id
         self._stage = stage
-        self._incarnation = incarnation
         self._listener = listener
         self._on_work: Callable[[], None] = lambda: None
         self._on_failure = on_failure
@@ -163,6 +149,7 @@ class Conveyor:
             ),
             on_log=lambda line: listener(Remark(f"linkd: {line}")),
         )
+        self._greeter = Greeter(key, run_id, lambda: self._link.link_id, stage, incarnation)
         self._lock = threading.Lock()
         self._actions: deque[contract.Action] = deque()  # of the scheduler, in order; sent by this thread
         self._released: list[MicroBatchId] = []
@@ -181,9 +168,7 @@ class Conveyor:
         self._packed_s: dict[MicroBatchId, float] | None = {} if trace else None
         self._stage_of: dict[PeerId, int] = {}
         self._rtt_s: dict[PeerId, float] = {}
-        self._bytes_sent = self._bytes_received = 0
-        self._traffic_before = self._traffic = Traffic(0, 0)  # of linkds that ended, and of this one
-        self._beyond_sent = self._beyond_received = 0  # of that, beyond the payload at the time
+        self._traffic = LinkTraffic()
         self._thread = threading.Thread(target=self._run, name="dilocox-pipeline")
 
     # ---- life --------------------------------------------------------------------------------------------------------
@@ -248,10 +233,10 @@ class Conveyor:
             return ConveyorStatus(
                 linked=dict(self._stage_of),
                 rtt_s=dict(self._rtt_s),
-                bytes_sent=self._bytes_sent,
-                bytes_received=self._bytes_received,
-                wire_bytes_sent=self._bytes_sent + self._beyond_sent if self._beyond_sent else 0,
-                wire_bytes_received=self._bytes_received + self._beyond_received if self._beyond_received else 0,
+                bytes_sent=self._traffic.sent,
+                bytes_received=self._traffic.received,
+                wire_bytes_sent=self._traffic.wire_sent,
+                wire_bytes_received=self._traffic.wire_received,
                 in_flight=scheduler.in_flight,
                 waiting=scheduler.waiting,
                 window=scheduler.window,
@@ -393,15 +378,11 @@ class Conveyor:
             case Found(link, addresses):
                 self._found(link, addresses)
             case Traffic():
-                before = self._traffic_before
-                with self._lock:  # told less often than the payload is counted: the difference is what is kept
-                    self._traffic = event
-                    self._beyond_sent = max(0, before.sent + event.sent - self._bytes_sent)
-                    self._beyond_received = max(0, before.received + event.received - self._bytes_received)
+                with self._lock:
+                    self._traffic.told(event)
             case LinkdEnded(reason):
-                before, last = self._traffic_before, self._traffic
-                self._traffic_before = Traffic(before.received + last.received, before.sent + last.sent)
-                self._traffic = Traffic(0, 0)
+                with self._lock:
+                    self._traffic.ended()
                 self._restart(reason)
 
     def _linked(self, link: LinkId) -> None:
@@ -409,7 +390,7 @@ class Conveyor:
             self._link.hang_up(link)
             return
         self._neighbours[link] = _Neighbour()
-        self._link.send(link, HELLO + self._hello(link))
+        self._link.send(link, HELLO + self._greeter.hello(link))
 
     def _arrived(self, link: LinkId, header: bytes, body: memoryview) -> None:
         neighbour = self._neighbours.get(link)
@@ -437,7 +418,7 @@ class Conveyor:
             raise ProtocolError(peer, f"{len(body)} bytes behind a message that has none")
         now = time.monotonic()
         with self._lock:
-            self._bytes_received += len(raw) + len(body)
+            self._traffic.received += len(raw) + len(body)
             for message in messages:
                 if isinstance(message, Cancel | Refuse):
                     self._bodies.drop(peer, message.id, message.call)
@@ -447,7 +428,7 @@ class Conveyor:
     def _greeted(self, link: LinkId, neighbour: _Neighbour, raw: bytes) -> None:
         if neighbour.hello is not None:  # one peer a link: all but the last would stay when it ends
             raise ProtocolError(neighbour.hello.peer, "a second greeting")
-        hello = self._checked_hello(link, raw)
+        hello = self._greeter.checked(link, raw)
         dialled = self._dialled.get(link)
         if dialled is not None and dialled.peer != hello.peer:
             raise ProtocolError(hello.peer, "another peer answers at this link than its lease says")
@@ -589,42 +570,10 @@ class Conveyor:
             return  # unlinked meanwhile; the scheduler has been told
         if self._link.send(link, HOPS + header, body):
             with self._lock:
-                self._bytes_sent += len(header) + (len(body) if body is not None else 0)
+                self._traffic.sent += len(header) + (len(body) if body is not None else 0)
         else:
             self._unlinked(link, "it does not take what we send")
             self._link.hang_up(link)
-
-    # ---- hello -------------------------------------------------------------------------------------------------------
-
-    def _hello(self, to: LinkId) -> bytes:
-        statement = hello_statement(self._run_id, self.link_id, to, self._stage, self._incarnation)
-        return canonical([_HELLO_VERSION, self._me, self._stage, self._incarnation, self._key.sign(statement)])
-
-    def _checked_hello(self, link: LinkId, raw: bytes) -> Hello:
-        if len(raw) > MAX_HELLO_BYTES:
-            raise ProtocolError(None, f"a greeting of {len(raw)} bytes, at most {MAX_HELLO_BYTES}")
-        try:
-            fields = msgpack.unpackb(raw, strict_map_key=True, max_array_len=8, max_map_len=0, max_ext_len=0)
-        except (ValueError, msgpack.UnpackException) as error:
-            raise ProtocolError(None, f"an unreadable greeting: {error}") from None
-        match fields:
-            case [int(version), str(peer), int(stage), int(incarnation), bytes(signature)]:
-                pass
-            case _:
-                raise ProtocolError(None, "a greeting of another form")
-        if version != _HELLO_VERSION:
-            raise ProtocolError(
-                None, f"a greeting of version {version}, this peer speaks {_HELLO_VERSION}: update the older of the two"
-            )
-        statement = hello_statement(self._run_id, link, self.link_id, stage, incarnation)
-        if len(signature) != SIGNATURE_BYTES or not verify(PeerId(peer), statement, signature):
-            raise ProtocolError(None, f"a greeting that {peer} did not sign")
-        return Hello(PeerId(peer), stage, incarnation)
-
-
-def hello_statement(run_id: RunId, sender: LinkId, receiver: LinkId, stage: int, incarnation: int) -> bytes:
-    """What a peer signs to say: this link is mine. Named for its receiver, so nobody can pass it on."""
-    return canonical(["dilocox-hello", run_id, sender, receiver, stage, incarnation])
 
 
 def max_slots(manifest: Manifest) -> int:

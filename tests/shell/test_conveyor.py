@@ -147,7 +147,7 @@ def test_a_stranger_that_did_not_sign_its_greeting_is_not_heard():
         wait_until(lambda: head.trainer.progress().micro_batches == 8)
         stranger = Peer(manifest, 0, seed=50, limit=8)
         try:
-            stranger.conveyor._me = head.key.peer_id  # claims to be the head, and signs with its own key
+            stranger.conveyor._greeter._me = head.key.peer_id  # claims to be the head, and signs with its own key
             stranger.conveyor.set_neighbours([last.address])
             wait_until(lambda: any("did not sign" in event.line() for event in last.events))
             assert last.saw(NeighbourLinked) == 1

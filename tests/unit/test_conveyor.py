@@ -8,7 +8,8 @@ import torch
 
 from dilocox_peer.events import Event, Failed, NeighbourLinked, NeighbourUnlinked
 from dilocox_peer.peer.body_queue import BodyQueue
-from dilocox_peer.peer.conveyor import _HELLO_VERSION, HELLO, Conveyor, hello_statement
+from dilocox_peer.peer.conveyor import HELLO, Conveyor
+from dilocox_peer.peer.greeting import _VERSION, hello_statement
 from dilocox_peer.peer.outer import initial_state
 from dilocox_peer.peer.shunned import LINES_PER_MINUTE, MAX_SHUNNED, SHUN_S, Shunned
 from dilocox_peer.peer.stage_loop import StageLoop
@@ -49,7 +50,7 @@ class Peer:
         """A greeting over LINK by the peer of that key."""
         key = SigningKey(seed.to_bytes(32, "big"))
         statement = hello_statement(self.manifest.run_id, LINK, self.conveyor.link_id, stage, 5)
-        hello = canonical([_HELLO_VERSION, key.peer_id, stage, 5, key.sign(statement)])
+        hello = canonical([_VERSION, key.peer_id, stage, 5, key.sign(statement)])
         self.conveyor._take(Arrived(LINK, HELLO + hello, memoryview(b""), 0.0))
 
 
