@@ -77,7 +77,8 @@ class Conductor:
         self._offered_at: Digest | None = None
         self._close_loss = math.nan
         self._closed_at_s: float | None = None
-        self._measured = Measured(manifest.inner.accumulate)
+        inner = manifest.inner
+        self._measured = Measured(inner.accumulate * inner.micro_batch * manifest.model.context)
         self._told_halves = (0, 0)
         self._sent_before = 0
         self._held = True  # the session starts the trainer held, until the rounds are at its head
@@ -113,6 +114,8 @@ class Conductor:
     async def run(self) -> None:
         """Works until the last round is merged. Cancelled: the trainer keeps its last merged state."""
         while True:
+            if self._is_paused() or not self._may_train:
+                self._measured.on_idle(time.monotonic(), tokens=self._trainer.progress().tokens)
             self._learn_plans(self._machine.round)
             situation = self._situation()
             match next_step(situation):
@@ -192,8 +195,7 @@ class Conductor:
 
     async def _close(self) -> None:
         base, state_digest = self._machine.head, self._machine.state_digest
-        round_number = self._trainer.progress().round
-        started_s = time.monotonic()
+        progress, started_s = self._trainer.progress(), time.monotonic()
         closing = await asyncio.wrap_future(self._trainer.close())
         loop = asyncio.get_running_loop()
         digest = await loop.run_in_executor(self._disk, self._blobs.put, closing.blob)
@@ -205,7 +207,7 @@ class Conductor:
                 await loop.run_in_executor(self._disk, self._blobs.forget, digest)
             return
         report = self._measured.on_close(
-            started_s, micro_batches=closing.round_micro_batches, lost=closing.lost, uplink_bps=self._uplink_bps()
+            started_s, tokens=progress.tokens, lost=closing.lost, uplink_bps=self._uplink_bps()
         )
         entry = Entry(
             self._me, self._incarnation, digest, len(closing.blob), closing.micro_batches, state_digest, report
@@ -213,7 +215,7 @@ class Conductor:
         self._offered_at = base
         self._post(Closed(base, entry))
         self._listener(
-            RoundClosed(round_number, closing.micro_batches, closing.train_loss, len(closing.blob), closing.raw_bytes)
+            RoundClosed(progress.round, closing.micro_batches, closing.train_loss, len(closing.blob), closing.raw_bytes)
         )
 
     async def _merge(self, action: Apply) -> None:

@@ -51,7 +51,6 @@ class Snapshot:
     flat_N: Tensor
     round: int
     new_micro_batches: int
-    round_micro_batches: int
     train_loss: float
 
 
@@ -147,7 +146,7 @@ class RoundBook:
         if self._has_offer:
             raise RuntimeError(f"the offer of round {self.round - 1} is out: merge a certificate or withdraw it first")
         loss = self._in_round_loss / self.in_round if self.in_round else math.nan
-        snapshot = Snapshot(flat_N, self.round, self._since_snapshot, self.in_round, loss)
+        snapshot = Snapshot(flat_N, self.round, self._since_snapshot, loss)
         self._has_offer = True
         self._awaits_certificate = self._waits_for_certificates
         self._closed_in_round, self._closed_loss = self.in_round, self._in_round_loss

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dilocox_peer.config import preset
+from dilocox_peer.peer import conductor as conductor_module
 from dilocox_peer.peer.blobs import BlobStore
 from dilocox_peer.peer.chain import Certificate, Place
 from dilocox_peer.peer.conductor import Conductor
@@ -31,9 +32,9 @@ def done(**result):
 def stage(blobs, disk, told, *, micro_batches=4):
     """(conductor, machine) with a trainer whose contribution holds so many micro-batches."""
     trainer = SimpleNamespace(
-        progress=lambda: SimpleNamespace(round=1),
+        progress=lambda: SimpleNamespace(round=1, tokens=0),
         close=lambda: done(
-            train_loss=2.5, blob=b"b", round_micro_batches=micro_batches, micro_batches=micro_batches, lost=0.0, raw_bytes=8
+            train_loss=2.5, blob=b"b", micro_batches=micro_batches, lost=0.0, raw_bytes=8
         ),
         merge=lambda *_given, **_named: done(state_digest=sha256(b"state"), needed_rank=0),
         withdraw=done,
@@ -77,3 +78,24 @@ async def test_a_close_that_came_too_late_deletes_its_own_contribution_alone(tmp
         machine.head = sha256(b"a certificate came in")
         await closing
     assert (blobs.get(sha256(b"b")) is not None) == is_kept
+
+
+async def test_a_pause_is_no_part_of_what_a_step_takes(monkeypatch):
+    trained, now, posted = SimpleNamespace(round=1, tokens=0, micro_batches=0), [0.0], []
+    a_step = MANIFEST.inner.accumulate * MANIFEST.inner.micro_batch * MANIFEST.model.context
+    monkeypatch.setattr(conductor_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with ThreadPoolExecutor(1) as disk:
+        conductor, machine = stage(SimpleNamespace(put=sha256), disk, [])
+        conductor._trainer.progress = lambda: trained
+        vars(machine).update(is_ready=True, roster=(ME,), may_offer=True, has_offered=False, last_round=9)
+        conductor._is_due, conductor._is_paused, conductor._post = lambda progress: False, lambda: True, posted.append
+        conductor._trainer.resume = lambda: None
+        await conductor._close()
+        now[0], trained.tokens = 7200.0, 10 * a_step
+        conducting = asyncio.create_task(conductor.run())
+        await asyncio.sleep(0)  # it looks once, and waits
+        conducting.cancel()
+        await asyncio.gather(conducting, return_exceptions=True)
+        now[0], trained.tokens = 7204.0, 14 * a_step
+        await conductor._close()
+    assert posted[-1].entry.report.step_us == 1_000_000
