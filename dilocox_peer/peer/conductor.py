@@ -108,7 +108,7 @@ class Conductor:
     def on_state_installed(self, head: Digest, round_number: int) -> None:
         self.merged_head, self.merged_round = head, round_number
         self._known_head = head
-        self._offered_at = None
+        self._offered_at = self._closed_at_s = None
         self._changed.set()
 
     async def run(self) -> None:
@@ -199,7 +199,6 @@ class Conductor:
         closing = await asyncio.wrap_future(self._trainer.close())
         loop = asyncio.get_running_loop()
         digest = await loop.run_in_executor(self._disk, self._blobs.put, closing.blob)
-        self._close_loss, self._closed_at_s = closing.train_loss, started_s
         if self._machine.head != base:
             # A certificate came in while we encoded: the movement stays and goes with the next contribution.
             await asyncio.wrap_future(self._trainer.withdraw())
@@ -209,6 +208,7 @@ class Conductor:
         report = self._measured.on_close(
             started_s, tokens=progress.tokens, lost=closing.lost, uplink_bps=self._uplink_bps()
         )
+        self._close_loss, self._closed_at_s = closing.train_loss, started_s
         entry = Entry(
             self._me, self._incarnation, digest, len(closing.blob), closing.micro_batches, state_digest, report
         )
@@ -236,12 +236,12 @@ class Conductor:
             )
         )
         self.merged_head, self.merged_round = certificate.head, value.round
-        self._offered_at = None
+        exchange_s = None if self._closed_at_s is None else time.monotonic() - self._closed_at_s
+        self._offered_at = self._closed_at_s = None
         self._post(StateComputed(certificate.head, merged.state_digest))
         if value.kind == "round":
-            exchange_s = None if self._closed_at_s is None else time.monotonic() - self._closed_at_s
             self._measured.on_merge(exchange_s, needed_rank=merged.needed_rank)
-            self._tell(action, merged.state_digest)
+            self._tell(action, merged.state_digest, exchange_s)
         self._on_merged()
 
     def _read(self, certificate: Certificate) -> list[bytes]:
@@ -274,7 +274,7 @@ class Conductor:
                 )
             )
 
-    def _tell(self, action: Apply, state_digest: bytes) -> None:
+    def _tell(self, action: Apply, state_digest: bytes, exchange_s: float | None) -> None:
         value = action.certificate.value
         now, sent = time.monotonic(), self._bytes_sent()
         plan = self._machine.plan_for(value.round)
@@ -296,10 +296,10 @@ class Conductor:
                 codec=plan.codec,
                 rank=plan.rank if plan.codec == LOW_RANK else 0,
                 inner_steps=plan.inner_steps,
-                delay_s=None if self._closed_at_s is None else round(now - self._closed_at_s, 3),
+                delay_s=None if exchange_s is None else round(exchange_s, 3),
                 expected_rounds=self._machine.expected_rounds or 0,
             )
         )
         self._tell_plan(value.round)
-        self._last_merge_s, self._sent_before, self._closed_at_s = now, sent, None
+        self._last_merge_s, self._sent_before = now, sent
         self._close_loss = math.nan  # of this round; who does not close the next one has no loss to tell of it

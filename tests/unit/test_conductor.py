@@ -99,3 +99,22 @@ async def test_a_pause_is_no_part_of_what_a_step_takes(monkeypatch):
         now[0], trained.tokens = 7204.0, 14 * a_step
         await conductor._close()
     assert posted[-1].entry.report.step_us == 1_000_000
+
+
+async def test_a_close_that_came_too_late_is_no_exchange():
+    """The time from it to the merge of what came in is no time in which our contribution was on its way."""
+    told, posted = [], []
+    with ThreadPoolExecutor(1) as disk:
+        conductor, machine = stage(SimpleNamespace(put=sha256, forget=lambda digest: None), disk, told)
+        conductor._post = posted.append
+        closing = asyncio.create_task(conductor._close())
+        await asyncio.sleep(0)
+        certificate = Certificate(0, PLACE.head, 1, 0, PLACE.round_value([], [ME]), ((ME, b"s"),))
+        machine.head = certificate.head
+        await closing
+        conductor.on_apply(Apply(certificate, None))
+        await conductor._merge(conductor._waiting[0])
+        await conductor._close()
+    [certified] = [event for event in told if type(event).__name__ == "RoundCertified"]
+    assert certified.delay_s is None
+    assert posted[-1].entry.report.exchange_ms == 0
