@@ -458,9 +458,7 @@ class Ballots:
 
     def _want(self, entry: Entry, sources: tuple[PeerId, ...], now: float) -> list[Action]:
         others = (peer for peer in sources if peer != self._seat.me)
-        return [
-            *self._holdings.want(entry.blob, entry.size_bytes, others, round_number=self._seat.place.round + 1, now=now)
-        ]
+        return [*self._holdings.want(entry.blob, others, round_number=self._seat.place.round + 1, now=now)]
 
     def _ack(self, to: PeerId, ballot: int, value: Value) -> Action:
         signature = self._seat.signature(value, epoch=self._seat.place.epoch, ballot=ballot)

@@ -143,7 +143,6 @@ class FetchBlob:
     BlobMissing, in the end always one of them."""
 
     blob: Digest
-    size_bytes: int
     sources: tuple[PeerId, ...]
 
 

@@ -67,9 +67,7 @@ class Holdings:
     def failures(self, blob: Digest) -> int:
         return wanted.failures if (wanted := self._wanted.get(blob)) is not None else 0
 
-    def want(
-        self, blob: Digest, size_bytes: int, sources: Iterable[PeerId], *, round_number: int, now: float
-    ) -> list[FetchBlob]:
+    def want(self, blob: Digest, sources: Iterable[PeerId], *, round_number: int, now: float) -> list[FetchBlob]:
         """The fetch to start now, if any: nothing for a blob that is held, refused, under way or failed just now."""
         if blob in self._held or blob in self._refused:
             return []
@@ -78,7 +76,7 @@ class Holdings:
             return []
         wanted.under_way = True
         self._round_of.setdefault(blob, round_number)
-        return [FetchBlob(blob, size_bytes, tuple(dict.fromkeys(sources))[:MAX_SOURCES])]
+        return [FetchBlob(blob, tuple(dict.fromkeys(sources))[:MAX_SOURCES])]
 
     def forget_before(self, round_number: int) -> tuple[Digest, ...]:
         """Drops the blobs first met before this round; gives them back, sorted."""

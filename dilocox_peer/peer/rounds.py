@@ -624,9 +624,7 @@ class RoundMachine:
         here = self._members.alive(self._now)
         for entry in certificate.value.entries:
             sources = self._sources(entry.peer, signers, here)
-            actions += self._holdings.want(
-                entry.blob, entry.size_bytes, sources, round_number=certificate.value.round, now=self._now
-            )
+            actions += self._holdings.want(entry.blob, sources, round_number=certificate.value.round, now=self._now)
         return actions
 
     def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
