@@ -71,3 +71,12 @@ def test_junk_is_dropped_with_a_reason(junk: bytes) -> None:
     loaded = load_log(STARTED + junk, GENESIS.head)
     assert loaded.valid_bytes == len(STARTED)
     assert loaded.reason
+
+
+@pytest.mark.parametrize("length", [b"\x7f", b"\xff"])
+def test_a_damaged_length_before_the_last_record_costs_the_votes_too(length: bytes) -> None:
+    """It reaches beyond the end, like that of a torn record; what follows it shows that it is none."""
+    loaded = load_log(STARTED + length + VOTED[1:] + VOTED, GENESIS.head)
+    assert loaded.valid_bytes == len(STARTED)
+    assert loaded.durable is not None
+    assert loaded.durable.votes == Votes(FIRST.head, epoch_signed=1 + LOST_VOTES_EPOCHS)
