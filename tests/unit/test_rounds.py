@@ -474,6 +474,26 @@ def test_a_proposal_that_nobody_outbids_may_still_be_accepted_late() -> None:
     assert (table.machine(first).round, table.machine(first).chain[-1].ballot) == (1, 0)
 
 
+def test_nobody_uses_the_numbers_of_ballots_up() -> None:
+    """One PREPARE, or a refusal that claimed such a promise, and the next ballot of everybody else was too high to be read."""
+    table = Table("a", "b", "c").start()
+    first, second, third = table.by_rank()
+    at, highest = table.machine(first)._seat.at(), (1 << 40) - (1 << 40) % 3
+    for name in (first, second):
+        assert refusals(table, name, third, Prepare(*at, highest - 1)) == [
+            f"prepares ballot {highest - 1}, far above 0"
+        ]
+    table.swallow = lambda sender, to, message: isinstance(message, Ack)
+    table.offer("a", "b", "c")
+    table.give(PeerId(first), Received(PeerId(third), Nack(*at, 0, highest - 1, ())))
+    table.wait(1.2 * TIMING.retry_s)
+    assert not table.said(first, Prepare)
+    table.swallow = lambda sender, to, message: False
+    table.wait(60.0)
+    assert table.heads() == {table.machine(first).head}
+    assert (table.machine(first).round, table.machine(first).epoch) == (1, 1)
+
+
 # ---- what strangers send ----
 
 
