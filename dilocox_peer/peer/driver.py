@@ -36,6 +36,7 @@ from dilocox_peer.peer.contract import (
 from dilocox_peer.peer.journal import Journal
 from dilocox_peer.peer.messages import decode_message, encode_message
 from dilocox_peer.peer.outbox import Outbox
+from dilocox_peer.peer.refusals import Refusals
 from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.peer.transport import PeerGone, Transport
 from dilocox_peer.types import Digest, PeerId, sha256
@@ -82,6 +83,7 @@ class RoundDriver:
         self._on_change = on_change
         self._listener = listener
         self._inputs: asyncio.Queue[Input] = asyncio.Queue(MAX_INPUTS)
+        self._refusals = Refusals()
         self._fetching: set[Digest] = set()
         self._fetch_slots = asyncio.Semaphore(CONCURRENT_FETCHES)
         self._outbox: Outbox | None = None
@@ -103,11 +105,12 @@ class RoundDriver:
             await self._outbox.drained()
 
     def receive(self, sender: PeerId, raw: bytes) -> None:
-        """A message from the transport; a malformed one is noted and dropped."""
+        """A message from the transport; a malformed one is dropped, and told now and then."""
         try:
             message = decode_message(raw, sender)
         except ProtocolError as error:
-            self._listener(MessageRefused(sender, error.reason))
+            if self._refusals.is_due(sender, asyncio.get_running_loop().time()):
+                self._listener(MessageRefused(sender, error.reason))
             return
         self.post(Received(sender, message))
 

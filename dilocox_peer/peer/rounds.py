@@ -51,7 +51,7 @@ from dilocox_peer.peer.durable import Durable, Votes
 from dilocox_peer.peer.epochs import MAX_IN_VAIN, Epochs
 from dilocox_peer.peer.healing import Healing
 from dilocox_peer.peer.holdings import Holdings
-from dilocox_peer.peer.membership import MAX_KNOWN, NEVER, Members
+from dilocox_peer.peer.membership import Members
 from dilocox_peer.peer.messages import (
     Ack,
     Cert,
@@ -72,6 +72,7 @@ from dilocox_peer.peer.messages import (
 )
 from dilocox_peer.peer.plan import ANY_PLAN, Plan, PlanBounds
 from dilocox_peer.peer.planner import FixedPlanner, Planner
+from dilocox_peer.peer.refusals import Refusals
 from dilocox_peer.peer.seat import Owner, Seat, send_all
 from dilocox_peer.peer.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
@@ -83,7 +84,6 @@ __all__ = [
 ]  # fmt: skip
 
 PLANNED_FROM = 256  # newest certificates that a planner is shown at a restart
-NOTE_EVERY_S = 1.0  # refusals of one peer's messages noted at most so often
 
 
 class RoundMachine:
@@ -140,7 +140,7 @@ class RoundMachine:
         self._due = now
         self._beats = 0
         self._was_alive: set[PeerId] = set()
-        self._noted_at: dict[PeerId, float] = {}
+        self._refusals = Refusals()
         self._has_left = False
         if stored_blobs:
             of_round = {
@@ -484,12 +484,7 @@ class RoundMachine:
         return [Send(peer, self._heartbeat()), *self._healing.heard_of(peer, head, None, self._now)]
 
     def _refuse(self, peer: PeerId, reason: str) -> list[Action]:
-        if self._now - self._noted_at.get(peer, NEVER) < NOTE_EVERY_S:
-            return []
-        if len(self._noted_at) > MAX_KNOWN:
-            self._noted_at.clear()
-        self._noted_at[peer] = self._now
-        return [Note(MessageRefused(peer, reason))]
+        return [Note(MessageRefused(peer, reason))] if self._refusals.is_due(peer, self._now) else []
 
     # ---- heartbeats ----
 

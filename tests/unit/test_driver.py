@@ -32,6 +32,18 @@ async def test_a_flood_of_messages_leaves_room_for_what_happens_here() -> None:
     assert [driver._inputs.get_nowait() for _ in range(driver._inputs.qsize())][-1] == BlobHeld(sha256(b"blob"))
 
 
+async def test_a_flood_of_malformed_messages_is_told_once_a_second() -> None:
+    told: list[Any] = []
+    driver = RoundDriver(
+        NOTHING, transport=NOTHING, blobs=NOTHING, journal=NOTHING, disk=NOTHING, check_blob=NOTHING, max_blob_bytes=1,
+        on_apply=NOTHING, on_fetch_state=NOTHING, on_change=NOTHING, listener=told.append,
+    )  # fmt: skip
+    for _ in range(100):
+        driver.receive(PeerId("stranger"), b"junk")
+    driver.receive(PeerId("another"), b"junk")
+    assert [event.peer for event in told] == ["stranger", "another"]
+
+
 async def test_a_vote_is_on_disk_while_contributions_are_being_checked() -> None:
     """A check takes seconds where stages are large, and a machine that waits for it sends no heartbeats."""
     blob = b"contribution"
