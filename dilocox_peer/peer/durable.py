@@ -149,7 +149,7 @@ def _is_record_after(raw: bytes, start: int) -> bool:
 
 
 def _decode_payload(payload: bytes) -> Durable:
-    fields = unpack(payload, MAX_RECORD_BYTES, None)
+    fields = unpack(payload, MAX_RECORD_BYTES, None, max_list=MAX_RECORD_BYTES)
     if (version := fields.integer()) != VERSION:
         raise fields.refuse(f"version {version}; this program reads {VERSION}")
     keep = fields.integer()
