@@ -2,7 +2,7 @@
 
 `path` is the best verified continuation that beats our chain: what rounds.py is to adopt, by blobs or by a whole state.
 A draft is a verified beginning of a chain that does not beat ours yet. Nothing foreign is believed before its links,
-arithmetic, quorums and signatures hold.
+arithmetic, quorums and signatures hold. Anybody can sign a chain of his own, so neither grows longer than the run can be.
 """
 
 from collections import OrderedDict
@@ -15,6 +15,7 @@ from dilocox_peer.peer.seat import Owner
 from dilocox_peer.types import Digest, PeerId
 
 MAX_JUDGED = 1024  # heads remembered as worse than ours
+SPARE_EPOCHS = 4096  # in a foreign chain, beside one a round: far more than a run has
 
 
 class Healing:
@@ -23,6 +24,8 @@ class Healing:
     def __init__(self, owner: Owner, chain: Chain) -> None:
         self._owner = owner
         self._chain = chain
+        rounds = owner.plans.most_rounds
+        self._most = None if rounds is None else 2 * rounds + SPARE_EPOCHS
         self.path: Suffix | None = None
         self._draft: Suffix | None = None
         self._judged: OrderedDict[Digest, None] = OrderedDict()
@@ -78,6 +81,8 @@ class Healing:
         if found is None:
             return self.heard_of(sender, certificates[-1].head, None, now), None
         start, before, place = found
+        if self._most is not None and len(before) + len(certificates) > self._most:
+            return [], f"a chain of more than {self._most} certificates beyond ours; this run has not so many"
         taken = list(before)
         for certificate in certificates:
             if reason := self._why_not(place, certificate):

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost
-from dilocox_peer.peer.chain import Entry, acceptance
+from dilocox_peer.peer import healing
+from dilocox_peer.peer.chain import Certificate, Entry, Place, acceptance
 from dilocox_peer.peer.contract import (
     Action,
     Apply,
@@ -768,6 +769,26 @@ def test_half_of_a_better_branch_is_not_adopted() -> None:
     table.give(PeerId("c"), Received(PeerId("b"), replace(beat, head=middle.head, ready=True)))
     table.wait(2.0)
     assert not any(asked.head == middle.head for asked in table.did("c", FetchState))
+
+
+def test_a_foreign_chain_longer_than_the_run_can_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody can sign a chain of his own roster, page after page; it would be kept until the memory is full."""
+    monkeypatch.setattr(healing, "SPARE_EPOCHS", 30)
+    table = Table("a", "b", total_rounds=1).start()  # of 8 steps: at most 8 rounds
+    machine, liar = table.machine("a"), PeerId("liar")
+    place, reasons = machine._seat.place, []
+    for _ in range(5):
+        page = []
+        for _ in range(16):
+            value = place.epoch_value([liar])
+            signature = signer(liar)(acceptance(0, place.head, place.epoch + 1, 0, value))
+            page.append(Certificate(0, place.head, place.epoch + 1, 0, value, ((liar, signature),)))
+            place = Place.after(page[-1])
+        reasons += refusals(table, "a", liar, ChainPage(0, place.head, place.epoch, tuple(page), True))
+    assert reasons == ["a chain of more than 46 certificates beyond ours; this run has not so many"]
+    path = machine._healing.path
+    assert path is not None
+    assert len(path.certificates) == 32
 
 
 def test_a_peer_that_missed_the_certificate_asks_and_applies_it() -> None:
