@@ -720,6 +720,18 @@ def test_the_lighter_side_of_a_partition_adopts_the_heavier_and_counts_what_it_l
     assert "c" in table.machine("a").roster
 
 
+def test_who_claims_ever_new_heads_and_shows_none_does_not_keep_a_peer_from_the_others() -> None:
+    """It was asked again whenever it had not answered for long enough: always, as it speaks more often than they do."""
+    table = partitioned(rounds=2)
+    heavier = table.machine("a").head
+    table.states_from = {PeerId("a"), PeerId("b")}
+    for number in range(200):
+        claim = Heartbeat(0, sha256(bytes([number])), 1, 1, 99, 9, 999, 10, 0, False, b"")
+        table.give(PeerId("c"), Received(PeerId("liar"), claim))
+        table.wait(0.1)
+    assert table.machine("c").head == heavier
+
+
 def test_nothing_is_certified_while_a_better_chain_is_being_adopted() -> None:
     table = partitioned(rounds=2)
     table.wait(8.0)
