@@ -12,12 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from dilocox_peer.compression.ladder import LOW_RANK
-from dilocox_peer.events import Listener, PlanChanged, RoundCertified, RoundClosed
+from dilocox_peer.events import Failed, Listener, PlanChanged, RoundCertified, RoundClosed
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.blobs import BlobStore
 from dilocox_peer.peer.chain import Certificate, Entry
 from dilocox_peer.peer.clock import RoundClock
-from dilocox_peer.peer.contract import Apply, Closed, Input, Progress, StateComputed
+from dilocox_peer.peer.contract import Apply, BlobLost, Closed, Input, Progress, StateComputed
 from dilocox_peer.peer.measured import Measured
 from dilocox_peer.peer.pace import Situation, Step, next_step
 from dilocox_peer.peer.rounds import RoundMachine
@@ -73,6 +73,7 @@ class Conductor:
         self._is_paused = is_paused
         self._is_due = is_due if is_due is not None else self._is_due_by_count
         self._waiting: deque[Apply] = deque()
+        self._lost: Digest | None = None  # a contribution to be merged that is gone from our disk
         self._changed = asyncio.Event()
         self._offered_at: Digest | None = None
         self._close_loss = math.nan
@@ -103,6 +104,7 @@ class Conductor:
         ours was in what waited: then our movement is no longer all unsettled."""
         settles_ours = any(action.own is not None for action in self._waiting)
         self._waiting.clear()
+        self._lost = None
         return settles_ours
 
     def on_state_installed(self, head: Digest, round_number: int) -> None:
@@ -162,7 +164,9 @@ class Conductor:
             overlap="arrival" if self._is_paused() else self._manifest.outer.overlap,
             # The machine is at a new head before its actions are carried out (the journal is flushed first): until the
             # certificate has reached us, what we would close belongs to the old one.
-            ready=self._may_train and self._machine.head == self._known_head,
+            ready=self._may_train
+            and self._machine.head == self._known_head
+            and (self._lost is None or self._lost in self._blobs.held),
             busy=self.state_fetches > 0,
             due=self._is_due(progress),
             may_offer=self._machine.may_offer and not closed_here,
@@ -223,7 +227,11 @@ class Conductor:
         blobs = await asyncio.get_running_loop().run_in_executor(self._disk, self._read, certificate)
         if not self._waiting or self._waiting[0] is not action:
             return  # another state was installed meanwhile
+        if isinstance(blobs, Entry):
+            self._lose(blobs, certificate)
+            return
         self._waiting.popleft()
+        self._lost = None
         value = certificate.value
         self._learn_plans(value.round)
         merged = await asyncio.wrap_future(
@@ -244,16 +252,22 @@ class Conductor:
             self._tell(action, merged.state_digest, exchange_s)
         self._on_merged()
 
-    def _read(self, certificate: Certificate) -> list[bytes]:
+    def _read(self, certificate: Certificate) -> list[bytes] | Entry:
+        """The blobs, in order, or the entry whose blob is not there any more."""
         blobs = []
         for entry in certificate.value.entries:
             blob = self._blobs.get(entry.blob)
             if blob is None:
-                raise OSError(
-                    f"contribution {entry.blob.hex()[:12]} of round {certificate.value.round} is gone from disk"
-                )
+                return entry
             blobs.append(blob)
         return blobs
+
+    def _lose(self, entry: Entry, certificate: Certificate) -> None:
+        """Has a contribution fetched once more; it is merged when it is here, and training goes on until then."""
+        self._lost = entry.blob
+        self._post(BlobLost(entry.blob, certificate))
+        name, number = entry.blob.hex()[:12], certificate.value.round
+        self._listener(Failed("merge", f"contribution {name} of round {number} is gone from disk; it is fetched again"))
 
     def _learn_plans(self, certified: int) -> None:
         """What training may be in at this head: the round after it, and the one after that while an offer is out."""

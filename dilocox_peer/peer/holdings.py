@@ -45,6 +45,10 @@ class Holdings:
         self._refused.add(blob)
         self._wanted.pop(blob, None)
 
+    def lost(self, blob: Digest) -> None:
+        """It was held and is so no longer."""
+        self._held.discard(blob)
+
     def missing(self, blob: Digest, now: float) -> None:
         """No source gave it; it is asked for again after a while, if still wanted."""
         if (wanted := self._wanted.get(blob)) is not None:

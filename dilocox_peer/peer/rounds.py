@@ -27,6 +27,7 @@ from dilocox_peer.peer.contract import (
     Action,
     Apply,
     BlobHeld,
+    BlobLost,
     BlobMissing,
     BlobRefused,
     Closed,
@@ -78,8 +79,8 @@ from dilocox_peer.peer.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
 
 __all__ = [
-    "Action", "Apply", "BlobHeld", "BlobMissing", "BlobRefused", "Closed", "FetchBlob", "FetchState", "ForgetBlobs", "Input",
-    "Leaving", "Note", "PeerFound", "PeerRefused", "Persist", "Progress", "Received", "RoundMachine", "Send",
+    "Action", "Apply", "BlobHeld", "BlobLost", "BlobMissing", "BlobRefused", "Closed", "FetchBlob", "FetchState", "ForgetBlobs",
+    "Input", "Leaving", "Note", "PeerFound", "PeerRefused", "Persist", "Progress", "Received", "RoundMachine", "Send",
     "StateComputed", "StateInstalled", "StateMissing", "Tick", "Timing",
 ]  # fmt: skip
 
@@ -134,6 +135,7 @@ class RoundMachine:
         self._micro_batches = 0
         self._is_paused = False
         self._sent_ahead: Digest | None = None
+        self._again: Certificate | None = None  # its Apply waits for a blob that our disk has lost
         self._head_since = now
         self._now = now
         self._beat_at = now
@@ -325,6 +327,9 @@ class RoundMachine:
                 self._holdings.refused(blob)
             case BlobMissing(blob):
                 self._holdings.missing(blob, now)
+            case BlobLost(blob, certificate):
+                self._holdings.lost(blob)
+                self._again = certificate
             case StateInstalled(head, state_digest):
                 return self._install(head, state_digest)
             case StateMissing(head):
@@ -575,6 +580,7 @@ class RoundMachine:
         """Towards the best chain known: certificate by certificate where the blobs can be had, else by a whole state."""
         self._anchor.expire(self._now)
         actions: list[Action] = [*self._anchor.restore(self._now)]
+        actions += self._fetch_again()
         actions += self._replay_own()
         while not self._anchor.is_fetching and ((path := self._path) is not None or not self.is_ready):
             if path is None or not self._can_replay(path):
@@ -627,6 +633,19 @@ class RoundMachine:
         peers = {author, *signers, *here} - {self._owner.peer}
         return sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
 
+    def _fetch_again(self) -> list[Action]:
+        """What an Apply that is given lacks, from the others; if it is not to be had there, another anchor is needed."""
+        certificate = self._again
+        if certificate is None:
+            return []
+        is_lost = self._is_lost(certificate)
+        if is_lost:
+            self._anchor.lose()
+        if is_lost or self._holdings.has_all(entry.blob for entry in certificate.value.entries):
+            self._again = None
+            return []
+        return self._want(certificate)
+
     def _replay_own(self) -> list[Action]:
         """After a restart: the certificates since the state on our disk, as far as their blobs are to be had."""
         actions: list[Action] = []
@@ -648,6 +667,7 @@ class RoundMachine:
 
     def _install(self, head: Digest, state_digest: bytes) -> list[Action]:
         """The anchor is now the one at head: our chain follows it there."""
+        self._again = None  # with the Applies that wait
         suffix = self._anchor.installed(head, state_digest, self._now)
         if suffix is None:
             return []

@@ -10,9 +10,9 @@ import pytest
 from dilocox_peer.config import preset
 from dilocox_peer.peer import conductor as conductor_module
 from dilocox_peer.peer.blobs import BlobStore
-from dilocox_peer.peer.chain import Certificate, Place
+from dilocox_peer.peer.chain import Certificate, Entry, Place
 from dilocox_peer.peer.conductor import Conductor
-from dilocox_peer.peer.contract import Apply
+from dilocox_peer.peer.contract import Apply, BlobLost
 from dilocox_peer.peer.plan import first_plan
 from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.signing import SigningKey
@@ -118,3 +118,26 @@ async def test_a_close_that_came_too_late_is_no_exchange():
     [certified] = [event for event in told if type(event).__name__ == "RoundCertified"]
     assert certified.delay_s is None
     assert posted[-1].entry.report.exchange_ms == 0
+
+
+async def test_a_contribution_that_is_damaged_on_disk_is_asked_for_again_and_merged_then(tmp_path):
+    """It ended the session, and once more after every restart."""
+    blobs, told, posted = BlobStore(tmp_path), [], []
+    digest = blobs.put(b"contribution")
+    entry = Entry(PeerId("other"), 1, digest, 12, 8)
+    certificate = Certificate(0, PLACE.head, 1, 0, PLACE.round_value([entry], [ME]), ((ME, b"s"),))
+    with ThreadPoolExecutor(1) as disk:
+        conductor, machine = stage(blobs, disk, told)
+        vars(machine).update(is_ready=True, roster=(ME,), may_offer=False, has_offered=False, last_round=9)
+        machine.head = certificate.head
+        conductor._post, conductor._is_due = posted.append, lambda progress: False
+        (tmp_path / digest.hex()).write_bytes(b"damaged")
+        conductor.on_apply(Apply(certificate, None))
+        await conductor._merge(conductor._waiting[0])
+        assert posted == [BlobLost(digest, certificate)]
+        assert not conductor._situation().ready
+        blobs.put(b"contribution")
+        assert conductor._situation().ready
+        await conductor._merge(conductor._waiting[0])
+    assert [type(happened).__name__ for happened in posted] == ["BlobLost", "StateComputed"]
+    assert not conductor._waiting

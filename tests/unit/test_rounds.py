@@ -14,6 +14,7 @@ from dilocox_peer.peer.contract import (
     Action,
     Apply,
     BlobHeld,
+    BlobLost,
     BlobMissing,
     BlobRefused,
     Closed,
@@ -830,6 +831,29 @@ def test_a_certificate_whose_blobs_are_gone_is_reached_by_a_whole_state() -> Non
     table.wait(12.0)
     assert len(table.heads()) == 1
     assert table.did(late, FetchState)
+
+
+def test_a_blob_that_our_disk_lost_before_it_was_applied_is_fetched_again() -> None:
+    table = Table("a", "b", "c").start()
+    entries = table.offer("a", "b", "c")
+    lost, certificate = entries[PeerId("b")].blob, table.machine("c").chain[-1]
+    table.blobs[PeerId("c")].discard(lost)
+    table.give(PeerId("c"), BlobLost(lost, certificate))
+    assert (table.did("c", FetchBlob)[-1].blob, lost in table.blobs[PeerId("c")]) == (lost, True)
+    table.wait(60.0)
+    assert not table.did("c", FetchState)
+
+
+def test_a_blob_that_everybody_lost_is_made_up_for_by_a_whole_state() -> None:
+    table = Table("a", "b", "c").start()
+    lost, certificate = table.offer("a", "b", "c")[PeerId("b")].blob, table.machine("c").chain[-1]
+    table.states_from = {PeerId("a"), PeerId("b")}
+    for blobs in table.blobs.values():
+        blobs.discard(lost)
+    table.give(PeerId("c"), BlobLost(lost, certificate))
+    table.wait(4 * TIMING.blob_retry_s)
+    assert [(asked.head, asked.keep_movement) for asked in table.did("c", FetchState)] == [(certificate.head, False)]
+    assert table.machine("c").is_ready
 
 
 def test_a_peer_whose_anchor_is_not_the_certified_one_fetches_the_state() -> None:
