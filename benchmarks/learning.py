@@ -48,6 +48,8 @@ SHORT = 0.375  # of the tokens: the share that paired comparisons train
 def _methods() -> dict[str, list[Method]]:
     pair = replace(INT2, steps_share=SHORT)
     warm = replace(pair, warm_steps=192)
+    sparse = replace(DEFAULTS, steps_share=SHORT)
+    warm_sparse = replace(sparse, warm_steps=192)
     paired = [
         replace(pair, name="pair-fp32-none", codec="none", arrivals=(0.0,)),
         replace(pair, name="pair-int2-none", arrivals=(0.0,)),
@@ -57,6 +59,12 @@ def _methods() -> dict[str, list[Method]]:
         replace(pair, name="pair-int2-carry", stale_share=0.5),
         replace(warm, name="pair-warm-none", arrivals=(0.0,)),
         replace(warm, name="pair-warm-one-step", arrivals=(1.0,)),
+        replace(sparse, name="pair-none-defaults", arrivals=(0.0,)),
+        replace(sparse, name="pair-quarter-defaults"),
+        replace(sparse, name="pair-unequal-defaults", arrivals=(0.125, 0.25, 0.25, 0.5)),
+        replace(sparse, name="pair-carry-defaults", stale_share=0.5),
+        replace(warm_sparse, name="pair-warm-none-defaults", arrivals=(0.0,)),
+        replace(warm_sparse, name="pair-warm-one-step-defaults", arrivals=(1.0,)),
     ]
     groups = {
         "reference": [ADAMW, MUON],
@@ -64,7 +72,6 @@ def _methods() -> dict[str, list[Method]]:
         "paired": paired,
         "paired-long": [
             *(replace(each, name=each.name.replace("pair", "long"), steps_share=1.0) for each in paired),
-            replace(DEFAULTS, name="defaults-none", arrivals=(0.0,)),
         ],
         "lr-adamw": [
             replace(ADAMW, name=f"sync-adamw-{rate:g}", learning_rate=rate) for rate in (2.5e-3, 4e-3, 6e-3, 1e-2)
@@ -125,8 +132,10 @@ def _methods() -> dict[str, list[Method]]:
             *(replace(each, name=f"{each.name}-lr-0.018", learning_rate=1.8e-2) for each in (paired[1], paired[2], paired[5])),
             *(replace(each, name=f"{each.name}-outer-0.8-0.4", outer_learning_rate=0.8, outer_momentum=0.4)
               for each in paired[1:3]),
-            *(replace(each, name=f"{each.name}-lr-0.012", learning_rate=1.2e-2) for each in paired[6:]),
-            *(replace(each, name=f"{each.name}-adamw", optimizer="adamw", learning_rate=SYNC_ADAMW_LR) for each in paired[6:]),
+            *(replace(each, name=f"{each.name}-lr-0.012", learning_rate=1.2e-2) for each in paired[6:8]),
+            *(replace(each, name=f"{each.name}-adamw", optimizer="adamw", learning_rate=SYNC_ADAMW_LR) for each in paired[6:8]),
+            *(replace(each, name=f"{each.name}-outer-{rate:g}-{momentum:g}", outer_learning_rate=rate, outer_momentum=momentum)
+              for rate, momentum in ((0.7, 0.3), (0.8, 0.4), (1.0, 0.2), (1.2, 0.0)) for each in paired[6:8]),
         ],
     }  # fmt: skip
     return groups
@@ -164,11 +173,17 @@ def variant(spec: str) -> Method:
 def read_records(path: Path) -> list[dict]:
     if not path.exists():
         return []
-    names: dict[str, str] = {}
-    for method in (each for group in _methods().values() for each in group):
-        names.setdefault(method.key(), method.name)  # equal methods of two groups are one, under its first name
+    names = first_names()
     records = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
     return [{**record, "name": names.get(record["key"].split(":")[0], record["name"])} for record in records]
+
+
+def first_names() -> dict[str, str]:
+    """key -> name: equal methods of two groups are one, under its first name."""
+    names: dict[str, str] = {}
+    for method in (each for group in _methods().values() for each in group):
+        names.setdefault(method.key(), method.name)
+    return names
 
 
 def record_key(study: Study, method: Method, text: str) -> str:
@@ -226,28 +241,30 @@ PAIRS = (
     ("one-step against none, common checkpoint", "pair-warm-one-step", "pair-warm-none", 3.5),
     ("carry against flush", "pair-int2-carry", "pair-int2-quarter", 0.6),
     ("one replica at half speed", "pair-int2-half-speed", "pair-int2-quarter", None),
-    ("arrival at a quarter against none", "defaults", "defaults-none", 1.2),
+    ("arrival at a quarter against none, defaults", "pair-quarter-defaults", "pair-none-defaults", 1.2),
+    ("unequal arrival against a quarter, defaults", "pair-unequal-defaults", "pair-quarter-defaults", 0.3),
+    ("one-step against none, defaults", "pair-warm-one-step-defaults", "pair-warm-none-defaults", 3.5),
+    ("carry against flush, defaults", "pair-carry-defaults", "pair-quarter-defaults", 0.6),
 )
 
 
 def pair_table(records: list[dict]) -> str:
     """The paired comparisons, seed by seed."""
     losses = {(record["name"], record["steps"], record["seed"]): record["loss"] for record in records}
+    names = first_names()
+    shown_as = {method.name: names[method.key()] for group in _methods().values() for method in group}
     lines = ["pair                                          steps  n   mean %  (min..max)      gate"]
     for title, first, second, gate in PAIRS:
         for prefix in ("pair", "long"):
-            one, other = first.replace("pair", prefix), second.replace("pair", prefix)
-            if prefix == "long" and one == first:
-                continue
+            one, other = (shown_as[name.replace("pair", prefix)] for name in (first, second))
             gaps: dict[int, list[float]] = {}
             for (name, steps, seed), loss in losses.items():
                 if name == one and (other, steps, seed) in losses:
                     gaps.setdefault(steps, []).append(100 * (loss / losses[other, steps, seed] - 1))
             for steps, each in gaps.items():
                 shown = "no instability" if gate is None else f"<= {gate} %"
-                where = title if one != DEFAULTS.name else f"{title}, {DEFAULTS.name}"
                 lines.append(
-                    f"{where:44} {steps:6} {len(each):2}   {statistics.mean(each):+5.2f}  ({spread(each)})   {shown}"
+                    f"{title:44} {steps:6} {len(each):2}   {statistics.mean(each):+5.2f}  ({spread(each)})   {shown}"
                 )
     return "\n".join(lines)
 

@@ -249,7 +249,8 @@ def first_error(error: ValidationError) -> str:
         return f"{where}: unknown field"
     got = json.dumps(first["input"], default=str)
     shown = "" if len(got) > 60 or first["type"] == "missing" else f" (got {got})"
-    return f"{where}: {first['msg'].removeprefix('Value error, ').lower()}{shown}"
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {reason[:1].lower()}{reason[1:]}{shown}"
 
 
 def _pairs(section: dict[str, Any]) -> list[list[Any]]:

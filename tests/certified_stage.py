@@ -20,9 +20,10 @@ ROSTER = tuple(KEYS)
 class CertifiedStage:
     """Of rounds 1, 2, ...: `states[height - 1]` is the state at `certificates[height - 1]`. first: chains of different ones differ."""
 
-    def __init__(self, first: float = 1.0) -> None:
+    def __init__(self, first: float = 1.0, stage: int = STAGE) -> None:
+        self.stage = stage
         self._planner = FixedPlanner(plan_bounds(MANIFEST))
-        self.place = Annals(MANIFEST, STAGE, verify).place
+        self.place = Annals(MANIFEST, stage, verify).place
         self.certificates: list[Certificate] = []
         self.states: list[AnchorState] = []
         self._value = first
@@ -30,13 +31,13 @@ class CertifiedStage:
 
     def _append(self, value: Value, epoch: int) -> None:
         place = self.place
-        message = acceptance(STAGE, place.head, epoch, 0, value)
+        message = acceptance(self.stage, place.head, epoch, 0, value)
         signatures = tuple((peer, key.sign(message)) for peer, key in KEYS.items())
-        certificate = Certificate(STAGE, place.head, epoch, 0, value, signatures)
+        certificate = Certificate(self.stage, place.head, epoch, 0, value, signatures)
         self.certificates.append(certificate)
         self.place = Place.after(certificate)
         self._value += 1.0
-        zero = initial_state(MANIFEST, STAGE)
+        zero = initial_state(MANIFEST, self.stage)
         raw = (self._value * zero.anchor_N()).numpy().tobytes()
         self.states.append(
             AnchorState.of(zero.layout, head=certificate.head, round_number=value.round, anchor=raw, momentum=raw)

@@ -151,7 +151,9 @@ class _Demo:
         bootstrap = await self._swarm.start_bootstrap()
         peers = []
         stages = self._request.stages
-        trace = ["--trace"] if self._request.trace is not None else []
+        more = ["--backup-stages", "0"]  # all disks are this one
+        if self._request.trace is not None:
+            more.append("--trace")
         total = stages * self._request.replicas
         evaluator = None
         for index in range(total):
@@ -160,7 +162,7 @@ class _Demo:
             # One after another: four interpreters that import torch at once on two cores start no sooner. The last stage
             # first: heads find those they need when they come.
             stage = stages - 1 - index % stages
-            peers.append(await self._swarm.start_peer(f"peer{index}", stage=stage if stages > 1 else None, more=trace))
+            peers.append(await self._swarm.start_peer(f"peer{index}", stage=stage if stages > 1 else None, more=more))
             typer.echo(f"peer{index} is up, {time.monotonic() - self._started:.0f} s")
         assert evaluator is not None
         ending = [*peers, evaluator]

@@ -144,6 +144,7 @@ class _Evaluator:
                     arrived.set()
                 elif is_final:
                     reached, is_final = reached - 1, False  # the last one is not given up
+                    await asyncio.sleep(RETRY_S)  # its state of stage 0 is there at once, the other perhaps in minutes
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(ask(), name="ask for states")

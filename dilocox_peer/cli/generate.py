@@ -1,6 +1,5 @@
 """`generate`: text from the newest agreed model, as it is drawn."""
 
-import io
 import os
 import secrets
 import sys
@@ -45,8 +44,6 @@ def run_generate(request: GenerateRequest) -> None:
     prompt = os.fsencode(request.prompt)  # the bytes that were typed, whatever they are
     stream = continuation(model, prompt, sampling, num_bytes=request.tokens, seed=seed)
     is_terminal = sys.stdout.isatty()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? where it must
     _write(prompt.decode(errors="replace"))
     for text in as_text(stream):
         _write(harmless(text) if is_terminal else text)

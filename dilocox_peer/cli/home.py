@@ -8,6 +8,7 @@ from pathlib import Path
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.types import RunId
 
+DEFAULT_NAME = "default"  # of a peer that is given none
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -31,6 +32,11 @@ class PeerHome:
             raise ConfigError(f"--name {name!r}: use letters, digits, . _ and -, at most 64")
         folder = (home or default_home()) / "peers" / name
         return cls(folder, identity_path or folder / "identity.key")
+
+    @property
+    def name_flag(self) -> str:
+        """What a command to this peer has to say beside its own name."""
+        return "" if self.folder.name == DEFAULT_NAME else f" --name {self.folder.name}"
 
     @property
     def runtime(self) -> Path:

@@ -43,7 +43,11 @@ def sign_run_file(path: Path, *, owner_key: Path | None, home: Path | None) -> N
 
 
 def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:
-    key_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        key_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{key_path.parent} cannot be made: {error.strerror}"
+        raise ConfigError(f"{reason}; pass another --home or --owner-key") from None
     with Identity.open(key_path) as owner:
         signed = manifest.signed_by(owner.key)
     write_whole(path, to_toml(signed, file_name=path.name).encode())

@@ -29,7 +29,8 @@ from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.startup import StartUp, Step
 
 if TYPE_CHECKING:
-    from dilocox_peer.peer.session import Session, SessionSettings
+    from dilocox_peer.peer.session import Session
+    from dilocox_peer.peer.settings import SessionSettings
 
 OPERATOR = "operator"  # who pauses by key or command; apart from the hours
 MIN_MBIT_S = 0.1  # below, a reply's pieces would come later than a fetcher waits
@@ -133,7 +134,7 @@ def _check_machine(request: JoinRequest) -> list[Check]:
 
 
 def _settings(request: JoinRequest, invitation: Invitation, more_peers: tuple[str, ...]) -> "SessionSettings":
-    from dilocox_peer.peer.session import SessionSettings
+    from dilocox_peer.peer.settings import SessionSettings
     from dilocox_peer.peer.transport import TransportLimits
 
     return SessionSettings(
@@ -172,7 +173,7 @@ async def _stay(
 
     def pause() -> str:
         session.pause(OPERATOR, "asked to")
-        return "paused; the swarm goes on. `dilocox-peer resume` trains on"
+        return f"paused; the swarm goes on. `dilocox-peer resume{request.home.name_flag}` trains on"
 
     def resume() -> str:
         session.resume(OPERATOR, "asked to")

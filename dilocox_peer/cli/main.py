@@ -5,6 +5,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 cannot reach the run,
 Every flag has an environment variable: DILOCOX_<COMMAND>_<FLAG>, e.g. DILOCOX_JOIN_NAME. `_` may stand for `-` in flags.
 """
 
+import io
+import os
+import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -40,15 +43,11 @@ NameOption = Annotated[
 ]
 HomeOption = Annotated[
     Path | None,
-    typer.Option(
-        "--home", help="Folder for keys and state [default: $XDG_DATA_HOME/dilocox-peer].", show_default=False
-    ),
+    typer.Option("--home", help="Folder for keys and state.", show_default="$XDG_DATA_HOME/dilocox-peer"),
 ]
 IdentityOption = Annotated[
     Path | None,
-    typer.Option(
-        "--identity-path", help="Key file; made if missing [default: in the peer's folder].", show_default=False
-    ),
+    typer.Option("--identity-path", help="Key file; made if missing.", show_default="in the peer's folder"),
 ]
 HostOption = Annotated[
     list[str] | None,
@@ -83,15 +82,11 @@ def _root(
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("run.toml"),
     preset: Annotated[str, typer.Option(help="tiny, small, 125m or 1.3b.")] = "tiny",
-    stages: Annotated[
-        int | None, typer.Option(min=1, help="Pipeline stages [default: the preset's].", show_default=False)
-    ] = None,
-    run_name: Annotated[
-        str | None, typer.Option(help="Shown to volunteers [default: the preset].", show_default=False)
-    ] = None,
+    stages: Annotated[int | None, typer.Option(min=1, help="Pipeline stages.", show_default="the preset's")] = None,
+    run_name: Annotated[str | None, typer.Option(help="Shown to volunteers.", show_default="the preset")] = None,
     owner_key: Annotated[
         Path | None,
-        typer.Option(help="The owner's key; made if missing [default: owner.key in --home].", show_default=False),
+        typer.Option(help="The owner's key; made if missing.", show_default="owner.key in --home"),
     ] = None,
     home: HomeOption = None,
     force: Annotated[bool, typer.Option(help="Overwrite the file.")] = False,
@@ -105,9 +100,7 @@ def init(
 @app.command()
 def sign(
     path: Annotated[Path, typer.Argument(help="The run.toml to sign.")] = Path("run.toml"),
-    owner_key: Annotated[
-        Path | None, typer.Option(help="The owner's key [default: owner.key in --home].", show_default=False)
-    ] = None,
+    owner_key: Annotated[Path | None, typer.Option(help="The owner's key.", show_default="owner.key in --home")] = None,
     home: HomeOption = None,
 ) -> None:
     """Sign run.toml again after a change. The run id changes: it is another run."""
@@ -120,9 +113,7 @@ def sign(
 def bootstrap(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="[RUN_FILES]...", help="Signed run.toml of each run [default: run.toml].", show_default=False
-        ),
+        typer.Argument(metavar="RUN_FILES", help="Signed run.toml of each run.", show_default="run.toml"),
     ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="TCP port on all interfaces, further runs the next ones; 0: any.")
@@ -169,9 +160,7 @@ def join(
     name: NameOption = "default",
     data: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Text files, JSONL or folders to train on; may repeat [default: as the run says].", show_default=False
-        ),
+        typer.Option(help="Text files, JSONL or folders to train on; may repeat.", show_default="as the run says"),
     ] = None,
     stage: Annotated[int | None, typer.Option(min=0, help="Insist on this stage.", show_default=False)] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
@@ -184,8 +173,8 @@ def join(
     link_maddrs: Annotated[
         list[str] | None,
         typer.Option(
-            help="Listen here for activations of neighbouring stages [default: like --host-maddrs, any port].",
-            show_default=False,
+            help="Listen here for activations of neighbouring stages.",
+            show_default="like --host-maddrs, any port",
         ),
     ] = None,
     outgoing_only: Annotated[
@@ -202,7 +191,7 @@ def join(
     log_file_count: Annotated[int, typer.Option(min=0, max=1000, help="Rotated files to keep.")] = 5,
     metrics_port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="Serve Prometheus metrics there [default: off].", show_default=False),
+        typer.Option(min=1, max=65535, help="Serve Prometheus metrics there.", show_default="off"),
     ] = None,
     metrics_host: Annotated[
         str, typer.Option(help="Address of the metrics; if not loopback, others can read them.")
@@ -210,21 +199,15 @@ def join(
     nice: Annotated[int, typer.Option(min=0, max=19, help="Give way to other programs; 19: to all.")] = 0,
     max_upload: Annotated[
         float | None,
-        typer.Option(
-            help="Mbit/s for contributions, state and activations sent [default: no limit].", show_default=False
-        ),
+        typer.Option(help="Mbit/s for contributions, state and activations sent.", show_default="no limit"),
     ] = None,
     max_download: Annotated[
         float | None,
-        typer.Option(
-            help="Mbit/s for contributions, state and activations received [default: no limit].", show_default=False
-        ),
+        typer.Option(help="Mbit/s for contributions, state and activations received.", show_default="no limit"),
     ] = None,
     max_memory: Annotated[
         float | None,
-        typer.Option(
-            min=0.001, help="GB; a stage that needs more is not taken [default: what is free].", show_default=False
-        ),
+        typer.Option(min=0.001, help="GB; a stage that needs more is not taken.", show_default="what is free"),
     ] = None,
     backup_stages: Annotated[
         int, typer.Option(min=0, help="Other stages of which to keep a copy on disk, should nobody of them be left.")
@@ -313,7 +296,7 @@ def status(
         ),
     ] = None,
     name: NameOption = "default",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", envvar="DILOCOX_STATUS_JSON", help="One JSON object.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
     home: HomeOption = None,
 ) -> None:
@@ -443,7 +426,7 @@ ManifestOption = Annotated[
 ]
 OnePeerOption = Annotated[
     str | None,
-    typer.Option("--name", help="Look at this peer of --home alone [default: all of them].", show_default=False),
+    typer.Option("--name", help="Look at this peer of --home alone.", show_default="all of them"),
 ]
 FetchTimeoutOption = Annotated[
     float, typer.Option("--timeout", min=1, help="Seconds to wait for a round that all stages have.")
@@ -483,14 +466,12 @@ def generate(
     top_k: Annotated[int, typer.Option(min=0, help="Draw among that many likeliest; 0: all.")] = 40,
     seed: Annotated[
         int | None,
-        typer.Option(
-            min=0, max=2**63 - 1, help="Equal seeds give equal text [default: another each time].", show_default=False
-        ),
+        typer.Option(min=0, max=2**63 - 1, help="Equal seeds give equal text.", show_default="another each time"),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Of the computation [default: 1 for a small model, else all].", show_default=False),
+        typer.Option(min=1, help="Of the computation.", show_default="1 for a small model, else all"),
     ] = None,
     run_folder: RunFolderOption = None,
     home: HomeOption = None,
@@ -537,7 +518,9 @@ def doctor(
     host_maddrs: HostOption = None,
     home: HomeOption = None,
     identity_path: IdentityOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="DILOCOX_DOCTOR_JSON", help="One JSON object instead of a table.")
+    ] = False,
 ) -> None:
     """Check everything a peer needs, here and on the way to the run. Exit code 1 when something would fail."""
     from dilocox_peer.cli.doctor import DoctorRequest, run_doctor
@@ -559,6 +542,17 @@ def doctor(
 def main() -> None:
     """Entry point. Turns every expected failure into one line on standard error and its exit code."""
     arguments = [_with_dashes(argument) for argument in sys.argv[1:]]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? where it must
+    terminated = False
+
+    def terminate(_number: int, _frame: object) -> None:
+        nonlocal terminated
+        terminated = True
+        raise KeyboardInterrupt  # the way on which everything is cleaned up
+
+    signal.signal(signal.SIGTERM, terminate)  # until a command that leaves in order has a handler of its own
     try:
         app(arguments, prog_name=PROGRAM)  # exits by itself: 0, 2 for wrong usage, or what a command said
     except KeyboardInterrupt:
@@ -566,6 +560,10 @@ def main() -> None:
     except DilocoxError as error:
         typer.echo(f"{PROGRAM}: {error.line}", err=True)
         sys.exit(error.exit_code)
+    finally:
+        if terminated:  # to whoever sent it, we end as by the signal
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _with_dashes(argument: str) -> str:

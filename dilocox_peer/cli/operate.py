@@ -13,6 +13,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from dilocox_peer.cli.demo_table import size as size_of
 from dilocox_peer.cli.eventlog import read_event
 from dilocox_peer.cli.health import ROLE, judge
 from dilocox_peer.cli.home import PeerHome
@@ -86,11 +87,13 @@ def peer_lines(status: Mapping[str, Any]) -> list[str]:
         )
         for each in status["swarm"]
     ]
+    for copy in status["copies"]:
+        lines.append(f"  keeps a copy of stage {copy['stage']}, of round {copy['round']}, should nobody of it be left")
     last = status["last_round"]
     if last is not None:
         lines.append(
             f"  round {last['round']}: {last['contributors']} contribution{'' if last['contributors'] == 1 else 's'}, loss {_loss(last['train_loss'])}, "
-            f"{last['bytes_sent'] / 1e6:.1f} MB sent"
+            f"{size_of(last['bytes_sent'])} sent"
         )
     return lines
 

@@ -298,27 +298,44 @@ def _glyph(peer: MapPeer, status: Status) -> Span:
 def _rounds(status: Status, width: int, rows: int, view: View) -> list[Line]:
     wide = width >= 100
     total = str(status.total_rounds or "-")
-    head = f"{'round':>7} {'who':>5} {'train':>7} {'val':>7}  {'codec':<15} {'H':>4} {'delay':>6} {'sent':>9}"
+    newest_first = list(reversed(status.rounds))[: max(0, rows - 1)]
+    number = max([7, *(len(f"{each.number}/{total}") for each in newest_first)])  # what it takes, the codec's gives
+    codec = max([22 - number, *(len(_codec(each)) for each in newest_first)])
+    head = (
+        f"{'round':>{number}} {'who':>5} {'train':>7} {'val':>7}  {'codec':<{codec}} {'H':>4} {'delay':>6} {'sent':>9}"
+    )
     head += f" {'less':>6}" if not wide else f"  {'all-reduce':>10} {'less':>6}  {'at':<8}  {'took':>7}"
     lines: list[Line] = [[(_cut(head, width), "bold")]]
     if not status.rounds:
         return [*lines, [("no round is certified yet", "dim")]]
     every = list(status.rounds)
     before = {later.number: earlier.at_s for earlier, later in pairwise(every)}
-    newest_first = reversed(every[-(rows - 1) :] if rows > 1 else [])
-    return lines + [_round_line(each, total, before.get(each.number), wide=wide, view=view) for each in newest_first]
+    return lines + [
+        _round_line(
+            each,
+            f"{each.number}/{total}".rjust(number),
+            _codec(each).ljust(codec),
+            before.get(each.number),
+            wide=wide,
+            view=view,
+        )
+        for each in newest_first
+    ]
 
 
-def _round_line(each: Round, total: str, before_s: float | None, *, wide: bool, view: View) -> Line:
+def _codec(each: Round) -> str:
+    return f"{each.codec}/{each.rank}" if each.rank else each.codec or "-"
+
+
+def _round_line(each: Round, number: str, codec: str, before_s: float | None, *, wide: bool, view: View) -> Line:
     who_style = "red" if each.contributors == 0 else "yellow" if each.contributors < each.roster else ""
-    codec = f"{each.codec}/{each.rank}" if each.rank else each.codec or "-"
     delay = "-" if each.delay_s is None else f"{each.delay_s:.1f} s"
     less = "-" if each.times_less is None else f"{each.times_less:,.0f}x"
     line: Line = [
-        (f"{f'{each.number}/{total}':>7} ", ""),
+        (f"{number} ", ""),
         (f"{f'{each.contributors}/{each.roster}':>5}", who_style),
         (f" {_loss(each.train_loss):>7} {_loss(each.val_loss):>7}  ", ""),
-        (f"{codec:<15} {each.inner_steps or '-':>4} {delay:>6} ", "dim"),
+        (f"{codec} {each.inner_steps or '-':>4} {delay:>6} ", "dim"),
         (f"{size_of(each.bytes_sent):>9}", ""),
     ]
     if wide:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dilocox_peer.errors import DilocoxError, PeerUnavailable, RunUnreachable
+from dilocox_peer.errors import DilocoxError, PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.events import Event, StateFetched, StateFetchFailed
 from dilocox_peer.invitation import Invitation
 from dilocox_peer.manifest import Manifest
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dilocox_peer.peer.transport import Transport
     from dilocox_peer.pipeline.whole import WholeModel
 
+PROOF_S = 10.0  # for the certificate of the next round, which names the digests of this one's states
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 ASK_S = 15.0  # a donor keeps the question that long when it has nothing new
 FETCH_S = 3600.0  # for one state; a donor that stalls is given up sooner
@@ -70,10 +71,11 @@ async def visit(
 
 
 async def fetch_whole_model(invitation: Invitation, *, timeout_s: float, say: Say) -> "WholeModel":
-    """The model after the newest round that all stages have, each stage's state verified, and compared with a second
-    peer's where there is one.
+    """The model after the newest round that all stages have. Each stage's certificates are verified from the first on, and
+    name the state's round and digest; where they do not name the digest yet, a second peer's is compared.
 
-    Raises RunUnreachable: a stage has no peer, nobody answers, or no round is complete within timeout_s.
+    Raises RunUnreachable: a stage has no peer, nobody answers, or no round is complete within timeout_s; DilocoxError: a state
+    is not what was certified.
     """
     from dilocox_peer.peer.anchors import SameRound, assemble
 
@@ -85,7 +87,7 @@ async def fetch_whole_model(invitation: Invitation, *, timeout_s: float, say: Sa
                 states = await gatherer.gather()
         except TimeoutError:
             raise RunUnreachable(gatherer.why_not(timeout_s)) from None
-        await gatherer.compare(states)
+        await asyncio.gather(*(gatherer.prove(stage, state) for stage, state in enumerate(states)))
         return assemble(manifest, states)
 
 
@@ -108,18 +110,55 @@ class _Gatherer:
                     tasks.create_task(self._ask(stage, request), name=f"ask stage {stage}")
         return found
 
-    async def compare(self, states: "Sequence[AnchorState]") -> None:
-        """Raises DilocoxError when two peers of a stage have different states at one head: one of them lies."""
-        for stage, state in enumerate(states):
-            donor = self._donor[stage, state.head]
-            others = [peer for peer in self._reached[stage] if peer != donor]
-            second = await self._fetch(stage, others, {"head": state.head})
-            if second is None:
-                self._say(f"stage {stage}: no second peer has the state of round {state.round}, to compare with")
-            elif second.digest != state.digest:
-                raise DilocoxError(
-                    f"two peers of stage {stage} have different states at the same head: one of them is wrong; try again"
-                )
+    async def prove(self, stage: int, state: "AnchorState") -> None:
+        """Raises DilocoxError when the state is not what the stage has certified, or two of its peers differ."""
+        certified = await self._certified(stage, state)
+        if certified is None:
+            await self._compare(stage, state)
+        elif certified != state.digest:
+            raise DilocoxError(
+                f"the state of stage {stage} is not the one that its peers certified for round {state.round}: try again"
+            )
+
+    async def _certified(self, stage: int, state: "AnchorState") -> bytes | None:
+        """The digest that the certificates after it name for the state's head; None if none does yet.
+
+        Raises DilocoxError when no certificate is at that head, or it is of another round.
+        """
+        from dilocox_peer.peer.backup import Annals
+        from dilocox_peer.peer.backup_exchange import fetch_chain
+        from dilocox_peer.signing import verify
+
+        annals, digest = Annals(self._manifest, stage, verify), b""
+        deadline = asyncio.get_running_loop().time() + PROOF_S
+        while True:
+            for donor in self._reached[stage]:
+                with suppress(PeerUnavailable, ProtocolError):
+                    await fetch_chain(self._visit.transport, donor, annals)
+                if digest := annals.digest_at(state.head):
+                    break
+            last = annals.round_at(state.head)
+            if last is not None and last != state.round:
+                raise DilocoxError(f"a peer of stage {stage} calls round {last} round {state.round}: try again")
+            if digest or asyncio.get_running_loop().time() > deadline:
+                break
+            await asyncio.sleep(RETRY_S)
+        if last is None:
+            raise DilocoxError(f"no certificate of stage {stage} leads to its state of round {state.round}: try again")
+        if digest:
+            self._say(f"stage {stage}: round {state.round} as {annals.signers_of(state.head)} certified it")
+        return digest or None
+
+    async def _compare(self, stage: int, state: "AnchorState") -> None:
+        donor = self._donor[stage, state.head]
+        others = [peer for peer in self._reached[stage] if peer != donor]
+        second = await self._fetch(stage, others, {"head": state.head})
+        if second is None:
+            self._say(f"stage {stage}: no second peer has the state of round {state.round}, to compare with")
+        elif second.digest != state.digest:
+            raise DilocoxError(
+                f"two peers of stage {stage} have different states at the same head: one of them is wrong; try again"
+            )
 
     def why_not(self, timeout_s: float) -> str:
         if self._unserved:

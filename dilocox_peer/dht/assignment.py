@@ -1,4 +1,5 @@
-"""Which stage a peer claims, from the leases of all stages. Pure, so that it can be asked about any swarm.
+"""Which stage a peer claims, and who moves to one that was left; from the leases of all stages. Pure, so that it can be
+asked about any swarm.
 
 By need: the stage that gets least done. Everybody else is reading the same leases at the same moment, so a choice is
 checked once more after it was announced: of a stage that has more than its share only the newest moves, until none
@@ -70,3 +71,22 @@ def better_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine
     if thinnest is None or len(peers) - len(stages[thinnest]) < 2:
         return None, ""
     return thinnest, f"it has {len(stages[thinnest])} peers where stage {mine} has {len(peers)}"
+
+
+def take_over(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: int) -> tuple[int | None, int]:
+    """(stage, turn): an empty stage that claimant, whose lease is among those of stage `mine`, could move to, and how many
+    others could and come first; (None, 0) if there is none.
+
+    Who can be spared goes in order: of the stages with the most peers, there the newest. The oldest that can be dialled
+    stays, unless somebody else does.
+    """
+    spare: list[tuple[int, int, PeerId]] = []
+    for leases in stages.values():
+        movable = sorted((-lease.incarnation, lease.peer) for lease in leases if lease.reachability == "direct")
+        spare += [(-len(leases), *each) for each in movable[: len(leases) - 1]]
+    order = [peer for _, _, peer in sorted(spare)]
+    empty = [stage for stage in sorted(stages) if not stages[stage] and stage in claimant.fits]
+    if not empty or not claimant.is_dialable or claimant.peer not in order or not stages[mine]:
+        return None, 0
+    turn, which = divmod(order.index(claimant.peer), len(empty))
+    return empty[which], turn

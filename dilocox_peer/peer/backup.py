@@ -88,6 +88,19 @@ class Annals:
             return b""
         return self.certificates[height].value.state_digest
 
+    def round_at(self, head: Digest) -> int | None:
+        """The round that ended at head; None if it is not in this chain."""
+        height = self._chain.height_of(head)
+        return None if height is None else self._chain.place_at(height).round
+
+    def signers_of(self, head: Digest) -> str:
+        """Who signed the certificate at head, which is in the chain, for people: how many of how many."""
+        height = self._chain.height_of(head)
+        assert height, f"head {head.hex()[:8]} is not certified in this chain"
+        certificate, before = self.certificates[height - 1], self._chain.place_at(height - 1)
+        roster = certificate.value.roster if certificate.value.kind == "epoch" else before.roster
+        return f"{len(certificate.signatures)} of {len(roster)} peers"
+
     def up_to(self, head: Digest) -> tuple[Certificate, ...]:
         """The chain that ends at head, which is in it."""
         height = self._chain.height_of(head)

@@ -42,10 +42,7 @@ async def claim_stage(
     count = manifest.stages.count
     if wish.stage is not None and wish.stage >= count:
         raise ConfigError(f"--stage {wish.stage}: the run has stages 0 to {count - 1}")
-    on_cpu = not wish.device.startswith("cuda")
-    sizes = [layout_of(manifest, stage).num_elements for stage in range(count)]
-    needs = [stage_bytes(size, is_alone=count == 1, on_cpu=on_cpu) for size in sizes]
-    room = Room(available_memory() + resident_bytes(), wish.max_memory_bytes)
+    room, needs = _room_and_needs(manifest, wish)
     fits = room.fitting(needs)
     insisted = 0 if count == 1 else wish.stage
     if insisted is None and not fits:
@@ -59,6 +56,20 @@ async def claim_stage(
     stage, why = await _claim_by_need(presence, directory, stages, fits)
     listener(StageClaimed(stage, why))
     return stage
+
+
+def fitting_stages(manifest: Manifest, wish: Wish) -> list[int]:
+    """Those there is room for, what this peer takes now counted as free."""
+    room, needs = _room_and_needs(manifest, wish)
+    return room.fitting(needs)
+
+
+def _room_and_needs(manifest: Manifest, wish: Wish) -> tuple[Room, list[int]]:
+    count = manifest.stages.count
+    on_cpu = not wish.device.startswith("cuda")
+    sizes = [layout_of(manifest, stage).num_elements for stage in range(count)]
+    needs = [stage_bytes(size, is_alone=count == 1, on_cpu=on_cpu) for size in sizes]
+    return Room(available_memory() + resident_bytes(), wish.max_memory_bytes), needs
 
 
 async def _try_to_be_dialled(presence: Presence, stages: dict[int, list[Lease]], listener: Listener) -> None:

@@ -77,11 +77,13 @@ class RoundClock:
         self._done.clear()
 
 
-def follows(round_number: int, *, own: int, heads: Mapping[PeerId, tuple[int, int]], certified_at_stage_0: int) -> bool:
+def follows(
+    round_number: int, *, own: int, heads: Mapping[tuple[PeerId, PeerId], tuple[int, int]], certified_at_stage_0: int
+) -> bool:
     """Whether a peer of a later stage should close the round that it trains.
 
-    own: its own micro-batches in it. heads: of every head, the latest round it sent work of, and how many of our recent
-    micro-batches were its.
+    own: its own micro-batches in it. heads: by caller and head, the latest round that work came of, and how many of our
+    recent micro-batches were theirs.
     """
     if certified_at_stage_0 >= round_number:
         return (

@@ -5,8 +5,8 @@ work here (`WorkBench` of stage_loop.py) and puts results back; the session says
 scheduler under one lock; frames are sent by this thread alone, small messages of one moment together.
 
 Who is at the other end of a link: linkd has authenticated a link identity; a HELLO, signed by the peer, says whose it is.
-Nothing else is taken from a link before it. A neighbour whose frames break the protocol is dropped and not dialled again
-for a while.
+Nothing else is taken from a link before it. A neighbour whose frames break the protocol is dropped, and for a while
+neither dialled nor heard (shunned.py).
 """
 
 import random
@@ -22,10 +22,22 @@ import msgpack
 from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Event, Failed, Listener, NeighbourLinked, NeighbourUnlinked, Remark
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.body_queue import BodyQueue
+from dilocox_peer.peer.shunned import Shunned
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.activations import BodyFormat, Bytes
 from dilocox_peer.pipeline.contract import Work
-from dilocox_peer.pipeline.hop import MAX_MESSAGES, Grad, HopMessage, MicroBatchId, Step, decode_hops, encode_hops
+from dilocox_peer.pipeline.hop import (
+    MAX_MESSAGES,
+    Cancel,
+    Grad,
+    HopMessage,
+    MicroBatchId,
+    Refuse,
+    Step,
+    decode_hops,
+    encode_hops,
+)
 from dilocox_peer.pipeline.link import (
     Arrived,
     Found,
@@ -50,7 +62,6 @@ MAX_HELLO_BYTES = 512
 START_S = 30.0  # of linkd, which imports py-libp2p on a busy machine
 POLL_MAX_S = 0.5
 FAULTS_UNTIL_DROPPED = 3
-SHUN_S = 60.0
 MAX_DIALLED = 48
 MAX_TRACED = 1024  # micro-batches whose packing times are kept
 MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 120.0  # of linkd: more of them are no accident
@@ -133,9 +144,7 @@ class Conveyor:
         self._listener = listener
         self._on_work: Callable[[], None] = lambda: None
         self._on_failure = on_failure
-        self._pace, self._pace_in = pace, pace_in
-        self._bodies: deque[tuple[PeerId, HopMessage, Bytes]] = deque()  # wait for their turn under the limits
-        self._bodies_at: float | None = None  # when the first of them may go; None: it has not asked yet
+        self._bodies = BodyQueue(pace, pace_in, answer_bytes=body.hidden_bytes)
         slots = max_slots(manifest)
         self._scheduler = Scheduler(
             me=self._me, incarnation=incarnation, stage=stage, num_stages=manifest.stages.count,
@@ -162,12 +171,13 @@ class Conveyor:
         self._dialled: dict[LinkId, LinkAddress] = {}
         self._wanted: tuple[LinkAddress, ...] = ()
         self._wanted_changed = False
-        self._shunned: dict[LinkId, float] = {}
+        self._shunned = Shunned()
         self._stopped = threading.Event()
         self._started = threading.Event()
         self._start_error: str | None = None
         self._restarts: deque[float] = deque()
         self._num_replicas = 1
+        self._listed_heads = 0
         self._packed_s: dict[MicroBatchId, float] | None = {} if trace else None
         self._stage_of: dict[PeerId, int] = {}
         self._rtt_s: dict[PeerId, float] = {}
@@ -224,6 +234,10 @@ class Conveyor:
             self._num_replicas = max(1, count)
             self._tell(contract.Replicas(self._num_replicas))
 
+    def set_listed_heads(self, count: int) -> None:
+        """How many peers of stage 0 the directory lists."""
+        self._listed_heads = count
+
     def leave(self) -> None:
         """Callers are told to go elsewhere."""
         self._tell(contract.Leaving())
@@ -246,7 +260,7 @@ class Conveyor:
             )
 
     @property
-    def recent_heads(self) -> Mapping[PeerId, tuple[int, int]]:
+    def recent_heads(self) -> Mapping[tuple[PeerId, PeerId], tuple[int, int]]:
         with self._lock:
             return self._scheduler.recent_heads()
 
@@ -306,7 +320,7 @@ class Conveyor:
         if self._stage == 0:
             return 1.0
         with self._lock:
-            heads = len(self._scheduler.recent_heads())
+            heads = self._scheduler.num_heads(self._listed_heads)
         return max(1, heads) / self._num_replicas
 
     def _tell(self, happened: contract.Input, *, nudge: bool = True) -> None:
@@ -351,8 +365,7 @@ class Conveyor:
         now = time.monotonic()
         with self._lock:
             wait_s = 0.0 if self._actions else min(POLL_MAX_S, max(0.0, self._scheduler.deadline() - now))
-        if self._bodies_at is not None:
-            wait_s = min(wait_s, max(0.0, self._bodies_at - now))
+        wait_s = min(wait_s, max(0.0, self._bodies.opens_at - now))
         events = self._link.poll(wait_s)
         for event in events:
             self._take(event)
@@ -372,8 +385,7 @@ class Conveyor:
             case Arrived(link, header, body):
                 self._arrived(link, header, body)
             case Linked(link):
-                self._neighbours[link] = _Neighbour()
-                self._link.send(link, HELLO + self._hello(link))
+                self._linked(link)
             case Unlinked(link, reason):
                 self._unlinked(link, reason)
             case RoundTrip(link, seconds):
@@ -391,6 +403,13 @@ class Conveyor:
                 self._traffic_before = Traffic(before.received + last.received, before.sent + last.sent)
                 self._traffic = Traffic(0, 0)
                 self._restart(reason)
+
+    def _linked(self, link: LinkId) -> None:
+        if self._shunned.has(link, time.monotonic()):  # it dialled us
+            self._link.hang_up(link)
+            return
+        self._neighbours[link] = _Neighbour()
+        self._link.send(link, HELLO + self._hello(link))
 
     def _arrived(self, link: LinkId, header: bytes, body: memoryview) -> None:
         neighbour = self._neighbours.get(link)
@@ -420,6 +439,8 @@ class Conveyor:
         with self._lock:
             self._bytes_received += len(raw) + len(body)
             for message in messages:
+                if isinstance(message, Cancel | Refuse):
+                    self._bodies.drop(peer, message.id, message.call)
                 carried: Bytes | None = body if message is last and isinstance(message, Step | Grad) else None
                 self._keep(self._scheduler.handle(contract.Received(peer, message, carried), now))
 
@@ -474,11 +495,13 @@ class Conveyor:
             self._link.dial(link, nearer.addresses)
 
     def _fault(self, link: LinkId, neighbour: _Neighbour, reason: str) -> None:
+        now = time.monotonic()
         neighbour.faults += 1
         who: Any = neighbour.hello.peer if neighbour.hello is not None else link
-        self._listener(Failed("pipeline", f"a frame of {who} was refused: {reason}"))
+        if self._shunned.may_tell(now):
+            self._listener(Failed("pipeline", f"a frame of {who} was refused: {reason}"))
         if neighbour.hello is None or neighbour.faults >= FAULTS_UNTIL_DROPPED:
-            self._shunned[link] = time.monotonic() + SHUN_S
+            self._shunned.add(link, now)
             self._link.hang_up(link)
             self._dialled.pop(link, None)
             self._unlinked(link, reason)
@@ -503,7 +526,7 @@ class Conveyor:
         now = time.monotonic()
         with self._lock:
             wanted, self._wanted_changed = self._wanted, False
-        by_link = {address.link: address for address in wanted if self._shunned.get(address.link, now) <= now}
+        by_link = {address.link: address for address in wanted if not self._shunned.has(address.link, now)}
         for link in [link for link in self._dialled if link not in by_link and link not in self._neighbours]:
             del self._dialled[link]
             self._link.hang_up(link)
@@ -519,17 +542,18 @@ class Conveyor:
         """Sends what the scheduler wants sent: to each neighbour its small messages together, before its bodies."""
         with self._lock:
             actions, self._actions = self._actions, deque()
-        if not actions and not self._bodies:
-            return
         small: dict[PeerId, list[HopMessage]] = {}
         notes: list[Event] = []
         for action in actions:
             match action:
                 case contract.Send(peer, message, None):
+                    if isinstance(message, Cancel):
+                        self._bodies.drop(peer, message.id, message.call)
                     small.setdefault(peer, []).append(message)
                 case contract.Send(peer, message, body):
                     assert isinstance(body, bytes | memoryview), type(body)
-                    self._bodies.append((peer, message, body))
+                    assert isinstance(message, Step | Grad), type(message)
+                    self._bodies.add(peer, message, body)
                 case contract.Note(contract.MicroBatchDone()):
                     pass  # the training loop counts and shows them
                 case contract.Note(contract.MicroBatchTimed() as timed):
@@ -544,17 +568,12 @@ class Conveyor:
             self._listener(event)
 
     def _send_bodies(self) -> None:
-        """Those whose time has come, in order; those of neighbours that are gone are dropped."""
-        while self._bodies:
-            peer, message, body = self._bodies[0]
-            if self._bodies_at is None and peer in self._links:
-                answer_s = self._pace_in(self._body.hidden_bytes) if isinstance(message, Step) else 0.0
-                self._bodies_at = time.monotonic() + max(self._pace(len(body)), answer_s)
-            if self._bodies_at is not None and self._bodies_at > time.monotonic():
-                return
-            self._bodies.popleft()
-            self._bodies_at = None
+        """Those whose time has come, in order."""
+        while (next_ := self._bodies.take(time.monotonic(), self._links)) is not None:
+            peer, message, body = next_
             self._send(peer, encode_hops([message]), body)
+            if isinstance(message, Step):
+                self._tell(contract.StepSent(peer, message), nudge=False)
 
     def _with_packing(self, timed: contract.MicroBatchTimed) -> Event:
         assert self._packed_s is not None, "timed without being traced"

@@ -1,7 +1,7 @@
 """Keeps copies of other stages' agreed states, so that a stage outlives all who train it.
 
-One stage by default, copied whole again and again: at most every 20 s, and so seldom that copying takes no more than a
-tenth of the time. What that costs and brings: docs/pipeline.md.
+One stage by default. A copy is the whole state, which is as much as some dozens of contributions: so it is made anew every
+16 rounds at most, and so seldom that all who copy from one peer take no more than a tenth of its time. docs/pipeline.md.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable, 
 from dilocox_peer.events import Event, Failed, Listener, StageCopied
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.backup import BackupStore, stages_to_keep
-from dilocox_peer.peer.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain
+from dilocox_peer.peer.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain, fetch_summary
 from dilocox_peer.peer.chain import Certificate
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.statesync import fetch_state
@@ -24,8 +24,10 @@ from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import verify
 from dilocox_peer.types import Digest
 
-FIRST_COPY_S, COPY_EVERY_S = 5.0, 20.0
-COPY_SHARE = 0.1  # of the time
+FIRST_COPY_S, LOOK_S = 5.0, 20.0
+COPY_ROUNDS = 16
+COPY_SHARE = 0.1  # of the donor's time
+ASK_S = 10.0
 COPY_TIMEOUT_S = 3600.0
 DONORS_TRIED = 3
 
@@ -61,6 +63,7 @@ class Guardian:
         self._directory = directory
         self._listener = listener
         self._kept: dict[int, Kept] = {}
+        self._busy_s = 0.0
         self._server = BackupServer(stage, certificates=certificates, kept=self._kept)
 
     async def serve(self) -> None:
@@ -75,22 +78,20 @@ class Guardian:
     async def run(self) -> None:
         """Copies until cancelled; what fails is told and tried again."""
         await asyncio.sleep(FIRST_COPY_S * self._rng.uniform(1.0, 2.0))
+        if not self._count:
+            await asyncio.Event().wait()  # nothing to copy, only to answer
         while True:
-            started = time.monotonic()
+            self._busy_s = 0.0
             try:
                 await self._copy_all()
             except (PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt) as error:
                 self._listener(Failed("copy of another stage", f"{error}; trying again"))
             except OSError as error:
                 self._listener(Failed("copy of another stage", f"{error.strerror or error}; trying again"))
-            seconds = time.monotonic() - started
-            pause_s = FIRST_COPY_S if not self._kept else max(COPY_EVERY_S, seconds / COPY_SHARE)
+            pause_s = FIRST_COPY_S if not self._kept else max(LOOK_S, self._busy_s / COPY_SHARE)
             await asyncio.sleep(pause_s * self._rng.uniform(1.0, 1.5))
 
     async def _copy_all(self) -> None:
-        if not self._count:
-            await asyncio.sleep(COPY_EVERY_S)
-            return
         leases = {
             stage: await self._directory.peers(stage)
             for stage in range(self._manifest.stages.count)
@@ -100,28 +101,36 @@ class Guardian:
         for stage in stages_to_keep(self._stage, replicas, self._kept, self._count, self._me):
             donors = leases[stage]
             self._rng.shuffle(donors)
-            await self._copy(stage, donors[:DONORS_TRIED])
+            others = 1 + sum(replicas.values()) - len(donors)
+            guardians = max(1.0, others * self._count / len(leases))  # of that stage, of all
+            started = time.monotonic()
+            if await self._copy(stage, donors[:DONORS_TRIED]):
+                self._busy_s += (time.monotonic() - started) * max(1.0, guardians / len(donors))
 
-    async def _copy(self, stage: int, donors: Sequence[Lease]) -> None:
-        """From the first donor that has something newer, and its proof."""
+    async def _copy(self, stage: int, donors: Sequence[Lease]) -> bool:
+        """From the first donor that has something new enough, and its proof; whether there was one."""
         store = backup_store(self._run_folder, self._manifest, stage)
         for number, lease in enumerate(donors, 1):
             try:
                 if await self._copy_from(lease, store):
-                    return
+                    return True
             except (PeerUnavailable, ProtocolError, StateCorrupt):
                 if number == len(donors):
                     raise
+        return False
 
     async def _copy_from(self, lease: Lease, store: BackupStore) -> bool:
         kept, started = self._kept.get(store.stage), time.monotonic()
         await self._transport.connect(lease.peer, lease.addresses)
+        summary = await fetch_summary(self._transport, lease.peer, store.stage, ASK_S)
+        if summary is None or (kept is not None and summary.round < kept.round + COPY_ROUNDS):
+            return False
         annals = await asyncio.to_thread(store.annals)
         await fetch_chain(self._transport, lease.peer, annals)
         layout = layout_of(self._manifest, store.stage)
         for head, digest in annals.newest_proven():
             if kept is not None and kept.annals.digest_at(head) == digest:
-                return True  # nothing newer is certified
+                return False
             state = await fetch_state(
                 self._transport, [lease.peer], {"head": Digest(head)}, layout=layout, expected=digest,
                 timeout_s=COPY_TIMEOUT_S, listener=_only_failures(self._listener),

@@ -1,118 +1,41 @@
-"""One peer's stay in a run: starts every part in order, watches over them, and ends them in order. Decides nothing itself.
+"""One peer's part in a run: stay after stay, until the run is complete or the volunteer leaves. Decides nothing itself.
 
-Start-up goes network, directory, manifest, data, state, training; what fails says so by its own name. Leaving goes in
-DESIGN section 5's order, each step with its deadline, about five seconds together.
+A stay (peer/stay.py) ends early when our network daemon dies, and another begins from disk; or when another stage needs this
+peer more, and the next is there.
 """
 
 import asyncio
-import gc
-import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Awaitable, Mapping
 
-import torch
-
-from dilocox_peer.dht.directory import Directory
-from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
-from dilocox_peer.events import Event, Failed, Left, Listener, NeighbourUnlinked, PeerStarted, RunComplete
-from dilocox_peer.invitation import with_any_port
-from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer import dialback
-from dilocox_peer.peer.acquaintances import read_acquaintances
-from dilocox_peer.peer.averaging import Averaging
-from dilocox_peer.peer.bulletin import Bulletin, run_joined
-from dilocox_peer.peer.claim import Wish, claim_stage
-from dilocox_peer.peer.contract import Leaving, PeerFound
-from dilocox_peer.peer.conveyor import Conveyor
-from dilocox_peer.peer.discovery import Discovery
-from dilocox_peer.peer.guardian import Guardian, backup_store
+from dilocox_peer.events import Failed, Left, Listener, StageClaimed
+from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.incarnation import next_incarnation
-from dilocox_peer.peer.keeper import Keeper
 from dilocox_peer.peer.pauses import Pauses
-from dilocox_peer.peer.presence import Presence, Tenure
-from dilocox_peer.peer.restore import find_backup
-from dilocox_peer.peer.startup import StartUp, Step
+from dilocox_peer.peer.settings import SessionSettings
+from dilocox_peer.peer.stay import NetworkLost, Resident, Stay
 from dilocox_peer.peer.tally import Tally
-from dilocox_peer.peer.timetable import Timetable
-from dilocox_peer.peer.trainer import Trainer
-from dilocox_peer.peer.transport import Transport, TransportLimits
-from dilocox_peer.pipeline.data import load_corpus
-from dilocox_peer.signing import SEED_BYTES
-from dilocox_peer.types import RunId
 
-SAY_GOODBYE_S = 1.0
-STOP_TRAINER_S = 3.0
-STOP_CONVEYOR_S = 2.0
-LINGER_S = 3.0  # after everybody has the last head, and after the last state sent: for followers that still fetch
-LINGER_MAX_S = 30.0
-SERVE_OUT_S = 300.0  # a whole state over a slow uplink
 MAX_RESTARTS = 5
-
-
-class NetworkLost(DilocoxError):
-    """Our own network daemon ended; everything agreed is on disk, so the session starts again from there."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSettings:
-    """What a volunteer decides. Folders are of this peer alone; run_folder holds what survives a restart."""
-
-    run_id: RunId
-    initial_peers: tuple[str, ...]
-    host_maddrs: tuple[str, ...]
-    announce_maddrs: tuple[str, ...]
-    runtime_dir: Path
-    identity_path: Path
-    run_folder: Path
-    data: tuple[Path, ...]
-    stage: int | None
-    device: str
-    threads: int
-    limits: TransportLimits = field(default_factory=TransportLimits)
-    link_maddrs: tuple[str, ...] = ()  # empty: like host_maddrs, at ports of the system's choice
-    trace: bool = False
-    outgoing_only: bool = False  # others cannot dial us
-    mdns: bool = False  # look for neighbours' links on the local network
-    max_memory_bytes: int | None = None  # None: as much as is free
-    backup_stages: int = 1  # other stages of which a copy is kept
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """Everything that runs, once start-up is through."""
-
-    transport: Transport
-    directory: Directory
-    trainer: Trainer
-    averaging: Averaging
-    conveyor: Conveyor | None  # of a run with several stages
-    guardian: Guardian | None  # likewise
-    tenure: Tenure
-    discovery: Discovery
-    bulletin: Bulletin
 
 
 class Session:
     """`run` once."""
 
     def __init__(self, settings: SessionSettings, identity: Identity, listener: Listener) -> None:
-        self._settings = settings
-        self._identity = identity
-        self._me = identity.peer_id
         self._listener = listener
         self._incarnation = 0
-        self._tally = Tally()
-        self._acquaintances = settings.run_folder / "peers"
-        self._stage: int | None = None  # to be claimed
-        self._look_now = asyncio.Event()
+        self._last_incarnation = settings.run_folder / "incarnation"
         self._pauses = Pauses(listener)
-        self._reachability = dialback.Reachability(outgoing_only=settings.outgoing_only)
+        self._resident = Resident(
+            settings,
+            identity,
+            Tally(),
+            self._pauses,
+            Reachability(outgoing_only=settings.outgoing_only),
+            listener,
+        )
 
     @property
     def pauses(self) -> Mapping[str, str]:
@@ -138,352 +61,20 @@ class Session:
         restarts = 0
         try:
             while True:
+                now_ms = max(self._incarnation + 1, time.time_ns() // 1_000_000)
+                self._incarnation = next_incarnation(self._last_incarnation, now_ms)
                 try:
-                    await self._stay(leaving)
-                    break
+                    move = await Stay(self._resident, self._incarnation).run(leaving)
                 except NetworkLost as error:
                     restarts += 1
                     if restarts > MAX_RESTARTS:
                         raise
                     self._listener(Failed("network daemon", f"{error}; starting it again and going on from disk"))
+                    continue
+                if move is None:
+                    break
+                self._resident.stage = move.stage
+                self._listener(StageClaimed(move.stage, move.why))
             self._listener(Left(leaving.result() if leaving.done() else "the run is complete"))
         finally:
             leaving.cancel()
-
-    async def _stay(self, leaving: "asyncio.Future[str]") -> None:
-        """One start-up, work and leaving. Raises NetworkLost when the network daemon died under it."""
-        now_ms = max(self._incarnation + 1, time.time_ns() // 1_000_000)
-        self._incarnation = next_incarnation(self._settings.run_folder / "incarnation", now_ms)
-        self._startup = StartUp(Step.NETWORK)
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="dilocox-disk")
-        async with AsyncExitStack() as stack:
-            stack.callback(self._disk.shutdown, wait=False)
-            starting = asyncio.create_task(self._start(stack), name="start-up")
-            either: set[asyncio.Future[Any]] = {starting, leaving}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                with self._startup.named():
-                    parts = starting.result()
-                await self._work(parts, leaving)
-            else:
-                starting.cancel()
-                with suppress(asyncio.CancelledError):
-                    await starting
-
-    # ---- start-up ----------------------------------------------------------------------------------------------------
-
-    async def _start(self, stack: AsyncExitStack) -> _Parts:
-        settings = self._settings
-        transport = await Transport.create(
-            settings.identity_path,
-            self._me,
-            namespace=settings.run_id,
-            initial_peers=(*settings.initial_peers, *read_acquaintances(self._acquaintances)),
-            host_maddrs=settings.host_maddrs,
-            announce_maddrs=settings.announce_maddrs,
-            runtime_dir=settings.runtime_dir,
-            limits=settings.limits,
-        )
-        stack.push_async_callback(transport.close)
-        at = self._startup
-        at.step = Step.DIRECTORY
-        directory = await Directory.create(transport, settings.run_id, self._identity.key)
-        stack.push_async_callback(directory.close)
-        at.step = Step.SETTINGS
-        manifest = await directory.fetch_manifest()
-        at.step = Step.CLAIM
-        presence = Presence(self._me, self._incarnation, transport, self._reachability)
-        if self._stage is None:  # else it is ours still: our network daemon died
-            wish = Wish(settings.stage, settings.device, settings.max_memory_bytes)
-            self._stage = await claim_stage(
-                manifest, wish, presence=presence, directory=directory, listener=self._listener
-            )
-        stage = self._stage
-        corpus = None
-        if stage == 0:
-            at.step = Step.TEXT
-            corpus = await asyncio.to_thread(
-                load_corpus, manifest.data.source, settings.data, validation=manifest.data.validation
-            )
-        at.step = Step.DEVICE
-        _check_device(settings.device)
-        at.step = Step.DISK
-        try:
-            keeper = await asyncio.get_running_loop().run_in_executor(
-                self._disk, lambda: Keeper(settings.run_folder, manifest, stage, self._listener)
-            )
-        except OSError as error:
-            raise ConfigError(f"{settings.run_folder} cannot be used: {error.strerror}; pass another --home") from None
-        stack.callback(keeper.close)
-        at.step = Step.RESTORE
-        if manifest.stages.count > 1 and keeper.is_empty:
-            await self._restore(manifest, stage, presence, directory, keeper)
-        at.step = Step.TRAINER
-        on_failure = self._trainer_failed()
-        conveyor = self._conveyor(manifest, stage, transport, on_failure)
-        timetable = Timetable(manifest)
-        trainer = Trainer(
-            manifest,
-            peer=self._me,
-            incarnation=self._incarnation,
-            corpus=corpus,
-            stage=stage,
-            bench=conveyor,
-            device=settings.device,
-            threads=settings.threads,
-            on_failure=on_failure,
-            timetable=timetable,
-        )
-        trainer.start(keeper.state)
-        trainer.hold()  # until the rounds are at its head
-        self._pauses.set_trainer(trainer)
-        stack.push_async_callback(self._stop, trainer)
-        if conveyor is not None:
-            conveyor.set_on_work(trainer.nudge)
-            stack.push_async_callback(self._stop_conveyor, conveyor)
-            at.step = Step.LINKD
-            await asyncio.to_thread(conveyor.start)
-        self._listener(run_joined(manifest, self._me, stage, device=settings.device, threads=settings.threads))
-        at.step = Step.ROUNDS
-        averaging = Averaging(
-            presence,
-            stage,
-            manifest=manifest,
-            sign=self._identity.key.sign,
-            trainer=trainer,
-            timetable=timetable,
-            keeper=keeper,
-            conveyor=conveyor,
-            disk=self._disk,
-            tally=self._tally,
-            is_paused=lambda: self._pauses.is_paused,
-            listener=self._listener,
-        )
-        parts = self._coupled(presence, stage, manifest, directory, trainer, averaging, conveyor)
-        await averaging.serve()
-        await dialback.serve(transport)
-        if parts.guardian is not None:
-            await parts.guardian.serve()
-        await parts.tenure.announce()
-        gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
-        self._listener(PeerStarted(self._me, manifest.run_id, stage, tuple(transport.addresses)))
-        return parts
-
-    async def _restore(
-        self, manifest: Manifest, stage: int, presence: Presence, directory: Directory, keeper: Keeper
-    ) -> None:
-        """Has the keeper go on from a copy of the stage, if nobody of it is left and somebody kept one."""
-        own = backup_store(self._settings.run_folder, manifest, stage)
-        backup = await find_backup(
-            manifest, stage, own, presence=presence, directory=directory, listener=self._listener
-        )
-        if backup is None:
-            return
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._disk, lambda: keeper.adopt(backup, me=self._me))
-        except OSError as error:
-            raise ConfigError(
-                f"{self._settings.run_folder} cannot be used: {error.strerror}; pass another --home"
-            ) from None
-
-    def _coupled(
-        self,
-        presence: Presence,
-        stage: int,
-        manifest: Manifest,
-        directory: Directory,
-        trainer: Trainer,
-        averaging: Averaging,
-        conveyor: Conveyor | None,
-    ) -> _Parts:
-        """All that runs, also what tells of this peer and looks for others."""
-        tenure = Tenure(
-            presence,
-            stage,
-            directory=directory,
-            manifest=manifest,
-            progress=trainer.progress,
-            conveyor=conveyor,
-            is_paused=lambda: self._pauses.is_paused,
-            is_leader=lambda: averaging.machine.leader == self._me,
-            listener=self._listener,
-        )
-        discovery = Discovery(
-            presence,
-            stage,
-            num_stages=manifest.stages.count,
-            directory=directory,
-            conveyor=conveyor,
-            on_found=lambda peer: averaging.driver.post(PeerFound(peer)),
-            look_now=self._look_now,
-            acquaintances=self._acquaintances,
-            listener=self._listener,
-        )
-        bulletin = Bulletin(
-            self._tally,
-            stage=stage,
-            transport=presence.transport,
-            machine=averaging.machine,
-            progress=trainer.progress,
-            bytes_sent=averaging.bytes_sent,
-            conveyor=conveyor,
-            listener=self._listener,
-        )
-        guardian = None
-        if conveyor is not None:
-            guardian = Guardian(
-                presence,
-                stage,
-                manifest=manifest,
-                count=self._settings.backup_stages,
-                run_folder=self._settings.run_folder,
-                directory=directory,
-                certificates=lambda: averaging.machine.chain,
-                listener=self._listener,
-            )
-        return _Parts(
-            presence.transport, directory, trainer, averaging, conveyor, guardian, tenure, discovery, bulletin
-        )
-
-    def _conveyor(
-        self, manifest: Manifest, stage: int, transport: Transport, on_failure: Callable[[str], None]
-    ) -> Conveyor | None:
-        if manifest.stages.count == 1:
-            return None
-        settings = self._settings
-        return Conveyor(
-            manifest,
-            stage,
-            key=self._identity.key,
-            run_id=settings.run_id,
-            incarnation=self._incarnation,
-            link_seed=secrets.token_bytes(SEED_BYTES),
-            listen=settings.link_maddrs or with_any_port(settings.host_maddrs),
-            listener=self._from_thread(self._listener),
-            on_failure=on_failure,
-            trace=settings.trace,
-            mdns=settings.mdns,
-            pace=transport.reserve_upload,
-            pace_in=transport.reserve_download,
-        )
-
-    def _from_thread(self, listener: Listener) -> Listener:
-        """What other threads tell is told in the session's own, one after another."""
-        loop = asyncio.get_running_loop()
-
-        def tell(event: Event) -> None:
-            if isinstance(event, NeighbourUnlinked):
-                self._look_now.set()
-            listener(event)
-
-        def from_its_thread(event: Event) -> None:
-            with suppress(RuntimeError):  # the loop has ended: nobody listens any more
-                loop.call_soon_threadsafe(tell, event)
-
-        return from_its_thread
-
-    async def _stop_conveyor(self, conveyor: Conveyor) -> None:
-        try:
-            await asyncio.to_thread(conveyor.stop, STOP_CONVEYOR_S)
-        except TimeoutError as error:
-            self._listener(Failed("leaving", str(error)))
-
-    async def _stop(self, trainer: Trainer) -> None:
-        try:
-            await asyncio.to_thread(trainer.stop, STOP_TRAINER_S)
-        except TimeoutError as error:
-            self._listener(Failed("leaving", f"{error}; it ends with its micro-batch"))
-
-    def _trainer_failed(self) -> Callable[[str], None]:
-        """What the trainer's threads call when one gives up; it reaches the session in its own loop."""
-        loop = asyncio.get_running_loop()
-        self._failed: asyncio.Future[str] = loop.create_future()
-
-        def tell(reason: str) -> None:
-            if not self._failed.done():
-                self._failed.set_result(reason)
-
-        def from_its_thread(reason: str) -> None:
-            loop.call_soon_threadsafe(tell, reason)
-
-        return from_its_thread
-
-    # ---- work --------------------------------------------------------------------------------------------------------
-
-    async def _work(self, parts: _Parts, leaving: "asyncio.Future[str]") -> None:
-        """Until the run is complete, somebody leaves, or a part fails for good."""
-        tasks = {
-            asyncio.create_task(parts.averaging.driver.run(), name="rounds"),
-            asyncio.create_task(self._tally.lag.watch(), name="lag"),
-            asyncio.create_task(self._pauses.keep(), name="pauses"),
-            asyncio.create_task(parts.bulletin.run(), name="progress"),
-            asyncio.create_task(parts.tenure.renew(), name="lease"),
-            asyncio.create_task(parts.discovery.run(), name="discovery"),
-        }
-        if parts.guardian is not None:
-            tasks.add(asyncio.create_task(parts.guardian.run(), name="copies of other stages"))
-        conducting = asyncio.create_task(self._conduct(parts), name="conduct")
-        network = asyncio.create_task(parts.transport.wait_for_failure(), name="network")
-        everything: set[asyncio.Future[Any]] = {*tasks, conducting, network, self._failed, leaving}
-        try:
-            await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
-            if self._failed.done():
-                raise DilocoxError(f"training failed: {self._failed.result()}")
-            if network.done():
-                raise NetworkLost(f"it ended: {network.result()}")
-            for task in tasks:  # they end only by failing
-                if task.done():
-                    task.result()
-                    raise DilocoxError(f"{task.get_name()} ended by itself")
-            if conducting.done():
-                conducting.result()
-                await self._linger(parts, leaving)
-            await self._say_goodbye(parts)
-        finally:
-            running: list[asyncio.Task[Any]] = [*tasks, conducting, network]
-            for each in running:
-                each.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-
-    async def _conduct(self, parts: _Parts) -> None:
-        await parts.averaging.conductor.run()
-        state = parts.trainer.state()
-        self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
-
-    async def _linger(self, parts: _Parts, leaving: "asyncio.Future[str]") -> None:
-        """Serves the last state until everybody in the roster has it, the stages behind know that the last round is over,
-        and followers had time to ask for it; what is on its way then is sent to its end."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + LINGER_MAX_S
-        total = parts.averaging.driver.machine.last_round or 0
-
-        def is_needed() -> bool:
-            behind = total if parts.conveyor is None else parts.conveyor.behind
-            return not parts.averaging.driver.everybody_at_head() or behind < total
-
-        while not leaving.done() and loop.time() < deadline and is_needed():
-            await asyncio.wait({leaving}, timeout=0.2)
-        deadline, quiet_since = loop.time() + SERVE_OUT_S, loop.time()
-        while not leaving.done() and loop.time() < min(deadline, quiet_since + LINGER_S):
-            await asyncio.wait({leaving}, timeout=0.2)
-            if parts.transport.uplink.is_sending:
-                quiet_since = loop.time()
-
-    async def _say_goodbye(self, parts: _Parts) -> None:
-        parts.trainer.hold()
-        if parts.conveyor is not None:
-            parts.conveyor.leave()
-        parts.averaging.driver.post(Leaving())
-        with suppress(TimeoutError, RunUnreachable):
-            async with asyncio.timeout(SAY_GOODBYE_S):
-                await parts.directory.leave(timeout_s=SAY_GOODBYE_S)
-                await parts.averaging.driver.drained()
-
-
-def _check_device(device: str) -> None:
-    """Raises ConfigError when torch cannot compute there."""
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"--device {device} cannot be used here ({reason}): use --device cpu") from None

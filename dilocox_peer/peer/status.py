@@ -31,6 +31,7 @@ from dilocox_peer.events import (
     RunJoined,
     SeenPeer,
     StageClaimed,
+    StageCopied,
     StageSeen,
     SwarmSeen,
     TrainingProgress,
@@ -148,6 +149,7 @@ class Status:
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     peers: dict[PeerId, MapPeer] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
+    copies: dict[int, int] = field(default_factory=dict)  # other stages of which one is kept here: its round
 
     # ---- what is read ------------------------------------------------------------------------------------------------
 
@@ -275,7 +277,10 @@ class Status:
             self._note(event, at_s)
         match event:
             case RunJoined():
+                if self.stage not in (None, event.stage):
+                    self.rounds.clear()  # of another stage, which counts its own
                 self.joined = event
+                self.copies.pop(event.stage, None)
                 self._restart(at_s)
             case PeerStarted():
                 self.started = event
@@ -298,6 +303,8 @@ class Status:
                 self.epoch = epoch
             case BranchSwitched():
                 self.orphaned += event.orphaned_contributions
+            case StageCopied(stage, number):
+                self.copies[stage] = number
             case Paused(reason):
                 self.paused = reason
             case Resumed():
@@ -521,6 +528,7 @@ def summary(status: Status, now: float) -> dict[str, Any]:
         "daemon_down_bytes_per_s": round(daemon[1], 1) if daemon is not None else None,
         "linked": pipeline.linked if pipeline is not None else None,
         "addresses": list(status.addresses),
+        "copies": [{"stage": stage, "round": number} for stage, number in sorted(status.copies.items())],
         "swarm": [
             {
                 "stage": stage,

@@ -104,6 +104,7 @@ class Trainer:
         self._outer: OuterLoop | None = None
         self._state: AnchorState | None = None
         self._on_failure = on_failure
+        self._clock = clock
         self._failed: str | None = None
         self._lock = threading.Lock()
         self._loop: TrainingLoop
@@ -135,8 +136,8 @@ class Trainer:
         self._torch.nudge()
 
     def progress(self) -> Progress:
-        """The latest figures; cheap, any thread."""
-        return self._loop.progress
+        """The latest figures, the speed as of now; cheap, any thread."""
+        return self._loop.progress.at(self._clock())
 
     def state(self) -> AnchorState:
         """The agreed state after the last merge; immutable, so it can be served while training goes on."""

@@ -5,8 +5,8 @@ Two loops implement it: whole_loop.py trains a model that is one stage, stage_lo
 
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -29,8 +29,10 @@ class Progress:
     """round: the one being trained. micro_batches: completed in it. share: how many are expected of it in the round. tokens:
     since the start of this process.
 
-    train_loss: mean of the last LOSS_WINDOW micro-batches, nan before the first. is_training: False while held, waiting
-    for a certificate, or when the run is complete. busy: share of the last SPEED_WINDOW_S spent computing.
+    train_loss: mean of the last LOSS_WINDOW micro-batches, nan before the first and while none is finite. is_training:
+    False while held, waiting for a certificate, or when the run is complete. busy: share of the time spent computing, as
+    tokens_per_s over about the last SPEED_WINDOW_S before measured_s, the end of the newest micro-batch: see `at`.
+    measured_over_s: how long that was.
     """
 
     round: int
@@ -42,6 +44,21 @@ class Progress:
     is_training: bool
     busy: float = 0.0
     share: int = 0
+    micro_batch_tokens: int = 0
+    measured_s: float = 0.0
+    measured_over_s: float = 0.0
+
+    def at(self, now: float) -> "Progress":
+        """As it is by now: the speed is what it would be if the next micro-batch were done at this moment, at most what
+        was measured. So work that goes on is not called slower between two micro-batches, and a standstill shows."""
+        if not self.tokens_per_s:
+            return self
+        idle_s = now - self.measured_s
+        kept_s = min(self.measured_over_s, max(0.0, SPEED_WINDOW_S - idle_s))
+        speed = (self.tokens_per_s * kept_s + self.micro_batch_tokens) / (kept_s + idle_s)
+        if speed >= self.tokens_per_s:
+            return self
+        return replace(self, tokens_per_s=speed, busy=self.busy * speed / self.tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +69,26 @@ class Snapshot:
     round: int
     new_micro_batches: int
     train_loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class LossSum:
+    """Of the losses that are finite: a callee that tells none, for one micro-batch, must not make the mean of all NaN."""
+
+    total: float = 0.0
+    count: int = 0
+
+    @classmethod
+    def of(cls, losses: Iterable[float]) -> "LossSum":
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        return cls(sum(finite), len(finite))
+
+    def __add__(self, other: "LossSum") -> "LossSum":
+        return LossSum(self.total + other.total, self.count + other.count)
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else math.nan
 
 
 class TrainingLoop(Protocol):
@@ -99,10 +136,10 @@ class RoundBook:
         self.held_by: set[HoldReason] = set()
         self._has_offer = False
         self._awaits_certificate = False  # overlap none, from the close to the merge
-        self.in_round, self._in_round_loss = 0, 0.0
-        self._closed_in_round, self._closed_loss = 0, 0.0
+        self.in_round, self._in_round_loss = 0, LossSum()
+        self._closed_in_round, self._closed_loss = 0, LossSum()
         self._since_snapshot = 0
-        self._losses: deque[float] = deque(maxlen=LOSS_WINDOW)
+        self._losses: deque[float] = deque(maxlen=LOSS_WINDOW)  # finite or not: one that diverges is to be seen
         self._done: deque[tuple[float, float]] = deque([(clock(), 0.0)])  # (when, compute seconds) of the newest
         self._busy_s = 0.0  # sum of all but the first's
         self.completed = 0
@@ -128,7 +165,7 @@ class RoundBook:
         """A micro-batch is complete."""
         self.completed += 1
         self.in_round += 1
-        self._in_round_loss += loss
+        self._in_round_loss += LossSum.of([loss])
         self._since_snapshot += 1
         self._losses.append(loss)
         self._done.append((self._clock(), compute_s))
@@ -145,12 +182,11 @@ class RoundBook:
         """The round is over here; flat_N: a copy of the local parameters. Raises RuntimeError if an offer is out."""
         if self._has_offer:
             raise RuntimeError(f"the offer of round {self.round - 1} is out: merge a certificate or withdraw it first")
-        loss = self._in_round_loss / self.in_round if self.in_round else math.nan
-        snapshot = Snapshot(flat_N, self.round, self._since_snapshot, loss)
+        snapshot = Snapshot(flat_N, self.round, self._since_snapshot, self._in_round_loss.mean)
         self._has_offer = True
         self._awaits_certificate = self._waits_for_certificates
         self._closed_in_round, self._closed_loss = self.in_round, self._in_round_loss
-        self.in_round, self._in_round_loss = 0, 0.0
+        self.in_round, self._in_round_loss = 0, LossSum()
         self._since_snapshot = 0
         return snapshot
 
@@ -158,7 +194,7 @@ class RoundBook:
         """What was trained since the last certificate counts no more."""
         self._since_snapshot = 0
         self._has_offer = False
-        self.in_round, self._in_round_loss = 0, 0.0
+        self.in_round, self._in_round_loss = 0, LossSum()
 
     def move(self, certified: int) -> None:
         """No offer is out, `certified` is the agreed round: what that makes of the round in training."""
@@ -169,9 +205,10 @@ class RoundBook:
             self.in_round += self._closed_in_round
             self._in_round_loss += self._closed_loss
         elif self.round != before:
-            self.in_round, self._in_round_loss = 0, 0.0
+            self.in_round, self._in_round_loss = 0, LossSum()
 
     def progress(self, *, is_training: bool) -> Progress:
+        """With the speed as of the newest micro-batch: the torch thread, which calls this, may be idle for long."""
         while len(self._done) > 2 and (
             self._done[-1][0] - self._done[0][0] > SPEED_WINDOW_S or len(self._done) > SPEED_SAMPLES
         ):
@@ -183,10 +220,13 @@ class RoundBook:
             round=self.round,
             micro_batches=self.in_round,
             tokens=self.completed * tokens_each,
-            train_loss=sum(self._losses) / len(self._losses) if self._losses else math.nan,
+            train_loss=LossSum.of(self._losses).mean,
             tokens_per_s=(len(self._done) - 1) * tokens_each / seconds if seconds > 0 else 0.0,
             learning_rate=self.learning_rate,
             is_training=is_training,
             busy=min(1.0, self._busy_s / seconds) if seconds > 0 else 0.0,
             share=self.share,
+            micro_batch_tokens=tokens_each,
+            measured_s=self._done[-1][0],
+            measured_over_s=seconds,
         )

@@ -15,6 +15,7 @@ output is kept until the gradient is here, so nothing is computed twice on our s
 """
 
 import heapq
+import math
 
 from dilocox_peer.pipeline.contract import Body, MicroBatchResent
 from dilocox_peer.pipeline.flight import Desk, Flight, Phase, State
@@ -79,9 +80,16 @@ class Calls:
         flight.phase, flight.phase_since = Phase.SENT, desk.now
         flight.asked.add(peer)
         flight.is_probed = False
-        flight.due = desk.now + self._patience(known.callees[peer].answers, flight)
+        flight.due = math.inf  # it is not the callee that is late while the body waits for our upload limit
         desk.mark(flight, "step_sent")
         desk.send(peer, Step(flight.id, flight.round, known.window, flight.call), output)
+
+    def sent(self, peer: PeerId, step: Step) -> None:
+        """The body has left: from here on the callee's time counts."""
+        flight = self._called(peer, step)
+        if flight is not None and flight.phase is Phase.SENT:
+            flight.phase_since = self._desk.now
+            flight.due = self._desk.now + self._patience(self._known.callees[peer].answers, flight)
 
     def take_returned(self) -> Flight | None:
         """The flight begun first whose gradient is here."""

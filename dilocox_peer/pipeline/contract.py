@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dilocox_peer.events import Event, short
-from dilocox_peer.pipeline.hop import HopMessage, MicroBatchId
+from dilocox_peer.pipeline.hop import HopMessage, MicroBatchId, Step
 from dilocox_peer.types import PeerId
 
 
@@ -50,6 +50,14 @@ class Received:
     peer: PeerId
     message: HopMessage
     body: Body | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepSent:
+    """The body of a Step has left for its peer; until then it waited for its turn under the upload limit, here."""
+
+    peer: PeerId
+    step: Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +152,8 @@ class Leaving:
 
 
 Input = (
-    Tick | Received | Linked | Unlinked | RoundTrip | ForwardDone | BackwardDone | Stepped | Rounds | Replicas | Hold
-    | Paused | Shifted | Leaving
+    Tick | Received | StepSent | Linked | Unlinked | RoundTrip | ForwardDone | BackwardDone | Stepped | Rounds | Replicas
+    | Hold | Paused | Shifted | Leaving
 )  # fmt: skip
 
 # ---- what the torch thread does; each is answered by one input before the next is asked for -------------------------
@@ -200,7 +208,8 @@ Work = Forward | Backward | Turn | StepNow | Publish
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """To a linked peer, in order. Lost only if the link goes down."""
+    """To a linked peer, in order; a Step is answered by StepSent. Lost only if the link goes down, or if it has a body that
+    waits for its turn when it is cancelled or refused."""
 
     peer: PeerId
     message: HopMessage

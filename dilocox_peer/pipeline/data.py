@@ -130,11 +130,19 @@ class Corpus:
         return _entropy(pairs) - _entropy(pairs.reshape(256, 256).sum(1))
 
 
+def has_text(source: str, paths: Sequence[str | Path]) -> bool:
+    """Whether load_corpus has what it wants: the user's paths, or none where none are needed."""
+    return bool(paths) != (source == STDLIB)
+
+
 def load_corpus(source: str, paths: Sequence[str | Path], *, validation: float) -> Corpus:
     """The corpus a manifest's data.source names: `stdlib`, or `files` with the user's paths.
 
     Raises ConfigError that names the path and the remedy.
     """
+    if source == STDLIB and paths:
+        given = ", ".join(map(str, paths))
+        raise ConfigError(f"--data {given}: this run trains on the source of Python's library alone; leave --data out")
     if source != STDLIB and not paths:
         raise ConfigError(f"this run's data are {source!r}: name files or folders of yours with --data")
     try:

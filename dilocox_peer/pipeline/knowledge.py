@@ -69,9 +69,9 @@ class Knowledge:
         self._backward_s: deque[float] = deque(maxlen=SERVICE_FROM)
         self._service_s = 0.0
         self._is_service_stale = False
-        self._recent: deque[PeerId] = deque(maxlen=RECENT)
-        self._recent_counts: Counter[PeerId] = Counter()
-        self._head_rounds: dict[PeerId, int] = {}
+        self._recent: deque[tuple[PeerId, PeerId]] = deque(maxlen=RECENT)  # caller and head of the newest micro-batches
+        self._recent_counts: Counter[tuple[PeerId, PeerId]] = Counter()
+        self._head_rounds: dict[tuple[PeerId, PeerId], int] = {}
         slots.capacity = self._capacity()
         self.window = self._compute_window()
 
@@ -127,8 +127,9 @@ class Knowledge:
         claims = sorted(each.status.stage0_certified for each in self.callers.values() if each.status is not None)
         # What more than half of them say at least: one that lies cannot end our rounds.
         self._stage0_certified = max(self._stage0_certified, claims[(len(claims) - 1) // 2])
-        if status.stage == 0 and caller.peer in self._recent_counts:
-            self._head_rounds[caller.peer] = max(self._head_rounds[caller.peer], status.training_round)
+        own = (caller.peer, caller.peer)
+        if status.stage == 0 and own in self._recent_counts:
+            self._head_rounds[own] = max(self._head_rounds[own], status.training_round)
 
     # ---- rounds ----
 
@@ -160,21 +161,33 @@ class Knowledge:
         # They have one chain, so the lowest is only the slowest to tell; and one that lies cannot hold the heads for ever.
         self.behind = min([self.rounds.certified, *known[len(known) // 2 :][:1]])
 
-    def note_head(self, message: Step) -> None:
-        """A micro-batch of its head has come."""
-        head, counts = message.id.head, self._recent_counts
+    def note_head(self, caller: PeerId, message: Step) -> None:
+        """A micro-batch of its head has come. At stage 1 that is the caller, whatever the message says. Further behind
+        nobody can tell, so what a caller says counts for the work that came from it alone: one that lies about the rounds
+        of others' heads ends nobody's."""
+        source = (caller, caller if self._role.stage == 1 else message.id.head)
+        counts = self._recent_counts
         if len(self._recent) == RECENT:
             oldest = self._recent[0]
             counts[oldest] -= 1
             if not counts[oldest]:
                 del counts[oldest], self._head_rounds[oldest]
-        self._recent.append(head)
-        counts[head] += 1
-        self._head_rounds[head] = max(self._head_rounds.get(head, 0), message.round)
+        self._recent.append(source)
+        counts[source] += 1
+        self._head_rounds[source] = max(self._head_rounds.get(source, 0), message.round)
 
-    def recent_heads(self) -> dict[PeerId, tuple[int, int]]:
-        """By head: the latest round it sent, and how many of our last 64 micro-batches were its."""
-        return {head: (self._head_rounds[head], count) for head, count in sorted(self._recent_counts.items())}
+    def recent_heads(self) -> dict[tuple[PeerId, PeerId], tuple[int, int]]:
+        """By caller and head: the latest round, and how many of our last 64 micro-batches were theirs."""
+        return {source: (self._head_rounds[source], count) for source, count in sorted(self._recent_counts.items())}
+
+    def num_heads(self, listed: int) -> int:
+        """Heads that we work for, of the last 64 micro-batches, as far as it is plausible; listed: those with a lease.
+
+        A caller of a later stage may invent them. So no more are counted than are listed; or one more than there are
+        callers, as peers spread over the stages evenly (assignment.py) and leases are read minutes late.
+        """
+        heads = len({head for _, head in self._recent_counts})
+        return heads if self._role.stage == 1 else min(heads, max(listed, len(self.callers) + 1))
 
     # ---- speeds ----
 

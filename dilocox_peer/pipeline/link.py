@@ -246,16 +246,21 @@ class Link:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         command = [sys.executable, "-P", "-m", "dilocox_peer.pipeline.linkd", str(theirs.fileno()), str(os.getpid())]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-        )
-        theirs.close()
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise LinkFailed(f"linkd cannot be run: {error}") from None
+        finally:
+            theirs.close()
         linkd = _Linkd(process, ours, BufferReader(self._settings.max_body_bytes))
         os.set_blocking(linkd.stderr_fd, False)
         try:
@@ -285,9 +290,13 @@ class Link:
                         continue
                     received = linkd.sock.recv_into(linkd.reader.space())
                     if not received:
-                        linkd.process.wait(max(0.1, deadline - time.monotonic()))
+                        ended = "ended at once"
+                        try:
+                            linkd.process.wait(max(0.1, deadline - time.monotonic()))
+                        except subprocess.TimeoutExpired:
+                            ended = "closed its socket and does not end"
                         linkd.read_lines(self._on_log)
-                        raise LinkFailed(linkd.last_line or "linkd ended at once")
+                        raise LinkFailed(linkd.last_line or f"linkd {ended}")
                     for frame in linkd.reader.take(received):
                         match frame.kind:
                             case Kind.READY:

@@ -142,7 +142,7 @@ class ChunkReader:
     """
 
     def __init__(self, max_body_bytes: int) -> None:
-        self._max_body_bytes = max_body_bytes
+        self.max_body_bytes = max_body_bytes  # may be raised: holds for the frames that begin after that
         self._head = bytearray()  # prefix and header of the frame that is arriving, as far as they are here
         self._prefix: Prefix | None = None
         self._header: dict[str, Any] | None = None
@@ -175,7 +175,7 @@ class ChunkReader:
         taken = due - len(self._head)
         self._head += view[:taken]
         if len(self._head) == due and self._prefix is None:
-            self._prefix = unpack_prefix(bytes(self._head), max_body_bytes=self._max_body_bytes)
+            self._prefix = unpack_prefix(bytes(self._head), max_body_bytes=self.max_body_bytes)
             due += self._prefix.header_bytes
         if len(self._head) == due and self._prefix is not None:
             self._header = unpack_header(bytes(self._head[PREFIX_BYTES:]))

@@ -124,9 +124,13 @@ class Neighbours:
         with scope:
             while True:
                 if neighbour.link is not None:
-                    backoff.reset()
+                    began_at = trio.current_time()
                     said = ""
                     await neighbour.link.over.wait()
+                    if trio.current_time() - began_at < REDIAL_MOST_S:  # it may hang up on us every time
+                        await self._pause(neighbour, backoff.next_s())
+                        continue
+                    backoff.reset()
                 neighbour.dial_now = trio.Event()
                 reasons: list[str] = []
                 async with trio.open_nursery() as nursery:  # an address that swallows packets must not hold up others
@@ -138,12 +142,12 @@ class Neighbours:
                 if text != said:
                     say(text)
                     said = text
-                with trio.move_on_after(backoff.next_s()):
-                    await self._news(neighbour)
+                await self._pause(neighbour, backoff.next_s())
 
-    async def _news(self, neighbour: Neighbour) -> None:
-        """Returns when a link came from the other side, or other addresses from the parent."""
+    async def _pause(self, neighbour: Neighbour, seconds: float) -> None:
+        """Returns then, or when a link came from the other side, or other addresses from the parent."""
         async with trio.open_nursery() as nursery:
+            nursery.cancel_scope.deadline = trio.current_time() + seconds
             for event in (neighbour.linked, neighbour.dial_now):
                 nursery.start_soon(_cancel_when, event, nursery.cancel_scope)
 
@@ -218,7 +222,8 @@ class Neighbours:
             say(text)
 
     async def _greet(self, conn: Any, net_stream: Any) -> Session:
-        stream, reader = net_stream.muxed_stream, ChunkReader(self._config.max_body_bytes)
+        # Who dials sends no body before our answer; what a stranger sends here, on any number of streams, is not kept.
+        stream, reader = net_stream.muxed_stream, ChunkReader(0)
         with trio.fail_after(OPEN_TIMEOUT_S):
             hello, early = await first_frame(stream, reader)
         if hello.kind != Kind.HELLO:
@@ -279,6 +284,8 @@ class Neighbours:
             return "a link was made meanwhile"
         if session.generation != neighbour.generation or (neighbour.link and neighbour.link.theirs != theirs):
             return "a link was lost meanwhile"
+        for reader in session.readers.values():
+            reader.max_body_bytes = self._config.max_body_bytes
         self._seen_at.pop(session.conn, None)
         if neighbour.link is None:
             self._num_links += 1

@@ -48,6 +48,7 @@ from dilocox_peer.pipeline.contract import (
     Shifted,
     StepNow,
     Stepped,
+    StepSent,
     Tick,
     Turn,
     Unlinked,
@@ -128,6 +129,7 @@ class Scheduler:
         self._inputs: dict[type, Callable[[Any], None]] = {
             Tick: self._tick,
             Received: self._received,
+            StepSent: self._step_sent,
             Linked: self._linked,
             Unlinked: self._unlinked,
             RoundTrip: self._round_trip,
@@ -199,9 +201,13 @@ class Scheduler:
         """Whether the stages behind are two rounds late, so that a head waits for them."""
         return self._known.is_drifting
 
-    def recent_heads(self) -> dict[PeerId, tuple[int, int]]:
-        """By head: the latest round it sent, and how many of our last 64 micro-batches were its."""
+    def recent_heads(self) -> dict[tuple[PeerId, PeerId], tuple[int, int]]:
+        """By caller and head: the latest round, and how many of our last 64 micro-batches were theirs."""
         return self._known.recent_heads()
+
+    def num_heads(self, listed: int) -> int:
+        """Heads that we work for, as far as it is plausible; listed: those with a lease."""
+        return self._known.num_heads(listed)
 
     @property
     def issued_in_round(self) -> int:
@@ -293,6 +299,9 @@ class Scheduler:
             self._desk.blame(peer, f"{kind.__name__} in the wrong direction")
             return
         on(peer, message, received.body)
+
+    def _step_sent(self, sent: StepSent) -> None:
+        self._calls.sent(sent.peer, sent.step)
 
     def _linked(self, linked: Linked) -> None:
         peer = linked.peer

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from dilocox_peer.cli.visit import fetch_whole_model
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.errors import ProtocolError
+from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Event, Failed, StageCopied, StageRestored, StateFetchFailed
+from dilocox_peer.invitation import Invitation
 from dilocox_peer.peer import guardian as guardian_module
 from dilocox_peer.peer.backup import Backup, BackupStore
 from dilocox_peer.peer.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
@@ -21,7 +23,6 @@ from dilocox_peer.peer.outer import AnchorState
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.restore import find_backup
 from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer
-from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import verify
 from dilocox_peer.types import PeerId
 from tests.certified_stage import MANIFEST, STAGE, CertifiedStage, annals_of
@@ -49,6 +50,15 @@ class Node:
     async def answer(self, server: BackupServer, stage: int) -> None:
         await self.presence.transport.serve(BACKUP_SERVICE, server.serve)
         await self.directory.announce(self.presence.lease(stage))
+
+    async def hold(self, stage: CertifiedStage, state: Callable[[], AnchorState]) -> None:
+        """As a peer of the stage, that has this state now."""
+        states = StateServer(
+            current=state, checkpoints=self.folder, run_id=MANIFEST.run_id, layout=state().layout,
+            disk=ThreadPoolExecutor(1),
+        )  # fmt: skip
+        await self.presence.transport.serve(STATE_SERVICE, states.serve)
+        await self.answer(BackupServer(stage.stage, certificates=lambda: stage.certificates, kept={}), stage.stage)
 
     async def find(self) -> Backup | None:
         return await find_backup(
@@ -103,15 +113,10 @@ async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guardian_module, "FIRST_COPY_S", 0.05)
-    monkeypatch.setattr(guardian_module, "COPY_EVERY_S", 0.05)
+    monkeypatch.setattr(guardian_module, "LOOK_S", 0.05)
     head, later = await make_node("head"), await make_node("later")
     stage = CertifiedStage().rounds(4)
-    states = StateServer(
-        current=lambda: stage.states[-2], checkpoints=later.folder, run_id=MANIFEST.run_id,
-        layout=layout_of(MANIFEST, STAGE), disk=ThreadPoolExecutor(1),
-    )  # fmt: skip
-    await later.presence.transport.serve(STATE_SERVICE, states.serve)
-    await later.answer(BackupServer(STAGE, certificates=lambda: stage.certificates, kept={}), STAGE)
+    await later.hold(stage, lambda: stage.states[-2])
 
     guardian = Guardian(
         head.presence, HEAD, manifest=MANIFEST, count=1, run_folder=head.folder, directory=head.directory,
@@ -123,7 +128,7 @@ async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
     await until(lambda: len(head.told(StageCopied)) == 1)
     newcomer = await make_node("newcomer")
     assert await newcomer.find() is None, "somebody of the stage lives"
-    stage.rounds(2)
+    stage.rounds(guardian_module.COPY_ROUNDS)
     await until(lambda: len(head.told(StageCopied)) == 2)
     copying.cancel()
     assert head.told(Failed) == []
@@ -171,6 +176,47 @@ async def test_a_run_that_begins_asks_and_goes_on_without_a_word(make_node: Make
     await head.answer(BackupServer(HEAD, certificates=tuple, kept={}), HEAD)
     assert await newcomer.find() is None
     assert newcomer.events == []
+
+
+async def exported(node: Node) -> list[str]:
+    """What is said when the whole model is taken from the run that node is in."""
+    said: list[str] = []
+    await node.directory.publish_manifest(MANIFEST)
+    invitation = Invitation(MANIFEST.run_id, node.presence.transport.addresses)
+    model = await fetch_whole_model(invitation, timeout_s=30, say=said.append)
+    assert model.origin.round == 3
+    return said
+
+
+async def test_a_model_is_exported_with_the_proof_of_every_stage(make_node: MakeNode) -> None:
+    head, later = await make_node("head"), await make_node("later")
+    for node, number in ((head, 0), (later, 1)):
+        stage = CertifiedStage(stage=number).rounds(4)
+        await node.hold(stage, lambda stage=stage: stage.states[3])  # type: ignore[misc]
+    said = await exported(head)
+    assert [line for line in said if "certified" in line] == [
+        f"stage {number}: round 3 as 3 of 3 peers certified it" for number in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"), [("round", "calls round 2 round 3"), ("state", "not the one"), ("head", "leads to")]
+)
+async def test_a_state_that_was_never_certified_is_not_exported(make_node: MakeNode, lie: str, why: str) -> None:
+    head, later = await make_node("head"), await make_node("later")
+    honest, stage = CertifiedStage(stage=0).rounds(4), CertifiedStage(stage=1).rounds(4)
+    await head.hold(honest, lambda: honest.states[3])
+    true, other = stage.states[3], stage.states[1]
+    lies = {
+        "round": replace(stage.states[2], round=3),
+        "state": AnchorState.of(
+            true.layout, head=true.head, round_number=3, anchor=other.anchor, momentum=other.momentum
+        ),
+        "head": replace(true, head=honest.states[3].head),
+    }
+    await later.hold(stage, lambda: lies[lie])
+    with pytest.raises(DilocoxError, match=why):
+        await exported(head)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Every case runs the real command in a process of its own.
 """
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -83,6 +84,13 @@ def test_init_with_an_unknown_preset_writes_nothing(tmp_path):
     assert files_in(tmp_path) == set()
 
 
+def test_a_folder_for_keys_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    done = peer(tmp_path / "file" / "home", "init", str(tmp_path / "run.toml"))
+    assert_refused(done, 2, str(tmp_path / "file" / "home"), "--home", "--owner-key")
+    assert files_in(tmp_path) == {"file"}
+
+
 def test_a_run_file_signed_by_another_key_or_changed_is_not_served(tmp_path):
     path = tmp_path / "run.toml"
     assert peer(tmp_path, "init", str(path)).returncode == 0
@@ -96,6 +104,20 @@ def test_a_run_file_signed_by_another_key_or_changed_is_not_served(tmp_path):
 def test_a_nonsense_link_says_what_is_wrong_with_it(tmp_path, link):
     assert_refused(peer(tmp_path, "join", link), 2, "link" if "4711" not in link else "/p2p/")
     assert files_in(tmp_path) == set()
+
+
+def test_a_terminal_without_utf_8_gets_a_question_mark_not_a_traceback(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "dilocox_peer", "init", "to…do.toml", "--home", str(tmp_path / "home")],
+        capture_output=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUTF8": "1", "PYTHONIOENCODING": "latin-1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"wrote to?do.toml" in done.stdout
+    assert (tmp_path / "to…do.toml").exists()
+    assert b"Traceback" not in done.stderr
 
 
 def test_a_missing_data_path_is_named_before_anything_starts(tmp_path):
@@ -151,3 +173,24 @@ def test_a_key_that_others_can_read_is_refused_with_the_chmod_line(tmp_path):
     Identity.open(key).close()
     key.chmod(0o644)
     assert_refused(peer(tmp_path, "join", link_to(1), "--identity-path", str(key)), 2, "chmod 600")
+
+
+def test_a_command_that_is_terminated_leaves_nothing_behind_and_ends_as_by_the_signal(tmp_path):
+    script = (
+        "import asyncio, tempfile\n"
+        "from dilocox_peer.cli import main\n"
+        "async def work():\n"
+        f"    with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):\n"
+        "        print('here', flush=True)\n"
+        "        await asyncio.sleep(60)\n"
+        "main.app = lambda *_, **__: asyncio.run(work())\n"
+        "main.main()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == "here\n"
+        assert len(list(tmp_path.iterdir())) == 1
+        process.terminate()
+        assert process.wait(20) == -signal.SIGTERM
+    assert not list(tmp_path.iterdir())

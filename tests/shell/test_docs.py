@@ -4,8 +4,11 @@ Commands are parsed by the real command line; nothing is executed. tests/swarm/t
 """
 
 import ast
+import os
 import re
 import shlex
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -147,6 +150,30 @@ def test_every_test_that_is_named_exists(path: Path):
     everywhere = "".join(each.read_text() for each in (ROOT / "tests").rglob("test_*.py"))
     for name in re.findall(r"`(test_\w+)`", text):
         assert f"def {name}(" in everywhere, name
+
+
+def test_the_help_says_the_defaults_of_flags():
+    for command in typer.main.get_command(app).commands.values():
+        for parameter in command.params:
+            text = getattr(parameter, "help", None) or ""
+            assert "[" not in text, f"{parameter.name}: rich takes [...] for markup and shows nothing of it"
+    done = subprocess.run(
+        [sys.executable, "-m", "dilocox_peer", "join", "--help"], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for default in ("$XDG_DATA_HOME/dilocox-peer", "as the run says", "no limit", "what is free"):
+        assert default in done.stdout, default
+
+
+def test_every_flag_has_the_variable_of_its_name():
+    for name, command in typer.main.get_command(app).commands.items():
+        for parameter in command.params:
+            flag = next((each for each in parameter.opts if each.startswith("--")), None)
+            if flag is None or flag == "--help":
+                continue
+            variable = f"DILOCOX_{name}_{flag[2:].replace('-', '_')}".upper()
+            assert variable in (parameter.envvar, f"DILOCOX_{name}_{parameter.name}".upper()), variable
 
 
 # -- troubleshooting

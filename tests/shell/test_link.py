@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
@@ -29,6 +30,7 @@ from dilocox_peer.pipeline.link import Link as _Link
 from tests.shell.conftest import is_running
 
 MB = 1 << 20
+REDIAL_FIRST_S = 0.5  # of link_neighbours, which cannot be imported beside hivemind
 PROTOCOL = "/dilocox/link/1/0123456789abcdef"
 
 
@@ -63,14 +65,14 @@ class Link(_Link):
 
 
 class MakeLink(Protocol):
-    def __call__(self, name: str, **settings: Any) -> Link: ...
+    def __call__(self, name: str, *, start_s: float = 20, **settings: Any) -> Link: ...
 
 
 @pytest.fixture
 def make_link(no_process_left: None) -> Iterator[MakeLink]:
     made: list[Link] = []
 
-    def make(name: str, **settings: Any) -> Link:
+    def make(name: str, *, start_s: float = 20, **settings: Any) -> Link:
         defaults: dict[str, Any] = {
             "key_seed": content(32, ord(name)),
             "listen": ("/ip4/127.0.0.1/tcp/0",),
@@ -81,7 +83,7 @@ def make_link(no_process_left: None) -> Iterator[MakeLink]:
         }
         link = Link(LinkSettings(**(defaults | settings)))
         made.append(link)
-        link.start(20)
+        link.start(start_s)
         return link
 
     yield make
@@ -255,6 +257,16 @@ def test_hanging_up_unlinks_both_and_is_for_good(make_link: MakeLink):
     check_traffic(one, two)
 
 
+def test_who_hangs_up_every_time_is_dialled_with_pauses(make_link: MakeLink):
+    dialer, refuser = make_link("a"), make_link("b")
+    dialer.dial(refuser.link_id, refuser.addresses)
+    began_at = time.monotonic()
+    for times in range(1, 4):
+        until(lambda times=times: len(refuser.of(Linked)) == times, dialer, refuser)
+        refuser.hang_up(dialer.link_id)
+    assert time.monotonic() - began_at > 0.75 * (REDIAL_FIRST_S + 2 * REDIAL_FIRST_S)
+
+
 def test_a_full_queue_refuses_until_there_is_room(make_link: MakeLink):
     one, two = linked_pair(make_link, queue_bytes=4 * MB, dead_s=60.0)
     frozen, body, num_sent = two.linkd, content(MB, 1), 0
@@ -323,6 +335,8 @@ FIRST = {  # what is written to each of two streams, and to the second after an 
     "garbage": [b"GET / HTTP/1.1\\r\\n" * 100],
     "no hello": [pack_header(Kind.FRAME, {"h": b"x"}, 0)],
     "hello of wrong types": [pack_header(Kind.HELLO, {"role": 1, "g": "x"}, 0)],
+    "hello with a body": [pack_header(Kind.HELLO, {"role": "bulk", "g": 1}, 1 << 20) + bytes(1 << 16)],
+    "body before the answer": [hello("bulk") + pack_header(Kind.FRAME, {"h": b"x"}, 1 << 20) + bytes(1 << 16)],
     "two controls": [hello("control"), hello("control")],
     "oversize at once": [hello("control"), hello("bulk") + pack_header(Kind.FRAME, {"h": b"x"}, 2**40)],
     "oversize": [hello("bulk"), hello("control"), pack_header(Kind.FRAME, {"h": b"x"}, 2**40)],
@@ -374,6 +388,7 @@ def test_a_stranger_that_breaks_the_protocol_loses_its_link_only(make_link: Make
         "no str 'role'",
         "second stream 'control'",
         "at most 2097152",
+        "body of 1048576 bytes, at most 0",
         "no bytes 'h'",
     ):
         assert reason in reasons
@@ -431,6 +446,29 @@ def test_a_restart_listens_elsewhere_when_its_port_is_taken(make_link: MakeLink)
 def test_start_says_why_linkd_ended(make_link: MakeLink):
     with pytest.raises(LinkFailed, match=r"^[^\n]*not-a-multiaddr[^\n]*$"):
         make_link("a", listen=("not-a-multiaddr/tcp/0",))
+
+
+def test_start_says_why_when_linkd_closes_its_socket_and_does_not_end(
+    make_link: MakeLink, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    stuck = tmp_path / "python"
+    stuck.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys, time\n"
+        "os.write(2, b'no memory for TLS\\n')\n"
+        "os.close(int(sys.argv[4]))\n"
+        "time.sleep(60)\n"
+    )
+    stuck.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(stuck))
+    with pytest.raises(LinkFailed, match=r"^no memory for TLS$"):
+        make_link("a", start_s=1.0)
+
+
+def test_start_says_why_linkd_cannot_be_run(make_link: MakeLink, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(LinkFailed, match=r"^linkd cannot be run: .*No such file"):
+        make_link("a")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PDEATHSIG")

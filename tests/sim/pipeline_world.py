@@ -38,6 +38,7 @@ from dilocox_peer.pipeline.contract import (
     Shifted,
     StepNow,
     Stepped,
+    StepSent,
     Tick,
     Turn,
     Unlinked,
@@ -188,6 +189,8 @@ class Node:
                 case Send(peer, message, body):
                     self.world.checks.sends(self, peer, message, body)
                     self.world.deliver(self, peer, message, body)
+                    if isinstance(message, Step) and self.machine is not None:
+                        self._carry_out(self.machine.handle(StepSent(peer, message), self.world.now))
                 case Release(id_):
                     if self.saved.pop(id_, None) is None:
                         raise Violation(f"{self.peer} releases {id_} that it does not hold")

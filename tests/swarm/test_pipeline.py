@@ -84,6 +84,56 @@ def test_a_killed_peer_of_a_later_stage_is_not_missed_upstream_and_comes_back():
     asyncio.run(scenario())
 
 
+def test_a_stage_that_lost_its_only_peer_goes_on_from_the_copy_that_a_head_kept():
+    async def scenario() -> None:
+        async with Watched(manifest_of(2, start_peers=1)) as swarm:
+            await swarm.start_bootstrap()
+            later = await swarm.start_peer("later", stage=1)
+            heads = [await swarm.start_peer(f"head{index}", stage=0) for index in range(2)]
+            await swarm.until(lambda: swarm.of("head0", "StageCopied"), [later, *heads], LONG_S)
+            later.process.send_signal(signal.SIGKILL)
+            killed_at = swarm.round_of("head0")
+            newcomer = await swarm.start_peer("newcomer")  # with a disk of its own; the need tells it the stage
+            victim = swarm.of("later", "PeerStarted")[0]["peer"]
+            copies = [record for head in ("head0", "head1") for record in swarm.of(head, "StageCopied")]
+            copied = max(record["round"] for record in copies if record["donor"] == victim)
+            restored = swarm.of("newcomer", "StageRestored")
+            assert [record["round"] for record in restored] == [copied]
+            goal = killed_at + 20  # so it caught up with stage 0: no head is more than two rounds ahead
+            await swarm.until(lambda: swarm.round_of("head0") >= goal, [newcomer, *heads], LONG_S)
+            first = min(record["round"] for record in swarm.of("newcomer", "RoundCertified"))
+            assert first == copied + 1
+            assert swarm.round_of("newcomer") >= goal - 2
+
+    asyncio.run(scenario())
+
+
+def test_when_the_only_peer_of_a_stage_leaves_one_of_the_other_moves_there():
+    async def scenario() -> None:
+        async with Watched(manifest_of(2, start_peers=1)) as swarm:
+            await swarm.start_bootstrap()
+            children = {label: await swarm.start_peer(label) for label in ("a", "b", "c")}
+            stage_of = {label: swarm.of(label, "PeerStarted")[0]["stage"] for label in children}
+            lonely = next(label for label in children if list(stage_of.values()).count(stage_of[label]) == 1)
+            stage = stage_of[lonely]
+            others = [label for label in children if label != lonely]
+            stay = [children[label] for label in others]
+            copied = lambda: any(swarm.of(label, "StageCopied") for label in others)  # noqa: E731
+            await swarm.until(copied, list(children.values()), LONG_S)
+            children[lonely].process.send_signal(signal.SIGINT)
+
+            def movers() -> list[str]:
+                return [label for label in others if swarm.of(label, "PeerStarted")[-1]["stage"] == stage]
+
+            await swarm.until(lambda: bool(movers()), stay, LONG_S)
+            assert swarm.of(movers()[0], "StageRestored"), "from a copy, its own perhaps"
+            goal = max(swarm.round_of(label) for label in others) + 5
+            await swarm.until(lambda: all(swarm.round_of(label) >= goal for label in others), stay, LONG_S)
+            assert len(movers()) == 1, "the other one stayed"
+
+    asyncio.run(scenario())
+
+
 def test_a_killed_linkd_is_started_again_and_nobody_leaves():
     async def scenario() -> None:
         async with Watched(manifest_of(2, start_peers=1)) as swarm:

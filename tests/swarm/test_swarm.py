@@ -139,6 +139,30 @@ def test_a_bootstrap_that_is_killed_is_not_missed():
     asyncio.run(scenario())
 
 
+def test_a_peer_whose_network_daemon_is_killed_starts_it_again_and_goes_on():
+    async def scenario() -> None:
+        rounds = {"total": 10_000, "inner_steps": 8, "start_peers": 2}
+        async with Watched(preset("tiny", rounds=rounds)) as swarm:
+            await swarm.start_bootstrap()
+            peers = [await swarm.start_peer(f"peer{index}") for index in range(2)]
+            await swarm.until(lambda: swarm.round_of("peer0") >= 3, peers, LONG_S)
+            daemons = [process for process in family(peers[1].process.pid) if "p2pd" in process.name()]
+            assert len(daemons) == 1
+            daemons[0].send_signal(signal.SIGKILL)
+            await swarm.until(lambda: len(swarm.of("peer1", "PeerStarted")) == 2, peers, LONG_S)
+            assert "starting it again" in str(swarm.of("peer1", "Failed")[-1])
+            names = {swarm.of(label, "PeerStarted")[0]["peer"] for label in ("peer0", "peer1")}
+            since = len(swarm.of("peer0", "RoundCertified"))
+
+            def both_count() -> bool:
+                later = swarm.of("peer0", "RoundCertified")[since:]
+                return any(set(record["contributors"]) == names for record in later)
+
+            await swarm.until(both_count, peers, LONG_S)
+
+    asyncio.run(scenario())
+
+
 def test_a_swarm_that_was_killed_whole_goes_on_where_it_was():
     async def scenario() -> None:
         rounds = {"total": 10_000, "inner_steps": 8, "start_peers": 2}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dilocox_peer.dht.assignment import Claimant, better_stage, choose_stage
+from dilocox_peer.dht.assignment import Claimant, better_stage, choose_stage, take_over
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.types import PeerId
 
@@ -98,3 +98,64 @@ def test_the_newest_that_can_be_dialled_moves_where_a_newer_one_cannot():
     stages = {0: [lease("a", 0, incarnation=1), lease("b", 0, incarnation=2), relayed], 1: [lease("d", 1)]}
     assert better_stage(stages, claimant("b"), 0)[0] == 1
     assert better_stage(stages, claimant("c", is_dialable=False), 0)[0] is None
+
+
+def test_the_newest_of_the_fullest_stage_goes_first_to_a_stage_that_was_left():
+    stages = {
+        0: [lease("a", 0, incarnation=1), lease("b", 0, incarnation=5)],
+        1: [],
+        2: [lease("c", 2, incarnation=1), lease("d", 2, incarnation=3), lease("e", 2, incarnation=2)],
+    }
+    turns = {
+        name: take_over(stages, claimant(name), stage) for name, stage in zip("abcde", (0, 0, 2, 2, 2), strict=True)
+    }
+    assert turns == {"d": (1, 0), "e": (1, 1), "b": (1, 2), "a": (None, 0), "c": (None, 0)}
+    assert take_over(stages, claimant("d", fits=(0, 2)), 2) == (None, 0), "no room for it"
+    assert take_over(stages, claimant("d", is_dialable=False), 2) == (None, 0)
+    assert take_over({**stages, 1: [lease("f", 1)]}, claimant("d"), 2) == (None, 0), "nothing is empty"
+    assert take_over(stages, claimant("stranger"), 2) == (None, 0), "its own lease is not seen"
+
+
+def test_of_two_stages_that_were_left_each_gets_one_and_who_cannot_be_dialled_stays():
+    relayed = replace(lease("r", 0, incarnation=9), reachability="relayed")
+    stages = {0: [relayed, *(lease(name, 0, incarnation=n) for n, name in enumerate("abc"))], 1: [], 2: []}
+    found = {name: take_over(stages, claimant(name), 0) for name in "abc"}
+    assert found == {"c": (1, 0), "b": (2, 0), "a": (1, 1)}, "r stays, so a may go too"
+    assert take_over(stages, claimant("r", is_dialable=False), 0) == (None, 0)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_peers_that_see_the_leases_late_fill_every_stage_and_empty_none(seed):
+    """Each looks now and then at what the others announced a while ago, and waits its turn, as peer/takeover.py has it."""
+    rng = random.Random(seed)
+    count, patience, late_s = rng.randint(2, 4), 45.0, 10.0
+    peers = [f"p{number}" for number in range(count + rng.randint(0, 6))]
+    lost = rng.randrange(count)
+    left = [stage for stage in range(count) if stage != lost]
+    held = {name: rng.choice(left) for name in peers} | dict(
+        zip(peers, left, strict=False)
+    )  # each of those has somebody
+    moves = [(0.0, name, stage) for name, stage in held.items()]
+    empty_since: dict[str, dict[int, float]] = {name: {} for name in peers}
+    now = 0.0
+    while now < 1200.0:
+        now += 1.0
+        for _number, name in enumerate(peers):
+            if rng.random() > 1 / 18:
+                continue
+            seen = {other: stage for at, other, stage in moves if at <= now - (0.0 if other == name else late_s)}
+            stages = {
+                stage: [lease(other, stage, incarnation=peers.index(other)) for other in seen if seen[other] == stage]
+                for stage in range(count)
+            }
+            since = empty_since[name]
+            empty_since[name] = {stage: since.get(stage, now) for stage in stages if not stages[stage]}
+            target, turn = take_over(stages, claimant(name), held[name])
+            if target is not None and now - empty_since[name][target] >= patience * (1 + turn):
+                held[name] = target
+                moves.append((now, name, target))
+        for stage in set(range(count)) - {lost}:
+            assert stage in held.values(), f"stage {stage} was emptied"
+    if len(peers) >= count:
+        assert lost in held.values()
+    assert sum(1 for at, *_ in moves if at > 0) <= 2, "hardly more than one moved"

@@ -25,6 +25,9 @@ def test_what_verifies_is_taken_and_the_newest_named_states_are_offered_first() 
     assert annals.newest_proven() == named[:-4:-1]
     assert annals.digest_at(stage.states[-1].head) == b""
     assert annals.up_to(stage.states[2].head) == tuple(stage.certificates[:3])
+    assert annals.round_at(stage.states[2].head) == 2
+    assert annals.round_at(sha256(b"another head")) is None
+    assert annals.signers_of(stage.states[2].head) == "3 of 3 peers"
 
 
 def test_what_does_not_verify_changes_nothing() -> None:

@@ -37,6 +37,7 @@ def test_every_field_has_a_comment():
         ('[outer]\noverlap = "soon"', "outer.overlap: input should be 'arrival', 'one-step' or 'none'"),
         ('[compression]\ncodec = "zip"', "compression.codec"),
         ("format = 2", "format"),
+        ('[run]\nname = "my run"', "pattern '^[A-Za-z0-9._-]{1,64}$' (got \"my run\")"),
         ("[", "not valid TOML"),
     ],
 )

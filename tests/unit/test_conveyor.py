@@ -7,13 +7,25 @@ import pytest
 import torch
 
 from dilocox_peer.events import Event, Failed, NeighbourLinked, NeighbourUnlinked
+from dilocox_peer.peer.body_queue import BodyQueue
 from dilocox_peer.peer.conveyor import _HELLO_VERSION, HELLO, Conveyor, hello_statement
 from dilocox_peer.peer.outer import initial_state
+from dilocox_peer.peer.shunned import LINES_PER_MINUTE, MAX_SHUNNED, SHUN_S, Shunned
 from dilocox_peer.peer.stage_loop import StageLoop
 from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.activations import BodyFormat
-from dilocox_peer.pipeline.hop import Cancel, Grad, Grant, HopMessage, MicroBatchId, Reserve, Step
+from dilocox_peer.pipeline.hop import (
+    Cancel,
+    Grad,
+    Grant,
+    HopMessage,
+    MicroBatchId,
+    Refuse,
+    Reserve,
+    Step,
+    encode_hops,
+)
 from dilocox_peer.pipeline.link import Arrived, Linked, LinkId, Unlinked
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, canonical
@@ -68,6 +80,44 @@ def test_a_new_link_may_greet_again(head: Peer):
         assert len(head.conveyor._scheduler.linked_callees) == 1
         head.conveyor._take(Unlinked(LINK, "gone"))
     assert head.conveyor._scheduler.linked_callees == ()
+
+
+def test_who_was_refused_is_hung_up_unheard_when_it_dials_in_again(head: Peer, monkeypatch: pytest.MonkeyPatch):
+    """Else each greeting costs it a link, and us a signature to check and an event."""
+    hung_up: list[LinkId] = []
+    monkeypatch.setattr(head.conveyor._link, "hang_up", hung_up.append)
+    for _ in range(5):
+        head.conveyor._take(Linked(LINK))
+        head.greet(10, stage=5)  # no neighbour of stage 0
+        head.conveyor._take(Unlinked(LINK, "hung up"))
+    assert hung_up == [LINK] * 5
+    assert sum(isinstance(event, Failed) for event in head.events) == 1
+    later = time.monotonic() + SHUN_S + 1.0
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    head.conveyor._take(Linked(LINK))
+    head.greet(10, stage=1)
+    assert len(head.conveyor._scheduler.linked_callees) == 1
+
+
+def test_a_flood_of_strangers_does_not_fill_the_log(head: Peer):
+    for number in range(3 * LINES_PER_MINUTE):
+        stranger = LinkId(f"stranger{number}")
+        head.conveyor._take(Linked(stranger))
+        head.conveyor._take(Arrived(stranger, HELLO + b"?", memoryview(b""), 0.0))
+    assert sum(isinstance(event, Failed) for event in head.events) == LINES_PER_MINUTE
+
+
+def test_shunned_links_are_forgotten_in_time_and_beyond_a_number():
+    shunned, links = Shunned(), [LinkId(f"stranger{number}") for number in range(MAX_SHUNNED + 1)]
+    for link in links:
+        shunned.add(link, 0.0)
+    assert not shunned.has(links[0], 1.0)
+    assert all(shunned.has(link, 1.0) for link in links[1:])
+    shunned.add(links[1], 1.0)
+    assert shunned.has(links[1], SHUN_S)
+    assert not shunned.has(links[2], SHUN_S)
+    shunned.add(links[0], SHUN_S + 2.0)
+    assert len(shunned._until) == 1
 
 
 class MiddlePeer(Peer):
@@ -140,3 +190,81 @@ def test_a_step_that_a_lost_caller_makes_due_has_a_buffer_for_its_weights(middle
     middle.conveyor._tell(contract.Unlinked(PeerId("a")))
     assert middle.loop.train_on()
     assert middle.loop._optimizer.steps_done == steps_before + 1
+
+
+def test_the_share_of_a_later_stage_counts_the_heads_that_are_listed():
+    last = Peer(2, 3)
+    try:
+        conveyor, caller = last.conveyor, PeerId("a")
+        conveyor._tell(contract.Linked(caller, 1))
+        for number in range(10):
+            id_ = MicroBatchId(PeerId(f"head{number}"), 1, 0)
+            for message, body in (
+                (Reserve(id_, 1, number), None),
+                (Step(id_, 1, 8, number), b"x"),
+                (Cancel(id_, number), None),
+            ):
+                conveyor._tell(contract.Received(caller, message, body))
+        assert conveyor.load_share() == 2.0  # nobody is listed yet: one more than there are callers
+        conveyor.set_listed_heads(6)
+        conveyor.set_replicas(3)
+        assert conveyor.load_share() == 2.0
+    finally:
+        last.conveyor._link.close(0.0)
+
+
+class SlowPeer(MiddlePeer):
+    """Its bodies wait for ever under its upload limit, unless they are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        conveyor = self.conveyor
+        conveyor._bodies = BodyQueue(lambda _: 1e6, lambda _: 0.0, answer_bytes=1)
+        conveyor._links = {PeerId(peer): LinkId(peer) for peer in "abz"}
+
+    def waits(self) -> bool:
+        self.conveyor._flush()
+        return self.conveyor._bodies.opens_at < float("inf")
+
+    def take_hops(self, peer: str, message: HopMessage) -> None:
+        self.conveyor._take_hops(PeerId(peer), encode_hops([message]), memoryview(b""))
+
+    def send_step(self) -> tuple[MicroBatchId, int]:
+        """A body for z is in the line; its call."""
+        id_ = self.receive("a", 7, 1)
+        assert self.loop.train_on()
+        call = self.conveyor._scheduler._busy[id_].call
+        self.hear("z", Grant(id_, call))
+        assert self.waits()
+        return id_, call
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowPeer]:
+    peer = SlowPeer()
+    monkeypatch.setattr(peer.conveyor._link, "send", lambda link, header, body=None: True)
+    yield peer
+    peer.conveyor._link.close(0.0)
+
+
+def test_a_body_that_we_cancel_while_it_waits_for_the_upload_limit_is_not_sent(slow: SlowPeer):
+    """It would take the uplink of one that is wanted, and its callee would blame us for a body without a slot."""
+    id_, _call = slow.send_step()
+    slow.hear("a", Cancel(id_, 1))
+    assert not slow.waits()
+
+
+def test_a_body_that_its_callee_refuses_while_it_waits_is_not_sent(slow: SlowPeer):
+    id_, call = slow.send_step()
+    slow.take_hops("z", Refuse(id_, "paused", call))
+    assert not slow.waits()
+
+
+def test_a_gradient_that_its_caller_cancels_while_it_waits_is_not_sent(slow: SlowPeer):
+    id_, call = slow.send_step()
+    slow.hear("z", Grad(id_, 1.0, 0, call), slow.gradient)
+    slow.conveyor._bodies.drop(PeerId("z"), id_, call)
+    assert slow.loop.train_on()
+    assert slow.waits()
+    slow.take_hops("a", Cancel(id_, 1))
+    assert not slow.waits()

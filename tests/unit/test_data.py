@@ -156,6 +156,11 @@ def test_an_empty_folder_and_no_path_at_all_are_refused(tmp_path):
         load_corpus("files", [], validation=0.1)
 
 
+def test_files_given_to_a_run_on_the_library_are_refused_not_ignored(tmp_path):
+    with pytest.raises(ConfigError, match="leave --data out"):
+        load_corpus("stdlib", [tmp_path], validation=0.1)
+
+
 def test_what_may_not_be_read_is_named(tmp_path, monkeypatch):
     (tmp_path / "secret.txt").write_text("x" * 9000)
 

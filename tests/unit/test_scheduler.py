@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dilocox_peer.events import Event
+from dilocox_peer.peer.clock import follows
 from dilocox_peer.pipeline.contract import (
     Action,
     Backward,
@@ -32,6 +33,7 @@ from dilocox_peer.pipeline.contract import (
     Shifted,
     StepNow,
     Stepped,
+    StepSent,
     Tick,
     Turn,
     Unlinked,
@@ -75,9 +77,15 @@ class Bench:
             rng=random.Random(1), now=0.0, **options,
         )  # type: ignore[arg-type]  # fmt: skip
         self.stage = stage
+        self.holds_bodies = False
 
     def feed(self, happened: object) -> list[Action]:
-        return self.machine.handle(happened, self.now)  # type: ignore[arg-type]
+        """What it does about it. Bodies leave at once unless they are held up."""
+        actions = self.machine.handle(happened, self.now)  # type: ignore[arg-type]
+        for action in actions if not self.holds_bodies else ():
+            if isinstance(action, Send) and isinstance(action.message, Step):
+                self.machine.handle(StepSent(action.peer, action.message), self.now)
+        return actions
 
     def says(self, happened: object) -> list[tuple[PeerId, HopMessage]]:
         """What it sends, Statuses left out."""
@@ -108,6 +116,12 @@ class Bench:
         call = index if call is None else call
         assert self.get(caller, Reserve(id_of(index, head), 0, call)) == [(caller, Grant(id_of(index, head), call))]
         self.get(caller, Step(id_of(index, head), 0, 4, call), b"x")
+
+    def name_head(self, head: PeerId, caller: PeerId = UP, *, round_number: int = 0) -> None:
+        """A caller sends a micro-batch of a head, and cancels it."""
+        self.get(caller, Reserve(id_of(0, head), round_number, 0))
+        self.get(caller, Step(id_of(0, head), round_number, 4, 0), b"x")
+        self.get(caller, Cancel(id_of(0, head), 0))
 
     def begin(self) -> tuple[MicroBatchId, PeerId, int]:
         """Starts a forward, which must be there; its id, and the callee and number of its call."""
@@ -365,6 +379,18 @@ def test_an_overdue_callee_that_works_on_it_is_left_alone() -> None:
     assert bench.tick(10.0) == []
 
 
+def test_a_callee_is_not_late_while_the_body_waits_for_our_upload_limit() -> None:
+    bench = head().link(DOWN2)
+    bench.holds_bodies = True
+    id_, callee, call = bench.begin()
+    bench.says(ForwardDone(id_, b"y", 0.1))
+    ((_, step),) = bench.get(callee, Grant(id_, call))
+    assert bench.tick(100.0) == []
+    bench.feed(StepSent(callee, step))
+    assert bench.tick(29.0) == []
+    assert bench.tick(1.5) == [(callee, Reserve(id_, 0, call))]
+
+
 def test_an_only_callee_that_forgot_a_micro_batch_gets_it_again() -> None:
     bench = head()
     id_, _, call = bench.call()
@@ -510,7 +536,35 @@ def test_a_later_stage_knows_the_rounds_of_its_recent_heads() -> None:
     other = id_of(0, UP2)
     bench.get(UP, Reserve(other, 9, 500))
     bench.get(UP, Step(other, 9, 50, 500), b"x")
-    assert bench.machine.recent_heads() == {UP: (6, 63), UP2: (9, 1)}
+    assert bench.machine.recent_heads() == {(UP, UP): (6, 63), (UP, UP2): (9, 1)}
+    assert bench.machine.num_heads(listed=2) == 2
+
+
+def test_a_caller_that_is_a_head_works_for_itself_alone() -> None:
+    bench = Bench(1, max_slots=200).link(UP, UP2)
+    for index in range(40):
+        bench.name_head(PeerId(f"invented{index}"))
+    bench.name_head(UP, UP2)
+    assert bench.machine.recent_heads() == {(UP, UP): (0, 40), (UP2, UP2): (0, 1)}
+    assert bench.machine.num_heads(listed=1) == 2
+
+
+def test_invented_heads_are_no_more_than_are_listed_or_one_more_than_callers() -> None:
+    """Their number makes the share of a round, and so the learning rate's place in it."""
+    bench = Bench(2, max_slots=200).link(UP, UP2)
+    for index in range(60):
+        bench.name_head(PeerId(f"head{index}"))
+    assert [bench.machine.num_heads(listed) for listed in (0, 2, 5, 100)] == [3, 3, 5, 60]
+
+
+def test_a_caller_that_lies_about_the_round_of_others_heads_does_not_end_ours() -> None:
+    bench = last(max_slots=200).link(UP2)
+    for _ in range(40):
+        bench.name_head(UP)
+    bench.name_head(UP, UP2, round_number=10**6)
+    heads = bench.machine.recent_heads()
+    assert heads == {(UP, UP): (0, 40), (UP2, UP): (10**6, 1)}
+    assert not follows(1, own=40, heads=heads, certified_at_stage_0=0)
 
 
 def test_round_fields_are_told_at_once_and_flow_through() -> None:

@@ -10,7 +10,7 @@ from dilocox_peer.cli.screen import Size, View, render
 from dilocox_peer.events import Failed, PeerStarted, SeenPeer, SwarmSeen
 from dilocox_peer.peer.status import Status
 from dilocox_peer.types import PeerId
-from tests.unit.dashboard_data import joined, progress, status
+from tests.unit.dashboard_data import certified, joined, progress, status
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -72,6 +72,21 @@ def test_no_colour_is_kept_when_the_reader_wants_none():
     plain = text_of(found, now, Size(80, 24), force_terminal=True, color_system="standard", no_color=True)
     assert "\x1b[1;36m" in coloured
     assert not any(f"{code}m" in plain for code in (31, 32, 33, 36, 41, 44))
+
+
+@pytest.mark.parametrize("codec", ["topk", "lowrank-int4"])
+def test_the_columns_of_the_rounds_stand_below_their_heads_in_long_runs(codec):
+    found = Status()
+    found.take(joined(stages=1, stage=0), 0.0)
+    for number in (998, 999, 1000):
+        found.take(certified(number, expected_rounds=1600, codec=codec, rank=0, own_included=True), float(number))
+    lines = text_of(found, 1000.0, Size(80, 24), View(panel=3)).split("\n")
+    head = next(line for line in lines if "round" in line and "who" in line)
+    rows = [line for line in lines if "/1600" in line]
+    assert len(rows) == 3
+    for row in rows:
+        assert row.index(codec) == head.index("codec")
+        assert row.index("/1600") + len("/1600") == head.index("round") + len("round")
 
 
 def test_a_stalled_peer_says_so_first():

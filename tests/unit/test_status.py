@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from dilocox_peer.cli.operate import peer_lines
 from dilocox_peer.events import (
     Evaluated,
     Failed,
@@ -16,6 +17,8 @@ from dilocox_peer.events import (
     RoundCertified,
     RunComplete,
     SeenPeer,
+    StageClaimed,
+    StageCopied,
     StageSeen,
     SwarmSeen,
 )
@@ -83,6 +86,20 @@ def test_a_paused_peer_is_not_stalled_and_counts_anew_when_it_trains_again():
 )
 def test_the_end_is_a_phase(event, phase):
     assert folded(joined(), progress(0), event).phase == phase
+
+
+def test_who_moves_to_another_stage_shows_its_rounds_and_no_copy_of_it():
+    kept = StageCopied(2, 7, ME, 1000, 0.1, is_first=True)
+    found = folded(joined(stages=3, stage=1), certified(8), kept)
+    assert found.copies == {2: 7}
+    assert "keeps a copy of stage 2, of round 7" in "\n".join(peer_lines(summary(found, 100.0)))
+    found.take(joined(stages=3, stage=1), 101.0)
+    assert len(found.rounds) == 1, "the network daemon died: the same stage"
+    found.take(StageClaimed(2, "nobody holds it"), 102.0)
+    found.take(joined(stages=3, stage=2), 103.0)
+    assert found.stage == 2
+    assert not found.rounds
+    assert not found.copies
 
 
 def test_a_stage_that_nobody_holds_is_empty_and_a_lone_peer_among_pairs_is_thin():

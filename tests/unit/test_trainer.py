@@ -1,6 +1,6 @@
 """The training threads: calls in any order give what the same calls give one after the other in one thread.
 
-Nothing here sleeps: the trainer's clock is called once a micro-batch, so the test counts them and waits for the count.
+Nothing here sleeps: the torch thread asks the clock once a micro-batch, so the test counts them and waits for the count.
 """
 
 import math
@@ -46,17 +46,22 @@ def head(number):
 
 
 class MicroBatches:
-    """A clock that counts how often it is asked, and lets others wait for a count."""
+    """A clock that counts how often the torch thread asks it, and lets others wait for a count."""
 
     def __init__(self):
         self._changed = threading.Condition()
-        self._count = -1  # the trainer asks once when it is made
+        self._count = 0
 
     def __call__(self):
         with self._changed:
-            self._count += 1
-            self._changed.notify_all()
+            if threading.current_thread().name == "dilocox-torch":
+                self._count += 1
+                self._changed.notify_all()
             return float(self._count)
+
+    def pass_time(self, seconds):
+        with self._changed:
+            self._count += seconds
 
     @property
     def count(self):
@@ -444,3 +449,16 @@ def test_a_thread_that_does_not_end_in_time_is_named_and_calls_that_waited_fail(
     for future in waiting:
         with pytest.raises(RuntimeError, match="the trainer was stopped"):
             future.result(DEADLINE_S)
+
+
+def test_a_standstill_is_seen_by_who_asks(run):
+    """The lease says the speed: a stage that stalled would look fast to newcomers, and get none of them."""
+    running = run(manifest_with())
+    running.clock.wait_for(LIMIT)
+    running.trainer.hold().result(DEADLINE_S)
+    working = running.trainer.progress()
+    assert (working.tokens_per_s, working.busy > 0) == (pytest.approx(16.0), True)
+    running.clock.pass_time(3600)
+    stalled = running.trainer.progress()
+    assert 0 < stalled.tokens_per_s < 0.01
+    assert stalled.busy < working.busy / 1000

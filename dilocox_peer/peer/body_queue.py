@@ -1,0 +1,54 @@
+"""Bodies that wait for their turn under the limits of bandwidth, in order. Pure but for the paces.
+
+The place of the first is kept when it is dropped, for the next if it is of its kind: its bytes are counted as passed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Container
+
+from dilocox_peer.pipeline.activations import Bytes
+from dilocox_peer.pipeline.hop import Grad, MicroBatchId, Step
+from dilocox_peer.pipeline.turnstile import Pace
+from dilocox_peer.types import PeerId
+
+Waiting = tuple[PeerId, Step | Grad, Bytes]
+
+
+class BodyQueue:
+    def __init__(self, pace: Pace, pace_in: Pace, *, answer_bytes: int) -> None:
+        """pace: of the bodies. pace_in: of the answers to Steps, of answer_bytes each."""
+        self._pace, self._pace_in = pace, pace_in
+        self._answer_bytes = answer_bytes
+        # By the call that they are part of: a peer is our caller or our callee, so the numbers are one side's.
+        self._waiting: OrderedDict[tuple[PeerId, MicroBatchId, int], Waiting] = OrderedDict()
+        self._at: float | None = None  # when the first of them may go; None: it has not asked yet
+        self._asked_for: type[Step | Grad] = Step
+
+    @property
+    def opens_at(self) -> float:
+        """When `take` has one to give, as far as is known; inf when nothing waits."""
+        return float("inf") if not self._waiting else float("-inf") if self._at is None else self._at
+
+    def add(self, peer: PeerId, message: Step | Grad, body: Bytes) -> None:
+        """An answer that is asked for again while it waits keeps its place."""
+        self._waiting[peer, message.id, message.call] = (peer, message, body)
+
+    def drop(self, peer: PeerId, id_: MicroBatchId, call: int) -> None:
+        """Nobody wants it any more."""
+        self._waiting.pop((peer, id_, call), None)
+
+    def take(self, now: float, linked: Container[PeerId]) -> Waiting | None:
+        """The next whose time has come. Those of peers that are not linked are dropped."""
+        while self._waiting:
+            peer, message, body = next(iter(self._waiting.values()))
+            if peer in linked:
+                if self._at is None or self._asked_for is not type(message):
+                    self._asked_for = type(message)
+                    answer_s = self._pace_in(self._answer_bytes) if isinstance(message, Step) else 0.0
+                    self._at = now + max(self._pace(len(body)), answer_s)
+                if self._at > now:
+                    return None
+                self._at = None
+                return self._waiting.popitem(last=False)[1]
+            self._waiting.popitem(last=False)
+        return None

@@ -1,0 +1,99 @@
+"""Bodies leave in order, each when the limits let it, and not when nobody wants it any more."""
+
+from dilocox_peer.peer.body_queue import BodyQueue
+from dilocox_peer.pipeline.hop import Grad, MicroBatchId, Step
+from dilocox_peer.types import PeerId
+
+UP, DOWN, GONE = PeerId("up"), PeerId("down"), PeerId("gone")
+LINKED = {UP, DOWN}
+BODY = bytes(10)
+
+
+def step(index: int) -> Step:
+    return Step(MicroBatchId(UP, 1, index), 1, 4, index)
+
+
+def grad(index: int) -> Grad:
+    return Grad(MicroBatchId(UP, 1, index), 1.0, 0, index)
+
+
+class Limits:
+    """A queue whose bodies wait a second each, and what it asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self.queue = BodyQueue(self.pace("out", 1.0), self.pace("in", 0.5), answer_bytes=7)
+
+    def pace(self, way: str, seconds: float):
+        def ask(num_bytes: int) -> float:
+            self.asked.append((way, num_bytes))
+            return seconds
+
+        return ask
+
+    def add(self, *messages: Step | Grad, peer: PeerId = DOWN) -> None:
+        for message in messages:
+            self.queue.add(peer, message, BODY)
+
+    def take(self, now: float) -> Step | Grad | None:
+        taken = self.queue.take(now, LINKED)
+        return None if taken is None else taken[1]
+
+
+def test_each_asks_once_when_it_is_first_and_goes_when_its_time_has_come():
+    limits = Limits()
+    limits.add(step(0), grad(1))
+    assert limits.queue.opens_at <= 0.0
+    assert [limits.take(now) for now in (0.0, 0.5, 0.9)] == [None] * 3
+    assert limits.queue.opens_at == 1.0
+    assert limits.asked == [("in", 7), ("out", 10)]
+    assert [limits.take(now) for now in (1.0, 1.5, 2.5)] == [step(0), None, grad(1)]
+    assert limits.asked == [("in", 7), ("out", 10), ("out", 10)]
+    assert limits.queue.opens_at == float("inf")
+
+
+def test_what_is_dropped_leaves_its_place_to_the_next_of_its_kind():
+    limits = Limits()
+    limits.add(step(0), step(1), grad(2))
+    assert limits.take(0.0) is None
+    limits.queue.drop(DOWN, step(0).id, 0)
+    assert limits.take(1.0) == step(1)
+    assert limits.asked == [("in", 7), ("out", 10)]
+    limits.add(step(3))
+    assert limits.take(1.0) is None
+    limits.queue.drop(DOWN, grad(2).id, 2)
+    assert [limits.take(now) for now in (2.0, 2.9, 3.0)] == [None, None, step(3)]
+    assert limits.asked.count(("in", 7)) == 2
+
+
+def test_a_place_outlives_an_empty_queue_that_asks_for_no_attention():
+    limits = Limits()
+    limits.add(step(0))
+    assert limits.take(0.0) is None
+    limits.queue.drop(DOWN, step(0).id, 0)
+    assert limits.take(5.0) is None
+    assert limits.queue.opens_at == float("inf")
+    limits.add(step(1))
+    assert limits.take(5.0) == step(1)
+
+
+def test_other_calls_are_not_dropped():
+    limits = Limits()
+    limits.add(step(0), step(1))
+    for peer, id_, call in ((UP, step(0).id, 0), (DOWN, step(1).id, 0), (DOWN, step(0).id, 1)):
+        limits.queue.drop(peer, id_, call)
+    assert [limits.take(now) for now in (0.0, 1.0, 1.0, 2.0)] == [None, step(0), None, step(1)]
+
+
+def test_an_answer_asked_for_again_while_it_waits_is_sent_once():
+    limits = Limits()
+    limits.add(grad(0), grad(1), grad(0))
+    assert [limits.take(now) for now in (0.0, 1.0, 1.0, 2.0, 9.0)] == [None, grad(0), None, grad(1), None]
+
+
+def test_bodies_of_peers_that_are_gone_wait_for_nothing():
+    limits = Limits()
+    limits.add(step(0), peer=GONE)
+    assert limits.take(0.0) is None
+    assert limits.asked == []
+    assert limits.queue.opens_at == float("inf")
