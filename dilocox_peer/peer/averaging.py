@@ -149,7 +149,9 @@ class Averaging:
             settles_ours = self.conductor.drop_waiting()
             keep = action.keep_movement and not settles_ours
             await asyncio.wrap_future(self._trainer.install(state, keep_movement=keep))
-            self._keeper.save(state)
+            # On disk before the chain follows it: killed in between, with the donors gone, we would be at a head that nothing
+            # here leads to. A disk that refuses is told, and what is in memory is still right.
+            await asyncio.shield(asyncio.wrap_future(self._keeper.save(state)))
             self.conductor.on_state_installed(state.head, state.round)
             self.driver.post(StateInstalled(state.head, state.digest))
         finally:

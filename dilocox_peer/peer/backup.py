@@ -127,7 +127,7 @@ def encode_chain(certificates: Iterable[Certificate]) -> bytes:
 
 def decode_chain(raw: bytes | bytearray, max_bytes: int, sender: PeerId | None = None) -> list[Certificate]:
     """Not verified yet. Raises ProtocolError."""
-    fields = unpack(bytes(raw), max_bytes, sender)
+    fields = unpack(bytes(raw), max_bytes, sender, max_list=max_bytes)
     if (version := fields.integer()) != VERSION:
         raise fields.refuse(f"a chain of version {version}; this program reads {VERSION}")
     certificates = [read_certificate(each) for each in fields.items(max_bytes)]

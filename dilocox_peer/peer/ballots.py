@@ -23,7 +23,7 @@ from dilocox_peer.peer.seat import Seat, send_all
 from dilocox_peer.types import Digest, PeerId
 
 MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is normal, a stream of them is not
-MAX_BALLOT = 1 << 40
+MAX_JUMP = 1 << 20  # of a ballot above the last promised: of 64 peers, one that hears nobody is there after a week
 BALLOT_BACKOFF = 1.5
 FOREVER = float("inf")
 
@@ -113,8 +113,8 @@ class Ballots:
 
     def on_propose(self, sender: PeerId, message: Propose, now: float) -> tuple[list[Action], str | None]:
         seat, ballot, value = self._seat, message.ballot, message.value
-        if ballot > MAX_BALLOT or sender != seat.leader(ballot) or sender == seat.me:
-            return [], f"proposes in ballot {ballot}, which it does not lead"
+        if reason := self._why_not_led(sender, ballot):
+            return [], f"proposes in ballot {ballot}, {reason}"
         if ballot < seat.votes.promised:
             return [self._nack(sender, ballot, ())], None
         accepted = seat.votes.accepted
@@ -155,7 +155,7 @@ class Ballots:
         if message.promised > lead.ballot:
             # Whoever leads the higher ballot asks us too, and then we give way. If nobody does, the promise is a leftover
             # of a leader that died or moved on: we ask above it, or a quorum without that peer goes on in our ballot.
-            if lead.outbid < message.promised <= MAX_BALLOT - len(self._seat.order):
+            if lead.outbid < message.promised <= self._highest_ballot - len(self._seat.order):  # theirs follow, too
                 lead.outbid = message.promised
                 lead.outbid_at = min(lead.outbid_at, now + self._seat.jittered(self._seat.timing.retry_s))
         elif lead.value is not None:
@@ -164,8 +164,9 @@ class Ballots:
 
     def on_prepare(self, sender: PeerId, message: Prepare, now: float) -> tuple[list[Action], str | None]:
         seat, ballot = self._seat, message.ballot
-        if not 0 < ballot <= MAX_BALLOT or sender != seat.leader(ballot) or sender == seat.me:
-            return [], f"prepares ballot {ballot}, which it does not lead"
+        reason = "which needs no promises" if ballot == 0 else self._why_not_led(sender, ballot)
+        if reason:
+            return [], f"prepares ballot {ballot}, {reason}"
         if ballot < seat.votes.promised:
             return [self._nack(sender, ballot, ())], None
         actions: list[Action] = []
@@ -187,6 +188,19 @@ class Ballots:
                 return reason
         lead.promises[sender] = accepted
         return None
+
+    def _why_not_led(self, sender: PeerId, ballot: int) -> str | None:
+        """Why a ballot of sender's is not looked at, or None."""
+        if sender == self._seat.me or sender != self._seat.leader(ballot):
+            return "which it does not lead"
+        if ballot > self._highest_ballot:
+            return f"far above {self._seat.votes.promised}"
+        return None
+
+    @property
+    def _highest_ballot(self) -> int:
+        """That may come next. Without a bound, one message could use the numbers up: nobody reads a ballot above them."""
+        return self._seat.votes.promised + MAX_JUMP
 
     # ---- what follows from it ----
 
@@ -458,9 +472,7 @@ class Ballots:
 
     def _want(self, entry: Entry, sources: tuple[PeerId, ...], now: float) -> list[Action]:
         others = (peer for peer in sources if peer != self._seat.me)
-        return [
-            *self._holdings.want(entry.blob, entry.size_bytes, others, round_number=self._seat.place.round + 1, now=now)
-        ]
+        return [*self._holdings.want(entry.blob, others, round_number=self._seat.place.round + 1, now=now)]
 
     def _ack(self, to: PeerId, ballot: int, value: Value) -> Action:
         signature = self._seat.signature(value, epoch=self._seat.place.epoch, ballot=ballot)

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from dilocox_peer.compression.ladder import LOW_RANK
-from dilocox_peer.events import Listener, PlanChanged, RoundCertified, RoundClosed
+from dilocox_peer.events import Failed, Listener, PlanChanged, RoundCertified, RoundClosed
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.blobs import BlobStore
 from dilocox_peer.peer.chain import Certificate, Entry
 from dilocox_peer.peer.clock import RoundClock
-from dilocox_peer.peer.contract import Apply, Closed, Input, Progress, StateComputed
+from dilocox_peer.peer.contract import Apply, BlobLost, Closed, Input, Progress, StateComputed
 from dilocox_peer.peer.measured import Measured
 from dilocox_peer.peer.pace import Situation, Step, next_step
 from dilocox_peer.peer.rounds import RoundMachine
@@ -73,11 +73,13 @@ class Conductor:
         self._is_paused = is_paused
         self._is_due = is_due if is_due is not None else self._is_due_by_count
         self._waiting: deque[Apply] = deque()
+        self._lost: Digest | None = None  # a contribution to be merged that is gone from our disk
         self._changed = asyncio.Event()
         self._offered_at: Digest | None = None
         self._close_loss = math.nan
         self._closed_at_s: float | None = None
-        self._measured = Measured(manifest.inner.accumulate)
+        inner = manifest.inner
+        self._measured = Measured(inner.accumulate * inner.micro_batch * manifest.model.context)
         self._told_halves = (0, 0)
         self._sent_before = 0
         self._held = True  # the session starts the trainer held, until the rounds are at its head
@@ -102,17 +104,20 @@ class Conductor:
         ours was in what waited: then our movement is no longer all unsettled."""
         settles_ours = any(action.own is not None for action in self._waiting)
         self._waiting.clear()
+        self._lost = None
         return settles_ours
 
     def on_state_installed(self, head: Digest, round_number: int) -> None:
         self.merged_head, self.merged_round = head, round_number
         self._known_head = head
-        self._offered_at = None
+        self._offered_at = self._closed_at_s = None
         self._changed.set()
 
     async def run(self) -> None:
         """Works until the last round is merged. Cancelled: the trainer keeps its last merged state."""
         while True:
+            if self._is_paused() or not self._may_train:
+                self._measured.on_idle(time.monotonic(), tokens=self._trainer.progress().tokens)
             self._learn_plans(self._machine.round)
             situation = self._situation()
             match next_step(situation):
@@ -159,7 +164,9 @@ class Conductor:
             overlap="arrival" if self._is_paused() else self._manifest.outer.overlap,
             # The machine is at a new head before its actions are carried out (the journal is flushed first): until the
             # certificate has reached us, what we would close belongs to the old one.
-            ready=self._may_train and self._machine.head == self._known_head,
+            ready=self._may_train
+            and self._machine.head == self._known_head
+            and (self._lost is None or self._lost in self._blobs.held),
             busy=self.state_fetches > 0,
             due=self._is_due(progress),
             may_offer=self._machine.may_offer and not closed_here,
@@ -192,12 +199,10 @@ class Conductor:
 
     async def _close(self) -> None:
         base, state_digest = self._machine.head, self._machine.state_digest
-        round_number = self._trainer.progress().round
-        started_s = time.monotonic()
+        progress, started_s = self._trainer.progress(), time.monotonic()
         closing = await asyncio.wrap_future(self._trainer.close())
         loop = asyncio.get_running_loop()
         digest = await loop.run_in_executor(self._disk, self._blobs.put, closing.blob)
-        self._close_loss, self._closed_at_s = closing.train_loss, started_s
         if self._machine.head != base:
             # A certificate came in while we encoded: the movement stays and goes with the next contribution.
             await asyncio.wrap_future(self._trainer.withdraw())
@@ -205,15 +210,16 @@ class Conductor:
                 await loop.run_in_executor(self._disk, self._blobs.forget, digest)
             return
         report = self._measured.on_close(
-            started_s, micro_batches=closing.round_micro_batches, lost=closing.lost, uplink_bps=self._uplink_bps()
+            started_s, tokens=progress.tokens, lost=closing.lost, uplink_bps=self._uplink_bps()
         )
+        self._close_loss, self._closed_at_s = closing.train_loss, started_s
         entry = Entry(
             self._me, self._incarnation, digest, len(closing.blob), closing.micro_batches, state_digest, report
         )
         self._offered_at = base
         self._post(Closed(base, entry))
         self._listener(
-            RoundClosed(round_number, closing.micro_batches, closing.train_loss, len(closing.blob), closing.raw_bytes)
+            RoundClosed(progress.round, closing.micro_batches, closing.train_loss, len(closing.blob), closing.raw_bytes)
         )
 
     async def _merge(self, action: Apply) -> None:
@@ -221,7 +227,11 @@ class Conductor:
         blobs = await asyncio.get_running_loop().run_in_executor(self._disk, self._read, certificate)
         if not self._waiting or self._waiting[0] is not action:
             return  # another state was installed meanwhile
+        if isinstance(blobs, Entry):
+            self._lose(blobs, certificate)
+            return
         self._waiting.popleft()
+        self._lost = None
         value = certificate.value
         self._learn_plans(value.round)
         merged = await asyncio.wrap_future(
@@ -234,24 +244,30 @@ class Conductor:
             )
         )
         self.merged_head, self.merged_round = certificate.head, value.round
-        self._offered_at = None
+        exchange_s = None if self._closed_at_s is None else time.monotonic() - self._closed_at_s
+        self._offered_at = self._closed_at_s = None
         self._post(StateComputed(certificate.head, merged.state_digest))
         if value.kind == "round":
-            exchange_s = None if self._closed_at_s is None else time.monotonic() - self._closed_at_s
             self._measured.on_merge(exchange_s, needed_rank=merged.needed_rank)
-            self._tell(action, merged.state_digest)
+            self._tell(action, merged.state_digest, exchange_s)
         self._on_merged()
 
-    def _read(self, certificate: Certificate) -> list[bytes]:
+    def _read(self, certificate: Certificate) -> list[bytes] | Entry:
+        """The blobs, in order, or the entry whose blob is not there any more."""
         blobs = []
         for entry in certificate.value.entries:
             blob = self._blobs.get(entry.blob)
             if blob is None:
-                raise OSError(
-                    f"contribution {entry.blob.hex()[:12]} of round {certificate.value.round} is gone from disk"
-                )
+                return entry
             blobs.append(blob)
         return blobs
+
+    def _lose(self, entry: Entry, certificate: Certificate) -> None:
+        """Has a contribution fetched once more; it is merged when it is here, and training goes on until then."""
+        self._lost = entry.blob
+        self._post(BlobLost(entry.blob, certificate))
+        name, number = entry.blob.hex()[:12], certificate.value.round
+        self._listener(Failed("merge", f"contribution {name} of round {number} is gone from disk; it is fetched again"))
 
     def _learn_plans(self, certified: int) -> None:
         """What training may be in at this head: the round after it, and the one after that while an offer is out."""
@@ -272,7 +288,7 @@ class Conductor:
                 )
             )
 
-    def _tell(self, action: Apply, state_digest: bytes) -> None:
+    def _tell(self, action: Apply, state_digest: bytes, exchange_s: float | None) -> None:
         value = action.certificate.value
         now, sent = time.monotonic(), self._bytes_sent()
         plan = self._machine.plan_for(value.round)
@@ -294,10 +310,10 @@ class Conductor:
                 codec=plan.codec,
                 rank=plan.rank if plan.codec == LOW_RANK else 0,
                 inner_steps=plan.inner_steps,
-                delay_s=None if self._closed_at_s is None else round(now - self._closed_at_s, 3),
+                delay_s=None if exchange_s is None else round(exchange_s, 3),
                 expected_rounds=self._machine.expected_rounds or 0,
             )
         )
         self._tell_plan(value.round)
-        self._last_merge_s, self._sent_before, self._closed_at_s = now, sent, None
+        self._last_merge_s, self._sent_before = now, sent
         self._close_loss = math.nan  # of this round; who does not close the next one has no loss to tell of it

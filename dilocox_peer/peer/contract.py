@@ -86,6 +86,14 @@ class BlobMissing:
 
 
 @dataclass(frozen=True, slots=True)
+class BlobLost:
+    """A blob of a certificate whose Apply waits is no longer on our disk, or damaged there: BlobHeld when it is again."""
+
+    blob: Digest
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
 class StateInstalled:
     """The anchor state at `head`, asked for by FetchState, is in place and durable. From here on it is our anchor."""
 
@@ -116,7 +124,7 @@ class Leaving:
 
 Input = (
     Tick | Received | PeerFound | PeerRefused | Progress | Closed | BlobHeld | BlobRefused | BlobMissing
-    | StateInstalled | StateMissing | StateComputed | Leaving
+    | BlobLost | StateInstalled | StateMissing | StateComputed | Leaving
 )  # fmt: skip
 
 # ---- what it wants done, in order; an action is done only when those before it are ----------------------------------
@@ -143,7 +151,6 @@ class FetchBlob:
     BlobMissing, in the end always one of them."""
 
     blob: Digest
-    size_bytes: int
     sources: tuple[PeerId, ...]
 
 

@@ -36,6 +36,7 @@ from dilocox_peer.peer.contract import (
 from dilocox_peer.peer.journal import Journal
 from dilocox_peer.peer.messages import decode_message, encode_message
 from dilocox_peer.peer.outbox import Outbox
+from dilocox_peer.peer.refusals import Refusals
 from dilocox_peer.peer.rounds import RoundMachine
 from dilocox_peer.peer.transport import PeerGone, Transport
 from dilocox_peer.types import Digest, PeerId, sha256
@@ -82,6 +83,7 @@ class RoundDriver:
         self._on_change = on_change
         self._listener = listener
         self._inputs: asyncio.Queue[Input] = asyncio.Queue(MAX_INPUTS)
+        self._refusals = Refusals()
         self._fetching: set[Digest] = set()
         self._fetch_slots = asyncio.Semaphore(CONCURRENT_FETCHES)
         self._outbox: Outbox | None = None
@@ -103,11 +105,12 @@ class RoundDriver:
             await self._outbox.drained()
 
     def receive(self, sender: PeerId, raw: bytes) -> None:
-        """A message from the transport; a malformed one is noted and dropped."""
+        """A message from the transport; a malformed one is dropped, and told now and then."""
         try:
             message = decode_message(raw, sender)
         except ProtocolError as error:
-            self._listener(MessageRefused(sender, error.reason))
+            if self._refusals.is_due(sender, asyncio.get_running_loop().time()):
+                self._listener(MessageRefused(sender, error.reason))
             return
         self.post(Received(sender, message))
 
@@ -201,15 +204,13 @@ class RoundDriver:
         loop = asyncio.get_running_loop()
         if await loop.run_in_executor(self._disk, self._blobs.get, action.blob) is not None:
             return BlobHeld(action.blob)
-        if action.size_bytes > self._max_blob_bytes:  # what an offer announces is a stranger's word
-            return BlobRefused(action.blob, f"{action.size_bytes} bytes, at most {self._max_blob_bytes} are possible")
         for source in action.sources:
             try:
                 _header, body = await self._transport.fetch(
                     source,
                     BLOB_SERVICE,
                     {"digest": action.blob},
-                    max_body_bytes=action.size_bytes,
+                    max_body_bytes=self._max_blob_bytes,  # not what an offer says: it may name a blob of another's
                     timeout_s=BLOB_TIMEOUT_S,
                     stall_timeout_s=BLOB_STALL_S,
                 )

@@ -29,6 +29,7 @@ VERSION = 1
 MAX_RECORD_BYTES = 1 << 30  # a whole chain rewritten in one record; a million rounds of eight peers fit
 LOST_VOTES_EPOCHS = 1024  # epochs skipped when votes may be lost: whatever was signed before is below
 _HEADER = struct.Struct(">II")
+_PAYLOAD_STARTS = b"\x98" + bytes([VERSION])  # a list of 8 fields, of which the first is the version
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ def load_log(raw: bytes, genesis: Digest) -> Loaded:
     while start < len(raw):
         payload, stop = _payload_at(raw, start)
         if payload is None:
-            reason, damaged = f"record at byte {start} is torn or damaged", stop < len(raw)
+            damaged = stop < len(raw) or _is_record_after(raw, start)
+            reason = f"record at byte {start} is torn or damaged"
             break
         try:
             record = _decode_payload(payload)
@@ -137,8 +139,17 @@ def _payload_at(raw: bytes, start: int) -> tuple[bytes | None, int]:
     return payload, stop
 
 
+def _is_record_after(raw: bytes, start: int) -> bool:
+    """Whether a whole record lies beyond the one at start, whose length is not to be believed: then it is not a torn last one."""
+    payload_at = start + _HEADER.size
+    while (payload_at := raw.find(_PAYLOAD_STARTS, payload_at + 1)) >= 0:
+        if _payload_at(raw, payload_at - _HEADER.size)[0] is not None:
+            return True
+    return False
+
+
 def _decode_payload(payload: bytes) -> Durable:
-    fields = unpack(payload, MAX_RECORD_BYTES, None)
+    fields = unpack(payload, MAX_RECORD_BYTES, None, max_list=MAX_RECORD_BYTES)
     if (version := fields.integer()) != VERSION:
         raise fields.refuse(f"version {version}; this program reads {VERSION}")
     keep = fields.integer()

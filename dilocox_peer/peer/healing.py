@@ -2,11 +2,12 @@
 
 `path` is the best verified continuation that beats our chain: what rounds.py is to adopt, by blobs or by a whole state.
 A draft is a verified beginning of a chain that does not beat ours yet. Nothing foreign is believed before its links,
-arithmetic, quorums and signatures hold.
+arithmetic, quorums and signatures hold. Anybody can sign a chain of his own, so neither grows longer than the run can be.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dilocox_peer.peer.chain import Certificate, Chain, Place, Suffix, is_better, suffix_of
 from dilocox_peer.peer.contract import Send
@@ -15,6 +16,17 @@ from dilocox_peer.peer.seat import Owner
 from dilocox_peer.types import Digest, PeerId
 
 MAX_JUDGED = 1024  # heads remembered as worse than ours
+MAX_WAITING = 64  # peers that are to be asked
+SPARE_EPOCHS = 4096  # in a foreign chain, beside one a round: far more than a run has
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What a peer said of its chain, and when."""
+
+    head: Digest
+    weight: int | None
+    heard_at: float
 
 
 class Healing:
@@ -23,23 +35,42 @@ class Healing:
     def __init__(self, owner: Owner, chain: Chain) -> None:
         self._owner = owner
         self._chain = chain
+        rounds = owner.plans.most_rounds
+        self._most = None if rounds is None else 2 * rounds + SPARE_EPOCHS
         self.path: Suffix | None = None
         self._draft: Suffix | None = None
         self._judged: OrderedDict[Digest, None] = OrderedDict()
         self._shunned: dict[Digest, float] = {}
         self._asked: PeerId | None = None
         self._asked_until = 0.0
+        self._waiting: dict[PeerId, _Claim] = {}  # of whom something better may be had, in the order of their turns
 
     # ---- asking and answering ----
 
     def heard_of(self, peer: PeerId, head: Digest, weight: int | None, now: float) -> list[Send]:
-        """The question to ask a peer that is at head, if its chain may beat ours. weight: None if it did not say."""
-        if self._knows(head, now) or head in self._judged or (self._asked is not None and now < self._asked_until):
+        """The question that follows from a peer's being at head, if its chain may beat ours. weight: None if it did not say.
+
+        One is asked at a time, and all in turn: who always claims something better, and shows nothing, else keeps us from
+        those who have it.
+        """
+        if not self._may_beat(head, weight, now):
+            self._waiting.pop(peer, None)
             return []
+        if peer in self._waiting or len(self._waiting) < MAX_WAITING:
+            self._waiting[peer] = _Claim(head, weight, now)
+        if self._asked is not None and now < self._asked_until:
+            return []
+        while self._waiting:
+            first = next(iter(self._waiting))
+            claim = self._waiting.pop(first)
+            is_heard = now - claim.heard_at <= self._owner.timing.alive_s
+            if is_heard and self._may_beat(claim.head, claim.weight, now):
+                return self._ask(first, now)
+        return []
+
+    def _may_beat(self, head: Digest, weight: int | None, now: float) -> bool:
         best = self._chain.place.weight if self.path is None else self.path.weight
-        if weight is not None and weight < best:
-            return []
-        return self._ask(peer, now)
+        return not self._knows(head, now) and head not in self._judged and (weight is None or weight >= best)
 
     def _knows(self, head: Digest, now: float) -> bool:
         if self._chain.height_of(head) is not None or (self.path is not None and head in self.path.heads):
@@ -78,6 +109,8 @@ class Healing:
         if found is None:
             return self.heard_of(sender, certificates[-1].head, None, now), None
         start, before, place = found
+        if self._most is not None and len(before) + len(certificates) > self._most:
+            return [], f"a chain of more than {self._most} certificates beyond ours; this run has not so many"
         taken = list(before)
         for certificate in certificates:
             if reason := self._why_not(place, certificate):

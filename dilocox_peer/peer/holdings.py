@@ -45,6 +45,10 @@ class Holdings:
         self._refused.add(blob)
         self._wanted.pop(blob, None)
 
+    def lost(self, blob: Digest) -> None:
+        """It was held and is so no longer."""
+        self._held.discard(blob)
+
     def missing(self, blob: Digest, now: float) -> None:
         """No source gave it; it is asked for again after a while, if still wanted."""
         if (wanted := self._wanted.get(blob)) is not None:
@@ -67,9 +71,7 @@ class Holdings:
     def failures(self, blob: Digest) -> int:
         return wanted.failures if (wanted := self._wanted.get(blob)) is not None else 0
 
-    def want(
-        self, blob: Digest, size_bytes: int, sources: Iterable[PeerId], *, round_number: int, now: float
-    ) -> list[FetchBlob]:
+    def want(self, blob: Digest, sources: Iterable[PeerId], *, round_number: int, now: float) -> list[FetchBlob]:
         """The fetch to start now, if any: nothing for a blob that is held, refused, under way or failed just now."""
         if blob in self._held or blob in self._refused:
             return []
@@ -78,7 +80,7 @@ class Holdings:
             return []
         wanted.under_way = True
         self._round_of.setdefault(blob, round_number)
-        return [FetchBlob(blob, size_bytes, tuple(dict.fromkeys(sources))[:MAX_SOURCES])]
+        return [FetchBlob(blob, tuple(dict.fromkeys(sources))[:MAX_SOURCES])]
 
     def forget_before(self, round_number: int) -> tuple[Digest, ...]:
         """Drops the blobs first met before this round; gives them back, sorted."""

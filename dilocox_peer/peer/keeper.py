@@ -6,7 +6,7 @@ further back forward, by the certificates and contributions since, or asks other
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
@@ -36,6 +36,7 @@ class Keeper:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-checkpoint")
         self._lock = threading.Lock()
         self._newest: AnchorState | None = None
+        self._writing: Future[None] = Future()  # of _newest, while there is one
         self._layout = layout_of(manifest, stage)
         # Of our own chain alone: a branch given up for a heavier one with fewer rounds leaves files with higher numbers.
         chain = {manifest.genesis(stage), *(each.head for each in self.durable.appended)} if self.durable else None
@@ -81,13 +82,14 @@ class Keeper:
             return self.state
         return read_head(self.checkpoints, self._manifest.run_id, self._layout, head)
 
-    def save(self, state: AnchorState) -> None:
-        """Writes state in the background; of several that come while one is being written, the newest."""
+    def save(self, state: AnchorState) -> "Future[None]":
+        """Writes state in the background; of several that come while one is being written, the newest. Done when that is
+        on disk, or could not be written: then it is told."""
         with self._lock:
-            is_idle = self._newest is None
+            if self._newest is None:
+                self._writing = self._writer.submit(self._write)
             self._newest = state
-        if is_idle:
-            self._writer.submit(self._write)
+            return self._writing
 
     def _write(self) -> None:
         with self._lock:

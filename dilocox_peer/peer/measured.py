@@ -4,21 +4,29 @@ from dilocox_peer.peer.plan import Report
 
 
 class Measured:
-    """accumulate: micro-batches an inner step (K)."""
+    """tokens_a_step: of an inner step, all its micro-batches together."""
 
-    def __init__(self, accumulate: int) -> None:
-        self._accumulate = accumulate
-        self._closed_before_s: float | None = None
+    def __init__(self, tokens_a_step: int) -> None:
+        self._tokens_a_step = tokens_a_step
+        self._start: tuple[float, int] | None = None  # (when, tokens trained by then)
         self._exchange_ms = 0
         self._needed_rank = 0
 
-    def on_close(self, now_s: float, *, micro_batches: int, lost: float, uplink_bps: float) -> Report:
-        """The report that goes with a round closed now. micro_batches: done in it. lost: what the codec left out, a share.
-        uplink_bps: bits a second, 0: not known."""
-        before_s, self._closed_before_s = self._closed_before_s, now_s
+    def on_idle(self, now_s: float, *, tokens: int) -> None:
+        """Nothing is trained for now: the time since the last close says nothing of a step, what follows does."""
+        if self._start is not None:
+            self._start = (now_s, tokens)
+
+    def on_close(self, now_s: float, *, tokens: int, lost: float, uplink_bps: float) -> Report:
+        """The report that goes with a round closed now. tokens: trained in all. lost: what the codec left out, a share.
+        uplink_bps: bits a second, 0: not known.
+
+        A step is measured since the last close, however many rounds ago: others may have certified some without us.
+        """
+        start, self._start = self._start, (now_s, tokens)
         step_us = 0
-        if before_s is not None and micro_batches and now_s > before_s:
-            step_us = max(1, round(1e6 * (now_s - before_s) * self._accumulate / micro_batches))
+        if start is not None and tokens > start[1] and now_s > start[0]:
+            step_us = max(1, round(1e6 * (now_s - start[0]) * self._tokens_a_step / (tokens - start[1])))
         return Report(
             uplink_kbps=max(0, round(uplink_bps / 1000)),
             step_us=step_us,

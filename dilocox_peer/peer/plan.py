@@ -51,6 +51,11 @@ class PlanBounds:
     largest_inner_steps: int = 1 << 31
     total_steps: int | None = None
 
+    @property
+    def most_rounds(self) -> int | None:
+        """Of the run, were all as short as they may be; None: it does not end."""
+        return None if self.total_steps is None else -(-self.total_steps // self.smallest_inner_steps)
+
     def is_last(self, plan: Plan) -> bool:
         """Whether the run is over after this round, or was before it."""
         return self.total_steps is not None and plan.end >= self.total_steps

@@ -27,6 +27,7 @@ from dilocox_peer.peer.contract import (
     Action,
     Apply,
     BlobHeld,
+    BlobLost,
     BlobMissing,
     BlobRefused,
     Closed,
@@ -51,7 +52,7 @@ from dilocox_peer.peer.durable import Durable, Votes
 from dilocox_peer.peer.epochs import MAX_IN_VAIN, Epochs
 from dilocox_peer.peer.healing import Healing
 from dilocox_peer.peer.holdings import Holdings
-from dilocox_peer.peer.membership import MAX_KNOWN, NEVER, Members
+from dilocox_peer.peer.membership import Members
 from dilocox_peer.peer.messages import (
     Ack,
     Cert,
@@ -72,18 +73,18 @@ from dilocox_peer.peer.messages import (
 )
 from dilocox_peer.peer.plan import ANY_PLAN, Plan, PlanBounds
 from dilocox_peer.peer.planner import FixedPlanner, Planner
+from dilocox_peer.peer.refusals import Refusals
 from dilocox_peer.peer.seat import Owner, Seat, send_all
 from dilocox_peer.peer.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
 
 __all__ = [
-    "Action", "Apply", "BlobHeld", "BlobMissing", "BlobRefused", "Closed", "FetchBlob", "FetchState", "ForgetBlobs", "Input",
-    "Leaving", "Note", "PeerFound", "PeerRefused", "Persist", "Progress", "Received", "RoundMachine", "Send",
+    "Action", "Apply", "BlobHeld", "BlobLost", "BlobMissing", "BlobRefused", "Closed", "FetchBlob", "FetchState", "ForgetBlobs",
+    "Input", "Leaving", "Note", "PeerFound", "PeerRefused", "Persist", "Progress", "Received", "RoundMachine", "Send",
     "StateComputed", "StateInstalled", "StateMissing", "Tick", "Timing",
 ]  # fmt: skip
 
 PLANNED_FROM = 256  # newest certificates that a planner is shown at a restart
-NOTE_EVERY_S = 1.0  # refusals of one peer's messages noted at most so often
 
 
 class RoundMachine:
@@ -134,13 +135,14 @@ class RoundMachine:
         self._micro_batches = 0
         self._is_paused = False
         self._sent_ahead: Digest | None = None
+        self._again: Certificate | None = None  # its Apply waits for a blob that our disk has lost
         self._head_since = now
         self._now = now
         self._beat_at = now
         self._due = now
         self._beats = 0
         self._was_alive: set[PeerId] = set()
-        self._noted_at: dict[PeerId, float] = {}
+        self._refusals = Refusals()
         self._has_left = False
         if stored_blobs:
             of_round = {
@@ -325,6 +327,9 @@ class RoundMachine:
                 self._holdings.refused(blob)
             case BlobMissing(blob):
                 self._holdings.missing(blob, now)
+            case BlobLost(blob, certificate):
+                self._holdings.lost(blob)
+                self._again = certificate
             case StateInstalled(head, state_digest):
                 return self._install(head, state_digest)
             case StateMissing(head):
@@ -484,12 +489,7 @@ class RoundMachine:
         return [Send(peer, self._heartbeat()), *self._healing.heard_of(peer, head, None, self._now)]
 
     def _refuse(self, peer: PeerId, reason: str) -> list[Action]:
-        if self._now - self._noted_at.get(peer, NEVER) < NOTE_EVERY_S:
-            return []
-        if len(self._noted_at) > MAX_KNOWN:
-            self._noted_at.clear()
-        self._noted_at[peer] = self._now
-        return [Note(MessageRefused(peer, reason))]
+        return [Note(MessageRefused(peer, reason))] if self._refusals.is_due(peer, self._now) else []
 
     # ---- heartbeats ----
 
@@ -580,6 +580,7 @@ class RoundMachine:
         """Towards the best chain known: certificate by certificate where the blobs can be had, else by a whole state."""
         self._anchor.expire(self._now)
         actions: list[Action] = [*self._anchor.restore(self._now)]
+        actions += self._fetch_again()
         actions += self._replay_own()
         while not self._anchor.is_fetching and ((path := self._path) is not None or not self.is_ready):
             if path is None or not self._can_replay(path):
@@ -624,15 +625,26 @@ class RoundMachine:
         here = self._members.alive(self._now)
         for entry in certificate.value.entries:
             sources = self._sources(entry.peer, signers, here)
-            actions += self._holdings.want(
-                entry.blob, entry.size_bytes, sources, round_number=certificate.value.round, now=self._now
-            )
+            actions += self._holdings.want(entry.blob, sources, round_number=certificate.value.round, now=self._now)
         return actions
 
     def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
         """Those here first, a dead one costs a dial; among them the author, then who signed that it holds the blob."""
         peers = {author, *signers, *here} - {self._owner.peer}
         return sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
+
+    def _fetch_again(self) -> list[Action]:
+        """What an Apply that is given lacks, from the others; if it is not to be had there, another anchor is needed."""
+        certificate = self._again
+        if certificate is None:
+            return []
+        is_lost = self._is_lost(certificate)
+        if is_lost:
+            self._anchor.lose()
+        if is_lost or self._holdings.has_all(entry.blob for entry in certificate.value.entries):
+            self._again = None
+            return []
+        return self._want(certificate)
 
     def _replay_own(self) -> list[Action]:
         """After a restart: the certificates since the state on our disk, as far as their blobs are to be had."""
@@ -655,6 +667,7 @@ class RoundMachine:
 
     def _install(self, head: Digest, state_digest: bytes) -> list[Action]:
         """The anchor is now the one at head: our chain follows it there."""
+        self._again = None  # with the Applies that wait
         suffix = self._anchor.installed(head, state_digest, self._now)
         if suffix is None:
             return []

@@ -44,13 +44,11 @@ U = TypeVar("U")
 @dataclass(frozen=True, slots=True)
 class Closing:
     """The offered contribution of a round. micro_batches: its weight, that of missed rounds included. train_loss: mean
-    over this round's micro-batches, nan if there were none. round_micro_batches: how many those were. lost: what
-    the codec left out of it (outer.Offer)."""
+    over this round's micro-batches, nan if there were none. lost: what the codec left out of it (outer.Offer)."""
 
     round: int
     blob: bytes
     micro_batches: int
-    round_micro_batches: int
     train_loss: float
     raw_bytes: int
     lost: float
@@ -243,7 +241,6 @@ class Trainer:
             round=snapshot.round,
             blob=offer.blob,
             micro_batches=offer.micro_batches,
-            round_micro_batches=snapshot.round_micro_batches,
             train_loss=snapshot.train_loss,
             raw_bytes=offer.raw_bytes,
             lost=offer.lost,

@@ -68,7 +68,6 @@ class Snapshot:
     flat_N: Tensor
     round: int
     new_micro_batches: int
-    round_micro_batches: int
     train_loss: float
 
 
@@ -183,7 +182,7 @@ class RoundBook:
         """The round is over here; flat_N: a copy of the local parameters. Raises RuntimeError if an offer is out."""
         if self._has_offer:
             raise RuntimeError(f"the offer of round {self.round - 1} is out: merge a certificate or withdraw it first")
-        snapshot = Snapshot(flat_N, self.round, self._since_snapshot, self.in_round, self._in_round_loss.mean)
+        snapshot = Snapshot(flat_N, self.round, self._since_snapshot, self._in_round_loss.mean)
         self._has_offer = True
         self._awaits_certificate = self._waits_for_certificates
         self._closed_in_round, self._closed_loss = self.in_round, self._in_round_loss

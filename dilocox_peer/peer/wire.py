@@ -18,15 +18,21 @@ MAX_ROSTER = 64  # limits.max_peers of the manifest is at most this
 MAX_COUNT = 2**53  # any counter; exact in every language's double
 MAX_SIGNATURE_BYTES = 128
 MAX_CODEC_CHARS = 32
+MAX_LIST, MAX_TEXT, MAX_BINARY = 128, 128, 256  # twice what any field holds: what is little too long has Fields say so
 _KINDS: tuple[Kind, ...] = ("round", "epoch")
 
 
-def unpack(raw: bytes, max_bytes: int, sender: PeerId | None) -> "Fields":
-    """The list that raw encodes. Raises ProtocolError; nothing is allocated beyond max_bytes and its decoded form."""
+def unpack(raw: bytes, max_bytes: int, sender: PeerId | None, *, max_list: int = MAX_LIST) -> "Fields":
+    """The list that raw encodes. Raises ProtocolError; nothing is allocated beyond max_bytes and its decoded form.
+
+    max_list: fields of a list, checked before there is one (an empty list takes one byte in raw, 64 here)."""
     if len(raw) > max_bytes:
         raise ProtocolError(sender, f"{len(raw)} bytes; at most {max_bytes} are read")
     try:
-        items = msgpack.unpackb(raw, raw=False, use_list=True, max_map_len=0, max_ext_len=0, strict_map_key=True)
+        items = msgpack.unpackb(
+            raw, raw=False, use_list=True, strict_map_key=True, max_map_len=0, max_ext_len=0, max_array_len=max_list,
+            max_str_len=MAX_TEXT, max_bin_len=MAX_BINARY,
+        )  # fmt: skip
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise ProtocolError(sender, f"not msgpack: {type(error).__name__}") from None
     return Fields(items, sender)

@@ -27,6 +27,12 @@ APPLY = Apply(Certificate(0, PLACE.head, 1, 0, PLACE.epoch_value([ME]), ((ME, b"
 WANTED = FetchState(STATE.head, 0, b"", (DONOR,), True)
 
 
+def done(result):
+    future = Future()
+    future.set_result(result)
+    return future
+
+
 class TrainerStub:
     """Notes what it is told to do."""
 
@@ -35,9 +41,7 @@ class TrainerStub:
 
     def _done(self, what, result):
         self.told.append(what)
-        future = Future()
-        future.set_result(result)
-        return future
+        return done(result)
 
     def state(self):
         return STATE
@@ -66,7 +70,7 @@ def peer(disk):
     )  # fmt: skip
     return SimpleNamespace(
         conductor=conductor, driver=SimpleNamespace(post=posted.append), posted=posted, _trainer=trainer,
-        _keeper=SimpleNamespace(save=lambda state: None), _transport=None, _listener=None,
+        _keeper=SimpleNamespace(save=lambda state: done(None)), _transport=None, _listener=None,
     )  # fmt: skip
 
 
@@ -113,3 +117,17 @@ async def test_a_movement_that_waits_to_be_settled_is_not_sent_again(peer, monke
     peer.conductor.on_apply(replace(APPLY, own=own))
     await Averaging._adopt_state(peer, WANTED)
     assert peer._trainer.told == ["install"]
+
+
+async def test_a_state_is_on_disk_before_the_chain_follows_it(peer, monkeypatch):
+    """The machine persists the chain when it hears of the state: killed then, and the donors gone, nobody had it any more."""
+    donors_give(monkeypatch, STATE)
+    written = Future()
+    peer._keeper.save = lambda state: written
+    adopting = asyncio.create_task(Averaging._adopt_state(peer, WANTED))
+    for _ in range(20):  # more turns of the loop than it takes
+        await asyncio.sleep(0)
+    assert (peer._trainer.told, peer.posted) == (["install and keep"], [])
+    written.set_result(None)
+    await adopting
+    assert peer.posted == [StateInstalled(STATE.head, STATE.digest)]

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from dilocox_peer.config import preset
+from dilocox_peer.peer import conductor as conductor_module
 from dilocox_peer.peer.blobs import BlobStore
-from dilocox_peer.peer.chain import Certificate, Place
+from dilocox_peer.peer.chain import Certificate, Entry, Place
 from dilocox_peer.peer.conductor import Conductor
-from dilocox_peer.peer.contract import Apply
+from dilocox_peer.peer.contract import Apply, BlobLost
 from dilocox_peer.peer.plan import first_plan
 from dilocox_peer.peer.timetable import Timetable
 from dilocox_peer.signing import SigningKey
@@ -31,9 +32,9 @@ def done(**result):
 def stage(blobs, disk, told, *, micro_batches=4):
     """(conductor, machine) with a trainer whose contribution holds so many micro-batches."""
     trainer = SimpleNamespace(
-        progress=lambda: SimpleNamespace(round=1),
+        progress=lambda: SimpleNamespace(round=1, tokens=0),
         close=lambda: done(
-            train_loss=2.5, blob=b"b", round_micro_batches=micro_batches, micro_batches=micro_batches, lost=0.0, raw_bytes=8
+            train_loss=2.5, blob=b"b", micro_batches=micro_batches, lost=0.0, raw_bytes=8
         ),
         merge=lambda *_given, **_named: done(state_digest=sha256(b"state"), needed_rank=0),
         withdraw=done,
@@ -77,3 +78,66 @@ async def test_a_close_that_came_too_late_deletes_its_own_contribution_alone(tmp
         machine.head = sha256(b"a certificate came in")
         await closing
     assert (blobs.get(sha256(b"b")) is not None) == is_kept
+
+
+async def test_a_pause_is_no_part_of_what_a_step_takes(monkeypatch):
+    trained, now, posted = SimpleNamespace(round=1, tokens=0, micro_batches=0), [0.0], []
+    a_step = MANIFEST.inner.accumulate * MANIFEST.inner.micro_batch * MANIFEST.model.context
+    monkeypatch.setattr(conductor_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with ThreadPoolExecutor(1) as disk:
+        conductor, machine = stage(SimpleNamespace(put=sha256), disk, [])
+        conductor._trainer.progress = lambda: trained
+        vars(machine).update(is_ready=True, roster=(ME,), may_offer=True, has_offered=False, last_round=9)
+        conductor._is_due, conductor._is_paused, conductor._post = lambda progress: False, lambda: True, posted.append
+        conductor._trainer.resume = lambda: None
+        await conductor._close()
+        now[0], trained.tokens = 7200.0, 10 * a_step
+        conducting = asyncio.create_task(conductor.run())
+        await asyncio.sleep(0)  # it looks once, and waits
+        conducting.cancel()
+        await asyncio.gather(conducting, return_exceptions=True)
+        now[0], trained.tokens = 7204.0, 14 * a_step
+        await conductor._close()
+    assert posted[-1].entry.report.step_us == 1_000_000
+
+
+async def test_a_close_that_came_too_late_is_no_exchange():
+    """The time from it to the merge of what came in is no time in which our contribution was on its way."""
+    told, posted = [], []
+    with ThreadPoolExecutor(1) as disk:
+        conductor, machine = stage(SimpleNamespace(put=sha256, forget=lambda digest: None), disk, told)
+        conductor._post = posted.append
+        closing = asyncio.create_task(conductor._close())
+        await asyncio.sleep(0)
+        certificate = Certificate(0, PLACE.head, 1, 0, PLACE.round_value([], [ME]), ((ME, b"s"),))
+        machine.head = certificate.head
+        await closing
+        conductor.on_apply(Apply(certificate, None))
+        await conductor._merge(conductor._waiting[0])
+        await conductor._close()
+    [certified] = [event for event in told if type(event).__name__ == "RoundCertified"]
+    assert certified.delay_s is None
+    assert posted[-1].entry.report.exchange_ms == 0
+
+
+async def test_a_contribution_that_is_damaged_on_disk_is_asked_for_again_and_merged_then(tmp_path):
+    """It ended the session, and once more after every restart."""
+    blobs, told, posted = BlobStore(tmp_path), [], []
+    digest = blobs.put(b"contribution")
+    entry = Entry(PeerId("other"), 1, digest, 12, 8)
+    certificate = Certificate(0, PLACE.head, 1, 0, PLACE.round_value([entry], [ME]), ((ME, b"s"),))
+    with ThreadPoolExecutor(1) as disk:
+        conductor, machine = stage(blobs, disk, told)
+        vars(machine).update(is_ready=True, roster=(ME,), may_offer=False, has_offered=False, last_round=9)
+        machine.head = certificate.head
+        conductor._post, conductor._is_due = posted.append, lambda progress: False
+        (tmp_path / digest.hex()).write_bytes(b"damaged")
+        conductor.on_apply(Apply(certificate, None))
+        await conductor._merge(conductor._waiting[0])
+        assert posted == [BlobLost(digest, certificate)]
+        assert not conductor._situation().ready
+        blobs.put(b"contribution")
+        assert conductor._situation().ready
+        await conductor._merge(conductor._waiting[0])
+    assert [type(happened).__name__ for happened in posted] == ["BlobLost", "StateComputed"]
+    assert not conductor._waiting

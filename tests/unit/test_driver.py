@@ -7,10 +7,13 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
+from dilocox_peer.peer.chain import Entry
 from dilocox_peer.peer.contract import BlobHeld, FetchBlob, ForgetBlobs, Persist, Progress, Received, Tick
 from dilocox_peer.peer.driver import MAX_INPUTS, RoundDriver
 from dilocox_peer.peer.durable import Durable, Votes
+from dilocox_peer.peer.holdings import Holdings
 from dilocox_peer.peer.messages import Leave
+from dilocox_peer.peer.timing import Timing
 from dilocox_peer.types import PeerId, sha256
 
 NOTHING = cast("Any", None)
@@ -29,6 +32,18 @@ async def test_a_flood_of_messages_leaves_room_for_what_happens_here() -> None:
     assert [driver._inputs.get_nowait() for _ in range(driver._inputs.qsize())][-1] == BlobHeld(sha256(b"blob"))
 
 
+async def test_a_flood_of_malformed_messages_is_told_once_a_second() -> None:
+    told: list[Any] = []
+    driver = RoundDriver(
+        NOTHING, transport=NOTHING, blobs=NOTHING, journal=NOTHING, disk=NOTHING, check_blob=NOTHING, max_blob_bytes=1,
+        on_apply=NOTHING, on_fetch_state=NOTHING, on_change=NOTHING, listener=told.append,
+    )  # fmt: skip
+    for _ in range(100):
+        driver.receive(PeerId("stranger"), b"junk")
+    driver.receive(PeerId("another"), b"junk")
+    assert [event.peer for event in told] == ["stranger", "another"]
+
+
 async def test_a_vote_is_on_disk_while_contributions_are_being_checked() -> None:
     """A check takes seconds where stages are large, and a machine that waits for it sends no heartbeats."""
     blob = b"contribution"
@@ -36,7 +51,7 @@ async def test_a_vote_is_on_disk_while_contributions_are_being_checked() -> None
     loop = asyncio.get_running_loop()
     record = Durable(0, (), Votes(sha256(b"head")))
     wanted = [
-        [FetchBlob(sha256(blob), len(blob), (PeerId("source"),))], [ForgetBlobs((sha256(b"old"),)), Persist(record)]
+        [FetchBlob(sha256(blob), (PeerId("source"),))], [ForgetBlobs((sha256(b"old"),)), Persist(record)]
     ]  # fmt: skip
 
     def check(_blob: bytes) -> None:
@@ -68,3 +83,24 @@ async def test_a_vote_is_on_disk_while_contributions_are_being_checked() -> None
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running
+
+
+async def test_a_contribution_is_bounded_by_what_is_possible_whatever_an_offer_says() -> None:
+    """Who offers another's blob with a wrong size would have the honest one refused, or cut short, by everybody."""
+    blob, bounds = b"contribution", []
+
+    async def fetch(*_arguments: Any, max_body_bytes: int, **_options: Any) -> tuple[dict[str, Any], bytearray]:
+        bounds.append(max_body_bytes)
+        return {}, bytearray(blob)
+
+    blobs = SimpleNamespace(get=lambda digest: None, put=lambda raw: None)
+    with ThreadPoolExecutor(1) as disk:
+        driver = RoundDriver(
+            NOTHING, transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=cast("Any", blobs), journal=NOTHING,
+            disk=disk, check_blob=lambda raw: None, max_blob_bytes=100, on_apply=NOTHING, on_fetch_state=NOTHING,
+            on_change=NOTHING, listener=NOTHING,
+        )  # fmt: skip
+        offer = Entry(PeerId("liar"), 1, sha256(blob), 2**40, 8)  # the size of another's blob, as a stranger says it
+        [wanted] = Holdings(Timing()).want(offer.blob, [offer.peer], round_number=1, now=0.0)
+        assert await driver._fetched(wanted) == BlobHeld(offer.blob)
+    assert bounds == [100]

@@ -71,3 +71,22 @@ def test_junk_is_dropped_with_a_reason(junk: bytes) -> None:
     loaded = load_log(STARTED + junk, GENESIS.head)
     assert loaded.valid_bytes == len(STARTED)
     assert loaded.reason
+
+
+@pytest.mark.parametrize("length", [b"\x7f", b"\xff"])
+def test_a_damaged_length_before_the_last_record_costs_the_votes_too(length: bytes) -> None:
+    """It reaches beyond the end, like that of a torn record; what follows it shows that it is none."""
+    loaded = load_log(STARTED + length + VOTED[1:] + VOTED, GENESIS.head)
+    assert loaded.valid_bytes == len(STARTED)
+    assert loaded.durable is not None
+    assert loaded.durable.votes == Votes(FIRST.head, epoch_signed=1 + LOST_VOTES_EPOCHS)
+
+
+def test_a_chain_longer_than_any_list_of_a_message_is_read_back() -> None:
+    place, chain = GENESIS, []
+    for _ in range(200):
+        chain.append(Certificate(0, place.head, place.epoch + 1, 0, place.epoch_value((ME,)), ((ME, b"s"),)))
+        place = Place.after(chain[-1])
+    loaded = load_log(encode_record(Durable(0, tuple(chain), Votes(place.head))), GENESIS.head)
+    assert loaded.durable is not None
+    assert loaded.durable.appended == tuple(chain)

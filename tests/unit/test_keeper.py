@@ -59,3 +59,21 @@ def test_a_state_that_is_not_of_the_chain_is_not_taken_for_its_own(tmp_path):
     keeper = opened(tmp_path)
     keeper.close()
     assert keeper.state == initial_state(MANIFEST)
+
+
+def test_who_waits_for_a_write_finds_it_on_disk(tmp_path):
+    keeper = opened(tmp_path)
+    states = [state_at(sha256(bytes([number])), number) for number in (1, 2, 3)]
+    for written in [keeper.save(state) for state in states]:
+        written.result()
+    assert keeper.stored(states[-1].head) == states[-1]
+    keeper.close()
+
+
+def test_a_write_that_fails_is_told_and_ends_nobody(tmp_path):
+    told = []
+    keeper = Keeper(tmp_path, MANIFEST, 0, told.append)
+    keeper.checkpoints.write_bytes(b"a file where the folder belongs")
+    keeper.save(state_at(sha256(b"head"), 1)).result()
+    keeper.close()
+    assert [type(event).__name__ for event in told] == ["Failed"]

@@ -1,4 +1,5 @@
 import random
+import tracemalloc
 from contextlib import suppress
 
 import msgpack
@@ -156,6 +157,17 @@ def test_size_is_checked_before_anything_is_decoded() -> None:
 def test_a_list_that_claims_more_than_there_is_allocates_nothing() -> None:
     with pytest.raises(ProtocolError, match="not msgpack"):
         decode_message(b"\xdd\xff\xff\xff\xff", SENDER)
+
+
+def test_a_long_list_is_refused_before_there_is_one() -> None:
+    """A message of empty lists, a byte each, would take 64 times its size."""
+    raw = b"\xdd" + (MAX_MESSAGE_BYTES - 5).to_bytes(4, "big") + b"\x90" * (MAX_MESSAGE_BYTES - 5)
+    tracemalloc.start()
+    with pytest.raises(ProtocolError, match="not msgpack"):
+        decode_message(raw, SENDER)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < MAX_MESSAGE_BYTES
 
 
 def test_deep_nesting_is_refused() -> None:

@@ -214,12 +214,24 @@ def test_the_timetable_reads_as_the_manifest_until_it_has_learned():
 
 
 def test_a_peer_reports_its_steps_and_its_exchange():
-    measured = Measured(accumulate=2)
-    assert measured.on_close(10.0, micro_batches=8, lost=0.25, uplink_bps=0.0) == Report(0, 0, 0, 250, 0)
+    measured = Measured(tokens_a_step=200)
+    assert measured.on_close(10.0, tokens=800, lost=0.25, uplink_bps=0.0) == Report(0, 0, 0, 250, 0)
     measured.on_merge(0.125, needed_rank=7)
-    assert measured.on_close(14.0, micro_batches=8, lost=2.0, uplink_bps=2.5e6) == Report(2500, 1_000_000, 125, 1000, 7)
+    assert measured.on_close(14.0, tokens=1600, lost=2.0, uplink_bps=2.5e6) == Report(2500, 1_000_000, 125, 1000, 7)
     measured.on_merge(None, needed_rank=0)
-    assert measured.on_close(15.0, micro_batches=0, lost=0.0, uplink_bps=0.0).step_us == 0
+    assert measured.on_close(15.0, tokens=1600, lost=0.0, uplink_bps=0.0).step_us == 0
+
+
+def test_a_missed_round_or_a_pause_makes_no_step_slower():
+    """A step takes one second: what was reported was two after a missed round, and hours after a pause."""
+    measured = Measured(tokens_a_step=200)
+    measured.on_close(10.0, tokens=800, lost=0.0, uplink_bps=0.0)
+    measured.on_merge(1.0, needed_rank=0)
+    measured.on_merge(None, needed_rank=0)  # certified without us
+    assert measured.on_close(18.0, tokens=800 + 8 * 200, lost=0.0, uplink_bps=0.0).step_us == 1_000_000
+    for second in range(20, 7200):
+        measured.on_idle(float(second), tokens=2600)
+    assert measured.on_close(7203.0, tokens=2600 + 4 * 200, lost=0.0, uplink_bps=0.0).step_us == 1_000_000
 
 
 def test_a_step_takes_the_harmonic_mean_and_the_transfer_is_no_delay():

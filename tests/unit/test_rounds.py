@@ -8,11 +8,13 @@ from itertools import pairwise
 import pytest
 
 from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost
-from dilocox_peer.peer.chain import Entry, acceptance
+from dilocox_peer.peer import healing
+from dilocox_peer.peer.chain import Certificate, Entry, Place, acceptance
 from dilocox_peer.peer.contract import (
     Action,
     Apply,
     BlobHeld,
+    BlobLost,
     BlobMissing,
     BlobRefused,
     Closed,
@@ -474,6 +476,26 @@ def test_a_proposal_that_nobody_outbids_may_still_be_accepted_late() -> None:
     assert (table.machine(first).round, table.machine(first).chain[-1].ballot) == (1, 0)
 
 
+def test_nobody_uses_the_numbers_of_ballots_up() -> None:
+    """One PREPARE, or a refusal that claimed such a promise, and the next ballot of everybody else was too high to be read."""
+    table = Table("a", "b", "c").start()
+    first, second, third = table.by_rank()
+    at, highest = table.machine(first)._seat.at(), (1 << 40) - (1 << 40) % 3
+    for name in (first, second):
+        assert refusals(table, name, third, Prepare(*at, highest - 1)) == [
+            f"prepares ballot {highest - 1}, far above 0"
+        ]
+    table.swallow = lambda sender, to, message: isinstance(message, Ack)
+    table.offer("a", "b", "c")
+    table.give(PeerId(first), Received(PeerId(third), Nack(*at, 0, highest - 1, ())))
+    table.wait(1.2 * TIMING.retry_s)
+    assert not table.said(first, Prepare)
+    table.swallow = lambda sender, to, message: False
+    table.wait(60.0)
+    assert table.heads() == {table.machine(first).head}
+    assert (table.machine(first).round, table.machine(first).epoch) == (1, 1)
+
+
 # ---- what strangers send ----
 
 
@@ -699,6 +721,18 @@ def test_the_lighter_side_of_a_partition_adopts_the_heavier_and_counts_what_it_l
     assert "c" in table.machine("a").roster
 
 
+def test_who_claims_ever_new_heads_and_shows_none_does_not_keep_a_peer_from_the_others() -> None:
+    """It was asked again whenever it had not answered for long enough: always, as it speaks more often than they do."""
+    table = partitioned(rounds=2)
+    heavier = table.machine("a").head
+    table.states_from = {PeerId("a"), PeerId("b")}
+    for number in range(200):
+        claim = Heartbeat(0, sha256(bytes([number])), 1, 1, 99, 9, 999, 10, 0, False, b"")
+        table.give(PeerId("c"), Received(PeerId("liar"), claim))
+        table.wait(0.1)
+    assert table.machine("c").head == heavier
+
+
 def test_nothing_is_certified_while_a_better_chain_is_being_adopted() -> None:
     table = partitioned(rounds=2)
     table.wait(8.0)
@@ -750,6 +784,26 @@ def test_half_of_a_better_branch_is_not_adopted() -> None:
     assert not any(asked.head == middle.head for asked in table.did("c", FetchState))
 
 
+def test_a_foreign_chain_longer_than_the_run_can_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody can sign a chain of his own roster, page after page; it would be kept until the memory is full."""
+    monkeypatch.setattr(healing, "SPARE_EPOCHS", 30)
+    table = Table("a", "b", total_rounds=1).start()  # of 8 steps: at most 8 rounds
+    machine, liar = table.machine("a"), PeerId("liar")
+    place, reasons = machine._seat.place, []
+    for _ in range(5):
+        page = []
+        for _ in range(16):
+            value = place.epoch_value([liar])
+            signature = signer(liar)(acceptance(0, place.head, place.epoch + 1, 0, value))
+            page.append(Certificate(0, place.head, place.epoch + 1, 0, value, ((liar, signature),)))
+            place = Place.after(page[-1])
+        reasons += refusals(table, "a", liar, ChainPage(0, place.head, place.epoch, tuple(page), True))
+    assert reasons == ["a chain of more than 46 certificates beyond ours; this run has not so many"]
+    path = machine._healing.path
+    assert path is not None
+    assert len(path.certificates) == 32
+
+
 def test_a_peer_that_missed_the_certificate_asks_and_applies_it() -> None:
     table = Table("a", "b", "c").start()
     late = table.by_rank()[-1]
@@ -777,6 +831,29 @@ def test_a_certificate_whose_blobs_are_gone_is_reached_by_a_whole_state() -> Non
     table.wait(12.0)
     assert len(table.heads()) == 1
     assert table.did(late, FetchState)
+
+
+def test_a_blob_that_our_disk_lost_before_it_was_applied_is_fetched_again() -> None:
+    table = Table("a", "b", "c").start()
+    entries = table.offer("a", "b", "c")
+    lost, certificate = entries[PeerId("b")].blob, table.machine("c").chain[-1]
+    table.blobs[PeerId("c")].discard(lost)
+    table.give(PeerId("c"), BlobLost(lost, certificate))
+    assert (table.did("c", FetchBlob)[-1].blob, lost in table.blobs[PeerId("c")]) == (lost, True)
+    table.wait(60.0)
+    assert not table.did("c", FetchState)
+
+
+def test_a_blob_that_everybody_lost_is_made_up_for_by_a_whole_state() -> None:
+    table = Table("a", "b", "c").start()
+    lost, certificate = table.offer("a", "b", "c")[PeerId("b")].blob, table.machine("c").chain[-1]
+    table.states_from = {PeerId("a"), PeerId("b")}
+    for blobs in table.blobs.values():
+        blobs.discard(lost)
+    table.give(PeerId("c"), BlobLost(lost, certificate))
+    table.wait(4 * TIMING.blob_retry_s)
+    assert [(asked.head, asked.keep_movement) for asked in table.did("c", FetchState)] == [(certificate.head, False)]
+    assert table.machine("c").is_ready
 
 
 def test_a_peer_whose_anchor_is_not_the_certified_one_fetches_the_state() -> None:

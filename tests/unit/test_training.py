@@ -43,12 +43,12 @@ def test_a_loss_that_a_callee_does_not_tell_is_left_out_of_what_is_shown_and_of_
     desk.work(3.0, math.nan, 5.0)
     assert desk.train_loss == 4.0
     snapshot = desk.book.close(FLAT_N)
-    assert (snapshot.round_micro_batches, snapshot.train_loss) == (3, 4.0)
+    assert (snapshot.new_micro_batches, snapshot.train_loss) == (3, 4.0)
     desk.work(math.nan)
     desk.book.move(0)  # not certified: the closed round goes on
     desk.work(7.0)
     snapshot = desk.book.close(FLAT_N)
-    assert (snapshot.round_micro_batches, snapshot.train_loss) == (5, 5.0)
+    assert (snapshot.new_micro_batches, snapshot.train_loss) == (2, 5.0)
 
 
 def test_a_loss_that_is_never_finite_is_shown():
