@@ -39,7 +39,7 @@ class Bootstrap:
     def __init__(self, home: Path, port: int, files: list[Path]) -> None:
         self.process = subprocess.Popen(
             [
-                sys.executable, "-m", "dilocox_peer.cli.main", "bootstrap", *map(str, files), "--home", str(home),
+                sys.executable, "-m", "dilocox_peer", "bootstrap", *map(str, files), "--home", str(home),
                 "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}",
             ],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,

@@ -23,7 +23,7 @@ SOMEBODY = SigningKey(b"x" * 32).peer_id
 
 def peer(home: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dilocox_peer.cli.main", *arguments, "--home", str(home)],
+        [sys.executable, "-m", "dilocox_peer", *arguments, "--home", str(home)],
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -178,13 +178,14 @@ def test_a_key_that_others_can_read_is_refused_with_the_chmod_line(tmp_path):
 def test_a_command_that_is_terminated_leaves_nothing_behind_and_ends_as_by_the_signal(tmp_path):
     script = (
         "import asyncio, tempfile\n"
+        "from dilocox_peer import __main__\n"
         "from dilocox_peer.cli import main\n"
         "async def work():\n"
         f"    with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):\n"
         "        print('here', flush=True)\n"
         "        await asyncio.sleep(60)\n"
         "main.app = lambda *_, **__: asyncio.run(work())\n"
-        "main.main()\n"
+        "__main__.main()\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -194,3 +195,17 @@ def test_a_command_that_is_terminated_leaves_nothing_behind_and_ends_as_by_the_s
         process.terminate()
         assert process.wait(20) == -signal.SIGTERM
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_command_that_is_stopped_while_it_is_imported_says_nothing(tmp_path, sent, code):
+    (tmp_path / "typer.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dilocox_peer", "status"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(sent)
+    _said, complaint = process.communicate(timeout=20)
+    assert (process.returncode, complaint) == (code, "")
