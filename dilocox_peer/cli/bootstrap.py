@@ -8,7 +8,7 @@ manifest renewed; `--health` asks over the control socket how that went (health.
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import typer
 from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.health import RunHealth, report
 from dilocox_peer.cli.home import PeerHome
-from dilocox_peer.cli.lifetime import Stop, run_until_stopped
+from dilocox_peer.cli.lifetime import Stop, interruptible, run_until_stopped
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
 from dilocox_peer.events import BootstrapReady, Failed, Left, Listener
@@ -102,6 +102,10 @@ def run_bootstrap(request: BootstrapRequest) -> None:
     request.home.make()
     listener = event_printer(as_json=request.json_log)
     with Identity.open(request.home.identity_path) as identity:
+        with interruptible():  # not in the loop, where hivemind's import would keep Ctrl-C waiting
+            from dilocox_peer.peer.transport import quiet_hivemind
+
+            quiet_hivemind()
 
         async def work(stop: Stop) -> None:
             await _serve(manifests, identity, request, listener, stop)
@@ -133,19 +137,35 @@ def _addresses(request: BootstrapRequest, index: int) -> tuple[tuple[str, ...], 
 async def _serve(
     manifests: Sequence[Manifest], identity: Identity, request: BootstrapRequest, listener: Listener, stop: Stop
 ) -> None:
+    """Starts and serves until it is told to stop, which it may be in mid-start: then nothing is announced."""
     async with AsyncExitStack() as stack:
-        runs = [await _open(stack, manifest, identity, request, index) for index, manifest in enumerate(manifests)]
-        await stack.enter_async_context(
-            ControlServer(socket_path(request.home.folder), _controls(identity, runs, stop), clock=time.time)
-        )
-        for served in runs:
-            listener(
-                BootstrapReady(identity.peer_id, served.manifest.run_id, served.link, tuple(served.transport.addresses))
-            )
         stopped = asyncio.create_task(stop.wait())
         stack.callback(stopped.cancel)
-        await _keep(runs, listener, stopped)
+        starting = asyncio.create_task(_start(stack, manifests, identity, request, stop), name="start-up")
+        either: set[asyncio.Future[Any]] = {starting, stopped}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            runs = starting.result()
+            for served in runs:
+                addresses = tuple(served.transport.addresses)
+                listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link, addresses))
+            await _keep(runs, listener, stopped)
+        else:
+            starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await starting
         listener(Left(stop.reason))
+
+
+async def _start(
+    stack: AsyncExitStack, manifests: Sequence[Manifest], identity: Identity, request: BootstrapRequest, stop: Stop
+) -> list[_Served]:
+    """All runs, served. When cancelled, what was started is the stack's to end."""
+    runs = [await _open(stack, manifest, identity, request, index) for index, manifest in enumerate(manifests)]
+    await stack.enter_async_context(
+        ControlServer(socket_path(request.home.folder), _controls(identity, runs, stop), clock=time.time)
+    )
+    return runs
 
 
 async def _open(
