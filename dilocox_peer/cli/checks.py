@@ -272,9 +272,9 @@ def look_at_key(path: Path) -> Check:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return Check("key file", "fail", f"{path} is no regular file", "pass another --identity-path")
+        peer = decode_key(os.read(fd, 4096)).peer_id
         if status.st_mode & 0o077:
             return Check("key file", "fail", f"{path} can be read by others", f"run `chmod 600 {path}`")
-        peer = decode_key(os.read(fd, 4096)).peer_id
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return Check("key file", "warn", f"{path} is in use: a peer of this name runs", "join with another --name")

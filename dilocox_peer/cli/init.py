@@ -48,7 +48,7 @@ def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:
     except OSError as error:
         reason = f"{key_path.parent} cannot be made: {error.strerror}"
         raise ConfigError(f"{reason}; pass another --home or --owner-key") from None
-    with Identity.open(key_path) as owner:
+    with Identity.open(key_path, flag="--owner-key") as owner:
         signed = manifest.signed_by(owner.key)
     write_whole(path, to_toml(signed, file_name=path.name).encode())
     if warning := idle_warning(signed):

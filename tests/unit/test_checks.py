@@ -175,6 +175,8 @@ def test_a_key_file_is_looked_at_and_left_alone(tmp_path):
     key.chmod(0o600)
     key.write_bytes(b"nonsense")
     assert checks.look_at_key(key).status == "fail"
+    key.chmod(0o644)
+    assert "no libp2p Ed25519 key file" in checks.look_at_key(key).found
     assert checks.look_at_key(tmp_path).status == "fail"
 
 
