@@ -130,6 +130,17 @@ def read_signed_manifest(path: Path) -> Manifest:
     return manifest
 
 
+def defaulted_sections(manifest: Manifest) -> list[str]:
+    """The sections in which the file it was read from left something out; the owner's is not theirs to write."""
+    return [
+        name
+        for name, section in manifest
+        if isinstance(section, BaseModel)
+        and name != "owner"
+        and section.model_fields_set < type(section).model_fields.keys()
+    ]
+
+
 def _validated(document: Mapping[str, Any], source: str) -> Manifest:
     try:
         return Manifest.model_validate(document)

@@ -7,8 +7,8 @@ from pathlib import Path
 import typer
 
 from dilocox_peer.cli.home import owner_key_path
+from dilocox_peer.config import defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
-from dilocox_peer.config import read_manifest, to_toml
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.identity import Identity
@@ -38,8 +38,11 @@ def write_run_file(
 
 
 def sign_run_file(path: Path, *, owner_key: Path | None, home: Path | None) -> None:
-    """Signs path again, in place. The settings stay; comments of the reader's own do not."""
-    _sign_and_write(read_manifest(path), path, owner_key_path(owner_key, home))
+    """Signs path again, in place. The settings stay, those left out are filled in; comments of the reader's own go."""
+    manifest = read_manifest(path)
+    _sign_and_write(manifest, path, owner_key_path(owner_key, home))
+    if sections := defaulted_sections(manifest):
+        typer.echo(f"note: filled in with defaults what {path} left out of {', '.join(sections)}", err=True)
 
 
 def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:

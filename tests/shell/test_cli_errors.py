@@ -72,6 +72,18 @@ def test_a_run_file_with_a_mistake_names_the_field(tmp_path, line, needle):
     assert path.read_text() == line
 
 
+def test_signing_a_run_file_with_gaps_names_the_sections_that_were_filled_in(tmp_path):
+    path = tmp_path / "run.toml"
+    assert peer(tmp_path, "init", str(path)).returncode == 0
+    assert peer(tmp_path, "sign", str(path)).stderr == ""
+    lines = path.read_text().replace("seed = 0", "").splitlines()
+    del lines[lines.index("[limits]") : lines.index("[owner]")]
+    path.write_text("\n".join(lines))
+    done = peer(tmp_path, "sign", str(path))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"note: filled in with defaults what {path} left out of run, limits\n"
+
+
 def test_init_does_not_overwrite(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("mine")
