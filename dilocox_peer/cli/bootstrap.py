@@ -22,15 +22,17 @@ from dilocox_peer.cli.lifetime import Stop, interruptible, run_until_stopped
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
 from dilocox_peer.events import BootstrapReady, Failed, Left, Listener
-from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddrs, with_port_raised
+from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddr, parse_multiaddrs, with_port_raised
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import ControlRefused, Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.p2pd import check_listenable
 
 if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.peer.transport import Transport
 
+DEFAULT_PORT = 4711
 BEAT_S = 30.0  # the manifest record expires after four
 MAX_LINK_ADDRESSES = 4
 MAX_RUNS = 16
@@ -38,15 +40,20 @@ MAX_RUNS = 16
 
 @dataclass(frozen=True, slots=True)
 class BootstrapRequest:
-    """The flags of `bootstrap`, as given; the addresses are of the first run."""
+    """The flags of `bootstrap`, as given; port and addresses are of the first run."""
 
     paths: tuple[Path, ...]
     home: PeerHome
+    port: int | None
     host_maddrs: tuple[str, ...]
     announce_maddrs: tuple[str, ...]
     initial_peers: tuple[str, ...]
     json_log: bool
     until_stdin_closes: bool
+
+    @property
+    def listen(self) -> tuple[str, ...]:
+        return self.host_maddrs or (f"/ip4/0.0.0.0/tcp/{DEFAULT_PORT if self.port is None else self.port}",)
 
 
 @dataclass
@@ -95,10 +102,15 @@ class _Served:
 
 def run_bootstrap(request: BootstrapRequest) -> None:
     """Serves until it is told to stop. Raises ConfigError, RunUnreachable; nothing is started before all is checked."""
+    if request.port is not None and request.host_maddrs:
+        raise ConfigError("--port and --host-maddrs both say where to listen: pass one of them")
     manifests = _manifests(request.paths)
     parse_multiaddrs(request.initial_peers, "peer")
     for index in range(len(manifests)):
-        _addresses(request, index)
+        for address in _addresses(request, index)[0]:
+            check_listenable(
+                parse_multiaddr(address, "listen"), flag="--host-maddrs" if request.host_maddrs else "--port"
+            )
     request.home.make()
     listener = event_printer(as_json=request.json_log)
     with Identity.open(request.home.identity_path) as identity:
@@ -130,7 +142,7 @@ def _manifests(paths: Sequence[Path]) -> list[Manifest]:
 
 def _addresses(request: BootstrapRequest, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(listen, announce) of the run with that index. Raises ConfigError."""
-    listen = with_port_raised(parse_multiaddrs(request.host_maddrs, "listen"), "listen", index)
+    listen = with_port_raised(parse_multiaddrs(request.listen, "listen"), "listen", index)
     return listen, with_port_raised(parse_multiaddrs(request.announce_maddrs, "announce"), "announce", index)
 
 

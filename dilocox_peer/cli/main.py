@@ -114,8 +114,14 @@ def bootstrap(
         typer.Argument(metavar="RUN_FILES", help="Signed run.toml of each run.", show_default="run.toml"),
     ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="TCP port on all interfaces, further runs the next ones; 0: any.")
-    ] = 4711,
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="TCP port on all interfaces, further runs the next ones; 0: any.",
+            show_default="4711",
+        ),
+    ] = None,
     host_maddrs: HostOption = None,
     announce_maddrs: AnnounceOption = None,
     initial_peers: Annotated[
@@ -143,7 +149,8 @@ def bootstrap(
         BootstrapRequest(
             paths=tuple(paths or (Path("run.toml"),)),
             home=PeerHome.at(home, name, identity_path),
-            host_maddrs=tuple(host_maddrs or (f"/ip4/0.0.0.0/tcp/{port}",)),
+            port=port,
+            host_maddrs=tuple(host_maddrs or ()),
             announce_maddrs=tuple(announce_maddrs or ()),
             initial_peers=tuple(initial_peers or ()),
             json_log=log is LogFormat.JSON,

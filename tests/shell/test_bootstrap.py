@@ -150,10 +150,24 @@ def test_a_port_beyond_the_last_is_refused(tmp_path, runs):
     assert_refused(done, 2, "65536")
 
 
+def test_a_port_beside_addresses_is_refused_not_dropped(tmp_path, runs):
+    done = peer(tmp_path, "bootstrap", str(runs[0]), "--port", "4800", "--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+    assert_refused(done, 2, "--port", "--host-maddrs")
+
+
+def test_a_taken_port_has_another_port_as_its_remedy(tmp_path, runs):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = peer(tmp_path, "bootstrap", str(runs[0]), "--port", str(taken.getsockname()[1]))
+    assert_refused(done, 2, "in use", "pass another --port")
+
+
 async def test_a_bootstrap_that_is_stopped_while_it_starts_announces_nothing(tmp_path, runs, monkeypatch):
     request = BootstrapRequest(
         paths=tuple(runs[:1]),
         home=PeerHome.at(tmp_path, "bootstrap", None),
+        port=None,
         host_maddrs=("/ip4/127.0.0.1/tcp/0",),
         announce_maddrs=(),
         initial_peers=(),
