@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -24,7 +25,7 @@ from dilocox_peer.cli.visit import visit
 from dilocox_peer.events import SeenPeer, SwarmSeen, short
 from dilocox_peer.invitation import Invitation, parse_invitation
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.control import ask, follow, socket_path
+from dilocox_peer.peer.control import NotRunning, ask, follow, is_answered, socket_path
 from dilocox_peer.peer.plan import adapts_inner_steps
 from dilocox_peer.peer.status import Status, stage_words
 from dilocox_peer.types import PeerId
@@ -34,8 +35,19 @@ WATCH_PEER_S, WATCH_RUN_S = 1.0, 10.0
 
 def send(command: str, home: PeerHome) -> None:
     """One command to the peer of this home; prints what it says. Raises NotRunning, ControlRefused."""
-    answer = asyncio.run(ask(socket_path(home.folder), command))
+    answer = asyncio.run(ask(_socket(home), command))
     typer.echo(answer["said"])
+
+
+def _socket(home: PeerHome) -> Path:
+    """Where the peer of this home answers. Raises NotRunning naming those beside it that run, if it alone does not."""
+    path = socket_path(home.folder)
+    if not is_answered(path):
+        running = [name for name in home.names_beside() if is_answered(socket_path(home.folder.parent / name))]
+        if running:
+            names = " or ".join(f"--name {name}" for name in running)
+            raise NotRunning(f"no peer is running here as {home.folder.name!r}: pass {names}, which does")
+    return path
 
 
 # ---- a peer of this machine ------------------------------------------------------------------------------------------
@@ -43,10 +55,11 @@ def send(command: str, home: PeerHome) -> None:
 
 def show_peer(home: PeerHome, *, as_json: bool, watch: bool) -> None:
     """How the peer does, once or again and again. Raises NotRunning, ControlRefused."""
+    path = _socket(home)
 
     async def show() -> None:
         while True:
-            status = (await ask(socket_path(home.folder), "status"))["status"]
+            status = (await ask(path, "status"))["status"]
             typer.echo(json.dumps(status) if as_json else "\n".join(peer_lines(status)))
             if not watch:
                 return
@@ -107,7 +120,7 @@ def stage_line(stage: int, here: Sequence[bool], tokens_per_s: float, *, is_thin
 
 def attach(home: PeerHome) -> None:
     """The dashboard of a peer that runs in another process. Raises NotRunning."""
-    path = socket_path(home.folder)
+    path = _socket(home)
     observer = Observer()
 
     def take(record: dict[str, Any]) -> None:
