@@ -196,7 +196,7 @@ class Manifest(_Section):
         return RunId(self.digest.hex())
 
     def genesis(self, stage: int) -> Digest:
-        """Head of a stage's chain before its first round (DESIGN: genesis = hash(manifest, stage))."""
+        """Head of a stage's chain before its first round: a hash of manifest and stage."""
         return sha256(canonical(["dilocox-genesis", self.digest, stage]))
 
     def signed_by(self, key: SigningKey) -> "Manifest":

@@ -10,7 +10,7 @@ says what the coming plans should be: codec, rank, inner_steps. One peer propose
     of all (codec, H) with communication <= budget * round and at least `times_fewer`, the one with the least expected loss
 
 Expected loss is in points (percent of loss) against exact averaging after every step: a rise with log2 H and a price of
-the codec, both measured (facts/algorithm2.md 3 and 4, benchmarks/BENCHMARKS.md). The budget was meant to be a quarter:
+the codec, both measured (benchmarks/BENCHMARKS.md). The budget was meant to be a quarter:
 a merge that late costs next to nothing. But on a link where sparse rounds of 8 steps take 0.6 of their time, longer rounds that
 take a quarter cost 4 % more loss than that delay does (3 seeds, benchmarks/learning_link.py): runs use manifest's 0.7.
 
