@@ -55,7 +55,7 @@ def render(status: Status, size: Size, now: float, view: View = View()) -> "Pict
     if panel is None and (width < MIN_WIDTH or height < MIN_HEIGHT):
         panel = 1
     if view.help:
-        lines = _box("help", _help(view), width, body)
+        lines = _box("help", _help(view, width - 4), width, body)
     elif panel is not None:
         lines = _single(panel, status, width, body, now, view)
     else:
@@ -151,7 +151,7 @@ def _footer(status: Status, width: int, view: View) -> Line:
     return line
 
 
-def _help(view: View) -> list[Line]:
+def _help(view: View, width: int) -> list[Line]:
     rows = [
         ("q", f"{view.quit_word}" + (": in order, what is agreed is kept" if view.quit_word == "leave" else "")),
         ("p", "pause training, or resume it; a paused peer votes and merges on" if view.may_pause else ""),
@@ -167,7 +167,12 @@ def _help(view: View) -> list[Line]:
         ("delay", "from our own close of a round to the merge of its certificate; training goes on meanwhile"),
         ("less", "bytes of a float32 ring all-reduce after every inner step, for each byte this peer sent"),
     ]
-    return [[(f"{key:<9}", "bold"), (text, "")] for key, text in rows if key or not text]
+    return [
+        [(f"{'' if index else key:<9}", "bold"), (piece, "")]
+        for key, text in rows
+        if key or not text
+        for index, piece in enumerate(textwrap.wrap(text, max(10, width - 9)) or [""])
+    ]
 
 
 # ---- panels ----------------------------------------------------------------------------------------------------------
