@@ -96,6 +96,7 @@ def peer_lines(status: Mapping[str, Any]) -> list[str]:
             each["stage"],
             [peer["here"] is not False for peer in each["peers"]],
             each["tokens_per_s"],
+            is_whole=each["is_whole_speed"],
             is_thin=each["thin"],
         )
         for each in status["swarm"]
@@ -111,11 +112,15 @@ def peer_lines(status: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def stage_line(stage: int, here: Sequence[bool], tokens_per_s: float, *, is_thin: bool) -> str:
+def stage_line(stage: int, here: Sequence[bool], tokens_per_s: float, *, is_whole: bool, is_thin: bool) -> str:
+    """is_whole: the speed is of all who train there, not of some."""
     count = sum(here)
     if not count:
         return f"  stage {stage}: EMPTY, nobody holds it"
-    return f"  stage {stage}: {count} peer{'' if count == 1 else 's'}, {tokens_per_s:,.0f} tokens/s{', thin' if is_thin else ''}"
+    speed = f"{'' if is_whole else 'at least '}{tokens_per_s:,.0f} tokens/s"
+    if not is_whole and not tokens_per_s:
+        speed = "speed not known yet"
+    return f"  stage {stage}: {count} peer{'' if count == 1 else 's'}, {speed}{', thin' if is_thin else ''}"
 
 
 def attach(home: PeerHome) -> None:
@@ -217,6 +222,7 @@ def run_summary(manifest: Manifest, seen: Sequence[SeenPeer]) -> dict[str, Any]:
             {
                 "stage": stage,
                 "tokens_per_s": round(status.stage_speed(stage), 1),
+                "is_whole_speed": status.stage_speed_is_whole(stage),
                 "thin": _is_thin(status, stage, manifest.stages.count),
                 "peers": [
                     {
@@ -239,7 +245,10 @@ def run_lines(manifest: Manifest, seen: Sequence[SeenPeer]) -> list[str]:
     about = " of about " if adapts_inner_steps(manifest) else "/"  # from outside only the settings are known
     lines = [f"{summary['run_name']} ({summary['run'][:12]})  round {summary['round']}{about}{summary['total_rounds']}"]
     for each in summary["stages"]:
-        lines.append(stage_line(each["stage"], [True] * len(each["peers"]), each["tokens_per_s"], is_thin=each["thin"]))
+        here = [True] * len(each["peers"])
+        lines.append(
+            stage_line(each["stage"], here, each["tokens_per_s"], is_whole=each["is_whole_speed"], is_thin=each["thin"])
+        )
         lines += [
             f"    {short(peer['peer'])}  {peer['reachability']:<7}  {peer['tokens_per_s']:>10,.0f} tokens/s  round {peer['round']}"
             for peer in each["peers"]

@@ -162,6 +162,7 @@ def _help(view: View, width: int) -> list[Line]:
         ("◆ ★ ● ○", "this peer; its stage's leader; heard by us; only announced"),
         ("◌ ‖ ✖", "reached through a relay; paused; gone"),
         ("thin", "a stage with one peer where others have more, or of less than half the usual speed"),
+        ("≥", "the speed of a stage where somebody has not said theirs yet"),
         ("", ""),
         ("who", "contributions in the certificate, of the roster"),
         ("delay", "from our own close of a round to the merge of its certificate; training goes on meanwhile"),
@@ -258,7 +259,7 @@ def _stage_line(status: Status, stage: int, width: int, *, glyphs: bool = True) 
     if holders == 0:
         return [*line, (" EMPTY ", "bold white on red"), (" nobody holds it", "bold red")]
     thin = status.is_thin(stage)
-    words = f"{_count(holders, 'peer'):>8} {_speed(status.stage_speed(stage)):>6} tok/s"
+    words = f"{_count(holders, 'peer'):>8} {_stage_speed(status, stage):>6} tok/s"
     room = max(3, width - 4 - len(words) - 5)
     shown = [_glyph(peer, status) for peer in peers] if glyphs else []
     if len(shown) > room:
@@ -391,8 +392,7 @@ def _health_word(status: Status, now: float) -> Span:
 
 def _swarm_word(status: Status) -> Span:
     peers = sum(peer.counts for peer in status.peers.values())
-    speed = status.stage_speed(0)
-    return (f"{_count(peers, 'peer')}, {_short_number(speed)} tok/s", "") if peers else ("", "")
+    return (f"{_count(peers, 'peer')}, {_stage_speed(status, 0)} tok/s", "") if peers else ("", "")
 
 
 def _loss_word(status: Status) -> Span:
@@ -427,6 +427,12 @@ def _short_number(value: float) -> str:
 def _speed(tokens_per_s: float) -> str:
     """A lease says 0 until its peer has measured itself."""
     return _short_number(tokens_per_s) if tokens_per_s else "-"
+
+
+def _stage_speed(status: Status, stage: int) -> str:
+    """With ≥ where somebody who trains there has not said how fast."""
+    speed = status.stage_speed(stage)
+    return f"{'' if not speed or status.stage_speed_is_whole(stage) else '≥'}{_speed(speed)}"
 
 
 def _count(number: int, noun: str) -> str:
