@@ -198,7 +198,7 @@ class Controller:
         gain = self.points(current) - self.points(best)
         if gain < MIN_GAIN or self.excess(best, link_factor=RESERVE) > 1.0:
             return current, ""
-        return best, f"the link allows {gain:.1f} points less loss"
+        return best, f"the link has room for it, {gain:.1f} % less loss is expected"
 
     def _best(self, *, link_factor: float) -> Setting:
         """The least expected loss within what is allowed, H within a factor of 2; where nothing is, the least excess."""
