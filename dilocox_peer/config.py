@@ -107,6 +107,8 @@ def read_manifest(path: Path) -> Manifest:
             raw = file.read(MAX_MANIFEST_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: `dilocox-peer init {path}` writes one") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a directory: name the run file in it, such as {path / 'run.toml'}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     if len(raw) > MAX_MANIFEST_BYTES:

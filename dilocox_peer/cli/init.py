@@ -1,6 +1,7 @@
 """`init` and `sign`: writing run.toml whole or not at all."""
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from dilocox_peer.cli.home import owner_key_path
 from dilocox_peer.config import defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.manifest import Manifest
+from dilocox_peer.manifest import RUN_NAME, Manifest
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.pipeline.partition import cut_into, idle_warning
 
@@ -26,6 +27,10 @@ def write_run_file(
     force: bool,
 ) -> None:
     """Writes the signed run.toml of a preset. Raises ConfigError; an existing file stays unless force."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory: name a file in it, such as {path / 'run.toml'}")
+    if run_name is not None and not re.search(RUN_NAME, run_name):
+        raise ConfigError(f"--run-name {run_name!r}: use letters, digits, . _ and -, at most 64")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists: pass --force to overwrite it, or another name")
     manifest = preset_manifest(preset, run={"name": run_name or preset})

@@ -22,8 +22,12 @@ SOMEBODY = SigningKey(b"x" * 32).peer_id
 
 
 def peer(home: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    return run(*arguments, "--home", str(home), timeout_s=timeout_s)
+
+
+def run(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dilocox_peer", *arguments, "--home", str(home)],
+        [sys.executable, "-m", "dilocox_peer", *arguments],
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -89,6 +93,30 @@ def test_init_does_not_overwrite(tmp_path):
     path.write_text("mine")
     assert_refused(peer(tmp_path, "init", str(path)), 2, "exists", "--force")
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("sign", "run.toml"),
+        ("bootstrap", "run.toml"),
+        ("init", "run.toml"),
+        ("replay", "--log-file"),
+    ],
+)
+def test_a_folder_in_place_of_a_file_has_a_remedy_that_works(tmp_path, command, remedy):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    home = [] if command == "replay" else ["--home", str(tmp_path)]
+    done = run(command, str(folder), *home)
+    assert_refused(done, 2, f"{folder} is a directory", remedy)
+    assert "--force" not in done.stderr
+
+
+def test_a_run_name_that_is_none_names_its_flag(tmp_path):
+    done = peer(tmp_path, "init", str(tmp_path / "run.toml"), "--run-name", "a b")
+    assert_refused(done, 2, "--run-name 'a b'")
+    assert files_in(tmp_path) == set()
 
 
 def test_init_with_an_unknown_preset_writes_nothing(tmp_path):
