@@ -41,7 +41,7 @@ from dilocox_peer.pipeline.model import EMBEDDING, HEAD, LayerRange, StageModel
 from dilocox_peer.pipeline.stage import Stage, build_stage
 from dilocox_peer.types import Digest, Layout, PeerId, TensorSpec
 
-EMA_DECAY = 0.8  # of the anchors, a round (DESIGN section 7)
+EMA_DECAY = 0.8  # of the running average of anchors, a round
 HEARTBEATS = 4  # to every other peer, assumed for a round of a few seconds
 FRAME_BYTES = 64  # around a message or 64 KiB of a blob: request, length, yamux and TLS records; TCP/IP is not counted
 CURVE_POINTS = 10

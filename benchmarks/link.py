@@ -5,7 +5,7 @@
 Four processes: client, its linkd, the other linkd, the other client; one direction. MB/s: from the first send until the
 last body has arrived at the other client. CPU: user and system of all four, or of the two ends of the TCP connection
 (sendall and recv_into), a MB of bodies. Round trip: a frame of 64 bytes to the other client, which answers with the same.
-Expected beforehand: TLS and yamux in Python take 3.6 ms a MB on both ends together (facts/libp2p.md), the two local
+Expected beforehand: TLS and yamux in Python take 3.6 ms a MB on both ends together (measured alone), the two local
 sockets, each crossed once by sendmsg and recv_into, 0.6 ms a MB each: 4.8 ms a MB in all and, with two cores for four
 processes of which the two linkds need one each, 400 MB/s at best; a round trip is two of libp2p's 0.5 ms halves and four
 hops through a local socket of 0.1 ms: 1 ms.

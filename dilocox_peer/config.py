@@ -107,6 +107,8 @@ def read_manifest(path: Path) -> Manifest:
             raw = file.read(MAX_MANIFEST_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: `dilocox-peer init {path}` writes one") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a directory: name the run file in it, such as {path / 'run.toml'}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     if len(raw) > MAX_MANIFEST_BYTES:
@@ -128,6 +130,17 @@ def read_signed_manifest(path: Path) -> Manifest:
             f"{path} was changed after it was signed: run `dilocox-peer sign {path}` with the owner's key"
         )
     return manifest
+
+
+def defaulted_sections(manifest: Manifest) -> list[str]:
+    """The sections in which the file it was read from left something out; the owner's is not theirs to write."""
+    return [
+        name
+        for name, section in manifest
+        if isinstance(section, BaseModel)
+        and name != "owner"
+        and section.model_fields_set < type(section).model_fields.keys()
+    ]
 
 
 def _validated(document: Mapping[str, Any], source: str) -> Manifest:

@@ -16,6 +16,8 @@ from dilocox_peer.types import Digest, RunId, canonical, sha256
 FORMAT: Final = 1
 MAX_MANIFEST_BYTES = 64 * 1024
 
+RUN_NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
+
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -25,9 +27,7 @@ class _Section(BaseModel):
 
 
 class RunSection(_Section):
-    name: str = Field(
-        "my-run", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="shown to volunteers; letters, digits, . _ -"
-    )
+    name: str = Field("my-run", pattern=RUN_NAME, description="shown to volunteers; letters, digits, . _ -")
     seed: int = Field(0, ge=0, lt=2**31, description="initial parameters and data order are a function of it")
 
 
@@ -196,7 +196,7 @@ class Manifest(_Section):
         return RunId(self.digest.hex())
 
     def genesis(self, stage: int) -> Digest:
-        """Head of a stage's chain before its first round (DESIGN: genesis = hash(manifest, stage))."""
+        """Head of a stage's chain before its first round: a hash of manifest and stage."""
         return sha256(canonical(["dilocox-genesis", self.digest, stage]))
 
     def signed_by(self, key: SigningKey) -> "Manifest":

@@ -8,7 +8,7 @@ manifest renewed; `--health` asks over the control socket how that went (health.
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,19 +18,21 @@ import typer
 from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.health import RunHealth, report
 from dilocox_peer.cli.home import PeerHome
-from dilocox_peer.cli.lifetime import Stop, run_until_stopped
+from dilocox_peer.cli.lifetime import Stop, interruptible, run_until_stopped
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
 from dilocox_peer.events import BootstrapReady, Failed, Left, Listener
-from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddrs, with_port_raised
+from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddr, parse_multiaddrs, with_port_raised
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import ControlRefused, Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.p2pd import check_listenable
 
 if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.peer.transport import Transport
 
+DEFAULT_PORT = 4711
 BEAT_S = 30.0  # the manifest record expires after four
 MAX_LINK_ADDRESSES = 4
 MAX_RUNS = 16
@@ -38,15 +40,20 @@ MAX_RUNS = 16
 
 @dataclass(frozen=True, slots=True)
 class BootstrapRequest:
-    """The flags of `bootstrap`, as given; the addresses are of the first run."""
+    """The flags of `bootstrap`, as given; port and addresses are of the first run."""
 
     paths: tuple[Path, ...]
     home: PeerHome
+    port: int | None
     host_maddrs: tuple[str, ...]
     announce_maddrs: tuple[str, ...]
     initial_peers: tuple[str, ...]
     json_log: bool
     until_stdin_closes: bool
+
+    @property
+    def listen(self) -> tuple[str, ...]:
+        return self.host_maddrs or (f"/ip4/0.0.0.0/tcp/{DEFAULT_PORT if self.port is None else self.port}",)
 
 
 @dataclass
@@ -95,13 +102,22 @@ class _Served:
 
 def run_bootstrap(request: BootstrapRequest) -> None:
     """Serves until it is told to stop. Raises ConfigError, RunUnreachable; nothing is started before all is checked."""
+    if request.port is not None and request.host_maddrs:
+        raise ConfigError("--port and --host-maddrs both say where to listen: pass one of them")
     manifests = _manifests(request.paths)
     parse_multiaddrs(request.initial_peers, "peer")
     for index in range(len(manifests)):
-        _addresses(request, index)
+        for address in _addresses(request, index)[0]:
+            check_listenable(
+                parse_multiaddr(address, "listen"), flag="--host-maddrs" if request.host_maddrs else "--port"
+            )
     request.home.make()
     listener = event_printer(as_json=request.json_log)
     with Identity.open(request.home.identity_path) as identity:
+        with interruptible():  # not in the loop, where hivemind's import would keep Ctrl-C waiting
+            from dilocox_peer.peer.daemon import quiet_hivemind
+
+            quiet_hivemind()
 
         async def work(stop: Stop) -> None:
             await _serve(manifests, identity, request, listener, stop)
@@ -126,26 +142,42 @@ def _manifests(paths: Sequence[Path]) -> list[Manifest]:
 
 def _addresses(request: BootstrapRequest, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(listen, announce) of the run with that index. Raises ConfigError."""
-    listen = with_port_raised(parse_multiaddrs(request.host_maddrs, "listen"), "listen", index)
+    listen = with_port_raised(parse_multiaddrs(request.listen, "listen"), "listen", index)
     return listen, with_port_raised(parse_multiaddrs(request.announce_maddrs, "announce"), "announce", index)
 
 
 async def _serve(
     manifests: Sequence[Manifest], identity: Identity, request: BootstrapRequest, listener: Listener, stop: Stop
 ) -> None:
+    """Starts and serves until it is told to stop, which it may be in mid-start: then nothing is announced."""
     async with AsyncExitStack() as stack:
-        runs = [await _open(stack, manifest, identity, request, index) for index, manifest in enumerate(manifests)]
-        await stack.enter_async_context(
-            ControlServer(socket_path(request.home.folder), _controls(identity, runs, stop), clock=time.time)
-        )
-        for served in runs:
-            listener(
-                BootstrapReady(identity.peer_id, served.manifest.run_id, served.link, tuple(served.transport.addresses))
-            )
         stopped = asyncio.create_task(stop.wait())
         stack.callback(stopped.cancel)
-        await _keep(runs, listener, stopped)
+        starting = asyncio.create_task(_start(stack, manifests, identity, request, stop), name="start-up")
+        either: set[asyncio.Future[Any]] = {starting, stopped}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            runs = starting.result()
+            for served in runs:
+                addresses = tuple(served.transport.addresses)
+                listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link, addresses))
+            await _keep(runs, listener, stopped)
+        else:
+            starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await starting
         listener(Left(stop.reason))
+
+
+async def _start(
+    stack: AsyncExitStack, manifests: Sequence[Manifest], identity: Identity, request: BootstrapRequest, stop: Stop
+) -> list[_Served]:
+    """All runs, served. When cancelled, what was started is the stack's to end."""
+    runs = [await _open(stack, manifest, identity, request, index) for index, manifest in enumerate(manifests)]
+    await stack.enter_async_context(
+        ControlServer(socket_path(request.home.folder), _controls(identity, runs, stop), clock=time.time)
+    )
+    return runs
 
 
 async def _open(

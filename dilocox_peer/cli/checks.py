@@ -233,7 +233,7 @@ def quick_checks(home: Path, identity_path: Path, host_maddrs: Sequence[str]) ->
         look_at_open_files(),
         look_at_key(identity_path),
         look_at_ports(host_maddrs),
-        judge_disk(free_bytes(home), None, folder=home),
+        look_at_disk(home, None),
     ]
 
 
@@ -260,7 +260,11 @@ def look_at_key(path: Path) -> Check:
     """The key file: there, private, a key, and free. Makes none, and takes the lock for a moment only."""
     from dilocox_peer.peer.identity import decode_key
 
-    if not path.exists():
+    if not os.path.lexists(path):
+        if trouble := why_not_made(path.parent):
+            return Check(
+                "key file", "fail", f"{path} cannot be made: {trouble}", "pass another --identity-path or --home"
+            )
         return Check("key file", "ok", f"{path} will be made on the first join")
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -272,9 +276,9 @@ def look_at_key(path: Path) -> Check:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return Check("key file", "fail", f"{path} is no regular file", "pass another --identity-path")
+        peer = decode_key(os.read(fd, 4096)).peer_id
         if status.st_mode & 0o077:
             return Check("key file", "fail", f"{path} can be read by others", f"run `chmod 600 {path}`")
-        peer = decode_key(os.read(fd, 4096)).peer_id
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return Check("key file", "warn", f"{path} is in use: a peer of this name runs", "join with another --name")
@@ -297,10 +301,33 @@ def look_at_ports(host_maddrs: Sequence[str]) -> Check:
     return Check("ports", "ok", f"can listen on {', '.join(texts)}")
 
 
+def look_at_disk(home: Path, parameters: Sequence[int] | None) -> Check:
+    """Room at home, which need not be there yet but has to be makeable."""
+    if trouble := why_not_made(home):
+        return Check("disk", "fail", f"{home} cannot be made: {trouble}", "pass another --home")
+    return judge_disk(free_bytes(home), parameters, folder=home)
+
+
 def free_bytes(folder: Path) -> int:
     """Of the disk that folder is or would be on."""
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(_nearest(folder)).free
+
+
+def why_not_made(folder: Path) -> str:
+    """Why nothing could be written there, empty if it could: as far as can be told without trying."""
+    there = _nearest(folder)
+    if not there.is_dir():
+        return f"{there} is no directory"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} may not be written to"
+    if os.statvfs(there).f_blocks == 0:  # /proc and the like, where root seems to have every right
+        return f"{there} is no place for files"
+    return ""
+
+
+def _nearest(folder: Path) -> Path:
+    """folder, or of those that it would be in the nearest that is there."""
+    return next(each for each in (folder, *folder.absolute().parents) if os.path.exists(each))
 
 
 def _own_requirements() -> dict[str, str]:

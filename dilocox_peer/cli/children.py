@@ -51,7 +51,7 @@ class Children:
     async def start(self, label: str, arguments: Sequence[str]) -> Child:
         """Starts `dilocox-peer ARGUMENTS --log json --until-stdin-closes`; its events go to on_event as they come."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "dilocox_peer.cli.main", *arguments, "--log", "json", "--until-stdin-closes",
+            sys.executable, "-m", "dilocox_peer", *arguments, "--log", "json", "--until-stdin-closes",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -134,9 +134,7 @@ def examine(
         found.append(Check("memory", "skipped", f"{size(available_memory())} free; {why}"))
     else:
         found += look_at_memory(manifest, request)
-        disk = checks.judge_disk(
-            checks.free_bytes(home.folder), _parameters(manifest, request.stage), folder=home.folder
-        )
+        disk = checks.look_at_disk(home.folder, _parameters(manifest, request.stage))
         found = [disk if check.name == "disk" else check for check in found]
     if device.status == "fail":
         found.append(Check("throughput", "skipped", "the device cannot be used"))

@@ -105,6 +105,8 @@ def read_event_file(path: Path) -> Iterator[tuple[Event, float]]:
                     event = read_event(record) if isinstance(record, dict) else None
                     if event is not None:
                         yield event
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a directory: pass a file that `join --log-file` wrote") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
 

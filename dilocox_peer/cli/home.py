@@ -38,6 +38,13 @@ class PeerHome:
         """What a command to this peer has to say beside its own name."""
         return "" if self.folder.name == DEFAULT_NAME else f" --name {self.folder.name}"
 
+    def names_beside(self) -> list[str]:
+        """The other names under the same --home, whether their peers run or not."""
+        try:
+            return sorted(each.name for each in self.folder.parent.iterdir() if each != self.folder and each.is_dir())
+        except OSError:
+            return []
+
     @property
     def runtime(self) -> Path:
         return self.folder / "runtime"

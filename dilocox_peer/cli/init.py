@@ -1,16 +1,17 @@
 """`init` and `sign`: writing run.toml whole or not at all."""
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
 import typer
 
 from dilocox_peer.cli.home import owner_key_path
+from dilocox_peer.config import defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
-from dilocox_peer.config import read_manifest, to_toml
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.manifest import Manifest
+from dilocox_peer.manifest import RUN_NAME, Manifest
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.pipeline.partition import cut_into, idle_warning
 
@@ -26,6 +27,10 @@ def write_run_file(
     force: bool,
 ) -> None:
     """Writes the signed run.toml of a preset. Raises ConfigError; an existing file stays unless force."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory: name a file in it, such as {path / 'run.toml'}")
+    if run_name is not None and not re.search(RUN_NAME, run_name):
+        raise ConfigError(f"--run-name {run_name!r}: use letters, digits, . _ and -, at most 64")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists: pass --force to overwrite it, or another name")
     manifest = preset_manifest(preset, run={"name": run_name or preset})
@@ -38,8 +43,11 @@ def write_run_file(
 
 
 def sign_run_file(path: Path, *, owner_key: Path | None, home: Path | None) -> None:
-    """Signs path again, in place. The settings stay; comments of the reader's own do not."""
-    _sign_and_write(read_manifest(path), path, owner_key_path(owner_key, home))
+    """Signs path again, in place. The settings stay, those left out are filled in; comments of the reader's own go."""
+    manifest = read_manifest(path)
+    _sign_and_write(manifest, path, owner_key_path(owner_key, home))
+    if sections := defaulted_sections(manifest):
+        typer.echo(f"note: filled in with defaults what {path} left out of {', '.join(sections)}", err=True)
 
 
 def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:
@@ -48,7 +56,7 @@ def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:
     except OSError as error:
         reason = f"{key_path.parent} cannot be made: {error.strerror}"
         raise ConfigError(f"{reason}; pass another --home or --owner-key") from None
-    with Identity.open(key_path) as owner:
+    with Identity.open(key_path, flag="--owner-key") as owner:
         signed = manifest.signed_by(owner.key)
     write_whole(path, to_toml(signed, file_name=path.name).encode())
     if warning := idle_warning(signed):

@@ -18,7 +18,7 @@ from dilocox_peer.cli.eventlog import EventFile, event_printer
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.hours import Hours, keep_hours
 from dilocox_peer.cli.idle import keep_idle, read_usage
-from dilocox_peer.cli.lifetime import Stop, run_until_stopped
+from dilocox_peer.cli.lifetime import Stop, interruptible, run_until_stopped
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.terminal import Dashboard, Terminal, errors_as_events, is_interactive
 from dilocox_peer.errors import ConfigError
@@ -101,8 +101,13 @@ def run_join(request: JoinRequest) -> None:
             from dilocox_peer.cli.metrics import metrics_server
 
             stack.enter_context(metrics_server(observer, request.metrics_host, request.metrics_port))
-        # Only now the heavy imports: a typing error in a flag should not take two seconds to be told.
-        from dilocox_peer.peer.session import Session
+        # Only now the heavy imports: a typing error in a flag should not take two seconds to be told. And not in the loop,
+        # where hivemind's would keep Ctrl-C waiting.
+        with interruptible():
+            from dilocox_peer.peer.daemon import quiet_hivemind
+            from dilocox_peer.peer.session import Session
+
+            quiet_hivemind()
 
         settings = _settings(request, invitation, more_peers)
         session = Session(settings, identity, observer)

@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 INTERRUPTED = 130
 
@@ -55,3 +57,31 @@ def run_until_stopped(work: Callable[[Stop], Awaitable[None]], *, until_stdin_cl
         return stop.exit_code
 
     return asyncio.run(main())
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """For imports that take seconds: Ctrl-C in the block ends it as KeyboardInterrupt, whatever is made of it there.
+
+    numpy and torch, when interrupted while they load, turn it into another error now and then, or swallow it.
+    """
+    before, interrupted = signal.getsignal(signal.SIGINT), False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    if before is signal.SIG_IGN:  # whoever started us wants that
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception:
+        if not interrupted:
+            raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise KeyboardInterrupt

@@ -6,8 +6,6 @@ Every flag has an environment variable: DILOCOX_<COMMAND>_<FLAG>, e.g. DILOCOX_J
 """
 
 import io
-import os
-import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -116,8 +114,14 @@ def bootstrap(
         typer.Argument(metavar="RUN_FILES", help="Signed run.toml of each run.", show_default="run.toml"),
     ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="TCP port on all interfaces, further runs the next ones; 0: any.")
-    ] = 4711,
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="TCP port on all interfaces, further runs the next ones; 0: any.",
+            show_default="4711",
+        ),
+    ] = None,
     host_maddrs: HostOption = None,
     announce_maddrs: AnnounceOption = None,
     initial_peers: Annotated[
@@ -145,7 +149,8 @@ def bootstrap(
         BootstrapRequest(
             paths=tuple(paths or (Path("run.toml"),)),
             home=PeerHome.at(home, name, identity_path),
-            host_maddrs=tuple(host_maddrs or (f"/ip4/0.0.0.0/tcp/{port}",)),
+            port=port,
+            host_maddrs=tuple(host_maddrs or ()),
             announce_maddrs=tuple(announce_maddrs or ()),
             initial_peers=tuple(initial_peers or ()),
             json_log=log is LogFormat.JSON,
@@ -540,30 +545,16 @@ def doctor(
 
 
 def main() -> None:
-    """Entry point. Turns every expected failure into one line on standard error and its exit code."""
+    """Carries out what was typed. Turns every expected failure into one line on standard error and its exit code."""
     arguments = [_with_dashes(argument) for argument in sys.argv[1:]]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? where it must
-    terminated = False
-
-    def terminate(_number: int, _frame: object) -> None:
-        nonlocal terminated
-        terminated = True
-        raise KeyboardInterrupt  # the way on which everything is cleaned up
-
-    signal.signal(signal.SIGTERM, terminate)  # until a command that leaves in order has a handler of its own
     try:
         app(arguments, prog_name=PROGRAM)  # exits by itself: 0, 2 for wrong usage, or what a command said
-    except KeyboardInterrupt:
-        sys.exit(130)
     except DilocoxError as error:
         typer.echo(f"{PROGRAM}: {error.line}", err=True)
         sys.exit(error.exit_code)
-    finally:
-        if terminated:  # to whoever sent it, we end as by the signal
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _with_dashes(argument: str) -> str:
@@ -572,7 +563,3 @@ def _with_dashes(argument: str) -> str:
         return argument
     flag, equals, value = argument.partition("=")
     return flag.replace("_", "-") + equals + value
-
-
-if __name__ == "__main__":
-    main()

@@ -29,7 +29,11 @@ class PeerCollector(Collector):
         peers = GaugeMetricFamily(
             "dilocox_stage_peers", "Peers that hold a stage, as seen from here.", labels=["stage"]
         )
-        speed = GaugeMetricFamily("dilocox_stage_tokens_per_second", "Of a stage's peers together.", labels=["stage"])
+        speed = GaugeMetricFamily(
+            "dilocox_stage_tokens_per_second",
+            "Of a stage's peers together, as far as they have said.",
+            labels=["stage"],
+        )
         for stage, holders, tokens_per_s in stages:
             peers.add_metric([str(stage)], holders)
             speed.add_metric([str(stage)], tokens_per_s)

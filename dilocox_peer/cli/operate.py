@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -24,7 +25,7 @@ from dilocox_peer.cli.visit import visit
 from dilocox_peer.events import SeenPeer, SwarmSeen, short
 from dilocox_peer.invitation import Invitation, parse_invitation
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.control import ask, follow, socket_path
+from dilocox_peer.peer.control import NotRunning, ask, follow, is_answered, socket_path
 from dilocox_peer.peer.plan import adapts_inner_steps
 from dilocox_peer.peer.status import Status, stage_words
 from dilocox_peer.types import PeerId
@@ -34,8 +35,19 @@ WATCH_PEER_S, WATCH_RUN_S = 1.0, 10.0
 
 def send(command: str, home: PeerHome) -> None:
     """One command to the peer of this home; prints what it says. Raises NotRunning, ControlRefused."""
-    answer = asyncio.run(ask(socket_path(home.folder), command))
+    answer = asyncio.run(ask(_socket(home), command))
     typer.echo(answer["said"])
+
+
+def _socket(home: PeerHome) -> Path:
+    """Where the peer of this home answers. Raises NotRunning naming those beside it that run, if it alone does not."""
+    path = socket_path(home.folder)
+    if not is_answered(path):
+        running = [name for name in home.names_beside() if is_answered(socket_path(home.folder.parent / name))]
+        if running:
+            names = " or ".join(f"--name {name}" for name in running)
+            raise NotRunning(f"no peer is running here as {home.folder.name!r}: pass {names}, which does")
+    return path
 
 
 # ---- a peer of this machine ------------------------------------------------------------------------------------------
@@ -43,10 +55,11 @@ def send(command: str, home: PeerHome) -> None:
 
 def show_peer(home: PeerHome, *, as_json: bool, watch: bool) -> None:
     """How the peer does, once or again and again. Raises NotRunning, ControlRefused."""
+    path = _socket(home)
 
     async def show() -> None:
         while True:
-            status = (await ask(socket_path(home.folder), "status"))["status"]
+            status = (await ask(path, "status"))["status"]
             typer.echo(json.dumps(status) if as_json else "\n".join(peer_lines(status)))
             if not watch:
                 return
@@ -83,6 +96,7 @@ def peer_lines(status: Mapping[str, Any]) -> list[str]:
             each["stage"],
             [peer["here"] is not False for peer in each["peers"]],
             each["tokens_per_s"],
+            is_whole=each["is_whole_speed"],
             is_thin=each["thin"],
         )
         for each in status["swarm"]
@@ -98,16 +112,20 @@ def peer_lines(status: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def stage_line(stage: int, here: Sequence[bool], tokens_per_s: float, *, is_thin: bool) -> str:
+def stage_line(stage: int, here: Sequence[bool], tokens_per_s: float, *, is_whole: bool, is_thin: bool) -> str:
+    """is_whole: the speed is of all who train there, not of some."""
     count = sum(here)
     if not count:
         return f"  stage {stage}: EMPTY, nobody holds it"
-    return f"  stage {stage}: {count} peer{'' if count == 1 else 's'}, {tokens_per_s:,.0f} tokens/s{', thin' if is_thin else ''}"
+    speed = f"{'' if is_whole else 'at least '}{tokens_per_s:,.0f} tokens/s"
+    if not is_whole and not tokens_per_s:
+        speed = "speed not known yet"
+    return f"  stage {stage}: {count} peer{'' if count == 1 else 's'}, {speed}{', thin' if is_thin else ''}"
 
 
 def attach(home: PeerHome) -> None:
     """The dashboard of a peer that runs in another process. Raises NotRunning."""
-    path = socket_path(home.folder)
+    path = _socket(home)
     observer = Observer()
 
     def take(record: dict[str, Any]) -> None:
@@ -204,6 +222,7 @@ def run_summary(manifest: Manifest, seen: Sequence[SeenPeer]) -> dict[str, Any]:
             {
                 "stage": stage,
                 "tokens_per_s": round(status.stage_speed(stage), 1),
+                "is_whole_speed": status.stage_speed_is_whole(stage),
                 "thin": _is_thin(status, stage, manifest.stages.count),
                 "peers": [
                     {
@@ -226,7 +245,10 @@ def run_lines(manifest: Manifest, seen: Sequence[SeenPeer]) -> list[str]:
     about = " of about " if adapts_inner_steps(manifest) else "/"  # from outside only the settings are known
     lines = [f"{summary['run_name']} ({summary['run'][:12]})  round {summary['round']}{about}{summary['total_rounds']}"]
     for each in summary["stages"]:
-        lines.append(stage_line(each["stage"], [True] * len(each["peers"]), each["tokens_per_s"], is_thin=each["thin"]))
+        here = [True] * len(each["peers"])
+        lines.append(
+            stage_line(each["stage"], here, each["tokens_per_s"], is_whole=each["is_whole_speed"], is_thin=each["thin"])
+        )
         lines += [
             f"    {short(peer['peer'])}  {peer['reachability']:<7}  {peer['tokens_per_s']:>10,.0f} tokens/s  round {peer['round']}"
             for peer in each["peers"]

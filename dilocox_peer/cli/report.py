@@ -15,7 +15,7 @@ from dilocox_peer.cli.swarm_view import RoundView, SwarmView
 
 
 def build_report(view: SwarmView, *, stages: int, replicas: int) -> dict[str, Any]:
-    """The report of DESIGN section 12 as a JSON-able dictionary."""
+    """What `demo --report` writes, as a JSON-able dictionary."""
     digests: dict[str, dict[str, str]] = {}
     for peer in view.peers.values():
         digests.setdefault(str(peer.stage), {})[peer.peer] = peer.anchor_digest

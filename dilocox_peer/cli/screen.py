@@ -55,7 +55,7 @@ def render(status: Status, size: Size, now: float, view: View = View()) -> "Pict
     if panel is None and (width < MIN_WIDTH or height < MIN_HEIGHT):
         panel = 1
     if view.help:
-        lines = _box("help", _help(view), width, body)
+        lines = _box("help", _help(view, width - 4), width, body)
     elif panel is not None:
         lines = _single(panel, status, width, body, now, view)
     else:
@@ -151,7 +151,7 @@ def _footer(status: Status, width: int, view: View) -> Line:
     return line
 
 
-def _help(view: View) -> list[Line]:
+def _help(view: View, width: int) -> list[Line]:
     rows = [
         ("q", f"{view.quit_word}" + (": in order, what is agreed is kept" if view.quit_word == "leave" else "")),
         ("p", "pause training, or resume it; a paused peer votes and merges on" if view.may_pause else ""),
@@ -162,12 +162,18 @@ def _help(view: View) -> list[Line]:
         ("◆ ★ ● ○", "this peer; its stage's leader; heard by us; only announced"),
         ("◌ ‖ ✖", "reached through a relay; paused; gone"),
         ("thin", "a stage with one peer where others have more, or of less than half the usual speed"),
+        ("≥", "the speed of a stage where somebody has not said theirs yet"),
         ("", ""),
         ("who", "contributions in the certificate, of the roster"),
         ("delay", "from our own close of a round to the merge of its certificate; training goes on meanwhile"),
         ("less", "bytes of a float32 ring all-reduce after every inner step, for each byte this peer sent"),
     ]
-    return [[(f"{key:<9}", "bold"), (text, "")] for key, text in rows if key or not text]
+    return [
+        [(f"{'' if index else key:<9}", "bold"), (piece, "")]
+        for key, text in rows
+        if key or not text
+        for index, piece in enumerate(textwrap.wrap(text, max(10, width - 9)) or [""])
+    ]
 
 
 # ---- panels ----------------------------------------------------------------------------------------------------------
@@ -253,7 +259,7 @@ def _stage_line(status: Status, stage: int, width: int, *, glyphs: bool = True) 
     if holders == 0:
         return [*line, (" EMPTY ", "bold white on red"), (" nobody holds it", "bold red")]
     thin = status.is_thin(stage)
-    words = f"{_count(holders, 'peer'):>8} {_speed(status.stage_speed(stage)):>6} tok/s"
+    words = f"{_count(holders, 'peer'):>8} {_stage_speed(status, stage):>6} tok/s"
     room = max(3, width - 4 - len(words) - 5)
     shown = [_glyph(peer, status) for peer in peers] if glyphs else []
     if len(shown) > room:
@@ -386,8 +392,7 @@ def _health_word(status: Status, now: float) -> Span:
 
 def _swarm_word(status: Status) -> Span:
     peers = sum(peer.counts for peer in status.peers.values())
-    speed = status.stage_speed(0)
-    return (f"{_count(peers, 'peer')}, {_short_number(speed)} tok/s", "") if peers else ("", "")
+    return (f"{_count(peers, 'peer')}, {_stage_speed(status, 0)} tok/s", "") if peers else ("", "")
 
 
 def _loss_word(status: Status) -> Span:
@@ -422,6 +427,12 @@ def _short_number(value: float) -> str:
 def _speed(tokens_per_s: float) -> str:
     """A lease says 0 until its peer has measured itself."""
     return _short_number(tokens_per_s) if tokens_per_s else "-"
+
+
+def _stage_speed(status: Status, stage: int) -> str:
+    """With ≥ where somebody who trains there has not said how fast."""
+    speed = status.stage_speed(stage)
+    return f"{'' if not speed or status.stage_speed_is_whole(stage) else '≥'}{_speed(speed)}"
 
 
 def _count(number: int, noun: str) -> str:

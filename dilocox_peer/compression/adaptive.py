@@ -8,14 +8,14 @@ sent stays in the residual. At the end of a window the medians decide:
     otherwise                               as it is
 
 Why not the energy threshold alone: inside a sketch of rank r any threshold below 1 finds fewer than r directions, whatever
-the true rank is, so it shrinks to its floor while 98 % of the movement stays behind (facts/algorithm.md 5, measured). So
+the true rank is, so it shrinks to its floor while 98 % of the movement stays behind (tests/unit/test_adaptive.py). So
 here the spectrum is taken of the mean itself, whose rank is up to that of all contributions together, by a sketch wider
 than r and against the mean's whole energy; and the residual has the last word.
 
 Singular values differ in their last bits between machines: this is what one peer proposes, and the certificate carries
 the integer that all use, for the round after next. Observations of rounds still under the old rank do not count.
 
-Source: DiLoCoX (arXiv 2506.21263), adaptive gradient compression; the guard and the numbers: facts/algorithm.md 5. Differs
+Source: DiLoCoX (arXiv 2506.21263), adaptive gradient compression; the guard and the numbers are ours. Differs
 from DiLoCoX: the guard; H follows the rank only in the `faithful` mode (`inner_steps_of`), controller.py is the default.
 
 Shape letters: M rows, N columns, S width of the sketch.

@@ -13,7 +13,7 @@ machine and with any number of threads. Encoding works through pieces of a tenso
 under 4 MiB.
 
 Sources: DiLoCoX (arXiv 2506.21263) for quantized pseudo-gradients with error feedback; the two-magnitude rule and the
-block sizes are measured in facts/algorithm2.md. No error feedback here (feedback.py).
+block sizes were chosen by measuring. No error feedback here (feedback.py).
 """
 
 import math

@@ -10,7 +10,7 @@ says what the coming plans should be: codec, rank, inner_steps. One peer propose
     of all (codec, H) with communication <= budget * round and at least `times_fewer`, the one with the least expected loss
 
 Expected loss is in points (percent of loss) against exact averaging after every step: a rise with log2 H and a price of
-the codec, both measured (facts/algorithm2.md 3 and 4, benchmarks/BENCHMARKS.md). The budget was meant to be a quarter:
+the codec, both measured (benchmarks/BENCHMARKS.md). The budget was meant to be a quarter:
 a merge that late costs next to nothing. But on a link where sparse rounds of 8 steps take 0.6 of their time, longer rounds that
 take a quarter cost 4 % more loss than that delay does (3 seeds, benchmarks/learning_link.py): runs use manifest's 0.7.
 
@@ -198,7 +198,7 @@ class Controller:
         gain = self.points(current) - self.points(best)
         if gain < MIN_GAIN or self.excess(best, link_factor=RESERVE) > 1.0:
             return current, ""
-        return best, f"the link allows {gain:.1f} points less loss"
+        return best, f"the link has room for it, {gain:.1f} % less loss is expected"
 
     def _best(self, *, link_factor: float) -> Setting:
         """The least expected loss within what is allowed, H within a factor of 2; where nothing is, the least excess."""

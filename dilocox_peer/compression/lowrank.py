@@ -13,15 +13,15 @@ equal bits) take 1.23 s and the bare float32 product, with other bits on other m
 Encoding: left = orthonormal basis of x @ right-before (PowerSGD, arXiv 1905.13727, here by `torch.linalg.qr`: Gram-Schmidt
 loses orthogonality on rank-deficient input), quantised; then right = least squares against the *quantised* left, so the
 right factor makes up for what 4 bits did to the left; quantised. right-before is the encoder's own memory (`encoder`): a warm
-start, which no decoder needs; without one, seeded random numbers and one iteration more. Peers share no basis
-(facts/algorithm.md 6). Bound: |x - decoded| <= |x|, checked at every encoding: where quantising left nothing of
+start, which no decoder needs; without one, seeded random numbers and one iteration more. Peers share no basis,
+so any subset of them makes a round. Bound: |x - decoded| <= |x|, checked at every encoding: where quantising left nothing of
 the gain, rank 0 is sent and all stays in the residual. A matrix of exact rank R loses about a sixth, to the 4 bits alone.
 
 Any tensor is taken as a matrix of its first dimension against the rest. Which ones it pays for: `largest_rank`, policy.py.
 Differs from DiLoCoX: own basis, scales along the rank so that decoding is exact. No error feedback here (feedback.py).
 
 Shape letters: M rows, N columns, R rank; factors are held as RM and RN (a product with an MR layout is several times slower
-below rank 12, facts/performance.md 5); G groups of rows or columns that share a scale.
+below rank 12); G groups of rows or columns that share a scale.
 """
 
 import math

@@ -6,7 +6,8 @@
 - Matrices get the named codec; of lowrank-int4 only those that it pays for: not embedding and head, whose movements have
   rows of their own and a wide spectrum, and not small ones, where r * (m + n) * bits exceeds the 2 * m * n bits of int2.
   Those get int2.
-Source: DESIGN section 8; facts/algorithm.md 4 (5: low rank on embeddings and head costs more), facts/algorithm2.md 5.
+Source: PowerSGD (arXiv 1905.13727), which leaves vectors as they are; that low rank costs more on embedding and head was
+measured.
 """
 
 from collections.abc import Collection

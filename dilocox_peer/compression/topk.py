@@ -12,7 +12,7 @@ m <= 328 with the least error is taken, so a chunk with one large element sends 
     |x - decoded|**2 <= |x|**2 - (1 - 2**-16) * s**2 / m <= |x|**2 - (1 - 2**-16) * max|x|**2,
 a contraction. Magnitudes are limited as in blockwise.py. Decoding only places numbers: equal bits on every machine.
 
-Source: SparseLoCo (arXiv 2508.15706), chunks of 4096 and error feedback; sign and one magnitude: facts/algorithm2.md 4, 5.
+Source: SparseLoCo (arXiv 2508.15706), chunks of 4096 and error feedback; sign and one magnitude: chosen by measuring.
 Error feedback is not here (feedback.py).
 """
 

@@ -1,6 +1,6 @@
 """The running average of a stage's anchors: free, local, and nobody else's business. Pure.
 
-Source: DESIGN section 7; facts/algorithm2.md 3. Measured here (benchmarks/BENCHMARKS.md): 0.03 % better than the last
+Measured (benchmarks/BENCHMARKS.md): 0.03 % better than the last
 anchor with 192 rounds, worse with 18; so it is offered beside the anchor and never in its place.
 """
 

@@ -1,4 +1,4 @@
-"""When a round of local training is over (DESIGN section 6). Pure.
+"""When a round of local training is over (docs/pipeline.md, rounds). Pure.
 
 Stage 0, where micro-batches start, is the clock of the run: its round is over when the roster's members that are here have
 together done their shares, so that a slow peer does less and nobody waits for it; or at twice the usual time. A later stage

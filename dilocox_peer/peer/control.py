@@ -276,7 +276,7 @@ def _listen(path: Path) -> socket.socket:
         folder = path.parent.lstat()
         if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.getuid():
             raise ConfigError(f"{path.parent} is not a folder of ours: remove it or pass another --home")
-        if _is_answered(path):
+        if is_answered(path):
             raise ConfigError(f"another process is this peer already ({path}): pass another --name")
         with suppress(FileNotFoundError):
             path.unlink()
@@ -296,7 +296,8 @@ def _listen(path: Path) -> socket.socket:
         raise ConfigError(f"the control socket {path} cannot be made: {error.strerror}; pass another --home") from None
 
 
-def _is_answered(path: Path) -> bool:
+def is_answered(path: Path) -> bool:
+    """Whether a process listens at this socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

@@ -31,7 +31,7 @@ def mend_bindings(p2p: "P2P") -> None:
 
 
 def quiet_hivemind() -> None:
-    """Imports hivemind without its prints, log handler and warnings. Every use of it begins here."""
+    """Imports hivemind, which takes seconds, without its prints, log handler and warnings. Every use of it begins here."""
     warnings.filterwarnings("ignore", module=r"hivemind(\.|$)")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -37,20 +37,24 @@ class Identity:
         return self.key.peer_id
 
     @classmethod
-    def open(cls, path: str | Path) -> "Identity":
-        """The identity in path, made if path does not exist. Raises ConfigError: in use, not private, not such a key."""
+    def open(cls, path: str | Path, *, flag: str = "--identity-path") -> "Identity":
+        """The identity in path, made if path does not exist. Raises ConfigError: not such a key, not private, in use.
+
+        flag: by which another path is given.
+        """
         path = Path(path).expanduser()
         try:
             if not path.exists():
                 _create(path)
-            fd = _open_private(path)
+            fd = _open_file(path, flag)
         except FileExistsError:
             raise ConfigError(f"cannot use identity {path}: {path.parent} is not a directory") from None
         except OSError as error:
-            raise ConfigError(f"cannot use identity {path}: {_reason(error)}; pass another --identity-path") from None
+            raise ConfigError(f"cannot use identity {path}: {_reason(error)}; pass another {flag}") from None
         try:
+            key = _read(fd, path, flag)  # first: of a file that is no key, no other mode is asked for
+            _check_private(fd, path)
             _lock(fd, path)
-            key = _read(fd, path)
         except BaseException:
             os.close(fd)
             raise
@@ -127,7 +131,7 @@ def _link(source: Path, target: Path) -> None:
         os.rename(source, target)
 
 
-def _open_private(path: Path) -> int:
+def _open_file(path: Path, flag: str) -> int:
     flags = os.O_CLOEXEC | os.O_NONBLOCK  # NONBLOCK: opening a named pipe must not hang
     try:
         fd = os.open(path, os.O_RDWR | flags)  # a lock over NFS needs write access
@@ -135,21 +139,17 @@ def _open_private(path: Path) -> int:
         if error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise
         fd = os.open(path, os.O_RDONLY | flags)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"identity {path} is no regular file: pass another --identity-path")
-        if status.st_mode & 0o077:
-            hint = (
-                "; on a Windows drive that has no effect, keep it in your Linux home"
-                if status.st_mode & 0o777 == 0o777
-                else ""
-            )
-            raise ConfigError(f"identity {path} can be read by others: run `chmod 600 {path}`{hint}")
-    except BaseException:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise
+        raise ConfigError(f"identity {path} is no regular file: pass another {flag}")
     return fd
+
+
+def _check_private(fd: int, path: Path) -> None:
+    mode = os.fstat(fd).st_mode
+    if mode & 0o077:
+        hint = "; on a Windows drive that has no effect, keep it in your Linux home" if mode & 0o777 == 0o777 else ""
+        raise ConfigError(f"identity {path} can be read by others: run `chmod 600 {path}`{hint}")
 
 
 def _lock(fd: int, path: Path) -> None:
@@ -165,11 +165,11 @@ def _lock(fd: int, path: Path) -> None:
         raise ConfigError(f"identity {path} cannot be locked ({_reason(error)}): keep it on a local disk") from None
 
 
-def _read(fd: int, path: Path) -> SigningKey:
+def _read(fd: int, path: Path, flag: str) -> SigningKey:
     try:
         return decode_key(os.pread(fd, _KEY_FILE_BYTES + 1, 0))
     except ValueError as error:
-        raise ConfigError(f"identity {path} {error}: pass another --identity-path, a new key is made there") from None
+        raise ConfigError(f"identity {path} {error}: pass another {flag}, a new key is made there") from None
     except OSError as error:
         raise ConfigError(f"identity {path} cannot be read: {_reason(error)}") from None
 

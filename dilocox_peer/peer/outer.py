@@ -1,19 +1,19 @@
 """The outer loop of one peer: anchor, outer momentum, residual, and the movement it has offered.
 
 Pure arithmetic on flat float32 CPU vectors; no threads, no clock, no network. Who trains, and when, is trainer.py; the
-agreement on which contributions count is rounds.py. Source: DESIGN section 7, after DiLoCo (arXiv 2311.08105) and
-DiLoCoX (2506.21263).
+agreement on which contributions count is rounds.py. Source: DiLoCo (arXiv 2311.08105, algorithm 1) and DiLoCoX
+(2506.21263, one-step-delay overlap).
 
 With anchor a, local parameters w, snapshot s = w at a round's close, residual e:
     movement d = a - s;  sent = d + decay * e;  offered = encode(sent);  e' = sent - decode(offered)
     mean g of the certified contributions;  m' = mu * m + g;  u = -lr * (g + mu * m');  a' = a + u
     own contribution certified:  w += u + d, e = e'       else:  w += u, e stays, d is still part of a' - w
-Differs from DESIGN in form, not in value: the shift is u + d, not (a + u) - s. Rounding then cancels where it should:
+Differs from DiLoCoX in form, not in value: the shift is u + d, not (a + u) - s. Rounding then cancels where it should:
 one peer with lr 1, momentum 0 and no codec gets a shift of exactly 0.
 
 Invariants
 1. Anchor and momentum change only in `merge` with contributions, and in `install`; equal blobs give equal bits.
-2. decode(offered) + e' = sent, to one rounding (I6 of DESIGN).
+2. decode(offered) + e' = sent, to one rounding (I6 of tests/sim/invariants.py).
 3. Every local movement enters a certified contribution once: a - w is what is unsettled, and the offered part leaves it
    only when settled (I5).
 4. A failed call changes nothing.

@@ -36,8 +36,11 @@ def launch_command(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
 
 
-def check_listenable(address: Address) -> None:
-    """Raises ConfigError if a port is taken. p2pd listens with SO_REUSEPORT: it would start, and get half the callers."""
+def check_listenable(address: Address, *, flag: str = "--host-maddrs") -> None:
+    """Raises ConfigError if a port is taken. p2pd listens with SO_REUSEPORT: it would start, and get half the callers.
+
+    flag: by which another is given.
+    """
     if address.port == 0:
         return
     family = socket.AF_INET6 if address.host_kind == "ip6" else socket.AF_INET
@@ -52,7 +55,7 @@ def check_listenable(address: Address) -> None:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(
-                f"cannot listen on {address.text} ({reason}): stop what uses it or pass another --host-maddrs"
+                f"cannot listen on {address.text} ({reason}): stop what uses it or pass another {flag}"
             ) from None
 
 

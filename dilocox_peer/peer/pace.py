@@ -1,4 +1,4 @@
-"""When a peer closes its round and when it merges what was certified: DESIGN section 7's three overlaps, as one table.
+"""When a peer closes its round and when it merges what was certified: the three values of rounds.overlap, as one table.
 
 Pure: `next_step(situation)` says what to do now; the session does it and asks again.
 """

@@ -1,4 +1,4 @@
-"""The round protocol of one stage: a pure state machine, events and time in, actions out (DESIGN section 9).
+"""The round protocol of one stage: a pure state machine, events and time in, actions out.
 
 The same object runs in the simulator (tests/sim) and in the peer (averaging.py). It never reads a clock, a socket or a
 file. This file puts its parts together; docs/protocol.md tells the story:
@@ -13,7 +13,7 @@ The chain (what was agreed; `head`) and the anchor we hold are kept apart. A cer
 whole state, are here: never before, so that a peer is never at a head it could not go on from. While a better chain is
 known and not adopted, we certify nothing.
 
-Invariants (checked after every simulated event): I1-I5 and I7-I8 of DESIGN section 9.
+Invariants (checked after every simulated event): I1-I5 and I7-I8 of docs/protocol.md.
 """
 
 import random

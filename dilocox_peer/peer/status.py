@@ -250,6 +250,15 @@ class Status:
                 speed += self.tokens_per_s() if peer.peer == self.me else peer.tokens_per_s
         return speed
 
+    def stage_speed_is_whole(self, stage: int) -> bool:
+        """Whether all who train there have said how fast; else stage_speed is less than it is. A peer's speed is 0 until its
+        lease is read with one, also when it is heard as a neighbour."""
+        return all(
+            peer.tokens_per_s > 0 or peer.is_paused or peer.peer == self.me
+            for peer in self.of_stage(stage)
+            if peer.counts
+        )
+
     def empty_stages(self) -> list[int]:
         return [stage for stage in range(self.num_stages) if not self._holders(stage)]
 
@@ -264,7 +273,8 @@ class Status:
             return True
         speeds = sorted(self.stage_speed(each) for each in range(self.num_stages))
         middle = speeds[len(speeds) // 2]
-        return len(speeds) > 1 and 0 < self.stage_speed(stage) < middle / 2
+        is_slow = len(speeds) > 1 and 0 < self.stage_speed(stage) < middle / 2
+        return is_slow and self.stage_speed_is_whole(stage)
 
     # ---- what happens ------------------------------------------------------------------------------------------------
 
@@ -533,6 +543,7 @@ def summary(status: Status, now: float) -> dict[str, Any]:
             {
                 "stage": stage,
                 "tokens_per_s": round(status.stage_speed(stage), 1),
+                "is_whole_speed": status.stage_speed_is_whole(stage),
                 "thin": status.is_thin(stage),
                 "peers": [
                     {

@@ -1,7 +1,8 @@
 """One stay of a peer in a run: starts every part in order, watches over them, and ends them in order. Decides nothing itself.
 
-Start-up goes network, directory, manifest, stage, data, state, training; what fails says so by its own name. Leaving goes in
-DESIGN section 5's order, each step with its deadline, about five seconds together.
+Start-up goes network, directory, manifest, stage, data, state, training; what fails says so by its own name. Leaving: no
+new micro-batch, the goodbye to directory and roster, then the parts in the reverse order of their start; each step has its
+deadline, about five seconds together.
 """
 
 import asyncio

@@ -138,7 +138,7 @@ class Calls:
         """Asks its callee whether it still knows of it: who works on it says so, who forgot it grants again. No answer,
         or the same answer too often: Cancel, and to another callee if there is one.
 
-        Differs from DESIGN 6.7 (cancel at once): under load everything is late at the same time; what is cancelled then
+        Not cancelled at once, as was tried: under load everything is late at the same time; what is cancelled then
         loses its place in the line and its work, and a few unlucky ones never came back.
         """
         peer = flight.callee

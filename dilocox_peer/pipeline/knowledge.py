@@ -246,9 +246,9 @@ class Knowledge:
             return min(max(1, self._slots.capacity // 2), MAX_WINDOW)
         if role.mode == "flush":
             return min(role.accumulate, MAX_WINDOW)
-        # Differs from DESIGN 6.2, 2 (S + round trips / slowest): a head counts all peers that work for it, which with
-        # few heads or slow callees are more than the stages; and one on the way even where round trips take no time
-        # (without that one, a 4x4 of mixed speeds took 100 s to come from .95 to 1.00 of the ideal).
+        # Not 2 (stages + round trips / slowest), what one chain of stages would need: a head counts all peers that work for
+        # it, which with few heads or slow callees are more than the stages; and one on the way even where round trips take
+        # no time (without that one, a 4x4 of mixed speeds took 100 s to come from .95 to 1.00 of the ideal).
         slowest_s = self.slowest_s
         on_the_way = max(1, int(-(-self.path_s // slowest_s))) if slowest_s > 0 else 0
         stations = max(float(role.num_stages), 1.0 + self.plan.width)

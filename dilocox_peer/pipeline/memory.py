@@ -6,7 +6,8 @@
     anchor, outer momentum, residual, snapshot                                       16
     while contributions are averaged                                                  4
 
-Activations are not in it: they are bounded by slots, a few MB for small models.
+Together 36 of a model in one stage, 40 of several. Activations are not in it: they are bounded by slots, a few MB for small
+models.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,11 @@ TRAINED_BYTES: Final = 16
 SECOND_VERSION_BYTES: Final = 4
 AGREED_BYTES: Final = 16
 DECODING_BYTES: Final = 4
-BASE_BYTES: Final = 400_000_000
-"""Interpreter, torch, hivemind, linkd, p2pd: one peer of the tiny model with all its processes took 444 MB."""
+BASE_BYTES: Final = 440_000_000
+"""What does not grow with the stage: interpreter, torch, hivemind, the text, p2pd. A peer of the tiny model, which is one
+stage, took 444 MB with all its processes, 8 of them for parameters."""
+LINKD_BYTES: Final = 70_000_000
+"""The process that a run of several stages has beside, with py-libp2p imported."""
 
 GB: Final = 1e9
 
@@ -28,7 +32,7 @@ def stage_bytes(num_parameters: int, *, is_alone: bool, on_cpu: bool = True) -> 
     each = AGREED_BYTES + DECODING_BYTES
     if on_cpu:
         each += TRAINED_BYTES + (0 if is_alone else SECOND_VERSION_BYTES)
-    return BASE_BYTES + num_parameters * each
+    return BASE_BYTES + (0 if is_alone else LINKD_BYTES) + num_parameters * each
 
 
 def device_bytes(num_parameters: int, *, is_alone: bool) -> int:

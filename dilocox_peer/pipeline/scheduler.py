@@ -1,4 +1,4 @@
-"""One peer's part of the pipeline: what it computes next, and what it tells its neighbours (DESIGN section 6).
+"""One peer's part of the pipeline: what it computes next, and what it tells its neighbours (docs/pipeline.md).
 
 A pure machine: inputs and time in, actions out; the same object runs in the simulator (tests/sim/pipeline_world.py) and
 in the peer. It never reads a clock, a socket or a body. Callers are the linked peers of the stage before, callees those
@@ -365,7 +365,7 @@ class Scheduler:
         if versions.publish_is_due:
             versions.take_publish()
             return Publish()
-        # Differs from DESIGN 6.3 (backward first): alternate when both are there. Backward first lets waves of forwards
+        # Alternate when both are there, not backward first as one-forward-one-backward has it: that lets waves of forwards
         # and of backwards build up that never decay; 4x4 and 8x4 reached .81-.99 of the ideal, alternating .99-1.00.
         if self._was_backward:
             work = self._start_forward()

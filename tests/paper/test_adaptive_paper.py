@@ -61,7 +61,7 @@ def test_as_the_movements_lose_rank_so_does_the_sketch():
 
 
 def test_the_mean_of_own_bases_has_the_rank_of_all_of_them_together():
-    """facts/algorithm.md 6: without a shared basis (PowerSGD has one) the average has up to peers * r directions, so its
+    """Without a shared basis (PowerSGD, algorithm 1, has one) the average has up to peers * r directions, so its
     spectrum says more than a peer's own sketch."""
     layout = Layout.of([("w", (128, 128))])
     policy = policy_named("lowrank-int4", rank=8)
@@ -74,7 +74,7 @@ def test_the_mean_of_own_bases_has_the_rank_of_all_of_them_together():
 
 @pytest.mark.parametrize("num_peers", [2, 4, 8])
 def test_independent_movements_average_to_one_over_the_root_of_their_number(num_peers):
-    """facts/algorithm2.md 1.4, MuLoCo: movements of replicas are nearly orthogonal, which outer rate / (1 - momentum) > 1
+    """MuLoCo: movements of replicas are nearly orthogonal, which outer rate / (1 - momentum) > 1
     makes up for."""
     layout = Layout.of([("w", (128, 128))])
     flats = [normal(128 * 128, seed) for seed in range(num_peers)]
@@ -85,7 +85,7 @@ def test_independent_movements_average_to_one_over_the_root_of_their_number(num_
 
 @pytest.mark.parametrize("link_bps", [3e5, 3e6, 3e7])
 def test_steps_are_enough_to_hide_the_communication_four_times_over(link_bps):
-    """DiLoCoX hides communication under the H local steps of the next round; facts/algorithm.md 2d: to a quarter of it."""
+    """DiLoCoX hides communication under the H local steps of the next round; the controller's default: a quarter of them."""
     layout = Layout.of([(f"w{index}", (512, 512)) for index in range(4)])
     controller = Controller(layout, Setting("int2", 16, 32), Limits())
     for round_number in range(1, 150):

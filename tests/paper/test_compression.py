@@ -140,7 +140,7 @@ def test_error_feedback_brings_every_element_its_turn():
 
 
 def test_with_a_decay_the_residual_is_a_geometric_sum_at_most():
-    """DESIGN section 8, decay 0.8 for top-k: |e| <= c |m| / (1 - 0.8 c) with c the codec's largest relative loss."""
+    """With decay 0.8, top-k's: |e| <= c |m| / (1 - 0.8 c) with c the codec's largest relative loss."""
     codec, residual, worst = CODECS["topk"], torch.zeros(8192), 0.0
     for round_number in range(60):
         sent = with_feedback(normal((8192,), round_number), residual, 0.8)
@@ -154,13 +154,13 @@ def test_with_a_decay_the_residual_is_a_geometric_sum_at_most():
     ("name", "least"), [("int8", 3.8), ("int4", 7.7), ("int2", 15.0), ("sign", 30.1), ("topk", 65.0)]
 )
 def test_contributions_are_that_many_times_smaller_than_float32(name, least):
-    """facts/algorithm2.md section 4, bits an element; the matrices of a real stage."""
+    """32 over the bits an element that blockwise.py and topk.py state; a matrix the size of a real stage's."""
     assert 4 * (1 << 20) / len(CODECS[name].encode(normal((1024, 1024), 0))) > least
 
 
 def test_gram_schmidt_is_not_needed_and_qr_keeps_the_basis_orthogonal_on_rank_deficient_input():
     """PowerSGD (1905.13727, algorithm 1) orthogonalises by Gram-Schmidt, which loses all orthogonality where the rank is
-    below the sketch's (facts/hivemind.md 2.5: 0.6). Ours finds an exact rank 8 with a sketch of 24."""
+    below the sketch's. Ours finds an exact rank 8 with a sketch of 24."""
     x = normal((128, 8), 0) @ normal((8, 200), 1)
     assert float((x - decoded(LowRankCodec(24), x)).norm()) < 0.2 * float(x.norm())
 
@@ -180,7 +180,7 @@ def test_a_warm_start_turns_one_iteration_a_round_into_power_iteration():
 
 
 def test_any_subset_of_own_basis_contributions_is_a_round():
-    """DESIGN section 8: each peer encodes in its own basis, so the mean of any decoded subset needs nothing of the rest."""
+    """Differs from PowerSGD: each peer encodes in its own basis, so a decoded subset's mean needs nothing of the rest."""
     layout = initial_state(manifest_with("none")).layout
     peers = [normal(layout.num_elements, seed) for seed in range(3)]
     policy = policy_named("lowrank-int4", rank=2)
@@ -191,7 +191,7 @@ def test_any_subset_of_own_basis_contributions_is_a_round():
 
 
 def test_low_rank_with_full_feedback_keeps_a_stale_residual_and_with_decay_a_bounded_one():
-    """facts/algorithm.md 4: |e| / |sent| is .95 with decay 1 and rank below the movement's; 0.8 is the better one."""
+    """Karimireddy et al. feed all of it back (decay 1): with a rank below the movement's |e| / |sent| is .95, 0.8 is better."""
     sizes = {}
     for decay in (1.0, 0.8):
         residual, encoder = torch.zeros(96, 96), LowRankCodec(6).encoder()

@@ -1,6 +1,6 @@
 """Statements of DiLoCo (arXiv 2311.08105) and DiLoCoX (arXiv 2506.21263) that the outer loop rests on.
 
-The references are written here, from the papers and DESIGN section 7, with plain tensors and torch's own optimizers;
+The references are written here, from the papers, with plain tensors and torch's own optimizers;
 nothing of peer/outer.py is in them.
 """
 
@@ -145,7 +145,7 @@ def test_without_overlap_it_is_diloco():
 
 
 def test_one_step_overlap_is_the_delayed_outer_step():
-    """DESIGN section 7, overlap one-step (DiLoCoX, one-step-delay overlap): the mean of round t is applied at the end
+    """DiLoCoX, one-step-delay overlap (our overlap "one-step"): the mean of round t is applied at the end
     of round t+1, when each worker's round-t progress is replaced by the group's and its round-t+1 progress kept."""
     manifest = manifest_with()
     swarm = Swarm(manifest, [0, 1, 2])
@@ -171,7 +171,7 @@ def test_one_step_overlap_is_the_delayed_outer_step():
 
 
 def test_arrival_without_delay_is_blocking():
-    """facts/algorithm.md section 3: tau = 0 is algebraically plain DiLoCo."""
+    """A mean that arrives after no local step at all is merged as in plain DiLoCo (2311.08105, algorithm 1)."""
     manifest = manifest_with()
     blocking, arriving = Swarm(manifest, [0, 1]), Swarm(manifest, [0, 1])
     run_blocking(blocking)

@@ -1,5 +1,6 @@
 """A real bootstrap: several runs, its health asked for from outside, and the same links after kill -9."""
 
+import asyncio
 import os
 import re
 import signal
@@ -13,6 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dilocox_peer.cli import bootstrap
+from dilocox_peer.cli.bootstrap import BootstrapRequest
+from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.cli.lifetime import Stop
+from dilocox_peer.config import read_signed_manifest
+from dilocox_peer.events import Left
+from dilocox_peer.peer.identity import Identity
 from tests.shell.test_cli_errors import assert_refused, peer
 
 pytestmark = pytest.mark.timeout(180)
@@ -39,7 +47,7 @@ class Bootstrap:
     def __init__(self, home: Path, port: int, files: list[Path]) -> None:
         self.process = subprocess.Popen(
             [
-                sys.executable, "-m", "dilocox_peer.cli.main", "bootstrap", *map(str, files), "--home", str(home),
+                sys.executable, "-m", "dilocox_peer", "bootstrap", *map(str, files), "--home", str(home),
                 "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}",
             ],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
@@ -140,3 +148,45 @@ def test_the_same_run_twice_is_refused(tmp_path, runs):
 def test_a_port_beyond_the_last_is_refused(tmp_path, runs):
     done = peer(tmp_path, "bootstrap", *map(str, runs), "--host-maddrs", "/ip4/127.0.0.1/tcp/65535")
     assert_refused(done, 2, "65536")
+
+
+def test_a_port_beside_addresses_is_refused_not_dropped(tmp_path, runs):
+    done = peer(tmp_path, "bootstrap", str(runs[0]), "--port", "4800", "--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+    assert_refused(done, 2, "--port", "--host-maddrs")
+
+
+def test_a_taken_port_has_another_port_as_its_remedy(tmp_path, runs):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = peer(tmp_path, "bootstrap", str(runs[0]), "--port", str(taken.getsockname()[1]))
+    assert_refused(done, 2, "in use", "pass another --port")
+
+
+async def test_a_bootstrap_that_is_stopped_while_it_starts_announces_nothing(tmp_path, runs, monkeypatch):
+    request = BootstrapRequest(
+        paths=tuple(runs[:1]),
+        home=PeerHome.at(tmp_path, "bootstrap", None),
+        port=None,
+        host_maddrs=("/ip4/127.0.0.1/tcp/0",),
+        announce_maddrs=(),
+        initial_peers=(),
+        json_log=False,
+        until_stdin_closes=False,
+    )
+    stop, said = Stop(until_stdin_closes=False), []
+    ended = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        stop.ask("interrupted", 130)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(bootstrap, "_open", never)
+    with Identity.open(tmp_path / "identity.key") as identity:
+        async with asyncio.timeout(10):
+            await bootstrap._serve([read_signed_manifest(runs[0])], identity, request, said.append, stop)
+    assert said == [Left("interrupted")]
+    assert ended.is_set()

@@ -22,8 +22,12 @@ SOMEBODY = SigningKey(b"x" * 32).peer_id
 
 
 def peer(home: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    return run(*arguments, "--home", str(home), timeout_s=timeout_s)
+
+
+def run(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dilocox_peer.cli.main", *arguments, "--home", str(home)],
+        [sys.executable, "-m", "dilocox_peer", *arguments],
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -72,11 +76,47 @@ def test_a_run_file_with_a_mistake_names_the_field(tmp_path, line, needle):
     assert path.read_text() == line
 
 
+def test_signing_a_run_file_with_gaps_names_the_sections_that_were_filled_in(tmp_path):
+    path = tmp_path / "run.toml"
+    assert peer(tmp_path, "init", str(path)).returncode == 0
+    assert peer(tmp_path, "sign", str(path)).stderr == ""
+    lines = path.read_text().replace("seed = 0", "").splitlines()
+    del lines[lines.index("[limits]") : lines.index("[owner]")]
+    path.write_text("\n".join(lines))
+    done = peer(tmp_path, "sign", str(path))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"note: filled in with defaults what {path} left out of run, limits\n"
+
+
 def test_init_does_not_overwrite(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("mine")
     assert_refused(peer(tmp_path, "init", str(path)), 2, "exists", "--force")
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("sign", "run.toml"),
+        ("bootstrap", "run.toml"),
+        ("init", "run.toml"),
+        ("replay", "--log-file"),
+    ],
+)
+def test_a_folder_in_place_of_a_file_has_a_remedy_that_works(tmp_path, command, remedy):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    home = [] if command == "replay" else ["--home", str(tmp_path)]
+    done = run(command, str(folder), *home)
+    assert_refused(done, 2, f"{folder} is a directory", remedy)
+    assert "--force" not in done.stderr
+
+
+def test_a_run_name_that_is_none_names_its_flag(tmp_path):
+    done = peer(tmp_path, "init", str(tmp_path / "run.toml"), "--run-name", "a b")
+    assert_refused(done, 2, "--run-name 'a b'")
+    assert files_in(tmp_path) == set()
 
 
 def test_init_with_an_unknown_preset_writes_nothing(tmp_path):
@@ -178,13 +218,14 @@ def test_a_key_that_others_can_read_is_refused_with_the_chmod_line(tmp_path):
 def test_a_command_that_is_terminated_leaves_nothing_behind_and_ends_as_by_the_signal(tmp_path):
     script = (
         "import asyncio, tempfile\n"
+        "from dilocox_peer import __main__\n"
         "from dilocox_peer.cli import main\n"
         "async def work():\n"
         f"    with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):\n"
         "        print('here', flush=True)\n"
         "        await asyncio.sleep(60)\n"
         "main.app = lambda *_, **__: asyncio.run(work())\n"
-        "main.main()\n"
+        "__main__.main()\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -194,3 +235,17 @@ def test_a_command_that_is_terminated_leaves_nothing_behind_and_ends_as_by_the_s
         process.terminate()
         assert process.wait(20) == -signal.SIGTERM
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_command_that_is_stopped_while_it_is_imported_says_nothing(tmp_path, sent, code):
+    (tmp_path / "typer.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dilocox_peer", "status"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(sent)
+    _said, complaint = process.communicate(timeout=20)
+    assert (process.returncode, complaint) == (code, "")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.cli.operate import send
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.events import Remark, RunJoined
 from dilocox_peer.peer.control import (
@@ -140,6 +142,17 @@ async def test_connections_are_bounded(tmp_path):
             writer.close()
         await asyncio.sleep(0.05)
         assert await ask(tmp_path / "s", "status")
+
+
+async def test_who_asks_for_a_peer_that_does_not_run_is_told_the_names_that_do(tmp_path):
+    homes = {name: PeerHome.at(tmp_path, name, None) for name in ("a", "b", "default")}
+    homes["b"].make()  # was here once
+    with pytest.raises(NotRunning, match="no peer is running here"):
+        await asyncio.to_thread(send, "pause", homes["default"])
+    async with server(socket_path(homes["a"].folder)):
+        with pytest.raises(NotRunning, match="no peer is running here as 'default': pass --name a, which does"):
+            await asyncio.to_thread(send, "pause", homes["default"])
+        await asyncio.to_thread(send, "pause", homes["a"])
 
 
 def test_a_long_home_has_a_short_socket_of_its_own():

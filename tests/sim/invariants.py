@@ -1,4 +1,4 @@
-"""The invariants of DESIGN section 9, checked as things happen. A violation ends the run.
+"""The invariants of docs/protocol.md, checked as things happen. A violation ends the run.
 
 I1 one certificate of a quorum per (head, epoch). I2 a chain grows on its head and changes branch only to a better one.
 I3 whoever signed held every blob and had made it durable. I4 no movement twice in a chain. I5 movement = settled +

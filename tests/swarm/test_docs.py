@@ -95,7 +95,7 @@ class Desk:
 
     def _command(self, arguments: list[str]) -> list[str]:
         filled = [self.link if each == "LINK" else each for each in arguments]
-        return [sys.executable, "-m", "dilocox_peer.cli.main", *filled]
+        return [sys.executable, "-m", "dilocox_peer", *filled]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 async def command(*arguments: object, code: int = 0) -> tuple[str, str]:
     """Standard output and error of a finished command."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "dilocox_peer.cli.main", *map(str, arguments),
+        sys.executable, "-m", "dilocox_peer", *map(str, arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

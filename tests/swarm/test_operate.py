@@ -26,7 +26,7 @@ from tests.swarm.watched import LONG_S, Watched, assert_gone, family
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-COMMAND = [sys.executable, "-m", "dilocox_peer.cli.main"]
+COMMAND = [sys.executable, "-m", "dilocox_peer"]
 SETTLE_S = 2.0  # a pause takes effect within
 
 

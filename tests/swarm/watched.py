@@ -37,7 +37,7 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 
 def demo(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "dilocox_peer.cli.main", "demo", *arguments],
+        [sys.executable, "-m", "dilocox_peer", "demo", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -83,7 +83,7 @@ def test_what_was_certified_is_adopted():
 
 
 def test_the_energy_rule_alone_collapses_inside_its_own_sketch_and_the_guarded_one_does_not():
-    """facts/algorithm.md 5: movements of full rank, each of three peers sends 16 directions of 128."""
+    """As it was measured in larger runs: movements of full rank, each of three peers sends 16 directions of 128."""
     layout = Layout.of([("w", (128, 128))])
     guarded, bare = AdaptiveRank(SETTINGS), 16
     residuals = [torch.zeros(128, 128) for _ in range(3)]

@@ -65,6 +65,19 @@ def test_disk(tmp_path):
     assert checks.free_bytes(tmp_path / "not" / "there") > 0
 
 
+@pytest.mark.parametrize("home", ["file/home", "locked/home", "/proc/home"])
+def test_a_home_that_cannot_be_made_is_no_full_disk(tmp_path, home):
+    (tmp_path / "file").touch()
+    (tmp_path / "locked").mkdir(mode=0o500)
+    if home == "locked/home" and os.getuid() == 0:
+        pytest.skip("root may write everywhere")
+    for found in (checks.look_at_disk(tmp_path / home, None), checks.look_at_key(tmp_path / home / "identity.key")):
+        assert found.status == "fail"
+        assert "cannot be made" in found.found
+        assert "--home" in found.remedy
+    assert checks.look_at_disk(tmp_path / "new" / "home", None).status == "ok"
+
+
 @pytest.mark.parametrize(
     ("left", "status", "side"),
     [
@@ -175,6 +188,8 @@ def test_a_key_file_is_looked_at_and_left_alone(tmp_path):
     key.chmod(0o600)
     key.write_bytes(b"nonsense")
     assert checks.look_at_key(key).status == "fail"
+    key.chmod(0o644)
+    assert "no libp2p Ed25519 key file" in checks.look_at_key(key).found
     assert checks.look_at_key(tmp_path).status == "fail"
 
 

@@ -321,7 +321,7 @@ def test_two_bits_are_two_bits():
 
 
 def test_the_two_levels_are_the_reference_ones():
-    """facts/algorithm2.md section 5, Q2, written plainly in float64."""
+    """PlaneCodec's rule for two levels, written plainly in float64."""
     x = normal((16, 256), 3)
     y = decoded(CODECS["int2"], CODECS["int2"].encode(x), x.shape)
     for x_B, y_B in zip(x.double().numpy(), y.numpy(), strict=True):

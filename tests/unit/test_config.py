@@ -56,7 +56,7 @@ def test_an_unknown_preset_names_those_that_exist():
 def test_files_that_are_no_run_file_are_named(tmp_path):
     with pytest.raises(ConfigError, match="dilocox-peer init"):
         read_manifest(tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is a directory: name the run file"):
         read_manifest(tmp_path)
     binary = tmp_path / "run.toml"
     binary.write_bytes(b"\xff\xfe\x00")

@@ -127,6 +127,15 @@ def test_a_file_of_another_form_is_refused_and_kept(tmp_path: Path, raw: bytes, 
     assert path.read_bytes() == raw
 
 
+def test_of_a_file_that_is_no_key_no_other_mode_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "passwd"
+    path.write_text("root:x:0:0:root:/root:/bin/bash\n")
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="no libp2p Ed25519 key file: pass another --owner-key") as refused:
+        Identity.open(path, flag="--owner-key")
+    assert "chmod" not in str(refused.value)
+
+
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="directory"):
         Identity.open(tmp_path)

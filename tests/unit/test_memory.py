@@ -2,7 +2,7 @@
 
 import pytest
 
-from dilocox_peer.pipeline.memory import BASE_BYTES, Room, device_bytes, stage_bytes
+from dilocox_peer.pipeline.memory import BASE_BYTES, LINKD_BYTES, Room, device_bytes, stage_bytes
 
 GB = 10**9
 NEEDS = [4 * GB, 2 * GB, 4 * GB]
@@ -10,13 +10,17 @@ NEEDS = [4 * GB, 2 * GB, 4 * GB]
 
 def test_a_stage_takes_what_the_table_says():
     assert stage_bytes(1_000, is_alone=True) == BASE_BYTES + 36_000
-    assert stage_bytes(1_000, is_alone=False) == BASE_BYTES + 40_000
+    assert stage_bytes(1_000, is_alone=False) == BASE_BYTES + LINKD_BYTES + 40_000
+
+
+def test_a_tiny_peer_is_reckoned_with_no_less_than_it_was_measured_to_take():
+    assert 444e6 <= stage_bytes(252_000, is_alone=True) <= 460e6
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_an_accelerator_takes_over_what_training_needs(is_alone):
     host = stage_bytes(1_000, is_alone=is_alone, on_cpu=False)
-    assert host == BASE_BYTES + 20_000
+    assert host == BASE_BYTES + (0 if is_alone else LINKD_BYTES) + 20_000
     both = host + device_bytes(1_000, is_alone=is_alone)
     assert both == BASE_BYTES + stage_bytes(1_000, is_alone=is_alone)
 

@@ -71,7 +71,7 @@ def test_the_first_offer_is_anchor_minus_local():
 
 
 def test_the_anchor_takes_a_nesterov_step_on_the_mean():
-    """Two rounds against DESIGN's formula in float64."""
+    """Two rounds against the formula at the top of peer/outer.py, in float64."""
     loop = OuterLoop(settings(), state_of(vector(0)))
     anchor, momentum = vector(0).double(), torch.zeros(SIZE, dtype=torch.float64)
     for round_number in (1, 2):

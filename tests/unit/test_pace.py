@@ -1,4 +1,4 @@
-"""The three overlaps of DESIGN section 7, row by row."""
+"""The three overlaps of peer/pace.py, row by row."""
 
 from dataclasses import replace
 

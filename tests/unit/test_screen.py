@@ -104,6 +104,12 @@ def test_a_long_reason_is_whole_in_the_log_alone_and_cut_in_the_small_panel():
     assert "of that" in text_of(found, now, Size(80, 24), View(panel=4))
 
 
+def test_the_help_is_whole_at_the_smallest_size():
+    text = text_of(Status(), 0.0, Size(80, 24), View(help=True))
+    assert "…" not in text
+    assert "byte this peer sent" in text
+
+
 def test_square_brackets_are_text():
     found, now = status()
     found.take(Failed("x", "[red]no markup[/red]"), now)

@@ -5,11 +5,13 @@ import json
 import pytest
 
 from dilocox_peer.cli.operate import peer_lines
+from dilocox_peer.cli.screen import Size, render
 from dilocox_peer.events import (
     Evaluated,
     Failed,
     Left,
     MessageRefused,
+    NeighbourLinked,
     NeighbourLost,
     Paused,
     PipelineProgress,
@@ -112,6 +114,29 @@ def test_a_stage_of_less_than_half_the_usual_speed_is_thin():
     leases = (lease("a", 0, 900), lease("b", 1, 1000), lease("c", 2, 400))
     found = folded(joined(stages=3, stage=0), SwarmSeen((0, 1, 2), leases))
     assert [found.is_thin(stage) for stage in range(3)] == [False, False, True]
+
+
+def test_the_speed_of_a_stage_is_less_than_it_is_until_everybody_there_has_said_theirs():
+    joiner = PeerId("c")
+    found = folded(joined(stages=2, stage=0), SwarmSeen((0, 1), (lease("a", 0, 900), lease("b", 1, 300))))
+    assert found.stage_speed_is_whole(1)
+    assert found.is_thin(1)
+    found.take(NeighbourLinked(joiner, 1), 101.0)
+    assert not found.stage_speed_is_whole(1)
+    assert not found.is_thin(1)  # for all we know: one that is fast may have come
+    assert "  stage 1: 2 peers, at least 300 tokens/s" in peer_lines(summary(found, 101.0))
+    assert "≥300 tok/s" in screen_text(found, 101.0)
+    found.take(SwarmSeen((1,), (lease("b", 1, 300), lease("c", 1, 500))), 102.0)
+    assert "  stage 1: 2 peers, 800 tokens/s" in peer_lines(summary(found, 102.0))
+
+
+def test_a_stage_whose_only_peer_has_not_measured_itself_has_no_speed_of_0():
+    found = folded(joined(stages=2, stage=0), SwarmSeen((0, 1), (lease("a", 0), lease("b", 1, 0.0))))
+    assert "  stage 1: 1 peer, speed not known yet" in peer_lines(summary(found, 101.0))
+
+
+def screen_text(found: Status, now: float) -> str:
+    return "\n".join("".join(text for text, _style in line) for line in render(found, Size(80, 24), now).lines)
 
 
 def test_one_peer_a_stage_is_not_thin_where_all_have_one():
