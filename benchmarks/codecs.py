@@ -38,7 +38,7 @@ from dilocox_peer.compression.contribution import ContributionEncoder, open_cont
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback_by_tensor
 from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.topk import position_bits
-from dilocox_peer.peer.outer import AnchorState, OuterLoop, OuterSettings
+from dilocox_peer.peer.training.outer import AnchorState, OuterLoop, OuterSettings
 from dilocox_peer.types import Digest, Layout
 
 COLUMNS = 4096

@@ -73,9 +73,9 @@ def cpu_s(pid: int) -> float:
 
 
 def run_stage(args: argparse.Namespace) -> dict[str, Any]:
-    from dilocox_peer.peer.conveyor import Conveyor, LinkAddress
-    from dilocox_peer.peer.outer import initial_state
-    from dilocox_peer.peer.trainer import Trainer
+    from dilocox_peer.peer.links.conveyor import Conveyor, LinkAddress
+    from dilocox_peer.peer.training.outer import initial_state
+    from dilocox_peer.peer.training.trainer import Trainer
 
     manifest = manifest_of(args)
     stage = int(os.environ["RANK"])

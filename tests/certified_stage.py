@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from dilocox_peer.config import preset
-from dilocox_peer.peer.backup import Annals
-from dilocox_peer.peer.chain import Certificate, Entry, Place, Value, acceptance
-from dilocox_peer.peer.outer import AnchorState, initial_state
-from dilocox_peer.peer.plan import plan_bounds
-from dilocox_peer.peer.planner import FixedPlanner
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place, Value, acceptance
+from dilocox_peer.peer.rounds.plan import plan_bounds
+from dilocox_peer.peer.rounds.planner import FixedPlanner
+from dilocox_peer.peer.state.backup import Annals
+from dilocox_peer.peer.training.outer import AnchorState, initial_state
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import sha256
 

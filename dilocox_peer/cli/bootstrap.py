@@ -26,11 +26,11 @@ from dilocox_peer.invitation import Invitation, format_invitation, parse_multiad
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import ControlRefused, Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.p2pd import check_listenable
+from dilocox_peer.peer.network.p2pd import check_listenable
 
 if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
-    from dilocox_peer.peer.transport import Transport
+    from dilocox_peer.peer.network.transport import Transport
 
 DEFAULT_PORT = 4711
 BEAT_S = 30.0  # the manifest record expires after four
@@ -115,7 +115,7 @@ def run_bootstrap(request: BootstrapRequest) -> None:
     listener = event_printer(as_json=request.json_log)
     with Identity.open(request.home.identity_path) as identity:
         with interruptible():  # not in the loop, where hivemind's import would keep Ctrl-C waiting
-            from dilocox_peer.peer.daemon import quiet_hivemind
+            from dilocox_peer.peer.network.daemon import quiet_hivemind
 
             quiet_hivemind()
 
@@ -185,7 +185,7 @@ async def _open(
 ) -> _Served:
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.peer import dialback
-    from dilocox_peer.peer.transport import Relay, Transport
+    from dilocox_peer.peer.network.transport import Relay, Transport
 
     listen, announce = _addresses(request, index)
     transport = await Transport.create(

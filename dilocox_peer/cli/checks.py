@@ -290,7 +290,7 @@ def look_at_key(path: Path) -> Check:
 
 
 def look_at_ports(host_maddrs: Sequence[str]) -> Check:
-    from dilocox_peer.peer.p2pd import check_listenable
+    from dilocox_peer.peer.network.p2pd import check_listenable
 
     texts = parse_multiaddrs(host_maddrs, "listen")
     try:

@@ -80,7 +80,7 @@ class _Evaluator:
 
     async def run(self, stop: Stop) -> None:
         from dilocox_peer.dht.directory import Directory
-        from dilocox_peer.peer.transport import Transport
+        from dilocox_peer.peer.network.transport import Transport
 
         async with AsyncExitStack() as stack:
             transport = await Transport.create(
@@ -109,8 +109,8 @@ class _Evaluator:
             self._listener(Left(stop.reason or "the run is complete"))
 
     async def _follow(self, transport: "Transport", directory: "Directory", manifest: Manifest) -> None:  # type: ignore[name-defined]  # noqa: F821
-        from dilocox_peer.peer.average import AnchorAverage
-        from dilocox_peer.peer.outer import initial_state
+        from dilocox_peer.peer.training.average import AnchorAverage
+        from dilocox_peer.peer.training.outer import initial_state
         from dilocox_peer.pipeline.data import load_corpus
         from dilocox_peer.pipeline.stage import build_stage
 
@@ -179,7 +179,7 @@ class _Evaluator:
 
     async def _state(self, transport, directory, stage: int, request: dict[str, Any], layout):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         """The state of a stage that any of its peers has, or None for now. Raises RunUnreachable when our own p2pd is gone."""
-        from dilocox_peer.peer.statesync import fetch_state
+        from dilocox_peer.peer.state.statesync import fetch_state
 
         try:
             leases = await directory.peers(stage)

@@ -67,7 +67,7 @@ def _from_disk(folders: Sequence[Path], manifest_path: Path | None, console: Con
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"--run-folder {folder} is no folder: pass one like HOME/peers/NAME/runs/RUN")
-    from dilocox_peer.peer.anchors import load_from_disk
+    from dilocox_peer.peer.state.anchors import load_from_disk
 
     loaded = load_from_disk(folders, _manifest_for(folders, manifest_path))
     for remark in loaded.remarks:
@@ -78,7 +78,7 @@ def _from_disk(folders: Sequence[Path], manifest_path: Path | None, console: Con
 def _manifest_for(folders: Sequence[Path], manifest_path: Path | None) -> Manifest:
     if manifest_path is not None:
         return read_signed_manifest(manifest_path)
-    from dilocox_peer.peer.anchors import kept_manifest
+    from dilocox_peer.peer.state.anchors import kept_manifest
 
     kept: dict[str, Manifest] = {}
     damage: list[str] = []

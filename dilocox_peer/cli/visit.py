@@ -22,9 +22,9 @@ from dilocox_peer.types import Digest, PeerId
 if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.dht.records import Lease
-    from dilocox_peer.peer.anchors import SameRound
-    from dilocox_peer.peer.outer import AnchorState
-    from dilocox_peer.peer.transport import Transport
+    from dilocox_peer.peer.network.transport import Transport
+    from dilocox_peer.peer.state.anchors import SameRound
+    from dilocox_peer.peer.training.outer import AnchorState
     from dilocox_peer.pipeline.whole import WholeModel
 
 PROOF_S = 10.0  # for the certificate of the next round, which names the digests of this one's states
@@ -51,7 +51,7 @@ async def visit(
 ) -> AsyncIterator[Visit]:
     """A visit; nothing of it is left afterwards. Raises RunUnreachable, ConfigError."""
     from dilocox_peer.dht.directory import Directory
-    from dilocox_peer.peer.transport import Transport
+    from dilocox_peer.peer.network.transport import Transport
 
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dilocox-visit-")))
@@ -77,7 +77,7 @@ async def fetch_whole_model(invitation: Invitation, *, timeout_s: float, say: Sa
     Raises RunUnreachable: a stage has no peer, nobody answers, or no round is complete within timeout_s; DilocoxError: a state
     is not what was certified.
     """
-    from dilocox_peer.peer.anchors import SameRound, assemble
+    from dilocox_peer.peer.state.anchors import SameRound, assemble
 
     async with visit(invitation) as open_visit:
         manifest = await open_visit.directory.fetch_manifest()
@@ -125,8 +125,8 @@ class _Gatherer:
 
         Raises DilocoxError when no certificate is at that head, or it is of another round.
         """
-        from dilocox_peer.peer.backup import Annals
-        from dilocox_peer.peer.backup_exchange import fetch_chain
+        from dilocox_peer.peer.state.backup import Annals
+        from dilocox_peer.peer.state.backup_exchange import fetch_chain
         from dilocox_peer.signing import verify
 
         annals, digest = Annals(self._manifest, stage, verify), b""
@@ -200,7 +200,7 @@ class _Gatherer:
         return reached
 
     async def _fetch(self, stage: int, donors: "Sequence[PeerId]", request: dict[str, Any]) -> "AnchorState | None":
-        from dilocox_peer.peer.statesync import fetch_state
+        from dilocox_peer.peer.state.statesync import fetch_state
         from dilocox_peer.pipeline.model import layout_of
 
         donor: PeerId | None = None

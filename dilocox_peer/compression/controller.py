@@ -2,7 +2,7 @@
 
 Every round the controller takes in what was measured (links, time of an inner step, fixed delay, the codec's loss) and
 says what the coming plans should be: codec, rank, inner_steps. One peer proposes, all use what was certified
-(peer/adaptive_planner.py); what is in flight keeps its shape.
+(peer/rounds/adaptive_planner.py); what is in flight keeps its shape.
 
     seconds of communication  = delay + 8 * blob bytes * (peers - 1) / uplink
     seconds of a round        = H * seconds of an inner step

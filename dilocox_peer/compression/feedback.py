@@ -1,6 +1,6 @@
 """Error feedback: what a codec loses in one round goes with the next one.
 
-Pure arithmetic on flat float32 vectors; who owns the residual, and when a new one replaces the old, is peer/outer.py.
+Pure arithmetic on flat float32 vectors; who owns the residual, and when a new one replaces the old, is peer/training/outer.py.
 Source: Karimireddy et al. (arXiv 1901.09847); for movements DiLoCoX (2506.21263) and SparseLoCo (2508.15706). Decay touches
 codec error only, never the movement itself.
 """

@@ -15,7 +15,7 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, RunUnreachable
 from dilocox_peer.events import Failed, Listener, SeenPeer, SwarmSeen
 from dilocox_peer.peer.acquaintances import write_acquaintances
-from dilocox_peer.peer.conveyor import Conveyor, LinkAddress
+from dilocox_peer.peer.links.conveyor import Conveyor, LinkAddress
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.pipeline.link import LinkId
 from dilocox_peer.types import PeerId

@@ -15,11 +15,11 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt
 from dilocox_peer.events import Event, Failed, Listener, StageCopied
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.backup import BackupStore, stages_to_keep
-from dilocox_peer.peer.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain, fetch_summary
-from dilocox_peer.peer.chain import Certificate
 from dilocox_peer.peer.presence import Presence
-from dilocox_peer.peer.statesync import fetch_state
+from dilocox_peer.peer.rounds.chain import Certificate
+from dilocox_peer.peer.state.backup import BackupStore, stages_to_keep
+from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain, fetch_summary
+from dilocox_peer.peer.state.statesync import fetch_state
 from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import verify
 from dilocox_peer.types import Digest

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from dilocox_peer.events import Listener, Paused, Resumed
-from dilocox_peer.peer.training import HoldReason
+from dilocox_peer.peer.training.book import HoldReason
 
 SETTLE_S = 1.0
 

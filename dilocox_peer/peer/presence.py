@@ -13,10 +13,10 @@ from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Failed, Listener
 from dilocox_peer.invitation import visible_at
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.conveyor import Conveyor
 from dilocox_peer.peer.dialback import Reachability
-from dilocox_peer.peer.training import Progress
-from dilocox_peer.peer.transport import Transport
+from dilocox_peer.peer.links.conveyor import Conveyor
+from dilocox_peer.peer.network.transport import Transport
+from dilocox_peer.peer.training.book import Progress
 from dilocox_peer.types import PeerId
 
 PROTOCOL_VERSION = 1

@@ -1,7 +1,7 @@
 """Taking over a stage that nobody holds any more, from a copy that a peer of another stage has kept.
 
 Only where this disk has no state of the stage and nobody of the stage answers with a chain: whoever lives knows more. When
-somebody of it comes back later the heavier chain wins, as after any partition (peer/healing.py).
+somebody of it comes back later the heavier chain wins, as after any partition (peer/rounds/healing.py).
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt
 from dilocox_peer.events import Failed, Listener, StageRestored, StateFetchFailed
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.backup import Annals, Backup, BackupStore
-from dilocox_peer.peer.backup_exchange import Summary, fetch_chain, fetch_kept_state, fetch_summary
-from dilocox_peer.peer.outer import AnchorState
 from dilocox_peer.peer.presence import Presence
+from dilocox_peer.peer.state.backup import Annals, Backup, BackupStore
+from dilocox_peer.peer.state.backup_exchange import Summary, fetch_chain, fetch_kept_state, fetch_summary
+from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import verify
 from dilocox_peer.types import Layout

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dilocox_peer.peer.claim import Wish
-from dilocox_peer.peer.transport import TransportLimits
+from dilocox_peer.peer.network.transport import TransportLimits
 from dilocox_peer.types import RunId
 
 

@@ -26,23 +26,23 @@ from dilocox_peer.peer.acquaintances import read_acquaintances
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, run_joined
 from dilocox_peer.peer.claim import claim_stage, fitting_stages
-from dilocox_peer.peer.contract import Leaving, PeerFound
-from dilocox_peer.peer.conveyor import Conveyor
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.discovery import Discovery
 from dilocox_peer.peer.guardian import Guardian, backup_store
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.keeper import Keeper
+from dilocox_peer.peer.links.conveyor import Conveyor
+from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.presence import Presence, Tenure
 from dilocox_peer.peer.restore import find_backup
+from dilocox_peer.peer.rounds.contract import Leaving, PeerFound
 from dilocox_peer.peer.settings import SessionSettings
 from dilocox_peer.peer.startup import StartUp, Step
+from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.takeover import Move, Takeover
 from dilocox_peer.peer.tally import Tally
-from dilocox_peer.peer.timetable import Timetable
-from dilocox_peer.peer.trainer import Trainer
-from dilocox_peer.peer.transport import Transport
+from dilocox_peer.peer.training.timetable import Timetable
+from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.pipeline.data import has_text, load_corpus
 from dilocox_peer.signing import SEED_BYTES
 

@@ -1,6 +1,6 @@
 """What goes into the pipeline's scheduler and what comes out of it: inputs, work, actions, and its events, as frozen values.
 
-The same contract holds in the simulator (tests/sim/pipeline_world.py) and in the peer (peer/conveyor.py). The machine itself
+The same contract holds in the simulator (tests/sim/pipeline_world.py) and in the peer (peer/links/conveyor.py). The machine itself
 is scheduler.py.
 """
 

@@ -117,7 +117,7 @@ class StageModel:
 
     In-place changes of `flat_N` between a forward and its backward are refused by autograd (the views share its
     version counter): step and shift only between two micro-batches, or give the new weights to a second StageModel that
-    shares this one's gradient vector (`versions` in peer/stage_loop.py).
+    shares this one's gradient vector (`versions` in peer/training/stage_loop.py).
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """A whole model at one round: every tensor under its Hugging Face name, and where it comes from.
 
-The stages of a run hold disjoint tensors, so the whole is their union. Pure: who brings the tensors is peer/anchors.py
+The stages of a run hold disjoint tensors, so the whole is their union. Pure: who brings the tensors is peer/state/anchors.py
 (from a run) or pipeline/huggingface.py (from an exported folder).
 """
 

@@ -20,7 +20,7 @@ from dilocox_peer.compression.controller import BUDGET, Controller, Limits, Meas
 from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.manifest import CompressionSection, Manifest, ModelSection
-from dilocox_peer.peer.outer import AnchorState, OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import AnchorState, OuterLoop, OuterSettings, initial_state
 from dilocox_peer.types import Layout
 
 

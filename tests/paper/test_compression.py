@@ -13,7 +13,7 @@ from dilocox_peer.compression.feedback import residual_after, with_feedback
 from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.manifest import CompressionSection, Manifest, ModelSection, OuterSection
-from dilocox_peer.peer.outer import OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import OuterLoop, OuterSettings, initial_state
 
 LOSSY = ["fp16", "int8", "int4", "int2", "sign", "topk", "lowrank-int4"]
 MODEL = ModelSection(layers=1, hidden_size=16, heads=2, kv_heads=1, mlp_size=16, context=8)

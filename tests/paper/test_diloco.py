@@ -1,14 +1,14 @@
 """Statements of DiLoCo (arXiv 2311.08105) and DiLoCoX (arXiv 2506.21263) that the outer loop rests on.
 
 The references are written here, from the papers, with plain tensors and torch's own optimizers;
-nothing of peer/outer.py is in them.
+nothing of peer/training/outer.py is in them.
 """
 
 import pytest
 import torch
 
 from dilocox_peer.manifest import CompressionSection, InnerSection, Manifest, ModelSection, OuterSection, RoundsSection
-from dilocox_peer.peer.outer import OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import OuterLoop, OuterSettings, initial_state
 from dilocox_peer.pipeline.inner import InnerOptimizer
 from dilocox_peer.pipeline.stage import build_stage
 

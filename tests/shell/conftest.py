@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.transport import Transport
+from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.types import PeerId, RunId
 
 RUN = RunId("ab" * 32)

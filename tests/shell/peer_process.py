@@ -13,7 +13,7 @@ from typing import Any
 
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.transport import Reply, Transport, TransportLimits
+from dilocox_peer.peer.network.transport import Reply, Transport, TransportLimits
 from dilocox_peer.types import PeerId, RunId
 
 

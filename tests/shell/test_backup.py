@@ -15,14 +15,14 @@ from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Event, Failed, StageCopied, StageRestored, StateFetchFailed
 from dilocox_peer.invitation import Invitation
 from dilocox_peer.peer import guardian as guardian_module
-from dilocox_peer.peer.backup import Backup, BackupStore
-from dilocox_peer.peer.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.guardian import Guardian, backup_store
-from dilocox_peer.peer.outer import AnchorState
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.restore import find_backup
-from dilocox_peer.peer.statesync import STATE_SERVICE, StateServer
+from dilocox_peer.peer.state.backup import Backup, BackupStore
+from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
+from dilocox_peer.peer.state.statesync import STATE_SERVICE, StateServer
+from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.signing import verify
 from dilocox_peer.types import PeerId
 from tests.certified_stage import MANIFEST, STAGE, CertifiedStage, annals_of

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from dilocox_peer.events import Event, NeighbourLinked, NeighbourUnlinked
-from dilocox_peer.peer.conveyor import Conveyor, LinkAddress
-from dilocox_peer.peer.outer import initial_state
-from dilocox_peer.peer.trainer import Trainer
+from dilocox_peer.peer.links.conveyor import Conveyor, LinkAddress
+from dilocox_peer.peer.training.outer import initial_state
+from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.pipeline.activations import BodyFormat
 from dilocox_peer.pipeline.turnstile import Pace, at_once
 from dilocox_peer.signing import SigningKey

@@ -26,7 +26,7 @@ from dilocox_peer.dht.records import (
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.manifest import Manifest, RunSection
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.transport import Transport
+from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import Digest, PeerId
 

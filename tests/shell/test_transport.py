@@ -12,7 +12,7 @@ import pytest
 
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.transport import (
+from dilocox_peer.peer.network.transport import (
     MAX_MESSAGE_BYTES,
     PeerGone,
     Relay,

@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from dilocox_peer.peer import anchorage, ballots, chain, epochs
-from dilocox_peer.peer.ballots import Ballots
-from dilocox_peer.peer.chain import Certificate, Chain, Suffix, Value
-from dilocox_peer.peer.contract import Action, FetchState, Input, Persist
-from dilocox_peer.peer.durable import Accepted
-from dilocox_peer.peer.epochs import Epochs
-from dilocox_peer.peer.rounds import RoundMachine
-from dilocox_peer.peer.seat import Seat
+from dilocox_peer.peer.rounds import anchorage, ballots, chain, epochs
+from dilocox_peer.peer.rounds.ballots import Ballots
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Suffix, Value
+from dilocox_peer.peer.rounds.contract import Action, FetchState, Input, Persist
+from dilocox_peer.peer.rounds.durable import Accepted
+from dilocox_peer.peer.rounds.epochs import Epochs
+from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.types import PeerId
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dilocox_peer.events import Event
-from dilocox_peer.peer.chain import Certificate, Place, Value, Verifier, is_quorum
-from dilocox_peer.peer.durable import Durable, Votes
-from dilocox_peer.peer.messages import Ack, Cert, EpochSign, Message, Prepare, Promise, Propose
-from dilocox_peer.peer.plan import Plan, PlanBounds
+from dilocox_peer.peer.rounds.chain import Certificate, Place, Value, Verifier, is_quorum
+from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.messages import Ack, Cert, EpochSign, Message, Prepare, Promise, Propose
+from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
 from dilocox_peer.types import Digest, PeerId
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Literal
 
 from dilocox_peer.events import Event
-from dilocox_peer.peer.token_bucket import TokenBucket
+from dilocox_peer.peer.network.token_bucket import TokenBucket
 from dilocox_peer.pipeline.contract import (
     Action,
     Backward,

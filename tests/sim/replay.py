@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.peer.rounds.machine import RoundMachine
 
 from .invariants import Violation
 from .scenario import run_seed

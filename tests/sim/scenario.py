@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.types import PeerId
 
 from .invariants import Violation

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from dilocox_peer.peer.rounds import RoundMachine
+from dilocox_peer.peer.rounds.machine import RoundMachine
 
 from .faults import FAULTS, PATCHES, QUORUM_FAULTS, wrong_quorum
 from .invariants import Violation

@@ -14,8 +14,8 @@ from functools import partial
 
 import msgpack
 
-from dilocox_peer.peer.chain import Certificate, Entry
-from dilocox_peer.peer.contract import (
+from dilocox_peer.peer.rounds.chain import Certificate, Entry
+from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
     BlobHeld,
@@ -38,8 +38,9 @@ from dilocox_peer.peer.contract import (
     StateMissing,
     Tick,
 )
-from dilocox_peer.peer.durable import encode_record, load_log
-from dilocox_peer.peer.messages import (
+from dilocox_peer.peer.rounds.durable import encode_record, load_log
+from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.messages import (
     Ack,
     Cert,
     ChainPage,
@@ -50,9 +51,8 @@ from dilocox_peer.peer.messages import (
     decode_message,
     encode_message,
 )
-from dilocox_peer.peer.plan import Plan, PlanBounds
-from dilocox_peer.peer.rounds import RoundMachine
-from dilocox_peer.peer.timing import Timing
+from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
+from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
 
 from .invariants import Invariants, Violation

@@ -5,10 +5,10 @@ import random
 import pytest
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.peer.backup import Annals, BackupStore, decode_chain, encode_chain, page_after, stages_to_keep
-from dilocox_peer.peer.chain import Certificate
-from dilocox_peer.peer.durable import LOST_VOTES_EPOCHS
-from dilocox_peer.peer.keeper import Keeper
+from dilocox_peer.peer.rounds.chain import Certificate
+from dilocox_peer.peer.rounds.durable import LOST_VOTES_EPOCHS
+from dilocox_peer.peer.state.backup import Annals, BackupStore, decode_chain, encode_chain, page_after, stages_to_keep
+from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.signing import verify
 from dilocox_peer.types import PeerId, sha256
 from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage, annals_of
@@ -54,7 +54,7 @@ def test_a_heavier_branch_replaces_ours_from_where_they_part() -> None:
 
 def test_pages_of_a_long_chain_make_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = CertifiedStage().rounds(20)
-    monkeypatch.setattr("dilocox_peer.peer.backup.MAX_PAGE_BYTES", 6000)
+    monkeypatch.setattr("dilocox_peer.peer.state.backup.MAX_PAGE_BYTES", 6000)
     annals, pages = Annals(MANIFEST, STAGE, verify), 0
     while annals.place.height < len(stage.certificates):
         page = page_after(stage.certificates, annals.locator())
@@ -110,7 +110,7 @@ def test_killed_in_between_the_old_copy_is_there_and_a_damaged_one_is_none(tmp_p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dilocox_peer.peer.backup.encode_chain", killed)
+        patched.setattr("dilocox_peer.peer.state.backup.encode_chain", killed)
         with pytest.raises(KeyboardInterrupt):
             store.save(annals_of(stage.certificates), stage.states[3])
     old = store.load()

@@ -1,6 +1,6 @@
 """Bodies leave in order, each when the limits let it, and not when nobody wants it any more."""
 
-from dilocox_peer.peer.body_queue import BodyQueue
+from dilocox_peer.peer.links.body_queue import BodyQueue
 from dilocox_peer.pipeline.hop import Grad, MicroBatchId, Step
 from dilocox_peer.types import PeerId
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.peer.bulk import (
+from dilocox_peer.peer.network.bulk import (
     END,
     REFUSAL,
     REPLY,

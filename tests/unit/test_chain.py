@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.peer.chain import (
+from dilocox_peer.peer.rounds.chain import (
     Certificate,
     Chain,
     Entry,
@@ -19,7 +19,7 @@ from dilocox_peer.peer.chain import (
     majority_digest,
     suffix_of,
 )
-from dilocox_peer.peer.plan import Plan
+from dilocox_peer.peer.rounds.plan import Plan
 from dilocox_peer.types import Digest, PeerId, sha256
 
 PLAN = Plan("fp16", 0, 8)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dilocox_peer.errors import StateCorrupt
-from dilocox_peer.peer.checkpoint import load_newest, read_checkpoint, read_head, write_checkpoint
-from dilocox_peer.peer.outer import AnchorState
+from dilocox_peer.peer.state.checkpoint import load_newest, read_checkpoint, read_head, write_checkpoint
+from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.types import Digest, Layout, RunId
 
 LAYOUT = Layout.of([("a.weight", (4, 3)), ("b", (5,))])

@@ -1,4 +1,4 @@
-from dilocox_peer.peer.clock import RoundClock, follows
+from dilocox_peer.peer.training.clock import RoundClock, follows
 from dilocox_peer.types import PeerId
 
 A, B, C = (PeerId(name) for name in "abc")

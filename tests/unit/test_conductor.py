@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from dilocox_peer.config import preset
-from dilocox_peer.peer import conductor as conductor_module
-from dilocox_peer.peer.blobs import BlobStore
-from dilocox_peer.peer.chain import Certificate, Entry, Place
-from dilocox_peer.peer.conductor import Conductor
-from dilocox_peer.peer.contract import Apply, BlobLost
-from dilocox_peer.peer.plan import first_plan
-from dilocox_peer.peer.timetable import Timetable
+from dilocox_peer.peer.rounds.blobs import BlobStore
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
+from dilocox_peer.peer.rounds.contract import Apply, BlobLost
+from dilocox_peer.peer.rounds.plan import first_plan
+from dilocox_peer.peer.training import conductor as conductor_module
+from dilocox_peer.peer.training.conductor import Conductor
+from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, sha256
 

@@ -20,7 +20,7 @@ from dilocox_peer.compression.controller import (
     Setting,
 )
 from dilocox_peer.compression.policy import policy_named
-from dilocox_peer.peer.plan import Plan
+from dilocox_peer.peer.rounds.plan import Plan
 from dilocox_peer.types import Layout
 
 LAYOUT = Layout.of([(f"matrix{index}", (1024, 1024)) for index in range(12)] + [("norm", (1024,))])

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from dilocox_peer.events import Event, Failed, NeighbourLinked, NeighbourUnlinked
-from dilocox_peer.peer.body_queue import BodyQueue
-from dilocox_peer.peer.conveyor import HELLO, Conveyor
-from dilocox_peer.peer.greeting import _VERSION, hello_statement
-from dilocox_peer.peer.outer import initial_state
-from dilocox_peer.peer.shunned import LINES_PER_MINUTE, MAX_SHUNNED, SHUN_S, Shunned
-from dilocox_peer.peer.stage_loop import StageLoop
-from dilocox_peer.peer.timetable import Timetable
+from dilocox_peer.peer.links.body_queue import BodyQueue
+from dilocox_peer.peer.links.conveyor import HELLO, Conveyor
+from dilocox_peer.peer.links.greeting import _VERSION, hello_statement
+from dilocox_peer.peer.links.shunned import LINES_PER_MINUTE, MAX_SHUNNED, SHUN_S, Shunned
+from dilocox_peer.peer.training.outer import initial_state
+from dilocox_peer.peer.training.stage_loop import StageLoop
+from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.activations import BodyFormat
 from dilocox_peer.pipeline.hop import (

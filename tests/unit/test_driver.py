@@ -7,13 +7,13 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
-from dilocox_peer.peer.chain import Entry
-from dilocox_peer.peer.contract import BlobHeld, FetchBlob, ForgetBlobs, Persist, Progress, Received, Tick
-from dilocox_peer.peer.driver import MAX_INPUTS, RoundDriver
-from dilocox_peer.peer.durable import Durable, Votes
-from dilocox_peer.peer.holdings import Holdings
-from dilocox_peer.peer.messages import Leave
-from dilocox_peer.peer.timing import Timing
+from dilocox_peer.peer.rounds.chain import Entry
+from dilocox_peer.peer.rounds.contract import BlobHeld, FetchBlob, ForgetBlobs, Persist, Progress, Received, Tick
+from dilocox_peer.peer.rounds.driver import MAX_INPUTS, RoundDriver
+from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.messages import Leave
+from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import PeerId, sha256
 
 NOTHING = cast("Any", None)

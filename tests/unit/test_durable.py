@@ -1,8 +1,8 @@
 import pytest
 
-from dilocox_peer.peer.chain import Certificate, Place
-from dilocox_peer.peer.durable import LOST_VOTES_EPOCHS, Accepted, Durable, Votes, encode_record, load_log
-from dilocox_peer.peer.plan import Plan
+from dilocox_peer.peer.rounds.chain import Certificate, Place
+from dilocox_peer.peer.rounds.durable import LOST_VOTES_EPOCHS, Accepted, Durable, Votes, encode_record, load_log
+from dilocox_peer.peer.rounds.plan import Plan
 from dilocox_peer.types import PeerId, sha256
 
 PLAN = Plan("fp16", 0, 8)

@@ -10,7 +10,7 @@ import pytest
 from dilocox_peer.cli import evaluate
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Event, Failed, RunComplete
-from dilocox_peer.peer.outer import AnchorState, initial_state
+from dilocox_peer.peer.training.outer import AnchorState, initial_state
 from tests.cut_runs import corpus, manifest_of
 
 

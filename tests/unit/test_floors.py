@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "dilocox_peer"
+ROOMS = {"state": 3, "links": 3, "training": 2, "rounds": 1, "network": 0}  # the folders of peer
+TOP = 4  # its own modules
 FLOOR = {"cli": 4, "peer": 3, "pipeline": 2, "compression": 1, "dht": 1}  # everything at the top level: 0
 ALLOWED_SIDEWAYS = {("pipeline", "compression")}
 
@@ -46,10 +48,19 @@ def test_imports_go_down_only(path: Path):
         assert FLOOR[there] < FLOOR[here], f"{path.name} imports {name}, which is not below it"
 
 
+@pytest.mark.parametrize("path", [path for path in _modules() if path.relative_to(ROOT).parts[0] == "peer"], ids=str)
+def test_the_folders_of_a_peer_import_downwards_too(path: Path):
+    room = path.relative_to(ROOT / "peer").parts[0]
+    for name in _imports(path):
+        if name.startswith("dilocox_peer.peer."):
+            there = name.split(".")[2]
+            assert ROOMS.get(there, TOP) <= ROOMS.get(room, TOP), f"{path.name} imports {name}, which is not below it"
+
+
 @pytest.mark.parametrize(
     ("library", "doors"),
     [
-        ("hivemind", {"dht/directory.py", "peer/transport.py", "peer/daemon.py"}),
+        ("hivemind", {"dht/directory.py", "peer/network/transport.py", "peer/network/daemon.py"}),
         ("libp2p", {"pipeline/link_host.py"}),
     ],
 )

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.peer.chain import Certificate, Entry, Place
-from dilocox_peer.peer.durable import Accepted
-from dilocox_peer.peer.messages import (
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
+from dilocox_peer.peer.rounds.durable import Accepted
+from dilocox_peer.peer.rounds.messages import (
     MAX_LOCATOR,
     MAX_MESSAGE_BYTES,
     MAX_PAGE,
@@ -33,7 +33,7 @@ from dilocox_peer.peer.messages import (
     decode_message,
     encode_message,
 )
-from dilocox_peer.peer.plan import Plan
+from dilocox_peer.peer.rounds.plan import Plan
 from dilocox_peer.types import PeerId, sha256
 
 SENDER = PeerId("12D3KooWSender")

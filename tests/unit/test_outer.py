@@ -9,7 +9,7 @@ from dilocox_peer.compression.codec import uniform_policy
 from dilocox_peer.compression.contribution import decode_contribution
 from dilocox_peer.errors import MalformedBlob, StateCorrupt
 from dilocox_peer.manifest import Manifest, RunSection
-from dilocox_peer.peer.outer import AnchorState, OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import AnchorState, OuterLoop, OuterSettings, initial_state
 from dilocox_peer.types import Digest, Layout, sha256
 
 LAYOUT = Layout.of([("a", (20, 10)), ("b", (7,))])
@@ -71,7 +71,7 @@ def test_the_first_offer_is_anchor_minus_local():
 
 
 def test_the_anchor_takes_a_nesterov_step_on_the_mean():
-    """Two rounds against the formula at the top of peer/outer.py, in float64."""
+    """Two rounds against the formula at the top of peer/training/outer.py, in float64."""
     loop = OuterLoop(settings(), state_of(vector(0)))
     anchor, momentum = vector(0).double(), torch.zeros(SIZE, dtype=torch.float64)
     for round_number in (1, 2):

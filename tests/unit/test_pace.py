@@ -1,10 +1,10 @@
-"""The three overlaps of peer/pace.py, row by row."""
+"""The three overlaps of peer/training/pace.py, row by row."""
 
 from dataclasses import replace
 
 import pytest
 
-from dilocox_peer.peer.pace import Situation, Step, next_step
+from dilocox_peer.peer.training.pace import Situation, Step, next_step
 
 TRAINING = Situation(
     overlap="arrival",

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.config import preset
-from dilocox_peer.peer.adaptive_planner import LinkPlanner, RankPlanner, measurement_of, planner_of
-from dilocox_peer.peer.chain import Certificate, Entry, Place
-from dilocox_peer.peer.measured import Measured
-from dilocox_peer.peer.plan import Plan, PlanBounds, Report, first_plan, plan_bounds
-from dilocox_peer.peer.planner import FixedPlanner, Warmup
-from dilocox_peer.peer.timetable import Timetable
-from dilocox_peer.peer.uplink import SMALLEST_BYTES, UplinkMeter
+from dilocox_peer.peer.network.uplink import SMALLEST_BYTES, UplinkMeter
+from dilocox_peer.peer.rounds.adaptive_planner import LinkPlanner, RankPlanner, measurement_of, planner_of
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
+from dilocox_peer.peer.rounds.plan import Plan, PlanBounds, Report, first_plan, plan_bounds
+from dilocox_peer.peer.rounds.planner import FixedPlanner, Warmup
+from dilocox_peer.peer.training.measured import Measured
+from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.types import Digest, PeerId
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost
-from dilocox_peer.peer import healing
-from dilocox_peer.peer.chain import Certificate, Entry, Place, acceptance
-from dilocox_peer.peer.contract import (
+from dilocox_peer.peer.rounds import healing
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place, acceptance
+from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
     BlobHeld,
@@ -35,9 +35,10 @@ from dilocox_peer.peer.contract import (
     StateMissing,
     Tick,
 )
-from dilocox_peer.peer.durable import Accepted, Durable, encode_record, load_log
-from dilocox_peer.peer.membership import MAX_KNOWN
-from dilocox_peer.peer.messages import (
+from dilocox_peer.peer.rounds.durable import Accepted, Durable, encode_record, load_log
+from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.membership import MAX_KNOWN
+from dilocox_peer.peer.rounds.messages import (
     Ack,
     Cert,
     ChainPage,
@@ -51,9 +52,8 @@ from dilocox_peer.peer.messages import (
     Promise,
     Propose,
 )
-from dilocox_peer.peer.plan import Plan, PlanBounds
-from dilocox_peer.peer.rounds import RoundMachine
-from dilocox_peer.peer.timing import Timing
+from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
+from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId, sha256
 
 GENESIS = sha256(b"genesis")

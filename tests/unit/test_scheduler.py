@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dilocox_peer.events import Event
-from dilocox_peer.peer.clock import follows
+from dilocox_peer.peer.training.clock import follows
 from dilocox_peer.pipeline.contract import (
     Action,
     Backward,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from dilocox_peer.peer.outer import initial_state
-from dilocox_peer.peer.stage_loop import StageLoop
-from dilocox_peer.peer.timetable import Timetable
+from dilocox_peer.peer.training.outer import initial_state
+from dilocox_peer.peer.training.stage_loop import StageLoop
+from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.inner import InnerOptimizer
 from dilocox_peer.pipeline.model import LayerRange, StageModel

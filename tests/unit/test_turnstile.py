@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.peer.token_bucket import TokenBucket
+from dilocox_peer.peer.network.token_bucket import TokenBucket
 from dilocox_peer.pipeline.turnstile import Turnstile
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from dilocox_peer.peer.worker import Worker
+from dilocox_peer.peer.training.worker import Worker
 
 DEADLINE_S = 20.0
 

@@ -1,0 +1,130 @@
+"""The planners that adapt: from what contributors report in certificates to codec, rank and H. Pure.
+
+    LinkPlanner   adapt = "link": controller.py, so that an exchange takes at most its share of a round
+    RankPlanner   adapt = "rank": DiLoCoX's rule, the rank from the spectrum and H with it (adaptive.py)
+
+Reports of certificate t are measured up to round t; the plan decided next, in certificate t + 1, is of round t + 3.
+"""
+
+import statistics
+from collections.abc import Sequence
+
+from dilocox_peer.compression.adaptive import AdaptiveRank, Observation, RankSettings, inner_steps_of
+from dilocox_peer.compression.controller import Controller, Limits, Measurement, Setting
+from dilocox_peer.compression.ladder import LOW_RANK, codecs_beside
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.rounds.chain import Certificate, Entry
+from dilocox_peer.peer.rounds.plan import Plan, PlanBounds, adapts_inner_steps, first_plan, plan_bounds, total_steps
+from dilocox_peer.peer.rounds.planner import FixedPlanner, Planner, Warmup
+from dilocox_peer.pipeline.model import EMBEDDING, HEAD
+from dilocox_peer.types import Layout
+
+UNMEASURED_KBPS = 1_000_000  # of a peer whose contributions never filled a buffer
+PLANNED_AHEAD = 2  # a certificate plans the round after next
+
+
+class LinkPlanner:
+    """Follows the controller; during a warm-up of H it watches and keeps to the warm-up."""
+
+    def __init__(self, controller: Controller, bounds: PlanBounds, *, warmup: Warmup | None = None) -> None:
+        self._controller = controller
+        self._bounds = bounds
+        self._warmup = warmup
+        self.reason = ""
+
+    def observe(self, certificate: Certificate) -> None:
+        value = certificate.value
+        if value.kind != "round" or self._is_warming_up(value.plan.first_step) or self._bounds.is_last(value.plan):
+            return
+        planned = Setting(value.plan.codec, value.plan.rank, value.plan.inner_steps)
+        self._controller.adopt(planned, value.round + PLANNED_AHEAD)
+        measured = measurement_of(value.round, value.entries)
+        if measured is not None:
+            _, reason = self._controller.observe(measured)
+            self.reason = reason or self.reason
+
+    def next(self, before: Plan) -> Plan:
+        setting = self._controller.setting
+        steps = setting.inner_steps
+        if self._warmup is not None and self._is_warming_up(before.end):
+            steps = self._warmup.inner_steps_at(before.end)
+        return self._bounds.after(before, codec=setting.codec, rank=setting.rank, inner_steps=steps)
+
+    def _is_warming_up(self, step: int) -> bool:
+        return self._warmup is not None and not self._warmup.is_over_at(step)
+
+
+class RankPlanner:
+    """The paper's: rank from the spectrum of the mean over a window of rounds; H in proportion to it, where it may change."""
+
+    def __init__(self, ranks: AdaptiveRank, first: Plan, bounds: PlanBounds) -> None:
+        self._ranks = ranks
+        self._first = first
+        self._bounds = bounds
+        self.reason = ""
+
+    def observe(self, certificate: Certificate) -> None:
+        value = certificate.value
+        needed = [entry.report.needed_rank for entry in value.entries if entry.report.needed_rank]
+        if value.kind != "round":
+            return
+        self._ranks.adopt(value.plan.rank, value.round + PLANNED_AHEAD)
+        if needed:
+            lost = statistics.median_low([entry.report.lost_permille for entry in value.entries]) / 1000
+            before, needs = self._ranks.rank, statistics.median_low(needed)
+            if self._ranks.observe(Observation(value.round, needs, lost)) != before:
+                self.reason = f"the mean needs rank {needs}, {lost:.0%} stays in the residual"
+
+    def next(self, before: Plan) -> Plan:
+        rank = self._ranks.rank
+        steps = inner_steps_of(rank, first_rank=self._first.rank, first_inner_steps=self._first.inner_steps)
+        return self._bounds.after(before, codec=before.codec, rank=rank, inner_steps=steps)
+
+
+def planner_of(manifest: Manifest, layout: Layout) -> Planner:
+    """The planner that the manifest asks for."""
+    bounds, compression, rounds = plan_bounds(manifest), manifest.compression, manifest.rounds
+    warmup = None
+    if rounds.first_inner_steps:
+        warmup = Warmup(rounds.first_inner_steps, rounds.inner_steps, total_steps(manifest))
+    if compression.adapt == "link":
+        is_free = adapts_inner_steps(manifest)
+        limits = Limits(
+            smallest_inner_steps=bounds.smallest_inner_steps if is_free else rounds.inner_steps,
+            largest_inner_steps=bounds.largest_inner_steps if is_free else rounds.inner_steps,
+            codecs=codecs_beside(compression.codec),
+            times_fewer=compression.times_fewer,
+            budget=compression.exchange_share,
+        )
+        start = Setting(compression.codec, compression.rank, rounds.inner_steps)
+        controller = Controller(layout, start, limits, never_low_rank=(EMBEDDING, HEAD))
+        return LinkPlanner(controller, bounds, warmup=warmup)
+    if compression.adapt == "rank" and compression.codec == LOW_RANK:
+        ranks = AdaptiveRank(RankSettings.of(layout, compression.rank))
+        return RankPlanner(ranks, first_plan(manifest), bounds)
+    return FixedPlanner(bounds, warmup=warmup)
+
+
+def measurement_of(round_number: int, entries: Sequence[Entry]) -> Measurement | None:
+    """What a round's contributors report, as the controller takes it; None if nobody measured a step yet.
+
+    Peers share a round's steps by their speed, so the time of a step is the harmonic mean of theirs.
+    """
+    reports = [entry.report for entry in entries]
+    steps_us = [report.step_us for report in reports if report.step_us]
+    if not steps_us:
+        return None
+    uplinks_bps = tuple(1000.0 * (report.uplink_kbps or UNMEASURED_KBPS) for report in reports)
+    exchanges_s = [report.exchange_ms / 1000 for report in reports if report.exchange_ms]
+    exchange_s = statistics.median(exchanges_s) if exchanges_s else 0.0
+    slowest_bps = sorted(uplinks_bps)[(len(uplinks_bps) - 1) // 4]
+    transfer_s = 8 * statistics.median(entry.size_bytes for entry in entries) * (len(entries) - 1) / slowest_bps
+    needed = [report.needed_rank for report in reports if report.needed_rank]
+    return Measurement(
+        round=round_number,
+        uplinks_bps=uplinks_bps,
+        step_s=len(steps_us) / sum(1e6 / each for each in steps_us),
+        delay_s=max(0.0, exchange_s - transfer_s),
+        residual=statistics.median_low([report.lost_permille for report in reports]) / 1000,
+        needed_rank=statistics.median_low(needed) if needed else None,
+    )

@@ -1,0 +1,176 @@
+"""Which anchor state this peer holds, and how it gets another one whole: from its own disk, or from donors. Pure.
+
+The chain says what was agreed, the anchor is what it comes to. The chain moves only when the anchor can follow; they
+differ only after a restart (a state from disk, then the certificates since), or while Applies are being computed.
+"""
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from dilocox_peer.peer.rounds.chain import Chain, Suffix, is_better
+from dilocox_peer.peer.rounds.contract import FetchState
+from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.types import Digest, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetching:
+    """A FetchState that is out. suffix: what is adopted with it; None: the state of a head of our own chain."""
+
+    head: Digest
+    suffix: Suffix | None
+    since: float
+
+
+class Anchorage:
+    """height: of the anchor we hold, Applies under way counted as done; None: we hold none that is in our chain."""
+
+    def __init__(
+        self,
+        owner: tuple[PeerId, int],
+        chain: Chain,
+        members: Members,
+        timing: Timing,
+        rng: random.Random,
+        stored_states: Collection[Digest],
+        now: float,
+    ) -> None:
+        """owner: this peer and its incarnation. stored_states: heads of the states on our disk."""
+        self._owner = owner
+        self._chain = chain
+        self._members = members
+        self._timing = timing
+        self._rng = rng
+        self._stored = [height for height in range(chain.height + 1) if chain.head_at(height) in stored_states]
+        self.height: int | None = 0 if chain.height == 0 else None
+        self._is_computed = chain.height == 0
+        self._digest = b""
+        self._fetching: _Fetching | None = None
+        self._target: Digest | None = None
+        self._failures = 0
+        self._no_donor_since: float | None = None
+        self.retry_at = now
+
+    # ---- what is held ----
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the anchor at our head, or will be once the Applies given are done."""
+        return self.height == self._chain.height and self._fetching is None
+
+    @property
+    def is_computed(self) -> bool:
+        return self._is_computed and self.is_current
+
+    @property
+    def digest(self) -> bytes:
+        """Of the anchor at our head, b"" while it is not computed or not known."""
+        return self._digest if self._is_computed and self.height == self._chain.height else b""
+
+    @property
+    def is_fetching(self) -> bool:
+        return self._fetching is not None
+
+    def applying(self, height: int) -> None:
+        """An Apply of the certificate at height is given."""
+        self.height = height
+        self._is_computed, self._digest = False, b""
+
+    def computed(self, head: Digest, digest: bytes) -> None:
+        if head == self._chain.head and self.height == self._chain.height:
+            self._is_computed, self._digest = True, digest
+
+    def lose(self) -> None:
+        """It cannot be brought to our head: another one is needed."""
+        self.height = None
+
+    # ---- getting another one ----
+
+    def restore(self, now: float) -> list[FetchState]:
+        """The newest of our own chain's states on our disk, if we hold none."""
+        if self.height is not None or self._fetching is not None or not self._stored:
+            return []
+        return self._ask(self._chain.head_at(self._stored.pop()), None, (), b"", now)
+
+    def fetch(self, path: Suffix | None, now: float) -> list[FetchState]:
+        """The state of the newest head that somebody holds: of the path, or None: of our own head."""
+        if now < self.retry_at or self._fetching is not None or (path is None and self.height is not None):
+            return []
+        self._aim(self._chain.head if path is None else path.tip)
+        for head in [self._chain.head] if path is None else reversed(path.heads):
+            donors, named = self._donors(head, now)
+            suffix = None if path is None else path.up_to(head)
+            if donors and (suffix is None or is_better(self._chain, suffix, None)):  # half a better branch may be worse
+                return self._ask(head, suffix, donors, self._certified_digest(head, path) or named, now)
+        if self._no_donor_since is None:
+            self._no_donor_since = now
+        return []
+
+    def _aim(self, target: Digest) -> None:
+        """What failed on the way to another target counts no more."""
+        if target != self._target:
+            self._target, self._failures, self._no_donor_since = target, 0, None
+
+    def is_hopeless(self, path: Suffix, now: float) -> bool:
+        """Whether path should be left alone for a while: too many failures, or nobody has had its state for long."""
+        if path.tip != self._target:
+            return False
+        patience_s = self._timing.state_tries * self._timing.state_retry_s
+        unheld = self._no_donor_since is not None and now - self._no_donor_since > patience_s
+        return unheld or self._failures >= self._timing.state_tries
+
+    def give_up(self) -> None:
+        """The path is left alone; should it be tried again, it starts afresh."""
+        self._target, self._failures, self._no_donor_since = None, 0, None
+
+    def expire(self, now: float) -> None:
+        """A FetchState that was never answered counts as failed."""
+        if self._fetching is not None and now - self._fetching.since > self._timing.state_patience_s:
+            self.missed(self._fetching.head, now)
+
+    def missed(self, head: Digest, now: float) -> None:
+        """Nobody gave it: again later, perhaps elsewhere."""
+        if self._fetching is None or self._fetching.head != head:
+            return
+        self._fetching = None
+        self._failures += 1
+        self.retry_at = now + self._timing.state_retry_s * min(self._failures, 4) * (0.5 + self._rng.random())
+
+    def installed(self, head: Digest, digest: bytes, now: float) -> Suffix | None:
+        """Our anchor is now the one at head; gives back what our chain must adopt for that, None for a head it has."""
+        fetching, self._fetching = self._fetching, None
+        suffix = fetching.suffix if fetching is not None and fetching.head == head else None
+        self.retry_at = now
+        self._digest = digest
+        self.height = suffix.certificates[-1].value.height if suffix is not None else self._chain.height_of(head)
+        self._is_computed = suffix is not None or self.height == self._chain.height
+        return suffix
+
+    def _ask(
+        self, head: Digest, suffix: Suffix | None, donors: tuple[PeerId, ...], digest: bytes, now: float
+    ) -> list[FetchState]:
+        self._fetching = _Fetching(head, suffix, now)
+        certificates = () if suffix is None else suffix.certificates
+        contributors = {(entry.peer, entry.incarnation) for each in certificates for entry in each.value.entries}
+        keep = self.height is not None and self._owner not in contributors
+        height = self._chain.height_of(head)
+        round_number = certificates[-1].value.round if certificates else self._chain.place_at(height or 0).round
+        return [FetchState(head, round_number, digest, donors, keep)]
+
+    def _donors(self, head: Digest, now: float) -> tuple[tuple[PeerId, ...], bytes]:
+        """Who holds the state at head, and the digest that most of them name; who names another is left out."""
+        digests: dict[bytes, list[PeerId]] = {}
+        for peer in sorted(self._members.at(head, now)):
+            said = self._members[peer].said
+            assert said is not None, "a peer that said it is at head"
+            digests.setdefault(said.state_digest, []).append(peer)
+        if not digests:
+            return (), b""
+        named = min(digests, key=lambda digest: (-len(digests[digest]), digest))
+        return tuple(digests[named]), named
+
+    def _certified_digest(self, head: Digest, path: Suffix | None) -> bytes:
+        children = () if path is None else path.certificates
+        return next((child.value.state_digest for child in children if child.parent == head), b"")

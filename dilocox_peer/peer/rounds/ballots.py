@@ -1,0 +1,524 @@
+"""Which offers make the next certificate: single-decree Paxos among the roster of one head. Pure.
+
+Ballot b is led by the peer of rank b mod |R| at this head; ballot 0 needs no promises. An ACK says: I hold every blob
+of this value, durably, and will not accept less in a lower ballot. Two quorums share a peer, so once a value has a
+quorum of ACKs, every later leader hears of it and proposes it again.
+
+    lead:    idle -> (offers complete or late) -> proposing 0 -> certificate
+             idle -> (no certificate in time, my turn) -> preparing b -> proposing b -> certificate
+             proposing b -> (blobs NACKed by too many) -> preparing b' > b without them
+    member:  ballot >= promised -> fetch blobs -> Persist(accepted) -> ACK
+Invariants: promised never falls; accepted.ballot <= promised; one value a ballot; Persist precedes what it backs.
+"""
+
+from dataclasses import dataclass, field
+
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, is_quorum
+from dilocox_peer.peer.rounds.contract import Action, Send
+from dilocox_peer.peer.rounds.durable import Accepted
+from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.messages import Ack, Nack, Offer, Prepare, Promise, Propose
+from dilocox_peer.peer.rounds.seat import Seat, send_all
+from dilocox_peer.types import Digest, PeerId
+
+MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is normal, a stream of them is not
+MAX_JUMP = 1 << 20  # of a ballot above the last promised: of 64 peers, one that hears nobody is there after a week
+BALLOT_BACKOFF = 1.5
+FOREVER = float("inf")
+
+
+@dataclass(slots=True)
+class _Lead:
+    """A ballot of ours. value: None while promises are gathered."""
+
+    ballot: int
+    started_at: float
+    promises: dict[PeerId, Accepted | None] = field(default_factory=dict)
+    value: Value | None = None
+    acks: dict[PeerId, bytes] = field(default_factory=dict)
+    nackers: set[PeerId] = field(default_factory=set)
+    nacked: set[Digest] = field(default_factory=set)
+    resend_at: float = 0.0
+    outbid: int = 0  # highest ballot that a NACK named as promised
+    outbid_at: float = FOREVER  # when to ask above it, if whoever leads it has not been heard by then
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A proposal of another that is accepted as soon as its blobs are here."""
+
+    ballot: int
+    value: Value
+    leader: PeerId
+    nacked: set[Digest] = field(default_factory=set)
+
+
+class Ballots:
+    """The ballots of one (head, epoch) at one peer. `certificate` is set once a ballot of ours has its quorum."""
+
+    def __init__(self, seat: Seat, members: Members, holdings: Holdings, now: float) -> None:
+        self._seat = seat
+        self._members = members
+        self._holdings = holdings
+        self.offers: dict[PeerId, Entry] = {}
+        self.own: Entry | None = None
+        self.certificate: Certificate | None = None
+        self.first_offer_at: float | None = None
+        self._incarnations: dict[PeerId, int] = {}
+        self._offer_deadline = FOREVER
+        self._turn = seat.votes.promised
+        self._under_way = seat.votes.promised  # highest ballot somebody was heard to lead
+        self._turn_deadline = FOREVER
+        self._turns_taken = 0
+        self._lead: _Lead | None = None
+        self._pending: _Pending | None = None
+        self._excluded: set[Digest] = set()
+        self._offer_again_at = FOREVER
+        self.proposed_at: float | None = None
+        accepted = seat.votes.accepted
+        self._interrupted: Accepted | None = None
+        if accepted is not None:  # after a restart: nobody may have anything to offer again, so look at once
+            self._begin(now)
+            if accepted.ballot == seat.votes.promised and seat.is_member and seat.leader(accepted.ballot) == seat.me:
+                self._interrupted = accepted
+
+    # ---- what comes in ----
+
+    def offer(self, entry: Entry, now: float) -> None:
+        """Our own contribution; its blob is held."""
+        self.own = entry
+        if self._seat.is_member:
+            self._add(self._seat.me, entry, now)
+            self._offer_again_at = now
+
+    def on_offer(self, sender: PeerId, message: Offer, now: float) -> tuple[list[Action], str | None]:
+        entry = message.entry
+        if entry.peer != sender:
+            return [], f"an offer in the name of {entry.peer}"
+        if sender not in self._seat.order:
+            return [], None  # a joiner that is not in the roster yet; its time comes
+        known = self.offers.get(sender)
+        if known == entry:
+            return self._want(entry, (sender,), now), None
+        if known is not None and entry.incarnation < known.incarnation:
+            return [], None
+        if known is not None and entry.incarnation == known.incarnation:
+            return [], "two offers on one head"
+        if self._incarnations.get(sender, 0) >= MAX_INCARNATIONS:
+            return [], "too many incarnations on one head"
+        self._incarnations[sender] = self._incarnations.get(sender, 0) + 1
+        self._add(sender, entry, now)
+        return self._want(entry, (sender,), now), None
+
+    def on_propose(self, sender: PeerId, message: Propose, now: float) -> tuple[list[Action], str | None]:
+        seat, ballot, value = self._seat, message.ballot, message.value
+        if reason := self._why_not_led(sender, ballot):
+            return [], f"proposes in ballot {ballot}, {reason}"
+        if ballot < seat.votes.promised:
+            return [self._nack(sender, ballot, ())], None
+        accepted = seat.votes.accepted
+        if accepted is not None and accepted.ballot == ballot:
+            if accepted.value != value:
+                return [], f"a second value in ballot {ballot}"
+            return [self._ack(sender, ballot, value)], None
+        if value.kind != "round":
+            return [], "proposes an epoch in a ballot"
+        if reason := seat.place.why_not(value, seat.place.epoch, seat.owner.max_peers, seat.owner.plans):
+            return [], reason
+        for entry in value.entries:
+            if entry.peer == seat.me and entry.incarnation == seat.incarnation and entry != self.own:
+                return [], "an offer in our name that is not ours"
+        if self._pending is None or ballot >= self._pending.ballot:
+            self._pending = _Pending(ballot, value, sender)
+        self._follow_turn(ballot, now)
+        return [], None
+
+    def on_ack(self, sender: PeerId, message: Ack) -> str | None:
+        lead, seat = self._lead, self._seat
+        if lead is None or lead.value is None or message.ballot != lead.ballot or sender in lead.acks:
+            return None
+        if message.value != lead.value.digest():
+            return "accepts what was not proposed"
+        if sender not in seat.order:
+            return "accepts and is not in the roster"
+        if not seat.verifies(sender, message.signature, lead.value, epoch=seat.place.epoch, ballot=lead.ballot):
+            return "a signature that does not verify"
+        lead.acks[sender] = message.signature
+        lead.nackers.discard(sender)
+        return None
+
+    def on_nack(self, sender: PeerId, message: Nack, now: float) -> None:
+        lead = self._lead
+        if lead is None or message.ballot != lead.ballot or sender not in self._seat.order:
+            return
+        if message.promised > lead.ballot:
+            # Whoever leads the higher ballot asks us too, and then we give way. If nobody does, the promise is a leftover
+            # of a leader that died or moved on: we ask above it, or a quorum without that peer goes on in our ballot.
+            if lead.outbid < message.promised <= self._highest_ballot - len(self._seat.order):  # theirs follow, too
+                lead.outbid = message.promised
+                lead.outbid_at = min(lead.outbid_at, now + self._seat.jittered(self._seat.timing.retry_s))
+        elif lead.value is not None:
+            lead.nackers.add(sender)
+            lead.nacked.update(set(message.blobs) & {entry.blob for entry in lead.value.entries})
+
+    def on_prepare(self, sender: PeerId, message: Prepare, now: float) -> tuple[list[Action], str | None]:
+        seat, ballot = self._seat, message.ballot
+        reason = "which needs no promises" if ballot == 0 else self._why_not_led(sender, ballot)
+        if reason:
+            return [], f"prepares ballot {ballot}, {reason}"
+        if ballot < seat.votes.promised:
+            return [self._nack(sender, ballot, ())], None
+        actions: list[Action] = []
+        if ballot > seat.votes.promised:
+            actions.append(seat.vote(promised=ballot))
+        self._follow_turn(ballot, now)
+        actions.append(Send(sender, Promise(*seat.at(), ballot, seat.votes.accepted)))
+        return actions, None
+
+    def on_promise(self, sender: PeerId, message: Promise) -> str | None:
+        lead, accepted = self._lead, message.accepted
+        if lead is None or lead.value is not None or message.ballot != lead.ballot or sender not in self._seat.order:
+            return None
+        if accepted is not None:
+            if accepted.ballot >= lead.ballot:
+                return f"accepted in ballot {accepted.ballot} and promises {lead.ballot}"
+            place = self._seat.place
+            if reason := place.why_not(accepted.value, place.epoch, self._seat.owner.max_peers, self._seat.owner.plans):
+                return reason
+        lead.promises[sender] = accepted
+        return None
+
+    def _why_not_led(self, sender: PeerId, ballot: int) -> str | None:
+        """Why a ballot of sender's is not looked at, or None."""
+        if sender == self._seat.me or sender != self._seat.leader(ballot):
+            return "which it does not lead"
+        if ballot > self._highest_ballot:
+            return f"far above {self._seat.votes.promised}"
+        return None
+
+    @property
+    def _highest_ballot(self) -> int:
+        """That may come next. Without a bound, one message could use the numbers up: nobody reads a ballot above them."""
+        return self._seat.votes.promised + MAX_JUMP
+
+    # ---- what follows from it ----
+
+    def advance(self, now: float) -> list[Action]:
+        """Everything that is due. Call after every input; cheap when nothing is."""
+        if self.certificate is not None or not self._seat.may_vote:
+            return []
+        actions = self._accept_pending(now)
+        actions += self._offer_again(now)
+        if self._lead is None:
+            actions += self._take_the_lead(now)
+        if self._lead is not None:
+            actions += self._go_on_leading(self._lead, now)
+        return actions
+
+    def deadline(self, now: float) -> float:
+        """When `advance` has something to do again if nothing comes in."""
+        if not self._seat.may_vote:
+            return FOREVER
+        times = [self._offer_again_at, self._turn_deadline]
+        if self._offer_deadline > now:
+            times.append(self._offer_deadline)
+        if self._lead is not None:
+            times += [self._lead.resend_at, self._lead.outbid_at]
+        return min(times)
+
+    def _accept_pending(self, now: float) -> list[Action]:
+        pending, seat = self._pending, self._seat
+        if pending is None:
+            return []
+        if pending.ballot < seat.votes.promised:
+            self._pending = None
+            return []
+        if self._may_accept(pending.value):
+            self._pending = None
+            if self.proposed_at is None:  # offers are no longer waited for, only the certificate
+                self.proposed_at = now
+                self._turn_deadline = min(self._turn_deadline, now + seat.jittered(seat.pace.ballot_s))
+            accepted = Accepted(pending.ballot, pending.value)
+            return [
+                *self._backed(seat.vote(promised=pending.ballot, accepted=accepted)),
+                self._ack(pending.leader, pending.ballot, pending.value),
+            ]
+        actions: list[Action] = []
+        for entry in pending.value.entries:
+            actions += self._want(entry, (entry.peer, pending.leader, *seat.others), now)
+        bad = {
+            entry.blob
+            for entry in pending.value.entries
+            if self._holdings.is_refused(entry.blob) or self._holdings.failures(entry.blob)
+        }
+        if bad - pending.nacked:
+            pending.nacked |= bad
+            actions.append(self._nack(pending.leader, pending.ballot, tuple(sorted(bad))))
+        return actions
+
+    def _may_accept(self, value: Value) -> bool:
+        """Holding every blob is part of what an ACK says."""
+        return self._holdings.has_all(entry.blob for entry in value.entries)
+
+    def _backed(self, persist: Action) -> list[Action]:
+        """The Persist that must precede the ACK."""
+        return [persist]
+
+    def _offer_again(self, now: float) -> list[Action]:
+        if self.own is None or now < self._offer_again_at:
+            return []
+        self._offer_again_at = now + self._seat.jittered(self._seat.timing.retry_s)
+        return [*send_all(self._seat.others, Offer(*self._seat.at(), self.own))]
+
+    def _take_the_lead(self, now: float) -> list[Action]:
+        """Ballot 0 when the offers are in; a higher one when its turn has come."""
+        seat, interrupted = self._seat, self._interrupted
+        self._interrupted = None
+        if interrupted is not None and interrupted.ballot == seat.votes.promised:
+            # Proposed before a crash: the same value in the same ballot may be proposed again, and no other.
+            return self._propose(_Lead(interrupted.ballot, now), interrupted.value, now)
+        is_first = self._under_way == seat.votes.promised == self._turn and self._turns_taken == 0
+        if is_first and seat.leader(0) == seat.me and self._offers_are_in(now):
+            if seat.votes.promised == 0 and seat.votes.accepted is None:
+                return self._propose(_Lead(0, now), self._own_value(now), now)
+            return self._lead_above(seat.votes.promised, now)  # a promise from before a restart forbids ballot 0
+        if now < self._turn_deadline and not self._turn_is_lost(now):
+            return []
+        return self._next_turn(now)
+
+    def _offers_are_in(self, now: float) -> bool:
+        """All of the roster that are here have offered and their blobs too; or it is late and there is something."""
+        if self.first_offer_at is None:
+            return False
+        coming = [
+            peer
+            for peer in self._seat.order
+            if (
+                self._holdings.is_under_way(self.offers[peer].blob) and self._members.is_alive(peer, now)
+                if peer in self.offers
+                else self._members.may_offer(peer, now)
+            )
+        ]
+        if not coming:
+            return True
+        if now < self._offer_deadline:
+            return False
+        return bool(self._entries()) or not self._blobs_under_way() or now >= self._turn_deadline
+
+    def _turn_is_lost(self, now: float) -> bool:
+        """The leader of this turn is gone and it would have proposed by now: no use waiting for it.
+
+        It proposes when the offers are in, or late; waiting for late alone would in a first round, where nothing is
+        learned yet, let an epoch come before the next leader.
+        """
+        leader = self._seat.leader(self._turn)
+        if self._members.is_alive(leader, now) or not (self._offer_deadline <= now or self._offers_are_in(now)):
+            return False
+        has_waited = now - self.first_offer_at_or(now) > self._seat.timing.alive_s
+        return has_waited or self._members.is_surely_gone(leader)
+
+    def first_offer_at_or(self, now: float) -> float:
+        return now if self.first_offer_at is None else self.first_offer_at
+
+    def _next_turn(self, now: float) -> list[Action]:
+        """The next ballot whose leader is here; if that is us, ask for promises."""
+        seat = self._seat
+        ballot = max(self._turn, seat.votes.promised) + 1
+        for _ in range(len(seat.order) - 1):
+            if self._members.is_alive(seat.leader(ballot), now):
+                break
+            ballot += 1
+        if seat.leader(ballot) == seat.me:
+            return self._prepare(ballot, now)
+        # Not the whole time of a ballot: its leader may be at another head, or count turns differently after a restart.
+        self._turn = ballot
+        self._turn_deadline = now + seat.jittered(seat.timing.retry_s + seat.pace.ballot_s / 2)
+        return []
+
+    def _lead_above(self, promised: int, now: float) -> list[Action]:
+        """Ask for promises in the next ballot of ours above this one."""
+        ballot = promised + 1
+        while self._seat.leader(ballot) != self._seat.me:
+            ballot += 1
+        return self._prepare(ballot, now)
+
+    def _prepare(self, ballot: int, now: float) -> list[Action]:
+        seat = self._seat
+        assert ballot > seat.votes.promised, f"ballot {ballot} after {seat.votes.promised}"
+        self._follow_turn(ballot, now)
+        self._lead = _Lead(ballot, now, promises={seat.me: seat.votes.accepted})
+        self._lead.resend_at = now + seat.jittered(seat.timing.retry_s)
+        return [seat.vote(promised=ballot), *send_all(seat.others, Prepare(*seat.at(), ballot))]
+
+    def _go_on_leading(self, lead: _Lead, now: float) -> list[Action]:
+        seat = self._seat
+        if lead.ballot < seat.votes.promised:
+            self._lead = None
+            return []
+        actions: list[Action] = []
+        if lead.value is None:
+            actions += self._choose(lead, now)
+        elif self._is_quorum(lead.acks):
+            self.certificate = seat.certificate(lead.value, lead.acks, epoch=seat.place.epoch, ballot=lead.ballot)
+            return actions
+        elif lead.nacked - self._excluded and not self._is_quorum(self._could_ack(lead, now)):
+            self._excluded |= lead.nacked
+            return self._lead_above(seat.votes.promised, now)
+        if self._lead is lead and self.certificate is None:
+            if now >= self._turn_deadline:  # our ballot goes on, though, until somebody asks in a higher one
+                return actions + self._next_turn(now)
+            if now >= lead.outbid_at:
+                return actions + self._lead_above(max(lead.outbid, seat.votes.promised), now)
+            if now >= lead.resend_at:
+                lead.resend_at = now + seat.jittered(seat.timing.retry_s)
+                actions += self._ask_again(lead)
+        return actions
+
+    def _choose(self, lead: _Lead, now: float) -> list[Action]:
+        """With a quorum of promises: the accepted value of the highest ballot, else one of our own."""
+        if not self._is_quorum(lead.promises):
+            return []
+        late = lead.started_at + (self._turn_deadline - lead.started_at) / 2
+        heeded = self._promises_without_hopeless(lead)
+        if not self._is_quorum(heeded):
+            if now < late and any(peer not in lead.promises for peer in self._could_ack(lead, now)):
+                return []
+            heeded = lead.promises
+        forced = self._forced_value(heeded)
+        if forced is not None:
+            sources = [peer for peer in sorted(lead.promises) if lead.promises[peer] is not None]
+            actions: list[Action] = []
+            for entry in forced.entries:
+                actions += self._want(entry, (*sources, entry.peer, *self._seat.others), now)
+            if self._may_accept(forced):
+                actions += self._propose(lead, forced, now)
+            return actions
+        if not self._entries() and self._blobs_under_way() and now < late:
+            return []
+        return self._propose(lead, self._own_value(now), now)
+
+    def _promises_without_hopeless(self, lead: _Lead) -> dict[PeerId, Accepted | None]:
+        """The promises without the values whose blobs are bad or not to be had.
+
+        Any quorum of promises will do: had such a value a quorum of ACKs, one of them would be in it. Without this, the
+        vote of a leader for its own bad blob would come back in every later ballot.
+        """
+        return {
+            peer: accepted
+            for peer, accepted in lead.promises.items()
+            if accepted is None or not any(self._is_hopeless(entry.blob) for entry in accepted.value.entries)
+        }
+
+    def _is_hopeless(self, blob: Digest) -> bool:
+        failures = self._holdings.failures(blob)
+        return blob in self._excluded or self._holdings.is_refused(blob) or failures >= self._seat.timing.blob_tries
+
+    def _forced_value(self, promises: dict[PeerId, Accepted | None]) -> Value | None:
+        accepted = [each for each in promises.values() if each is not None]
+        return max(accepted, key=lambda each: each.ballot).value if accepted else None
+
+    def _propose(self, lead: _Lead, value: Value, now: float) -> list[Action]:
+        """Accepts value ourselves, durably, before anyone else hears of it: one value a ballot, even after a crash."""
+        seat = self._seat
+        self._lead, lead.value = lead, value
+        lead.outbid, lead.outbid_at = 0, FOREVER
+        lead.resend_at = now + seat.jittered(seat.timing.retry_s)
+        if self.proposed_at is None:
+            self.proposed_at = now
+        actions: list[Action] = []
+        accepted = Accepted(lead.ballot, value)
+        if accepted != seat.votes.accepted:
+            actions += self._backed(seat.vote(promised=lead.ballot, accepted=accepted))
+        lead.acks[seat.me] = seat.signature(value, epoch=seat.place.epoch, ballot=lead.ballot)
+        self._follow_turn(lead.ballot, now)
+        if self._turn_deadline == FOREVER or lead.ballot == 0:
+            self._turn_deadline = now + seat.jittered(seat.pace.ballot_s)
+        if self._is_quorum(lead.acks):
+            self.certificate = seat.certificate(value, lead.acks, epoch=seat.place.epoch, ballot=lead.ballot)
+            return actions
+        return [*actions, *send_all(seat.others, Propose(*seat.at(), lead.ballot, value))]
+
+    def _ask_again(self, lead: _Lead) -> list[Action]:
+        seat = self._seat
+        if lead.value is None:
+            silent = [peer for peer in seat.others if peer not in lead.promises]
+            return [*send_all(silent, Prepare(*seat.at(), lead.ballot))]
+        silent = [peer for peer in seat.others if peer not in lead.acks]
+        return [*send_all(silent, Propose(*seat.at(), lead.ballot, lead.value))]
+
+    def _could_ack(self, lead: _Lead, now: float) -> set[PeerId]:
+        return {peer for peer in self._seat.order if peer not in lead.nackers and self._members.is_alive(peer, now)}
+
+    def _own_value(self, now: float) -> Value:
+        seat = self._seat
+        roster = self._members.next_roster(
+            seat.place.roster, self.offers.keys(), seat.place.head, me_too=True, max_peers=seat.owner.max_peers, now=now
+        )
+        return seat.place.round_value(self._entries(), roster, seat.owner.planner.next(seat.place.plan))
+
+    def _entries(self) -> list[Entry]:
+        return [
+            entry
+            for entry in self.offers.values()
+            if self._holdings.has(entry.blob) and entry.blob not in self._excluded
+        ]
+
+    def _blobs_under_way(self) -> bool:
+        return any(self._holdings.is_under_way(entry.blob) for entry in self.offers.values())
+
+    def _is_quorum(self, peers: set[PeerId] | dict[PeerId, Accepted | None] | dict[PeerId, bytes]) -> bool:
+        return is_quorum(peers, self._seat.place.roster)
+
+    def _want(self, entry: Entry, sources: tuple[PeerId, ...], now: float) -> list[Action]:
+        others = (peer for peer in sources if peer != self._seat.me)
+        return [*self._holdings.want(entry.blob, others, round_number=self._seat.place.round + 1, now=now)]
+
+    def _ack(self, to: PeerId, ballot: int, value: Value) -> Action:
+        signature = self._seat.signature(value, epoch=self._seat.place.epoch, ballot=ballot)
+        return Send(to, Ack(*self._seat.at(), ballot, value.digest(), signature))
+
+    def _nack(self, to: PeerId, ballot: int, blobs: tuple[Digest, ...]) -> Action:
+        return Send(to, Nack(*self._seat.at(), ballot, self._seat.votes.promised, blobs))
+
+    # ---- timers ----
+
+    def _add(self, peer: PeerId, entry: Entry, now: float) -> None:
+        if self.first_offer_at is None:
+            self._begin(now)
+        self.offers[peer] = entry
+
+    def on_held(self, blob: Digest, now: float) -> None:
+        """Learns how late contributions come; the blob counts, not its announcement."""
+        for peer, entry in self.offers.items():
+            if entry.blob == blob and peer != self._seat.me:
+                self._seat.pace.observe_offer(now - self.first_offer_at_or(now))
+
+    def observe_missing(self, now: float) -> None:
+        """Call when the round is certified: what is not here by now is at least this late. Without it only those in time
+        would be measured, the wait would shrink to them, and slow peers would never be waited for again."""
+        if self.first_offer_at is None:
+            return
+        for peer in self._seat.order:
+            offer = self.offers.get(peer)
+            if offer is None and not self._members.may_offer(peer, now):
+                continue
+            if (offer is None or not self._holdings.has(offer.blob)) and self._members.is_alive(peer, now):
+                self._seat.pace.observe_offer(now - self.first_offer_at)
+
+    def _begin(self, now: float) -> None:
+        seat = self._seat
+        self.first_offer_at = now
+        self._offer_deadline = now + seat.pace.offer_wait_s
+        if self._turn_deadline == FOREVER:
+            self._turn_deadline = self._offer_deadline + seat.jittered(seat.pace.ballot_s)
+
+    def _follow_turn(self, ballot: int, now: float) -> None:
+        """A ballot is under way: give it its time, longer for every one that failed."""
+        if self.first_offer_at is None:
+            self._begin(now)
+        if ballot > self._under_way and ballot >= self._turn:
+            self._turn = self._under_way = ballot
+            self._turns_taken += 1
+            wait = self._seat.pace.ballot_s * BALLOT_BACKOFF ** min(self._turns_taken, 6)
+            self._turn_deadline = now + self._seat.jittered(min(wait, self._seat.timing.ballot_cap_s))

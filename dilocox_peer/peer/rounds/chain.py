@@ -1,0 +1,348 @@
+"""Certificates and the chain they form: what a stage has agreed on. Pure values; the protocol that makes them is machine.py.
+
+A certificate's head is the hash of (stage, parent, epoch, value): the ballot and the signatures are its proof, not part
+of what was agreed, so one value certified in two ballots is one head.
+
+Chains are ordered (`is_better`): heavier first; of equally heavy ones the lower hash of the first certificate in which
+they differ; an extension before its own prefix. The order is total, and a peer moves only upwards in it: so it never
+comes back to a head it has left, and votes need remembering at the present head alone.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from dilocox_peer.peer.rounds.plan import ANY_PLAN, NOT_MEASURED, Plan, PlanBounds, Report
+from dilocox_peer.types import Digest, PeerId, canonical, sha256
+
+Verifier = Callable[[PeerId, bytes, bytes], bool]
+"""(peer, message, signature) -> whether the signature is the peer's. signing.verify in a peer, a cheap one in the simulator."""
+
+Kind = Literal["round", "epoch"]
+
+LOCATOR_DENSE = 8  # newest heads named one by one in a locator; older ones at doubling distances
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One offered contribution. (peer, incarnation, base head) names its movement; the base is the certificate's parent.
+
+    incarnation: wall-clock milliseconds at the start of the peer's process; the newest is the peer.
+    state_digest: of the anchor state this movement was taken against, b"" if unknown. report: for the plans to come.
+    """
+
+    peer: PeerId
+    incarnation: int
+    blob: Digest
+    size_bytes: int
+    micro_batches: int
+    state_digest: bytes = b""
+    report: Report = NOT_MEASURED
+
+    def fields(self) -> list[object]:
+        return [
+            self.peer, self.incarnation, self.blob, self.size_bytes, self.micro_batches, self.state_digest, self.report.fields(),
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Value:
+    """What one certificate says.
+
+    height: position in the chain, from 1. round: outer rounds completed with it (an epoch keeps its parent's, a round
+    adds one, void or not). weight: sum over the chain of distinct contributors, this one included.
+    roster: who may certify the next value, in order; roster[0] breaks ties. plan: of the round after the next one (an epoch
+    keeps its parent's). state_digest: of the anchor state at the
+    parent as most of the entries report it, b"" if they report none; so state at a head is certified by the next one.
+    """
+
+    kind: Kind
+    height: int
+    round: int
+    weight: int
+    entries: tuple[Entry, ...]
+    roster: tuple[PeerId, ...]
+    plan: Plan
+    state_digest: bytes = b""
+
+    def fields(self) -> list[object]:
+        entries = [entry.fields() for entry in self.entries]
+        return [
+            self.kind, self.height, self.round, self.weight, entries, list(self.roster), self.plan.fields(), self.state_digest,
+        ]  # fmt: skip
+
+    @cached_property
+    def _digest(self) -> Digest:
+        return sha256(canonical(["dilocox-value", *self.fields()]))
+
+    def digest(self) -> Digest:
+        return self._digest
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A value, its place, and the signatures that make it agreed: a quorum of the parent's roster, or for an epoch
+    every peer of its own roster."""
+
+    stage: int
+    parent: Digest
+    epoch: int
+    ballot: int
+    value: Value
+    signatures: tuple[tuple[PeerId, bytes], ...]
+
+    @cached_property
+    def head(self) -> Digest:
+        return head_of(self.stage, self.parent, self.epoch, self.value)
+
+
+def head_of(stage: int, parent: Digest, epoch: int, value: Value) -> Digest:
+    return sha256(canonical(["dilocox-head", stage, parent, epoch, value.digest()]))
+
+
+def acceptance(stage: int, parent: Digest, epoch: int, ballot: int, value: Value) -> bytes:
+    """The bytes a peer signs to accept a value in a ballot. Holding every blob of it is part of what it signs."""
+    return canonical(["dilocox-accept", stage, parent, epoch, ballot, value.digest()])
+
+
+def is_quorum(peers: Collection[PeerId], roster: Sequence[PeerId]) -> bool:
+    """More than half of the roster, or exactly half with roster[0] among them. Two quorums always share a peer."""
+    present = sum(1 for peer in roster if peer in peers)
+    if 2 * present == len(roster):
+        return bool(roster) and roster[0] in peers
+    return 2 * present > len(roster)
+
+
+def rank_of(head: Digest, peer: PeerId) -> bytes:
+    """Order in which peers lead at a head; changes with every head, so a slow leader does not stay one."""
+    return sha256(head, peer.encode())
+
+
+def by_rank(peers: Iterable[PeerId], head: Digest) -> list[PeerId]:
+    """The peers in the order in which they lead at head."""
+    return sorted(peers, key=lambda peer: rank_of(head, peer))
+
+
+def leader(roster: Sequence[PeerId], head: Digest, ballot: int) -> PeerId:
+    return by_rank(roster, head)[ballot % len(roster)]
+
+
+def majority_digest(entries: Iterable[Entry]) -> bytes:
+    """The state digest that most entries report (of equally frequent ones the lowest), b"" if none reports one."""
+    counts = Counter(entry.state_digest for entry in entries if entry.state_digest)
+    return min(counts, key=lambda digest: (-counts[digest], digest)) if counts else b""
+
+
+# ---- a place in a chain, and what may follow it ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A head with what decides about the certificates that may follow it. plan: of round `round + 2`."""
+
+    stage: int
+    head: Digest
+    height: int
+    round: int
+    weight: int
+    epoch: int
+    roster: tuple[PeerId, ...]
+    plan: Plan
+
+    @classmethod
+    def genesis(cls, stage: int, head: Digest, plan: Plan) -> "Place":
+        return cls(stage=stage, head=head, height=0, round=0, weight=0, epoch=0, roster=(), plan=plan)
+
+    @classmethod
+    def after(cls, certificate: Certificate) -> "Place":
+        value = certificate.value
+        return cls(
+            stage=certificate.stage, head=certificate.head, height=value.height, round=value.round, weight=value.weight,
+            epoch=certificate.epoch, roster=value.roster, plan=value.plan,
+        )  # fmt: skip
+
+    @property
+    def is_genesis(self) -> bool:
+        return self.height == 0
+
+    def round_value(self, entries: Iterable[Entry], roster: Iterable[PeerId], plan: Plan | None = None) -> Value:
+        """The value of a round with these entries (any order) that makes roster the next one. plan: without one the next
+        round but two is like the one before it."""
+        ordered = tuple(sorted(entries, key=lambda entry: entry.peer))
+        return Value(
+            kind="round", height=self.height + 1, round=self.round + 1, weight=self.weight + len(ordered),
+            entries=ordered, roster=tuple(roster), plan=plan or self.plan.next(), state_digest=majority_digest(ordered),
+        )  # fmt: skip
+
+    def epoch_value(self, roster: Iterable[PeerId]) -> Value:
+        """The void value that makes roster the next one."""
+        return Value(
+            kind="epoch", height=self.height + 1, round=self.round, weight=self.weight,
+            entries=(), roster=tuple(roster), plan=self.plan,
+        )  # fmt: skip
+
+    def why_not(self, value: Value, epoch: int, max_peers: int, plans: PlanBounds = ANY_PLAN) -> str | None:
+        """Why value may not follow this place in epoch, or None. Signatures are not looked at."""
+        entrants = [entry.peer for entry in value.entries]
+        if value.height != self.height + 1:
+            return f"height {value.height} after height {self.height}"
+        if not 0 < len(value.roster) <= max_peers or len(set(value.roster)) != len(value.roster):
+            return f"a roster of {len(value.roster)} peers, {len(set(value.roster))} distinct; at most {max_peers}"
+        if value.weight != self.weight + len(entrants):
+            return f"weight {value.weight} after {self.weight} with {len(entrants)} entries"
+        if value.kind == "epoch":
+            return self._why_not_epoch(value, epoch)
+        if epoch != self.epoch:
+            return f"a round of epoch {epoch} in epoch {self.epoch}"
+        if value.round != self.round + 1:
+            return f"round {value.round} after round {self.round}"
+        if any(left >= right for left, right in itertools.pairwise(entrants)):
+            return "entries not in the order of distinct peers"
+        if not set(entrants) <= set(self.roster):
+            return "an entry of a peer that is not in the roster"
+        if value.state_digest != majority_digest(value.entries):
+            return "a state digest that its entries do not report"
+        return plans.why_not(value.plan, self.plan)
+
+    def _why_not_epoch(self, value: Value, epoch: int) -> str | None:
+        if epoch <= self.epoch:
+            return f"epoch {epoch} called in epoch {self.epoch}"
+        if value.round != self.round or value.entries or value.state_digest or value.plan != self.plan:
+            return "an epoch that is not void"
+        return None
+
+    def why_not_certificate(
+        self, certificate: Certificate, verify: Verifier, max_peers: int, plans: PlanBounds = ANY_PLAN
+    ) -> str | None:
+        """Why certificate does not extend this place, or None: link, arithmetic, quorum and every signature hold."""
+        if certificate.stage != self.stage or certificate.parent != self.head:
+            return "a certificate of another parent"
+        value, signers = certificate.value, [peer for peer, _ in certificate.signatures]
+        if reason := self.why_not(value, certificate.epoch, max_peers, plans):
+            return reason
+        if len(set(signers)) != len(signers):
+            return "a peer that signed twice"
+        if value.kind == "epoch":
+            if set(signers) != set(value.roster):
+                return "an epoch not signed by all of its roster"
+        elif not set(signers) <= set(self.roster) or not is_quorum(signers, self.roster):
+            return "signatures that are no quorum of the roster"
+        message = acceptance(self.stage, self.head, certificate.epoch, certificate.ballot, value)
+        if not all(verify(peer, message, signature) for peer, signature in certificate.signatures):
+            return "a signature that does not verify"
+        return None
+
+
+# ---- the chain ------------------------------------------------------------------------------------------------------
+
+
+class Chain:
+    """Certificates from genesis on, each the child of the one before. Trusts what it is given."""
+
+    def __init__(self, genesis: Place, certificates: Iterable[Certificate] = ()) -> None:
+        self._genesis = genesis
+        self._certificates: list[Certificate] = []
+        self._heights: dict[Digest, int] = {genesis.head: 0}
+        self.place = genesis
+        for certificate in certificates:
+            self.append(certificate)
+
+    @property
+    def head(self) -> Digest:
+        return self.place.head
+
+    @property
+    def height(self) -> int:
+        return len(self._certificates)
+
+    @property
+    def certificates(self) -> Sequence[Certificate]:
+        return self._certificates
+
+    def append(self, certificate: Certificate) -> None:
+        assert certificate.parent == self.head, f"certificate {certificate.head.hex()[:8]} is no child of our head"
+        self._certificates.append(certificate)
+        self._heights[certificate.head] = self.height
+        self.place = Place.after(certificate)
+
+    def truncate(self, height: int) -> list[Certificate]:
+        """Drop everything above height; gives back what was dropped."""
+        assert 0 <= height <= self.height, f"height {height} of {self.height}"
+        dropped = self._certificates[height:]
+        del self._certificates[height:]
+        for certificate in dropped:
+            del self._heights[certificate.head]
+        self.place = self.place_at(height)
+        return dropped
+
+    def height_of(self, head: Digest) -> int | None:
+        """Where head is in this chain (genesis 0), None if it is not."""
+        return self._heights.get(head)
+
+    def head_at(self, height: int) -> Digest:
+        return self._certificates[height - 1].head if height else self._genesis.head
+
+    def place_at(self, height: int) -> Place:
+        return Place.after(self._certificates[height - 1]) if height else self._genesis
+
+    def locator(self) -> list[Digest]:
+        """Heads newest first, thinning out towards genesis: enough for anyone to find a near common ancestor."""
+        heads, height, step = [], self.height, 1
+        while height > 0:
+            heads.append(self.head_at(height))
+            if len(heads) >= LOCATOR_DENSE:
+                step *= 2
+            height -= step
+        return [*heads, self._genesis.head]
+
+
+@dataclass(frozen=True)
+class Suffix:
+    """Certificates that follow height `ancestor` of our chain, the first of them not in it. Verified."""
+
+    ancestor: int
+    certificates: tuple[Certificate, ...]
+
+    @cached_property
+    def heads(self) -> tuple[Digest, ...]:
+        return tuple(certificate.head for certificate in self.certificates)
+
+    @property
+    def tip(self) -> Digest:
+        return self.heads[-1]
+
+    @property
+    def weight(self) -> int:
+        return self.certificates[-1].value.weight
+
+    def up_to(self, head: Digest) -> "Suffix":
+        return Suffix(self.ancestor, self.certificates[: self.heads.index(head) + 1])
+
+
+def suffix_of(chain: Chain, start: int, certificates: Sequence[Certificate]) -> Suffix:
+    """The certificates after height start of chain as a Suffix: what chain has of them already is left out."""
+    shared = 0
+    while shared < len(certificates) and chain.height_of(certificates[shared].head) is not None:
+        shared += 1
+    return Suffix(start + shared, tuple(certificates[shared:]))
+
+
+def is_better(chain: Chain, left: Suffix | None, right: Suffix | None) -> bool:
+    """Whether chain with left in place of what it has above the ancestor beats chain with right (None: as it is)."""
+    heights = [suffix.ancestor for suffix in (left, right) if suffix is not None]
+    start = min(heights, default=chain.height)
+    weights, heads = [], []
+    for suffix in (left, right):
+        ancestor = chain.height if suffix is None else suffix.ancestor
+        tail = () if suffix is None else suffix.heads
+        weights.append(suffix.weight if suffix is not None and tail else chain.place_at(ancestor).weight)
+        heads.append([*(chain.head_at(height) for height in range(start + 1, ancestor + 1)), *tail])
+    if weights[0] != weights[1]:
+        return weights[0] > weights[1]
+    for ours, theirs in zip(heads[0], heads[1], strict=False):
+        if ours != theirs:
+            return ours < theirs
+    return len(heads[0]) > len(heads[1])

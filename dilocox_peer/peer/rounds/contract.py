@@ -1,0 +1,201 @@
+"""What goes into the round machine and what comes out of it: its inputs and its actions, as frozen values.
+
+The same contract holds in the simulator (tests/sim) and in the peer (averaging.py). The machine itself is machine.py.
+"""
+
+from dataclasses import dataclass
+
+from dilocox_peer.events import Event
+from dilocox_peer.peer.rounds.chain import Certificate, Entry
+from dilocox_peer.peer.rounds.durable import Durable
+from dilocox_peer.peer.rounds.messages import Message
+from dilocox_peer.types import Digest, PeerId
+
+# ---- what happens to it ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The deadline that `deadline()` named has come (or any other time: ticking early does no harm)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message; `sender` was authenticated by the transport."""
+
+    sender: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFound:
+    """Discovery (DHT, or an inbound connection) says this peer works on our stage."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRefused:
+    """A send to peer failed at once: its process or host is gone (a frozen peer or a partition gives no such sign)."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Micro-batches this peer has completed in the round it is training; goes out with heartbeats.
+
+    Which round that is the machine knows: the one after its head's, or after its offer. tell_now: the others' clocks wait
+    for it (our share of the round is done, say), so the next heartbeat goes out at once. paused: nothing is trained here
+    until further notice.
+    """
+
+    micro_batches: int
+    tell_now: bool = False
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Local training of the round is over and its encoded movement is stored as `entry.blob` (held from now on)."""
+
+    base: Digest
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class BlobHeld:
+    """A fetched blob was verified (hash, shape, finite, norm) and is durable here."""
+
+    blob: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRefused:
+    """A fetched blob hashes right and is not acceptable: malformed, not finite, wrong shape."""
+
+    blob: Digest
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlobMissing:
+    """None of the sources gave the blob."""
+
+    blob: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class BlobLost:
+    """A blob of a certificate whose Apply waits is no longer on our disk, or damaged there: BlobHeld when it is again."""
+
+    blob: Digest
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class StateInstalled:
+    """The anchor state at `head`, asked for by FetchState, is in place and durable. From here on it is our anchor."""
+
+    head: Digest
+    state_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StateMissing:
+    """No donor gave a state that verifies."""
+
+    head: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class StateComputed:
+    """The outer step of an Apply is done: digest of the anchor state at `head`. Also welcome once at the start, for
+    genesis: its digest is a function of the manifest that the machine cannot compute."""
+
+    head: Digest
+    state_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """This peer goes: tell the others, take no further part."""
+
+
+Input = (
+    Tick | Received | PeerFound | PeerRefused | Progress | Closed | BlobHeld | BlobRefused | BlobMissing
+    | BlobLost | StateInstalled | StateMissing | StateComputed | Leaving
+)  # fmt: skip
+
+# ---- what it wants done, in order; an action is done only when those before it are ----------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Deliver once, at most; losing it is allowed."""
+
+    to: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Make this durable (fsync) before any later action of the list is carried out."""
+
+    state: Durable
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBlob:
+    """Get the blob from our own disk or any of the sources (in this order), verify it; answer BlobHeld, BlobRefused or
+    BlobMissing, in the end always one of them."""
+
+    blob: Digest
+    sources: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """All blobs of certificate are held and it extends our head: decode, mean in certificate order, outer step.
+
+    own: the entry of ours that it settles, or None: then our movement stays and goes with the next contribution.
+    All or nothing; answered by StateComputed. `Persist` with the new chain precedes it. A certificate without entries
+    (a void round, an epoch) leaves the anchor as it is and is answered too.
+    """
+
+    certificate: Certificate
+    own: Entry | None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """We are to adopt `head` and cannot replay to it: get the whole state from one of the donors, verified against
+    state_digest when known (b"" otherwise: ask several donors and compare). Answer StateInstalled or StateMissing.
+
+    keep_movement: our unsettled local movement survives on top of the new anchor; otherwise local parameters become
+    the anchor (our movement is, in part, already inside it or orphaned). Without donors: from our own disk, after a
+    restart. Applies still queued when it is installed are void. Always answered, in the end.
+    """
+
+    head: Digest
+    round: int
+    state_digest: bytes
+    donors: tuple[PeerId, ...]
+    keep_movement: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetBlobs:
+    """These blobs are no longer needed by anyone we would serve."""
+
+    blobs: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something worth telling the user."""
+
+    event: Event
+
+
+Action = Send | Persist | FetchBlob | Apply | FetchState | ForgetBlobs | Note

@@ -1,0 +1,247 @@
+"""Runs the round machine: feeds it what happens, carries out what it wants, in order. Decides nothing.
+
+One task owns the machine. The journal is written in a thread of its own and awaited before later actions (an ACK promises
+what is on disk); fetches, and all that reads and checks whole contributions, run beside it and come back as inputs: while the
+machine waited for those it would send no heartbeats, and the others would think it dead.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import assert_never
+
+from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError
+from dilocox_peer.events import Event, Failed, Listener, MessageRefused
+from dilocox_peer.peer.network.transport import PeerGone, Transport
+from dilocox_peer.peer.rounds.blobs import BlobStore
+from dilocox_peer.peer.rounds.contract import (
+    Action,
+    Apply,
+    BlobHeld,
+    BlobMissing,
+    BlobRefused,
+    FetchBlob,
+    FetchState,
+    ForgetBlobs,
+    Input,
+    Note,
+    PeerRefused,
+    Persist,
+    Progress,
+    Received,
+    Send,
+    StateMissing,
+    Tick,
+)
+from dilocox_peer.peer.rounds.journal import Journal
+from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.messages import decode_message, encode_message
+from dilocox_peer.peer.rounds.outbox import Outbox
+from dilocox_peer.peer.rounds.refusals import Refusals
+from dilocox_peer.types import Digest, PeerId, sha256
+
+MAX_INPUTS = 4096
+MAX_REPEATED = 3072  # of what is said again anyway, messages and progress: beyond, it is dropped
+SEND_TIMEOUT_S = 5.0
+BLOB_TIMEOUT_S = 3600.0
+BLOB_STALL_S = 10.0  # a source that sends nothing for so long is left for the next one
+CONCURRENT_FETCHES = 4
+BLOB_SERVICE = "blob"
+
+CheckBlob = Callable[[bytes], object]
+"""Raises MalformedBlob when a blob is no acceptable contribution. Runs in a worker thread."""
+
+
+class RoundDriver:
+    """The shell of one RoundMachine."""
+
+    def __init__(
+        self,
+        machine: RoundMachine,
+        *,
+        transport: Transport,
+        blobs: BlobStore,
+        journal: Journal,
+        disk: Executor,
+        check_blob: CheckBlob,
+        max_blob_bytes: int,
+        on_apply: Callable[[Apply], None],
+        on_fetch_state: Callable[[FetchState], Awaitable[None]],
+        on_change: Callable[[], None],
+        listener: Listener,
+    ) -> None:
+        self.machine = machine
+        self._transport = transport
+        self._blobs = blobs
+        self._journal = journal
+        self._disk = disk
+        self._check_blob = check_blob
+        self._max_blob_bytes = max_blob_bytes
+        self._on_apply = on_apply
+        self._on_fetch_state = on_fetch_state
+        self._on_change = on_change
+        self._listener = listener
+        self._inputs: asyncio.Queue[Input] = asyncio.Queue(MAX_INPUTS)
+        self._refusals = Refusals()
+        self._fetching: set[Digest] = set()
+        self._fetch_slots = asyncio.Semaphore(CONCURRENT_FETCHES)
+        self._outbox: Outbox | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+
+    @property
+    def message_bytes_sent(self) -> int:
+        return self._outbox.bytes_sent if self._outbox else 0
+
+    def everybody_at_head(self) -> bool:
+        """Whether every peer of the roster that is alive has said that it is at our head."""
+        now = asyncio.get_running_loop().time()
+        return self.machine.alive(now) & set(self.machine.roster) <= self.machine.at_head(now)
+
+    async def drained(self) -> None:
+        """Returns when all inputs are handled and all messages out; give it a deadline."""
+        await self._inputs.join()
+        if self._outbox is not None:
+            await self._outbox.drained()
+
+    def receive(self, sender: PeerId, raw: bytes) -> None:
+        """A message from the transport; a malformed one is dropped, and told now and then."""
+        try:
+            message = decode_message(raw, sender)
+        except ProtocolError as error:
+            if self._refusals.is_due(sender, asyncio.get_running_loop().time()):
+                self._listener(MessageRefused(sender, error.reason))
+            return
+        self.post(Received(sender, message))
+
+    def post(self, happened: Input) -> None:
+        """Queues an input. What others send, and what is told ten times a second while a disk is slow, never takes the
+        room of what happens once: a contribution fetched, a round closed."""
+        if isinstance(happened, Received | Progress) and self._inputs.qsize() >= MAX_REPEATED:
+            return
+        self._inputs.put_nowait(happened)
+
+    async def run(self) -> None:
+        """Owns the machine until cancelled."""
+        loop = asyncio.get_running_loop()
+        async with self._journal_thread(), asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self._outbox = Outbox(tasks, self._transport_send, self._on_send_failure)
+            happened: Input = Tick()
+            while True:
+                for action in self.machine.handle(happened, loop.time()):
+                    await self._carry_out(action)
+                self._on_change()
+                if not isinstance(happened, Tick):
+                    self._inputs.task_done()
+                happened = await self._next_input()
+
+    @asynccontextmanager
+    async def _journal_thread(self) -> AsyncIterator[None]:
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-journal")
+        try:
+            yield
+        finally:
+            self._writer.shutdown(wait=False)
+
+    async def _next_input(self) -> Input:
+        deadline = self.machine.deadline()
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._inputs.get()
+        except TimeoutError:
+            return Tick()
+
+    async def _carry_out(self, action: Action) -> None:
+        assert self._tasks is not None
+        assert self._outbox is not None
+        loop = asyncio.get_running_loop()
+        match action:
+            case Send(to, message):
+                self._outbox.post(to, encode_message(message))
+            case Persist(state):
+                await loop.run_in_executor(self._writer, self._journal.write, state)
+            case FetchBlob():
+                if action.blob not in self._fetching:
+                    self._fetching.add(action.blob)
+                    self._tasks.create_task(self._fetch_blob(action), name=f"fetch {action.blob.hex()[:8]}")
+            case Apply():
+                self._on_apply(action)
+            case FetchState():
+                self._tasks.create_task(self._fetch_state(action), name="fetch state")
+            case ForgetBlobs(blobs):
+                self._tasks.create_task(self._forget_blobs(blobs), name="forget contributions")
+            case Note(event):
+                self._listener(event)
+            case _:
+                assert_never(action)
+
+    async def _transport_send(self, peer: PeerId, raw: bytes) -> None:
+        await self._transport.send(peer, raw, SEND_TIMEOUT_S)
+
+    def _on_send_failure(self, error: PeerUnavailable) -> None:
+        if isinstance(error, PeerGone):
+            self.post(PeerRefused(error.peer))
+
+    async def _fetch_state(self, action: FetchState) -> None:
+        try:
+            await self._on_fetch_state(action)
+        except Exception as error:  # a task boundary: the machine asks again
+            self._note_failure("state fetch", error)
+            self.post(StateMissing(action.head))
+
+    async def _fetch_blob(self, action: FetchBlob) -> None:
+        try:
+            async with self._fetch_slots:
+                self.post(await self._fetched(action))
+        except Exception as error:  # a task boundary: the machine asks again or goes on without the blob
+            self._note_failure("fetch of a contribution", error)
+            self.post(BlobMissing(action.blob))
+        finally:
+            self._fetching.discard(action.blob)
+
+    async def _fetched(self, action: FetchBlob) -> Input:
+        loop = asyncio.get_running_loop()
+        if await loop.run_in_executor(self._disk, self._blobs.get, action.blob) is not None:
+            return BlobHeld(action.blob)
+        for source in action.sources:
+            try:
+                _header, body = await self._transport.fetch(
+                    source,
+                    BLOB_SERVICE,
+                    {"digest": action.blob},
+                    max_body_bytes=self._max_blob_bytes,  # not what an offer says: it may name a blob of another's
+                    timeout_s=BLOB_TIMEOUT_S,
+                    stall_timeout_s=BLOB_STALL_S,
+                )
+            except (PeerUnavailable, ProtocolError):
+                continue
+            try:
+                stored = await loop.run_in_executor(self._disk, self._check_and_store, bytes(body), action.blob)
+            except MalformedBlob as error:
+                return BlobRefused(action.blob, str(error))
+            if stored:
+                return BlobHeld(action.blob)
+        return BlobMissing(action.blob)
+
+    def _check_and_store(self, blob: bytes, expected: Digest) -> bool:
+        """False when blob is not what was asked for (the source's fault); raises MalformedBlob (the author's)."""
+        if sha256(blob) != expected:
+            return False
+        self._check_blob(blob)
+        self._blobs.put(blob)
+        return True
+
+    async def _forget_blobs(self, blobs: tuple[Digest, ...]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._disk, self._forget, blobs)
+        except OSError as error:  # they cost room; a later start tries again
+            self._note_failure("deleting old contributions", error)
+
+    def _forget(self, blobs: tuple[Digest, ...]) -> None:
+        for blob in blobs:
+            self._blobs.forget(blob)
+
+    def _note_failure(self, where: str, error: Exception) -> None:
+        event: Event = Failed(where, f"{type(error).__name__}: {error}")
+        self._listener(event)

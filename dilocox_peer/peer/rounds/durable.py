@@ -1,0 +1,170 @@
+"""What a peer must not forget: its chain and its votes at the chain's head. One append-only log, one record a Persist.
+
+What the shell does (nothing else is needed):
+- `Persist(durable)`: append `encode_record(durable)` to `rounds.log`, fsync, only then go on with the action list.
+- At start: `loaded = load_log(raw, genesis)`; hand `loaded.durable` to RoundMachine. Before that, if `loaded.reason`
+  is not empty or the file has grown (say past 16 MiB): write `encode_record(loaded.durable)` (nothing for None) to a
+  new file, fsync, rename it over the old one, fsync the folder. Cutting the file instead is enough for a torn last
+  record and not for damage: the votes that stand in for the lost ones must be durable before the damage is gone.
+
+A record says: keep the chain up to height `keep`, append these certificates, replace the votes. So a vote costs one
+small record, and a branch switch one larger one. A record is length (4 bytes), CRC-32 (4 bytes), msgpack payload.
+A torn last record is a Persist that never finished: nothing after it in its list was carried out, so dropping it is
+right. Damage before the last record is not: votes may be lost with it; what is left is loaded with
+votes that give none in this epoch nor in the next LOST_VOTES_EPOCHS.
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import msgpack
+
+from dilocox_peer.errors import ProtocolError
+from dilocox_peer.peer.rounds.chain import Certificate, Value
+from dilocox_peer.peer.rounds.wire import Fields, certificate_fields, read_certificate, read_value, unpack
+from dilocox_peer.types import Digest
+
+VERSION = 1
+MAX_RECORD_BYTES = 1 << 30  # a whole chain rewritten in one record; a million rounds of eight peers fit
+LOST_VOTES_EPOCHS = 1024  # epochs skipped when votes may be lost: whatever was signed before is below
+_HEADER = struct.Struct(">II")
+_PAYLOAD_STARTS = b"\x98" + bytes([VERSION])  # a list of 8 fields, of which the first is the version
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The value this peer has accepted last, and in which ballot. Its blobs are held."""
+
+    ballot: int
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """What this peer has promised at `head`; another head, another Votes.
+
+    promised: lowest ballot it still votes in. epoch_signed: highest epoch it has signed here (0: none), with its value;
+    from then on it votes in no ballot of head's own epoch.
+    """
+
+    head: Digest
+    promised: int = 0
+    accepted: Accepted | None = None
+    epoch_signed: int = 0
+    epoch_value: Value | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """One change of what is durable: keep the chain up to height keep, append, these votes. A loaded one has keep 0."""
+
+    keep: int
+    appended: tuple[Certificate, ...]
+    votes: Votes
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a log says. durable: None for an empty log. reason: of what was dropped, "" if nothing was."""
+
+    durable: Durable | None
+    valid_bytes: int
+    reason: str
+
+
+def encode_record(durable: Durable) -> bytes:
+    """One record of the log."""
+    votes, accepted = durable.votes, durable.votes.accepted
+    payload: bytes = msgpack.packb(
+        [
+            VERSION,
+            durable.keep,
+            [certificate_fields(certificate) for certificate in durable.appended],
+            votes.head,
+            votes.promised,
+            None if accepted is None else [accepted.ballot, accepted.value.fields()],
+            votes.epoch_signed,
+            None if votes.epoch_value is None else votes.epoch_value.fields(),
+        ]
+    )
+    return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def load_log(raw: bytes, genesis: Digest) -> Loaded:
+    """The chain and votes that the records in raw add up to. genesis: the head below the first certificate."""
+    chain: list[Certificate] = []
+    votes: Votes | None = None
+    start, reason, damaged = 0, "", False
+    while start < len(raw):
+        payload, stop = _payload_at(raw, start)
+        if payload is None:
+            damaged = stop < len(raw) or _is_record_after(raw, start)
+            reason = f"record at byte {start} is torn or damaged"
+            break
+        try:
+            record = _decode_payload(payload)
+            head = chain[record.keep - 1].head if 0 < record.keep <= len(chain) else genesis
+            linked = record.keep <= len(chain) and all(
+                parent == child.parent
+                for parent, child in zip(
+                    [head, *(each.head for each in record.appended)], record.appended, strict=False
+                )
+            )
+            if not linked:
+                raise ProtocolError(None, "its certificates do not follow the chain")
+        except ProtocolError as error:
+            reason, damaged = f"record at byte {start}: {error.reason}", True
+            break
+        chain[record.keep :] = record.appended
+        votes, start = record.votes, stop
+    if votes is None and not damaged:
+        return Loaded(None, start, reason)
+    head = chain[-1].head if chain else genesis
+    if damaged or votes is None or votes.head != head:
+        epoch = chain[-1].epoch if chain else 0
+        votes = Votes(head=head, epoch_signed=epoch + LOST_VOTES_EPOCHS)
+    return Loaded(Durable(0, tuple(chain), votes), start, reason)
+
+
+def _payload_at(raw: bytes, start: int) -> tuple[bytes | None, int]:
+    """The payload of the record at start (None if torn or damaged) and where the next one starts."""
+    if start + _HEADER.size > len(raw):
+        return None, len(raw)
+    length, checksum = _HEADER.unpack_from(raw, start)
+    stop = start + _HEADER.size + length
+    payload = raw[start + _HEADER.size : stop]
+    if stop > len(raw) or zlib.crc32(payload) != checksum:
+        return None, min(stop, len(raw))
+    return payload, stop
+
+
+def _is_record_after(raw: bytes, start: int) -> bool:
+    """Whether a whole record lies beyond the one at start, whose length is not to be believed: then it is not a torn last one."""
+    payload_at = start + _HEADER.size
+    while (payload_at := raw.find(_PAYLOAD_STARTS, payload_at + 1)) >= 0:
+        if _payload_at(raw, payload_at - _HEADER.size)[0] is not None:
+            return True
+    return False
+
+
+def _decode_payload(payload: bytes) -> Durable:
+    fields = unpack(payload, MAX_RECORD_BYTES, None, max_list=MAX_RECORD_BYTES)
+    if (version := fields.integer()) != VERSION:
+        raise fields.refuse(f"version {version}; this program reads {VERSION}")
+    keep = fields.integer()
+    appended = tuple(read_certificate(each) for each in fields.items(MAX_RECORD_BYTES))
+    head, promised = fields.digest(), fields.integer()
+    accepted = _read_accepted(fields.optional())
+    epoch_signed, epoch_value = fields.integer(), fields.optional()
+    votes = Votes(head, promised, accepted, epoch_signed, read_value(epoch_value) if epoch_value else None)
+    fields.end()
+    return Durable(keep, appended, votes)
+
+
+def _read_accepted(fields: Fields | None) -> Accepted | None:
+    if fields is None:
+        return None
+    accepted = Accepted(fields.integer(), read_value(fields.one()))
+    fields.end()
+    return accepted

@@ -1,0 +1,306 @@
+"""Writing the roster anew when its quorum is lost, and for the first time at genesis. Pure.
+
+A caller asks who is there, makes a void value whose roster is who answered, and needs the signatures of all of them.
+A peer signs at most one value per (head, number), durably, and from then on votes in no ballot of the older epochs of
+that head. Two epochs on one head have the same number only with disjoint rosters: that is the documented fork of a
+partition longer than T_d; healing.py ends it.
+
+    idle -> (quorum lost for T_d, my turn by rank) -> calling -> signing -> certificate
+    calling, signing -> (not all in time) -> idle, and again with a higher number
+"""
+
+from dataclasses import dataclass, field
+
+from dilocox_peer.peer.rounds.chain import Certificate, Value, is_quorum, rank_of
+from dilocox_peer.peer.rounds.contract import Action, Send
+from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.messages import EpochAnswer, EpochCall, EpochPropose, EpochSign
+from dilocox_peer.peer.rounds.seat import Seat, send_all
+from dilocox_peer.types import PeerId
+
+MAX_NUMBER_AHEAD = 1 << 20  # a stranger's number further above ours is refused: it would use the numbers up
+MAX_IN_VAIN = 6  # epochs in a row after which the patience doubles no more
+FOREVER = float("inf")
+
+
+@dataclass(slots=True)
+class _Call:
+    """An epoch of ours. value: None while answers are gathered."""
+
+    number: int
+    until: float
+    resend_at: float
+    asked: tuple[PeerId, ...]
+    answered: set[PeerId] = field(default_factory=set)
+    value: Value | None = None
+    signatures: dict[PeerId, bytes] = field(default_factory=dict)
+
+
+class Epochs:
+    """The epochs called on one head at one peer. `certificate` is set once all of a roster have signed."""
+
+    def __init__(self, seat: Seat, members: Members, now: float, *, in_vain: int = 0) -> None:
+        """in_vain: epochs in a row that led to this head. Every one of them made the peers offer anew; the patience
+        with a quorum that makes no progress doubles, or contributions slower than it would never arrive."""
+        self._seat = seat
+        self._in_vain = min(in_vain, MAX_IN_VAIN)
+        self._members = members
+        self.certificate: Certificate | None = None
+        self.reason = ""
+        self._since = now
+        self._lost_since: float | None = None
+        self._offers_seen_at: float | None = None
+        self._company_since = now
+        self._company: frozenset[PeerId] = frozenset()
+        self._call: _Call | None = None
+        self._highest_seen = max(seat.place.epoch, seat.votes.epoch_signed)
+        self._blocked_since: float | None = now if seat.votes.epoch_signed > seat.place.epoch else None
+        self._not_before = now
+        self._ranks: dict[PeerId, tuple[bool, bytes]] = {}
+
+    # ---- whether one is needed ----
+
+    def watch(self, now: float) -> None:
+        """Takes note of who is there; call before anything below."""
+        seat = self._seat
+        if seat.place.is_genesis:
+            company = frozenset(self._members.at(seat.place.head, now))
+            if company - self._company:
+                self._company_since = now
+            self._company = company
+            return
+        if not seat.is_member:  # nobody sends it offers, and its answer is wanted too when they lead to nothing
+            seen_at = now if self._offers_seen_at is None else self._offers_seen_at
+            self._offers_seen_at = seen_at if self._somebody_has_offered(now) else None
+        here = {peer for peer in seat.place.roster if self._members.is_alive(peer, now)}
+        if is_quorum(here, seat.place.roster):
+            self._lost_since = None
+        elif self._lost_since is None:
+            self._lost_since = now
+
+    def _somebody_has_offered(self, now: float) -> bool:
+        """Whether one of the roster says so: it trains for the round after."""
+        seat, here = self._seat, self._members.at(self._seat.place.head, now)
+        said = (self._members[peer].said for peer in seat.place.roster if peer in here)
+        return any(each is not None and each.training_round > seat.place.round + 1 for each in said)
+
+    def give_up(self, now: float) -> None:
+        """What was certified here cannot be followed by anyone: no round will come, and no waiting helps."""
+        if self._blocked_since is None:
+            self._blocked_since = now
+
+    def overdue(self, now: float, first_offer_at: float | None) -> float | None:
+        """Seconds since an epoch fell due (negative: until then), None if none is needed."""
+        seat = self._seat
+        if seat.place.is_genesis:
+            return self._genesis_overdue(now)
+        waits = []
+        first_offer_at = self._offers_seen_at if first_offer_at is None else first_offer_at
+        if self._lost_since is not None:
+            waits.append(self._lost_since + self._degrade_s())
+        if first_offer_at is not None:
+            waits.append(first_offer_at + self._stuck_s())
+        if self._blocked_since is not None:
+            waits.append(self._blocked_since + 2 * seat.timing.epoch_wait_s)
+        return now - min(waits) if waits else None
+
+    def is_wanted(self, now: float) -> bool:
+        """Whether the roster here does not work: at genesis, without a quorum for half the patience, or given up."""
+        if self._seat.place.is_genesis or self._blocked_since is not None or self._call is not None:
+            return True
+        return self._lost_since is not None and now - self._lost_since >= self._degrade_s() / 2
+
+    def _stuck_s(self) -> float:
+        """Patience with a quorum that makes no progress."""
+        return float((self._seat.pace.degrade_s + self._seat.pace.offer_wait_s) * 2**self._in_vain)
+
+    def _degrade_s(self) -> float:
+        """Short if those surely gone are enough to take the quorum away: then no waiting brings it back."""
+        left = {peer for peer in self._seat.place.roster if not self._members.is_surely_gone(peer)}
+        surely_lost = not is_quorum(left, self._seat.place.roster)
+        return self._seat.timing.degrade_refused_s if surely_lost else self._seat.pace.degrade_s
+
+    def _genesis_overdue(self, now: float) -> float | None:
+        seat = self._seat
+        if len(self._company) + 1 < seat.owner.start_peers:
+            return None
+        due = self._company_since + seat.timing.settle_s
+        if not self._company and self._members.known:
+            due = max(due, self._since + seat.timing.genesis_patience_s)
+        return now - due
+
+    # ---- what comes in ----
+
+    def on_call(self, sender: PeerId, message: EpochCall, now: float, *, first_offer_at: float | None) -> list[Action]:
+        """An answer, if we too see the need: one peer with a bad link must not dissolve a working roster."""
+        seat, number = self._seat, message.number
+        if not self._agrees(number, now, first_offer_at):
+            return []
+        self._highest_seen = max(self._highest_seen, number)
+        if number <= seat.votes.epoch_signed:
+            return [
+                Send(sender, EpochAnswer(*seat.at(), seat.votes.epoch_signed))
+            ]  # "too low": the caller learns by how much
+        call = self._call
+        if call is not None and call.value is None and self._rank(sender) < self._rank(seat.me):
+            self._call = None
+            self._not_before = now + seat.timing.epoch_wait_s * 2
+        return [Send(sender, EpochAnswer(*seat.at(), number))]
+
+    def on_answer(self, sender: PeerId, message: EpochAnswer) -> None:
+        if message.number <= self._seat.place.epoch + MAX_NUMBER_AHEAD:
+            self._highest_seen = max(self._highest_seen, message.number)
+        if self._call is not None and message.number == self._call.number and sender in self._call.asked:
+            self._call.answered.add(sender)
+
+    def on_propose(
+        self, sender: PeerId, message: EpochPropose, now: float, *, first_offer_at: float | None
+    ) -> tuple[list[Action], str | None]:
+        seat, number, value = self._seat, message.number, message.value
+        if seat.votes.epoch_signed == number and seat.votes.epoch_value == value:
+            return [self._sign(sender, number, value)], None
+        if not self._agrees(number, now, first_offer_at) or number <= seat.votes.epoch_signed:
+            return [], None
+        if value.kind != "epoch" or seat.me not in value.roster or sender not in value.roster:
+            return [], "proposes an epoch without us or itself"
+        if reason := seat.place.why_not(value, number, seat.owner.max_peers, seat.owner.plans):
+            return [], reason
+        if seat.place.is_genesis and len(value.roster) < seat.owner.start_peers:
+            return [], f"starts the run with {len(value.roster)} peers of {seat.owner.start_peers}"
+        if self._call is not None and self._call.value is None:
+            self._call = None
+        self._highest_seen = max(self._highest_seen, number)
+        self._blocked_since = now
+        return [
+            *self._backed(seat.vote(epoch_signed=number, epoch_value=value)),
+            self._sign(sender, number, value),
+        ], None
+
+    def on_sign(self, sender: PeerId, message: EpochSign) -> str | None:
+        call = self._call
+        if call is None or call.value is None or message.number != call.number or sender not in call.value.roster:
+            return None
+        if message.value != call.value.digest():
+            return "signs what was not proposed"
+        if not self._seat.verifies(sender, message.signature, call.value, epoch=call.number, ballot=0):
+            return "a signature that does not verify"
+        call.signatures[sender] = message.signature
+        return None
+
+    # ---- what follows from it ----
+
+    def advance(self, now: float, *, first_offer_at: float | None) -> list[Action]:
+        if self.certificate is not None:
+            return []
+        call = self._call
+        if call is None:
+            overdue = self.overdue(now, first_offer_at)
+            if overdue is None or overdue < 0 or now < self._not_before:
+                return []
+            if overdue < self._turn(now) * self._seat.timing.epoch_turn_s:
+                return []
+            return self._start_call(now)
+        if call.value is None:
+            if now < call.until and len(call.answered) < len(call.asked):
+                return self._ask_again(call, now)
+            return self._ask_for_signatures(call, now)
+        if len(call.signatures) == len(call.value.roster):
+            self.certificate = self._seat.certificate(call.value, call.signatures, epoch=call.number, ballot=0)
+            return []
+        if now >= call.until:
+            self._call = None
+            self._not_before = now + self._seat.timing.epoch_wait_s * self._seat.owner.rng.random()
+            return []
+        return self._ask_again(call, now)
+
+    def deadline(self, now: float, *, first_offer_at: float | None) -> float:
+        if self._call is not None:
+            return min(self._call.until, self._call.resend_at)
+        overdue = self.overdue(now, first_offer_at)
+        if overdue is None:
+            return FOREVER
+        turn_s = self._turn(now) * self._seat.timing.epoch_turn_s if overdue >= 0 else 0.0
+        return max(now - overdue + turn_s, self._not_before, now + 0.01)
+
+    def _agrees(self, number: int, now: float, first_offer_at: float | None) -> bool:
+        seat = self._seat
+        if not seat.place.epoch < number <= max(self._highest_seen, seat.place.epoch) + MAX_NUMBER_AHEAD:
+            return False
+        if seat.place.is_genesis or self._blocked_since is not None or self._call is not None:
+            return True
+        overdue = self.overdue(now, first_offer_at)
+        return overdue is not None and overdue > -self._patience_s() / 2
+
+    def _patience_s(self) -> float:
+        return self._degrade_s() if self._lost_since is not None else self._stuck_s()
+
+    def _candidates(self, now: float) -> list[PeerId]:
+        """Who could be in the new roster: ready at this head and here; the old order first."""
+        seat = self._seat
+        here = self._members.at(seat.place.head, now) | {seat.me}
+        old = [peer for peer in seat.place.roster if peer in here]
+        return [*old, *sorted(here - set(old))][: seat.owner.max_peers]
+
+    def _turn(self, now: float) -> int:
+        """How many peers here come before us in rank; those of the roster before all others."""
+        seat = self._seat
+        here = self._members.at(seat.place.head, now)
+        return sum(1 for peer in here if self._rank(peer) < self._rank(seat.me))
+
+    def _rank(self, peer: PeerId) -> tuple[bool, bytes]:
+        rank = self._ranks.get(peer)
+        if rank is None:
+            rank = self._ranks[peer] = (peer not in self._seat.order, rank_of(self._seat.place.head, peer))
+        return rank
+
+    def _start_call(self, now: float) -> list[Action]:
+        seat = self._seat
+        number = max(self._highest_seen, seat.votes.epoch_signed, seat.place.epoch) + 1
+        self._highest_seen = number
+        asked = tuple(peer for peer in self._candidates(now) if peer != seat.me)
+        self._call = _Call(
+            number, until=now + seat.timing.epoch_wait_s, resend_at=now + seat.timing.retry_s, asked=asked
+        )
+        if not asked:
+            return self._ask_for_signatures(self._call, now)
+        return [*send_all(asked, EpochCall(*seat.at(), number))]
+
+    def _ask_for_signatures(self, call: _Call, now: float) -> list[Action]:
+        seat = self._seat
+        here = call.answered | {seat.me}
+        disagree = self._members.at(seat.place.head, now) - call.answered  # they see no need: a quorum of them goes on
+        too_few = seat.place.is_genesis and len(here) < seat.owner.start_peers
+        if call.number <= seat.votes.epoch_signed or too_few or is_quorum(disagree, seat.place.roster):
+            self._call = None
+            self._not_before = now + seat.timing.epoch_wait_s * (0.5 + seat.owner.rng.random())
+            return []
+        old = [peer for peer in seat.place.roster if peer in here]
+        roster = [*old, *sorted(here - set(old))]
+        call.value = seat.place.epoch_value(roster)
+        call.until = now + 2 * seat.timing.epoch_wait_s
+        call.resend_at = now + seat.timing.retry_s
+        self._blocked_since = now
+        actions = self._backed(seat.vote(epoch_signed=call.number, epoch_value=call.value))
+        call.signatures[seat.me] = seat.signature(call.value, epoch=call.number, ballot=0)
+        if len(roster) == 1:
+            self.certificate = seat.certificate(call.value, call.signatures, epoch=call.number, ballot=0)
+            return actions
+        return [*actions, *send_all(sorted(call.answered), EpochPropose(*seat.at(), call.number, call.value))]
+
+    def _ask_again(self, call: _Call, now: float) -> list[Action]:
+        seat = self._seat
+        if now < call.resend_at:
+            return []
+        call.resend_at = now + seat.timing.retry_s
+        if call.value is None:
+            return [*send_all(sorted(set(call.asked) - call.answered), EpochCall(*seat.at(), call.number))]
+        silent = [peer for peer in call.value.roster if peer not in call.signatures]
+        return [*send_all(silent, EpochPropose(*seat.at(), call.number, call.value))]
+
+    def _sign(self, to: PeerId, number: int, value: Value) -> Action:
+        signature = self._seat.signature(value, epoch=number, ballot=0)
+        return Send(to, EpochSign(*self._seat.at(), number, value.digest(), signature))
+
+    def _backed(self, persist: Action) -> list[Action]:
+        """The Persist that must precede the signature."""
+        return [persist]

@@ -1,0 +1,180 @@
+"""Learning of other chains and choosing among them: pages of foreign certificates, verified, become a path. Pure.
+
+`path` is the best verified continuation that beats our chain: what machine.py is to adopt, by blobs or by a whole state.
+A draft is a verified beginning of a chain that does not beat ours yet. Nothing foreign is believed before its links,
+arithmetic, quorums and signatures hold. Anybody can sign a chain of his own, so neither grows longer than the run can be.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, is_better, suffix_of
+from dilocox_peer.peer.rounds.contract import Send
+from dilocox_peer.peer.rounds.messages import MAX_LOCATOR, MAX_PAGE, ChainPage, GetChain
+from dilocox_peer.peer.rounds.seat import Owner
+from dilocox_peer.types import Digest, PeerId
+
+MAX_JUDGED = 1024  # heads remembered as worse than ours
+MAX_WAITING = 64  # peers that are to be asked
+SPARE_EPOCHS = 4096  # in a foreign chain, beside one a round: far more than a run has
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What a peer said of its chain, and when."""
+
+    head: Digest
+    weight: int | None
+    heard_at: float
+
+
+class Healing:
+    """Foreign chains at one peer."""
+
+    def __init__(self, owner: Owner, chain: Chain) -> None:
+        self._owner = owner
+        self._chain = chain
+        rounds = owner.plans.most_rounds
+        self._most = None if rounds is None else 2 * rounds + SPARE_EPOCHS
+        self.path: Suffix | None = None
+        self._draft: Suffix | None = None
+        self._judged: OrderedDict[Digest, None] = OrderedDict()
+        self._shunned: dict[Digest, float] = {}
+        self._asked: PeerId | None = None
+        self._asked_until = 0.0
+        self._waiting: dict[PeerId, _Claim] = {}  # of whom something better may be had, in the order of their turns
+
+    # ---- asking and answering ----
+
+    def heard_of(self, peer: PeerId, head: Digest, weight: int | None, now: float) -> list[Send]:
+        """The question that follows from a peer's being at head, if its chain may beat ours. weight: None if it did not say.
+
+        One is asked at a time, and all in turn: who always claims something better, and shows nothing, else keeps us from
+        those who have it.
+        """
+        if not self._may_beat(head, weight, now):
+            self._waiting.pop(peer, None)
+            return []
+        if peer in self._waiting or len(self._waiting) < MAX_WAITING:
+            self._waiting[peer] = _Claim(head, weight, now)
+        if self._asked is not None and now < self._asked_until:
+            return []
+        while self._waiting:
+            first = next(iter(self._waiting))
+            claim = self._waiting.pop(first)
+            is_heard = now - claim.heard_at <= self._owner.timing.alive_s
+            if is_heard and self._may_beat(claim.head, claim.weight, now):
+                return self._ask(first, now)
+        return []
+
+    def _may_beat(self, head: Digest, weight: int | None, now: float) -> bool:
+        best = self._chain.place.weight if self.path is None else self.path.weight
+        return not self._knows(head, now) and head not in self._judged and (weight is None or weight >= best)
+
+    def _knows(self, head: Digest, now: float) -> bool:
+        if self._chain.height_of(head) is not None or (self.path is not None and head in self.path.heads):
+            return True
+        return now < self._shunned.get(head, now)
+
+    def _ask(self, peer: PeerId, now: float) -> list[Send]:
+        self._asked, self._asked_until = peer, now + self._owner.timing.sync_wait_s
+        tips = [suffix.tip for suffix in (self._draft, self.path) if suffix is not None]
+        locator = tuple([*tips, *self._chain.locator()][:MAX_LOCATOR])
+        place = self._chain.place
+        return [Send(peer, GetChain(place.stage, place.head, place.epoch, locator))]
+
+    def page_after(self, heads: Sequence[Digest]) -> ChainPage | None:
+        """Our certificates after the first of these heads that we have; None if we have none of them."""
+        for head in heads:
+            height = self._chain.height_of(head)
+            if height is not None:
+                page = tuple(self._chain.certificates[height : height + MAX_PAGE])
+                place = self._chain.place
+                return ChainPage(place.stage, place.head, place.epoch, page, height + len(page) < self._chain.height)
+        return None
+
+    # ---- what comes in ----
+
+    def on_page(
+        self, sender: PeerId, certificates: Sequence[Certificate], *, more: bool, now: float
+    ) -> tuple[list[Send], str | None]:
+        """Takes in certificates; gives back the next question, or why they were refused."""
+        asked = self._asked == sender
+        if asked:
+            self._asked = None
+        if not certificates:
+            return [], None
+        found = self._foothold(certificates[0].parent)
+        if found is None:
+            return self.heard_of(sender, certificates[-1].head, None, now), None
+        start, before, place = found
+        if self._most is not None and len(before) + len(certificates) > self._most:
+            return [], f"a chain of more than {self._most} certificates beyond ours; this run has not so many"
+        taken = list(before)
+        for certificate in certificates:
+            if reason := self._why_not(place, certificate):
+                return [], reason
+            taken.append(certificate)
+            place = Place.after(certificate)
+        self._take(suffix_of(self._chain, start, taken), more, now)
+        return (self._ask(sender, now) if more and asked else []), None
+
+    def _why_not(self, place: Place, certificate: Certificate) -> str | None:
+        if self._chain.height_of(certificate.head) is not None:
+            return None
+        return place.why_not_certificate(certificate, self._owner.verify, self._owner.max_peers, self._owner.plans)
+
+    def _foothold(self, parent: Digest) -> tuple[int, tuple[Certificate, ...], Place] | None:
+        """Where parent is: (height of our chain, certificates from there up to parent, its place)."""
+        height = self._chain.height_of(parent)
+        if height is not None:
+            return height, (), self._chain.place_at(height)
+        for suffix in (self.path, self._draft):
+            if suffix is not None and parent in suffix.heads:
+                before = suffix.up_to(parent).certificates
+                return suffix.ancestor, before, Place.after(before[-1])
+        return None
+
+    def _take(self, suffix: Suffix, more: bool, now: float) -> None:
+        if not suffix.certificates or self._knows(suffix.tip, now):
+            return
+        if is_better(self._chain, suffix, self.path):
+            self.path = suffix
+            self._draft = None
+        elif more:
+            self._draft = suffix
+        else:
+            self._judge(suffix.tip)
+
+    def _judge(self, head: Digest) -> None:
+        self._judged[head] = None
+        if len(self._judged) > MAX_JUDGED:
+            self._judged.popitem(last=False)
+
+    # ---- what the machine does with the path ----
+
+    def rebase(self) -> None:
+        """Our chain has changed: what it has by now is no longer ahead."""
+        self.path = self._rebased(self.path)
+        self._draft = self._rebased(self._draft)
+        if self.path is not None and not is_better(self._chain, self.path, None):
+            self._judge(self.path.tip)
+            self.path = None
+
+    def _rebased(self, suffix: Suffix | None) -> Suffix | None:
+        if suffix is None:
+            return None
+        rest = suffix_of(self._chain, suffix.ancestor, suffix.certificates).certificates
+        if not rest:
+            return None
+        ancestor = self._chain.height_of(rest[0].parent)
+        return None if ancestor is None else Suffix(ancestor, rest)
+
+    def shun(self, now: float) -> None:
+        """The path's state is not to be had: leave it alone for a while, go on with what we have."""
+        assert self.path is not None
+        self._shunned = {head: until for head, until in self._shunned.items() if until > now}
+        for head in self.path.heads:
+            self._shunned[head] = now + self._owner.timing.shun_s
+        self.path = None

@@ -1,0 +1,97 @@
+"""Which contributions are here, which are on their way, and which are not to be had. Names only; no bytes. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dilocox_peer.peer.rounds.contract import FetchBlob
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.types import Digest, PeerId
+
+MAX_SOURCES = 8
+
+
+@dataclass(slots=True)
+class _Wanted:
+    under_way: bool
+    retry_at: float
+    failures: int
+
+
+class Holdings:
+    """A blob is held, refused for good, wanted (under way, or missing until its next try), or unknown."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._held: set[Digest] = set()
+        self._refused: set[Digest] = set()
+        self._wanted: dict[Digest, _Wanted] = {}
+        self._round_of: dict[Digest, int] = {}
+
+    def held(self, blob: Digest, round_number: int) -> None:
+        self._held.add(blob)
+        self._wanted.pop(blob, None)
+        self._round_of.setdefault(blob, round_number)
+
+    def stored(self, blob: Digest, round_number: int) -> None:
+        """A file of this name is on our disk from before; that it is whole has to be found out by a fetch, should it be
+        wanted. It is forgotten like the others."""
+        self._round_of.setdefault(blob, round_number)
+
+    def certified(self, blob: Digest, round_number: int) -> None:
+        """It is needed from this round on, also if it was met long ago: anyone may offer an old one again."""
+        self._round_of[blob] = max(self._round_of.get(blob, round_number), round_number)
+
+    def refused(self, blob: Digest) -> None:
+        self._refused.add(blob)
+        self._wanted.pop(blob, None)
+
+    def lost(self, blob: Digest) -> None:
+        """It was held and is so no longer."""
+        self._held.discard(blob)
+
+    def missing(self, blob: Digest, now: float) -> None:
+        """No source gave it; it is asked for again after a while, if still wanted."""
+        if (wanted := self._wanted.get(blob)) is not None:
+            wanted.under_way = False
+            wanted.failures += 1
+            wanted.retry_at = now + self._timing.blob_retry_s
+
+    def has(self, blob: Digest) -> bool:
+        return blob in self._held
+
+    def has_all(self, blobs: Iterable[Digest]) -> bool:
+        return all(blob in self._held for blob in blobs)
+
+    def is_refused(self, blob: Digest) -> bool:
+        return blob in self._refused
+
+    def is_under_way(self, blob: Digest) -> bool:
+        return (wanted := self._wanted.get(blob)) is not None and wanted.under_way
+
+    def failures(self, blob: Digest) -> int:
+        return wanted.failures if (wanted := self._wanted.get(blob)) is not None else 0
+
+    def want(self, blob: Digest, sources: Iterable[PeerId], *, round_number: int, now: float) -> list[FetchBlob]:
+        """The fetch to start now, if any: nothing for a blob that is held, refused, under way or failed just now."""
+        if blob in self._held or blob in self._refused:
+            return []
+        wanted = self._wanted.setdefault(blob, _Wanted(under_way=False, retry_at=now, failures=0))
+        if wanted.under_way or now < wanted.retry_at:
+            return []
+        wanted.under_way = True
+        self._round_of.setdefault(blob, round_number)
+        return [FetchBlob(blob, tuple(dict.fromkeys(sources))[:MAX_SOURCES])]
+
+    def forget_before(self, round_number: int) -> tuple[Digest, ...]:
+        """Drops the blobs first met before this round; gives them back, sorted."""
+        old = sorted(blob for blob, met in self._round_of.items() if met < round_number)
+        for blob in old:
+            del self._round_of[blob]
+            self._held.discard(blob)
+            self._refused.discard(blob)
+            self._wanted.pop(blob, None)
+        return tuple(old)
+
+    def deadline(self) -> float:
+        waits = (wanted.retry_at for wanted in self._wanted.values() if not wanted.under_way)
+        return min(waits, default=float("inf"))

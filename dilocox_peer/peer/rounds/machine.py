@@ -1,0 +1,687 @@
+"""The round protocol of one stage: a pure state machine, events and time in, actions out.
+
+The same object runs in the simulator (tests/sim) and in the peer (averaging.py). It never reads a clock, a socket or a
+file. This file puts its parts together; docs/protocol.md tells the story:
+
+    contract.py    inputs and actions            seat.py      who we are at this head and what we voted there
+    membership.py  who is there                  ballots.py   which offers make the next certificate
+    holdings.py    which blobs are here          epochs.py    a new roster when the quorum is lost, and at genesis
+    chain.py       what was agreed               healing.py   other chains, and whether they beat ours
+    timing.py      bounds and learned times      anchorage.py which anchor we hold, and getting another one whole
+
+The chain (what was agreed; `head`) and the anchor we hold are kept apart. A certificate is adopted when its blobs, or a
+whole state, are here: never before, so that a peer is never at a head it could not go on from. While a better chain is
+known and not adopted, we certify nothing.
+
+Invariants (checked after every simulated event): I1-I5 and I7-I8 of docs/protocol.md.
+"""
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost, NeighbourSeen
+from dilocox_peer.peer.rounds.anchorage import Anchorage
+from dilocox_peer.peer.rounds.ballots import Ballots
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Entry, Place, Suffix, Verifier, is_quorum, leader
+from dilocox_peer.peer.rounds.contract import (
+    Action,
+    Apply,
+    BlobHeld,
+    BlobLost,
+    BlobMissing,
+    BlobRefused,
+    Closed,
+    FetchBlob,
+    FetchState,
+    ForgetBlobs,
+    Input,
+    Leaving,
+    Note,
+    PeerFound,
+    PeerRefused,
+    Persist,
+    Progress,
+    Received,
+    Send,
+    StateComputed,
+    StateInstalled,
+    StateMissing,
+    Tick,
+)
+from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.epochs import MAX_IN_VAIN, Epochs
+from dilocox_peer.peer.rounds.healing import Healing
+from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.messages import (
+    Ack,
+    Cert,
+    ChainPage,
+    EpochAnswer,
+    EpochCall,
+    EpochPropose,
+    EpochSign,
+    GetChain,
+    Heartbeat,
+    Leave,
+    Message,
+    Nack,
+    Offer,
+    Prepare,
+    Promise,
+    Propose,
+)
+from dilocox_peer.peer.rounds.plan import ANY_PLAN, Plan, PlanBounds
+from dilocox_peer.peer.rounds.planner import FixedPlanner, Planner
+from dilocox_peer.peer.rounds.refusals import Refusals
+from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
+from dilocox_peer.peer.rounds.timing import Pace, Timing
+from dilocox_peer.types import Digest, PeerId
+
+__all__ = [
+    "Action", "Apply", "BlobHeld", "BlobLost", "BlobMissing", "BlobRefused", "Closed", "FetchBlob", "FetchState", "ForgetBlobs",
+    "Input", "Leaving", "Note", "PeerFound", "PeerRefused", "Persist", "Progress", "Received", "RoundMachine", "Send",
+    "StateComputed", "StateInstalled", "StateMissing", "Tick", "Timing",
+]  # fmt: skip
+
+PLANNED_FROM = 256  # newest certificates that a planner is shown at a restart
+
+
+class RoundMachine:
+    """One peer of one stage."""
+
+    ballots_type: type[Ballots] = Ballots  # the simulator plants faulty ones
+    epochs_type: type[Epochs] = Epochs
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        incarnation: int,
+        stage: int,
+        genesis: Digest,
+        timing: Timing,
+        sign: Callable[[bytes], bytes],
+        verify: Verifier,
+        rng: random.Random,
+        now: float,
+        plan: Plan,
+        start_peers: int,
+        max_peers: int,
+        plans: PlanBounds = ANY_PLAN,
+        planner: Planner | None = None,
+        durable: Durable | None = None,
+        stored_states: Collection[Digest] = (),
+        stored_blobs: Collection[Digest] = (),
+    ) -> None:
+        """plan: of round 1. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
+        stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there."""
+        self._pace = Pace(timing)
+        planner = planner if planner is not None else FixedPlanner(plans)
+        self._owner = Owner(
+            me, incarnation, sign, verify, timing, self._pace, rng, start_peers, max_peers, plans, planner
+        )
+        self._timing = timing
+        self._rng = rng
+        self._first_plan = plan
+        genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan))
+        self._chain = Chain(genesis_place, durable.appended if durable is not None else ())
+        for certificate in self._chain.certificates[-PLANNED_FROM:]:
+            planner.observe(certificate)
+        self._members = Members(me, timing)
+        self._holdings = Holdings(timing)
+        self._healing = Healing(self._owner, self._chain)
+        self._anchor = Anchorage((me, incarnation), self._chain, self._members, timing, rng, stored_states, now)
+        self._micro_batches = 0
+        self._is_paused = False
+        self._sent_ahead: Digest | None = None
+        self._again: Certificate | None = None  # its Apply waits for a blob that our disk has lost
+        self._head_since = now
+        self._now = now
+        self._beat_at = now
+        self._due = now
+        self._beats = 0
+        self._was_alive: set[PeerId] = set()
+        self._refusals = Refusals()
+        self._has_left = False
+        if stored_blobs:
+            of_round = {
+                entry.blob: each.value.round for each in self._chain.certificates for entry in each.value.entries
+            }
+            for blob in stored_blobs:
+                self._holdings.stored(blob, of_round.get(blob, self.round))
+        votes = durable.votes if durable is not None else Votes(self._chain.head)
+        self._sit_down(votes, now)
+        if votes.accepted is not None:
+            for entry in votes.accepted.value.entries:
+                self._holdings.held(entry.blob, self.round + 1)
+
+    # ---- what the session reads ----
+
+    @property
+    def head(self) -> Digest:
+        return self._chain.head
+
+    @property
+    def round(self) -> int:
+        """Outer rounds certified at our head."""
+        return self._chain.place.round
+
+    @property
+    def epoch(self) -> int:
+        return self._chain.place.epoch
+
+    @property
+    def roster(self) -> tuple[PeerId, ...]:
+        """Who may certify the next round, in order; empty at genesis."""
+        return self._chain.place.roster
+
+    @property
+    def chain(self) -> Sequence[Certificate]:
+        """All certificates from genesis on; do not modify."""
+        return self._chain.certificates
+
+    @property
+    def leader(self) -> PeerId | None:
+        """Who proposes first at this head; None at genesis."""
+        return leader(self.roster, self.head, 0) if self.roster else None
+
+    @property
+    def state_digest(self) -> bytes:
+        """Of our anchor at `head`, b"" while it is not computed or not known."""
+        return self._anchor.digest
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the anchor at `head` is ours, or will be once the Applies already given are done: no FetchState is
+        needed. False: training makes no sense, its movement could not be offered."""
+        return self._anchor.is_current
+
+    @property
+    def has_offered(self) -> bool:
+        """Whether our contribution on top of `head` is out and not settled yet."""
+        return self._ballots.own is not None
+
+    @property
+    def may_offer(self) -> bool:
+        """Whether a contribution closed now could be certified: we are in the roster, at its head, with nothing out."""
+        return self._takes_part and self._seat.is_member and not self.has_offered
+
+    @property
+    def is_finished(self) -> bool:
+        plans = self._owner.plans
+        return plans.total_steps is not None and self.round > 0 and plans.is_last(self.plan_for(self.round))
+
+    @property
+    def training_round(self) -> int:
+        """The round local steps belong to: the one after our head's, or after our offer."""
+        return self.round + (2 if self.has_offered else 1)
+
+    @property
+    def reports(self) -> Mapping[PeerId, tuple[int, int]]:
+        """(round in training, micro-batches done in it) as each peer last said, ourselves included. An offer says that
+        its round is over, and comes before the next heartbeat."""
+        said = {peer: self._members[peer].said for peer in self._members.known}
+        reports = {peer: (each.training_round, each.micro_batches) for peer, each in said.items() if each is not None}
+        for peer in self._ballots.offers:
+            if reports.get(peer, (0, 0))[0] < self.round + 2:
+                reports[peer] = (self.round + 2, 0)
+        return {**reports, self._owner.peer: (self.training_round, self._micro_batches)}
+
+    def alive(self, now: float) -> set[PeerId]:
+        """Peers heard within three heartbeats, and ourselves."""
+        return self._members.alive(now) | {self._owner.peer}
+
+    def working(self, now: float) -> set[PeerId]:
+        """Those of `alive` that have not said they pause: whose share of a round can be counted on."""
+        here = {peer for peer in self._members.alive(now) if not self._members.is_paused(peer)}
+        return here if self._is_paused else here | {self._owner.peer}
+
+    def at_head(self, now: float) -> set[PeerId]:
+        """Peers heard within three heartbeats that said they are at our head, and ourselves."""
+        return set(self._members.at(self.head, now)) | {self._owner.peer}
+
+    def plan_for(self, round_number: int) -> Plan:
+        """The plan of a round, up to the one after next: what the certificate two rounds before it says."""
+        if round_number <= 1:
+            return self._first_plan
+        for certificate in reversed(self._chain.certificates):
+            if certificate.value.kind == "round" and certificate.value.round <= round_number - 2:
+                return certificate.value.plan
+        return self._chain.place_at(0).plan
+
+    @property
+    def last_round(self) -> int | None:
+        """The number of the run's last round; None while it is not planned yet."""
+        for number in range(max(self.round, 1), self.round + 3):
+            if self._owner.plans.is_last(self.plan_for(number)):
+                return number
+        return None
+
+    @property
+    def plan_reason(self) -> str:
+        """Why our planner last decided otherwise than before."""
+        return self._owner.planner.reason
+
+    @property
+    def expected_rounds(self) -> int | None:
+        """How many rounds the run will have if H stays as it is; None: it does not end."""
+        total, plan = self._owner.plans.total_steps, self._chain.place.plan
+        if total is None or self.last_round is not None:
+            return self.last_round
+        return self.round + 2 - (plan.end - total) // plan.inner_steps
+
+    # ---- what happens ----
+
+    def handle(self, event: Input, now: float) -> list[Action]:
+        """What is to be done about event, in order. now: monotonic seconds, never less than before."""
+        assert now >= self._now, f"time went back from {self._now} to {now}"
+        if self._has_left:
+            return []
+        self._now = now
+        actions = self._take_in(event)
+        if self._has_left:
+            return actions
+        if now < self._due and isinstance(event, Received) and isinstance(event.message, Heartbeat):
+            return actions  # most of what comes in; what follows from it can wait for our own next beat
+        actions += self._go_on()
+        self._due = self._next_due()
+        return actions
+
+    def deadline(self) -> float | None:
+        """When to Tick if nothing else happens; None once we have left."""
+        return None if self._has_left else self._due
+
+    def _next_due(self) -> float:
+        now, times = self._now, [self._beat_at, self._anchor.retry_at, self._holdings.deadline()]
+        if self._takes_part:
+            times.append(self._ballots.deadline(now))
+            times.append(self._epochs.deadline(now, first_offer_at=self._ballots.first_offer_at))
+        return min((time for time in times if time > now), default=self._beat_at)
+
+    def _take_in(self, event: Input) -> list[Action]:
+        now = self._now
+        match event:
+            case Tick():
+                pass
+            case Received(sender, message):
+                return self._receive(sender, message)
+            case PeerFound(peer):
+                if self._members.add(peer):
+                    return [Send(peer, self._heartbeat())]
+            case PeerRefused(peer):
+                self._members.refused(peer)
+            case Progress(micro_batches, tell_now, paused):
+                self._micro_batches = micro_batches
+                tell_now = tell_now or paused != self._is_paused
+                self._is_paused = paused
+                self._members.we_said(micro_batches=micro_batches, paused=paused)
+                if tell_now:
+                    self._beat_at = now
+            case Closed(base, entry):
+                self._close(base, entry)
+            case BlobHeld(blob):
+                self._holdings.held(blob, self.round + 1)
+                self._ballots.on_held(blob, now)
+            case BlobRefused(blob):
+                self._holdings.refused(blob)
+            case BlobMissing(blob):
+                self._holdings.missing(blob, now)
+            case BlobLost(blob, certificate):
+                self._holdings.lost(blob)
+                self._again = certificate
+            case StateInstalled(head, state_digest):
+                return self._install(head, state_digest)
+            case StateMissing(head):
+                self._anchor.missed(head, now)
+            case StateComputed(head, state_digest):
+                self._anchor.computed(head, state_digest)
+            case Leaving():
+                self._has_left = True
+                goodbye = Leave(*self._seat.at(), self._owner.incarnation)
+                return [*send_all(sorted({*self.roster, *self._members.alive(now)} - {self._owner.peer}), goodbye)]
+        return []
+
+    def _close(self, base: Digest, entry: Entry) -> None:
+        assert entry.peer == self._owner.peer, f"an offer of {entry.peer} closed by {self._owner.peer}"
+        self._micro_batches = 0
+        self._members.we_said(micro_batches=0, paused=self._is_paused)
+        if base == self.head and not self.has_offered and not self.is_finished:
+            self._holdings.held(entry.blob, self.round + 1)
+            self._ballots.offer(entry, self._now)
+
+    def _go_on(self) -> list[Action]:
+        """All that is due by now."""
+        actions: list[Action] = []
+        self._epochs.watch(self._now)
+        while True:
+            actions += self._follow_path()
+            if not self._takes_part:
+                break
+            self._epochs.watch(self._now)
+            actions += self._ballots.advance(self._now)
+            actions += self._epochs.advance(self._now, first_offer_at=self._ballots.first_offer_at)
+            certificate = self._ballots.certificate or self._epochs.certificate
+            if certificate is None:
+                break
+            told = {*self.roster, *certificate.value.roster, *self._members.at(self.head, self._now)} - {
+                self._owner.peer
+            }
+            if self._has_drifted(certificate):
+                actions += self._send_ahead(certificate, told)
+                break
+            actions += self._adopt(certificate)
+            actions += send_all(sorted(told), Cert(*self._seat.at(), certificate))
+        return actions + self._beat()
+
+    def _send_ahead(self, certificate: Certificate, told: set[PeerId]) -> list[Action]:
+        """A certificate we made and cannot apply, because our own anchor is not the one most others started from: it is
+        theirs at once, ours when we have fetched the state from them. (Should they miss it, the next leader hears of its
+        value and certifies it again.)"""
+        if self._sent_ahead == certificate.head:
+            return []
+        self._sent_ahead = certificate.head
+        self._healing.on_page(self._owner.peer, (certificate,), more=False, now=self._now)
+        return [*send_all(sorted(told), Cert(*self._seat.at(), certificate)), *self._follow_path()]
+
+    @property
+    def _takes_part(self) -> bool:
+        """Whether we certify: we hold the state, know of nothing better, and the run is not over."""
+        return self.is_ready and self._path is None and not self.is_finished
+
+    @property
+    def _path(self) -> Suffix | None:
+        """The better chain to follow. Not at once one that only dissolves our roster while it works: a peer that hears
+        nobody writes such an epoch, and our next round outweighs it. It counts when our quorum is lost, also to the
+        path itself (who is on it does not come back), or its own rounds weigh more."""
+        path, place = self._healing.path, self._chain.place
+        if (
+            path is None
+            or path.ancestor != place.height
+            or path.weight > place.weight
+            or self._epochs.is_wanted(self._now)
+        ):
+            return path
+        dissolves = (
+            path.certificates[0].value.kind == "epoch" and self._owner.peer not in path.certificates[0].value.roster
+        )
+        stay = {peer for peer in self.roster if self._members.head_of(peer) not in path.heads}
+        return None if dissolves and self._seat.is_member and is_quorum(stay, self.roster) else path
+
+    # ---- messages ----
+
+    def _receive(self, sender: PeerId, message: Message) -> list[Action]:
+        now = self._now
+        if sender == self._owner.peer:
+            return []
+        if message.stage != self._chain.place.stage:
+            return self._refuse(sender, f"a message of stage {message.stage}")
+        is_new = self._members.add(sender)
+        self._members.heard(sender, now)
+        actions: list[Action] = [Send(sender, self._heartbeat())] if is_new else []
+        match message:
+            case Heartbeat():
+                if self._members.said(sender, message):
+                    actions += self._healing.heard_of(sender, message.head, message.weight, now)
+            case Leave():
+                self._members.left(sender, message.incarnation)
+            case GetChain():
+                if (page := self._healing.page_after(message.locator)) is not None:
+                    actions.append(Send(sender, page))
+            case Cert():
+                actions += self._take_certificates(sender, (message.certificate,), more=False)
+            case ChainPage():
+                actions += self._take_certificates(sender, message.certificates, more=message.more)
+            case _:
+                if message.head != self.head or message.epoch != self.epoch:
+                    actions += self._tell_where_we_are(sender, message.head)
+                elif self._takes_part:
+                    actions += self._vote(sender, message)
+                elif isinstance(message, Offer):  # it will be wanted, should we be back in time
+                    actions += self._ballots.on_offer(sender, message, now)[0]
+        return actions
+
+    def _vote(self, sender: PeerId, message: Message) -> list[Action]:
+        now, ballots, epochs = self._now, self._ballots, self._epochs
+        actions: list[Action] = []
+        reason: str | None = None
+        if isinstance(message, EpochCall | EpochAnswer | EpochPropose | EpochSign):
+            epochs.watch(now)
+        elif not self._seat.may_vote:
+            return []
+        match message:
+            case Offer():
+                actions, reason = ballots.on_offer(sender, message, now)
+            case Propose():
+                actions, reason = ballots.on_propose(sender, message, now)
+            case Ack():
+                reason = ballots.on_ack(sender, message)
+            case Nack():
+                ballots.on_nack(sender, message, now)
+            case Prepare():
+                actions, reason = ballots.on_prepare(sender, message, now)
+            case Promise():
+                reason = ballots.on_promise(sender, message)
+            case EpochCall():
+                actions = epochs.on_call(sender, message, now, first_offer_at=ballots.first_offer_at)
+            case EpochAnswer():
+                epochs.on_answer(sender, message)
+            case EpochPropose():
+                actions, reason = epochs.on_propose(sender, message, now, first_offer_at=ballots.first_offer_at)
+            case EpochSign():
+                reason = epochs.on_sign(sender, message)
+        return actions + (self._refuse(sender, reason) if reason else [])
+
+    def _take_certificates(self, sender: PeerId, certificates: Sequence[Certificate], *, more: bool) -> list[Action]:
+        questions, reason = self._healing.on_page(sender, certificates, more=more, now=self._now)
+        return [*questions, *(self._refuse(sender, reason) if reason else [])]
+
+    def _tell_where_we_are(self, peer: PeerId, head: Digest) -> list[Action]:
+        """SYNC: a peer at a head in our past gets what follows it; one at an unknown head is asked, and told ours."""
+        seen = self._members[peer]
+        if self._now - seen.answered_at < self._timing.retry_s:
+            return []
+        seen.answered_at = self._now
+        if self._chain.height_of(head) is not None:
+            page = self._healing.page_after([head])
+            assert page is not None, "a head of our chain"
+            return [Send(peer, page)]
+        return [Send(peer, self._heartbeat()), *self._healing.heard_of(peer, head, None, self._now)]
+
+    def _refuse(self, peer: PeerId, reason: str) -> list[Action]:
+        return [Note(MessageRefused(peer, reason))] if self._refusals.is_due(peer, self._now) else []
+
+    # ---- heartbeats ----
+
+    def _heartbeat(self) -> Heartbeat:
+        place = self._chain.place
+        return Heartbeat(
+            *self._seat.at(), incarnation=self._owner.incarnation, height=place.height, round=place.round,
+            weight=place.weight, training_round=self.training_round, micro_batches=self._micro_batches,
+            ready=self._anchor.is_computed, state_digest=self.state_digest, paused=self._is_paused,
+        )  # fmt: skip
+
+    def _beat(self) -> list[Action]:
+        """Heartbeats: every beat to the roster and to whoever is alive, now and then to the silent ones."""
+        if self._now < self._beat_at:
+            return []
+        self._beat_at = self._now + self._timing.heartbeat_s * (0.9 + 0.2 * self._rng.random())
+        self._beats += 1
+        alive = self._members.alive(self._now)
+        due = {*self.roster, *alive}
+        if self._beats % self._timing.stranger_every == 0:
+            due.update(self._members.known)
+        actions: list[Action] = [*send_all(sorted(due - {self._owner.peer}), self._heartbeat())]
+        actions += [Note(NeighbourSeen(peer)) for peer in sorted(alive - self._was_alive)]
+        for peer in sorted(self._was_alive - alive):
+            reason = "silent"
+            if peer in self._members.known:  # not any more, where more peers are heard than are remembered
+                seen = self._members[peer]
+                reason = "it left" if seen.has_left else "refuses connections" if seen.refused else "silent"
+            actions.append(Note(NeighbourLost(peer, reason)))
+        self._was_alive = alive
+        return actions
+
+    # ---- adopting ----
+
+    def _sit_down(self, votes: Votes, now: float) -> None:
+        """A new head: a new seat, nothing offered, no votes but these."""
+        self._seat = Seat(self._owner, self._chain.place, votes)
+        self._ballots = self.ballots_type(self._seat, self._members, self._holdings, now)
+        self._epochs = self.epochs_type(self._seat, self._members, now, in_vain=self._epochs_in_vain())
+        for peer in self.roster:
+            self._members.add(peer)
+
+    def _epochs_in_vain(self) -> int:
+        """Epochs at the end of our chain that followed an epoch."""
+        kinds = [certificate.value.kind for certificate in self._chain.certificates[-MAX_IN_VAIN - 1 :]]
+        rounds = [index for index, kind in enumerate(kinds) if kind == "round"]
+        return max(len(kinds) - (rounds[-1] + 1 if rounds else 0) - 1, 0)
+
+    def _adopt(self, certificate: Certificate) -> list[Action]:
+        """Our head moves to its child, whose blobs are all here."""
+        now, own = self._now, self._ballots.own
+        if certificate.value.kind == "round":
+            self._pace.observe_round(now - self._head_since)
+            self._ballots.observe_missing(now)
+            if self._ballots.proposed_at is not None:
+                self._pace.observe_ballot(now - self._ballots.proposed_at)
+        settled = own if own is not None and own in certificate.value.entries else None
+        for entry in certificate.value.entries:
+            self._holdings.certified(entry.blob, certificate.value.round)
+        self._chain.append(certificate)
+        self._owner.planner.observe(certificate)
+        self._anchor.applying(self._chain.height)
+        actions: list[Action] = [Persist(Durable(self._chain.height - 1, (certificate,), Votes(self.head)))]
+        actions.append(Apply(certificate, settled))
+        return actions + self._arrive([certificate])
+
+    def _arrive(self, certificates: Sequence[Certificate]) -> list[Action]:
+        """What every change of head brings with it."""
+        self._head_since = self._now
+        self._sit_down(Votes(self.head), self._now)
+        self._healing.rebase()
+        actions: list[Action] = [
+            Note(
+                EpochStarted(
+                    each.epoch,
+                    each.value.roster,
+                    "the run starts" if each.value.height == 1 else "the old roster no longer certified",
+                )
+            )
+            for each in certificates
+            if each.value.kind == "epoch"
+        ]
+        if old := self._holdings.forget_before(self.round - self._timing.keep_rounds + 1):
+            actions.append(ForgetBlobs(old))
+        return actions
+
+    def _follow_path(self) -> list[Action]:
+        """Towards the best chain known: certificate by certificate where the blobs can be had, else by a whole state."""
+        self._anchor.expire(self._now)
+        actions: list[Action] = [*self._anchor.restore(self._now)]
+        actions += self._fetch_again()
+        actions += self._replay_own()
+        while not self._anchor.is_fetching and ((path := self._path) is not None or not self.is_ready):
+            if path is None or not self._can_replay(path):
+                if path is not None and self._anchor.is_hopeless(path, self._now):
+                    if path.tip == self._sent_ahead:
+                        self._epochs.give_up(self._now)
+                    self._healing.shun(self._now)
+                    self._anchor.give_up()
+                    continue
+                return [*actions, *self._anchor.fetch(path, self._now)]
+            certificate = path.certificates[0]
+            actions += self._want(certificate)
+            if not self._holdings.has_all(entry.blob for entry in certificate.value.entries):
+                return actions
+            actions += self._adopt(certificate)
+        return actions
+
+    def _can_replay(self, path: Suffix) -> bool:
+        """Whether the path goes on from the state we hold, is short, and the blobs of its next certificate may be had."""
+        certificate = path.certificates[0]
+        if path.ancestor != self._anchor.height or path.ancestor != self._chain.height:
+            return False
+        return (
+            len(path.certificates) <= self._timing.replay_limit
+            and not self._has_drifted(certificate)
+            and not self._is_lost(certificate)
+        )
+
+    def _is_lost(self, certificate: Certificate) -> bool:
+        blobs = [entry.blob for entry in certificate.value.entries]
+        tries = self._timing.blob_tries
+        return any(self._holdings.is_refused(blob) or self._holdings.failures(blob) >= tries for blob in blobs)
+
+    def _has_drifted(self, child: Certificate) -> bool:
+        """Whether our anchor is not the one that most contributors to our head's child started from."""
+        certified = child.value.state_digest
+        return bool(certified and self.state_digest and certified != self.state_digest)
+
+    def _want(self, certificate: Certificate) -> list[Action]:
+        actions: list[Action] = []
+        signers = [peer for peer, _ in certificate.signatures]
+        here = self._members.alive(self._now)
+        for entry in certificate.value.entries:
+            sources = self._sources(entry.peer, signers, here)
+            actions += self._holdings.want(entry.blob, sources, round_number=certificate.value.round, now=self._now)
+        return actions
+
+    def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
+        """Those here first, a dead one costs a dial; among them the author, then who signed that it holds the blob."""
+        peers = {author, *signers, *here} - {self._owner.peer}
+        return sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
+
+    def _fetch_again(self) -> list[Action]:
+        """What an Apply that is given lacks, from the others; if it is not to be had there, another anchor is needed."""
+        certificate = self._again
+        if certificate is None:
+            return []
+        is_lost = self._is_lost(certificate)
+        if is_lost:
+            self._anchor.lose()
+        if is_lost or self._holdings.has_all(entry.blob for entry in certificate.value.entries):
+            self._again = None
+            return []
+        return self._want(certificate)
+
+    def _replay_own(self) -> list[Action]:
+        """After a restart: the certificates since the state on our disk, as far as their blobs are to be had."""
+        actions: list[Action] = []
+        while (
+            not self._anchor.is_fetching
+            and self._anchor.height is not None
+            and self._anchor.height < self._chain.height
+        ):
+            certificate = self._chain.certificates[self._anchor.height]
+            actions += self._want(certificate)
+            if self._is_lost(certificate):
+                self._anchor.lose()
+            elif self._holdings.has_all(entry.blob for entry in certificate.value.entries):
+                actions.append(Apply(certificate, None))
+                self._anchor.applying(self._anchor.height + 1)
+            else:
+                break
+        return actions
+
+    def _install(self, head: Digest, state_digest: bytes) -> list[Action]:
+        """The anchor is now the one at head: our chain follows it there."""
+        self._again = None  # with the Applies that wait
+        suffix = self._anchor.installed(head, state_digest, self._now)
+        if suffix is None:
+            return []
+        old_round = self.round
+        dropped = self._chain.truncate(suffix.ancestor)
+        ancestor_round = self.round
+        for certificate in suffix.certificates:
+            self._chain.append(certificate)
+            self._owner.planner.observe(certificate)
+        switched = BranchSwitched(ancestor_round, old_round, self.round, self._orphans(dropped, suffix.certificates))
+        persist = Persist(Durable(suffix.ancestor, suffix.certificates, Votes(self.head)))
+        return [persist, Note(switched), *self._arrive(suffix.certificates)]
+
+    def _orphans(self, dropped: Sequence[Certificate], adopted: Sequence[Certificate]) -> int:
+        """Own contributions in dropped certificates that the adopted ones do not have."""
+        lost = {entry for each in dropped for entry in each.value.entries if entry.peer == self._owner.peer}
+        return len(lost - {entry for each in adopted for entry in each.value.entries})

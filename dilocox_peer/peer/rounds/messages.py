@@ -1,0 +1,328 @@
+"""Every message the peers of a stage exchange about rounds, and its wire form (a flat msgpack list).
+
+Messages come from strangers: `decode_message` checks size, schema, types, lengths and ranges, and raises ProtocolError.
+What a field may say at this moment (ballots, rosters, signatures) is for the protocol to judge, not for this file.
+Each carries (stage, head, epoch) of its sender.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgpack
+
+from dilocox_peer.errors import ProtocolError
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value
+from dilocox_peer.peer.rounds.durable import Accepted
+from dilocox_peer.peer.rounds.wire import (
+    MAX_ROSTER,
+    MAX_SIGNATURE_BYTES,
+    Fields,
+    certificate_fields,
+    read_certificate,
+    read_entry,
+    read_value,
+    unpack,
+)
+from dilocox_peer.types import Digest, PeerId
+
+VERSION = 1
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_PAGE = 16  # certificates in a ChainPage; of 64 peers each that is about 350 KB
+MAX_LOCATOR = 64  # heads in a GetChain; with doubling distances more than any chain needs
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where the sender is: its stage, its head, and the epoch of that head."""
+
+    stage: int
+    head: Digest
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(Placed):
+    """I am here. height, round, weight: of my chain; training_round, micro_batches: what I am training and how much of
+    it is done; ready: I hold the anchor state at my head; state_digest: its digest, b"" if unknown; paused: I vote, fetch
+    and serve, and train nothing for now: wait for no work of mine beyond what I report."""
+
+    incarnation: int
+    height: int
+    round: int
+    weight: int
+    training_round: int
+    micro_batches: int
+    ready: bool
+    state_digest: bytes
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Placed):
+    """I go. A later incarnation of mine may come back."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer(Placed):
+    """My contribution on top of head; its blob is to be had from me."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Propose(Placed):
+    """The leader of ballot asks for value to be accepted."""
+
+    ballot: int
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Ack(Placed):
+    """I accepted the value in the ballot and hold all its blobs; signature is over chain.acceptance."""
+
+    ballot: int
+    value: Digest
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Nack(Placed):
+    """I do not accept: these blobs are bad or not to be had, or I have promised a higher ballot."""
+
+    ballot: int
+    promised: int
+    blobs: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare(Placed):
+    """The leader of ballot asks for promises."""
+
+    ballot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promise(Placed):
+    """I vote in no lower ballot than this; accepted is what I accepted last."""
+
+    ballot: int
+    accepted: Accepted | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCall(Placed):
+    """The quorum is lost; who of you is here for epoch `number`?"""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochAnswer(Placed):
+    """I am here for it. Binds nobody."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPropose(Placed):
+    """Sign this epoch, all of its roster."""
+
+    number: int
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSign(Placed):
+    """My signature of the epoch (over chain.acceptance with ballot 0)."""
+
+    number: int
+    value: Digest
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cert(Placed):
+    """A new certificate."""
+
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class GetChain(Placed):
+    """Send me your certificates after the first of these heads that is in your chain (newest first)."""
+
+    locator: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPage(Placed):
+    """Certificates in order, each the child of the one before; more: my chain goes on after the last."""
+
+    certificates: tuple[Certificate, ...]
+    more: bool
+
+
+Message = (
+    Heartbeat | Leave | Offer | Propose | Ack | Nack | Prepare | Promise
+    | EpochCall | EpochAnswer | EpochPropose | EpochSign | Cert | GetChain | ChainPage
+)  # fmt: skip
+
+
+def encode_message(message: Message) -> bytes:
+    """The wire form of message."""
+    code = _CODES[type(message)]
+    placed = [VERSION, code, message.stage, message.head, message.epoch]
+    packed: bytes = msgpack.packb(placed + _own_fields(message))
+    return packed
+
+
+def decode_message(raw: bytes, sender: PeerId) -> Message:
+    """The message in raw. Raises ProtocolError for anything that is not exactly one well-formed message."""
+    fields = unpack(raw, MAX_MESSAGE_BYTES, sender)
+    if (version := fields.integer()) != VERSION:
+        raise ProtocolError(sender, f"protocol version {version}; this peer speaks {VERSION}")
+    code = fields.integer()
+    placed = (fields.integer(high=2**16), fields.digest(), fields.integer())
+    if code >= len(_READERS):
+        raise ProtocolError(sender, f"a message of unknown kind {code}")
+    message = _READERS[code][1](placed, fields)
+    fields.end()
+    return message
+
+
+def _own_fields(message: Message) -> list[object]:
+    match message:
+        case Heartbeat():
+            return [
+                message.incarnation, message.height, message.round, message.weight, message.training_round,
+                message.micro_batches, message.ready, message.state_digest, message.paused,
+            ]  # fmt: skip
+        case Leave():
+            return [message.incarnation]
+        case Offer():
+            return [message.entry.fields()]
+        case Propose():
+            return [message.ballot, message.value.fields()]
+        case Ack():
+            return [message.ballot, message.value, message.signature]
+        case Nack():
+            return [message.ballot, message.promised, list(message.blobs)]
+        case Prepare():
+            return [message.ballot]
+        case Promise():
+            accepted = message.accepted
+            return [message.ballot, None if accepted is None else [accepted.ballot, accepted.value.fields()]]
+        case EpochCall() | EpochAnswer():
+            return [message.number]
+        case EpochPropose():
+            return [message.number, message.value.fields()]
+        case EpochSign():
+            return [message.number, message.value, message.signature]
+        case Cert():
+            return [certificate_fields(message.certificate)]
+        case GetChain():
+            return [list(message.locator)]
+        case ChainPage():
+            return [[certificate_fields(each) for each in message.certificates], message.more]
+
+
+_Place = tuple[int, Digest, int]
+
+
+def _heartbeat(placed: _Place, fields: Fields) -> Message:
+    return Heartbeat(
+        *placed, fields.integer(), fields.integer(), fields.integer(), fields.integer(), fields.integer(),
+        fields.integer(high=2**31), fields.flag(), fields.state_digest(), fields.flag(),
+    )  # fmt: skip
+
+
+def _leave(placed: _Place, fields: Fields) -> Message:
+    return Leave(*placed, fields.integer())
+
+
+def _offer(placed: _Place, fields: Fields) -> Message:
+    return Offer(*placed, read_entry(fields.one()))
+
+
+def _propose(placed: _Place, fields: Fields) -> Message:
+    return Propose(*placed, fields.integer(), read_value(fields.one()))
+
+
+def _ack(placed: _Place, fields: Fields) -> Message:
+    return Ack(*placed, fields.integer(), fields.digest(), fields.binary(1, MAX_SIGNATURE_BYTES))
+
+
+def _nack(placed: _Place, fields: Fields) -> Message:
+    return Nack(*placed, fields.integer(), fields.integer(), _digests(fields.flat(MAX_ROSTER)))
+
+
+def _prepare(placed: _Place, fields: Fields) -> Message:
+    return Prepare(*placed, fields.integer())
+
+
+def _promise(placed: _Place, fields: Fields) -> Message:
+    ballot, accepted = fields.integer(), fields.optional()
+    if accepted is None:
+        return Promise(*placed, ballot, None)
+    message = Promise(*placed, ballot, Accepted(accepted.integer(), read_value(accepted.one())))
+    accepted.end()
+    return message
+
+
+def _epoch_call(placed: _Place, fields: Fields) -> Message:
+    return EpochCall(*placed, fields.integer(1))
+
+
+def _epoch_answer(placed: _Place, fields: Fields) -> Message:
+    return EpochAnswer(*placed, fields.integer(1))
+
+
+def _epoch_propose(placed: _Place, fields: Fields) -> Message:
+    return EpochPropose(*placed, fields.integer(1), read_value(fields.one()))
+
+
+def _epoch_sign(placed: _Place, fields: Fields) -> Message:
+    return EpochSign(*placed, fields.integer(1), fields.digest(), fields.binary(1, MAX_SIGNATURE_BYTES))
+
+
+def _cert(placed: _Place, fields: Fields) -> Message:
+    return Cert(*placed, read_certificate(fields.one()))
+
+
+def _get_chain(placed: _Place, fields: Fields) -> Message:
+    return GetChain(*placed, _digests(fields.flat(MAX_LOCATOR)))
+
+
+def _chain_page(placed: _Place, fields: Fields) -> Message:
+    return ChainPage(*placed, tuple(read_certificate(each) for each in fields.items(MAX_PAGE)), fields.flag())
+
+
+def _digests(fields: Fields) -> tuple[Digest, ...]:
+    digests = []
+    while fields.more:
+        digests.append(fields.digest())
+    return tuple(digests)
+
+
+# A message's number on the wire is its place here: append, never reorder.
+_READERS: tuple[tuple[type[Placed], Callable[[_Place, Fields], Message]], ...] = (
+    (Heartbeat, _heartbeat),
+    (Leave, _leave),
+    (Offer, _offer),
+    (Propose, _propose),
+    (Ack, _ack),
+    (Nack, _nack),
+    (Prepare, _prepare),
+    (Promise, _promise),
+    (EpochCall, _epoch_call),
+    (EpochAnswer, _epoch_answer),
+    (EpochPropose, _epoch_propose),
+    (EpochSign, _epoch_sign),
+    (Cert, _cert),
+    (GetChain, _get_chain),
+    (ChainPage, _chain_page),
+)
+_CODES: dict[type[Placed], int] = {kind: code for code, (kind, _) in enumerate(_READERS)}

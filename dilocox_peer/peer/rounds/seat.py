@@ -1,0 +1,85 @@
+"""A peer's seat at one head: who it is, where it is, what it has voted there. Shared by ballots.py and epochs.py."""
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dilocox_peer.peer.rounds.chain import Certificate, Place, Value, Verifier, acceptance, by_rank
+from dilocox_peer.peer.rounds.contract import Persist, Send
+from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.messages import Message
+from dilocox_peer.peer.rounds.plan import PlanBounds
+from dilocox_peer.peer.rounds.planner import Planner
+from dilocox_peer.peer.rounds.timing import Pace, Timing
+from dilocox_peer.types import Digest, PeerId
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What stays the same as long as the process lives."""
+
+    peer: PeerId
+    incarnation: int
+    sign: Callable[[bytes], bytes]
+    verify: Verifier
+    timing: Timing
+    pace: Pace
+    rng: random.Random
+    start_peers: int
+    max_peers: int
+    plans: PlanBounds
+    planner: Planner
+
+
+class Seat:
+    """One head. Votes change through `vote` only, which gives back the Persist that must precede telling anyone."""
+
+    def __init__(self, owner: Owner, place: Place, votes: Votes) -> None:
+        assert votes.head == place.head, "votes of another head"
+        self.me = owner.peer
+        self.incarnation = owner.incarnation
+        self.owner = owner
+        self.timing = owner.timing
+        self.pace = owner.pace
+        self.place = place
+        self.votes = votes
+        self.order = by_rank(place.roster, place.head)
+        self.others = tuple(peer for peer in place.roster if peer != self.me)
+
+    @property
+    def is_member(self) -> bool:
+        return self.me in self.order
+
+    @property
+    def may_vote(self) -> bool:
+        """Whether it votes in ballots here: a member that has signed no epoch above."""
+        return self.is_member and self.votes.epoch_signed <= self.place.epoch
+
+    def leader(self, ballot: int) -> PeerId:
+        return self.order[ballot % len(self.order)]
+
+    def vote(self, **changed: Any) -> Persist:
+        self.votes = replace(self.votes, **changed)
+        return Persist(Durable(keep=self.place.height, appended=(), votes=self.votes))
+
+    def at(self) -> tuple[int, Digest, int]:
+        """(stage, head, epoch) of every message."""
+        return (self.place.stage, self.place.head, self.place.epoch)
+
+    def signature(self, value: Value, *, epoch: int, ballot: int) -> bytes:
+        return self.owner.sign(acceptance(self.place.stage, self.place.head, epoch, ballot, value))
+
+    def verifies(self, peer: PeerId, signature: bytes, value: Value, *, epoch: int, ballot: int) -> bool:
+        return self.owner.verify(peer, acceptance(self.place.stage, self.place.head, epoch, ballot, value), signature)
+
+    def certificate(self, value: Value, signatures: dict[PeerId, bytes], *, epoch: int, ballot: int) -> Certificate:
+        return Certificate(self.place.stage, self.place.head, epoch, ballot, value, tuple(sorted(signatures.items())))
+
+    def jittered(self, seconds: float) -> float:
+        """Up to a fifth longer, so that peers do not act in step."""
+        return seconds * (1.0 + 0.2 * self.owner.rng.random())
+
+
+def send_all(peers: Iterable[PeerId], message: Message) -> list[Send]:
+    return [Send(peer, message) for peer in peers]

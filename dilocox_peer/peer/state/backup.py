@@ -1,0 +1,199 @@
+"""A copy of what another stage has agreed on, kept by a peer that does not train it: for when nobody of it is left.
+
+    folder/chain                    certificates from genesis on, as `encode_chain` writes them
+    folder/checkpoints/anchor-N     the anchor state at one of their heads
+
+A copy counts only with its proof: every certificate verifies, and a later one names the state's digest. So whoever is
+asked for it years later, or hands it on, can be believed no more than the quorums that signed it. `Annals` is the pure
+part; `BackupStore` its disk. What is kept is what was certified when it was copied: rounds since then are lost with the stage.
+"""
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+
+from dilocox_peer.errors import ProtocolError, StateCorrupt
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.rounds.blobs import fsync_folder
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Verifier
+from dilocox_peer.peer.rounds.plan import first_plan, plan_bounds
+from dilocox_peer.peer.rounds.planner import FixedPlanner
+from dilocox_peer.peer.rounds.wire import certificate_fields, read_certificate, unpack
+from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
+from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.pipeline.model import layout_of
+from dilocox_peer.types import Digest, PeerId, sha256
+
+VERSION = 1
+MAX_PAGE_BYTES = 8 << 20  # of a chain, in one reply; a thousand certificates of eight peers are some 2 MB
+MAX_CHAIN_BYTES = 1 << 30
+NEWEST_TRIED = 3  # heads whose states a donor may still have on disk
+
+
+class Annals:
+    """The chain of a stage as somebody outside knows it. Whatever it takes in is verified first."""
+
+    def __init__(self, manifest: Manifest, stage: int, verify: Verifier) -> None:
+        self.stage = stage
+        self._verify = verify
+        self._max_peers = manifest.limits.max_peers
+        self._plans = plan_bounds(manifest)
+        second_plan = FixedPlanner(self._plans).next(
+            first_plan(manifest)
+        )  # as the rounds have it: genesis plans round 2
+        self._chain = Chain(Place.genesis(stage, manifest.genesis(stage), second_plan))
+
+    @property
+    def certificates(self) -> Sequence[Certificate]:
+        return self._chain.certificates
+
+    @property
+    def place(self) -> Place:
+        return self._chain.place
+
+    def locator(self) -> list[Digest]:
+        return self._chain.locator()
+
+    def take(self, certificates: Sequence[Certificate], sender: PeerId | None = None) -> None:
+        """Goes on with these, from the head of ours that the first one follows. Raises ProtocolError: nothing is taken of
+        certificates that do not verify, or that make the chain weigh less."""
+        if not certificates:
+            return
+        height = self._chain.height_of(certificates[0].parent)
+        if height is None:
+            raise ProtocolError(sender, "certificates that follow no head of the chain asked about")
+        place = self._chain.place_at(height)
+        for certificate in certificates:
+            if reason := place.why_not_certificate(certificate, self._verify, self._max_peers, self._plans):
+                raise ProtocolError(sender, reason)
+            place = Place.after(certificate)
+        if place.weight < self.place.weight:
+            raise ProtocolError(sender, f"a chain of weight {place.weight} where {self.place.weight} is known")
+        self._chain.truncate(height)
+        for certificate in certificates:
+            self._chain.append(certificate)
+
+    def newest_proven(self) -> list[tuple[Digest, bytes]]:
+        """(head, digest of the state there) of the newest heads whose state a later certificate names, newest first."""
+        proven = [(each.parent, each.value.state_digest) for each in self.certificates[1:] if each.value.state_digest]
+        return proven[: -NEWEST_TRIED - 1 : -1]
+
+    def digest_at(self, head: Digest) -> bytes:
+        """Of the state at head, b"" if no certificate names it."""
+        height = self._chain.height_of(head)
+        if height is None or height >= self._chain.height:
+            return b""
+        return self.certificates[height].value.state_digest
+
+    def round_at(self, head: Digest) -> int | None:
+        """The round that ended at head; None if it is not in this chain."""
+        height = self._chain.height_of(head)
+        return None if height is None else self._chain.place_at(height).round
+
+    def signers_of(self, head: Digest) -> str:
+        """Who signed the certificate at head, which is in the chain, for people: how many of how many."""
+        height = self._chain.height_of(head)
+        assert height, f"head {head.hex()[:8]} is not certified in this chain"
+        certificate, before = self.certificates[height - 1], self._chain.place_at(height - 1)
+        roster = certificate.value.roster if certificate.value.kind == "epoch" else before.roster
+        return f"{len(certificate.signatures)} of {len(roster)} peers"
+
+    def up_to(self, head: Digest) -> tuple[Certificate, ...]:
+        """The chain that ends at head, which is in it."""
+        height = self._chain.height_of(head)
+        assert height is not None, f"head {head.hex()[:8]} is not in this chain"
+        return tuple(self.certificates[:height])
+
+
+def page_after(certificates: Sequence[Certificate], heads: Collection[Digest]) -> Sequence[Certificate]:
+    """What follows the first of these heads that is in the chain, else all; at most a page."""
+    height_of = {certificate.head: height for height, certificate in enumerate(certificates, 1)}
+    start = next((height_of[head] for head in heads if head in height_of), 0)
+    stop, size_bytes = start, 0
+    while stop < len(certificates) and size_bytes < MAX_PAGE_BYTES // 2:
+        size_bytes += len(msgpack.packb(certificate_fields(certificates[stop])))
+        stop += 1
+    return certificates[start:stop]
+
+
+def encode_chain(certificates: Iterable[Certificate]) -> bytes:
+    """A page of them is one reply, all of them one file."""
+    encoded: bytes = msgpack.packb([VERSION, [certificate_fields(each) for each in certificates]])
+    return encoded
+
+
+def decode_chain(raw: bytes | bytearray, max_bytes: int, sender: PeerId | None = None) -> list[Certificate]:
+    """Not verified yet. Raises ProtocolError."""
+    fields = unpack(bytes(raw), max_bytes, sender, max_list=max_bytes)
+    if (version := fields.integer()) != VERSION:
+        raise fields.refuse(f"a chain of version {version}; this program reads {VERSION}")
+    certificates = [read_certificate(each) for each in fields.items(max_bytes)]
+    fields.end()
+    return certificates
+
+
+def stages_to_keep(own: int, replicas: Mapping[int, int], kept: Collection[int], count: int, me: PeerId) -> list[int]:
+    """Which `count` stages this peer keeps copies of: those it has begun with, then those with the fewest replicas, of
+    equals not all peers the same. replicas: of the stages that somebody holds now."""
+
+    def need(stage: int) -> tuple[bool, int, bytes]:
+        return stage not in kept, replicas.get(stage, 0), sha256(me.encode(), stage.to_bytes(4, "big"))
+
+    known = {stage for stage, number in replicas.items() if number} | set(kept)
+    return sorted(known - {own}, key=need)[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A state, and the chain that ends at its head."""
+
+    certificates: tuple[Certificate, ...]
+    state: AnchorState
+
+
+class BackupStore:
+    """One stage's copy on disk. Blocking; one process owns the folder."""
+
+    def __init__(self, folder: Path, manifest: Manifest, stage: int, verify: Verifier) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._verify = verify
+        self.stage = stage
+
+    def annals(self) -> Annals:
+        """The chain on disk; that of a damaged file, or of none, is empty."""
+        annals = Annals(self._manifest, self.stage, self._verify)
+        try:
+            raw = (self._folder / "chain").read_bytes()
+            annals.take(decode_chain(raw, MAX_CHAIN_BYTES))
+        except (OSError, ProtocolError):
+            return Annals(self._manifest, self.stage, self._verify)
+        return annals
+
+    def load(self) -> Backup | None:
+        """What was saved last, verified; None if there is nothing whole."""
+        annals, layout = self.annals(), layout_of(self._manifest, self.stage)
+        for path in stored_checkpoints(self._folder / "checkpoints"):
+            try:
+                state = read_checkpoint(path, self._manifest.run_id, layout)
+            except (StateCorrupt, OSError):
+                continue
+            if state.digest == annals.digest_at(state.head):
+                return Backup(annals.up_to(state.head), state)
+        return None
+
+    def save(self, annals: Annals, state: AnchorState) -> None:
+        """Replaces what is there; killed at any point, the old one or the new one can be loaded. Raises OSError."""
+        assert state.digest == annals.digest_at(state.head), "a state without its proof"
+        path = write_checkpoint(self._folder / "checkpoints", self._manifest.run_id, state, keep=2)
+        temporary = self._folder / "chain.partial"
+        with temporary.open("wb") as file:
+            file.write(encode_chain(annals.certificates))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._folder / "chain")
+        fsync_folder(self._folder)
+        keep_only(path)

@@ -1,0 +1,152 @@
+"""Chains and kept copies between peers of different stages: serving ours, fetching another's, verified before it is used.
+
+A request names a stage and what is wanted of it: `summary` (of how long a chain, and which state), `chain` (the certificates
+after a locator, a page of them), or `state` (of a kept copy; a stage's own peers serve theirs as peer/state/statesync.py says).
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dilocox_peer.errors import ProtocolError, StateCorrupt
+from dilocox_peer.peer.network.bulk import Reply
+from dilocox_peer.peer.network.transport import Transport
+from dilocox_peer.peer.rounds.chain import Certificate
+from dilocox_peer.peer.rounds.messages import MAX_LOCATOR
+from dilocox_peer.peer.state.backup import MAX_PAGE_BYTES, Annals, BackupStore, decode_chain, encode_chain, page_after
+from dilocox_peer.peer.state.statesync import STALL_S
+from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, PeerId
+
+BACKUP_SERVICE = "backup"
+PAGE_TIMEOUT_S = 120.0
+MAX_PAGES = 1 << 12
+NOTHING = Reply({}, [])
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A copy that lies in a store. round: of its state."""
+
+    store: BackupStore
+    annals: Annals
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a peer says that it has of a stage: of use for choosing whom to ask, and believed no further.
+
+    height: of the chain. round, weight: of the state that goes with it.
+    """
+
+    height: int
+    round: int
+    weight: int
+
+
+class BackupServer:
+    """Answers for its own stage with what the rounds have certified, for others with what is kept of them."""
+
+    def __init__(
+        self, stage: int, *, certificates: Callable[[], Sequence[Certificate]], kept: Mapping[int, Kept]
+    ) -> None:
+        self._stage = stage
+        self._certificates = certificates
+        self._kept = kept
+        self._reading = asyncio.Lock()  # a state is read whole: one at a time
+
+    async def serve(self, peer: PeerId, header: dict[str, Any]) -> Reply:
+        """An empty reply for a stage of which nothing is here."""
+        match header:
+            case {"stage": int(stage), "want": "summary"}:
+                return self._summary(stage)
+            case {"stage": int(stage), "want": "chain", "locator": list(heads)} if _is_locator(heads):
+                return await self._chain(stage, [Digest(head) for head in heads])
+            case {"stage": int(stage), "want": "state"}:
+                return await self._state(stage)
+            case _:
+                raise ProtocolError(peer, "a request that names no stage, or not what is wanted of it")
+
+    def _known(self, stage: int) -> Sequence[Certificate]:
+        if stage == self._stage:
+            return self._certificates()
+        kept = self._kept.get(stage)
+        return kept.annals.certificates if kept is not None else ()
+
+    def _summary(self, stage: int) -> Reply:
+        certificates = self._known(stage)
+        if not certificates:
+            return NOTHING
+        newest, kept = certificates[-1].value, self._kept.get(stage)
+        reached = newest.round if kept is None else kept.round
+        return Reply({"height": newest.height, "round": reached, "weight": newest.weight}, [])
+
+    async def _chain(self, stage: int, heads: Sequence[Digest]) -> Reply:
+        certificates = list(self._known(stage))
+        page = page_after(certificates, heads)
+        more = bool(page) and page[-1].value.height < len(certificates)
+        return Reply({"more": more}, [await asyncio.to_thread(encode_chain, page)])
+
+    async def _state(self, stage: int) -> Reply:
+        kept = self._kept.get(stage)
+        if kept is None:
+            return NOTHING
+        async with self._reading:
+            backup = await asyncio.to_thread(kept.store.load)
+        return Reply(backup.state.header(), list(backup.state.parts())) if backup is not None else NOTHING
+
+
+def _is_locator(heads: list[object]) -> bool:
+    return len(heads) <= MAX_LOCATOR and all(type(head) is bytes and len(head) == DIGEST_BYTES for head in heads)
+
+
+async def fetch_summary(transport: Transport, peer: PeerId, stage: int, timeout_s: float) -> Summary | None:
+    """What peer says that it has of stage; None: nothing. Raises PeerUnavailable, ProtocolError."""
+    header, _ = await transport.fetch(
+        peer, BACKUP_SERVICE, {"stage": stage, "want": "summary"}, max_body_bytes=0, timeout_s=timeout_s
+    )
+    match header:
+        case {"height": int(height), "round": int(reached), "weight": int(weight)}:
+            return Summary(height, reached, weight)
+        case _:
+            return None
+
+
+async def fetch_chain(transport: Transport, peer: PeerId, annals: Annals) -> None:
+    """Brings annals up to what peer has of its stage. Raises PeerUnavailable, ProtocolError; what verified until then stays."""
+    for _ in range(MAX_PAGES):
+        request = {"stage": annals.stage, "want": "chain", "locator": annals.locator()[:MAX_LOCATOR]}
+        header, body = await transport.fetch(
+            peer, BACKUP_SERVICE, request, max_body_bytes=MAX_PAGE_BYTES, timeout_s=PAGE_TIMEOUT_S
+        )
+        height = annals.place.height
+        page = await asyncio.to_thread(decode_chain, body, MAX_PAGE_BYTES, peer)
+        await asyncio.to_thread(annals.take, page, peer)
+        if header.get("more") is not True or annals.place.height <= height:
+            return
+    raise ProtocolError(peer, f"a chain of more than {MAX_PAGES} pages")
+
+
+async def fetch_kept_state(
+    transport: Transport, peer: PeerId, annals: Annals, layout: Layout, timeout_s: float
+) -> AnchorState | None:
+    """The state of peer's copy, if a certificate of annals names its digest; None if peer has none.
+
+    Raises PeerUnavailable, ProtocolError, StateCorrupt.
+    """
+    header, body = await transport.fetch(
+        peer,
+        BACKUP_SERVICE,
+        {"stage": annals.stage, "want": "state"},
+        max_body_bytes=2 * 4 * layout.num_elements,
+        timeout_s=timeout_s,
+        stall_timeout_s=STALL_S,
+    )
+    if not header:
+        return None
+    state = await asyncio.to_thread(AnchorState.parse, layout, header, body)
+    if state.digest != annals.digest_at(state.head):
+        raise StateCorrupt(f"state {state.digest.hex()[:12]} of {peer} is not one that its certificates name")
+    return state

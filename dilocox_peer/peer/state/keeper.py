@@ -1,0 +1,111 @@
+"""What of a peer survives a restart: the journal of its rounds, the contributions it holds, checkpoints of the anchor.
+
+Where they disagree the journal wins: it says which head the peer is at. The round machine brings a checkpoint from
+further back forward, by the certificates and contributions since, or asks others for the state.
+"""
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.rounds.blobs import BlobStore
+from dilocox_peer.peer.rounds.durable import LOST_VOTES_EPOCHS, Durable, Loaded, Votes
+from dilocox_peer.peer.rounds.journal import Journal
+from dilocox_peer.peer.state.anchors import keep_manifest
+from dilocox_peer.peer.state.backup import Backup
+from dilocox_peer.peer.state.checkpoint import load_newest, read_head, write_checkpoint
+from dilocox_peer.peer.training.outer import AnchorState, initial_state
+from dilocox_peer.pipeline.model import layout_of
+from dilocox_peer.types import Digest, PeerId
+
+
+class Keeper:
+    """Opens a run's folder; blocking. `save` may be called from anywhere and does not wait."""
+
+    def __init__(self, folder: Path, manifest: Manifest, stage: int, listener: Listener) -> None:
+        """Raises OSError when the folder cannot be used."""
+        self._manifest = manifest
+        self._listener = listener
+        keep_manifest(folder, manifest)
+        self.checkpoints = folder / f"stage{stage}" / "checkpoints"
+        self.blobs = BlobStore(folder / f"stage{stage}" / "contributions")
+        self.journal = Journal(folder / f"stage{stage}" / "rounds.log", manifest.genesis(stage))
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-checkpoint")
+        self._lock = threading.Lock()
+        self._newest: AnchorState | None = None
+        self._writing: Future[None] = Future()  # of _newest, while there is one
+        self._layout = layout_of(manifest, stage)
+        # Of our own chain alone: a branch given up for a heavier one with fewer rounds leaves files with higher numbers.
+        chain = {manifest.genesis(stage), *(each.head for each in self.durable.appended)} if self.durable else None
+        loaded = load_newest(self.checkpoints, manifest.run_id, self._layout, among=chain)
+        for complaint in loaded.damaged:
+            listener(Remark(f"a checkpoint is damaged and not used: {complaint}"))
+        if self.journal.loaded.reason:
+            listener(Remark(f"the journal of rounds was cut short by a crash: {self.journal.loaded.reason}"))
+        self.state = loaded.state if loaded.state is not None else initial_state(manifest, stage)
+
+    @property
+    def durable(self) -> Durable | None:
+        """What the journal said at the start."""
+        return self.journal.loaded.durable
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no state here that the stage has agreed on."""
+        return self.state.round == 0
+
+    def adopt(self, backup: Backup, *, me: PeerId) -> None:
+        """Goes on from a copy that somebody else has kept, as if it had been here. Raises OSError.
+
+        The chain first: killed in between, there is still no state here, and it is done again.
+        """
+        head = backup.state.head
+        before, epoch = self.durable, backup.certificates[-1].epoch
+        if before is not None and before.votes.head == head:
+            votes = before.votes
+        elif before is not None or any(me in each.value.roster for each in backup.certificates):
+            votes = Votes(head, epoch_signed=epoch + LOST_VOTES_EPOCHS)  # we may have voted there and not know it
+        else:
+            votes = Votes(head)
+        durable = Durable(0, backup.certificates, votes)
+        self.journal.write(durable)
+        self.journal.loaded = Loaded(durable, self.journal.loaded.valid_bytes, "")
+        write_checkpoint(self.checkpoints, self._manifest.run_id, backup.state)
+        self.state = backup.state
+
+    def stored(self, head: Digest) -> AnchorState | None:
+        """The state at head from disk (or the initial one), verified; None if it is not here."""
+        if self.state.head == head:
+            return self.state
+        return read_head(self.checkpoints, self._manifest.run_id, self._layout, head)
+
+    def save(self, state: AnchorState) -> "Future[None]":
+        """Writes state in the background; of several that come while one is being written, the newest. Done when that is
+        on disk, or could not be written: then it is told."""
+        with self._lock:
+            if self._newest is None:
+                self._writing = self._writer.submit(self._write)
+            self._newest = state
+            return self._writing
+
+    def _write(self) -> None:
+        with self._lock:
+            state, self._newest = self._newest, None
+        if state is None:
+            return
+        started = time.monotonic()
+        try:
+            path = write_checkpoint(self.checkpoints, self._manifest.run_id, state)
+        except OSError as error:
+            self._listener(Failed("checkpoint", f"{error.strerror or error}: the state is in memory only"))
+            return
+        seconds = time.monotonic() - started
+        self._listener(CheckpointWritten(state.round, str(path), state.size_bytes, round(seconds, 4)))
+
+    def close(self) -> None:
+        """Finishes the write that runs, and the one that waits."""
+        self._writer.shutdown(wait=True)
+        self.journal.close()

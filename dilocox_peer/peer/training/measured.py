@@ -1,0 +1,42 @@
+"""What a peer measures of its own rounds and reports with its contributions (plan.Report). Pure."""
+
+from dilocox_peer.peer.rounds.plan import Report
+
+
+class Measured:
+    """tokens_a_step: of an inner step, all its micro-batches together."""
+
+    def __init__(self, tokens_a_step: int) -> None:
+        self._tokens_a_step = tokens_a_step
+        self._start: tuple[float, int] | None = None  # (when, tokens trained by then)
+        self._exchange_ms = 0
+        self._needed_rank = 0
+
+    def on_idle(self, now_s: float, *, tokens: int) -> None:
+        """Nothing is trained for now: the time since the last close says nothing of a step, what follows does."""
+        if self._start is not None:
+            self._start = (now_s, tokens)
+
+    def on_close(self, now_s: float, *, tokens: int, lost: float, uplink_bps: float) -> Report:
+        """The report that goes with a round closed now. tokens: trained in all. lost: what the codec left out, a share.
+        uplink_bps: bits a second, 0: not known.
+
+        A step is measured since the last close, however many rounds ago: others may have certified some without us.
+        """
+        start, self._start = self._start, (now_s, tokens)
+        step_us = 0
+        if start is not None and tokens > start[1] and now_s > start[0]:
+            step_us = max(1, round(1e6 * (now_s - start[0]) * self._tokens_a_step / (tokens - start[1])))
+        return Report(
+            uplink_kbps=max(0, round(uplink_bps / 1000)),
+            step_us=step_us,
+            exchange_ms=self._exchange_ms,
+            lost_permille=min(1000, max(0, round(1000 * lost))),
+            needed_rank=self._needed_rank,
+        )
+
+    def on_merge(self, exchange_s: float | None, *, needed_rank: int) -> None:
+        """A round is merged. exchange_s: since we closed it, None if we had not."""
+        if exchange_s is not None:
+            self._exchange_ms = max(1, round(1000 * exchange_s))
+        self._needed_rank = needed_rank

@@ -1,0 +1,344 @@
+"""The outer loop of one peer: anchor, outer momentum, residual, and the movement it has offered.
+
+Pure arithmetic on flat float32 CPU vectors; no threads, no clock, no network. Who trains, and when, is trainer.py; the
+agreement on which contributions count is rounds/machine.py. Source: DiLoCo (arXiv 2311.08105, algorithm 1) and DiLoCoX
+(2506.21263, one-step-delay overlap).
+
+With anchor a, local parameters w, snapshot s = w at a round's close, residual e:
+    movement d = a - s;  sent = d + decay * e;  offered = encode(sent);  e' = sent - decode(offered)
+    mean g of the certified contributions;  m' = mu * m + g;  u = -lr * (g + mu * m');  a' = a + u
+    own contribution certified:  w += u + d, e = e'       else:  w += u, e stays, d is still part of a' - w
+Differs from DiLoCoX in form, not in value: the shift is u + d, not (a + u) - s. Rounding then cancels where it should:
+one peer with lr 1, momentum 0 and no codec gets a shift of exactly 0.
+
+Invariants
+1. Anchor and momentum change only in `merge` with contributions, and in `install`; equal blobs give equal bits.
+2. decode(offered) + e' = sent, to one rounding (I6 of tests/sim/invariants.py).
+3. Every local movement enters a certified contribution once: a - w is what is unsettled, and the offered part leaves it
+   only when settled (I5).
+4. A failed call changes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dilocox_peer.compression.adaptive import needed_rank
+from dilocox_peer.compression.aggregate import aggregate
+from dilocox_peer.compression.codec import CodecPolicy
+from dilocox_peer.compression.contribution import Blob, ContributionEncoder, open_contribution, raw_bytes
+from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback_by_tensor
+from dilocox_peer.compression.ladder import LOW_RANK
+from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.errors import StateCorrupt
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.pipeline.model import EMBEDDING, HEAD, initial_parameters, layout_of
+from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, sha256
+
+TURNS = 4  # rounds in which every tensor is measured once: what its codec lost, what rank it needs
+
+
+@dataclass(frozen=True, slots=True)
+class OuterSettings:
+    """learning_rate and momentum: of the outer Nesterov step. norm_clip: limits.norm_clip of the manifest.
+
+    residual_decay: of every tensor; None: each by its codec (feedback.py).
+    """
+
+    learning_rate: float
+    momentum: float
+    codec_of: CodecPolicy
+    residual_decay: float | None = None
+    norm_clip: float = 4.0
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "OuterSettings":
+        return cls(
+            learning_rate=manifest.outer.learning_rate,
+            momentum=manifest.outer.momentum,
+            codec_of=stage_policy(manifest.compression.codec, manifest.compression.rank),
+            norm_clip=manifest.limits.norm_clip,
+        )
+
+
+@dataclass(frozen=True)
+class AnchorState:
+    """What a stage has agreed on at a head: anchor and outer momentum, as immutable float32 bytes (little-endian).
+
+    round: outer rounds completed. digest: sha256 over the sha256 of every tensor's bytes, anchor first, then momentum,
+    tensor by tensor; so a tensor fetched alone can be checked (`tensor_digests`).
+    """
+
+    layout: Layout
+    head: Digest
+    round: int
+    anchor: memoryview
+    momentum: memoryview
+    digest: Digest
+    is_final: bool = False  # the run ends with it, as the peer says that it was fetched from
+
+    @classmethod
+    def of(
+        cls, layout: Layout, *, head: Digest, round_number: int, anchor: Blob | memoryview, momentum: Blob | memoryview
+    ) -> "AnchorState":
+        """The state of these bytes. Raises StateCorrupt for wrong sizes or values that are not finite."""
+        anchor_view, momentum_view = (memoryview(part).cast("B").toreadonly() for part in (anchor, momentum))
+        for name, view in (("anchor", anchor_view), ("momentum", momentum_view)):
+            if len(view) != raw_bytes(layout):
+                raise StateCorrupt(f"{name} of {len(view)} bytes for a stage of {raw_bytes(layout)}")
+            if not np.isfinite(np.frombuffer(view, dtype="<f4")).all():
+                raise StateCorrupt(f"{name} holds values that are not finite")
+        digests = tensor_digests(layout, anchor_view, momentum_view)
+        return cls(layout, head, round_number, anchor_view, momentum_view, sha256(*digests))
+
+    @classmethod
+    def parse(cls, layout: Layout, header: dict[str, Any], body: Blob) -> "AnchorState":
+        """The state in a header and body as `header()` and `parts()` give them, verified. Raises StateCorrupt."""
+        match header:
+            case {"layout": bytes(made_for), "head": bytes(head), "round": int(round_number), "digest": bytes(digest)}:
+                pass
+            case _:
+                raise StateCorrupt("the header is not a state's")
+        if made_for != layout.digest():
+            raise StateCorrupt("the state is of another layout (other model or stage)")
+        if len(head) != DIGEST_BYTES or round_number < 0:
+            raise StateCorrupt(f"head of {len(head)} bytes at round {round_number}")
+        view, size_bytes = memoryview(body).cast("B"), raw_bytes(layout)
+        if len(view) != 2 * size_bytes:
+            raise StateCorrupt(f"{len(view)} bytes of state, expected {2 * size_bytes}")
+        state = cls.of(
+            layout, head=Digest(head), round_number=round_number, anchor=view[:size_bytes], momentum=view[size_bytes:]
+        )
+        if state.digest != digest:
+            raise StateCorrupt(f"state {state.digest.hex()[:12]} was announced as {digest.hex()[:12]}")
+        return replace(state, is_final=header.get("final") is True)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.anchor) + len(self.momentum)
+
+    def header(self) -> dict[str, Any]:
+        """What goes before the body on the wire; flat, string keys."""
+        return {"layout": self.layout.digest(), "head": self.head, "round": self.round, "digest": self.digest}
+
+    def parts(self) -> tuple[memoryview, memoryview]:
+        """The body: anchor, then momentum. Not copied; stays valid and unchanged while anyone holds it."""
+        return self.anchor, self.momentum
+
+    def anchor_N(self) -> Tensor:
+        """The anchor as a new float32 vector."""
+        return _vector(self.anchor)
+
+    def momentum_N(self) -> Tensor:
+        """The outer momentum as a new float32 vector."""
+        return _vector(self.momentum)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """blob: the contribution. micro_batches: its weight, all that its movement holds, also of rounds that missed their
+    certificate. raw_bytes: the movement's size as float32. lost: |residual|**2 / |sent|**2, what the codec left out,
+    of a part of the tensors, another one each time."""
+
+    blob: bytes
+    micro_batches: int
+    raw_bytes: int
+    lost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of a merge. shift_N: to be added to the local parameters; its owner is who gets it. state: at the new head.
+    needed_rank: that holds nearly all energy of the mean, 0 where nobody asked."""
+
+    shift_N: Tensor
+    state: AnchorState
+    norms: tuple[float, ...]
+    clip_factors: tuple[float, ...]
+    needed_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    movement_N: Tensor
+    residual_N: Tensor
+    micro_batches: int
+
+
+class OuterLoop:
+    """See the module. One owner thread; tensors given to it are its own from then on, tensors it gives are not."""
+
+    def __init__(self, settings: OuterSettings, state: AnchorState) -> None:
+        self._settings = settings
+        self._layout = state.layout
+        self._state = state
+        self._anchor_N = state.anchor_N()
+        self._momentum_N = state.momentum_N()
+        self._residual_N = torch.zeros_like(self._anchor_N)
+        # The next residual grows here while the last one may still be needed; a new vector each round would cost more in
+        # page faults (0.16 s of 0.7 at 100M) than the arithmetic.
+        self._spare_N = torch.empty_like(self._anchor_N)
+        self._scratch_N = torch.empty(max((spec.num_elements for spec in state.layout.tensors), default=0))
+        self._codec_of = settings.codec_of
+        self._encoder = ContributionEncoder(state.layout, settings.codec_of)
+        self._unsettled = 0
+        self._offered: _Offered | None = None
+        self._turn, self._lost = 0, 0.0
+
+    @property
+    def state(self) -> AnchorState:
+        return self._state
+
+    @property
+    def unsettled_micro_batches(self) -> int:
+        """Micro-batches handed to `offer` whose movement no certificate has settled."""
+        return self._unsettled
+
+    @property
+    def has_offer(self) -> bool:
+        return self._offered is not None
+
+    def offer(self, snapshot_N: Tensor, micro_batches: int, *, codec_of: CodecPolicy | None = None) -> Offer:
+        """The contribution of local parameters snapshot_N, with micro_batches done since the last snapshot.
+
+        codec_of: of this contribution and those after it; the same object as long as it is the same codecs, as encoders
+        that remember start anew with another. Takes snapshot_N over. Raises RuntimeError if an offer is out: merge or
+        withdraw it first.
+        """
+        if self._offered is not None:
+            raise RuntimeError("an offer is out: merge a certificate or withdraw it first")
+        if codec_of is not None and codec_of is not self._codec_of:
+            self._codec_of = codec_of
+            self._encoder.use(codec_of)
+        movement_N = torch.sub(self._anchor_N, snapshot_N, out=snapshot_N)
+        sent_N = self._with_residual(movement_N)
+        blob = self._encoder.encode(sent_N)
+        sent, lost = 0.0, 0.0
+        turn, self._turn = self._turn, (self._turn + 1) % TURNS
+        decoded = open_contribution(blob, self._layout).decode_into(self._scratch_N)
+        for index, (_spec, start, stop, values) in enumerate(decoded):
+            part_N = sent_N[start:stop]
+            is_measured = index % TURNS == turn  # in turn: two more passes over all would cost a tenth of the offer
+            sent += float(torch.dot(part_N, part_N)) if is_measured else 0.0
+            residual_after(part_N, values)
+            lost += float(torch.dot(part_N, part_N)) if is_measured else 0.0
+        self._unsettled += micro_batches
+        self._offered = _Offered(movement_N, sent_N, self._unsettled)
+        self._lost = min(lost / sent, 1.0) if sent > 0 else self._lost
+        return Offer(blob, self._unsettled, raw_bytes(self._layout), self._lost)
+
+    def merge(
+        self,
+        blobs: Sequence[Blob],
+        weights: Sequence[int],
+        *,
+        own: bool,
+        round_number: int,
+        head: Digest,
+        rank_in_use: int = 0,
+    ) -> Outcome:
+        """One certificate: its blobs and their micro-batches in its order. own: whether our offer is among them.
+        rank_in_use: of low rank, where the rank that the mean needs is to be measured; 0: it is not.
+
+        No blobs is a void round: anchor and momentum stay as they are (momentum without a gradient would coast).
+        An offer that is not among them is withdrawn: its movement goes with the next one.
+        Raises MalformedBlob (the caller verified the blobs before), RuntimeError for own without an offer.
+        """
+        offered = self._offered
+        if own and offered is None:
+            raise RuntimeError(f"round {round_number} settles an offer of ours, and none is out")
+        settings = self._settings
+        mean = aggregate(self._layout, blobs, weights, norm_clip=settings.norm_clip)
+        needed = 0
+        if mean.mean_N is not None and rank_in_use:
+            needed = self._needed_rank(mean.mean_N, rank_in_use, round_number)
+        if mean.mean_N is None:
+            shift_N, anchor_N, momentum_N = torch.zeros_like(self._anchor_N), self._anchor_N, self._momentum_N
+        else:
+            momentum_N = self._momentum_N * settings.momentum
+            momentum_N.add_(mean.mean_N)
+            shift_N = momentum_N * settings.momentum  # from here on "u" of the module's text
+            shift_N.add_(mean.mean_N)
+            shift_N.mul_(-settings.learning_rate)
+            anchor_N = self._anchor_N + shift_N
+        state = AnchorState.of(
+            self._layout, head=head, round_number=round_number, anchor=_buffer(anchor_N), momentum=_buffer(momentum_N)
+        )
+        if own and offered is not None:
+            shift_N.add_(offered.movement_N)
+            self._residual_N, self._spare_N = offered.residual_N, self._residual_N
+            self._unsettled -= offered.micro_batches
+        self._offered = None
+        self._anchor_N, self._momentum_N, self._state = anchor_N, momentum_N, state
+        return Outcome(shift_N, state, mean.norms, mean.clip_factors, needed)
+
+    def withdraw(self) -> None:
+        """The head moved under the offer, or its round is void: the movement is unsettled again and goes with the next
+        offer. Nothing happens if none is out."""
+        self._offered = None
+
+    def install(self, state: AnchorState, *, keep_movement: bool) -> Tensor:
+        """Adopts state. Returns what to do with the local parameters: with keep_movement the shift to add to them, so
+        that a - w stays; else their new values, and movement, residual and counts start from nothing."""
+        assert state.layout == self._layout, "a state of another layout"
+        anchor_N = state.anchor_N()
+        self._offered = None
+        local_N = anchor_N - self._anchor_N if keep_movement else anchor_N.clone()
+        if not keep_movement:
+            self._residual_N = torch.zeros_like(anchor_N)
+            self._encoder.reset()
+            self._unsettled = 0
+        self._anchor_N, self._momentum_N, self._state = anchor_N, state.momentum_N(), state
+        return local_N
+
+    def _needed_rank(self, mean_N: Tensor, rank: int, round_number: int) -> int:
+        """Measured on a part of the matrices each round, in turn: a spectrum costs more than the rest of a merge."""
+        names = [spec.name for spec in self._layout.tensors if self._codec_of(spec).name == LOW_RANK]
+        return needed_rank(self._layout, mean_N, names[round_number % TURNS :: TURNS], rank=rank)
+
+    def _with_residual(self, movement_N: Tensor) -> Tensor:
+        """What is to be encoded, in the spare vector."""
+        settings, layout = self._settings, self._layout
+        if settings.residual_decay is None:
+            decays = decay_by_codec(layout, self._codec_of)
+        else:
+            decays = (settings.residual_decay,) * len(layout.tensors)
+        return with_feedback_by_tensor(movement_N, self._residual_N, layout, decays, out=self._spare_N)
+
+
+def stage_policy(codec: str, rank: int) -> CodecPolicy:
+    """The policy of a stage's contributions by a codec's name; rank: of lowrank-int4. Raises MalformedBlob for other names."""
+    return policy_named(codec, rank=max(rank, 1), never_low_rank=(EMBEDDING, HEAD))
+
+
+def initial_state(manifest: Manifest, stage: int = 0) -> AnchorState:
+    """The state before the first round: the seeded initial parameters, no momentum; equal on every peer."""
+    layout = layout_of(manifest, stage)
+    anchor_N = initial_parameters(layout, manifest.model, manifest.run.seed)
+    return AnchorState.of(
+        layout,
+        head=manifest.genesis(stage),
+        round_number=0,
+        anchor=_buffer(anchor_N),
+        momentum=_buffer(torch.zeros_like(anchor_N)),
+    )
+
+
+def tensor_digests(layout: Layout, anchor: memoryview, momentum: memoryview) -> list[Digest]:
+    """sha256 of each tensor's bytes: anchor and momentum of the first tensor, of the second, ..."""
+    return [sha256(part[4 * start : 4 * stop]) for _spec, start, stop in layout.spans() for part in (anchor, momentum)]
+
+
+def _vector(raw: memoryview) -> Tensor:
+    return torch.from_numpy(np.frombuffer(raw, dtype="<f4").astype(np.float32))
+
+
+def _buffer(vector_N: Tensor) -> memoryview:
+    """The vector's own bytes, read-only; it must not be changed any more."""
+    array: npt.NDArray[np.float32] = vector_N.numpy().astype("<f4", copy=False)
+    return array.data.cast("B").toreadonly()

@@ -1,0 +1,247 @@
+"""The training loop of one stage of several: does the work it finds on its bench, keeps two versions of the weights.
+
+What to do next, and with which version, is decided by the scheduler behind the bench (pipeline/scheduler.py). Here are the
+tensors: a forward and its backward use the same weights, so a step or a shift that comes while forwards are out goes
+into the second buffer, and the first is free again when the last of them is back. At most two versions live.
+
+A shift from the outer loop may come while both buffers are in use: it waits (`_pending`) until the scheduler says that
+it can be published. What is snapshot at a round's close includes it.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
+from dilocox_peer.peer.training.timetable import Timetable
+from dilocox_peer.pipeline.activations import BodyFormat, Bytes
+from dilocox_peer.pipeline.contract import Backward, Body, Forward, Publish, StepNow, Turn, Work
+from dilocox_peer.pipeline.data import Corpus
+from dilocox_peer.pipeline.hop import MicroBatchId
+from dilocox_peer.pipeline.inner import InnerOptimizer
+from dilocox_peer.pipeline.model import StageModel, layers_of
+from dilocox_peer.pipeline.passes import Passes
+from dilocox_peer.types import PeerId
+
+
+class WorkBench(Protocol):
+    """Where work comes from and results go; every call returns at once."""
+
+    def next_work(self) -> Work | None: ...
+
+    def released(self) -> list[MicroBatchId]:
+        """Micro-batches, since the last call, whose backward will not come: all that `next_work` counted on, and none that it
+        handed out."""
+
+    def packed(self, micro_batch: MicroBatchId, seconds: float) -> None:
+        """Of the work that is about to be reported as done so much was packing and unpacking."""
+
+    def forward_done(self, micro_batch: MicroBatchId, body: bytes, seconds: float) -> None: ...
+
+    def backward_done(self, micro_batch: MicroBatchId, body: bytes | None, loss: float, seconds: float) -> None: ...
+
+    def stepped(self, seconds: float) -> None: ...
+
+    def shifted(self) -> None:
+        """The parameters are to change: hand out a Publish when a version can be made of it."""
+
+    def rounds(self, training: int, certified: int, issue_limit: int | None) -> None: ...
+
+    def hold(self, is_held: bool) -> None: ...
+
+    def pause(self, is_paused: bool) -> None:
+        """The volunteer's wish: for long, so callers are sent elsewhere."""
+
+    def load_share(self) -> float:
+        """Micro-batches that come to this peer for each that one head draws: heads over replicas of this stage."""
+
+
+class StageLoop:
+    """A TrainingLoop (book.py)."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        bench: WorkBench,
+        *,
+        peer: PeerId,
+        incarnation: int,
+        corpus: Corpus | None,
+        device: str,
+        clock: Callable[[], float],
+        micro_batch_limit: int | None,
+        timetable: Timetable,
+    ) -> None:
+        """corpus: of stage 0 alone. micro_batch_limit: stage 0 begins at most so many in a round."""
+        self._manifest = manifest
+        self._bench = bench
+        self._peer = peer
+        self._incarnation = incarnation
+        self._corpus = corpus
+        self._micro_batch_limit = micro_batch_limit
+        self._passes = Passes(BodyFormat.of(manifest))
+        first = StageModel(manifest.model, layers_of(manifest, stage), device=device)
+        second = StageModel(first.section, first.layers, device=device, flat_grad_N=first.flat_grad_N)
+        self._current, self._other = first, second
+        self._optimizer = InnerOptimizer(first, manifest.inner)
+        self._pending_N: Tensor | None = (
+            None  # to be added to the current weights, or with _replaces to take their place
+        )
+        self._replaces = False
+        self._in_gradient = 0  # micro-batches; fewer than the scheduler counts once weights were replaced
+        self._book = RoundBook(manifest, clock, timetable)
+        self._held = False
+        self._told = (-1, -1)
+        self._publish()
+
+    progress: Progress
+
+    def begin(self, anchor_N: Tensor, certified: int) -> None:
+        self._current.flat_N.copy_(anchor_N)
+        self._book.certified = certified
+        self._publish()
+
+    # ---- work --------------------------------------------------------------------------------------------------------
+
+    def train_on(self) -> bool:
+        """One forward, backward, turn or step."""
+        if self._held and self._corpus is None:
+            return False  # a head goes on with what is under way; what comes to a later stage waits
+        work = self._bench.next_work()
+        for micro_batch in self._bench.released():  # not before: the work may rest on what was released meanwhile
+            self._passes.release(micro_batch)
+        started = time.perf_counter()
+        done = self._do(work, started)
+        self._publish()
+        return done
+
+    def _do(self, work: Work | None, started: float) -> bool:
+        match work:
+            case None:
+                return False
+            case Forward():
+                body = self._forward(work)
+                self._bench.packed(work.id, self._passes.take_codec_s())
+                self._bench.forward_done(work.id, body, time.perf_counter() - started)
+            case Backward():
+                gradient = self._passes.backward(work.id, _bytes(work.body))
+                self._in_gradient += 1
+                self._book.done(work.loss, time.perf_counter() - started)
+                self._bench.packed(work.id, self._passes.take_codec_s())
+                self._bench.backward_done(work.id, gradient, work.loss, time.perf_counter() - started)
+            case Turn():
+                gradient, loss = self._passes.turn(self._current, _bytes(work.body))
+                self._in_gradient += 1
+                self._book.done(loss, time.perf_counter() - started)
+                self._bench.packed(work.id, self._passes.take_codec_s())
+                self._bench.backward_done(work.id, gradient, loss, time.perf_counter() - started)
+            case StepNow():
+                self._step()
+                self._bench.stepped(time.perf_counter() - started)
+            case Publish():
+                self._make_version()
+                self._apply_pending()
+                self._bench.stepped(time.perf_counter() - started)
+        return True
+
+    def _forward(self, work: Forward) -> bytes:
+        if work.body is not None:
+            return self._passes.forward(work.id, self._current, _bytes(work.body))
+        assert self._corpus is not None, "a forward without a body at a stage that reads no data"
+        inner, model = self._manifest.inner, self._manifest.model
+        inputs_BT, targets_BT = self._corpus.train_batch(
+            seed=self._manifest.run.seed, peer=self._peer, incarnation=self._incarnation,
+            round_number=work.round, index=work.id.index, batch=inner.micro_batch, context=model.context,
+        )  # fmt: skip
+        return self._passes.begin(work.id, self._current, inputs_BT, targets_BT)
+
+    def _step(self) -> None:
+        self._make_version()
+        self._apply_pending()  # a step's version has the shift in it
+        if not self._in_gradient:
+            return  # all of it was computed with weights that have been replaced: the version is these alone
+        self._book.load = self._bench.load_share()
+        share = self._book.learning_rate_share(self._optimizer.steps_done)
+        report = self._optimizer.step(micro_batches=self._in_gradient, share=share)
+        self._in_gradient = 0
+        self._book.learning_rate = report.learning_rate
+
+    def _make_version(self) -> None:
+        """The current weights may be changed from here on: moved to the other buffer if forwards are out on them."""
+        if not self._passes.is_used(self._current):
+            return
+        assert not self._passes.is_used(self._other), "a third version of the weights"
+        self._other.flat_N.copy_(self._current.flat_N)
+        self._current, self._other = self._other, self._current
+        self._optimizer.move_to(self._current)
+
+    # ---- rounds ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> Snapshot:
+        snapshot = self._book.close(self._local_N().to("cpu", copy=True))
+        self._publish()
+        return snapshot
+
+    def shift(self, shift_N: Tensor, *, certified: int) -> None:
+        self._pending_N = shift_N if self._pending_N is None else self._pending_N + shift_N
+        self._book.move(certified)
+        self._publish()
+        self._bench.shifted()
+
+    def replace(self, local_N: Tensor, *, certified: int) -> None:
+        self._pending_N, self._replaces = local_N, True
+        self._book.restart()
+        self._book.move(certified)
+        self._publish()
+        self._bench.shifted()
+
+    def withdraw(self) -> None:
+        self._book.move(self._book.certified)
+        self._publish()
+
+    def set_held(self, is_held: bool, reason: HoldReason = "rounds") -> None:
+        self._book.hold(is_held, reason)
+        if reason == "pause":
+            self._bench.pause(is_held)
+        self._publish()
+
+    def _local_N(self) -> Tensor:
+        """The local parameters with what waits to be published; not to be changed."""
+        if self._pending_N is None:
+            return self._current.flat_N
+        pending_N = self._pending_N.to(self._current.flat_N.device)
+        return pending_N if self._replaces else self._current.flat_N + pending_N
+
+    def _apply_pending(self) -> None:
+        """Into the current weights, which no forward is out on."""
+        if self._pending_N is None:
+            return
+        pending_N = self._pending_N.to(self._current.flat_N.device)
+        if self._replaces:
+            self._current.flat_N.copy_(pending_N)
+            self._current.zero_grad()
+            self._in_gradient = 0
+        else:
+            self._current.flat_N.add_(pending_N)
+        self._pending_N, self._replaces = None, False
+
+    def _publish(self) -> None:
+        may_train = self._book.may_train
+        rounds = (self._book.round, self._book.certified)
+        if rounds != self._told:
+            self._told = rounds
+            self._bench.rounds(*rounds, self._micro_batch_limit)
+        if may_train == self._held:
+            self._held = not may_train
+            self._bench.hold(self._held)
+        self.progress = self._book.progress(is_training=may_train)
+
+
+def _bytes(body: Body) -> Bytes:
+    """What the scheduler passes on unseen is what the conveyor took from the link."""
+    assert isinstance(body, bytes | bytearray | memoryview), type(body)
+    return body

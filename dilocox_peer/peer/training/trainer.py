@@ -1,0 +1,292 @@
+"""The threads that train: one torch thread, sole owner of parameters and optimizer, and one thread for the outer loop.
+
+The session (asyncio) calls; every call returns at once with a value or a Future. Bytes and frozen dataclasses go to the
+caller, never a tensor. Between the two threads a vector is handed over whole: whoever gave it does not touch it again.
+
+Order. Every call takes its place in both threads' queues under one lock, so both carry calls out in the order in which
+they were made, whatever the timing:
+    close:  the torch thread takes the snapshot between two micro-batches; the outer thread waits for it and encodes.
+    merge:  the outer thread decodes and steps; the torch thread trains on meanwhile, then applies the shift before any
+            later call. So a close after a merge always has its shift in the snapshot.
+The torch thread never waits for the outer thread to train on, except where a call says so (overlap none, hold); the
+outer thread waits for the torch thread at most one micro-batch. There is no cycle.
+
+Rounds. Training is in round `certified + 1`, or `certified + 2` while an offer is out. A call that puts training into a
+higher round starts its count of micro-batches anew; one that puts it back lets the closed round go on.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from dilocox_peer.compression.codec import CodecPolicy
+from dilocox_peer.compression.controller import OwnCodec
+from dilocox_peer.compression.ladder import LOW_RANK
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.training.book import HoldReason, Progress, Snapshot, TrainingLoop
+from dilocox_peer.peer.training.outer import AnchorState, OuterLoop, OuterSettings, stage_policy
+from dilocox_peer.peer.training.stage_loop import StageLoop, WorkBench
+from dilocox_peer.peer.training.timetable import Timetable
+from dilocox_peer.peer.training.whole_loop import WholeLoop
+from dilocox_peer.peer.training.worker import MAX_CALLS, Worker
+from dilocox_peer.pipeline.data import Corpus
+from dilocox_peer.types import Digest, PeerId
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The offered contribution of a round. micro_batches: its weight, that of missed rounds included. train_loss: mean
+    over this round's micro-batches, nan if there were none. lost: what the codec left out of it (outer.Offer)."""
+
+    round: int
+    blob: bytes
+    micro_batches: int
+    train_loss: float
+    raw_bytes: int
+    lost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A certificate is applied to the anchor. norms, clip_factors: of the contributions, in the certificate's order.
+    needed_rank: of the mean (outer.Outcome)."""
+
+    round: int
+    state_digest: Digest
+    norms: tuple[float, ...]
+    clip_factors: tuple[float, ...]
+    needed_rank: int
+
+
+class Trainer:
+    """See the module. Methods may be called from any one thread, except that none may be called from on_failure."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        peer: PeerId,
+        incarnation: int,
+        corpus: Corpus | None,
+        stage: int = 0,
+        bench: WorkBench | None = None,
+        device: str = "cpu",
+        threads: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        on_failure: Callable[[str], None] = lambda reason: None,
+        micro_batch_limit: int | None = None,
+        timetable: Timetable | None = None,
+    ) -> None:
+        """timetable: the plans of the rounds, which somebody else keeps; None: all as the manifest says.
+        corpus: where stage 0 takes its data from. bench: where a stage of several finds its work.
+
+        on_failure: called once, from the thread that failed; both threads are useless afterwards.
+        micro_batch_limit: train at most so many in a round, then wait for its end; None trains on without bound.
+        Tests that must repeat to the bit set it.
+        """
+        assert (corpus is not None) == (stage == 0), "stage 0, and it alone, reads training data"
+        assert (bench is not None) == (manifest.stages.count > 1), "a bench is for a stage of several"
+        if corpus is not None:
+            corpus.require_context(manifest.model.context)
+        self._timetable = timetable = timetable or Timetable(manifest)
+        self._watches_rank = manifest.compression.adapt != "off"
+        self._own_codec = OwnCodec() if manifest.compression.adapt == "link" else None
+        self._policies: dict[tuple[str, int], CodecPolicy] = {}
+        self._outer_settings = OuterSettings.of(manifest)
+        self._outer: OuterLoop | None = None
+        self._state: AnchorState | None = None
+        self._on_failure = on_failure
+        self._clock = clock
+        self._failed: str | None = None
+        self._lock = threading.Lock()
+        self._loop: TrainingLoop
+        if bench is not None:
+            self._loop = StageLoop(
+                manifest, stage, bench, peer=peer, incarnation=incarnation, corpus=corpus, device=device, clock=clock,
+                micro_batch_limit=micro_batch_limit, timetable=timetable,
+            )  # fmt: skip
+        else:
+            assert corpus is not None
+            self._loop = WholeLoop(
+                manifest, peer=peer, incarnation=incarnation, corpus=corpus, device=device, clock=clock,
+                micro_batch_limit=micro_batch_limit, timetable=timetable,
+            )  # fmt: skip
+        self._torch = Worker("dilocox-torch", self._fail, num_threads=threads, idle=self._loop.train_on)
+        self._executor = Worker("dilocox-outer", self._fail, num_threads=1)
+
+    def start(self, state: AnchorState) -> None:
+        """Begins to train round state.round + 1 on top of state. Once."""
+        assert self._outer is None, "already started"
+        outer = self._outer = OuterLoop(self._outer_settings, state)
+        self._state = state
+        self._loop.begin(outer.state.anchor_N(), state.round)
+        self._torch.start()
+        self._executor.start()
+
+    def nudge(self) -> None:
+        """There may be work on the bench again; any thread."""
+        self._torch.nudge()
+
+    def progress(self) -> Progress:
+        """The latest figures, the speed as of now; cheap, any thread."""
+        return self._loop.progress.at(self._clock())
+
+    def state(self) -> AnchorState:
+        """The agreed state after the last merge; immutable, so it can be served while training goes on."""
+        assert self._state is not None, "not started"
+        return self._state
+
+    @property
+    def failure(self) -> str | None:
+        """Why a thread gave up, or None."""
+        return self._failed
+
+    def close(self) -> "Future[Closing]":
+        """Ends the round being trained and encodes its contribution; the next round begins at once, or with overlap
+        `none` after the merge. The Future fails with RuntimeError if an offer is out: merge or withdraw it first."""
+        outer = self._started()
+        with self._lock:
+            self._require_room()
+            snapshot = self._torch.submit(self._loop.close)
+            return self._executor.submit(lambda: self._encode(outer, snapshot.result()), after=snapshot)
+
+    def merge(
+        self, blobs: Sequence[bytes], weights: Sequence[int], *, own: bool, round_number: int, head: Digest
+    ) -> "Future[Merged]":
+        """Applies a certificate: its blobs and their micro-batches in its order; own: whether our offer is among them.
+
+        No blobs: a void round, or a certificate that only moves the head. Done when anchor and local parameters are
+        (`state` is new a little earlier, `progress` not later). If the round was not closed here yet, it is over now
+        and its movement goes with the next. Fails with MalformedBlob or RuntimeError; nothing has changed then.
+        """
+        outer = self._started()
+        blobs, weights = tuple(blobs), tuple(weights)
+
+        def step() -> tuple[Merged, Tensor]:
+            if blobs and outer.has_offer and self._own_codec is not None:
+                self._own_codec.settled(in_certificate=own)
+            plan = self._timetable.plan(round_number)
+            rank = plan.rank if self._watches_rank and plan.codec == LOW_RANK else 0
+            outcome = outer.merge(blobs, weights, own=own, round_number=round_number, head=head, rank_in_use=rank)
+            self._state = outcome.state
+            merged = Merged(
+                round_number, outcome.state.digest, outcome.norms, outcome.clip_factors, outcome.needed_rank
+            )
+            return merged, outcome.shift_N
+
+        return self._outer_then_torch(step, lambda shift_N: self._loop.shift(shift_N, certified=round_number))
+
+    def withdraw(self) -> "Future[None]":
+        """The head moved under our offer: its movement is pending again, and its round goes on."""
+        outer = self._started()
+
+        def step() -> tuple[None, None]:
+            outer.withdraw()
+            return None, None
+
+        return self._outer_then_torch(step, lambda _: self._loop.withdraw())
+
+    def install(self, state: AnchorState, *, keep_movement: bool) -> "Future[None]":
+        """Adopts another state. keep_movement: our unsettled movement stays on top of it; else local parameters become
+        its anchor. Optimizer moments stay. An offer that was out is withdrawn."""
+        outer = self._started()
+
+        def step() -> tuple[None, Tensor]:
+            local_N = outer.install(state, keep_movement=keep_movement)
+            self._state = state
+            return None, local_N
+
+        def apply(local_N: Tensor) -> None:
+            if keep_movement:
+                self._loop.shift(local_N, certified=state.round)
+            else:
+                self._loop.replace(local_N, certified=state.round)
+
+        return self._outer_then_torch(step, apply)
+
+    def hold(self, reason: HoldReason = "rounds") -> "Future[None]":
+        """No micro-batch begins from when this is done until `resume` with the same reason; calls are still carried out.
+        A pause waits for the piece of work at hand alone, not for calls made before it."""
+        return self._on_torch(lambda: self._loop.set_held(True, reason), is_urgent=reason == "pause")
+
+    def resume(self, reason: HoldReason = "rounds") -> "Future[None]":
+        """Undoes `hold` for this reason, no other. Does not end the wait of overlap `none` for its certificate."""
+        return self._on_torch(lambda: self._loop.set_held(False, reason), is_urgent=reason == "pause")
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends both threads after what they are at (one micro-batch, one encoding); calls still waiting fail.
+
+        Raises TimeoutError if a thread is not done by then; it still ends by itself after what it is at.
+        """
+        deadline = time.monotonic() + timeout_s
+        for worker in (self._torch, self._executor):
+            worker.ask_to_stop("the trainer was stopped")
+        for worker in (self._torch, self._executor):
+            worker.join(max(0.0, deadline - time.monotonic()))
+
+    def _encode(self, outer: OuterLoop, snapshot: Snapshot) -> Closing:
+        """In the outer thread."""
+        plan = self._timetable.plan(snapshot.round)
+        codec = plan.codec if self._own_codec is None else self._own_codec.codec(plan.codec)
+        offer = outer.offer(snapshot.flat_N, snapshot.new_micro_batches, codec_of=self._policy(codec, plan.rank))
+        return Closing(
+            round=snapshot.round,
+            blob=offer.blob,
+            micro_batches=offer.micro_batches,
+            train_loss=snapshot.train_loss,
+            raw_bytes=offer.raw_bytes,
+            lost=offer.lost,
+        )
+
+    def _policy(self, codec: str, rank: int) -> CodecPolicy:
+        """One object for each (codec, rank): encoders remember by it."""
+        key = (codec, rank if codec == LOW_RANK else 0)
+        if key not in self._policies:
+            self._policies[key] = stage_policy(codec, rank)
+        return self._policies[key]
+
+    def _started(self) -> OuterLoop:
+        assert self._outer is not None, "not started"
+        return self._outer
+
+    def _require_room(self) -> None:
+        """Before a call takes its places, so that it gets all of them or none."""
+        if self._torch.is_full or self._executor.is_full:
+            raise RuntimeError(f"{MAX_CALLS} calls are waiting for the trainer")
+
+    def _on_torch(self, run: Callable[[], None], *, is_urgent: bool) -> "Future[None]":
+        self._started()
+        with self._lock:
+            self._require_room()
+            return self._torch.submit(run, is_urgent=is_urgent)
+
+    def _outer_then_torch(self, step: Callable[[], tuple[T, U]], apply: Callable[[U], None]) -> "Future[T]":
+        """Runs step in the outer thread, then apply with the second half of its result in the torch thread, before any
+        call made later. The Future is done with the first half after both. If step fails, apply is left out."""
+
+        def finish() -> T:
+            value, handed = stepped.result()
+            apply(handed)
+            return value
+
+        with self._lock:
+            self._require_room()
+            stepped = self._executor.submit(step)
+            return self._torch.submit(finish, after=stepped, is_fatal=True)
+
+    def _fail(self, reason: str) -> None:
+        with self._lock:
+            if self._failed is not None:
+                return
+            self._failed = reason
+        for worker in (self._torch, self._executor):
+            worker.ask_to_stop(reason)
+        self._on_failure(reason)

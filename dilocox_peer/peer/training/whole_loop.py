@@ -1,0 +1,107 @@
+"""The training loop of a run with one stage: this peer holds the whole model and needs nobody for an inner step."""
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
+from dilocox_peer.peer.training.timetable import Timetable
+from dilocox_peer.pipeline.data import Corpus
+from dilocox_peer.pipeline.inner import InnerOptimizer
+from dilocox_peer.pipeline.model import LayerRange, StageModel
+from dilocox_peer.pipeline.stage import Stage
+from dilocox_peer.types import PeerId
+
+
+class WholeLoop:
+    """A TrainingLoop (book.py)."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        peer: PeerId,
+        incarnation: int,
+        corpus: Corpus,
+        device: str,
+        clock: Callable[[], float],
+        micro_batch_limit: int | None,
+        timetable: Timetable,
+    ) -> None:
+        """micro_batch_limit: at most so many in a round, then wait for its end."""
+        self._manifest = manifest
+        self._peer = peer
+        self._incarnation = incarnation
+        self._corpus = corpus
+        self._micro_batch_limit = micro_batch_limit
+        self._stage = Stage(StageModel(manifest.model, LayerRange.of(manifest.model), device=device))
+        self._optimizer = InnerOptimizer(self._stage.model, manifest.inner)
+        self._book = RoundBook(manifest, clock, timetable)
+        self._since_step = 0
+        self._index = 0  # of the data draw: never used twice by one incarnation
+        self._publish()
+
+    progress: Progress
+
+    def begin(self, anchor_N: Tensor, certified: int) -> None:
+        self._stage.model.flat_N.copy_(anchor_N)
+        self._book.certified = certified
+        self._publish()
+
+    def train_on(self) -> bool:
+        """One micro-batch, and the inner step if it completes one."""
+        if not self._may_train:
+            return False
+        started = time.perf_counter()
+        inner, model = self._manifest.inner, self._manifest.model
+        inputs_BT, targets_BT = self._corpus.train_batch(
+            seed=self._manifest.run.seed, peer=self._peer, incarnation=self._incarnation,
+            round_number=self._book.round, index=self._index, batch=inner.micro_batch, context=model.context,
+        )  # fmt: skip
+        loss = self._stage.train_micro_batch(inputs_BT, targets_BT)
+        self._index += 1
+        self._since_step += 1
+        self._book.done(loss, time.perf_counter() - started)
+        if self._since_step == inner.accumulate:
+            share = self._book.learning_rate_share(self._optimizer.steps_done)
+            report = self._optimizer.step(micro_batches=self._since_step, share=share)
+            self._book.learning_rate = report.learning_rate
+            self._since_step = 0
+        self._publish()
+        return True
+
+    def close(self) -> Snapshot:
+        snapshot = self._book.close(self._stage.model.flat_N.to("cpu", copy=True))
+        self._publish()
+        return snapshot
+
+    def shift(self, shift_N: Tensor, *, certified: int) -> None:
+        self._stage.model.flat_N.add_(shift_N.to(self._stage.model.flat_N.device))
+        self._book.move(certified)
+        self._publish()
+
+    def replace(self, local_N: Tensor, *, certified: int) -> None:
+        self._stage.model.flat_N.copy_(local_N)
+        self._stage.model.zero_grad()
+        self._since_step = 0
+        self._book.restart()
+        self._book.move(certified)
+        self._publish()
+
+    def withdraw(self) -> None:
+        self._book.move(self._book.certified)
+        self._publish()
+
+    def set_held(self, is_held: bool, reason: HoldReason = "rounds") -> None:
+        self._book.hold(is_held, reason)
+        self._publish()
+
+    @property
+    def _may_train(self) -> bool:
+        limit = self._micro_batch_limit
+        return self._book.may_train and (limit is None or self._book.in_round < limit)
+
+    def _publish(self) -> None:
+        self.progress = self._book.progress(is_training=self._may_train)
