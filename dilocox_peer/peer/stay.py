@@ -290,12 +290,14 @@ class Stay:
             certificates=lambda: averaging.machine.chain,
             listener=self._listener,
         )
-        takeover = self._takeover(presence, stage, manifest, directory) if conveyor is not None else None
+        takeover = self._takeover(presence, stage, manifest, directory, conveyor) if conveyor is not None else None
         return _Parts(
             presence.transport, directory, trainer, averaging, conveyor, guardian, takeover, tenure, discovery, bulletin
         )
 
-    def _takeover(self, presence: Presence, stage: int, manifest: Manifest, directory: Directory) -> Takeover | None:
+    def _takeover(
+        self, presence: Presence, stage: int, manifest: Manifest, directory: Directory, conveyor: Conveyor
+    ) -> Takeover | None:
         wish = self._settings.wish
         if wish.stage is not None:
             return None
@@ -307,6 +309,7 @@ class Stay:
             stage,
             num_stages=manifest.stages.count,
             fits=fits,
+            linked_stages=lambda: set(conveyor.status().linked.values()),
             is_paused=lambda: self._pauses.is_paused,
             directory=directory,
         )

@@ -37,14 +37,17 @@ class Takeover:
         *,
         num_stages: int,
         fits: Collection[int],
+        linked_stages: Callable[[], Collection[int]],
         is_paused: Callable[[], bool],
         directory: Directory,
     ) -> None:
-        """fits: the stages that can be held here."""
+        """fits: the stages that can be held here. linked_stages: of the peers whose links we have; those are not empty,
+        whatever the directory has lost."""
         self._presence = presence
         self._stage = stage
         self._num_stages = num_stages
         self._fits = fits
+        self._linked_stages = linked_stages
         self._is_paused = is_paused
         self._directory = directory
         self._empty_since: dict[int, float] = {}
@@ -64,10 +67,12 @@ class Takeover:
 
     async def _look(self) -> Move | None:
         stages = {stage: await self._directory.peers(stage) for stage in range(self._num_stages)}
-        now = time.monotonic()
-        self._empty_since = {stage: self._empty_since.get(stage, now) for stage, leases in stages.items() if not leases}
+        now, linked = time.monotonic(), self._linked_stages()
+        empty = [stage for stage, leases in stages.items() if not leases and stage not in linked]
+        self._empty_since = {stage: self._empty_since.get(stage, now) for stage in empty}
         claimant = Claimant(self._presence.me, self._fits, self._presence.is_dialable)
         stage, turn = take_over(stages, claimant, self._stage)
-        if stage is None or self._is_paused() or now - self._empty_since[stage] < PATIENCE_S * (1 + turn):
+        since = self._empty_since.get(stage) if stage is not None else None
+        if stage is None or since is None or self._is_paused() or now - since < PATIENCE_S * (1 + turn):
             return None
         return Move(stage, f"nobody holds it, and stage {self._stage} has {len(stages[self._stage])} peers")

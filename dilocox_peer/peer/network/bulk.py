@@ -43,7 +43,7 @@ class TransportDown(PeerUnavailable):
     """Not the peer's fault: this process's own p2pd has ended. See Transport.wait_for_failure."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Reply:
     """What a handler serves. The body's buffers are sent one after another and not copied; do not change them meanwhile."""
 

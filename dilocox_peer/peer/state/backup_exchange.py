@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dilocox_peer.errors import ProtocolError, StateCorrupt
 from dilocox_peer.peer.network.bulk import Reply
@@ -55,7 +56,8 @@ class BackupServer:
         self._stage = stage
         self._certificates = certificates
         self._kept = kept
-        self._reading = asyncio.Lock()  # a state is read whole: one at a time
+        self._reading = asyncio.Lock()
+        self._being_sent: WeakValueDictionary[tuple[int, int], Reply] = WeakValueDictionary()  # by stage and round
 
     async def serve(self, peer: PeerId, header: dict[str, Any]) -> Reply:
         """An empty reply for a stage of which nothing is here."""
@@ -93,9 +95,15 @@ class BackupServer:
         kept = self._kept.get(stage)
         if kept is None:
             return NOTHING
-        async with self._reading:
-            backup = await asyncio.to_thread(kept.store.load)
-        return Reply(backup.state.header(), list(backup.state.parts())) if backup is not None else NOTHING
+        async with self._reading:  # whole, and once for all who fetch it at the same time
+            key = (stage, kept.round)
+            if (reply := self._being_sent.get(key)) is None:
+                backup = await asyncio.to_thread(kept.store.load)
+                if backup is None:
+                    return NOTHING
+                reply = Reply(backup.state.header(), list(backup.state.parts()))
+                self._being_sent[key] = reply
+            return reply
 
 
 def _is_locator(heads: list[object]) -> bool:

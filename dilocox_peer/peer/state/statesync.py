@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt
 from dilocox_peer.events import Listener, StateFetched, StateFetchFailed
@@ -36,6 +37,8 @@ class StateServer:
         self._layout = layout
         self._disk = disk
         self._newer = asyncio.Event()
+        self._reading = asyncio.Lock()
+        self._being_sent: WeakValueDictionary[Digest | int, Reply] = WeakValueDictionary()
         self._is_final: Callable[[AnchorState], bool] = lambda state: False
 
     def set_is_final(self, is_final: Callable[[AnchorState], bool]) -> None:
@@ -51,30 +54,38 @@ class StateServer:
         body when we have it not."""
         match header:
             case {"head": bytes(head)} if len(head) == DIGEST_BYTES:
-                state = await self._at(Digest(head))
+                return await self._at(Digest(head))
             case {"after": int(after), "wait_s": float(wait_s)} if after >= -1:
-                state = await self._after(after, min(wait_s, MAX_WAIT_S))
+                return self._reply(await self._after(after, min(wait_s, MAX_WAIT_S)))
             case {"round": int(number), "wait_s": float(wait_s)} if number >= 0:
-                state = await self._of_round(number, min(wait_s, MAX_WAIT_S))
+                return await self._of_round(number, min(wait_s, MAX_WAIT_S))
             case _:
                 raise ProtocolError(_peer, "a request for state that names neither head nor round")
+
+    def _reply(self, state: AnchorState | None) -> Reply:
         if state is None:
             return Reply({}, [])
         return Reply({**state.header(), "final": self._is_final(state)}, list(state.parts()))
 
-    async def _at(self, head: Digest) -> AnchorState | None:
+    async def _at(self, head: Digest) -> Reply:
         state = self._current()
         if state.head == head:
-            return state
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._disk, read_head, self._checkpoints, self._run_id, self._layout, head)
+            return self._reply(state)
+        return await self._from_disk(head, lambda: read_head(self._checkpoints, self._run_id, self._layout, head))
 
-    async def _of_round(self, number: int, wait_s: float) -> AnchorState | None:
+    async def _of_round(self, number: int, wait_s: float) -> Reply:
         state = await self._after(number - 1, wait_s)
         if state is None or state.round == number:
-            return state
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._disk, read_round, self._checkpoints, self._run_id, self._layout, number)
+            return self._reply(state)
+        return await self._from_disk(number, lambda: read_round(self._checkpoints, self._run_id, self._layout, number))
+
+    async def _from_disk(self, key: Digest | int, read: Callable[[], AnchorState | None]) -> Reply:
+        """What read gives, once for all who fetch it at the same time: memory for each of them would be anybody's to take."""
+        async with self._reading:
+            if (reply := self._being_sent.get(key)) is None:
+                reply = self._reply(await asyncio.get_running_loop().run_in_executor(self._disk, read))
+                self._being_sent[key] = reply
+            return reply
 
     async def _after(self, after: int, wait_s: float) -> AnchorState | None:
         with contextlib.suppress(TimeoutError):

@@ -1,0 +1,70 @@
+"""What is served of whole states: the newest, older ones from disk, and each of those once for all who fetch it."""
+
+import asyncio
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dilocox_peer.errors import ProtocolError
+from dilocox_peer.peer.state.backup import BackupStore
+from dilocox_peer.peer.state.backup_exchange import BackupServer, Kept
+from dilocox_peer.peer.state.checkpoint import write_checkpoint
+from dilocox_peer.peer.state.statesync import StateServer
+from dilocox_peer.signing import verify
+from dilocox_peer.types import PeerId
+from tests.certified_stage import MANIFEST, STAGE, CertifiedStage, annals_of
+
+ASKER = PeerId("asker")
+
+
+def server_of(stage: CertifiedStage, folder: Path) -> StateServer:
+    """At the last state, with those before it on disk."""
+    for state in stage.states[:-1]:
+        write_checkpoint(folder, MANIFEST.run_id, state, keep=100)
+    newest = stage.states[-1]
+    return StateServer(
+        current=lambda: newest, checkpoints=folder, run_id=MANIFEST.run_id, layout=newest.layout, disk=ThreadPoolExecutor(1)
+    )  # fmt: skip
+
+
+async def test_the_newest_and_older_ones_are_served_and_nothing_is_an_empty_reply(tmp_path: Path) -> None:
+    stage = CertifiedStage().rounds(4)
+    server = server_of(stage, tmp_path)
+    for request, height in (
+        ({"head": stage.states[4].head}, 4),
+        ({"head": stage.states[2].head}, 2),
+        ({"round": 2, "wait_s": 0.0}, 2),
+        ({"after": 1, "wait_s": 0.0}, 4),
+    ):
+        reply = await server.serve(ASKER, request)
+        assert (reply.header["head"], reply.header["round"]) == (stage.states[height].head, stage.states[height].round)
+        assert [bytes(part) for part in reply.body] == [bytes(part) for part in stage.states[height].parts()]
+    assert (await server.serve(ASKER, {"head": bytes(32)})).header == {}
+    assert (await server.serve(ASKER, {"after": 4, "wait_s": 0.01})).header == {}
+    with pytest.raises(ProtocolError):
+        await server.serve(ASKER, {"round": "2"})
+
+
+async def test_many_who_fetch_one_old_state_share_its_memory(tmp_path: Path) -> None:
+    stage = CertifiedStage().rounds(4)
+    server = server_of(stage, tmp_path)
+    replies = await asyncio.gather(*(server.serve(ASKER, {"head": stage.states[1].head}) for _ in range(20)))
+    assert len({id(reply) for reply in replies}) == 1
+    last = weakref.ref(replies[0])
+    del replies
+    await asyncio.sleep(0)  # the tasks that gave them end
+    gc.collect()
+    assert last() is None, "and it is given back when the last has it"
+
+
+async def test_many_who_fetch_a_kept_copy_share_its_memory(tmp_path: Path) -> None:
+    stage, store = CertifiedStage().rounds(4), BackupStore(tmp_path, MANIFEST, STAGE, verify)
+    store.save(annals_of(stage.certificates), stage.states[3])
+    kept = {STAGE: Kept(store, annals_of(stage.certificates), 3)}
+    server = BackupServer(0, certificates=tuple, kept=kept)
+    replies = await asyncio.gather(*(server.serve(ASKER, {"stage": STAGE, "want": "state"}) for _ in range(20)))
+    assert len({id(reply) for reply in replies}) == 1
+    assert replies[0].header["digest"] == stage.states[3].digest
