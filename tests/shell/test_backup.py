@@ -1,4 +1,4 @@
-"""Copies of a stage between real peers: kept while it lives, found when nobody of it is left."""
+"""A stage between real peers: copied while it lives, found and taken over when nobody of it is left."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +15,7 @@ from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Event, Failed, StageCopied, StageRestored, StateFetchFailed
 from dilocox_peer.invitation import Invitation
 from dilocox_peer.peer import guardian as guardian_module
+from dilocox_peer.peer import takeover as takeover_module
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.guardian import Guardian, backup_store
 from dilocox_peer.peer.presence import Presence
@@ -22,6 +23,7 @@ from dilocox_peer.peer.restore import find_backup
 from dilocox_peer.peer.state.backup import Backup, BackupStore
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, StateServer
+from dilocox_peer.peer.takeover import Move, Takeover
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.signing import verify
 from dilocox_peer.types import PeerId
@@ -228,3 +230,33 @@ async def test_a_request_that_is_none_is_refused(request_: dict[str, object]) ->
     server = BackupServer(STAGE, certificates=tuple, kept={})
     with pytest.raises(ProtocolError):
         await server.serve(PeerId("stranger"), request_)
+
+
+async def test_the_newest_moves_to_a_stage_that_stays_empty(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takeover_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(takeover_module, "PATIENCE_S", 0.3)
+    old, new = await make_node("old"), await make_node("new")
+    await old.directory.announce(replace(old.presence.lease(HEAD), reachability="direct"))
+    await new.directory.announce(replace(new.presence.lease(HEAD), incarnation=2, reachability="direct"))
+    linked, paused = {STAGE}, False
+
+    def takeover_of(node: Node) -> asyncio.Task[Move]:
+        takeover = Takeover(
+            node.presence, HEAD, num_stages=2, fits=(0, 1), linked_stages=lambda: linked, is_paused=lambda: paused,
+            directory=node.directory,
+        )  # fmt: skip
+        return asyncio.create_task(takeover.run())
+
+    moving, staying = takeover_of(new), takeover_of(old)
+    await asyncio.wait({moving, staying}, timeout=1.0)
+    assert not moving.done(), "it is linked with a peer of that stage"
+    linked, paused = set(), True
+    await asyncio.wait({moving, staying}, timeout=1.0)
+    assert not moving.done(), "it is paused"
+    paused = False
+    async with asyncio.timeout(10):
+        assert (await moving).stage == STAGE
+    assert not staying.done(), "the oldest stays"
+    staying.cancel()
