@@ -45,6 +45,7 @@ from dilocox_peer.peer.rounds.messages import (
     EpochCall,
     GetChain,
     Heartbeat,
+    Leave,
     Message,
     Nack,
     Offer,
@@ -520,12 +521,29 @@ def test_what_is_not_theirs_to_say_is_refused_with_the_reason() -> None:
     assert refusals(table, first, second, Propose(*at, 1, replace(value, weight=9))) == [
         "weight 9 after 0 with 0 entries"
     ]
-    assert refusals(table, first, "stranger", Heartbeat(7, *at[1:], 1, 1, 0, 0, 1, 0, True, b"")) == [
-        "a message of stage 7"
-    ]
     mine = replace(strange, peer=PeerId(first))
     forged = place.round_value([mine], machine.roster)
     assert refusals(table, first, second, Propose(*at, 1, forged)) == ["an offer in our name that is not ours"]
+
+
+def test_a_message_of_another_stage_is_passed_over_without_a_word() -> None:
+    table = Table("a", "b").start()
+    machine = table.machine("a")
+    elsewhere = Heartbeat(7, *machine._seat.at()[1:], 1, 1, 0, 0, 1, 0, True, b"")
+    assert refusals(table, "a", "stranger", elsewhere) == []
+    assert PeerId("stranger") not in machine._members.known
+
+
+def test_who_left_is_greeted_no_more_until_it_says_that_it_is_back() -> None:
+    table = Table("a", "b", "c").start()
+    table.give(PeerId("a"), Received(PeerId("c"), Leave(*table.machine("c")._seat.at(), 1)))
+    table.leave_the_room(PeerId("c"))
+    table.offer("a", "b")
+    assert table.machine("a").roster == ("a", "b")
+    before = len(table.done[PeerId("a")])
+    table.wait(30.0)
+    greeted = {action.to for action in table.done[PeerId("a")][before:] if isinstance(action, Send)}
+    assert greeted == {"b"}
 
 
 def test_a_forged_certificate_is_refused() -> None:

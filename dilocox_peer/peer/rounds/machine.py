@@ -415,7 +415,7 @@ class RoundMachine:
         if sender == self._owner.peer:
             return []
         if message.stage != self._chain.place.stage:
-            return self._refuse(sender, f"a message of stage {message.stage}")
+            return []  # who moved here from another stage may still be greeted by those it left
         is_new = self._members.add(sender)
         self._members.heard(sender, now)
         actions: list[Action] = [Send(sender, self._heartbeat())] if is_new else []
@@ -510,7 +510,8 @@ class RoundMachine:
         alive = self._members.alive(self._now)
         due = {*self.roster, *alive}
         if self._beats % self._timing.stranger_every == 0:
-            due.update(self._members.known)
+            here = (peer for peer in self._members.known if not self._members[peer].has_left)  # it says when it is back
+            due.update(here)
         actions: list[Action] = [*send_all(sorted(due - {self._owner.peer}), self._heartbeat())]
         actions += [Note(NeighbourSeen(peer)) for peer in sorted(alive - self._was_alive)]
         for peer in sorted(self._was_alive - alive):
