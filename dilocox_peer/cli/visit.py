@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dilocox_peer.peer.training.outer import AnchorState
     from dilocox_peer.pipeline.whole import WholeModel
 
+CHAIN_S = 60.0  # for a stage's certificates from one donor
 PROOF_S = 10.0  # for the certificate of the next round, which names the digests of this one's states
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 ASK_S = 15.0  # a donor keeps the question that long when it has nothing new
@@ -87,7 +88,8 @@ async def fetch_whole_model(invitation: Invitation, *, timeout_s: float, say: Sa
                 states = await gatherer.gather()
         except TimeoutError:
             raise RunUnreachable(gatherer.why_not(timeout_s)) from None
-        await asyncio.gather(*(gatherer.prove(stage, state) for stage, state in enumerate(states)))
+        for stage, state in enumerate(states):
+            await gatherer.prove(stage, state)
         return assemble(manifest, states)
 
 
@@ -134,7 +136,7 @@ class _Gatherer:
         while True:
             for donor in self._reached[stage]:
                 with suppress(PeerUnavailable, ProtocolError):
-                    await fetch_chain(self._visit.transport, donor, annals)
+                    await fetch_chain(self._visit.transport, donor, annals, CHAIN_S)
                 if digest := annals.digest_at(state.head):
                     break
             last = annals.round_at(state.head)

@@ -146,8 +146,8 @@ class Guardian:
 
 
 def _kept_in(store: BackupStore) -> Kept | None:
-    backup = store.load()
-    return Kept(store, store.annals(), backup.state.round) if backup is not None else None
+    found = store.read()
+    return Kept(store, found[0], found[1].round) if found is not None else None
 
 
 def _only_failures(listener: Listener) -> Listener:

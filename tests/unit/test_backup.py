@@ -45,6 +45,15 @@ def test_what_does_not_verify_changes_nothing() -> None:
         assert list(annals.certificates) == stage.certificates[:3]
 
 
+def test_a_chain_longer_than_the_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dilocox_peer.peer.rounds.plan.SPARE_EPOCHS", -78)  # of 40 rounds two certificates are left
+    stage = CertifiedStage().rounds(2)
+    annals = annals_of(stage.certificates[:2])
+    with pytest.raises(ProtocolError, match="more than 2 certificates"):
+        annals.take(stage.certificates[2:])
+    assert annals.place.height == 2
+
+
 def test_a_heavier_branch_replaces_ours_from_where_they_part() -> None:
     ours, theirs = CertifiedStage().rounds(2), CertifiedStage(first=7.0).rounds(5)
     annals = annals_of(ours.certificates)

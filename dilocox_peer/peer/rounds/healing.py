@@ -17,7 +17,6 @@ from dilocox_peer.types import Digest, PeerId
 
 MAX_JUDGED = 1024  # heads remembered as worse than ours
 MAX_WAITING = 64  # peers that are to be asked
-SPARE_EPOCHS = 4096  # in a foreign chain, beside one a round: far more than a run has
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,7 @@ class Healing:
     def __init__(self, owner: Owner, chain: Chain) -> None:
         self._owner = owner
         self._chain = chain
-        rounds = owner.plans.most_rounds
-        self._most = None if rounds is None else 2 * rounds + SPARE_EPOCHS
+        self._most = owner.plans.longest_chain
         self.path: Suffix | None = None
         self._draft: Suffix | None = None
         self._judged: OrderedDict[Digest, None] = OrderedDict()

@@ -12,6 +12,7 @@ from dilocox_peer.compression.ladder import codecs_beside
 from dilocox_peer.manifest import Manifest
 
 MAX_RANK = 4096
+SPARE_EPOCHS = 4096  # in a chain, beside one a round: far more than a run has
 MAX_CHANGE = 2  # of H from one round to the next, as a factor
 
 
@@ -50,6 +51,12 @@ class PlanBounds:
     smallest_inner_steps: int = 1
     largest_inner_steps: int = 1 << 31
     total_steps: int | None = None
+
+    @property
+    def longest_chain(self) -> int | None:
+        """Certificates that a chain of this run can have; None if it does not end."""
+        rounds = self.most_rounds
+        return None if rounds is None else 2 * rounds + SPARE_EPOCHS
 
     @property
     def most_rounds(self) -> int | None:

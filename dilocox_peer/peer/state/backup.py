@@ -28,7 +28,9 @@ from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.types import Digest, PeerId, sha256
 
 VERSION = 1
-MAX_PAGE_BYTES = 8 << 20  # of a chain, in one reply; a thousand certificates of eight peers are some 2 MB
+MAX_PAGE_BYTES = (
+    1 << 20
+)  # of a chain, in one reply: five hundred certificates of eight peers; decoded it may take 64 times that
 MAX_CHAIN_BYTES = 1 << 30
 NEWEST_TRIED = 3  # heads whose states a donor may still have on disk
 
@@ -65,6 +67,9 @@ class Annals:
         height = self._chain.height_of(certificates[0].parent)
         if height is None:
             raise ProtocolError(sender, "certificates that follow no head of the chain asked about")
+        longest = self._plans.longest_chain
+        if longest is not None and height + len(certificates) > longest:
+            raise ProtocolError(sender, f"a chain of more than {longest} certificates, which this run cannot have")
         place = self._chain.place_at(height)
         for certificate in certificates:
             if reason := place.why_not_certificate(certificate, self._verify, self._max_peers, self._plans):
@@ -175,6 +180,11 @@ class BackupStore:
 
     def load(self) -> Backup | None:
         """What was saved last, verified; None if there is nothing whole."""
+        found = self.read()
+        return Backup(found[0].up_to(found[1].head), found[1]) if found is not None else None
+
+    def read(self) -> tuple[Annals, AnchorState] | None:
+        """The same as the whole chain, proof included, and the state."""
         annals, layout = self.annals(), layout_of(self._manifest, self.stage)
         for path in stored_checkpoints(self._folder / "checkpoints"):
             try:
@@ -182,7 +192,7 @@ class BackupStore:
             except (StateCorrupt, OSError):
                 continue
             if state.digest == annals.digest_at(state.head):
-                return Backup(annals.up_to(state.head), state)
+                return annals, state
         return None
 
     def save(self, annals: Annals, state: AnchorState) -> None:

@@ -8,21 +8,20 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
 
 from dilocox_peer.errors import ProtocolError, StateCorrupt
-from dilocox_peer.peer.network.bulk import Reply
+from dilocox_peer.peer.network.bulk import PeerSilent, Reply
 from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.peer.rounds.chain import Certificate
 from dilocox_peer.peer.rounds.messages import MAX_LOCATOR
 from dilocox_peer.peer.state.backup import MAX_PAGE_BYTES, Annals, BackupStore, decode_chain, encode_chain, page_after
+from dilocox_peer.peer.state.being_sent import BeingSent
 from dilocox_peer.peer.state.statesync import STALL_S
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, PeerId
 
 BACKUP_SERVICE = "backup"
-PAGE_TIMEOUT_S = 120.0
-MAX_PAGES = 1 << 12
+CHAIN_TIMEOUT_S = 600.0
 NOTHING = Reply({}, [])
 
 
@@ -56,8 +55,7 @@ class BackupServer:
         self._stage = stage
         self._certificates = certificates
         self._kept = kept
-        self._reading = asyncio.Lock()
-        self._being_sent: WeakValueDictionary[tuple[int, int], Reply] = WeakValueDictionary()  # by stage and round
+        self._being_sent = BeingSent()
 
     async def serve(self, peer: PeerId, header: dict[str, Any]) -> Reply:
         """An empty reply for a stage of which nothing is here."""
@@ -95,15 +93,12 @@ class BackupServer:
         kept = self._kept.get(stage)
         if kept is None:
             return NOTHING
-        async with self._reading:  # whole, and once for all who fetch it at the same time
-            key = (stage, kept.round)
-            if (reply := self._being_sent.get(key)) is None:
-                backup = await asyncio.to_thread(kept.store.load)
-                if backup is None:
-                    return NOTHING
-                reply = Reply(backup.state.header(), list(backup.state.parts()))
-                self._being_sent[key] = reply
-            return reply
+
+        async def reply() -> Reply:
+            backup = await asyncio.to_thread(kept.store.load)
+            return Reply(backup.state.header(), list(backup.state.parts())) if backup is not None else Reply({}, [])
+
+        return await self._being_sent.reply((stage, kept.round), reply)
 
 
 def _is_locator(heads: list[object]) -> bool:
@@ -122,19 +117,20 @@ async def fetch_summary(transport: Transport, peer: PeerId, stage: int, timeout_
             return None
 
 
-async def fetch_chain(transport: Transport, peer: PeerId, annals: Annals) -> None:
+async def fetch_chain(transport: Transport, peer: PeerId, annals: Annals, timeout_s: float = CHAIN_TIMEOUT_S) -> None:
     """Brings annals up to what peer has of its stage. Raises PeerUnavailable, ProtocolError; what verified until then stays."""
-    for _ in range(MAX_PAGES):
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while (left_s := deadline - asyncio.get_running_loop().time()) > 0:
         request = {"stage": annals.stage, "want": "chain", "locator": annals.locator()[:MAX_LOCATOR]}
         header, body = await transport.fetch(
-            peer, BACKUP_SERVICE, request, max_body_bytes=MAX_PAGE_BYTES, timeout_s=PAGE_TIMEOUT_S
+            peer, BACKUP_SERVICE, request, max_body_bytes=MAX_PAGE_BYTES, timeout_s=left_s
         )
         height = annals.place.height
         page = await asyncio.to_thread(decode_chain, body, MAX_PAGE_BYTES, peer)
         await asyncio.to_thread(annals.take, page, peer)
         if header.get("more") is not True or annals.place.height <= height:
             return
-    raise ProtocolError(peer, f"a chain of more than {MAX_PAGES} pages")
+    raise PeerSilent(peer, f"its chain was not complete within {timeout_s:g} s")
 
 
 async def fetch_kept_state(

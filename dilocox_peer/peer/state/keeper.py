@@ -12,7 +12,7 @@ from pathlib import Path
 from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.blobs import BlobStore
-from dilocox_peer.peer.rounds.durable import LOST_VOTES_EPOCHS, Durable, Loaded, Votes
+from dilocox_peer.peer.rounds.durable import LOST_VOTES_EPOCHS, Durable, Votes
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.state.anchors import keep_manifest
 from dilocox_peer.peer.state.backup import Backup
@@ -33,6 +33,7 @@ class Keeper:
         self.checkpoints = folder / f"stage{stage}" / "checkpoints"
         self.blobs = BlobStore(folder / f"stage{stage}" / "contributions")
         self.journal = Journal(folder / f"stage{stage}" / "rounds.log", manifest.genesis(stage))
+        self.durable: Durable | None = self.journal.loaded.durable  # what the journal said at the start
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-checkpoint")
         self._lock = threading.Lock()
         self._newest: AnchorState | None = None
@@ -46,11 +47,6 @@ class Keeper:
         if self.journal.loaded.reason:
             listener(Remark(f"the journal of rounds was cut short by a crash: {self.journal.loaded.reason}"))
         self.state = loaded.state if loaded.state is not None else initial_state(manifest, stage)
-
-    @property
-    def durable(self) -> Durable | None:
-        """What the journal said at the start."""
-        return self.journal.loaded.durable
 
     @property
     def is_empty(self) -> bool:
@@ -72,7 +68,7 @@ class Keeper:
             votes = Votes(head)
         durable = Durable(0, backup.certificates, votes)
         self.journal.write(durable)
-        self.journal.loaded = Loaded(durable, self.journal.loaded.valid_bytes, "")
+        self.durable = durable
         write_checkpoint(self.checkpoints, self._manifest.run_id, backup.state)
         self.state = backup.state
 

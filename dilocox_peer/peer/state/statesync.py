@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt
 from dilocox_peer.events import Listener, StateFetched, StateFetchFailed
 from dilocox_peer.peer.network.transport import Reply, Transport
+from dilocox_peer.peer.state.being_sent import BeingSent
 from dilocox_peer.peer.state.checkpoint import read_head, read_round
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, PeerId, RunId
@@ -37,8 +37,7 @@ class StateServer:
         self._layout = layout
         self._disk = disk
         self._newer = asyncio.Event()
-        self._reading = asyncio.Lock()
-        self._being_sent: WeakValueDictionary[Digest | int, Reply] = WeakValueDictionary()
+        self._being_sent = BeingSent()
         self._is_final: Callable[[AnchorState], bool] = lambda state: False
 
     def set_is_final(self, is_final: Callable[[AnchorState], bool]) -> None:
@@ -80,12 +79,10 @@ class StateServer:
         return await self._from_disk(number, lambda: read_round(self._checkpoints, self._run_id, self._layout, number))
 
     async def _from_disk(self, key: Digest | int, read: Callable[[], AnchorState | None]) -> Reply:
-        """What read gives, once for all who fetch it at the same time: memory for each of them would be anybody's to take."""
-        async with self._reading:
-            if (reply := self._being_sent.get(key)) is None:
-                reply = self._reply(await asyncio.get_running_loop().run_in_executor(self._disk, read))
-                self._being_sent[key] = reply
-            return reply
+        async def reply() -> Reply:
+            return self._reply(await asyncio.get_running_loop().run_in_executor(self._disk, read))
+
+        return await self._being_sent.reply(key, reply)
 
     async def _after(self, after: int, wait_s: float) -> AnchorState | None:
         with contextlib.suppress(TimeoutError):
