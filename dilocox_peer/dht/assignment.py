@@ -13,6 +13,8 @@ from statistics import fmean
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.types import PeerId, canonical, sha256
 
+PATIENCE_S = 45.0  # with an empty stage, in which whoever left may come back; for each turn before ours
+
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
@@ -90,3 +92,28 @@ def take_over(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: i
         return None, 0
     turn, which = divmod(order.index(claimant.peer), len(empty))
     return empty[which], turn
+
+
+class EmptyStages:
+    """Which stages stand empty, and since when, as one peer sees it in look after look."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+
+    def to_take_over(
+        self,
+        stages: Mapping[int, Sequence[Lease]],
+        claimant: Claimant,
+        mine: int,
+        *,
+        linked: Collection[int],
+        now: float,
+    ) -> int | None:
+        """The stage that claimant should move to now. linked: stages of peers that it is linked with; they are not empty,
+        whatever the leases say. now: seconds, of any clock that does not go back."""
+        empty = [stage for stage, leases in stages.items() if not leases and stage not in linked]
+        self._since = {stage: self._since.get(stage, now) for stage in empty}
+        stage, turn = take_over(stages, claimant, mine)
+        if stage not in self._since or now - self._since[stage] < PATIENCE_S * (1 + turn):
+            return None
+        return stage

@@ -17,7 +17,7 @@ from dilocox_peer.events import Event, Failed, Listener, StageCopied
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.rounds.chain import Certificate
-from dilocox_peer.peer.state.backup import BackupStore, stages_to_keep
+from dilocox_peer.peer.state.backup import BackupStore, is_due, rest_s, stages_to_keep
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain, fetch_summary
 from dilocox_peer.peer.state.statesync import fetch_state
 from dilocox_peer.pipeline.model import layout_of
@@ -25,8 +25,6 @@ from dilocox_peer.signing import verify
 from dilocox_peer.types import Digest
 
 FIRST_COPY_S, LOOK_S = 5.0, 20.0
-COPY_ROUNDS = 16
-COPY_SHARE = 0.1  # of the donor's time
 ASK_S = 10.0
 COPY_TIMEOUT_S = 3600.0
 DONORS_TRIED = 3
@@ -63,7 +61,7 @@ class Guardian:
         self._directory = directory
         self._listener = listener
         self._kept: dict[int, Kept] = {}
-        self._busy_s = 0.0
+        self._rest_s = 0.0
         self._server = BackupServer(stage, certificates=certificates, kept=self._kept)
 
     async def serve(self) -> None:
@@ -81,14 +79,14 @@ class Guardian:
         if not self._count:
             await asyncio.Event().wait()  # nothing to copy, only to answer
         while True:
-            self._busy_s = 0.0
+            self._rest_s = 0.0
             try:
                 await self._copy_all()
             except (PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt) as error:
                 self._listener(Failed("copy of another stage", f"{error}; trying again"))
             except OSError as error:
                 self._listener(Failed("copy of another stage", f"{error.strerror or error}; trying again"))
-            pause_s = FIRST_COPY_S if not self._kept else max(LOOK_S, self._busy_s / COPY_SHARE)
+            pause_s = FIRST_COPY_S if not self._kept else max(LOOK_S, self._rest_s)
             await asyncio.sleep(pause_s * self._rng.uniform(1.0, 1.5))
 
     async def _copy_all(self) -> None:
@@ -101,11 +99,10 @@ class Guardian:
         for stage in stages_to_keep(self._stage, replicas, self._kept, self._count, self._me):
             donors = leases[stage]
             self._rng.shuffle(donors)
-            others = 1 + sum(replicas.values()) - len(donors)
-            guardians = max(1.0, others * self._count / len(leases))  # of that stage, of all
             started = time.monotonic()
             if await self._copy(stage, donors[:DONORS_TRIED]):
-                self._busy_s += (time.monotonic() - started) * max(1.0, guardians / len(donors))
+                seconds = time.monotonic() - started
+                self._rest_s += rest_s(seconds, replicas, self._stage, stage, self._count)
 
     async def _copy(self, stage: int, donors: Sequence[Lease]) -> bool:
         """From the first donor that has something new enough, and its proof; whether there was one."""
@@ -123,7 +120,7 @@ class Guardian:
         kept, started = self._kept.get(store.stage), time.monotonic()
         await self._transport.connect(lease.peer, lease.addresses)
         summary = await fetch_summary(self._transport, lease.peer, store.stage, ASK_S)
-        if summary is None or (kept is not None and summary.round < kept.round + COPY_ROUNDS):
+        if summary is None or not is_due(summary.round, kept.round if kept is not None else None):
             return False
         annals = await asyncio.to_thread(store.annals)
         await fetch_chain(self._transport, lease.peer, annals)

@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from dilocox_peer.dht.assignment import Claimant, take_over
+from dilocox_peer.dht.assignment import Claimant, EmptyStages
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.peer.presence import Presence
 
 LOOK_S = 15.0
 STAGES_A_LOOK = 4  # a look at more of them comes as much more seldom
-PATIENCE_S = 45.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class Takeover:
         self._linked_stages = linked_stages
         self._is_paused = is_paused
         self._directory = directory
-        self._empty_since: dict[int, float] = {}
+        self._empty = EmptyStages()
         self._rng = random.Random(f"{presence.me} {presence.incarnation} takeover")
 
     async def run(self) -> Move:
@@ -67,12 +66,10 @@ class Takeover:
 
     async def _look(self) -> Move | None:
         stages = {stage: await self._directory.peers(stage) for stage in range(self._num_stages)}
-        now, linked = time.monotonic(), self._linked_stages()
-        empty = [stage for stage, leases in stages.items() if not leases and stage not in linked]
-        self._empty_since = {stage: self._empty_since.get(stage, now) for stage in empty}
         claimant = Claimant(self._presence.me, self._fits, self._presence.is_dialable)
-        stage, turn = take_over(stages, claimant, self._stage)
-        since = self._empty_since.get(stage) if stage is not None else None
-        if stage is None or since is None or self._is_paused() or now - since < PATIENCE_S * (1 + turn):
+        stage = self._empty.to_take_over(
+            stages, claimant, self._stage, linked=self._linked_stages(), now=time.monotonic()
+        )
+        if stage is None or self._is_paused():
             return None
         return Move(stage, f"nobody holds it, and stage {self._stage} has {len(stages[self._stage])} peers")

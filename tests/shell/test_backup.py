@@ -20,7 +20,7 @@ from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.guardian import Guardian, backup_store
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.restore import find_backup
-from dilocox_peer.peer.state.backup import Backup, BackupStore
+from dilocox_peer.peer.state.backup import COPY_ROUNDS, Backup, BackupStore
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, StateServer
 from dilocox_peer.peer.takeover import Move, Takeover
@@ -130,7 +130,7 @@ async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
     await until(lambda: len(head.told(StageCopied)) == 1)
     newcomer = await make_node("newcomer")
     assert await newcomer.find() is None, "somebody of the stage lives"
-    stage.rounds(guardian_module.COPY_ROUNDS)
+    stage.rounds(COPY_ROUNDS)
     await until(lambda: len(head.told(StageCopied)) == 2)
     copying.cancel()
     assert head.told(Failed) == []
@@ -236,7 +236,7 @@ async def test_the_newest_moves_to_a_stage_that_stays_empty(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(takeover_module, "LOOK_S", 0.02)
-    monkeypatch.setattr(takeover_module, "PATIENCE_S", 0.3)
+    monkeypatch.setattr("dilocox_peer.dht.assignment.PATIENCE_S", 0.3)
     old, new = await make_node("old"), await make_node("new")
     await old.directory.announce(replace(old.presence.lease(HEAD), reachability="direct"))
     await new.directory.announce(replace(new.presence.lease(HEAD), incarnation=2, reachability="direct"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dilocox_peer.dht.assignment import Claimant, better_stage, choose_stage, take_over
+from dilocox_peer.dht.assignment import PATIENCE_S, Claimant, EmptyStages, better_stage, choose_stage, take_over
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.types import PeerId
 
@@ -124,11 +124,25 @@ def test_of_two_stages_that_were_left_each_gets_one_and_who_cannot_be_dialled_st
     assert take_over(stages, claimant("r", is_dialable=False), 0) == (None, 0)
 
 
+def test_a_stage_that_fills_in_time_or_is_linked_is_not_taken_over():
+    pair, empty = [lease("a", 0), lease("b", 0, incarnation=2)], EmptyStages()
+
+    def look(now: float, *, linked: tuple[int, ...] = (), later: tuple[Lease, ...] = ()) -> int | None:
+        return empty.to_take_over({0: pair, 1: later}, claimant("b"), 0, linked=linked, now=now)
+
+    assert look(0.0) is None
+    assert look(PATIENCE_S - 1, later=(lease("c", 1),)) is None
+    assert look(PATIENCE_S) is None, "it was held meanwhile: the patience begins anew"
+    assert look(2 * PATIENCE_S, linked=(1,)) is None
+    assert look(2 * PATIENCE_S + 1) is None
+    assert look(3 * PATIENCE_S + 1) == 1
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_peers_that_see_the_leases_late_fill_every_stage_and_empty_none(seed):
-    """Each looks now and then at what the others announced a while ago, and waits its turn, as peer/takeover.py has it."""
+    """Each looks now and then at what the others announced a while ago."""
     rng = random.Random(seed)
-    count, patience, late_s = rng.randint(2, 4), 45.0, 10.0
+    count, late_s = rng.randint(2, 4), 10.0
     peers = [f"p{number}" for number in range(count + rng.randint(0, 6))]
     lost = rng.randrange(count)
     left = [stage for stage in range(count) if stage != lost]
@@ -136,7 +150,7 @@ def test_peers_that_see_the_leases_late_fill_every_stage_and_empty_none(seed):
         zip(peers, left, strict=False)
     )  # each of those has somebody
     moves = [(0.0, name, stage) for name, stage in held.items()]
-    empty_since: dict[str, dict[int, float]] = {name: {} for name in peers}
+    views = {name: EmptyStages() for name in peers}
     now = 0.0
     while now < 1200.0:
         now += 1.0
@@ -148,10 +162,8 @@ def test_peers_that_see_the_leases_late_fill_every_stage_and_empty_none(seed):
                 stage: [lease(other, stage, incarnation=peers.index(other)) for other in seen if seen[other] == stage]
                 for stage in range(count)
             }
-            since = empty_since[name]
-            empty_since[name] = {stage: since.get(stage, now) for stage in stages if not stages[stage]}
-            target, turn = take_over(stages, claimant(name), held[name])
-            if target is not None and now - empty_since[name][target] >= patience * (1 + turn):
+            target = views[name].to_take_over(stages, claimant(name), held[name], linked=(), now=now)
+            if target is not None:
                 held[name] = target
                 moves.append((now, name, target))
         for stage in set(range(count)) - {lost}:

@@ -7,7 +7,16 @@ import pytest
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Certificate
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_EPOCHS
-from dilocox_peer.peer.state.backup import Annals, BackupStore, decode_chain, encode_chain, page_after, stages_to_keep
+from dilocox_peer.peer.state.backup import (
+    Annals,
+    BackupStore,
+    decode_chain,
+    encode_chain,
+    is_due,
+    page_after,
+    rest_s,
+    stages_to_keep,
+)
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.signing import verify
 from dilocox_peer.types import PeerId, sha256
@@ -151,6 +160,14 @@ def test_who_was_never_there_goes_on_and_who_voted_there_does_not_vote_twice(tmp
             assert each.durable.votes.head == backup.state.head
             assert each.durable.votes.epoch_signed == signed
         again.close()
+
+
+def test_copies_are_rare_enough_for_their_donor() -> None:
+    assert is_due(1, None)
+    assert [is_due(newest, 10) for newest in (10, 25, 26)] == [False, False, True]
+    assert rest_s(2.0, {1: 1}, 0, 1, 1) == 20.0, "we alone copy from it: a tenth of the time"
+    assert rest_s(2.0, {1: 4, 2: 2, 3: 2}, 0, 1, 1) == 20.0, "more donors than guardians"
+    assert rest_s(2.0, {1: 1, 2: 7, 3: 4}, 0, 1, 1) == 80.0, "four of the twelve others copy from the one"
 
 
 def test_the_stage_with_the_fewest_peers_is_kept_and_kept_on() -> None:

@@ -32,6 +32,8 @@ MAX_PAGE_BYTES = (
     1 << 20
 )  # of a chain, in one reply: five hundred certificates of eight peers; decoded it may take 64 times that
 MAX_CHAIN_BYTES = 1 << 30
+COPY_ROUNDS = 16
+COPY_SHARE = 0.1  # of the donor's time
 NEWEST_TRIED = 3  # heads whose states a donor may still have on disk
 
 
@@ -149,6 +151,19 @@ def stages_to_keep(own: int, replicas: Mapping[int, int], kept: Collection[int],
 
     known = {stage for stage, number in replicas.items() if number} | set(kept)
     return sorted(known - {own}, key=need)[:count]
+
+
+def is_due(newest: int, kept: int | None) -> bool:
+    """Whether a stage's state is to be copied again. newest, kept: rounds, that it has certified and of our copy."""
+    return kept is None or newest >= kept + COPY_ROUNDS
+
+
+def rest_s(copied_s: float, replicas: Mapping[int, int], own: int, stage: int, count: int) -> float:
+    """Seconds to leave between copies of a stage that take copied_s, so that all who copy from one of its peers take no more
+    than COPY_SHARE of its time. replicas: of all stages but our own; count: copies that each peer keeps."""
+    others = 1 + sum(number for other, number in replicas.items() if other not in (own, stage))
+    guardians = max(1.0, others * count / max(1, len(replicas)))
+    return copied_s / COPY_SHARE * max(1.0, guardians / max(1, replicas[stage]))
 
 
 @dataclass(frozen=True, slots=True)
