@@ -313,7 +313,7 @@ class EpochStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class BranchSwitched(Event):
-    """A heavier chain was met and adopted; own contributions in the dropped certificates are orphaned."""
+    """A better chain was met and adopted; own contributions in the dropped certificates are orphaned."""
 
     ancestor_round: int
     old_round: int
@@ -329,6 +329,23 @@ class BranchSwitched(Event):
             f"caught up from round {self.old_round} to {self.new_round} (common round {self.ancestor_round}); "
             f"{self.orphaned_contributions} own contributions orphaned"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundVouched(Event):
+    """The run's owner has signed our stage's chain up to a round. is_ours: that chain is the one we are on."""
+
+    round: int
+    is_ours: bool
+
+    @property
+    def level(self) -> str:
+        return "info" if self.is_ours else "warning"
+
+    def line(self) -> str:
+        if self.is_ours:
+            return f"the run's owner vouches for our chain up to round {self.round}"
+        return f"the run's owner vouches for another chain at round {self.round}: looking for those who have it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from dilocox_peer.peer.rounds import anchorage, ballots, chain, epochs
+from dilocox_peer.peer.rounds import ballots, chain, epochs
 from dilocox_peer.peer.rounds.ballots import Ballots
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Suffix, Value
+from dilocox_peer.peer.rounds.chain import Certificate, Suffix, Value
 from dilocox_peer.peer.rounds.contract import Action, FetchState, Input, Persist
 from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.epochs import Epochs
+from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.types import PeerId
@@ -97,8 +98,16 @@ def _is_member(seat: Seat) -> bool:
     return seat.is_member
 
 
-def _any_branch(chain: Chain, left: Suffix | None, right: Suffix | None) -> bool:
+def _any_branch(forks: Forks, left: Suffix | None, right: Suffix | None) -> bool:
     return True
+
+
+def _heavier(forks: Forks, left: Suffix | None, right: Suffix | None) -> bool:
+    """The rule before this one: more signatures and contributions are better."""
+    own = forks._chain.place.weight
+    return (left.certificates[-1].value.weight if left else own) > (
+        right.certificates[-1].value.weight if right else own
+    )
 
 
 @contextmanager
@@ -109,13 +118,20 @@ def votes_after_epochs() -> Iterator[None]:
 
 @contextmanager
 def adopts_half_branches() -> Iterator[None]:
-    with patch.object(anchorage, "is_better", _any_branch):
+    with patch.object(Forks, "is_better", _any_branch):
+        yield
+
+
+@contextmanager
+def weight_counts() -> Iterator[None]:
+    with patch.object(Forks, "is_better", _heavier), patch.object(Forks, "why_not", lambda forks, suffix: None):
         yield
 
 
 PATCHES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "votes in an epoch after it signed a newer one": votes_after_epochs,
-    "half of a better branch is adopted": adopts_half_branches,
+    "any branch is better": adopts_half_branches,
+    "weight counts signatures": weight_counts,
 }
 QUORUM_FAULTS = {"a quorum of one": _any_peer, "half without tie-break": _any_half}
 

@@ -1,6 +1,7 @@
 """The invariants of docs/protocol.md, checked as things happen. A violation ends the run.
 
-I1 one certificate of a quorum per (head, epoch). I2 a chain grows on its head and changes branch only to a better one.
+I1 one certificate of a quorum per (head, epoch). I2 a chain grows on its head. I9 nobody leaves a branch that a quorum of the
+roster where it begins stands on, by the latest vote of each.
 I3 whoever signed held every blob and had made it durable. I4 no movement twice in a chain. I5 movement = settled +
 pending + orphaned. I8 a live quorum certifies within as many ballots as its roster has members; from `quiet` on.
 
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dilocox_peer.events import Event
-from dilocox_peer.peer.rounds.chain import Certificate, Place, Value, Verifier, is_quorum
+from dilocox_peer.peer.rounds.chain import Certificate, Place, Value, Verifier, is_quorum, order_of
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.messages import Ack, Cert, EpochSign, Message, Prepare, Promise, Propose
 from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
@@ -36,6 +37,7 @@ class Invariants:
         self._genesis = genesis
         self._places: dict[Digest, Place] = {genesis: Place.genesis(0, genesis, plan)}
         self._parents: dict[Digest, Digest] = {}
+        self._all: dict[Certificate, None] = {}
         self._certified: dict[tuple[Digest, int], Digest] = {}
         self._epochs: dict[tuple[Digest, int], list[tuple[PeerId, ...]]] = {}
         self._durable: dict[PeerId, tuple[Digest, Votes]] = {}
@@ -88,6 +90,8 @@ class Invariants:
         self._durable[node.peer] = (head, durable.votes)
 
     def certified(self, certificate: Certificate) -> None:
+        if certificate.head not in self._places or certificate not in self._all:
+            self._all[certificate] = None
         if certificate.head in self._places:
             return
         place = self._places.get(certificate.parent)
@@ -121,12 +125,35 @@ class Invariants:
         before, after = self._path(old), self._path(new)
         if after[: len(before)] == before:
             return
-        old_place, new_place = self._places[old], self._places[new]
-        if new_place.weight < old_place.weight:
-            raise Violation(f"I2: {node.peer} left weight {old_place.weight} for {new_place.weight}")
-        fork = next((pair for pair in zip(before, after, strict=False) if pair[0] != pair[1]), None)
-        if new_place.weight == old_place.weight and (fork is None or fork[1] > fork[0]):
-            raise Violation(f"I2: {node.peer} left a chain for one that is not better")
+        shared = 0
+        while shared < len(after) and before[shared] == after[shared]:
+            shared += 1
+        place = self._places[before[shared - 1] if shared else self._genesis]
+        latest = self._latest_votes(place.roster, place.head)
+        stay, go = (
+            [position for position, peer in enumerate(place.roster) if latest.get(peer) == side[shared]]
+            if side[shared:]
+            else []
+            for side in (before, after)
+        )
+        if is_quorum({place.roster[position] for position in stay}, place.roster):
+            raise Violation(
+                f"I9: {node.peer} left a branch that {len(stay)} of {len(place.roster)} stand on for one with {len(go)}"
+            )
+
+    def _latest_votes(self, electors: tuple[PeerId, ...], head: Digest) -> dict[PeerId, Digest]:
+        """Where each elector stands by its latest vote in any certificate there is: the first head of that branch after
+        head. The reference that the protocol's own count is held to: it looks at all certificates ever made."""
+        standing: dict[PeerId, tuple[int, Digest]] = {}
+        for certificate in self._all:
+            path = self._path(certificate.head)
+            start = 0 if head == self._genesis else (path.index(head) + 1 if head in path else len(path))
+            if start >= len(path):
+                continue
+            for peer, vote in certificate.signatures:
+                if peer in electors:
+                    standing[peer] = max(standing.get(peer, (-1, path[start])), (order_of(vote), path[start]))
+        return {peer: first for peer, (_, first) in standing.items()}
 
     def _path(self, head: Digest) -> list[Digest]:
         path = []

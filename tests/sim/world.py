@@ -64,6 +64,7 @@ TIMING = Timing(
     ballot_cap_s=8.0, degrade_refused_s=3.0, degrade_s=8.0, epoch_wait_s=1.5, epoch_turn_s=1.5, blob_retry_s=1.0,
     state_retry_s=1.0, state_patience_s=30.0, shun_s=5.0, sync_wait_s=2.0, keep_rounds=8, replay_limit=6,
 )  # fmt: skip
+MAX_BACK = 16  # rounds taken back without the owner's word
 CHECKPOINT_EVERY = 3  # rounds between two anchors on disk
 ROUND_S = 4.0
 MAX_TRAIN = 1.2  # training takes 0.8 to 1.2 times its typical time,
@@ -184,13 +185,14 @@ class Node:
         loaded = load_log(bytes(self.disk.log), GENESIS)
         del self.disk.log[loaded.valid_bytes :]
         self.generation += 1
-        self.incarnation += 1 + world.rng.randrange(3)
+        # Milliseconds, as in a peer: the orders of its votes begin there, and have to grow over a restart.
+        self.incarnation = max(self.incarnation + 1, int(1000 * world.now)) + world.rng.randrange(3)
         self.machine = world.machine_type(self.peer)(
             me=self.peer, incarnation=self.incarnation, stage=0, genesis=GENESIS, timing=world.timing,
             sign=sign_as(self.peer), verify=verify, rng=random.Random(world.rng.random()), now=world.now, plan=PLAN,
             start_peers=world.start_peers, max_peers=world.max_peers,
             plans=world.plans, planner=Restless(self.peer, world.plans),
-            durable=loaded.durable, stored_states=set(self.disk.anchors),
+            durable=loaded.durable, stored_states=set(self.disk.anchors), max_back=MAX_BACK,
         )  # fmt: skip
         self.anchor, self.anchor_head = (FIRST_ANCHOR, GENESIS) if self.machine.head == GENESIS else (None, None)
         self.pending, self.produced, self.orphaned, self.offered = set(), set(), set(), set()

@@ -1,5 +1,5 @@
-import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -10,14 +10,15 @@ from dilocox_peer.peer.rounds.chain import (
     Chain,
     Entry,
     Place,
-    Suffix,
     Value,
     acceptance,
-    is_better,
     is_quorum,
+    is_vote,
     leader,
     majority_digest,
+    order_of,
     suffix_of,
+    vote_for,
 )
 from dilocox_peer.peer.rounds.plan import Plan
 from dilocox_peer.types import Digest, PeerId, sha256
@@ -45,7 +46,12 @@ def certified(
     at = place.epoch if epoch is None else epoch
     message = acceptance(place.stage, place.head, at, ballot, value)
     return Certificate(
-        place.stage, place.head, at, ballot, value, tuple((peer, sign(peer, message)) for peer in signers)
+        place.stage,
+        place.head,
+        at,
+        ballot,
+        value,
+        tuple((peer, vote_for(message, 1, partial(sign, peer))) for peer in signers),
     )
 
 
@@ -155,60 +161,6 @@ def test_an_epoch_is_void_and_newer() -> None:
     assert place.why_not(replace(value, plan=Plan("none", 0, 1)), 2, max_peers=4) == "an epoch that is not void"
 
 
-def grow(place: Place, entrants: int, rounds: int, rng: random.Random) -> list[Certificate]:
-    certificates = []
-    for _ in range(rounds):
-        chosen = rng.sample([A, B, C], rng.randint(0, entrants))
-        certificates.append(round_after(place, *chosen))
-        place = Place.after(certificates[-1])
-    return certificates
-
-
-def suffix(chain: Chain, start: int, certificates: list[Certificate]) -> Suffix:
-    return suffix_of(chain, start, certificates)
-
-
-def test_an_extension_beats_its_own_prefix_even_if_void() -> None:
-    start = first_epoch(A, B, C)
-    chain = Chain(GENESIS, [start])
-    void = round_after(chain.place)
-    longer = Suffix(1, (void,))
-    assert is_better(chain, longer, None)
-    assert not is_better(chain, None, longer)
-    assert not is_better(chain, longer, longer)
-
-
-def test_heavier_beats_longer() -> None:
-    start = first_epoch(A, B, C)
-    place = Place.after(start)
-    heavy = [round_after(place, A, B)]
-    long = [round_after(place)]
-    long.append(round_after(Place.after(long[0]), A))
-    chain = Chain(GENESIS, [start, *long])
-    assert is_better(chain, Suffix(1, tuple(heavy)), None)
-    assert not is_better(Chain(GENESIS, [start, *heavy]), Suffix(1, tuple(long)), None)
-
-
-@given(st.integers(0, 10**6))
-def test_the_order_of_chains_is_total_and_transitive(seed: int) -> None:
-    """Found on paper: with the lower *last* hash as tie-break, A < B < A+void < A is a circle."""
-    rng = random.Random(seed)
-    start = first_epoch(A, B, C)
-    chains = [Chain(GENESIS, [start, *grow(Place.after(start), 1, rng.randint(0, 3), rng)]) for _ in range(3)]
-    chains.append(Chain(GENESIS, [*chains[0].certificates, round_after(chains[0].place)]))
-
-    def beats(one: Chain, other: Chain) -> bool:
-        return is_better(other, suffix(other, 0, list(one.certificates)), None)
-
-    for one in chains:
-        for other in chains:
-            if one.head != other.head:
-                assert beats(one, other) != beats(other, one)
-            for third in chains:
-                if beats(one, other) and beats(other, third):
-                    assert beats(one, third)
-
-
 def test_locator_names_new_heads_densely_and_ends_at_genesis() -> None:
     chain = Chain(GENESIS, [first_epoch(A, B, C)])
     for _ in range(200):
@@ -238,3 +190,28 @@ def test_suffix_leaves_out_what_the_chain_has() -> None:
     found = suffix_of(chain, 0, [start, child])
     assert (found.ancestor, found.heads) == (1, (child.head,))
     assert found.up_to(Digest(child.head)) == found
+
+
+def test_newcomers_do_not_make_a_new_roster_beside_members() -> None:
+    place = Place.after(first_epoch(A, B))
+    mixed = certified(place, place.epoch_value((A, C)), (A, C), epoch=2)
+    assert (why_not(place, mixed) or "").startswith("an epoch that seats newcomers beside members")
+    assert why_not(place, certified(place, place.epoch_value((C, D)), (C, D), epoch=2)) is None
+
+
+def test_the_first_roster_of_an_owned_run_is_the_owners_alone_to_sign() -> None:
+    genesis = replace(GENESIS, founder=D)
+    value = genesis.epoch_value((A, B))
+    for signers in ((A, B), (A, B, D), (C,)):
+        reason = genesis.why_not_certificate(certified(genesis, value, signers, epoch=1), verify, max_peers=4)
+        assert (reason or "").startswith("a first roster that the run's owner")
+    assert genesis.why_not_certificate(certified(genesis, value, (D,), epoch=1), verify, max_peers=4) is None
+
+
+def test_a_vote_says_its_order_and_nobody_can_change_it() -> None:
+    vote = vote_for(b"message", 7, partial(sign, A))
+    assert order_of(vote) == 7
+    assert is_vote(verify, A, b"message", vote)
+    assert not is_vote(verify, A, b"message", (8).to_bytes(8, "big") + vote[8:])
+    assert not is_vote(verify, B, b"message", vote)
+    assert not is_vote(verify, A, b"message", vote[:8])

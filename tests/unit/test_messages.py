@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
+from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.messages import (
     MAX_LOCATOR,
@@ -30,6 +31,7 @@ from dilocox_peer.peer.rounds.messages import (
     Prepare,
     Promise,
     Propose,
+    Vouch,
     decode_message,
     encode_message,
 )
@@ -62,6 +64,7 @@ MESSAGES: list[Message] = [
     Cert(*AT, CERTIFICATE),
     GetChain(*AT, (HEAD, sha256(b"older"))),
     ChainPage(*AT, (CERTIFICATE, CERTIFICATE), True),
+    Vouch(*AT, Checkpoint(0, HEAD, 8, 7, HEAD, 1_700_000_000_000, False, b"s" * 64)),
 ]
 
 
@@ -115,7 +118,7 @@ def refused(message: Message, position: int, value: object) -> str:
 
 def test_fields_of_the_wrong_type_length_or_range_are_refused() -> None:
     beat = MESSAGES[0]
-    assert "version 2" in refused(beat, 0, 2)
+    assert "version 3" in refused(beat, 0, 3)
     assert "unknown kind 99" in refused(beat, 1, 99)
     assert "no integer" in refused(beat, 2, -1)
     assert "32 bytes" in refused(beat, 3, b"short")
@@ -126,9 +129,9 @@ def test_fields_of_the_wrong_type_length_or_range_are_refused() -> None:
 
 
 def test_lists_are_bounded() -> None:
-    assert f"at most {MAX_LOCATOR}" in refused(MESSAGES[-2], 5, [HEAD] * (MAX_LOCATOR + 1))
+    assert f"at most {MAX_LOCATOR}" in refused(MESSAGES[-3], 5, [HEAD] * (MAX_LOCATOR + 1))
     items = msgpack.unpackb(encode_message(MESSAGES[-1]))
-    assert f"at most {MAX_PAGE}" in refused(MESSAGES[-1], 5, [items[5][0]] * (MAX_PAGE + 1))
+    assert f"at most {MAX_PAGE}" in refused(MESSAGES[-2], 5, [items[5][0]] * (MAX_PAGE + 1))
 
 
 def test_plans_and_reports_are_whole_numbers_in_bounds() -> None:

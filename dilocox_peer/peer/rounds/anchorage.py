@@ -8,8 +8,9 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from dilocox_peer.peer.rounds.chain import Chain, Suffix, is_better
+from dilocox_peer.peer.rounds.chain import Chain, Suffix
 from dilocox_peer.peer.rounds.contract import FetchState
+from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId
@@ -31,6 +32,7 @@ class Anchorage:
         self,
         owner: tuple[PeerId, int],
         chain: Chain,
+        forks: Forks,
         members: Members,
         timing: Timing,
         rng: random.Random,
@@ -40,6 +42,7 @@ class Anchorage:
         """owner: this peer and its incarnation. stored_states: heads of the states on our disk."""
         self._owner = owner
         self._chain = chain
+        self._forks = forks
         self._members = members
         self._timing = timing
         self._rng = rng
@@ -102,7 +105,7 @@ class Anchorage:
         for head in [self._chain.head] if path is None else reversed(path.heads):
             donors, named = self._donors(head, now)
             suffix = None if path is None else path.up_to(head)
-            if donors and (suffix is None or is_better(self._chain, suffix, None)):  # half a better branch may be worse
+            if donors and (suffix is None or self._forks.is_better(suffix, None)):  # half a better branch may be worse
                 return self._ask(head, suffix, donors, self._certified_digest(head, path) or named, now)
         if self._no_donor_since is None:
             self._no_donor_since = now
@@ -157,7 +160,8 @@ class Anchorage:
         keep = self.height is not None and self._owner not in contributors
         height = self._chain.height_of(head)
         round_number = certificates[-1].value.round if certificates else self._chain.place_at(height or 0).round
-        return [FetchState(head, round_number, digest, donors, keep)]
+        leaves = () if suffix is None else tuple(self._chain.certificates[suffix.ancestor :])
+        return [FetchState(head, round_number, digest, donors, keep, leaves)]
 
     def _donors(self, head: Digest, now: float) -> tuple[tuple[PeerId, ...], bytes]:
         """Who holds the state at head, and the digest that most of them name; who names another is left out."""

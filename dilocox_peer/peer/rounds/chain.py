@@ -1,11 +1,11 @@
-"""Certificates and the chain they form: what a stage has agreed on. Pure values; the protocol that makes them is machine.py.
+"""Certificates and the chain they form: what a stage has agreed on. Pure values; the protocol that makes them is machine.py,
+and which of two chains counts is decided in forks.py.
 
-A certificate's head is the hash of (stage, parent, epoch, value): the ballot and the signatures are its proof, not part
+A certificate's head is the hash of (stage, parent, epoch, value): the ballot and the votes are its proof, not part
 of what was agreed, so one value certified in two ballots is one head.
 
-Chains are ordered (`is_better`): heavier first; of equally heavy ones the lower hash of the first certificate in which
-they differ; an extension before its own prefix. The order is total, and a peer moves only upwards in it: so it never
-comes back to a head it has left, and votes need remembering at the present head alone.
+A vote is a signature with its order: a number that only grows at one peer. So of two votes of a peer everybody can tell
+the later one, on whatever branches they are.
 """
 
 import itertools
@@ -23,6 +23,7 @@ Verifier = Callable[[PeerId, bytes, bytes], bool]
 
 Kind = Literal["round", "epoch"]
 
+ORDER_BYTES = 8  # of a vote, before its signature
 LOCATOR_DENSE = 8  # newest heads named one by one in a locator; older ones at doubling distances
 
 
@@ -84,8 +85,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Certificate:
-    """A value, its place, and the signatures that make it agreed: a quorum of the parent's roster, or for an epoch
-    every peer of its own roster."""
+    """A value, its place, and the votes that make it agreed: of a quorum of the parent's roster; of an epoch, those of
+    every peer of its own roster; of a run's first epoch, the owner's alone."""
 
     stage: int
     parent: Digest
@@ -106,6 +107,22 @@ def head_of(stage: int, parent: Digest, epoch: int, value: Value) -> Digest:
 def acceptance(stage: int, parent: Digest, epoch: int, ballot: int, value: Value) -> bytes:
     """The bytes a peer signs to accept a value in a ballot. Holding every blob of it is part of what it signs."""
     return canonical(["dilocox-accept", stage, parent, epoch, ballot, value.digest()])
+
+
+def vote_for(message: bytes, order: int, sign: Callable[[bytes], bytes]) -> bytes:
+    """A vote: the order, 8 bytes big-endian, and the signature of both it and the message."""
+    head = order.to_bytes(ORDER_BYTES, "big")
+    return head + sign(head + message)
+
+
+def order_of(vote: bytes) -> int:
+    """When in its signer's life the vote was cast; later votes of a peer have higher numbers."""
+    return int.from_bytes(vote[:ORDER_BYTES], "big")
+
+
+def is_vote(verify: Verifier, peer: PeerId, message: bytes, vote: bytes) -> bool:
+    """Whether vote is peer's for message."""
+    return len(vote) > ORDER_BYTES and verify(peer, vote[:ORDER_BYTES] + message, vote[ORDER_BYTES:])
 
 
 def is_quorum(peers: Collection[PeerId], roster: Sequence[PeerId]) -> bool:
@@ -141,7 +158,8 @@ def majority_digest(entries: Iterable[Entry]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A head with what decides about the certificates that may follow it. plan: of round `round + 2`."""
+    """A head with what decides about the certificates that may follow it. plan: of round `round + 2`. founder: at genesis,
+    the run's owner, who alone signs the first roster; None: a run without one, which its first peers start."""
 
     stage: int
     head: Digest
@@ -151,10 +169,13 @@ class Place:
     epoch: int
     roster: tuple[PeerId, ...]
     plan: Plan
+    founder: PeerId | None = None
 
     @classmethod
-    def genesis(cls, stage: int, head: Digest, plan: Plan) -> "Place":
-        return cls(stage=stage, head=head, height=0, round=0, weight=0, epoch=0, roster=(), plan=plan)
+    def genesis(cls, stage: int, head: Digest, plan: Plan, founder: PeerId | None = None) -> "Place":
+        return cls(
+            stage=stage, head=head, height=0, round=0, weight=0, epoch=0, roster=(), plan=plan, founder=founder
+        )  # fmt: skip
 
     @classmethod
     def after(cls, certificate: Certificate) -> "Place":
@@ -167,6 +188,11 @@ class Place:
     @property
     def is_genesis(self) -> bool:
         return self.height == 0
+
+    @property
+    def electors(self) -> tuple[PeerId, ...]:
+        """Whose votes decide between branches that begin here: the roster; at genesis the run's owner."""
+        return self.roster if self.founder is None else (self.founder,)
 
     def round_value(self, entries: Iterable[Entry], roster: Iterable[PeerId], plan: Plan | None = None) -> Value:
         """The value of a round with these entries (any order) that makes roster the next one. plan: without one the next
@@ -212,6 +238,9 @@ class Place:
             return f"epoch {epoch} called in epoch {self.epoch}"
         if value.round != self.round or value.entries or value.state_digest or value.plan != self.plan:
             return "an epoch that is not void"
+        stay = set(value.roster) & set(self.roster)
+        if stay and len(stay) < len(value.roster):
+            return "an epoch that seats newcomers beside members: those who stay go on alone first"
         return None
 
     def why_not_certificate(
@@ -225,13 +254,16 @@ class Place:
             return reason
         if len(set(signers)) != len(signers):
             return "a peer that signed twice"
-        if value.kind == "epoch":
+        if self.founder is not None:
+            if value.kind != "epoch" or signers != [self.founder]:
+                return f"a first roster that the run's owner ({self.founder}) has not signed"
+        elif value.kind == "epoch":
             if set(signers) != set(value.roster):
                 return "an epoch not signed by all of its roster"
         elif not set(signers) <= set(self.roster) or not is_quorum(signers, self.roster):
             return "signatures that are no quorum of the roster"
         message = acceptance(self.stage, self.head, certificate.epoch, certificate.ballot, value)
-        if not all(verify(peer, message, signature) for peer, signature in certificate.signatures):
+        if not all(is_vote(verify, peer, message, vote) for peer, vote in certificate.signatures):
             return "a signature that does not verify"
         return None
 
@@ -314,10 +346,6 @@ class Suffix:
     def tip(self) -> Digest:
         return self.heads[-1]
 
-    @property
-    def weight(self) -> int:
-        return self.certificates[-1].value.weight
-
     def up_to(self, head: Digest) -> "Suffix":
         return Suffix(self.ancestor, self.certificates[: self.heads.index(head) + 1])
 
@@ -328,21 +356,3 @@ def suffix_of(chain: Chain, start: int, certificates: Sequence[Certificate]) -> 
     while shared < len(certificates) and chain.height_of(certificates[shared].head) is not None:
         shared += 1
     return Suffix(start + shared, tuple(certificates[shared:]))
-
-
-def is_better(chain: Chain, left: Suffix | None, right: Suffix | None) -> bool:
-    """Whether chain with left in place of what it has above the ancestor beats chain with right (None: as it is)."""
-    heights = [suffix.ancestor for suffix in (left, right) if suffix is not None]
-    start = min(heights, default=chain.height)
-    weights, heads = [], []
-    for suffix in (left, right):
-        ancestor = chain.height if suffix is None else suffix.ancestor
-        tail = () if suffix is None else suffix.heads
-        weights.append(suffix.weight if suffix is not None and tail else chain.place_at(ancestor).weight)
-        heads.append([*(chain.head_at(height) for height in range(start + 1, ancestor + 1)), *tail])
-    if weights[0] != weights[1]:
-        return weights[0] > weights[1]
-    for ours, theirs in zip(heads[0], heads[1], strict=False):
-        if ours != theirs:
-            return ours < theirs
-    return len(heads[0]) > len(heads[1])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dilocox_peer.events import Event
 from dilocox_peer.peer.rounds.chain import Certificate, Entry
+from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.durable import Durable
 from dilocox_peer.peer.rounds.messages import Message
 from dilocox_peer.types import Digest, PeerId
@@ -118,13 +119,20 @@ class StateComputed:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerVouched:
+    """A checkpoint was read that claims to be the owner's (in the directory, or in a message)."""
+
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """This peer goes: tell the others, take no further part."""
 
 
 Input = (
     Tick | Received | PeerFound | PeerRefused | Progress | Closed | BlobHeld | BlobRefused | BlobMissing
-    | BlobLost | StateInstalled | StateMissing | StateComputed | Leaving
+    | BlobLost | StateInstalled | StateMissing | StateComputed | OwnerVouched | Leaving
 )  # fmt: skip
 
 # ---- what it wants done, in order; an action is done only when those before it are ----------------------------------
@@ -174,7 +182,8 @@ class FetchState:
 
     keep_movement: our unsettled local movement survives on top of the new anchor; otherwise local parameters become
     the anchor (our movement is, in part, already inside it or orphaned). Without donors: from our own disk, after a
-    restart. Applies still queued when it is installed are void. Always answered, in the end.
+    restart. Applies still queued when it is installed are void. Always answered, in the end. leaves: certificates of ours
+    that are dropped for it, oldest first: the shell keeps them, and the state they led to, before it installs another.
     """
 
     head: Digest
@@ -182,6 +191,7 @@ class FetchState:
     state_digest: bytes
     donors: tuple[PeerId, ...]
     keep_movement: bool
+    leaves: tuple[Certificate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

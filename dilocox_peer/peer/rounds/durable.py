@@ -22,14 +22,23 @@ import msgpack
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Certificate, Value
-from dilocox_peer.peer.rounds.wire import Fields, certificate_fields, read_certificate, read_value, unpack
+from dilocox_peer.peer.rounds.checkpoints import Checkpoint
+from dilocox_peer.peer.rounds.wire import (
+    Fields,
+    certificate_fields,
+    checkpoint_fields,
+    read_certificate,
+    read_checkpoint,
+    read_value,
+    unpack,
+)
 from dilocox_peer.types import Digest
 
-VERSION = 1
+VERSION = 2  # 1 had no checkpoint, and votes without an order
 MAX_RECORD_BYTES = 1 << 30  # a whole chain rewritten in one record; a million rounds of eight peers fit
 LOST_VOTES_EPOCHS = 1024  # epochs skipped when votes may be lost: whatever was signed before is below
 _HEADER = struct.Struct(">II")
-_PAYLOAD_STARTS = b"\x98" + bytes([VERSION])  # a list of 8 fields, of which the first is the version
+_PAYLOAD_STARTS = b"\x99" + bytes([VERSION])  # a list of 9 fields, of which the first is the version
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +66,13 @@ class Votes:
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """One change of what is durable: keep the chain up to height keep, append, these votes. A loaded one has keep 0."""
+    """One change of what is durable: keep the chain up to height keep, append, these votes. A loaded one has keep 0.
+    checkpoint: the newest of the run's owner; None: as it was."""
 
     keep: int
     appended: tuple[Certificate, ...]
     votes: Votes
+    checkpoint: Checkpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,7 @@ def encode_record(durable: Durable) -> bytes:
             None if accepted is None else [accepted.ballot, accepted.value.fields()],
             votes.epoch_signed,
             None if votes.epoch_value is None else votes.epoch_value.fields(),
+            None if durable.checkpoint is None else checkpoint_fields(durable.checkpoint),
         ]
     )
     return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
@@ -95,6 +107,7 @@ def load_log(raw: bytes, genesis: Digest) -> Loaded:
     """The chain and votes that the records in raw add up to. genesis: the head below the first certificate."""
     chain: list[Certificate] = []
     votes: Votes | None = None
+    checkpoint: Checkpoint | None = None
     start, reason, damaged = 0, "", False
     while start < len(raw):
         payload, stop = _payload_at(raw, start)
@@ -118,13 +131,14 @@ def load_log(raw: bytes, genesis: Digest) -> Loaded:
             break
         chain[record.keep :] = record.appended
         votes, start = record.votes, stop
+        checkpoint = record.checkpoint or checkpoint
     if votes is None and not damaged:
         return Loaded(None, start, reason)
     head = chain[-1].head if chain else genesis
     if damaged or votes is None or votes.head != head:
         epoch = chain[-1].epoch if chain else 0
         votes = Votes(head=head, epoch_signed=epoch + LOST_VOTES_EPOCHS)
-    return Loaded(Durable(0, tuple(chain), votes), start, reason)
+    return Loaded(Durable(0, tuple(chain), votes, checkpoint), start, reason)
 
 
 def _payload_at(raw: bytes, start: int) -> tuple[bytes | None, int]:
@@ -158,8 +172,9 @@ def _decode_payload(payload: bytes) -> Durable:
     accepted = _read_accepted(fields.optional())
     epoch_signed, epoch_value = fields.integer(), fields.optional()
     votes = Votes(head, promised, accepted, epoch_signed, read_value(epoch_value) if epoch_value else None)
+    checkpoint = fields.optional()
     fields.end()
-    return Durable(keep, appended, votes)
+    return Durable(keep, appended, votes, read_checkpoint(checkpoint) if checkpoint else None)
 
 
 def _read_accepted(fields: Fields | None) -> Accepted | None:

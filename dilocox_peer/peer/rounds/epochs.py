@@ -110,6 +110,11 @@ class Epochs:
             return True
         return self._lost_since is not None and now - self._lost_since >= self._degrade_s() / 2
 
+    @property
+    def patience_s(self) -> float:
+        """How long a lost quorum is waited for."""
+        return self._degrade_s()
+
     def _stuck_s(self) -> float:
         """Patience with a quorum that makes no progress."""
         return float((self._seat.pace.degrade_s + self._seat.pace.offer_wait_s) * 2**self._in_vain)
@@ -122,7 +127,7 @@ class Epochs:
 
     def _genesis_overdue(self, now: float) -> float | None:
         seat = self._seat
-        if len(self._company) + 1 < seat.owner.start_peers:
+        if len(self._company) + 1 < seat.owner.start_peers or seat.place.founder is not None:
             return None
         due = self._company_since + seat.timing.settle_s
         if not self._company and self._members.known:
@@ -195,7 +200,7 @@ class Epochs:
         call = self._call
         if call is None:
             overdue = self.overdue(now, first_offer_at)
-            if overdue is None or overdue < 0 or now < self._not_before:
+            if overdue is None or overdue < 0 or now < self._not_before or not self._may_call(now):
                 return []
             if overdue < self._turn(now) * self._seat.timing.epoch_turn_s:
                 return []
@@ -234,12 +239,19 @@ class Epochs:
     def _patience_s(self) -> float:
         return self._degrade_s() if self._lost_since is not None else self._stuck_s()
 
+    def _may_call(self, now: float) -> bool:
+        """Whether it is for us to write the roster anew: a newcomer does only where no member is left."""
+        here = self._members.at(self._seat.place.head, now)
+        return self._seat.is_member or not any(peer in here for peer in self._seat.place.roster)
+
     def _candidates(self, now: float) -> list[PeerId]:
-        """Who could be in the new roster: ready at this head and here; the old order first."""
+        """Who could be in the new roster: ready at this head and here, members in their order; others only where no member
+        is left. Newcomers join a roster that works, they do not make one beside its members: else a crowd of them that one
+        member calls would be the roster's quorum."""
         seat = self._seat
         here = self._members.at(seat.place.head, now) | {seat.me}
         old = [peer for peer in seat.place.roster if peer in here]
-        return [*old, *sorted(here - set(old))][: seat.owner.max_peers]
+        return (old or sorted(here))[: seat.owner.max_peers]
 
     def _turn(self, now: float) -> int:
         """How many peers here come before us in rank; those of the roster before all others."""
@@ -275,7 +287,7 @@ class Epochs:
             self._not_before = now + seat.timing.epoch_wait_s * (0.5 + seat.owner.rng.random())
             return []
         old = [peer for peer in seat.place.roster if peer in here]
-        roster = [*old, *sorted(here - set(old))]
+        roster = old or sorted(here)
         call.value = seat.place.epoch_value(roster)
         call.until = now + 2 * seat.timing.epoch_wait_s
         call.resend_at = now + seat.timing.retry_s
@@ -285,7 +297,7 @@ class Epochs:
         if len(roster) == 1:
             self.certificate = seat.certificate(call.value, call.signatures, epoch=call.number, ballot=0)
             return actions
-        return [*actions, *send_all(sorted(call.answered), EpochPropose(*seat.at(), call.number, call.value))]
+        return [*actions, *send_all(sorted(set(roster) - {seat.me}), EpochPropose(*seat.at(), call.number, call.value))]
 
     def _ask_again(self, call: _Call, now: float) -> list[Action]:
         seat = self._seat

@@ -2,15 +2,17 @@
 
 `path` is the best verified continuation that beats our chain: what machine.py is to adopt, by blobs or by a whole state.
 A draft is a verified beginning of a chain that does not beat ours yet. Nothing foreign is believed before its links,
-arithmetic, quorums and signatures hold. Anybody can sign a chain of his own, so neither grows longer than the run can be.
+arithmetic, quorums and signatures hold. Anybody can sign a chain of his own, so neither grows longer than the run can be,
+and how long it is says nothing (forks.py).
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, is_better, suffix_of
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, suffix_of
 from dilocox_peer.peer.rounds.contract import Send
+from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.messages import MAX_LOCATOR, MAX_PAGE, ChainPage, GetChain
 from dilocox_peer.peer.rounds.seat import Owner
 from dilocox_peer.types import Digest, PeerId
@@ -21,19 +23,19 @@ MAX_WAITING = 64  # peers that are to be asked
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What a peer said of its chain, and when."""
+    """Where a peer said it is, and when."""
 
     head: Digest
-    weight: int | None
     heard_at: float
 
 
 class Healing:
     """Foreign chains at one peer."""
 
-    def __init__(self, owner: Owner, chain: Chain) -> None:
+    def __init__(self, owner: Owner, chain: Chain, forks: Forks) -> None:
         self._owner = owner
         self._chain = chain
+        self._forks = forks
         self._most = owner.plans.longest_chain
         self.path: Suffix | None = None
         self._draft: Suffix | None = None
@@ -45,30 +47,29 @@ class Healing:
 
     # ---- asking and answering ----
 
-    def heard_of(self, peer: PeerId, head: Digest, weight: int | None, now: float) -> list[Send]:
-        """The question that follows from a peer's being at head, if its chain may beat ours. weight: None if it did not say.
+    def heard_of(self, peer: PeerId, head: Digest, now: float) -> list[Send]:
+        """The question that follows from a peer's being at head, if its chain may beat ours.
 
         One is asked at a time, and all in turn: who always claims something better, and shows nothing, else keeps us from
         those who have it.
         """
-        if not self._may_beat(head, weight, now):
+        if not self._may_beat(head, now):
             self._waiting.pop(peer, None)
             return []
         if peer in self._waiting or len(self._waiting) < MAX_WAITING:
-            self._waiting[peer] = _Claim(head, weight, now)
+            self._waiting[peer] = _Claim(head, now)
         if self._asked is not None and now < self._asked_until:
             return []
         while self._waiting:
             first = next(iter(self._waiting))
             claim = self._waiting.pop(first)
             is_heard = now - claim.heard_at <= self._owner.timing.alive_s
-            if is_heard and self._may_beat(claim.head, claim.weight, now):
+            if is_heard and self._may_beat(claim.head, now):
                 return self._ask(first, now)
         return []
 
-    def _may_beat(self, head: Digest, weight: int | None, now: float) -> bool:
-        best = self._chain.place.weight if self.path is None else self.path.weight
-        return not self._knows(head, now) and head not in self._judged and (weight is None or weight >= best)
+    def _may_beat(self, head: Digest, now: float) -> bool:
+        return not self._knows(head, now) and head not in self._judged
 
     def _knows(self, head: Digest, now: float) -> bool:
         if self._chain.height_of(head) is not None or (self.path is not None and head in self.path.heads):
@@ -105,7 +106,7 @@ class Healing:
             return [], None
         found = self._foothold(certificates[0].parent)
         if found is None:
-            return self.heard_of(sender, certificates[-1].head, None, now), None
+            return self.heard_of(sender, certificates[-1].head, now), None
         start, before, place = found
         if self._most is not None and len(before) + len(certificates) > self._most:
             return [], f"a chain of more than {self._most} certificates beyond ours; this run has not so many"
@@ -115,7 +116,11 @@ class Healing:
                 return [], reason
             taken.append(certificate)
             place = Place.after(certificate)
-        self._take(suffix_of(self._chain, start, taken), more, now)
+        suffix = suffix_of(self._chain, start, taken)
+        if suffix.certificates and (reason := self._forks.why_not(suffix)) is not None:
+            self._judge(suffix.tip)
+            return [], reason
+        self._take(suffix, more, now)
         return (self._ask(sender, now) if more and asked else []), None
 
     def _why_not(self, place: Place, certificate: Certificate) -> str | None:
@@ -137,7 +142,7 @@ class Healing:
     def _take(self, suffix: Suffix, more: bool, now: float) -> None:
         if not suffix.certificates or self._knows(suffix.tip, now):
             return
-        if is_better(self._chain, suffix, self.path):
+        if self._forks.is_better(suffix, self.path):
             self.path = suffix
             self._draft = None
         elif more:
@@ -150,13 +155,22 @@ class Healing:
         if len(self._judged) > MAX_JUDGED:
             self._judged.popitem(last=False)
 
+    def reconsider(self) -> None:
+        """The owner has spoken: what was worse may be better now, and the other way round."""
+        self._judged.clear()
+        self._shunned.clear()
+        self._draft = None
+        self.rebase()
+
     # ---- what the machine does with the path ----
 
     def rebase(self) -> None:
         """Our chain has changed: what it has by now is no longer ahead."""
         self.path = self._rebased(self.path)
         self._draft = self._rebased(self._draft)
-        if self.path is not None and not is_better(self._chain, self.path, None):
+        if self.path is not None and (
+            self._forks.why_not(self.path) is not None or not self._forks.is_better(self.path, None)
+        ):
             self._judge(self.path.tip)
             self.path = None
 

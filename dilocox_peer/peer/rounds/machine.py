@@ -6,7 +6,8 @@ file. This file puts its parts together; docs/protocol.md tells the story:
     contract.py    inputs and actions            seat.py      who we are at this head and what we voted there
     membership.py  who is there                  ballots.py   which offers make the next certificate
     holdings.py    which blobs are here          epochs.py    a new roster when the quorum is lost, and at genesis
-    chain.py       what was agreed               healing.py   other chains, and whether they beat ours
+    chain.py       what was agreed               healing.py   other chains, and the best of them
+    forks.py       which of two chains counts    checkpoints.py  what the run's owner vouches for
     timing.py      bounds and learned times      anchorage.py which anchor we hold, and getting another one whole
 
 The chain (what was agreed; `head`) and the anchor we hold are kept apart. A certificate is adopted when its blobs, or a
@@ -16,13 +17,15 @@ known and not adopted, we certify nothing.
 Invariants (checked after every simulated event): I1-I5 and I7-I8 of docs/protocol.md.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost, NeighbourSeen
+from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost, NeighbourSeen, RoundVouched
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import Certificate, Chain, Entry, Place, Suffix, Verifier, is_quorum, leader
+from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
@@ -37,6 +40,7 @@ from dilocox_peer.peer.rounds.contract import (
     Input,
     Leaving,
     Note,
+    OwnerVouched,
     PeerFound,
     PeerRefused,
     Persist,
@@ -50,6 +54,7 @@ from dilocox_peer.peer.rounds.contract import (
 )
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.epochs import MAX_IN_VAIN, Epochs
+from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.healing import Healing
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
@@ -70,6 +75,7 @@ from dilocox_peer.peer.rounds.messages import (
     Prepare,
     Promise,
     Propose,
+    Vouch,
 )
 from dilocox_peer.peer.rounds.plan import ANY_PLAN, Plan, PlanBounds
 from dilocox_peer.peer.rounds.planner import FixedPlanner, Planner
@@ -80,7 +86,7 @@ from dilocox_peer.types import Digest, PeerId
 
 __all__ = [
     "Action", "Apply", "BlobHeld", "BlobLost", "BlobMissing", "BlobRefused", "Closed", "FetchBlob", "FetchState", "ForgetBlobs",
-    "Input", "Leaving", "Note", "PeerFound", "PeerRefused", "Persist", "Progress", "Received", "RoundMachine", "Send",
+    "Input", "Leaving", "Note", "OwnerVouched", "PeerFound", "PeerRefused", "Persist", "Progress", "Received", "RoundMachine", "Send",
     "StateComputed", "StateInstalled", "StateMissing", "Tick", "Timing",
 ]  # fmt: skip
 
@@ -113,28 +119,38 @@ class RoundMachine:
         durable: Durable | None = None,
         stored_states: Collection[Digest] = (),
         stored_blobs: Collection[Digest] = (),
+        run_owner: PeerId | None = None,
+        max_back: int | None = None,
     ) -> None:
-        """plan: of round 1. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
+        """plan: of round 1. run_owner: signs the first roster and checkpoints; None: the first peers start the run, and
+        nobody vouches for it. max_back: rounds that may be taken back without the owner's word. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
         stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there."""
         self._pace = Pace(timing)
         planner = planner if planner is not None else FixedPlanner(plans)
         self._owner = Owner(
-            me, incarnation, sign, verify, timing, self._pace, rng, start_peers, max_peers, plans, planner
-        )
+            me, incarnation, sign, verify, timing, self._pace, rng, start_peers, max_peers, plans, planner,
+            itertools.count(incarnation),
+        )  # fmt: skip
+        self._run_owner, self._genesis = run_owner, genesis
         self._timing = timing
         self._rng = rng
         self._first_plan = plan
-        genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan))
+        genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan), run_owner)
         self._chain = Chain(genesis_place, durable.appended if durable is not None else ())
         for certificate in self._chain.certificates[-PLANNED_FROM:]:
             planner.observe(certificate)
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
-        self._healing = Healing(self._owner, self._chain)
-        self._anchor = Anchorage((me, incarnation), self._chain, self._members, timing, rng, stored_states, now)
+        checkpoint = durable.checkpoint if durable is not None else None
+        self._forks = Forks(self._chain, max_back=max_back, checkpoint=checkpoint)
+        self._healing = Healing(self._owner, self._chain, self._forks)
+        self._anchor = Anchorage(
+            (me, incarnation), self._chain, self._forks, self._members, timing, rng, stored_states, now
+        )
         self._micro_batches = 0
         self._is_paused = False
         self._sent_ahead: Digest | None = None
+        self._deserted_since: float | None = None
         self._again: Certificate | None = None  # its Apply waits for a blob that our disk has lost
         self._head_since = now
         self._now = now
@@ -336,11 +352,28 @@ class RoundMachine:
                 self._anchor.missed(head, now)
             case StateComputed(head, state_digest):
                 self._anchor.computed(head, state_digest)
+            case OwnerVouched(checkpoint):
+                return self._hear_owner(checkpoint)
             case Leaving():
                 self._has_left = True
                 goodbye = Leave(*self._seat.at(), self._owner.incarnation)
                 return [*send_all(sorted({*self.roster, *self._members.alive(now)} - {self._owner.peer}), goodbye)]
         return []
+
+    def _hear_owner(self, checkpoint: Checkpoint, sender: PeerId | None = None) -> list[Action]:
+        """A newer checkpoint changes which chains count; it is made durable, and told to those here."""
+        if self._run_owner is None or not checkpoint.is_newer(self._forks.checkpoint):
+            return []
+        if reason := checkpoint.why_not(
+            stage=self._chain.place.stage, genesis=self._genesis, owner=self._run_owner, verify=self._owner.verify
+        ):
+            return self._refuse(sender, reason) if sender is not None else []
+        self._forks.checkpoint = checkpoint
+        self._healing.reconsider()
+        told = {*self.roster, *self._members.alive(self._now)} - {self._owner.peer, sender}
+        persist = Persist(Durable(self._chain.height, (), self._seat.votes, checkpoint))
+        seen = Note(RoundVouched(checkpoint.round, self._chain.height_of(checkpoint.head) is not None))
+        return [persist, seen, *send_all(sorted(told), Vouch(*self._seat.at(), checkpoint))]
 
     def _close(self, base: Digest, entry: Entry) -> None:
         assert entry.peer == self._owner.peer, f"an offer of {entry.peer} closed by {self._owner.peer}"
@@ -354,6 +387,7 @@ class RoundMachine:
         """All that is due by now."""
         actions: list[Action] = []
         self._epochs.watch(self._now)
+        self._watch_path()
         while True:
             actions += self._follow_path()
             if not self._takes_part:
@@ -391,22 +425,36 @@ class RoundMachine:
 
     @property
     def _path(self) -> Suffix | None:
-        """The better chain to follow. Not at once one that only dissolves our roster while it works: a peer that hears
-        nobody writes such an epoch, and our next round outweighs it. It counts when our quorum is lost, also to the
-        path itself (who is on it does not come back), or its own rounds weigh more."""
+        """The better chain to follow. One that begins at our head by writing the roster anew is not followed at once: a
+        peer that hears nobody writes such an epoch, and a hostile one whenever it likes. It counts when a quorum of the
+        roster is on it, or when our own quorum is lost, also to the path itself. One that no member of the roster has
+        signed counts only where no member is left."""
         path, place = self._healing.path, self._chain.place
-        if (
-            path is None
-            or path.ancestor != place.height
-            or path.weight > place.weight
-            or self._epochs.is_wanted(self._now)
-        ):
+        if path is None or path.ancestor != place.height or path.certificates[0].value.kind != "epoch":
             return path
-        dissolves = (
-            path.certificates[0].value.kind == "epoch" and self._owner.peer not in path.certificates[0].value.roster
-        )
+        if place.is_genesis or self._owner.peer in path.certificates[0].value.roster:
+            return path
+        support, _ = self._forks.support(path)
+        here = self._members.alive(self._now) | {self._owner.peer}
+        if support == 0 and any(peer in here for peer in self.roster):
+            return None
+        if 2 * support > len(self.roster) or self._epochs.is_wanted(self._now):
+            return path
+        if self._deserted_since is not None and self._now - self._deserted_since >= self._epochs.patience_s / 2:
+            return path
         stay = {peer for peer in self.roster if self._members.head_of(peer) not in path.heads}
-        return None if dissolves and self._seat.is_member and is_quorum(stay, self.roster) else path
+        return None if is_quorum(stay, self.roster) else path
+
+    def _watch_path(self) -> None:
+        """Notes since when those of our roster who are here and not on the path are no quorum: nothing comes of waiting."""
+        path = self._healing.path
+        here = self._members.alive(self._now) | {self._owner.peer}
+        if path is not None:
+            here = {peer for peer in here if self._members.head_of(peer) not in path.heads}
+        if path is None or is_quorum(here, self.roster):
+            self._deserted_since = None
+        elif self._deserted_since is None:
+            self._deserted_since = self._now
 
     # ---- messages ----
 
@@ -422,7 +470,7 @@ class RoundMachine:
         match message:
             case Heartbeat():
                 if self._members.said(sender, message):
-                    actions += self._healing.heard_of(sender, message.head, message.weight, now)
+                    actions += self._healing.heard_of(sender, message.head, now)
             case Leave():
                 self._members.left(sender, message.incarnation)
             case GetChain():
@@ -432,6 +480,8 @@ class RoundMachine:
                 actions += self._take_certificates(sender, (message.certificate,), more=False)
             case ChainPage():
                 actions += self._take_certificates(sender, message.certificates, more=message.more)
+            case Vouch():
+                actions += self._hear_owner(message.checkpoint, sender)
             case _:
                 if message.head != self.head or message.epoch != self.epoch:
                     actions += self._tell_where_we_are(sender, message.head)
@@ -486,7 +536,7 @@ class RoundMachine:
             page = self._healing.page_after([head])
             assert page is not None, "a head of our chain"
             return [Send(peer, page)]
-        return [Send(peer, self._heartbeat()), *self._healing.heard_of(peer, head, None, self._now)]
+        return [Send(peer, self._heartbeat()), *self._healing.heard_of(peer, head, self._now)]
 
     def _refuse(self, peer: PeerId, reason: str) -> list[Action]:
         return [Note(MessageRefused(peer, reason))] if self._refusals.is_due(peer, self._now) else []
@@ -674,6 +724,7 @@ class RoundMachine:
             return []
         old_round = self.round
         dropped = self._chain.truncate(suffix.ancestor)
+        self._forks.left(suffix.ancestor, dropped)
         ancestor_round = self.round
         for certificate in suffix.certificates:
             self._chain.append(certificate)

@@ -12,20 +12,23 @@ import msgpack
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value
+from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.wire import (
     MAX_ROSTER,
     MAX_SIGNATURE_BYTES,
     Fields,
     certificate_fields,
+    checkpoint_fields,
     read_certificate,
+    read_checkpoint,
     read_entry,
     read_value,
     unpack,
 )
 from dilocox_peer.types import Digest, PeerId
 
-VERSION = 1
+VERSION = 2  # 1 had votes without an order
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_PAGE = 16  # certificates in a ChainPage; of 64 peers each that is about 350 KB
 MAX_LOCATOR = 64  # heads in a GetChain; with doubling distances more than any chain needs
@@ -165,9 +168,17 @@ class ChainPage(Placed):
     more: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Vouch(Placed):
+    """The newest checkpoint of the run's owner that I know."""
+
+    checkpoint: Checkpoint
+
+
 Message = (
     Heartbeat | Leave | Offer | Propose | Ack | Nack | Prepare | Promise
     | EpochCall | EpochAnswer | EpochPropose | EpochSign | Cert | GetChain | ChainPage
+    | Vouch
 )  # fmt: skip
 
 
@@ -227,6 +238,8 @@ def _own_fields(message: Message) -> list[object]:
             return [list(message.locator)]
         case ChainPage():
             return [[certificate_fields(each) for each in message.certificates], message.more]
+        case Vouch():
+            return [checkpoint_fields(message.checkpoint)]
 
 
 _Place = tuple[int, Digest, int]
@@ -300,6 +313,10 @@ def _chain_page(placed: _Place, fields: Fields) -> Message:
     return ChainPage(*placed, tuple(read_certificate(each) for each in fields.items(MAX_PAGE)), fields.flag())
 
 
+def _vouch(placed: _Place, fields: Fields) -> Message:
+    return Vouch(*placed, read_checkpoint(fields.one()))
+
+
 def _digests(fields: Fields) -> tuple[Digest, ...]:
     digests = []
     while fields.more:
@@ -324,5 +341,6 @@ _READERS: tuple[tuple[type[Placed], Callable[[_Place, Fields], Message]], ...] =
     (Cert, _cert),
     (GetChain, _get_chain),
     (ChainPage, _chain_page),
+    (Vouch, _vouch),
 )
 _CODES: dict[type[Placed], int] = {kind: code for code, (kind, _) in enumerate(_READERS)}

@@ -1,11 +1,11 @@
 """A peer's seat at one head: who it is, where it is, what it has voted there. Shared by ballots.py and epochs.py."""
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dilocox_peer.peer.rounds.chain import Certificate, Place, Value, Verifier, acceptance, by_rank
+from dilocox_peer.peer.rounds.chain import Certificate, Place, Value, Verifier, acceptance, by_rank, is_vote, vote_for
 from dilocox_peer.peer.rounds.contract import Persist, Send
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.messages import Message
@@ -17,7 +17,8 @@ from dilocox_peer.types import Digest, PeerId
 
 @dataclass(frozen=True)
 class Owner:
-    """What stays the same as long as the process lives."""
+    """What stays the same as long as the process lives. orders: the numbers of our votes, growing, also over restarts
+    (from the incarnation on, which is a wall clock in milliseconds)."""
 
     peer: PeerId
     incarnation: int
@@ -30,6 +31,7 @@ class Owner:
     max_peers: int
     plans: PlanBounds
     planner: Planner
+    orders: Iterator[int]
 
 
 class Seat:
@@ -68,10 +70,12 @@ class Seat:
         return (self.place.stage, self.place.head, self.place.epoch)
 
     def signature(self, value: Value, *, epoch: int, ballot: int) -> bytes:
-        return self.owner.sign(acceptance(self.place.stage, self.place.head, epoch, ballot, value))
+        message = acceptance(self.place.stage, self.place.head, epoch, ballot, value)
+        return vote_for(message, next(self.owner.orders), self.owner.sign)
 
     def verifies(self, peer: PeerId, signature: bytes, value: Value, *, epoch: int, ballot: int) -> bool:
-        return self.owner.verify(peer, acceptance(self.place.stage, self.place.head, epoch, ballot, value), signature)
+        message = acceptance(self.place.stage, self.place.head, epoch, ballot, value)
+        return is_vote(self.owner.verify, peer, message, signature)
 
     def certificate(self, value: Value, signatures: dict[PeerId, bytes], *, epoch: int, ballot: int) -> Certificate:
         return Certificate(self.place.stage, self.place.head, epoch, ballot, value, tuple(sorted(signatures.items())))

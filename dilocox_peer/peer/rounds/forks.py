@@ -1,0 +1,151 @@
+"""Which of two chains counts. Pure.
+
+1. The one that holds the newest checkpoint of the run's owner.
+2. At the place where they part, the votes of that place's roster, of each member its latest one: what was signed since by
+   peers that are in no roster both chains have counts nothing, and neither does the number of certificates. A member that
+   changed its mind counts where it is now. Of as many votes here as there, the branch with the member of the lowest
+   position; without any, the lower hash.
+3. A chain beats its own beginning.
+
+Why the latest vote and not any: somebody may keep back a certificate that honest peers signed and then left, and show it
+when it hurts. Why not weight, as it was: anybody can sign a long chain alone, in a second.
+
+Two bounds, whatever the votes say. Nobody leaves a chain for one without the newest checkpoint that it holds. Nobody goes
+back more than `max_back` rounds without a newer checkpoint: keys that were the majority long ago do not rewrite a run.
+
+Votes on branches that we have left are remembered for the places where we left them. Without that, three branches could be
+better than one another in a circle: a branch is as strong as all that grew out of its first certificate.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, order_of
+from dilocox_peer.peer.rounds.checkpoints import Checkpoint
+from dilocox_peer.types import Digest, PeerId
+
+MAX_LEFT = 64  # branches remembered
+
+Votes = Mapping[PeerId, int]
+"""The order of each peer's latest vote on a branch."""
+
+
+def votes_on(certificates: Iterable[Certificate]) -> dict[PeerId, int]:
+    """The order of each signer's latest vote on these certificates."""
+    latest: dict[PeerId, int] = {}
+    for certificate in certificates:
+        for peer, vote in certificate.signatures:
+            latest[peer] = max(latest.get(peer, -1), order_of(vote))
+    return latest
+
+
+def supporters(electors: Sequence[PeerId], branches: Mapping[Digest, Votes]) -> dict[Digest, list[int]]:
+    """The positions of the electors that stand on each branch, by the branch's first head. An elector stands where its
+    latest vote is; equally late ones, which only a liar can have, count for the lowest head."""
+    standing: dict[Digest, list[int]] = {head: [] for head in branches}
+    for position, peer in enumerate(electors):
+        latest = [(-votes[peer], head) for head, votes in branches.items() if peer in votes]
+        if latest:
+            standing[min(latest)[1]].append(position)
+    return standing
+
+
+class Forks:
+    """The order of chains as one peer knows it. checkpoint: the newest of the owner's, None while none is known."""
+
+    def __init__(self, chain: Chain, *, max_back: int | None, checkpoint: Checkpoint | None = None) -> None:
+        """max_back: outer rounds that may be taken back without the owner's word; None: any number."""
+        self._chain = chain
+        self._max_back = max_back
+        self._left: OrderedDict[tuple[Digest, Digest], dict[PeerId, int]] = OrderedDict()
+        self.checkpoint = checkpoint
+
+    def left(self, ancestor: int, dropped: Sequence[Certificate]) -> None:
+        """Our chain has just been cut back to height ancestor; these followed there."""
+        if dropped:
+            key = (self._chain.head_at(ancestor), dropped[0].head)
+            self._left[key] = _joined(self._left.get(key, {}), votes_on(dropped))
+            self._left.move_to_end(key)
+            if len(self._left) > MAX_LEFT:
+                self._left.popitem(last=False)
+
+    def is_better(self, left: Suffix | None, right: Suffix | None) -> bool:
+        """Whether our chain with left in place of what it has above the ancestor beats it with right (None: as it is)."""
+        holds = [self.holds_checkpoint(suffix) for suffix in (left, right)]
+        if holds[0] != holds[1]:
+            return holds[0]
+        start = min(self._ancestor(suffix) for suffix in (left, right))
+        tails = [self._tail(suffix, start) for suffix in (left, right)]
+        shared = 0
+        while shared < min(map(len, tails)) and tails[0][shared].head == tails[1][shared].head:
+            shared += 1
+        ours, theirs = tails[0][shared:], tails[1][shared:]
+        if not ours or not theirs:
+            return len(ours) > len(theirs)
+        place = Place.after(tails[0][shared - 1]) if shared else self._chain.place_at(start)
+        keys = self._keys(place, ours, theirs)
+        return keys[0] < keys[1]
+
+    def holds_checkpoint(self, suffix: Suffix | None) -> bool:
+        """Whether the newest checkpoint is in our chain with suffix (None: in our chain). Without one every chain does."""
+        checkpoint = self.checkpoint
+        if checkpoint is None:
+            return True
+        if suffix is None or suffix.ancestor >= checkpoint.height:
+            return self._chain.height_of(checkpoint.head) is not None
+        return checkpoint.head in suffix.heads
+
+    def why_not(self, suffix: Suffix) -> str | None:
+        """Why our chain may not be left for this one, whoever signed it; None if it may, should it be better."""
+        place = self._chain.place_at(suffix.ancestor)
+        if suffix.ancestor == self._chain.height:
+            return None
+        if self.holds_checkpoint(suffix) and not self.holds_checkpoint(None):
+            return None
+        if self.checkpoint is not None and self.holds_checkpoint(None) and not self.holds_checkpoint(suffix):
+            return f"a branch from round {place.round} on, without round {self.checkpoint.round} that the run's owner has signed"
+        back = self._chain.place.round - place.round
+        if self._max_back is not None and back > self._max_back:
+            return f"a branch from round {place.round} on, {back} rounds back; at most {self._max_back} without the owner's word"
+        theirs, ours = self.support(suffix)
+        if theirs == 0 < ours:
+            return f"a branch from round {place.round} on that nobody of the roster there has signed"
+        return None
+
+    def support(self, suffix: Suffix) -> tuple[int, int]:
+        """How many electors of the place where suffix begins stand on it, and how many on our chain there."""
+        place = self._chain.place_at(suffix.ancestor)
+        own = self._tail(None, suffix.ancestor)
+        standing = supporters(
+            place.electors, self._branches(place, [suffix.certificates, *([own] if own else [])])
+        )  # fmt: skip
+        theirs = len(standing[suffix.certificates[0].head])
+        return theirs, len(standing[own[0].head]) if own else 0
+
+    def _keys(self, place: Place, *tails: Sequence[Certificate]) -> list[tuple[int, list[int], Digest]]:
+        """Of each branch at place what orders it, the best first."""
+        standing = supporters(place.electors, self._branches(place, tails))
+        heads = [tail[0].head for tail in tails]
+        return [(-len(standing[head]), standing[head], head) for head in heads]
+
+    def _branches(self, place: Place, tails: Iterable[Sequence[Certificate]]) -> dict[Digest, Votes]:
+        """All branches known to begin at place."""
+        branches: dict[Digest, Votes] = {
+            child: votes for (parent, child), votes in self._left.items() if parent == place.head
+        }
+        for tail in tails:
+            branches[tail[0].head] = _joined(branches.get(tail[0].head, {}), votes_on(tail))
+        return branches
+
+    def _ancestor(self, suffix: Suffix | None) -> int:
+        return self._chain.height if suffix is None else suffix.ancestor
+
+    def _tail(self, suffix: Suffix | None, start: int) -> Sequence[Certificate]:
+        """What follows height start in our chain with suffix."""
+        stop = self._ancestor(suffix)
+        own = self._chain.certificates[start:stop]
+        return own if suffix is None else [*own, *suffix.certificates]
+
+
+def _joined(one: Votes, other: Votes) -> dict[PeerId, int]:
+    return {peer: max(one.get(peer, -1), other.get(peer, -1)) for peer in {**one, **other}}
