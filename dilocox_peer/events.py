@@ -349,6 +349,18 @@ class RoundVouched(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class FirstRosterSigned(Event):
+    """The run's owner has signed the first roster of a stage: its run begins."""
+
+    stage: int
+    roster: tuple[PeerId, ...]
+
+    def line(self) -> str:
+        peers = ", ".join(short(peer) for peer in self.roster)
+        return f"signed the first roster of stage {self.stage}: {len(self.roster)} peers ({peers})"
+
+
+@dataclass(frozen=True, slots=True)
 class ContributionRefused(Event):
     peer: PeerId
     reason: str

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dilocox_peer.events import Event
 from dilocox_peer.peer.rounds.chain import Certificate, Place, Value, Verifier, is_quorum, order_of
+from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.messages import Ack, Cert, EpochSign, Message, Prepare, Promise, Propose
 from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
@@ -34,8 +35,9 @@ class Invariants:
         """plan: of the second round. bounds: what later ones may be."""
         self._bounds = bounds
         self._verify = verify
-        self._genesis = genesis
+        self._genesis, self._plan = genesis, plan
         self._places: dict[Digest, Place] = {genesis: Place.genesis(0, genesis, plan)}
+        self._vouched: list[Digest] = []
         self._parents: dict[Digest, Digest] = {}
         self._all: dict[Certificate, None] = {}
         self._certified: dict[tuple[Digest, int], Digest] = {}
@@ -50,6 +52,21 @@ class Invariants:
         self._led: dict[tuple[Digest, int], set[int]] = {}  # ballots in which somebody asked, by (head, epoch)
         self._is_quiet = False
         self.max_quiet_ballots = 0
+
+    @property
+    def founder(self) -> PeerId | None:
+        return self._places[self._genesis].founder
+
+    @founder.setter
+    def founder(self, owner: PeerId) -> None:
+        self._places[self._genesis] = Place.genesis(0, self._genesis, self._plan, owner)
+
+    def vouched(self, checkpoint: Checkpoint) -> None:
+        """The owner has signed a checkpoint: it follows the one before."""
+        path = self._path(checkpoint.head)
+        if any(head not in path for head in self._vouched):
+            raise Violation("the owner has vouched for two branches")
+        self._vouched.append(checkpoint.head)
 
     def started(self, node: "Node") -> None:
         assert node.machine is not None
@@ -129,9 +146,11 @@ class Invariants:
         while shared < len(after) and before[shared] == after[shared]:
             shared += 1
         place = self._places[before[shared - 1] if shared else self._genesis]
-        latest = self._latest_votes(place.roster, place.head)
+        if any(head in after[shared:] for head in self._vouched):
+            return  # the owner's word goes before votes
+        latest = self._latest_votes(place.electors, place.head)
         stay, go = (
-            [position for position, peer in enumerate(place.roster) if latest.get(peer) == side[shared]]
+            [position for position, peer in enumerate(place.electors) if latest.get(peer) == side[shared]]
             if side[shared:]
             else []
             for side in (before, after)

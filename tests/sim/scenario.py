@@ -71,6 +71,9 @@ def _play(world: World) -> Outcome:
     )  # fmt: skip
     if rng.random() < 0.15:
         rng.choice(list(world.nodes.values())).malformed = num_peers > 2
+    if world.seed % 4:
+        world.be_owned()
+        _schedule_owner(world, stop_at)
     for node in world.nodes.values():
         late = rng.random() < 0.2
         world.at(rng.random() * (15.0 if late else 1.5), _start(world, node))
@@ -79,6 +82,32 @@ def _play(world: World) -> Outcome:
     _schedule_comings_and_goings(world, stop_at)
     world.run(stop_at)
     return _heal(world, stop_at)
+
+
+def _schedule_owner(world: World, stop_at: float) -> None:
+    """The owner is late, away for a while, or gone for good once the run has begun."""
+    rng, owner = world.rng, world.owner
+    assert owner is not None
+
+    def start() -> None:
+        if not owner.is_up:
+            owner.start()
+
+    def end(*, for_good: bool) -> Callable[[], None]:
+        def act() -> None:
+            if owner.is_up and world.faulty:
+                owner.crash()
+                world.owner_is_gone = for_good
+
+        return act
+
+    world.at(rng.random() * rng.choice((1.0, 1.0, 8.0)), start)
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        moment = rng.uniform(6.0, stop_at)
+        world.at(moment, end(for_good=False))
+        world.at(moment + rng.uniform(0.5, 15.0), lambda: None if world.owner_is_gone else start())
+    if rng.random() < 0.3:
+        world.at(rng.uniform(8.0, stop_at), end(for_good=True))
 
 
 def _start(world: World, node: Node) -> Callable[[], None]:
@@ -182,6 +211,11 @@ def _heal(world: World, stop_at: float) -> Outcome:
         node.crash_after = None
         _start(world, node)()
     world.start_peers = min(world.start_peers, len(world.up()))
+    if world.owner is not None and not _has_begun(world):  # anew, as it too waits for so many peers
+        world.owner.crash()
+        world.owner.start()
+    elif world.owner is not None and not world.owner.is_up and not world.owner_is_gone:
+        world.owner.start()
     if not _can_start(world):
         return _outcome(world, 0.0, 0.0)
     if not world.run(stop_at + _share_s(world), stop=world.shares_one_head):
@@ -238,6 +272,10 @@ def _finish(world: World, stop_at: float, share_s: float) -> Outcome:
     if not all_finished():
         raise Violation(f"I7: the run went on after its end: {_heads(world)}")
     return _outcome(world, share_s, finished_at - stop_at)
+
+
+def _has_begun(world: World) -> bool:
+    return any(node.machine is not None and node.machine.chain for node in world.up())
 
 
 def _can_start(world: World) -> bool:

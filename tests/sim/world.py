@@ -14,7 +14,7 @@ from functools import partial
 
 import msgpack
 
-from dilocox_peer.peer.rounds.chain import Certificate, Entry
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
@@ -51,12 +51,15 @@ from dilocox_peer.peer.rounds.messages import (
     decode_message,
     encode_message,
 )
+from dilocox_peer.peer.rounds.notary import Notary, NotaryTerms
 from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
 
 from .invariants import Invariants, Violation
 
+OWNER = PeerId("owner")
+VOUCHED_EVERY = 4  # rounds between two checkpoints of the owner
 GENESIS = sha256(b"genesis of the simulated stage")
 PLAN = Plan("fp16", 0, 8)
 TIMING = Timing(
@@ -192,7 +195,7 @@ class Node:
             sign=sign_as(self.peer), verify=verify, rng=random.Random(world.rng.random()), now=world.now, plan=PLAN,
             start_peers=world.start_peers, max_peers=world.max_peers,
             plans=world.plans, planner=Restless(self.peer, world.plans),
-            durable=loaded.durable, stored_states=set(self.disk.anchors), max_back=MAX_BACK,
+            durable=loaded.durable, stored_states=set(self.disk.anchors), max_back=MAX_BACK, run_owner=OWNER if world.owner is not None else None,
         )  # fmt: skip
         self.anchor, self.anchor_head = (FIRST_ANCHOR, GENESIS) if self.machine.head == GENESIS else (None, None)
         self.pending, self.produced, self.orphaned, self.offered = set(), set(), set(), set()
@@ -206,6 +209,8 @@ class Node:
             if friend != self.peer:
                 self.later(world.rng.random(), partial(self.feed, PeerFound(friend)))
         self._train_on()
+        if world.owner is not None and world.owner.is_up:
+            world.owner.later(world.rng.random(), partial(world.owner.feed, PeerFound(self.peer)))
 
     def crash(self) -> None:
         """Everything not on disk is gone; what was being written last may be torn."""
@@ -399,6 +404,73 @@ class Node:
             self.pending.add(unit)
 
 
+class OwnerNode:
+    """The run's owner: a notary and its disk."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.peer = OWNER
+        self.log = bytearray()
+        self.notary: Notary | None = None
+        self.generation = 0
+
+    @property
+    def is_up(self) -> bool:
+        return self.notary is not None
+
+    def start(self) -> None:
+        world = self.world
+        loaded = load_log(bytes(self.log), GENESIS)
+        del self.log[loaded.valid_bytes :]
+        self.generation += 1
+        genesis = Place.genesis(0, GENESIS, PLAN.next(), OWNER)
+        terms = NotaryTerms(0, genesis, world.start_peers, world.max_peers, world.plans, every=VOUCHED_EVERY)
+        self.notary = Notary(
+            terms, sign=sign_as(OWNER), verify=verify, timing=world.timing, rng=random.Random(world.rng.random()),
+            now=world.now, wall_ms=int(1000 * world.now), durable=loaded.durable, patience_s=20.0,
+        )  # fmt: skip
+        for peer in sorted(world.nodes):
+            self.later(world.rng.random(), partial(self.feed, PeerFound(peer)))
+        self.later(0.0, self._tick)
+
+    def crash(self) -> None:
+        self.notary = None
+        self.generation += 1
+        self.world.trace("the owner crashed")
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        generation = self.generation
+
+        def alive_act() -> None:
+            if self.generation == generation and self.notary is not None:
+                act()
+
+        self.world.at(self.world.now + delay_s, alive_act)
+
+    def _tick(self) -> None:
+        assert self.notary is not None
+        self.feed(Tick())
+        self.later(max(self.notary.deadline() - self.world.now, 0.01), self._tick)
+
+    def feed(self, happened: Input) -> None:
+        assert self.notary is not None
+        assert isinstance(happened, Tick | PeerFound | PeerRefused | Received)
+        for action in self.notary.handle(happened, self.world.now):
+            match action:
+                case Send(to, message):
+                    self.world.deliver(OWNER, to, message)
+                case Persist(durable):
+                    for certificate in durable.appended:
+                        self.world.checks.certified(certificate)
+                    if durable.checkpoint is not None:
+                        self.world.checks.vouched(durable.checkpoint)
+                    self.log += encode_record(durable)
+                case Note(event):
+                    self.world.trace(f"owner: {event}")
+                case _:
+                    raise AssertionError(action)
+
+
 class Restless:
     """A planner that wishes something else all the time, and at every peer: what counts is what was certified."""
 
@@ -439,6 +511,8 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self.checks = Invariants(GENESIS, PLAN.next(), verify, lambda: self.plans)
+        self.owner: OwnerNode | None = None
+        self.owner_is_gone = False
         self.nodes: dict[PeerId, Node] = {}
         for number in range(num_peers):
             self.add_node(PeerId(f"p{number:02d}"))
@@ -479,12 +553,12 @@ class World:
 
     def deliver(self, sender: PeerId, to: PeerId, message: Message) -> None:
         network, rng = self.network, self.rng
-        node = self.nodes[to]
+        node = self._node(to)
         if not network.connected(sender, to):
             return
         delay_s = network.latency_s + network.spread_s * rng.random() ** 3
         if not node.is_up:
-            source = self.nodes[sender]
+            source = self._node(sender)
             source.later(delay_s, lambda: source.feed(PeerRefused(to)))
             return
         if rng.random() < network.loss:
@@ -497,6 +571,17 @@ class World:
         node.later(delay_s, lambda: node.feed(received))
         if network.duplicates and rng.random() < network.duplicates:
             node.later(delay_s * (1 + 4 * rng.random()), lambda: node.feed(received))
+
+    def _node(self, peer: PeerId) -> "Node | OwnerNode":
+        if peer == OWNER:
+            assert self.owner is not None
+            return self.owner
+        return self.nodes[peer]
+
+    def be_owned(self) -> None:
+        """The run has an owner, who is there from now on."""
+        self.owner = OwnerNode(self)
+        self.checks.founder = OWNER
 
     def reachable(self, peer: PeerId, source: PeerId) -> Node | None:
         node = self.nodes.get(source)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from dilocox_peer.peer.rounds.chain import Verifier
 from dilocox_peer.types import Digest, PeerId, canonical
 
-SIGNATURE_BYTES = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:

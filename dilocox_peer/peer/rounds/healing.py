@@ -9,12 +9,14 @@ and how long it is says nothing (forks.py).
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, suffix_of
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Verifier, suffix_of
 from dilocox_peer.peer.rounds.contract import Send
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.messages import MAX_LOCATOR, MAX_PAGE, ChainPage, GetChain
-from dilocox_peer.peer.rounds.seat import Owner
+from dilocox_peer.peer.rounds.plan import PlanBounds
+from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId
 
 MAX_JUDGED = 1024  # heads remembered as worse than ours
@@ -29,14 +31,27 @@ class _Claim:
     heard_at: float
 
 
+class Reader(Protocol):
+    """On whose behalf chains are read: a peer of the stage, or the owner's notary."""
+
+    @property
+    def verify(self) -> Verifier: ...
+    @property
+    def timing(self) -> Timing: ...
+    @property
+    def max_peers(self) -> int: ...
+    @property
+    def plans(self) -> PlanBounds: ...
+
+
 class Healing:
     """Foreign chains at one peer."""
 
-    def __init__(self, owner: Owner, chain: Chain, forks: Forks) -> None:
-        self._owner = owner
+    def __init__(self, reader: Reader, chain: Chain, forks: Forks) -> None:
+        self._reader = reader
         self._chain = chain
         self._forks = forks
-        self._most = owner.plans.longest_chain
+        self._most = reader.plans.longest_chain
         self.path: Suffix | None = None
         self._draft: Suffix | None = None
         self._judged: OrderedDict[Digest, None] = OrderedDict()
@@ -63,7 +78,7 @@ class Healing:
         while self._waiting:
             first = next(iter(self._waiting))
             claim = self._waiting.pop(first)
-            is_heard = now - claim.heard_at <= self._owner.timing.alive_s
+            is_heard = now - claim.heard_at <= self._reader.timing.alive_s
             if is_heard and self._may_beat(claim.head, now):
                 return self._ask(first, now)
         return []
@@ -77,7 +92,7 @@ class Healing:
         return now < self._shunned.get(head, now)
 
     def _ask(self, peer: PeerId, now: float) -> list[Send]:
-        self._asked, self._asked_until = peer, now + self._owner.timing.sync_wait_s
+        self._asked, self._asked_until = peer, now + self._reader.timing.sync_wait_s
         tips = [suffix.tip for suffix in (self._draft, self.path) if suffix is not None]
         locator = tuple([*tips, *self._chain.locator()][:MAX_LOCATOR])
         place = self._chain.place
@@ -126,7 +141,7 @@ class Healing:
     def _why_not(self, place: Place, certificate: Certificate) -> str | None:
         if self._chain.height_of(certificate.head) is not None:
             return None
-        return place.why_not_certificate(certificate, self._owner.verify, self._owner.max_peers, self._owner.plans)
+        return place.why_not_certificate(certificate, self._reader.verify, self._reader.max_peers, self._reader.plans)
 
     def _foothold(self, parent: Digest) -> tuple[int, tuple[Certificate, ...], Place] | None:
         """Where parent is: (height of our chain, certificates from there up to parent, its place)."""
@@ -188,5 +203,5 @@ class Healing:
         assert self.path is not None
         self._shunned = {head: until for head, until in self._shunned.items() if until > now}
         for head in self.path.heads:
-            self._shunned[head] = now + self._owner.timing.shun_s
+            self._shunned[head] = now + self._reader.timing.shun_s
         self.path = None

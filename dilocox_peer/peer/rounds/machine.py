@@ -90,6 +90,7 @@ __all__ = [
     "StateComputed", "StateInstalled", "StateMissing", "Tick", "Timing",
 ]  # fmt: skip
 
+_FROM_ANYBODY = (GetChain, ChainPage, Cert, Vouch)
 PLANNED_FROM = 256  # newest certificates that a planner is shown at a restart
 
 
@@ -464,8 +465,11 @@ class RoundMachine:
             return []
         if message.stage != self._chain.place.stage:
             return []  # who moved here from another stage may still be greeted by those it left
-        is_new = self._members.add(sender)
-        self._members.heard(sender, now)
+        if isinstance(message, _FROM_ANYBODY) and sender not in self._members.known:
+            is_new = False  # the owner's notary or a reader: no member, and no news of one
+        else:
+            is_new = self._members.add(sender)
+            self._members.heard(sender, now)
         actions: list[Action] = [Send(sender, self._heartbeat())] if is_new else []
         match message:
             case Heartbeat():

@@ -10,7 +10,7 @@ import msgpack
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Kind, Value
-from dilocox_peer.peer.rounds.checkpoints import SIGNATURE_BYTES, Checkpoint
+from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.plan import Plan, Report
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
 
@@ -199,7 +199,7 @@ def checkpoint_fields(checkpoint: Checkpoint) -> list[object]:
 def read_checkpoint(fields: Fields) -> Checkpoint:
     checkpoint = Checkpoint(
         fields.integer(high=2**16), fields.digest(), fields.integer(1), fields.integer(), fields.digest(), fields.integer(),
-        fields.flag(), fields.binary(SIGNATURE_BYTES, SIGNATURE_BYTES),
+        fields.flag(), fields.binary(1, MAX_SIGNATURE_BYTES),
     )  # fmt: skip
     fields.end()
     return checkpoint

@@ -1,0 +1,320 @@
+"""The run's owner in one stage, as a pure object: signs the first roster once, and a checkpoint every few rounds.
+
+It runs in the process that holds the owner's key (the bootstrap), unattended. It trains nothing and has no vote in rounds;
+it asks the peers it knows for their chains, follows the one that counts (forks.py), and keeps it, so that who comes when
+everybody is away learns where the run is, or that it is over.
+
+    no chain  -> (enough peers at genesis, no new one for settle_s) -> first roster signed, made durable, told
+    following -> (`every` rounds since the last checkpoint, or the end) -> checkpoint signed, made durable, told
+
+It vouches for no roster that a minority wrote until that branch has stood for `patience_s`: the majority may only be out of
+sight, and a checkpoint would draw it away from its work. The first roster is signed once; that it was is what the log is for.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Verifier, acceptance, is_quorum, vote_for
+from dilocox_peer.peer.rounds.checkpoints import Checkpoint, sign_checkpoint
+from dilocox_peer.peer.rounds.contract import Action, Note, PeerFound, PeerRefused, Persist, Received, Send, Tick
+from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.forks import Forks
+from dilocox_peer.peer.rounds.healing import Healing
+from dilocox_peer.peer.rounds.membership import MAX_KNOWN
+from dilocox_peer.peer.rounds.messages import Cert, ChainPage, GetChain, Heartbeat, Message, Vouch
+from dilocox_peer.peer.rounds.plan import PlanBounds
+from dilocox_peer.peer.rounds.refusals import Refusals
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.types import Digest, PeerId
+
+POLL_FIRST_S = 1.0  # between two questions to a peer, while the run has not begun
+POLL_S = 5.0
+PATIENCE_S = 120.0  # five times what a roster waits for its quorum
+FIRST_EPOCH = 1
+
+NotaryInput = Tick | PeerFound | PeerRefused | Received
+
+
+@dataclass(frozen=True)
+class NotaryTerms:
+    """What the manifest says that a notary needs. every: rounds between two checkpoints."""
+
+    stage: int
+    genesis: Place
+    start_peers: int
+    max_peers: int
+    plans: PlanBounds
+    every: int
+
+
+@dataclass(slots=True)
+class _Known:
+    """A peer of the stage. at_genesis: when it was last heard to have no chain."""
+
+    asked_at: float
+    is_asked: bool = True
+    at_genesis: float = float("-inf")
+
+
+class Notary:
+    """`handle` inputs; `deadline` says when to Tick."""
+
+    def __init__(
+        self,
+        terms: NotaryTerms,
+        *,
+        sign: Callable[[bytes], bytes],
+        verify: Verifier,
+        timing: Timing,
+        rng: random.Random,
+        now: float,
+        wall_ms: int,
+        durable: Durable | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """sign: with the owner's key. wall_ms: the wall clock at `now`; orders and sequences are counted from it."""
+        assert terms.genesis.founder is not None, "a run without an owner"
+        self._terms = terms
+        self._owner = terms.genesis.founder
+        self._sign = sign
+        self._verify = verify
+        self._timing = timing
+        self._rng = rng
+        self._patience_s = patience_s
+        self._wall_offset_s = wall_ms / 1000 - now
+        self._chain = Chain(terms.genesis, durable.appended if durable is not None else ())
+        self._forks = Forks(self._chain, max_back=None, checkpoint=durable.checkpoint if durable is not None else None)
+        self._healing = Healing(self, self._chain, self._forks)
+        self._known: dict[PeerId, _Known] = {}
+        self._minority_since: dict[Digest, float] = {}
+        self._settled_at = now
+        self._refusals = Refusals()
+        self._poll_at = now
+        self._now = now
+
+    # ---- what Healing reads ----
+
+    @property
+    def verify(self) -> Verifier:
+        return self._verify
+
+    @property
+    def timing(self) -> Timing:
+        return self._timing
+
+    @property
+    def max_peers(self) -> int:
+        return self._terms.max_peers
+
+    @property
+    def plans(self) -> PlanBounds:
+        return self._terms.plans
+
+    # ---- what the shell reads ----
+
+    @property
+    def chain(self) -> Chain:
+        """What this stage has agreed on, as far as it is known here; do not modify."""
+        return self._chain
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest one signed."""
+        return self._forks.checkpoint
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run's last round is certified."""
+        return self._terms.plans.total_steps is not None and self._is_last(self._chain.height)
+
+    def deadline(self) -> float:
+        return self._poll_at
+
+    # ---- what happens ----
+
+    def handle(self, event: NotaryInput, now: float) -> list[Action]:
+        """What is to be done about event, in order. now: monotonic seconds."""
+        self._now = now
+        actions: list[Action] = []
+        match event:
+            case PeerFound(peer):
+                actions += self._meet(peer)
+            case PeerRefused(peer):
+                self._known.pop(peer, None)
+            case Received(sender, message):
+                actions += self._receive(sender, message)
+            case Tick():
+                pass
+        actions += self._follow()
+        if self._chain.height == 0:
+            actions += self._begin()
+        else:
+            actions += self._vouch()
+        return actions + self._poll()
+
+    def _meet(self, peer: PeerId) -> list[Action]:
+        if peer in self._known:
+            return []
+        if len(self._known) >= MAX_KNOWN:
+            del self._known[min(self._known, key=lambda each: self._known[each].asked_at)]
+        self._known[peer] = _Known(self._now)
+        return [self._question(peer)]
+
+    def _receive(self, sender: PeerId, message: Message) -> list[Action]:
+        if message.stage != self._terms.stage:
+            return []
+        actions: list[Action] = []
+        reason: str | None = None
+        match message:
+            case GetChain():
+                if (page := self._healing.page_after(message.locator)) is not None:
+                    actions.append(Send(sender, page))
+            case Heartbeat():
+                actions += self._meet(sender)
+                actions += self._healing.heard_of(sender, message.head, self._now)
+            case ChainPage():
+                self._note_genesis(sender, message)
+                questions, reason = self._healing.on_page(
+                    sender, message.certificates, more=message.more, now=self._now
+                )
+                actions += [*questions, *self._catch_up(sender, message.head)]
+            case Cert():
+                certificates = (message.certificate,)
+                questions, reason = self._healing.on_page(sender, certificates, more=False, now=self._now)
+                actions += questions
+            case _:
+                pass
+        if reason is not None and self._refusals.is_due(sender, self._now):
+            actions.append(self._note(MessageRefused(sender, reason)))
+        return actions
+
+    def _catch_up(self, peer: PeerId, head: Digest) -> list[Action]:
+        """What a peer lacks that we asked and that is behind us: it may have missed the first roster, and the newest
+        checkpoint. Once for each question of ours."""
+        known, height = self._known.get(peer), self._chain.height_of(head)
+        if known is None or not known.is_asked or height is None:
+            return []
+        known.is_asked = False
+        checkpoint, page = self._forks.checkpoint, self._healing.page_after([head])
+        assert page is not None, "a head of our chain"
+        told = [Send(peer, Vouch(*self._at(), checkpoint))] if checkpoint is not None else []
+        return [*told, *([Send(peer, page)] if page.certificates else [])]
+
+    def _note_genesis(self, sender: PeerId, page: ChainPage) -> None:
+        known = self._known.get(sender)
+        if known is None or page.head != self._terms.genesis.head or page.certificates:
+            return
+        if self._now - known.at_genesis > self._timing.alive_s:
+            self._settled_at = self._now
+        known.at_genesis = self._now
+
+    # ---- the first roster ----
+
+    def _begin(self) -> list[Action]:
+        """The first roster, once enough peers have been here for a while and no new one has come."""
+        here = sorted(
+            peer for peer, known in self._known.items() if self._now - known.at_genesis <= self._timing.alive_s
+        )
+        if len(here) < self._terms.start_peers or self._now < self._settled_at + self._timing.settle_s:
+            return []
+        if not here:
+            return []
+        genesis = self._terms.genesis
+        value = genesis.epoch_value(here[: self._terms.max_peers])
+        message = acceptance(genesis.stage, genesis.head, FIRST_EPOCH, 0, value)
+        vote = vote_for(message, self._wall_ms, self._sign)
+        certificate = Certificate(genesis.stage, genesis.head, FIRST_EPOCH, 0, value, ((self._owner, vote),))
+        self._chain.append(certificate)
+        self._healing.rebase()
+        told = [Send(peer, Cert(*self._at(), certificate)) for peer in sorted(self._known)]
+        signed = self._note(FirstRosterSigned(self._terms.stage, value.roster))
+        return [self._persist(0, (certificate,)), signed, *told]
+
+    # ---- following and vouching ----
+
+    def _follow(self) -> list[Action]:
+        """Our copy of the chain is the best one known; there is no state to wait for."""
+        path = self._healing.path
+        if path is None:
+            return []
+        dropped = self._chain.truncate(path.ancestor)
+        self._forks.left(path.ancestor, dropped)
+        for certificate in path.certificates:
+            place = self._chain.place
+            signers = {peer for peer, _ in certificate.signatures}
+            if certificate.value.kind == "epoch" and not place.is_genesis and not is_quorum(signers, place.roster):
+                self._minority_since.setdefault(certificate.head, self._now)
+            self._chain.append(certificate)
+        self._healing.rebase()
+        return [self._persist(path.ancestor, path.certificates)]
+
+    def _vouch(self) -> list[Action]:
+        """The next checkpoint, when it is due: of the newest head that another one has followed, or of the last."""
+        height = self._chain.height if self.is_over else self._chain.height - 1
+        checkpoint = self._forks.checkpoint
+        height = self._settled_height(height, 0 if checkpoint is None else checkpoint.height)
+        if height < 1 or (checkpoint is not None and height <= checkpoint.height):
+            return []
+        place, is_last = self._chain.place_at(height), self._is_last(height)
+        if checkpoint is not None and not is_last and place.round < checkpoint.round + self._terms.every:
+            return []
+        if checkpoint is not None and checkpoint.is_last:
+            return []
+        unsigned = Checkpoint(
+            self._terms.stage, self._terms.genesis.head, height, place.round, place.head, self._wall_ms, is_last
+        )
+        signed = self._forks.checkpoint = sign_checkpoint(unsigned, self._sign)
+        self._healing.reconsider()
+        told = [Send(peer, Vouch(*self._at(), signed)) for peer in sorted(self._known)]
+        return [self._persist(self._chain.height, (), signed), self._note(RoundVouched(place.round, True)), *told]
+
+    def _settled_height(self, height: int, above: int) -> int:
+        """The height up to which no minority has written the roster anew within the patience."""
+        for lower in range(above, height):
+            since = self._minority_since.get(self._chain.head_at(lower + 1))
+            if since is not None and self._now - since < self._patience_s:
+                return lower
+        return height
+
+    def _is_last(self, height: int) -> bool:
+        """Whether the run is over at height: the plan of its round ends with the run."""
+        place, total_steps = self._chain.place_at(height), self._terms.plans.total_steps
+        if place.round <= 1:
+            return place.round == 1 and total_steps is not None and self._terms.genesis.plan.first_step >= total_steps
+        for below in range(height, -1, -1):
+            earlier = self._chain.place_at(below)
+            if earlier.round <= place.round - 2:
+                return self._terms.plans.is_last(earlier.plan)
+        return False
+
+    # ---- asking ----
+
+    def _poll(self) -> list[Action]:
+        if self._now < self._poll_at:
+            return []
+        pause_s = POLL_FIRST_S if self._chain.height == 0 else POLL_S
+        self._poll_at = self._now + pause_s * (0.9 + 0.2 * self._rng.random())
+        actions: list[Action] = []
+        for peer, known in sorted(self._known.items()):
+            known.asked_at, known.is_asked = self._now, True
+            actions.append(self._question(peer))
+        return actions
+
+    def _question(self, peer: PeerId) -> Action:
+        return Send(peer, GetChain(*self._at(), tuple(self._chain.locator())))
+
+    def _at(self) -> tuple[int, Digest, int]:
+        place = self._chain.place
+        return place.stage, place.head, place.epoch
+
+    @property
+    def _wall_ms(self) -> int:
+        return int(1000 * (self._now + self._wall_offset_s))
+
+    def _persist(self, keep: int, appended: tuple[Certificate, ...], checkpoint: Checkpoint | None = None) -> Action:
+        return Persist(Durable(keep, appended, Votes(self._chain.head), checkpoint))
+
+    def _note(self, event: Event) -> Action:
+        return Note(event)
