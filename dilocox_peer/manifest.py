@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dilocox_peer.errors import ManifestMismatch
-from dilocox_peer.signing import PUBLIC_KEY_BYTES, SigningKey, verify_key
-from dilocox_peer.types import Digest, RunId, canonical, sha256
+from dilocox_peer.signing import PUBLIC_KEY_BYTES, SigningKey, peer_id_of, verify_key
+from dilocox_peer.types import Digest, PeerId, RunId, canonical, sha256
 
 FORMAT: Final = 1
 MAX_MANIFEST_BYTES = 64 * 1024
@@ -111,6 +111,10 @@ class RoundsSection(_Section):
         0, ge=0, description="warm-up: H of the first rounds, doubling at 3, 6, 12 ... % of the run; 0: none"
     )
     start_peers: int = Field(1, ge=1, le=64, description="peers a stage waits for before its first round")
+    checkpoint_every: Positive = Field(
+        8,
+        description="outer rounds between two checkpoints that the owner's key signs; nobody goes back further without one",
+    )
 
 
 class CompressionSection(_Section):
@@ -198,6 +202,12 @@ class Manifest(_Section):
     def genesis(self, stage: int) -> Digest:
         """Head of a stage's chain before its first round: a hash of manifest and stage."""
         return sha256(canonical(["dilocox-genesis", self.digest, stage]))
+
+    @property
+    def owner_peer(self) -> PeerId | None:
+        """The owner's key as a PeerID; None of a manifest that nobody has signed."""
+        public_key = bytes.fromhex(self.owner.public_key)
+        return peer_id_of(public_key) if len(public_key) == PUBLIC_KEY_BYTES else None
 
     def signed_by(self, key: SigningKey) -> "Manifest":
         """This manifest with key's owner and signature."""

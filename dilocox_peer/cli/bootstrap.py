@@ -1,5 +1,8 @@
 """`bootstrap`: the entry point of one run or several. It holds their DHTs and manifests, trains nothing, and may be restarted.
 
+Where the owner's key is here too it does the owner's part unattended (peer/registrar.py): it signs each stage's first roster
+and checkpoints. Without the key it serves all the same.
+
 Each run has a network daemon and a directory of its own, so that no run's records need another run's peers; the first
 listens where it is told, each further one a port higher. All have the same identity. Every BEAT_S each is tried and its
 manifest renewed; `--health` asks over the control socket how that went (health.py).
@@ -7,7 +10,7 @@ manifest renewed; `--health` asks over the control socket how that went (health.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +24,19 @@ from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.lifetime import Stop, interruptible, run_until_stopped
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
-from dilocox_peer.events import BootstrapReady, Failed, Left, Listener
+from dilocox_peer.events import BootstrapReady, Failed, Left, Listener, Remark
 from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddr, parse_multiaddrs, with_port_raised
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import ControlRefused, Controls, ControlServer, socket_path
-from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.identity import Identity, read_owner_key
 from dilocox_peer.peer.network.p2pd import check_listenable
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.peer.network.transport import Transport
+    from dilocox_peer.peer.registrar import Registrar
 
 DEFAULT_PORT = 4711
 BEAT_S = 30.0  # the manifest record expires after four
@@ -50,10 +56,20 @@ class BootstrapRequest:
     initial_peers: tuple[str, ...]
     json_log: bool
     until_stdin_closes: bool
+    owner_key: Path | None = None  # given; else the first of usual_owner_keys that belongs to a run
+    usual_owner_keys: tuple[Path, ...] = ()
 
     @property
     def listen(self) -> tuple[str, ...]:
         return self.host_maddrs or (f"/ip4/0.0.0.0/tcp/{DEFAULT_PORT if self.port is None else self.port}",)
+
+
+@dataclass(frozen=True)
+class _Owned:
+    """What this process may sign with. keys: of the runs' owners that are here, by their PeerIDs."""
+
+    identity: Identity
+    keys: Mapping[PeerId, SigningKey]
 
 
 @dataclass
@@ -111,6 +127,7 @@ def run_bootstrap(request: BootstrapRequest) -> None:
             check_listenable(
                 parse_multiaddr(address, "listen"), flag="--host-maddrs" if request.host_maddrs else "--port"
             )
+    keys = _owner_keys(request, manifests)
     request.home.make()
     listener = event_printer(as_json=request.json_log)
     with Identity.open(request.home.identity_path) as identity:
@@ -120,7 +137,7 @@ def run_bootstrap(request: BootstrapRequest) -> None:
             quiet_hivemind()
 
         async def work(stop: Stop) -> None:
-            await _serve(manifests, identity, request, listener, stop)
+            await _serve(manifests, _Owned(identity, keys), request, listener, stop)
 
         code = run_until_stopped(work, until_stdin_closes=request.until_stdin_closes)
     raise typer.Exit(code)
@@ -140,6 +157,21 @@ def _manifests(paths: Sequence[Path]) -> list[Manifest]:
     return manifests
 
 
+def _owner_keys(request: BootstrapRequest, manifests: Sequence[Manifest]) -> dict[PeerId, SigningKey]:
+    """The keys of the runs' owners that are here. Raises ConfigError for one that was named and owns none of them."""
+    if request.owner_key is not None:
+        key = read_owner_key(request.owner_key)
+        if key is None:
+            raise ConfigError(f"--owner-key {request.owner_key} does not exist: pass the key that signed the run file")
+        if all(manifest.owner_peer != key.peer_id for manifest in manifests):
+            raise ConfigError(
+                f"--owner-key {request.owner_key} has not signed {request.paths[0]}: pass the one that has"
+            )
+        return {key.peer_id: key}
+    found = [read_owner_key(path) for path in request.usual_owner_keys]
+    return {key.peer_id: key for key in found if key is not None}
+
+
 def _addresses(request: BootstrapRequest, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(listen, announce) of the run with that index. Raises ConfigError."""
     listen = with_port_raised(parse_multiaddrs(request.listen, "listen"), "listen", index)
@@ -147,20 +179,20 @@ def _addresses(request: BootstrapRequest, index: int) -> tuple[tuple[str, ...], 
 
 
 async def _serve(
-    manifests: Sequence[Manifest], identity: Identity, request: BootstrapRequest, listener: Listener, stop: Stop
+    manifests: Sequence[Manifest], owned: _Owned, request: BootstrapRequest, listener: Listener, stop: Stop
 ) -> None:
     """Starts and serves until it is told to stop, which it may be in mid-start: then nothing is announced."""
     async with AsyncExitStack() as stack:
         stopped = asyncio.create_task(stop.wait())
         stack.callback(stopped.cancel)
-        starting = asyncio.create_task(_start(stack, manifests, identity, request, stop), name="start-up")
+        starting = asyncio.create_task(_start(stack, manifests, owned, request, listener, stop), name="start-up")
         either: set[asyncio.Future[Any]] = {starting, stopped}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             runs = starting.result()
             for served in runs:
                 addresses = tuple(served.transport.addresses)
-                listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link, addresses))
+                listener(BootstrapReady(owned.identity.peer_id, served.manifest.run_id, served.link, addresses))
             await _keep(runs, listener, stopped)
         else:
             starting.cancel()
@@ -170,18 +202,28 @@ async def _serve(
 
 
 async def _start(
-    stack: AsyncExitStack, manifests: Sequence[Manifest], identity: Identity, request: BootstrapRequest, stop: Stop
+    stack: AsyncExitStack,
+    manifests: Sequence[Manifest],
+    owned: _Owned,
+    request: BootstrapRequest,
+    listener: Listener,
+    stop: Stop,
 ) -> list[_Served]:
     """All runs, served. When cancelled, what was started is the stack's to end."""
-    runs = [await _open(stack, manifest, identity, request, index) for index, manifest in enumerate(manifests)]
+    runs = [await _open(stack, manifest, owned, request, listener, index) for index, manifest in enumerate(manifests)]
     await stack.enter_async_context(
-        ControlServer(socket_path(request.home.folder), _controls(identity, runs, stop), clock=time.time)
+        ControlServer(socket_path(request.home.folder), _controls(owned.identity, runs, stop), clock=time.time)
     )
     return runs
 
 
 async def _open(
-    stack: AsyncExitStack, manifest: Manifest, identity: Identity, request: BootstrapRequest, index: int
+    stack: AsyncExitStack,
+    manifest: Manifest,
+    owned: _Owned,
+    request: BootstrapRequest,
+    listener: Listener,
+    index: int,
 ) -> _Served:
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.peer import dialback
@@ -190,7 +232,7 @@ async def _open(
     listen, announce = _addresses(request, index)
     transport = await Transport.create(
         request.home.identity_path,
-        identity.peer_id,
+        owned.identity.peer_id,
         namespace=manifest.run_id,
         initial_peers=request.initial_peers,
         host_maddrs=listen,
@@ -199,13 +241,45 @@ async def _open(
         relay=Relay(force_reachability="public"),  # peers behind a NAT are reached through it
     )
     stack.push_async_callback(transport.close)
-    directory = await Directory.create(transport, manifest.run_id, identity.key)
+    directory = await Directory.create(transport, manifest.run_id, owned.identity.key)
     stack.push_async_callback(directory.close)
     await directory.publish_manifest(manifest)
     await dialback.serve(transport)
+    registrar = _registrar(manifest, owned, transport, directory, request, listener)
+    if registrar is not None:
+        registering = asyncio.create_task(registrar.run(), name="notaries")
+        stack.push_async_callback(_end, registering)
     served = _Served(manifest, transport, directory, beaten_at=time.monotonic())
     stack.callback(served.failed.cancel)
     return served
+
+
+def _registrar(
+    manifest: Manifest,
+    owned: _Owned,
+    transport: "Transport",
+    directory: "Directory",
+    request: BootstrapRequest,
+    listener: Listener,
+) -> "Registrar | None":
+    """The owner's part in the run, if its key is here."""
+    key = owned.keys.get(manifest.owner_peer) if manifest.owner_peer is not None else None
+    if key is None:
+        listener(
+            Remark(
+                f"no owner's key here: the first roster of run {manifest.run.name!r} has to be signed by a bootstrap that has it"
+            )
+        )
+        return None
+    from dilocox_peer.peer.registrar import Registrar
+
+    folder = request.home.run_folder(manifest.run_id)
+    return Registrar(manifest, key, transport=transport, directory=directory, folder=folder, listener=listener)
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _keep(runs: Sequence[_Served], listener: Listener, stopped: "asyncio.Task[str]") -> None:

@@ -130,6 +130,12 @@ def bootstrap(
     health: Annotated[
         bool, typer.Option("--health", help="Say in one line how the one that runs does; exit code 0 or 1.")
     ] = False,
+    owner_key: Annotated[
+        Path | None,
+        typer.Option(
+            help="The owner's key, to sign first rosters and checkpoints.", show_default="owner.key, here or in --home"
+        ),
+    ] = None,
     name: NameOption = "bootstrap",
     home: HomeOption = None,
     identity_path: IdentityOption = None,
@@ -137,7 +143,7 @@ def bootstrap(
     until_stdin_closes: StdinOption = False,
 ) -> None:
     """Run the entry point of a run, or of several: DHT node and manifest. Prints the line with which others join."""
-    from dilocox_peer.cli.home import PeerHome
+    from dilocox_peer.cli.home import PeerHome, owner_key_path
 
     if health:
         from dilocox_peer.cli.health import show_health
@@ -155,6 +161,11 @@ def bootstrap(
             initial_peers=tuple(initial_peers or ()),
             json_log=log is LogFormat.JSON,
             until_stdin_closes=until_stdin_closes,
+            owner_key=owner_key,
+            usual_owner_keys=(
+                PeerHome.at(home, name, identity_path).folder / "owner.key",
+                owner_key_path(None, home),
+            ),
         )
     )
 

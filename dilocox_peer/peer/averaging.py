@@ -194,6 +194,8 @@ def _machine(
         durable=keeper.durable,
         stored_states=(keeper.state.head,),
         stored_blobs=keeper.blobs.held,
+        run_owner=manifest.owner_peer,
+        max_back=manifest.rounds.checkpoint_every,
     )
 
 

@@ -21,6 +21,7 @@ from dilocox_peer.types import PeerId
 
 _ED25519_PREFIX = bytes.fromhex("08011240")
 _KEY_FILE_BYTES = len(_ED25519_PREFIX) + SEED_BYTES + PUBLIC_KEY_BYTES
+_OWNER_FLAG = "--owner-key"
 _RSA_PREFIX = bytes.fromhex("0800")
 
 
@@ -97,6 +98,23 @@ def decode_key(raw: bytes) -> SigningKey:
     key = SigningKey(raw[len(_ED25519_PREFIX) :][:SEED_BYTES])
     if not raw.endswith(key.public_key):
         raise ValueError("is damaged: its public key does not belong to its private key")
+    return key
+
+
+def read_owner_key(path: Path) -> SigningKey | None:
+    """The key of a run's owner in path; None if there is no such file. Not locked: `sign` and a bootstrap may both read
+    it. Raises ConfigError: no such key, not private."""
+    try:
+        fd = _open_file(path, _OWNER_FLAG)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"cannot use the owner's key {path}: {_reason(error)}; pass another {_OWNER_FLAG}") from None
+    try:
+        key = _read(fd, path, _OWNER_FLAG)
+        _check_private(fd, path)
+    finally:
+        os.close(fd)
     return key
 
 

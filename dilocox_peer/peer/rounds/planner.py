@@ -8,8 +8,9 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from dilocox_peer.peer.rounds.chain import Certificate
-from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.rounds.chain import Certificate, Place
+from dilocox_peer.peer.rounds.plan import Plan, PlanBounds, first_plan, plan_bounds
 
 WARMUP_SHARE = 0.03  # of the run, after which H doubles for the first time
 
@@ -59,3 +60,9 @@ class Warmup:
 
     def is_over_at(self, step: int) -> bool:
         return self.inner_steps_at(step) >= self.usual
+
+
+def genesis_of(manifest: Manifest, stage: int) -> Place:
+    """Where the chain of a stage of this run begins: its first roster is the run's owner's to sign."""
+    second_plan = FixedPlanner(plan_bounds(manifest)).next(first_plan(manifest))
+    return Place.genesis(stage, manifest.genesis(stage), second_plan, manifest.owner_peer)
