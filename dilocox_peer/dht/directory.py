@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.dht.records import (
     BUCKETS,
     LEASE_TTL_S,
@@ -21,9 +22,12 @@ from dilocox_peer.dht.records import (
     CertificatePointer,
     Lease,
     bucket_of,
+    decode_word,
+    encode_word,
     lease_key,
     manifest_key,
     pointer_key,
+    word_key,
 )
 from dilocox_peer.dht.validators import RecordValidator
 from dilocox_peer.errors import ManifestMismatch, PeerUnavailable, RunUnreachable
@@ -65,9 +69,11 @@ class Directory:
         run_id: RunId,
         key: SigningKey,
         initial_peers: tuple[str, ...],
+        validator: RecordValidator,
         clock: Callable[[], float],
     ) -> None:
         self._node = node
+        self._validator = validator
         self._transport = transport
         self._run_id = run_id
         self._key = key
@@ -95,6 +101,7 @@ class Directory:
 
         known = transport.initial_peers if initial_peers is None else parse_multiaddrs(initial_peers, "peer")
         known = tuple(text for text in known if not text.endswith(f"/p2p/{key.peer_id}"))
+        validator = RecordValidator(run_id, key, clock)
         try:
             async with asyncio.timeout(timeout_s):
                 node = await DHTNode.create(
@@ -102,7 +109,7 @@ class Directory:
                     # Not random: a bootstrap server that restarts is the same node again.
                     node_id=DHTID.generate(source=key.public_key),
                     initial_peers=list(known),
-                    record_validator=RecordValidator(run_id, key, clock),  # type: ignore[arg-type, unused-ignore]
+                    record_validator=validator,  # type: ignore[arg-type, unused-ignore]
                     backoff_rate=1.0,  # a node that failed is left alone for 5 s; doubling each time bans a restarted one for hours
                     strict=False,  # strict refuses a clock 3 s off, and peers that cannot be dialled back
                     wait_timeout=_RPC_TIMEOUT_S,
@@ -122,7 +129,9 @@ class Directory:
             ) from None
         _validate_one_by_one(node)
         _keep_store_answers(node)
-        return cls(node=node, transport=transport, run_id=run_id, key=key, initial_peers=known, clock=clock)
+        return cls(
+            node=node, transport=transport, run_id=run_id, key=key, initial_peers=known, validator=validator, clock=clock
+        )  # fmt: skip
 
     async def close(self, timeout_s: float = 1.0) -> None:
         """Stops answering. Close it before its transport."""
@@ -199,6 +208,7 @@ class Directory:
     async def publish_manifest(self, manifest: Manifest, timeout_s: float = 10.0) -> None:
         """Writes the manifest for MAX_TTL_S; a few peers renewing it every MAX_TTL_S / 3 are enough."""
         assert manifest.run_id == self._run_id, (manifest.run_id, self._run_id)
+        self._validator.know(manifest)
         await self._publish(manifest_key(self._run_id), manifest.to_bytes(), MAX_TTL_S, "manifest", timeout_s)
 
     async def fetch_manifest(self, timeout_s: float = 10.0) -> Manifest:
@@ -207,12 +217,33 @@ class Directory:
         mismatch: ManifestMismatch | None = None
         for raw, _expires_s in (await self._get([key], timeout_s, any_holder=True)).get(key, {}).values():
             try:
-                return Manifest.from_bytes(raw, run_id=self._run_id)
+                manifest = Manifest.from_bytes(raw, run_id=self._run_id)
             except ManifestMismatch as error:
                 mismatch = error
+            else:
+                self._validator.know(manifest)
+                return manifest
         raise mismatch or RunUnreachable(
             f"nobody here knows run {self._run_id[:12]}: it may be over, or the link names another run; ask its owner for a new link"
         )
+
+    # -- the owner's word ---------------------------------------------------------------------------------------------
+
+    async def publish_word(self, word: Checkpoint, timeout_s: float = 10.0) -> None:
+        """Writes the owner's newest checkpoint of a stage for MAX_TTL_S, whoever signed this record: anybody who knows one
+        may. Raises RunUnreachable, also when those asked know a newer one."""
+        await self._publish(word_key(self._run_id, word.stage), encode_word(word), MAX_TTL_S, "owner's word", timeout_s)
+
+    async def word(self, stage: int, timeout_s: float = 10.0) -> tuple[Checkpoint, float] | None:
+        """The owner's newest checkpoint of a stage that is known here, verified, and for how many seconds it will be; None
+        if there is none. The manifest has to be fetched or published before."""
+        key = word_key(self._run_id, stage)
+        words: list[tuple[Checkpoint, float]] = []
+        for raw, expires_s in (await self._get([key], timeout_s)).get(key, {}).values():
+            with suppress(ValueError):
+                if expires_s > self._clock():
+                    words.append((decode_word(raw), expires_s - self._clock()))
+        return max(words, key=lambda word: (word[0].sequence, word[1]), default=None)
 
     # -- pointers -----------------------------------------------------------------------------------------------------
 

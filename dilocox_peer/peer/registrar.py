@@ -8,18 +8,19 @@ is decided, the notaries decide.
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.events import Failed, Listener, MessageRefused
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.network.transport import PeerGone, Transport
-from dilocox_peer.peer.rounds.checkpoints import Checkpoint
-from dilocox_peer.peer.rounds.contract import Note, PeerFound, PeerRefused, Persist, Received, Send, Tick
+from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, PeerRefused, Persist, Received, Send, Tick
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.rounds.messages import decode_message, encode_message
 from dilocox_peer.peer.rounds.notary import Notary, NotaryInput, NotaryTerms
@@ -39,7 +40,7 @@ DIAL_S = 5.0
 SEND_TIMEOUT_S = 5.0
 MAX_INPUTS = 256  # waiting at one notary; beyond, messages are dropped: whoever asked asks again
 RESTART_S = 5.0
-WORD_S = 10.0  # for what the directory knows of a stage's checkpoint, at the start
+PUBLISH_S = 30.0  # a word expires after four
 
 
 class Registrar:
@@ -62,8 +63,9 @@ class Registrar:
         self._listener = listener
         self._refusals = Refusals()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-notary")
+        self._news = asyncio.Event()  # somebody has vouched
         self._desks = [
-            _Desk(_terms(manifest, stage), key, transport, directory, folder, self._writer, listener)
+            _Desk(_terms(manifest, stage), key, transport, folder, self._writer, self._news.set, listener)
             for stage in range(manifest.stages.count)
         ]
         self._looked_at = [float("-inf")] * manifest.stages.count
@@ -81,7 +83,8 @@ class Registrar:
             async with asyncio.TaskGroup() as tasks:
                 for desk in self._desks:
                     tasks.create_task(desk.run(), name=f"notary of stage {desk.stage}")
-                tasks.create_task(self._look(), name="notaries' looks")
+                tasks.create_task(self._for_ever(self._keep_looking), name="notaries' looks")
+                tasks.create_task(self._for_ever(self._keep_publishing), name="the owner's word")
         finally:
             self._writer.shutdown(wait=False)
 
@@ -95,13 +98,13 @@ class Registrar:
         if message.stage < len(self._desks):
             self._desks[message.stage].post(Received(sender, message))
 
-    async def _look(self) -> None:
+    async def _for_ever(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
-                await self._keep_looking()
-            except Exception as error:  # a task boundary: the notaries know whom they know
+                await work()
+            except Exception as error:  # a task boundary: the notaries know what they know
                 reason = f"{type(error).__name__}: {error}"
-                self._listener(Failed("looking for the peers of the run", f"{reason}; again in {RESTART_S:.0f} s"))
+                self._listener(Failed("notaries", f"{reason}; going on in {RESTART_S:.0f} s"))
             await asyncio.sleep(RESTART_S)
 
     async def _keep_looking(self) -> None:
@@ -116,7 +119,34 @@ class Registrar:
             else:
                 self._trouble = ""
                 await self._meet([lease for leases in found for lease in leases])
+                await self._recall([stage for stage, leases in zip(due, found, strict=True) if leases])
             await asyncio.sleep(LOOK_FIRST_S)
+
+    async def _recall(self, stages: Sequence[int]) -> None:
+        """What the peers of stages that have not begun here know of the owner's word: our log may have been lost."""
+        for stage in stages:
+            desk = self._desks[stage]
+            if not desk.has_begun and desk.checkpoint is None:
+                with suppress(RunUnreachable):
+                    if (found := await self._directory.word(stage)) is not None:
+                        desk.post(OwnerVouched(found[0]))
+
+    async def _keep_publishing(self) -> None:
+        """The checkpoints of all stages: each when it is new, and again before it expires."""
+        published: dict[int, tuple[int, float]] = {}
+        while True:
+            self._news.clear()
+            now = asyncio.get_running_loop().time()
+            for stage, word in sorted(self.checkpoints.items()):
+                sequence, at = published.get(stage, (0, 0.0))
+                if sequence == word.sequence and now - at < 0.9 * PUBLISH_S:
+                    continue
+                with suppress(RunUnreachable):  # nobody is there to take it, or they know a newer one: again later
+                    await self._directory.publish_word(word)
+                published[stage] = (word.sequence, now)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PUBLISH_S):
+                    await self._news.wait()
 
     def _due(self, now: float) -> list[int]:
         """The stages to look at now, those not looked at for longest first."""
@@ -154,16 +184,16 @@ class _Desk:
         terms: NotaryTerms,
         key: SigningKey,
         transport: Transport,
-        directory: Directory,
         folder: Path,
         writer: ThreadPoolExecutor,
+        on_vouched: Callable[[], None],
         listener: Listener,
     ) -> None:
         """writer: one thread."""
         self._terms = terms
         self._key = key
         self._transport = transport
-        self._directory = directory
+        self._on_vouched = on_vouched
         self._path = folder / f"stage-{terms.stage}.log"
         self._writer = writer
         self._listener = listener
@@ -245,6 +275,8 @@ class _Desk:
                     outbox.post(to, encode_message(message))
                 case Persist(state):
                     await loop.run_in_executor(self._writer, journal.write, state)
+                    if state.checkpoint is not None:
+                        self._on_vouched()
                 case Note(event):
                     self._listener(event)
                 case _:

@@ -15,9 +15,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
 from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Verifier, acceptance, is_quorum, vote_for
-from dilocox_peer.peer.rounds.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Note,

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgpack
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError, StateCorrupt
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.blobs import fsync_folder
 from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Verifier, suffix_of
-from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.plan import plan_bounds
 from dilocox_peer.peer.rounds.planner import genesis_of
