@@ -31,9 +31,18 @@ class Violation(AssertionError):
 class Invariants:
     """What all peers of a world have ever certified, and what each has promised."""
 
-    def __init__(self, genesis: Digest, plan: Plan, verify: Verifier, bounds: Callable[[], PlanBounds]) -> None:
+    def __init__(
+        self,
+        genesis: Digest,
+        plan: Plan,
+        verify: Verifier,
+        bounds: Callable[[], PlanBounds],
+        is_honest: Callable[[PeerId], bool],
+    ) -> None:
         """plan: of the second round. bounds: what later ones may be."""
         self._bounds = bounds
+        self._is_honest = is_honest
+        self.is_captured = False  # whether a roster was ever adopted in which the honest are no quorum
         self._verify = verify
         self._genesis, self._plan = genesis, plan
         self._places: dict[Digest, Place] = {genesis: Place.genesis(0, genesis, plan)}
@@ -125,18 +134,32 @@ class Invariants:
             tie = 2 * here == len(place.roster) and place.roster[0] in signers
             if not (2 * here > len(place.roster) or tie):
                 raise Violation(f"I1: certified by {here} of {len(place.roster)}")
-            if self._certified.setdefault(key, certificate.head) != certificate.head:
+            other = self._certified.setdefault(key, certificate.head)
+            if other != certificate.head and all(
+                is_quorum(self._honest_signers(head), place.roster) for head in (other, certificate.head)
+            ):
                 raise Violation(f"I1: two certificates on one head in epoch {certificate.epoch}")
             self.rounds += 1
             self.max_ballot = max(self.max_ballot, certificate.ballot)
             self._check_ballots(certificate, place.roster)
         else:
             rosters = self._epochs.setdefault(key, [])
-            if any(set(roster) & set(certificate.value.roster) for roster in rosters):
+            if any(self._is_honest(peer) for roster in rosters for peer in set(roster) & set(certificate.value.roster)):
                 raise Violation("I1: a peer is in two epochs of one number on one head")
             rosters.append(certificate.value.roster)
+        honest = {peer for peer in certificate.value.roster if self._is_honest(peer)}
+        self.is_captured |= not is_quorum(honest, certificate.value.roster)
         self._places[certificate.head] = Place.after(certificate)
         self._parents[certificate.head] = certificate.parent
+
+    def _honest_signers(self, head: Digest) -> set[PeerId]:
+        return {
+            peer
+            for certificate in self._all
+            if certificate.head == head
+            for peer, _ in certificate.signatures
+            if self._is_honest(peer)
+        }
 
     def _check_move(self, node: "Node", old: Digest, new: Digest) -> None:
         before, after = self._path(old), self._path(new)

@@ -179,8 +179,16 @@ class Node:
         self.ticking_at = float("inf")
 
     @property
+    def is_hostile(self) -> bool:
+        return False
+
+    @property
     def is_up(self) -> bool:
         return self.machine is not None
+
+    def gives(self, head: Digest) -> Anchor | None:
+        """The state at head that others get here."""
+        return self.anchor if self.anchor_head == head else None
 
     def start(self, friends: Iterable[PeerId]) -> None:
         """A new process on this node's disk."""
@@ -203,7 +211,8 @@ class Node:
         self.applying = False
         self.crash_after = None
         self.ticking_at = float("inf")
-        world.checks.started(self)
+        if not self.is_hostile:
+            world.checks.started(self)
         self.later(0.0, lambda: self.feed(Tick()))
         for friend in friends:
             if friend != self.peer:
@@ -304,10 +313,11 @@ class Node:
         given_by: Node | None = None
         for donor in action.donors:
             node = world.reachable(self.peer, donor)
-            if found is not None or node is None or node.anchor is None or node.anchor_head != action.head:
+            given = node.gives(action.head) if node is not None else None
+            if found is not None or given is None:
                 continue
-            if action.state_digest in (b"", node.anchor.digest) and not world.fails():
-                found, given_by = node.anchor, node
+            if action.state_digest in (b"", given.digest) and not world.fails():
+                found, given_by = given, node
         generation = given_by.generation if given_by else 0
         delay_s = world.fetch_s(world.network.state_s) if given_by else 0.1
 
@@ -510,7 +520,7 @@ class World:
         self._machine = machine
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
-        self.checks = Invariants(GENESIS, PLAN.next(), verify, lambda: self.plans)
+        self.checks = Invariants(GENESIS, PLAN.next(), verify, lambda: self.plans, self.is_honest)
         self.owner: OwnerNode | None = None
         self.owner_is_gone = False
         self.nodes: dict[PeerId, Node] = {}
@@ -554,11 +564,14 @@ class World:
     def deliver(self, sender: PeerId, to: PeerId, message: Message) -> None:
         network, rng = self.network, self.rng
         node = self._node(to)
+        if node is None:
+            return  # a name without a peer, which hostile ones make up
         if not network.connected(sender, to):
             return
         delay_s = network.latency_s + network.spread_s * rng.random() ** 3
         if not node.is_up:
             source = self._node(sender)
+            assert source is not None
             source.later(delay_s, lambda: source.feed(PeerRefused(to)))
             return
         if rng.random() < network.loss:
@@ -572,11 +585,12 @@ class World:
         if network.duplicates and rng.random() < network.duplicates:
             node.later(delay_s * (1 + 4 * rng.random()), lambda: node.feed(received))
 
-    def _node(self, peer: PeerId) -> "Node | OwnerNode":
-        if peer == OWNER:
-            assert self.owner is not None
-            return self.owner
-        return self.nodes[peer]
+    def _node(self, peer: PeerId) -> "Node | OwnerNode | None":
+        return self.owner if peer == OWNER else self.nodes.get(peer)
+
+    def is_honest(self, peer: PeerId) -> bool:
+        node = self.nodes.get(peer)
+        return peer == OWNER or (node is not None and not node.is_hostile)
 
     def be_owned(self) -> None:
         """The run has an owner, who is there from now on."""
@@ -599,7 +613,12 @@ class World:
     # ---- what the scenario looks at ----
 
     def up(self) -> list[Node]:
-        return [node for node in self.nodes.values() if node.is_up]
+        """The honest ones that are there."""
+        return [node for node in self.nodes.values() if node.is_up and not node.is_hostile]
+
+    @property
+    def longest_chain(self) -> int:
+        return self.plans.longest_chain or 10**6
 
     def leave(self, node: Node) -> None:
         node.gone_for_good = True

@@ -10,7 +10,7 @@ the later one, on whatever branches they are.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -20,6 +20,9 @@ from dilocox_peer.types import Digest, PeerId, canonical, sha256
 
 Verifier = Callable[[PeerId, bytes, bytes], bool]
 """(peer, message, signature) -> whether the signature is the peer's. signing.verify in a peer, a cheap one in the simulator."""
+
+Votes = Mapping[PeerId, int]
+"""The order of each peer's latest vote on a branch."""
 
 Kind = Literal["round", "epoch"]
 
@@ -118,6 +121,15 @@ def vote_for(message: bytes, order: int, sign: Callable[[bytes], bytes]) -> byte
 def order_of(vote: bytes) -> int:
     """When in its signer's life the vote was cast; later votes of a peer have higher numbers."""
     return int.from_bytes(vote[:ORDER_BYTES], "big")
+
+
+def votes_on(certificates: Iterable[Certificate]) -> "Votes":
+    """The order of each signer's latest vote on these certificates."""
+    latest: dict[PeerId, int] = {}
+    for certificate in certificates:
+        for peer, vote in certificate.signatures:
+            latest[peer] = max(latest.get(peer, -1), order_of(vote))
+    return latest
 
 
 def is_vote(verify: Verifier, peer: PeerId, message: bytes, vote: bytes) -> bool:
@@ -243,6 +255,10 @@ class Place:
             return "an epoch that seats newcomers beside members: those who stay go on alone first"
         return None
 
+    def founder_alone(self, kind: Kind, signers: Sequence[PeerId]) -> bool:
+        """Whether these signers make a first roster: the run's owner, and nobody else."""
+        return kind == "epoch" and list(signers) == [self.founder]
+
     def why_not_certificate(
         self, certificate: Certificate, verify: Verifier, max_peers: int, plans: PlanBounds = ANY_PLAN
     ) -> str | None:
@@ -255,7 +271,7 @@ class Place:
         if len(set(signers)) != len(signers):
             return "a peer that signed twice"
         if self.founder is not None:
-            if value.kind != "epoch" or signers != [self.founder]:
+            if not self.founder_alone(value.kind, signers):
                 return f"a first roster that the run's owner ({self.founder}) has not signed"
         elif value.kind == "epoch":
             if set(signers) != set(value.roster):
@@ -341,6 +357,10 @@ class Suffix:
     @cached_property
     def heads(self) -> tuple[Digest, ...]:
         return tuple(certificate.head for certificate in self.certificates)
+
+    @cached_property
+    def votes(self) -> Votes:
+        return votes_on(self.certificates)
 
     @property
     def tip(self) -> Digest:
