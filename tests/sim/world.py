@@ -398,22 +398,31 @@ class Node:
 
 
 class Restless:
-    """A planner that wishes something else all the time, and at every peer: what counts is what was certified."""
+    """A planner that wishes something else all the time, and at every peer: what counts is what was certified. Those that see
+    the same chain come within a step of each other, as peers of a real run do. A stray one does not: nobody follows it."""
 
     reason = ""
+    is_exact = False
 
-    def __init__(self, peer: PeerId, bounds: PlanBounds) -> None:
+    def __init__(self, peer: PeerId, bounds: PlanBounds, *, is_stray: bool = False) -> None:
         self._peer = peer
         self._bounds = bounds
+        self._is_stray = is_stray
 
     def observe(self, certificate: Certificate) -> None:
         """Whatever was certified, it does not settle."""
 
     def next(self, before: Plan) -> Plan:
-        wish = sha256(self._peer.encode(), str(before.first_step).encode())
-        return self._bounds.after(
-            before, codec=("fp16", "int4")[wish[0] % 2], rank=wish[1], inner_steps=PLAN.inner_steps * (1 + wish[2] % 4)
+        if self._is_stray:
+            return self._bounds.after(before, codec="topk", rank=0, inner_steps=PLAN.inner_steps)
+        common, wish = (
+            sha256(str(before.first_step).encode()),
+            sha256(self._peer.encode(), str(before.first_step).encode()),
         )
+        return self._bounds.after(
+            before, codec=("fp16", "int8")[wish[0] % 2], rank=(64 + common[1] % 64) * (1 + wish[1] % 2),
+            inner_steps=PLAN.inner_steps * (1 + common[2] % 2) * (1 + wish[2] % 2),
+        )  # fmt: skip
 
 
 class World:
@@ -444,7 +453,7 @@ class World:
     @property
     def plans(self) -> PlanBounds:
         total = self.total_rounds and self.total_rounds * PLAN.inner_steps
-        return PlanBounds(("fp16", "int4"), 255, PLAN.inner_steps, 4 * PLAN.inner_steps, total)
+        return PlanBounds(("fp16", "int8", "topk"), 255, PLAN.inner_steps, 4 * PLAN.inner_steps, total)
 
     def add_node(self, peer: PeerId) -> Node:
         slowness = 1.0 if self.rng.random() < 0.8 else 1.0 + self.rng.random()

@@ -19,10 +19,18 @@ Invariants (checked after every simulated event): I1-I5 and I7-I8 of docs/protoc
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost, NeighbourSeen
+from dilocox_peer.events import (
+    BranchSwitched,
+    EpochStarted,
+    EquivocationProved,
+    MessageRefused,
+    NeighbourLost,
+    NeighbourSeen,
+)
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import Certificate, Chain, Entry, Place, Suffix, Verifier, is_quorum, leader
+from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
@@ -69,10 +77,11 @@ from dilocox_peer.peer.rounds.messages import (
     Offer,
     Prepare,
     Promise,
+    Proof,
     Propose,
 )
 from dilocox_peer.peer.rounds.plan import ANY_PLAN, Plan, PlanBounds
-from dilocox_peer.peer.rounds.planner import FixedPlanner, Planner
+from dilocox_peer.peer.rounds.planner import FixedPlanner, JudgingPlanner, Planner
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
 from dilocox_peer.peer.rounds.timing import Pace, Timing
@@ -117,9 +126,21 @@ class RoundMachine:
         """plan: of round 1. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
         stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there."""
         self._pace = Pace(timing)
-        planner = planner if planner is not None else FixedPlanner(plans)
+        judge = JudgingPlanner(planner if planner is not None else FixedPlanner(plans))
+        self._conduct = Conduct(me)
         self._owner = Owner(
-            me, incarnation, sign, verify, timing, self._pace, rng, start_peers, max_peers, plans, planner
+            me,
+            incarnation,
+            sign,
+            verify,
+            timing,
+            self._pace,
+            rng,
+            start_peers,
+            max_peers,
+            plans,
+            judge,
+            self._conduct,
         )
         self._timing = timing
         self._rng = rng
@@ -127,7 +148,7 @@ class RoundMachine:
         genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan))
         self._chain = Chain(genesis_place, durable.appended if durable is not None else ())
         for certificate in self._chain.certificates[-PLANNED_FROM:]:
-            planner.observe(certificate)
+            judge.observe(certificate)
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
         self._healing = Healing(self._owner, self._chain)
@@ -323,10 +344,12 @@ class RoundMachine:
             case BlobHeld(blob):
                 self._holdings.held(blob, self.round + 1)
                 self._ballots.on_held(blob, now)
+                self._conduct.came(blob)
             case BlobRefused(blob):
                 self._holdings.refused(blob)
             case BlobMissing(blob):
                 self._holdings.missing(blob, now)
+                self._conduct.failed(blob, self._members.alive(now))
             case BlobLost(blob, certificate):
                 self._holdings.lost(blob)
                 self._again = certificate
@@ -372,7 +395,18 @@ class RoundMachine:
                 break
             actions += self._adopt(certificate)
             actions += send_all(sorted(told), Cert(*self._seat.at(), certificate))
-        return actions + self._beat()
+        return actions + self._tell_of_others() + self._beat()
+
+    def _tell_of_others(self) -> list[Action]:
+        """What we have learned of others' conduct: to the user, and what can be proved to the roster too."""
+        events, self._conduct.events = self._conduct.events, []
+        actions: list[Action] = []
+        for event in events:
+            actions.append(Note(event))
+            if isinstance(event, EquivocationProved) and (proof := self._conduct.proof_against(event.peer)):
+                told = sorted({*self.roster, *self._members.alive(self._now)} - {self._owner.peer, event.peer})
+                actions += send_all(told, Proof(*self._seat.at(), proof))
+        return actions
 
     def _send_ahead(self, certificate: Certificate, told: set[PeerId]) -> list[Action]:
         """A certificate we made and cannot apply, because our own anchor is not the one most others started from: it is
@@ -432,6 +466,10 @@ class RoundMachine:
                 actions += self._take_certificates(sender, (message.certificate,), more=False)
             case ChainPage():
                 actions += self._take_certificates(sender, message.certificates, more=message.more)
+            case Proof(contradiction=proof):
+                is_known = self._conduct.is_proven(proof.peer) or proof.peer not in {*self.roster, *self._members.known}
+                if not is_known and not self._conduct.accuse(proof, message.stage, self._owner.verify):
+                    actions += self._refuse(sender, f"a proof against {proof.peer} that proves nothing")
             case _:
                 if message.head != self.head or message.epoch != self.epoch:
                     actions += self._tell_where_we_are(sender, message.head)
@@ -545,6 +583,7 @@ class RoundMachine:
         if certificate.value.kind == "round":
             self._pace.observe_round(now - self._head_since)
             self._ballots.observe_missing(now)
+            self._ballots.settle(certificate, now)
             if self._ballots.proposed_at is not None:
                 self._pace.observe_ballot(now - self._ballots.proposed_at)
         settled = own if own is not None and own in certificate.value.entries else None
@@ -632,7 +671,10 @@ class RoundMachine:
     def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
         """Those here first, a dead one costs a dial; among them the author, then who signed that it holds the blob."""
         peers = {author, *signers, *here} - {self._owner.peer}
-        return sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
+        doubted = {author} if self._conduct.is_doubted(author) else set()
+        return sorted(
+            peers, key=lambda peer: (peer not in here, peer in doubted, peer != author, peer not in signers, peer)
+        )
 
     def _fetch_again(self) -> list[Action]:
         """What an Apply that is given lacks, from the others; if it is not to be had there, another anchor is needed."""

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dilocox_peer.peer.rounds.chain import Certificate, Place, Value, Verifier, acceptance, by_rank
+from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import Persist, Send
-from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.durable import Accepted, Durable, Votes
+from dilocox_peer.peer.rounds.justified import Promised, promise_statement
 from dilocox_peer.peer.rounds.messages import Message
 from dilocox_peer.peer.rounds.plan import PlanBounds
-from dilocox_peer.peer.rounds.planner import Planner
+from dilocox_peer.peer.rounds.planner import JudgingPlanner
 from dilocox_peer.peer.rounds.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
 
@@ -29,7 +31,8 @@ class Owner:
     start_peers: int
     max_peers: int
     plans: PlanBounds
-    planner: Planner
+    planner: JudgingPlanner
+    conduct: Conduct
 
 
 class Seat:
@@ -72,6 +75,15 @@ class Seat:
 
     def verifies(self, peer: PeerId, signature: bytes, value: Value, *, epoch: int, ballot: int) -> bool:
         return self.owner.verify(peer, acceptance(self.place.stage, self.place.head, epoch, ballot, value), signature)
+
+    def acceptance(self, value: Value, *, ballot: int) -> bytes:
+        """What is signed by accepting value here in a ballot."""
+        return acceptance(self.place.stage, self.place.head, self.place.epoch, ballot, value)
+
+    def promise(self, ballot: int, accepted: Accepted | None) -> Promised:
+        """Our promise of ballot, signed."""
+        named = None if accepted is None else accepted.named
+        return Promised(self.me, named, self.owner.sign(promise_statement(self.at(), ballot, named)))
 
     def certificate(self, value: Value, signatures: dict[PeerId, bytes], *, epoch: int, ballot: int) -> Certificate:
         return Certificate(self.place.stage, self.place.head, epoch, ballot, value, tuple(sorted(signatures.items())))
