@@ -36,7 +36,9 @@ class Invariants:
         self._genesis = genesis
         self._places: dict[Digest, Place] = {genesis: Place.genesis(0, genesis, plan)}
         self._parents: dict[Digest, Digest] = {}
-        self._certified: dict[tuple[Digest, int], Digest] = {}
+        self._certified: dict[tuple[Digest, int], Certificate] = {}
+        self.hostile: frozenset[PeerId] = frozenset()  # of them nothing is expected (stalling.py)
+        self.forks = 0  # two certificates of one ballot place, which took a hostile signature under both
         self._epochs: dict[tuple[Digest, int], list[tuple[PeerId, ...]]] = {}
         self._durable: dict[PeerId, tuple[Digest, Votes]] = {}
         self._accepted_in: dict[tuple[PeerId, Digest, int, int], Digest] = {}
@@ -57,6 +59,8 @@ class Invariants:
             raise Violation(f"durability: {node.peer} restarted at another head than the one it made durable")
 
     def noted(self, node: "Node", event: Event) -> None:
+        if node.peer in self.hostile:
+            return
         self.events.append((node.peer, event))
 
     # ---- I8 ----
@@ -104,8 +108,12 @@ class Invariants:
             tie = 2 * here == len(place.roster) and place.roster[0] in signers
             if not (2 * here > len(place.roster) or tie):
                 raise Violation(f"I1: certified by {here} of {len(place.roster)}")
-            if self._certified.setdefault(key, certificate.head) != certificate.head:
-                raise Violation(f"I1: two certificates on one head in epoch {certificate.epoch}")
+            first = self._certified.setdefault(key, certificate)
+            if first.head != certificate.head:
+                both = signers & {peer for peer, _ in first.signatures}
+                if not both or both - self.hostile:
+                    raise Violation(f"I1: two certificates on one head in epoch {certificate.epoch}")
+                self.forks += 1
             self.rounds += 1
             self.max_ballot = max(self.max_ballot, certificate.ballot)
             self._check_ballots(certificate, place.roster)
@@ -139,6 +147,10 @@ class Invariants:
     # ---- I3, and what must be durable before it is said ----
 
     def sends(self, node: "Node", message: Message) -> None:
+        if node.peer in self.hostile:
+            if isinstance(message, Cert):
+                self.certified(message.certificate)
+            return
         match message:
             case Ack():
                 self._check_backed(node, message.head, message.epoch, message.ballot, message.value)
@@ -195,7 +207,7 @@ class Invariants:
     # ---- I5 ----
 
     def after_event(self, node: "Node") -> None:
-        if node.anchor is None:
+        if node.anchor is None or node.peer in self.hostile:
             return
         settled = node.anchor.units & node.produced
         if len(settled) + len(node.pending) + len(node.orphaned) != len(node.produced):

@@ -170,6 +170,7 @@ class Node:
         self.produced: set[Unit] = set()
         self.orphaned: set[Unit] = set()
         self.offered: set[Unit] = set()
+        self.fetches: dict[Digest, int] = {}
         self.queue: deque[Apply] = deque()
         self.applying = False
         self.ticking_at = float("inf")
@@ -189,12 +190,13 @@ class Node:
             me=self.peer, incarnation=self.incarnation, stage=0, genesis=GENESIS, timing=world.timing,
             sign=sign_as(self.peer), verify=verify, rng=random.Random(world.rng.random()), now=world.now, plan=PLAN,
             start_peers=world.start_peers, max_peers=world.max_peers,
-            plans=world.plans, planner=Restless(self.peer, world.plans),
+            plans=world.plans, planner=world.planner(self.peer),
             durable=loaded.durable, stored_states=set(self.disk.anchors),
         )  # fmt: skip
         self.anchor, self.anchor_head = (FIRST_ANCHOR, GENESIS) if self.machine.head == GENESIS else (None, None)
         self.pending, self.produced, self.orphaned, self.offered = set(), set(), set(), set()
         self.queue.clear()
+        self.fetches.clear()
         self.applying = False
         self.crash_after = None
         self.ticking_at = float("inf")
@@ -261,7 +263,11 @@ class Node:
                 world.checks.persists(self, durable)
                 self.disk.log += encode_record(durable)
             case FetchBlob():
-                self.later(world.fetch_s(world.network.blob_s), lambda: self._fetched_blob(action))
+                serial = self.fetches[action.blob] = self.fetches.get(action.blob, 0) + 1
+                delay_s = world.fetch_s(world.network.blob_s) + world.hang_s(action)
+                if action.within_s is not None:
+                    delay_s = min(delay_s, action.within_s)
+                self.later(delay_s, lambda: self._fetched_blob(action, serial))
             case Apply():
                 self.queue.append(action)
                 self._apply_next()
@@ -273,8 +279,11 @@ class Node:
             case Note(event):
                 world.checks.noted(self, event)
 
-    def _fetched_blob(self, action: FetchBlob) -> None:
+    def _fetched_blob(self, action: FetchBlob, serial: int) -> None:
         world = self.world
+        if self.fetches.get(action.blob) != serial:
+            return  # it was asked for elsewhere since
+        del self.fetches[action.blob]
         blob = self.disk.blobs.get(action.blob)
         if blob is not None:  # verified when it was stored, or our own
             self.feed(BlobHeld(action.blob))
@@ -462,6 +471,13 @@ class World:
 
     def machine_type(self, peer: PeerId) -> type[RoundMachine]:
         return self._machine
+
+    def planner(self, peer: PeerId) -> Restless:
+        return Restless(peer, self.plans)
+
+    def hang_s(self, action: FetchBlob) -> float:
+        """How much longer a fetch takes than the network would have it."""
+        return 0.0
 
     def at(self, time: float, act: Callable[[], None]) -> None:
         self._sequence += 1

@@ -16,6 +16,7 @@ out what we hold is accepted only when it is late.
 Invariants: promised never falls; accepted.ballot <= promised; one value a ballot; Persist precedes what it backs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, is_quorum
@@ -96,7 +97,7 @@ class Ballots:
         self.offers: dict[PeerId, Entry] = {}
         self._held_at: dict[Digest, float] = {}
         self._asked: dict[PeerId, _Asked] = {}
-        self._leaders: set[PeerId] = set()  # that proposed something we could follow
+        self._leaders: set[PeerId] = set()  # that proposed what we could accept
         self._witness = Witness()
         self.own: Entry | None = None
         self.certificate: Certificate | None = None
@@ -184,16 +185,13 @@ class Ballots:
         actions: list[Action] = []
         self._hear(sender, statement, message.signature)
         self._hear_promises(ballot, message.promises)
+        if asked := self._asked.get(sender):
+            asked.promised.clear()
         if reason := self._why_not_believed(sender, value, now):
             return [], reason
         guilty = [self._conduct.proof_against(peer) for peer in value.roster if peer != sender]
         # The leader may not have heard what we can prove.
         actions += [Send(sender, Proof(*seat.at(), proof)) for proof in guilty if proof is not None]
-        self._leaders.add(sender)
-        if asked := self._asked.get(sender):
-            asked.promised.clear()
-        if not is_forced(message.promises):
-            self._look_for_omissions(sender, value, now)
         if pending is None or ballot > pending.ballot:
             self._pending = _Pending(ballot, value, sender, message.signature, message.promises, now)
         self._follow_turn(ballot, now)
@@ -225,16 +223,6 @@ class Ballots:
         if most is None or entry.micro_batches <= spread * most:
             return None
         return f"claims {entry.micro_batches} micro-batches where at most {int(most)} can have been done"
-
-    def _look_for_omissions(self, leader: PeerId, value: Value, now: float) -> None:
-        """A leader that leaves out what has long been here does not want it. (Or does not get it: then others lead better.)"""
-        here = [peer for peer, entry in self._worth_waiting_for() if self._is_long_here(entry.blob, now)]
-        left_out = set(here) - {entry.peer for entry in value.entries}
-        if 3 * len(left_out) > len(self._seat.order):
-            self._conduct.strike(leader, "led", f"led and left out {len(left_out)} contributions that were here")
-
-    def _is_long_here(self, blob: Digest, now: float) -> bool:
-        return now - self._held_at.get(blob, now) > self._seat.timing.retry_s + self._seat.pace.offer_wait_s / 2
 
     def on_ack(self, sender: PeerId, message: Ack) -> str | None:
         lead, seat = self._lead, self._seat
@@ -420,6 +408,7 @@ class Ballots:
             if self._omits_what_is_here(pending, now):
                 return []
             self._pending = None
+            self._leaders.add(pending.leader)
             if self.proposed_at is None:  # offers are no longer waited for, only the certificate
                 self.proposed_at = now
                 self._turn_deadline = min(self._turn_deadline, now + seat.jittered(seat.pace.ballot_s))
@@ -431,10 +420,8 @@ class Ballots:
         actions: list[Action] = []
         for entry in pending.value.entries:
             is_slow = now - pending.since >= seat.pace.ballot_s / 2  # whoever it was asked of first
-            sources = (entry.peer, pending.leader, *seat.others)
-            if is_slow or self._conduct.is_doubted(entry.peer):
-                sources = (pending.leader, *(peer for peer in seat.others if peer != entry.peer), entry.peer)
-            actions += self._want(entry, sources, now, elsewhere=is_slow)
+            sources = [entry.peer, pending.leader, *seat.others]
+            actions += self._want(entry, self._conduct.best_first(sources), now, elsewhere=is_slow)
         bad = {
             entry.blob
             for entry in pending.value.entries
@@ -456,7 +443,13 @@ class Ballots:
             return False
         named = {entry.peer for entry in pending.value.entries}
         here = {peer for peer, entry in self._worth_waiting_for() if self._holdings.has(entry.blob)}
-        return 3 * len(here - named) > len(self._seat.order)
+        if 3 * len(here - named) <= len(self._seat.order):
+            return False
+        early = {peer for peer in here - named if self._held_at.get(self.offers[peer].blob, now) <= pending.since}
+        if 3 * len(early) > len(self._seat.order) or 3 * len(named) <= len(self._seat.order):
+            reason = f"led and left out {len(here - named)} contributions that are here"
+            self._conduct.strike(pending.leader, "led", reason)
+        return True
 
     def _worth_waiting_for(self) -> list[tuple[PeerId, Entry]]:
         """Offers of those that keep to what they offer."""
@@ -595,18 +588,23 @@ class Ballots:
         if not self._is_quorum(lead.promises):
             return []
         late = lead.started_at + (self._turn_deadline - lead.started_at) / 2
-        heeded = self._promises_without_hopeless(lead)
+        heeded = self._promises_without_hindrance(lead, now)
+        forced = self._forced_value(heeded)
+        are_more_to_come = any(peer not in lead.promises for peer in self._could_ack(lead, now))
         if not self._is_quorum(heeded):
-            if now < late and any(peer not in lead.promises for peer in self._could_ack(lead, now)):
+            if now < late and are_more_to_come:
                 return []
             heeded = lead.promises
+            forced = self._forced_value(heeded)
+        elif forced is not None and are_more_to_come and now < lead.started_at + self._seat.timing.retry_s:
+            return []  # one vote for little, from a leader that meant ill, need not bind a quorum that gave none
         lead.shown = tuple(lead.signed[peer] for peer in sorted(heeded))
-        forced = self._forced_value(heeded)
         if forced is not None:
             sources = [peer for peer in sorted(lead.promises) if lead.promises[peer] is not None]
             actions: list[Action] = []
             for entry in forced.entries:
-                actions += self._want(entry, (*sources, entry.peer, *self._seat.others), now)
+                givers = self._conduct.best_first([*sources, entry.peer, *self._seat.others])
+                actions += self._want(entry, givers, now)
             if self._may_accept(forced):
                 actions += self._propose(lead, forced, now)
             return actions
@@ -614,23 +612,30 @@ class Ballots:
             return []
         return self._propose(lead, self._own_value(now), now)
 
-    def _promises_without_hopeless(self, lead: _Lead) -> dict[PeerId, Accepted | None]:
-        """The promises without the values whose blobs are bad or not to be had.
+    def _promises_without_hindrance(self, lead: _Lead, now: float) -> dict[PeerId, Accepted | None]:
+        """The promises without any value, if they are a quorum; else those without the values whose blobs are not here, bad or
+        not, and those that we would refuse.
 
         Any quorum of promises will do: had such a value a quorum of ACKs, one of them would be in it. Without this, the
-        vote of a leader for its own bad blob would come back in every later ballot.
+        vote of a leader for its own bad blob, or for nothing at all, would come back in every later ballot.
         """
+        free: dict[PeerId, Accepted | None] = {peer: None for peer, each in lead.promises.items() if each is None}
+        if self._is_quorum(free):
+            return free
         return {
             peer: accepted
             for peer, accepted in lead.promises.items()
-            if accepted is None or not self._would_refuse(accepted.value)
+            if accepted is None or not self._is_hindrance(accepted.value, now)
         }
 
-    def _would_refuse(self, value: Value) -> bool:
-        """Whether nobody like us accepts it, so that it cannot have a quorum."""
+    def _is_hindrance(self, value: Value, now: float) -> bool:
         seat = self._seat
-        has_bad = any(self._is_hopeless(entry.blob) for entry in value.entries)
-        return has_bad or seat.owner.planner.why_not(value.plan, seat.place.plan) is not None
+        return (
+            not self._may_accept(value)
+            or any(self._is_hopeless(entry.blob) for entry in value.entries)
+            or seat.owner.planner.why_not(value.plan, seat.place.plan) is not None
+            or any(self._why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
+        )
 
     def _is_hopeless(self, blob: Digest) -> bool:
         failures = self._holdings.failures(blob)
@@ -700,7 +705,7 @@ class Ballots:
     def _is_quorum(self, peers: set[PeerId] | dict[PeerId, Accepted | None] | dict[PeerId, bytes]) -> bool:
         return is_quorum(peers, self._seat.place.roster)
 
-    def _want(self, entry: Entry, sources: tuple[PeerId, ...], now: float, *, elsewhere: bool = False) -> list[Action]:
+    def _want(self, entry: Entry, sources: Sequence[PeerId], now: float, *, elsewhere: bool = False) -> list[Action]:
         others = (peer for peer in sources if peer != self._seat.me)
         is_doubted = self._conduct.is_doubted(entry.peer) or self._conduct.owes(entry.peer)
         return [
@@ -774,13 +779,13 @@ class Ballots:
         leader = seat.leader(certificate.ballot)
         conduct.led(leader)
         for peer, asked in self._asked.items():
-            in_vain = [ballot for ballot, at in asked.promised.items() if now - at > seat.pace.ballot_s / 2]
+            in_vain = [ballot for ballot, at in asked.promised.items() if now - at > seat.pace.ballot_s]
             if peer != leader and in_vain and peer in alive and min(in_vain) < certificate.ballot:
                 conduct.strike(peer, "outbid", f"asked for ballot {in_vain[0]} and proposed nothing in it")
         first = seat.leader(0)
         is_first_silent = self.first_offer_at is not None and now >= self._offer_deadline + seat.pace.ballot_s
         if certificate.ballot > 0 and first in alive and first not in self._leaders and is_first_silent:
-            conduct.strike(first, "led", "its turn came and it proposed nothing")
+            conduct.strike(first, "led", "its turn came and it proposed nothing that we could accept")
         conduct.round_certified(seat.order, alive, now)
 
     def _begin(self, now: float) -> None:

@@ -671,10 +671,8 @@ class RoundMachine:
     def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
         """Those here first, a dead one costs a dial; among them the author, then who signed that it holds the blob."""
         peers = {author, *signers, *here} - {self._owner.peer}
-        doubted = {author} if self._conduct.is_doubted(author) else set()
-        return sorted(
-            peers, key=lambda peer: (peer not in here, peer in doubted, peer != author, peer not in signers, peer)
-        )
+        ordered = sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
+        return self._conduct.best_first(ordered)
 
     def _fetch_again(self) -> list[Action]:
         """What an Apply that is given lacks, from the others; if it is not to be had there, another anchor is needed."""

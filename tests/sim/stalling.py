@@ -1,0 +1,355 @@
+"""Members that want rounds to stop: what they do, and what it costs the others. `python -m tests.sim.stalling [--seeds N]`.
+
+A hostile peer runs the very machine and turns it against the others once it has taken part for a while: it may send anything
+that it can sign. A seed is played twice, with all peers honest and with some hostile; compared are rounds a minute and the
+honest peers' contributions a round, in simulated time, from five rounds after they turned. The invariants hold for the
+honest; what only a hostile signature under two certificates can do is counted, not forbidden: no quorum can prevent it.
+"""
+
+import argparse
+import itertools
+import random
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dilocox_peer.events import EquivocationProved, MemberDoubted
+from dilocox_peer.peer.rounds.ballots import Ballots
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, is_quorum
+from dilocox_peer.peer.rounds.contract import Action, FetchBlob, Input, Received, Send
+from dilocox_peer.peer.rounds.durable import Accepted
+from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.messages import Ack, Cert, Offer, Prepare, Promise, Propose
+from dilocox_peer.types import Digest, PeerId, sha256
+
+from .invariants import Violation
+from .world import ROUND_S, Network, Restless, World
+
+TURNED_AT_S = 30.0
+SETTLED_ROUNDS = 5  # after which the others must have learned whom not to wait for
+MEASURED_S = 60 * ROUND_S
+STALL_S = 10.0
+CLAIM = 2**31
+OUTBID_EVERY_S = 0.2
+
+
+class Hostile(RoundMachine):
+    """Honest until its world says that it turns."""
+
+    world: "StallingWorld"
+
+    @property
+    def _has_turned(self) -> bool:
+        return self.world.has_turned
+
+    def handle(self, event: Input, now: float) -> list[Action]:
+        actions = super().handle(event, now)
+        return self._abuse(event, actions, now) if self._has_turned else actions
+
+    def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
+        return actions
+
+
+class OffersNothing(Hostile):
+    """Offers at every new head, at once, what is nowhere to be had; as a leader too."""
+
+    _offered_at: Digest | None = None
+
+    def _fake(self, entry: Entry) -> Entry:
+        return replace(entry, blob=sha256(b"nowhere", entry.peer.encode(), self.head))
+
+    def _close(self, base: Digest, entry: Entry) -> None:
+        super()._close(base, self._fake(entry) if self._has_turned else entry)
+
+    def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
+        if self._offered_at != self.head and self._seat.is_member:
+            self._offered_at = self.head
+            mine = self._fake(Entry(self._owner.peer, self._owner.incarnation, self.head, 10, 8, self.state_digest))
+            actions += [Send(peer, Offer(*self._seat.at(), mine)) for peer in self._seat.others]
+        return actions
+
+
+class Hangs(OffersNothing):
+    """The same, and whoever asks for it hears nothing for a minute."""
+
+
+class Claims(Hostile):
+    """Claims more work than there is."""
+
+    def _close(self, base: Digest, entry: Entry) -> None:
+        super()._close(base, replace(entry, micro_batches=CLAIM) if self._has_turned else entry)
+
+
+class Outbids(Hostile):
+    """Asks for ever higher ballots, and proposes in none."""
+
+    _outbid_at = 0.0
+    _ballot = 0
+    _ballot_head: Digest | None = None
+
+    def deadline(self) -> float | None:
+        due = super().deadline()
+        return min(due, self._outbid_at) if due is not None and self._has_turned else due
+
+    def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
+        actions = [each for each in actions if not (isinstance(each, Send) and isinstance(each.message, Propose))]
+        if now < self._outbid_at:
+            return actions
+        self._outbid_at = now + OUTBID_EVERY_S
+        if not self._seat.is_member:
+            return actions
+        if self._ballot_head != self.head:
+            self._ballot_head, self._ballot = self.head, 0
+        ballot = max(self._ballot, self._seat.votes.promised) + 1
+        while self._seat.leader(ballot) != self._owner.peer:
+            ballot += 1
+        self._ballot = ballot
+        return actions + [Send(peer, Prepare(*self._seat.at(), ballot)) for peer in self._seat.others]
+
+
+class LeadsNothing(Hostile):
+    """Asks for ballots in its turn, and never proposes."""
+
+    def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
+        return [each for each in actions if not (isinstance(each, Send) and isinstance(each.message, Propose))]
+
+
+class Equivocates(Hostile):
+    """Proposes one value to one half and another to the other, and certifies whatever it can."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._others: dict[tuple[Digest, int], tuple[Value, dict[PeerId, bytes]]] = {}
+
+    def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
+        told: list[Action] = []
+        for each in actions:
+            if isinstance(each, Send) and isinstance(each.message, Propose) and self._is_other_half(each.to):
+                told.append(Send(each.to, self._other(each.message)))
+            else:
+                told.append(each)
+        if isinstance(event, Received) and isinstance(event.message, Ack):
+            told += self._certify_other(event.sender, event.message)
+        return told
+
+    def _is_other_half(self, peer: PeerId) -> bool:
+        return sorted(self._seat.others).index(peer) % 2 == 1 if peer in self._seat.others else False
+
+    def _other(self, message: Propose) -> Propose:
+        seat, key = self._seat, (message.head, message.ballot)
+        if key not in self._others:
+            entries = message.value.entries[1:] if len(message.value.entries) > 1 else ()
+            value = seat.place.round_value(entries, message.value.roster, message.value.plan)
+            signature = seat.signature(value, epoch=seat.place.epoch, ballot=message.ballot)
+            self._others[key] = (value, {seat.me: signature})
+        value, signatures = self._others[key]
+        return replace(message, value=value, signature=signatures[seat.me])
+
+    def _certify_other(self, sender: PeerId, ack: Ack) -> list[Action]:
+        found = self._others.get((ack.head, ack.ballot))
+        if found is None or found[0].digest() != ack.value or ack.head != self.head:
+            return []
+        value, signatures = found
+        signatures[sender] = ack.signature
+        if not is_quorum(signatures, self._seat.place.roster):
+            return []
+        certificate = self._seat.certificate(value, signatures, epoch=self.epoch, ballot=ack.ballot)
+        half = [peer for peer in self._seat.others if self._is_other_half(peer)]
+        return [Send(peer, Cert(*self._seat.at(), certificate)) for peer in half]
+
+
+class _Ignores(Ballots):
+    def _forced_value(self, promises: Mapping[PeerId, Accepted | None]) -> Value | None:
+        return None
+
+
+class _Lies(Ballots):
+    def on_prepare(self, sender, message, now):  # type: ignore[no-untyped-def]
+        actions, reason = super().on_prepare(sender, message, now)
+        seat = self._seat
+        for index, each in enumerate(actions):
+            if isinstance(each, Send) and isinstance(each.message, Promise):
+                signature = seat.promise(message.ballot, None).signature
+                actions[index] = Send(each.to, replace(each.message, accepted=None, signature=signature))
+        return actions, reason
+
+
+class _Omits(Ballots):
+    def _entries(self) -> list[Entry]:
+        return []
+
+
+class IgnoresAccepted(Hostile):
+    """Leads without heeding what others had accepted."""
+
+    ballots_type = _Ignores
+
+
+class PromisesAndLies(Hostile):
+    """Promises, and says that it had accepted nothing."""
+
+    ballots_type = _Lies
+
+
+class Omits(Hostile):
+    """Leads, and leaves out everybody's contributions."""
+
+    ballots_type = _Omits
+
+
+class PlansAstray(Hostile):
+    """Leads, and plans what no certificate leads to."""
+
+
+MODES: dict[str, type[Hostile]] = {
+    "offers nothing": OffersNothing,
+    "hangs": Hangs,
+    "plans astray": PlansAstray,
+    "claims": Claims,
+    "outbids": Outbids,
+    "leads nothing": LeadsNothing,
+    "equivocates": Equivocates,
+    "ignores accepted": IgnoresAccepted,
+    "promises and lies": PromisesAndLies,
+    "omits": Omits,
+}
+HONEST_UNTIL_TURNED = ("ballots_type",)
+
+
+class StallingWorld(World):
+    """Some of its peers are hostile, in one way."""
+
+    def __init__(self, seed: int, num_peers: int, mode: str | None, num_hostile: int) -> None:
+        super().__init__(seed, num_peers)
+        self.mode = mode
+        self.turned_at = TURNED_AT_S
+        names = sorted(self.nodes)
+        self.suspects = frozenset(random.Random(seed).sample(names, num_hostile))  # hostile where the mode says so
+        if mode is not None:
+            self.checks.hostile = self.suspects
+        for node in self.nodes.values():
+            node.slowness = 1.0
+
+    @property
+    def has_turned(self) -> bool:
+        return self.now >= self.turned_at
+
+    def is_hostile(self, peer: PeerId) -> bool:
+        return self.mode is not None and peer in self.suspects
+
+    def machine_type(self, peer: PeerId) -> type[RoundMachine]:
+        if not self.is_hostile(peer):
+            return super().machine_type(peer)
+        assert self.mode is not None
+        return type("Turned", (MODES[self.mode],), {"world": self})
+
+    def planner(self, peer: PeerId) -> Restless:
+        return Restless(peer, self.plans, is_stray=self.mode == "plans astray" and self.is_hostile(peer))
+
+    def hang_s(self, action: FetchBlob) -> float:
+        """A hostile source is left when it has said nothing for so long."""
+        if self.mode != "hangs" or not self.has_turned:
+            return 0.0
+        asked = 0
+        for source in action.sources:
+            if not self.is_hostile(source) and action.blob in self.nodes[source].disk.blobs:
+                break
+            asked += self.is_hostile(source)
+        return STALL_S * asked
+
+    def honest_chain(self) -> list[Certificate]:
+        honest = [node.machine for node in self.up() if node.peer not in self.suspects]
+        return list(max((machine.chain for machine in honest if machine is not None), key=len))
+
+    def named(self) -> set[PeerId]:
+        return {event.peer for _, event in self.checks.events if isinstance(event, MemberDoubted | EquivocationProved)}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of the rounds certified from SETTLED_ROUNDS after the turning, for MEASURED_S. named: by honest peers."""
+
+    rounds_a_minute: float
+    contributions_a_round: float
+    longest_s: float
+    named: frozenset[PeerId]
+    forks: int
+
+
+def play(
+    seed: int, num_peers: int, num_hostile: int, mode: str | None, trace: Callable[[str], None] | None = None
+) -> Measured:
+    """Raises Violation, with how to play it again, when an invariant of the honest breaks."""
+    world = StallingWorld(seed, num_peers, mode, num_hostile)
+    world.tracing = trace
+    world.start_peers = num_peers
+    rng = random.Random(seed)
+    world.network = Network(latency_s=rng.choice((0.01, 0.05)), spread_s=0.1, blob_s=rng.choice((0.05, 0.3)))
+    for node in world.nodes.values():
+        world.at(world.rng.random(), lambda node=node: node.start(sorted(world.nodes)))  # type: ignore[misc]
+    certified: dict[int, float] = {}
+
+    def watch() -> bool:
+        certified.setdefault(len(world.honest_chain()), world.now) if world.up() else None
+        return False
+
+    try:
+        world.run(TURNED_AT_S + 2.0)
+        turned = _rounds(world.honest_chain())
+        if not world.run(TURNED_AT_S + 300.0, stop=lambda: _rounds(world.honest_chain()) >= turned + SETTLED_ROUNDS):
+            raise Violation(f"{_rounds(world.honest_chain()) - turned} rounds in 300 s")
+        began, before = world.now, len(world.honest_chain())
+        world.run(began + MEASURED_S, stop=watch)
+    except Violation as violation:
+        raise Violation(
+            f"{mode}, seed {seed}, {num_hostile} of {num_peers} at {world.now:.3f} s: {violation}"
+        ) from violation
+    rounds = [each for each in world.honest_chain()[before:] if each.value.kind == "round"]
+    honest = [sum(entry.peer not in world.suspects for entry in each.value.entries) for each in rounds]
+    times = sorted(certified.values())
+    return Measured(
+        rounds_a_minute=60 * len(rounds) / MEASURED_S,
+        contributions_a_round=statistics.mean(honest) / (num_peers - num_hostile) if honest else 0.0,
+        longest_s=max((later - earlier for earlier, later in itertools.pairwise(times)), default=MEASURED_S),
+        named=frozenset(world.named()),
+        forks=world.checks.forks,
+    )
+
+
+def _rounds(chain: list[Certificate]) -> int:
+    return sum(each.value.kind == "round" for each in chain)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.stalling", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--mode", choices=MODES)
+    parser.add_argument("--trace", action="store_true", help="print every input and action of the first seed")
+    arguments = parser.parse_args()
+    print("hostile  mode                rounds a minute, of undisturbed  contributions a round  named  forks")
+    for num_peers, num_hostile in ((4, 1), (8, 2)):
+        seeds = range(arguments.first, arguments.first + arguments.seeds)
+        quiet = [play(seed, num_peers, num_hostile, None) for seed in seeds]
+        for mode in [arguments.mode] if arguments.mode else MODES:
+            hostile = [play(seed, num_peers, num_hostile, mode, print if arguments.trace else None) for seed in seeds]
+            rates = [one.rounds_a_minute / other.rounds_a_minute for one, other in zip(hostile, quiet, strict=True)]
+            given = [
+                one.contributions_a_round / other.contributions_a_round
+                for one, other in zip(hostile, quiet, strict=True)
+            ]
+            named = sum(len(each.named) for each in hostile) / len(hostile)
+            print(
+                f"{num_hostile} of {num_peers}   {mode:18}  {_spread(rates)} of {statistics.median(q.rounds_a_minute for q in quiet):.1f}"
+                f"     {_spread(given)}   {named:.1f}   {sum(each.forks for each in hostile)}"
+            )
+
+
+def _spread(numbers: list[float]) -> str:
+    """min/median/max."""
+    return f"{min(numbers):.2f}/{statistics.median(numbers):.2f}/{max(numbers):.2f}"
+
+
+if __name__ == "__main__":
+    main()
