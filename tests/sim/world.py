@@ -190,7 +190,7 @@ class Node:
             me=self.peer, incarnation=self.incarnation, stage=0, genesis=GENESIS, timing=world.timing,
             sign=sign_as(self.peer), verify=verify, rng=random.Random(world.rng.random()), now=world.now, plan=PLAN,
             start_peers=world.start_peers, max_peers=world.max_peers,
-            plans=world.plans, planner=world.planner(self.peer),
+            plans=world.plans, planner=Restless(self.peer, world.plans),
             durable=loaded.durable, stored_states=set(self.disk.anchors),
         )  # fmt: skip
         self.anchor, self.anchor_head = (FIRST_ANCHOR, GENESIS) if self.machine.head == GENESIS else (None, None)
@@ -408,22 +408,19 @@ class Node:
 
 class Restless:
     """A planner that wishes something else all the time, and at every peer: what counts is what was certified. Those that see
-    the same chain come within a step of each other, as peers of a real run do. A stray one does not: nobody follows it."""
+    the same chain come within a step of each other, as peers of a real run do; nobody follows another (stalling.py)."""
 
     reason = ""
     is_exact = False
 
-    def __init__(self, peer: PeerId, bounds: PlanBounds, *, is_stray: bool = False) -> None:
+    def __init__(self, peer: PeerId, bounds: PlanBounds) -> None:
         self._peer = peer
         self._bounds = bounds
-        self._is_stray = is_stray
 
     def observe(self, certificate: Certificate) -> None:
         """Whatever was certified, it does not settle."""
 
     def next(self, before: Plan) -> Plan:
-        if self._is_stray:
-            return self._bounds.after(before, codec="topk", rank=0, inner_steps=PLAN.inner_steps)
         common, wish = (
             sha256(str(before.first_step).encode()),
             sha256(self._peer.encode(), str(before.first_step).encode()),
@@ -471,9 +468,6 @@ class World:
 
     def machine_type(self, peer: PeerId) -> type[RoundMachine]:
         return self._machine
-
-    def planner(self, peer: PeerId) -> Restless:
-        return Restless(peer, self.plans)
 
     def hang_s(self, action: FetchBlob) -> float:
         """How much longer a fetch takes than the network would have it."""
