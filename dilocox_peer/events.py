@@ -387,6 +387,38 @@ class MessageRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MemberDoubted(Event):
+    """A member of our roster kept rounds from going on. rounds: that its turn is not waited for; 0: until it delivers again."""
+
+    peer: PeerId
+    reason: str
+    rounds: int
+
+    @property
+    def level(self) -> str:
+        return "warning"
+
+    def line(self) -> str:
+        how_long = f"for {self.rounds} rounds" if self.rounds else "until they do"
+        return f"{short(self.peer)} is not waited for {how_long}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class EquivocationProved(Event):
+    """A peer signed two things that no honest peer signs; both signatures are at hand."""
+
+    peer: PeerId
+    reason: str
+
+    @property
+    def level(self) -> str:
+        return "warning"
+
+    def line(self) -> str:
+        return f"{short(self.peer)} is proven hostile, and out of the rosters we write: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class StateFetched(Event):
     round: int
     donor: PeerId

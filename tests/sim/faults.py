@@ -25,6 +25,10 @@ class _IgnoresAccepted(Ballots):
     def _forced_value(self, promises: Mapping[PeerId, Accepted | None]) -> Value | None:
         return None
 
+    def _why_not_justified(self, ballot, value, promises):  # type: ignore[no-untyped-def]
+        """Nor does a member ask for the promises: one that does accepts no such proposal."""
+        return None
+
 
 class _AcksEarly(Ballots):
     def _may_accept(self, value: Value) -> bool:

@@ -49,7 +49,8 @@ class Invariants:
         self._vouched: list[Digest] = []
         self._parents: dict[Digest, Digest] = {}
         self._all: dict[Certificate, None] = {}
-        self._certified: dict[tuple[Digest, int], Digest] = {}
+        self._certified: dict[tuple[Digest, int], Certificate] = {}
+        self.forks = 0  # two certificates of one ballot place, which took a hostile signature under both
         self._epochs: dict[tuple[Digest, int], list[tuple[PeerId, ...]]] = {}
         self._durable: dict[PeerId, tuple[Digest, Votes]] = {}
         self._accepted_in: dict[tuple[PeerId, Digest, int, int], Digest] = {}
@@ -85,6 +86,8 @@ class Invariants:
             raise Violation(f"durability: {node.peer} restarted at another head than the one it made durable")
 
     def noted(self, node: "Node", event: Event) -> None:
+        if not self._is_honest(node.peer):
+            return
         self.events.append((node.peer, event))
 
     # ---- I8 ----
@@ -134,11 +137,12 @@ class Invariants:
             tie = 2 * here == len(place.roster) and place.roster[0] in signers
             if not (2 * here > len(place.roster) or tie):
                 raise Violation(f"I1: certified by {here} of {len(place.roster)}")
-            other = self._certified.setdefault(key, certificate.head)
-            if other != certificate.head and all(
-                is_quorum(self._honest_signers(head), place.roster) for head in (other, certificate.head)
-            ):
-                raise Violation(f"I1: two certificates on one head in epoch {certificate.epoch}")
+            first = self._certified.setdefault(key, certificate)
+            if first.head != certificate.head:
+                both = signers & {peer for peer, _ in first.signatures}
+                if not both or any(self._is_honest(peer) for peer in both):
+                    raise Violation(f"I1: two certificates on one head in epoch {certificate.epoch}")
+                self.forks += 1
             self.rounds += 1
             self.max_ballot = max(self.max_ballot, certificate.ballot)
             self._check_ballots(certificate, place.roster)
@@ -208,6 +212,10 @@ class Invariants:
     # ---- I3, and what must be durable before it is said ----
 
     def sends(self, node: "Node", message: Message) -> None:
+        if not self._is_honest(node.peer):
+            if isinstance(message, Cert):
+                self.certified(message.certificate)
+            return
         match message:
             case Ack():
                 self._check_backed(node, message.head, message.epoch, message.ballot, message.value)
@@ -264,7 +272,7 @@ class Invariants:
     # ---- I5 ----
 
     def after_event(self, node: "Node") -> None:
-        if node.anchor is None:
+        if node.anchor is None or not self._is_honest(node.peer):
             return
         settled = node.anchor.units & node.produced
         if len(settled) + len(node.pending) + len(node.orphaned) != len(node.produced):

@@ -174,6 +174,7 @@ class Node:
         self.produced: set[Unit] = set()
         self.orphaned: set[Unit] = set()
         self.offered: set[Unit] = set()
+        self.fetches: dict[Digest, int] = {}
         self.queue: deque[Apply] = deque()
         self.applying = False
         self.ticking_at = float("inf")
@@ -208,6 +209,7 @@ class Node:
         self.anchor, self.anchor_head = (FIRST_ANCHOR, GENESIS) if self.machine.head == GENESIS else (None, None)
         self.pending, self.produced, self.orphaned, self.offered = set(), set(), set(), set()
         self.queue.clear()
+        self.fetches.clear()
         self.applying = False
         self.crash_after = None
         self.ticking_at = float("inf")
@@ -277,7 +279,11 @@ class Node:
                 world.checks.persists(self, durable)
                 self.disk.log += encode_record(durable)
             case FetchBlob():
-                self.later(world.fetch_s(world.network.blob_s), lambda: self._fetched_blob(action))
+                serial = self.fetches[action.blob] = self.fetches.get(action.blob, 0) + 1
+                delay_s = world.fetch_s(world.network.blob_s) + world.hang_s(action)
+                if action.within_s is not None:
+                    delay_s = min(delay_s, action.within_s)
+                self.later(delay_s, lambda: self._fetched_blob(action, serial))
             case Apply():
                 self.queue.append(action)
                 self._apply_next()
@@ -289,8 +295,11 @@ class Node:
             case Note(event):
                 world.checks.noted(self, event)
 
-    def _fetched_blob(self, action: FetchBlob) -> None:
+    def _fetched_blob(self, action: FetchBlob, serial: int) -> None:
         world = self.world
+        if self.fetches.get(action.blob) != serial:
+            return  # it was asked for elsewhere since
+        del self.fetches[action.blob]
         blob = self.disk.blobs.get(action.blob)
         if blob is not None:  # verified when it was stored, or our own
             self.feed(BlobHeld(action.blob))
@@ -482,9 +491,11 @@ class OwnerNode:
 
 
 class Restless:
-    """A planner that wishes something else all the time, and at every peer: what counts is what was certified."""
+    """A planner that wishes something else all the time, and at every peer: what counts is what was certified. Those that see
+    the same chain come within a step of each other, as peers of a real run do; nobody follows another (stalling.py)."""
 
     reason = ""
+    is_exact = False
 
     def __init__(self, peer: PeerId, bounds: PlanBounds) -> None:
         self._peer = peer
@@ -494,10 +505,14 @@ class Restless:
         """Whatever was certified, it does not settle."""
 
     def next(self, before: Plan) -> Plan:
-        wish = sha256(self._peer.encode(), str(before.first_step).encode())
-        return self._bounds.after(
-            before, codec=("fp16", "int4")[wish[0] % 2], rank=wish[1], inner_steps=PLAN.inner_steps * (1 + wish[2] % 4)
+        common, wish = (
+            sha256(str(before.first_step).encode()),
+            sha256(self._peer.encode(), str(before.first_step).encode()),
         )
+        return self._bounds.after(
+            before, codec=("fp16", "int8")[wish[0] % 2], rank=(64 + common[1] % 64) * (1 + wish[1] % 2),
+            inner_steps=PLAN.inner_steps * (1 + common[2] % 2) * (1 + wish[2] % 2),
+        )  # fmt: skip
 
 
 class World:
@@ -530,7 +545,7 @@ class World:
     @property
     def plans(self) -> PlanBounds:
         total = self.total_rounds and self.total_rounds * PLAN.inner_steps
-        return PlanBounds(("fp16", "int4"), 255, PLAN.inner_steps, 4 * PLAN.inner_steps, total)
+        return PlanBounds(("fp16", "int8", "topk"), 255, PLAN.inner_steps, 4 * PLAN.inner_steps, total)
 
     def add_node(self, peer: PeerId) -> Node:
         slowness = 1.0 if self.rng.random() < 0.8 else 1.0 + self.rng.random()
@@ -539,6 +554,10 @@ class World:
 
     def machine_type(self, peer: PeerId) -> type[RoundMachine]:
         return self._machine
+
+    def hang_s(self, action: FetchBlob) -> float:
+        """How much longer a fetch takes than the network would have it."""
+        return 0.0
 
     def at(self, time: float, act: Callable[[], None]) -> None:
         self._sequence += 1

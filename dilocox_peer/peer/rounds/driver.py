@@ -84,8 +84,9 @@ class RoundDriver:
         self._listener = listener
         self._inputs: asyncio.Queue[Input] = asyncio.Queue(MAX_INPUTS)
         self._refusals = Refusals()
-        self._fetching: set[Digest] = set()
+        self._fetching: dict[Digest, asyncio.Task[None]] = {}
         self._fetch_slots = asyncio.Semaphore(CONCURRENT_FETCHES)
+        self._doubted_slots = asyncio.Semaphore(1)  # of those that often do not deliver: they wait for each other only
         self._outbox: Outbox | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -162,9 +163,10 @@ class RoundDriver:
             case Persist(state):
                 await loop.run_in_executor(self._writer, self._journal.write, state)
             case FetchBlob():
-                if action.blob not in self._fetching:
-                    self._fetching.add(action.blob)
-                    self._tasks.create_task(self._fetch_blob(action), name=f"fetch {action.blob.hex()[:8]}")
+                if (slow := self._fetching.get(action.blob)) is not None:
+                    slow.cancel()  # other sources instead; the fetch that is started now answers
+                name = f"fetch {action.blob.hex()[:8]}"
+                self._fetching[action.blob] = self._tasks.create_task(self._fetch_blob(action), name=name)
             case Apply():
                 self._on_apply(action)
             case FetchState():
@@ -192,13 +194,19 @@ class RoundDriver:
 
     async def _fetch_blob(self, action: FetchBlob) -> None:
         try:
-            async with self._fetch_slots:
-                self.post(await self._fetched(action))
+            async with self._doubted_slots if action.doubted else self._fetch_slots:
+                try:
+                    async with asyncio.timeout(action.within_s):
+                        happened = await self._fetched(action)
+                except TimeoutError:
+                    happened = BlobMissing(action.blob)
+                self.post(happened)
         except Exception as error:  # a task boundary: the machine asks again or goes on without the blob
             self._note_failure("fetch of a contribution", error)
             self.post(BlobMissing(action.blob))
         finally:
-            self._fetching.discard(action.blob)
+            if self._fetching.get(action.blob) is asyncio.current_task():
+                del self._fetching[action.blob]
 
     async def _fetched(self, action: FetchBlob) -> Input:
         loop = asyncio.get_running_loop()

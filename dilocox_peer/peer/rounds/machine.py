@@ -21,11 +21,20 @@ import itertools
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost, NeighbourSeen, RoundVouched
+from dilocox_peer.events import (
+    BranchSwitched,
+    EpochStarted,
+    EquivocationProved,
+    MessageRefused,
+    NeighbourLost,
+    NeighbourSeen,
+    RoundVouched,
+)
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import Certificate, Chain, Entry, Place, Suffix, Verifier, is_quorum, leader
 from dilocox_peer.peer.rounds.checkpoints import Checkpoint
+from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
@@ -74,11 +83,12 @@ from dilocox_peer.peer.rounds.messages import (
     Offer,
     Prepare,
     Promise,
+    Proof,
     Propose,
     Vouch,
 )
 from dilocox_peer.peer.rounds.plan import ANY_PLAN, Plan, PlanBounds
-from dilocox_peer.peer.rounds.planner import FixedPlanner, Planner
+from dilocox_peer.peer.rounds.planner import FixedPlanner, JudgingPlanner, Planner
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
 from dilocox_peer.peer.rounds.timing import Pace, Timing
@@ -127,10 +137,11 @@ class RoundMachine:
         nobody vouches for it. max_back: rounds that may be taken back without the owner's word. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
         stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there."""
         self._pace = Pace(timing)
-        planner = planner if planner is not None else FixedPlanner(plans)
+        judge = JudgingPlanner(planner if planner is not None else FixedPlanner(plans))
+        self._conduct = Conduct(me)
         self._owner = Owner(
-            me, incarnation, sign, verify, timing, self._pace, rng, start_peers, max_peers, plans, planner,
-            itertools.count(incarnation),
+            me, incarnation, sign, verify, timing, self._pace, rng, start_peers, max_peers, plans, judge,
+            self._conduct, itertools.count(incarnation),
         )  # fmt: skip
         self._run_owner, self._genesis = run_owner, genesis
         self._timing = timing
@@ -139,7 +150,7 @@ class RoundMachine:
         genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan), run_owner)
         self._chain = Chain(genesis_place, durable.appended if durable is not None else ())
         for certificate in self._chain.certificates[-PLANNED_FROM:]:
-            planner.observe(certificate)
+            judge.observe(certificate)
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
         checkpoint = durable.checkpoint if durable is not None else None
@@ -340,10 +351,12 @@ class RoundMachine:
             case BlobHeld(blob):
                 self._holdings.held(blob, self.round + 1)
                 self._ballots.on_held(blob, now)
+                self._conduct.came(blob)
             case BlobRefused(blob):
                 self._holdings.refused(blob)
             case BlobMissing(blob):
                 self._holdings.missing(blob, now)
+                self._conduct.failed(blob, self._members.alive(now))
             case BlobLost(blob, certificate):
                 self._holdings.lost(blob)
                 self._again = certificate
@@ -407,7 +420,18 @@ class RoundMachine:
                 break
             actions += self._adopt(certificate)
             actions += send_all(sorted(told), Cert(*self._seat.at(), certificate))
-        return actions + self._beat()
+        return actions + self._tell_of_others() + self._beat()
+
+    def _tell_of_others(self) -> list[Action]:
+        """What we have learned of others' conduct: to the user, and what can be proved to the roster too."""
+        events, self._conduct.events = self._conduct.events, []
+        actions: list[Action] = []
+        for event in events:
+            actions.append(Note(event))
+            if isinstance(event, EquivocationProved) and (proof := self._conduct.proof_against(event.peer)):
+                told = sorted({*self.roster, *self._members.alive(self._now)} - {self._owner.peer, event.peer})
+                actions += send_all(told, Proof(*self._seat.at(), proof))
+        return actions
 
     def _send_ahead(self, certificate: Certificate, told: set[PeerId]) -> list[Action]:
         """A certificate we made and cannot apply, because our own anchor is not the one most others started from: it is
@@ -486,6 +510,10 @@ class RoundMachine:
                 actions += self._take_certificates(sender, message.certificates, more=message.more)
             case Vouch():
                 actions += self._hear_owner(message.checkpoint, sender)
+            case Proof(contradiction=proof):
+                is_known = self._conduct.is_proven(proof.peer) or proof.peer not in {*self.roster, *self._members.known}
+                if not is_known and not self._conduct.accuse(proof, message.stage, self._owner.verify):
+                    actions += self._refuse(sender, f"a proof against {proof.peer} that proves nothing")
             case _:
                 if message.head != self.head or message.epoch != self.epoch:
                     actions += self._tell_where_we_are(sender, message.head)
@@ -599,6 +627,7 @@ class RoundMachine:
         if certificate.value.kind == "round":
             self._pace.observe_round(now - self._head_since)
             self._ballots.observe_missing(now)
+            self._ballots.settle(certificate, now)
             if self._ballots.proposed_at is not None:
                 self._pace.observe_ballot(now - self._ballots.proposed_at)
         settled = own if own is not None and own in certificate.value.entries else None
@@ -686,7 +715,8 @@ class RoundMachine:
     def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
         """Those here first, a dead one costs a dial; among them the author, then who signed that it holds the blob."""
         peers = {author, *signers, *here} - {self._owner.peer}
-        return sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
+        ordered = sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
+        return self._conduct.best_first(ordered)
 
     def _fetch_again(self) -> list[Action]:
         """What an Apply that is given lacks, from the others; if it is not to be had there, another anchor is needed."""
