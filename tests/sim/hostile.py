@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place, Value, acceptance, vote_for
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place, Value, acceptance, place_after, vote_for
 from dilocox_peer.peer.rounds.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.peer.rounds.contract import Action, Input, Note, Persist, Received, Send
 from dilocox_peer.peer.rounds.durable import encode_record
@@ -27,7 +27,7 @@ from dilocox_peer.peer.rounds.messages import (
 )
 from dilocox_peer.types import Digest, PeerId, sha256
 
-from .world import GENESIS, OWNER, PLAN, Anchor, Node, World, sign_as
+from .world import GENESIS, OWNER, Anchor, Node, World, sign_as
 
 REMEMBERED = 60  # messages kept to say again
 SYBILS = 15
@@ -141,26 +141,26 @@ class Hostile(Node):
         if start == 0 and world.owner is None:
             return  # a run without an owner is begun by whoever begins it
         certificates = chain[:start]
-        place = Place.after(certificates[-1]) if certificates else self._genesis()
+        place = place_after(self._genesis(), certificates)
         me_too = [self.peer] if self.member and self.peer in place.roster else []
         roster = rng.choice((me_too or self.sybils, self.sybils, [*me_too, *self.sybils]))
         epoch = self._certified(
             place, place.epoch_value(sorted(roster)), roster, epoch=place.epoch + rng.choice((1, 1, 5))
         )
         certificates.append(epoch)
-        place = Place.after(epoch)
+        place = place.then(epoch)
         for _ in range(rng.choice((0, 1, 5, 5, 30))):
             if len(certificates) >= self.world.longest_chain:
                 break
             entries = [Entry(peer, 1, sha256(b"nothing", peer.encode()), 10, 8) for peer in place.roster]
             value = place.round_value(entries, tuple(dict.fromkeys([*place.roster, *self.sybils]))[:16])
             certificates.append(self._certified(place, value, place.roster, epoch=place.epoch))
-            place = Place.after(certificates[-1])
+            place = place.then(certificates[-1])
         self.forged = certificates
         self._show_all()
 
     def _genesis(self) -> Place:
-        return Place.genesis(0, GENESIS, PLAN.next(), OWNER if self.world.owner is not None else None)
+        return self.world.genesis()
 
     def _certified(self, place: Place, value: Value, signers: Sequence[PeerId], *, epoch: int) -> Certificate:
         message = acceptance(0, place.head, epoch, 0, value)
@@ -219,7 +219,7 @@ class Hostile(Node):
         machine = self._an_honest_machine()
         if machine is None or not machine.chain:
             return
-        place = Place.after(machine.chain[-1])
+        place = place_after(self._genesis(), machine.chain)
         number = place.epoch + self.world.rng.choice((1, 2, 1000))
         self._tell(EpochCall(0, place.head, place.epoch, number))
         roster = [self.peer, *place.roster] if self.peer not in place.roster else list(place.roster)

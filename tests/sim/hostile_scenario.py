@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.types import PeerId
 
 from .hostile import Hostile
@@ -69,6 +70,8 @@ def _play(world: World) -> float:
         loss=rng.choice((0.0, 0.0, 0.02, 0.05)), duplicates=rng.choice((0.0, 0.05)), latency_s=rng.choice((0.01, 0.05)),
         spread_s=rng.choice((0.02, 0.2)), blob_s=rng.choice((0.05, 0.3)), state_s=rng.choice((0.5, 1.5)),
     )  # fmt: skip
+    if rng.random() < 0.3:
+        world.seat(SeatTerms(contributions=2, window=4))
     if rng.random() < 0.75:
         world.be_owned()
         _schedule_owner(world, stop_at)

@@ -63,13 +63,9 @@ class Invariants:
         self._is_quiet = False
         self.max_quiet_ballots = 0
 
-    @property
-    def founder(self) -> PeerId | None:
-        return self._places[self._genesis].founder
-
-    @founder.setter
-    def founder(self, owner: PeerId) -> None:
-        self._places[self._genesis] = Place.genesis(0, self._genesis, self._plan, owner)
+    def begin(self, genesis: Place) -> None:
+        """Where all chains begin."""
+        self._places[self._genesis] = genesis
 
     def vouched(self, checkpoint: Checkpoint) -> None:
         """The owner has signed a checkpoint: it follows the one before."""
@@ -133,27 +129,27 @@ class Invariants:
         if certificate.value.kind == "round":
             # Not is_quorum of the code under test alone: count again.
             signers = {peer for peer, _ in certificate.signatures}
-            here = len(signers & set(place.roster))
-            tie = 2 * here == len(place.roster) and place.roster[0] in signers
-            if not (2 * here > len(place.roster) or tie):
-                raise Violation(f"I1: certified by {here} of {len(place.roster)}")
+            voters = place.voters
+            here = len(signers & set(voters))
+            tie = 2 * here == len(voters) and voters[0] in signers
+            if not (2 * here > len(voters) or tie):
+                raise Violation(f"I1: certified by {here} of {len(voters)}")
             first = self._certified.setdefault(key, certificate)
             if first.head != certificate.head:
-                both = signers & {peer for peer, _ in first.signatures}
-                if not both or any(self._is_honest(peer) for peer in both):
+                # What a quorum of honest peers has signed stays the only one, whatever the others sign.
+                if any(is_quorum(self._honest_signers(head), voters) for head in (first.head, certificate.head)):
                     raise Violation(f"I1: two certificates on one head in epoch {certificate.epoch}")
                 self.forks += 1
             self.rounds += 1
             self.max_ballot = max(self.max_ballot, certificate.ballot)
-            self._check_ballots(certificate, place.roster)
+            self._check_ballots(certificate, place.voters)
         else:
             rosters = self._epochs.setdefault(key, [])
             if any(self._is_honest(peer) for roster in rosters for peer in set(roster) & set(certificate.value.roster)):
                 raise Violation("I1: a peer is in two epochs of one number on one head")
             rosters.append(certificate.value.roster)
-        honest = {peer for peer in certificate.value.roster if self._is_honest(peer)}
-        self.is_captured |= not is_quorum(honest, certificate.value.roster)
-        self._places[certificate.head] = Place.after(certificate)
+        after = self._places[certificate.head] = place.then(certificate)
+        self.is_captured |= not is_quorum({peer for peer in after.voters if self._is_honest(peer)}, after.voters)
         self._parents[certificate.head] = certificate.parent
 
     def _honest_signers(self, head: Digest) -> set[PeerId]:
@@ -182,9 +178,10 @@ class Invariants:
             else []
             for side in (before, after)
         )
-        if is_quorum({place.roster[position] for position in stay}, place.roster):
+        electors = place.electors
+        if is_quorum({electors[position] for position in stay if self._is_honest(electors[position])}, electors):
             raise Violation(
-                f"I9: {node.peer} left a branch that {len(stay)} of {len(place.roster)} stand on for one with {len(go)}"
+                f"I9: {node.peer} left a branch that {len(stay)} of {len(electors)} stand on for one with {len(go)}"
             )
 
     def _latest_votes(self, electors: tuple[PeerId, ...], head: Digest) -> dict[PeerId, Digest]:

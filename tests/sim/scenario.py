@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.types import PeerId
 
 from .invariants import Violation
@@ -71,6 +72,8 @@ def _play(world: World) -> Outcome:
     )  # fmt: skip
     if rng.random() < 0.15:
         rng.choice(list(world.nodes.values())).malformed = num_peers > 2
+    if world.seed % 3 == 0:
+        world.seat(SeatTerms(contributions=2, window=4))
     if world.seed % 4:
         world.be_owned()
         _schedule_owner(world, stop_at)

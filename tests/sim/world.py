@@ -53,6 +53,7 @@ from dilocox_peer.peer.rounds.messages import (
 )
 from dilocox_peer.peer.rounds.notary import Notary, NotaryTerms
 from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
+from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
 
@@ -205,6 +206,7 @@ class Node:
             start_peers=world.start_peers, max_peers=world.max_peers,
             plans=world.plans, planner=Restless(self.peer, world.plans),
             durable=loaded.durable, stored_states=set(self.disk.anchors), max_back=MAX_BACK, run_owner=OWNER if world.owner is not None else None,
+            seats=world.seats,
         )  # fmt: skip
         self.anchor, self.anchor_head = (FIRST_ANCHOR, GENESIS) if self.machine.head == GENESIS else (None, None)
         self.pending, self.produced, self.orphaned, self.offered = set(), set(), set(), set()
@@ -442,8 +444,7 @@ class OwnerNode:
         loaded = load_log(bytes(self.log), GENESIS)
         del self.log[loaded.valid_bytes :]
         self.generation += 1
-        genesis = Place.genesis(0, GENESIS, PLAN.next(), OWNER)
-        terms = NotaryTerms(0, genesis, world.start_peers, world.max_peers, world.plans, every=VOUCHED_EVERY)
+        terms = NotaryTerms(0, world.genesis(), world.start_peers, world.max_peers, world.plans, every=VOUCHED_EVERY)
         self.notary = Notary(
             terms, sign=sign_as(OWNER), verify=verify, timing=world.timing, rng=random.Random(world.rng.random()),
             now=world.now, wall_ms=int(1000 * world.now), durable=loaded.durable, patience_s=20.0,
@@ -538,6 +539,7 @@ class World:
         self.checks = Invariants(GENESIS, PLAN.next(), verify, lambda: self.plans, self.is_honest)
         self.owner: OwnerNode | None = None
         self.owner_is_gone = False
+        self.seats = SeatTerms()
         self.nodes: dict[PeerId, Node] = {}
         for number in range(num_peers):
             self.add_node(PeerId(f"p{number:02d}"))
@@ -614,7 +616,15 @@ class World:
     def be_owned(self) -> None:
         """The run has an owner, who is there from now on."""
         self.owner = OwnerNode(self)
-        self.checks.founder = OWNER
+        self.checks.begin(self.genesis())
+
+    def seat(self, terms: SeatTerms) -> None:
+        """Newcomers earn their votes."""
+        self.seats = terms
+        self.checks.begin(self.genesis())
+
+    def genesis(self) -> Place:
+        return Place.genesis(0, GENESIS, PLAN.next(), OWNER if self.owner is not None else None, self.seats)
 
     def reachable(self, peer: PeerId, source: PeerId) -> Node | None:
         node = self.nodes.get(source)

@@ -7,7 +7,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Value, acceptance, vote_for
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Value, acceptance, place_after, vote_for
 from dilocox_peer.peer.rounds.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.peer.rounds.forks import Forks, supporters
 from dilocox_peer.peer.rounds.plan import Plan
@@ -35,7 +35,7 @@ class Branch:
 
     @property
     def place(self) -> Place:
-        return Place.after(self.certificates[-1]) if self.certificates else GENESIS
+        return place_after(GENESIS, self.certificates)
 
     def add(self, value: Value, signers: Sequence[PeerId], epoch: int, order: int) -> "Branch":
         place = self.place

@@ -31,7 +31,11 @@ class Run:
         self.planners = [planner_of(manifest, layout_of(manifest, 0)) for _ in range(planners)]
         self.peers = [PeerId(f"peer{index}") for index in range(peers)]
         first = first_plan(manifest)
-        self.place = replace(Place.genesis(0, HEAD, FixedPlanner(self.bounds).next(first)), roster=tuple(self.peers))
+        self.place = replace(
+            Place.genesis(0, HEAD, FixedPlanner(self.bounds).next(first)),
+            roster=tuple(self.peers),
+            voters=tuple(self.peers),
+        )
         self.plans = {1: first, 2: self.place.plan}
 
     def round(self, report):
@@ -43,7 +47,7 @@ class Run:
         certificate = Certificate(0, self.place.head, 0, 0, value, ())
         for planner in self.planners:
             planner.observe(certificate)
-        self.place = Place.after(certificate)
+        self.place = self.place.then(certificate)
         self.plans[value.round + 2] = value.plan
         return self.plans[value.round]
 
@@ -129,7 +133,7 @@ def test_a_planner_shown_the_chain_again_decides_as_before():
         ]
         certificate = Certificate(0, place.head, 0, 0, place.round_value(entries, run.peers, after.plan), ())
         planner.observe(certificate)
-        place = Place.after(certificate)
+        place = place.then(certificate)
     assert planner.next(place.plan) == run.planners[0].next(run.place.plan)
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place, Value, acceptance, vote_for
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, acceptance, vote_for
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
@@ -839,7 +839,7 @@ def test_a_foreign_chain_longer_than_the_run_can_be_is_refused(monkeypatch: pyte
             value = place.epoch_value([liar])
             signature = vote_for(acceptance(0, place.head, place.epoch + 1, 0, value), 1, signer(liar))
             page.append(Certificate(0, place.head, place.epoch + 1, 0, value, ((liar, signature),)))
-            place = Place.after(page[-1])
+            place = place.then(page[-1])
         reasons += refusals(table, "a", liar, ChainPage(0, place.head, place.epoch, tuple(page), True))
     assert reasons == ["a chain of more than 46 certificates beyond ours; this run has not so many"]
     path = machine._healing.path

@@ -118,7 +118,7 @@ class Ballots:
         self._interrupted: Accepted | None = None
         if accepted is not None:  # after a restart: nobody may have anything to offer again, so look at once
             self._begin(now)
-            if accepted.ballot == seat.votes.promised and seat.is_member and seat.leader(accepted.ballot) == seat.me:
+            if accepted.ballot == seat.votes.promised and seat.is_voter and seat.leader(accepted.ballot) == seat.me:
                 self._interrupted = accepted
 
     # ---- what comes in ----
@@ -138,7 +138,7 @@ class Ballots:
         entry = message.entry
         if entry.peer != sender:
             return [], f"an offer in the name of {entry.peer}"
-        if sender not in self._seat.order:
+        if sender not in self._seat.place.roster:
             return [], None  # a joiner that is not in the roster yet; its time comes
         known = self.offers.get(sender)
         if known == entry:
@@ -201,7 +201,7 @@ class Ballots:
         seat = self._seat
         if ballot == 0:
             return None
-        return why_not_justified(promises, seat.at(), ballot, value.digest(), seat.place.roster, seat.owner.verify)
+        return why_not_justified(promises, seat.at(), ballot, value.digest(), seat.place.voters, seat.owner.verify)
 
     def _why_not_believed(self, leader: PeerId, value: Value, now: float) -> str | None:
         """Why we do not vote for what is within the run's bounds: a plan that does not follow, or work that nobody can do."""
@@ -371,10 +371,12 @@ class Ballots:
 
     def advance(self, now: float) -> list[Action]:
         """Everything that is due. Call after every input; cheap when nothing is."""
-        if self.certificate is not None or not self._seat.may_vote:
+        if self.certificate is not None:
             return []
-        if self.first_offer_at is None:
+        if self.first_offer_at is None and self._seat.is_member:
             self._look_for_the_end(now)
+        if not self._seat.may_vote:  # it contributes; others certify
+            return self._offer_again(now)
         actions = self._accept_pending(now)
         actions += self._offer_again(now)
         if self._lead is None:
@@ -386,7 +388,7 @@ class Ballots:
     def deadline(self, now: float) -> float:
         """When `advance` has something to do again if nothing comes in."""
         if not self._seat.may_vote:
-            return FOREVER
+            return self._offer_again_at
         times = [self._offer_again_at, self._turn_deadline]
         if self.first_offer_at is None and self._held_at:
             times.append(min(self._held_at.values()) + self._seat.pace.degrade_s)
@@ -444,17 +446,17 @@ class Ballots:
             return False
         named = {entry.peer for entry in pending.value.entries}
         here = {peer for peer, entry in self._worth_waiting_for() if self._holdings.has(entry.blob)}
-        if 3 * len(here - named) <= len(self._seat.order):
+        if 3 * len(here - named) <= len(self._seat.place.roster):
             return False
         early = {peer for peer in here - named if self._held_at.get(self.offers[peer].blob, now) <= pending.since}
-        if 3 * len(early) > len(self._seat.order) or 3 * len(named) <= len(self._seat.order):
+        if 3 * len(early) > len(self._seat.place.roster) or 3 * len(named) <= len(self._seat.place.roster):
             reason = f"led and left out {len(here - named)} contributions that are here"
             self._conduct.strike(pending.leader, "led", reason)
         return True
 
     def _worth_waiting_for(self) -> list[tuple[PeerId, Entry]]:
         """Offers of those that keep to what they offer."""
-        waited = self._conduct.waited_for(self._seat.order)
+        waited = self._conduct.waited_for(self._seat.place.roster)
         return [(peer, entry) for peer, entry in self.offers.items() if peer in waited]
 
     def _may_accept(self, value: Value) -> bool:
@@ -492,10 +494,10 @@ class Ballots:
         """All of the roster that are here have offered and their blobs too; or it is late and there is something."""
         if self.first_offer_at is None:
             return False
-        waited = self._conduct.waited_for(self._seat.order)
+        waited = self._conduct.waited_for(self._seat.place.roster)
         coming = [
             peer
-            for peer in self._seat.order
+            for peer in self._seat.place.roster
             if peer in waited
             and (
                 self._holdings.is_under_way(self.offers[peer].blob) and self._members.is_alive(peer, now)
@@ -704,7 +706,7 @@ class Ballots:
         return any(self._holdings.is_under_way(entry.blob) for entry in self.offers.values())
 
     def _is_quorum(self, peers: set[PeerId] | dict[PeerId, Accepted | None] | dict[PeerId, bytes]) -> bool:
-        return is_quorum(peers, self._seat.place.roster)
+        return is_quorum(peers, self._seat.place.voters)
 
     def _want(self, entry: Entry, sources: Sequence[PeerId], now: float, *, elsewhere: bool = False) -> list[Action]:
         others = (peer for peer in sources if peer != self._seat.me)
@@ -740,7 +742,7 @@ class Ballots:
     def _look_for_the_end(self, now: float) -> None:
         """Whether the round ends: more than a third of the members whose work is to be expected have delivered it. Were it one,
         the first thing that anybody offers would end everybody's round. Should no others follow, one is enough in the end."""
-        seat, waited = self._seat, self._conduct.waited_for(self._seat.order)
+        seat, waited = self._seat, self._conduct.waited_for(self._seat.place.roster)
         pending = () if self._pending is None else self._pending.value.entries
         entries = {entry.peer: entry for entry in (*pending, *self.offers.values())}
         here = {peer for peer, entry in entries.items() if peer in waited and self._holdings.has(entry.blob)}
@@ -754,7 +756,7 @@ class Ballots:
         would be measured, the wait would shrink to them, and slow peers would never be waited for again."""
         if self.first_offer_at is None:
             return
-        for peer in self._seat.order:
+        for peer in self._seat.place.roster:
             offer = self.offers.get(peer)
             if offer is None and not self._members.may_offer(peer, now):
                 continue
@@ -787,7 +789,7 @@ class Ballots:
         is_first_silent = self.first_offer_at is not None and now >= self._offer_deadline + seat.pace.ballot_s
         if certificate.ballot > 0 and first in alive and first not in self._leaders and is_first_silent:
             conduct.strike(first, "led", "its turn came and it proposed nothing that we could accept")
-        conduct.round_certified(seat.order, alive, now)
+        conduct.round_certified(seat.place.roster, alive, now)
 
     def _begin(self, now: float) -> None:
         seat = self._seat

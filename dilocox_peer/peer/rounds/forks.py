@@ -20,7 +20,7 @@ better than one another in a circle: a branch is as strong as all that grew out 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Votes, votes_on
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Votes, place_after, votes_on
 from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.types import Digest, PeerId
 
@@ -70,7 +70,7 @@ class Forks:
         ours, theirs = tails[0][shared:], tails[1][shared:]
         if not ours or not theirs:
             return len(ours) > len(theirs)
-        place = Place.after(tails[0][shared - 1]) if shared else self._chain.place_at(start)
+        place = place_after(self._chain.place_at(start), tails[0][:shared])
         keys = self._keys(place, ours, theirs)
         return keys[0] < keys[1]
 

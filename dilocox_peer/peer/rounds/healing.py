@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Verifier, suffix_of
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Verifier, place_after, suffix_of
 from dilocox_peer.peer.rounds.contract import Send
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.messages import MAX_LOCATOR, MAX_PAGE, ChainPage, GetChain
@@ -137,7 +137,7 @@ class Healing:
             if reason := self._why_not(place, certificate):
                 return [], reason
             taken.append(certificate)
-            place = Place.after(certificate)
+            place = place.then(certificate)
         suffix = suffix_of(self._chain, start, taken)
         if not suffix.certificates or self._knows(suffix.tip, now) or self._is_draft(suffix):
             return [], None  # nothing new: no further question, or two pages would beget questions for ever
@@ -163,7 +163,7 @@ class Healing:
         for suffix in (self.path, self._draft):
             if suffix is not None and parent in suffix.heads:
                 before = suffix.up_to(parent).certificates
-                return suffix.ancestor, before, Place.after(before[-1])
+                return suffix.ancestor, before, place_after(self._chain.place_at(suffix.ancestor), before)
         return None
 
     def _is_draft(self, suffix: Suffix) -> bool:

@@ -91,6 +91,7 @@ from dilocox_peer.peer.rounds.plan import ANY_PLAN, Plan, PlanBounds
 from dilocox_peer.peer.rounds.planner import FixedPlanner, JudgingPlanner, Planner
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
+from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
 
@@ -132,9 +133,10 @@ class RoundMachine:
         stored_blobs: Collection[Digest] = (),
         run_owner: PeerId | None = None,
         max_back: int | None = None,
+        seats: SeatTerms | None = None,
     ) -> None:
         """plan: of round 1. run_owner: signs the first roster and checkpoints; None: the first peers start the run, and
-        nobody vouches for it. max_back: rounds that may be taken back without the owner's word. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
+        nobody vouches for it. max_back: rounds that may be taken back without the owner's word. seats: how newcomers earn a vote. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
         stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there."""
         self._pace = Pace(timing)
         judge = JudgingPlanner(planner if planner is not None else FixedPlanner(plans))
@@ -147,7 +149,7 @@ class RoundMachine:
         self._timing = timing
         self._rng = rng
         self._first_plan = plan
-        genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan), run_owner)
+        genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan), run_owner, seats)
         self._chain = Chain(genesis_place, durable.appended if durable is not None else ())
         for certificate in self._chain.certificates[-PLANNED_FROM:]:
             judge.observe(certificate)
@@ -201,8 +203,13 @@ class RoundMachine:
 
     @property
     def roster(self) -> tuple[PeerId, ...]:
-        """Who may certify the next round, in order; empty at genesis."""
+        """Who contributes to the next round, in order; empty at genesis. Those of them that vote: `voters`."""
         return self._chain.place.roster
+
+    @property
+    def voters(self) -> tuple[PeerId, ...]:
+        """Those of the roster whose votes certify the next round."""
+        return self._chain.place.voters
 
     @property
     def chain(self) -> Sequence[Certificate]:
@@ -212,7 +219,7 @@ class RoundMachine:
     @property
     def leader(self) -> PeerId | None:
         """Who proposes first at this head; None at genesis."""
-        return leader(self.roster, self.head, 0) if self.roster else None
+        return leader(self.voters, self.head, 0) if self.voters else None
 
     @property
     def state_digest(self) -> bytes:
@@ -461,14 +468,14 @@ class RoundMachine:
             return path
         support, _ = self._forks.support(path)
         here = self._members.alive(self._now) | {self._owner.peer}
-        if support == 0 and any(peer in here for peer in self.roster):
+        if support == 0 and any(peer in here for peer in self.voters):
             return None
-        if 2 * support > len(self.roster) or self._epochs.is_wanted(self._now):
+        if 2 * support > len(self.voters) or self._epochs.is_wanted(self._now):
             return path
         if self._deserted_since is not None and self._now - self._deserted_since >= self._epochs.patience_s / 2:
             return path
-        stay = {peer for peer in self.roster if self._members.head_of(peer) not in path.heads}
-        return None if is_quorum(stay, self.roster) else path
+        stay = {peer for peer in self.voters if self._members.head_of(peer) not in path.heads}
+        return None if is_quorum(stay, self.voters) else path
 
     def _watch_path(self) -> None:
         """Notes since when those of our roster who are here and not on the path are no quorum: nothing comes of waiting."""
@@ -476,7 +483,7 @@ class RoundMachine:
         here = self._members.alive(self._now) | {self._owner.peer}
         if path is not None:
             here = {peer for peer in here if self._members.head_of(peer) not in path.heads}
-        if path is None or is_quorum(here, self.roster):
+        if path is None or is_quorum(here, self.voters):
             self._deserted_since = None
         elif self._deserted_since is None:
             self._deserted_since = self._now
@@ -529,7 +536,7 @@ class RoundMachine:
         reason: str | None = None
         if isinstance(message, EpochCall | EpochAnswer | EpochPropose | EpochSign):
             epochs.watch(now)
-        elif not self._seat.may_vote:
+        elif not self._seat.may_vote and not (isinstance(message, Offer) and self._seat.is_member):
             return []
         match message:
             case Offer():

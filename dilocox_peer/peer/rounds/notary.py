@@ -253,11 +253,11 @@ class Notary:
         place, settled = self._chain.place_at(path.ancestor), 0
         for certificate in path.certificates:
             signers = {peer for peer, _ in certificate.signatures}
-            if certificate.value.kind == "epoch" and not place.is_genesis and not is_quorum(signers, place.roster):
+            if certificate.value.kind == "epoch" and not place.is_genesis and not is_quorum(signers, place.voters):
                 since = self._minority_since.setdefault(certificate.head, self._now)
-                if not signers & set(place.roster) or self._now - since < self._patience_s:
+                if not signers & set(place.voters) or self._now - since < self._patience_s:
                     break
-            place, settled = Place.after(certificate), settled + 1
+            place, settled = place.then(certificate), settled + 1
         if len(self._minority_since) > MAX_REMEMBERED:
             self._minority_since.clear()
         return path.up_to(path.heads[settled - 1]) if settled else None

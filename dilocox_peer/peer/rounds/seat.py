@@ -59,17 +59,22 @@ class Seat:
         self.pace = owner.pace
         self.place = place
         self.votes = votes
-        self.order = by_rank(place.roster, place.head)
+        self.order = by_rank(place.voters, place.head)
         self.others = tuple(peer for peer in place.roster if peer != self.me)
 
     @property
     def is_member(self) -> bool:
+        """Whether it is in the roster: it contributes here."""
+        return self.me in self.place.roster
+
+    @property
+    def is_voter(self) -> bool:
         return self.me in self.order
 
     @property
     def may_vote(self) -> bool:
-        """Whether it votes in ballots here: a member that has signed no epoch above."""
-        return self.is_member and self.votes.epoch_signed <= self.place.epoch
+        """Whether it votes in ballots here: a voter that has signed no epoch above."""
+        return self.is_voter and self.votes.epoch_signed <= self.place.epoch
 
     def leader(self, ballot: int) -> PeerId:
         return self.order[ballot % len(self.order)]

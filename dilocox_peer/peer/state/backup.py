@@ -76,7 +76,7 @@ class Annals:
         for certificate in certificates:
             if reason := place.why_not_certificate(certificate, self._verify, self._max_peers, self._plans):
                 raise ProtocolError(sender, reason)
-            place = Place.after(certificate)
+            place = place.then(certificate)
         if place.weight < self.place.weight:
             raise ProtocolError(sender, f"a chain of weight {place.weight} where {self.place.weight} is known")
         self._chain.truncate(height)
