@@ -42,7 +42,7 @@ from dilocox_peer.peer.network.daemon import (
 )
 from dilocox_peer.peer.network.p2pd import check_listenable
 from dilocox_peer.peer.network.runtime_dir import RuntimeDir
-from dilocox_peer.peer.network.token_bucket import TokenBucket
+from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
