@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import msgpack
 
 from dilocox_peer.dht.records import BUCKETS, MAX_STAGES
-from dilocox_peer.dht.scan import DICTIONARY_EXT, scan
+from dilocox_peer.scan import DICTIONARY_EXT, scan
 from dilocox_peer.signing import public_key_in
 from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
@@ -42,6 +42,7 @@ MAX_DICTIONARY_BYTES = 1024 * 1024
 MAX_BYTES_OF_KEY = MAX_DICTIONARY_BYTES * 3 // 4  # of values: else we would hand out what nobody reads
 MAX_SMALL_BYTES = 4096  # a ping, a find, the answer to a ping or a store
 MAX_BYTES = 4 * 1024 * 1024  # a store, the answer to a find; p2pd's own limit
+MAX_FOUND_BYTES = MAX_BYTES // 2  # of values in an answer of ours
 MAX_STORED_BYTES = 16 * 1024 * 1024
 RECORD_COST_BYTES = 512  # beside its value: what the objects around a record take, about
 MAX_NODES = 1024  # in the routing table
@@ -178,8 +179,21 @@ class GuardedP2P:
             raise Refused(f"{len(request.keys)} keys, at most {MAX_ASKED_KEYS}")
         if any(len(key) != NODE_ID_BYTES for key in request.keys):
             raise Refused(f"a key that has not {NODE_ID_BYTES} bytes")
-        async with self._turn:
-            return await handler(request, context)
+        response = None
+        room = MAX_FOUND_BYTES
+        for key in request.keys:
+            one = type(request)(peer=request.peer, keys=[key])
+            async with self._turn:
+                found = await handler(one, context)
+            for result in found.results:
+                room -= len(result.value)
+                if room < 0:
+                    result.type, result.value, result.expiration_time = _NOT_FOUND, b"", 0.0
+            if response is None:
+                response = found
+            else:
+                response.results.extend(found.results)
+        return response if response is not None else await handler(request, context)
 
     async def _answer_store(
         self, handler: Callable[[Any, Any], Awaitable[Any]], request: Any, context: _Context

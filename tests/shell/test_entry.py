@@ -20,10 +20,10 @@ from dilocox_peer.dht.entry import (
     node_id_of,
 )
 from dilocox_peer.dht.records import MAX_TTL_S, Lease, bucket_of, dht_id, lease_key
-from dilocox_peer.dht.scan import DICTIONARY_EXT
 from dilocox_peer.dht.validators import RecordValidator
 from dilocox_peer.peer.network.daemon import raw_peer
 from dilocox_peer.peer.network.transport import Transport
+from dilocox_peer.scan import DICTIONARY_EXT
 from dilocox_peer.signing import SigningKey
 
 from .conftest import RUN, MakeTransport

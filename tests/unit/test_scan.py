@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dilocox_peer.dht.scan import DICTIONARY_EXT, HIVEMIND_EXTS, TUPLE_EXT, scan
+from dilocox_peer.scan import DICTIONARY_EXT, HIVEMIND_EXTS, TUPLE_EXT, scan
 
 DEPTH, ITEMS, BYTES = 6, 200, 20_000
 

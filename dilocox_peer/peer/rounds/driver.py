@@ -6,7 +6,8 @@ machine waited for those it would send no heartbeats, and the others would think
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import assert_never
@@ -40,6 +41,8 @@ from dilocox_peer.peer.rounds.messages import decode_message, encode_message
 from dilocox_peer.peer.rounds.outbox import Outbox
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.types import Digest, PeerId, sha256
+
+_logger = logging.getLogger(__name__)
 
 MAX_INPUTS = 4096
 MAX_REPEATED = 3072  # of what is said again anyway, messages and progress: beyond, it is dropped
@@ -129,12 +132,25 @@ class RoundDriver:
             self._outbox = Outbox(tasks, self._transport_send, self._on_send_failure)
             happened: Input = Tick()
             while True:
-                for action in self.machine.handle(happened, loop.time()):
+                for action in self._handled(happened, loop.time()):
                     await self._carry_out(action)
                 self._on_change()
                 if not isinstance(happened, Tick):
                     self._inputs.task_done()
                 happened = await self._next_input()
+
+    def _handled(self, happened: Input, now: float) -> Iterable[Action]:
+        """What the machine does about it. A fault that a message of another peer finds in the machine costs that message,
+        not the process: what it would have done is not done, and nothing was promised by it."""
+        if not isinstance(happened, Received):
+            return self.machine.handle(happened, now)
+        try:
+            return self.machine.handle(happened, now)
+        except Exception as error:  # the boundary to other peers
+            _logger.exception("a message of %s could not be handled; it was dropped", happened.sender)
+            if self._refusals.is_due(happened.sender, now):
+                self._listener(MessageRefused(happened.sender, f"{type(error).__name__} in handling it"))
+            return ()
 
     @asynccontextmanager
     async def _journal_thread(self) -> AsyncIterator[None]:
