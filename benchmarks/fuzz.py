@@ -147,10 +147,14 @@ class Stranger:
 
     async def _directory(self, target: Target) -> None:
         method = self._mutations.rng.choice(METHODS)
-        await self._client.call_unary_handler(target.peer, f"DHTProtocol.{method}", self._mutations.request(method))
+        await self._client.call_unary_handler(
+            target.peer, f"DHTProtocol.{method}", self._mutations.drawn(method, lambda: self._mutations.request(method))
+        )
 
     async def _message(self, target: Target) -> None:
-        await self._client.call_unary_handler(target.peer, self._transport._message_protocol, self._mutations.message())
+        await self._client.call_unary_handler(
+            target.peer, self._transport._message_protocol, self._mutations.drawn("message", self._mutations.message)
+        )
 
     async def _stream(self, target: Target) -> str | None:
         from hivemind.proto import p2pd_pb2
@@ -371,7 +375,7 @@ async def fuzz(arguments: argparse.Namespace) -> dict[str, Any]:
             stages={"count": 2},
             inner={"micro_batch": 4, "accumulate": 8},
             rounds={"total": 1_000_000, "inner_steps": 4},
-        )  # fmt: skip
+        )
     )
     fire = Fire(arguments.messages)
     async with WatchedSwarm(manifest) as swarm:

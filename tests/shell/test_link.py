@@ -519,4 +519,3 @@ def test_a_linkd_can_be_dialled_more_often_than_it_may_have_connections(make_lin
         until(lambda times=times: len(one.of(Linked)) == times == len(two.of(Linked)), one, two)
         one.hang_up(two.link_id)
         until(lambda times=times: len(one.of(Unlinked)) == times == len(two.of(Unlinked)), one, two)
-

@@ -104,3 +104,21 @@ async def test_a_contribution_is_bounded_by_what_is_possible_whatever_an_offer_s
         [wanted] = Holdings(Timing()).want(offer.blob, [offer.peer], round_number=1, now=0.0)
         assert await driver._fetched(wanted) == BlobHeld(offer.blob)
     assert bounds == [100]
+
+
+async def test_a_message_that_finds_a_fault_in_the_machine_costs_itself_and_nothing_else() -> None:
+    told: list[Any] = []
+
+    class Faulty:
+        def handle(self, happened: Any, _now: float) -> list[Any]:
+            if isinstance(happened, Received):
+                raise ZeroDivisionError
+            return [happened]
+
+    driver = RoundDriver(
+        cast("Any", Faulty()), transport=NOTHING, blobs=NOTHING, journal=NOTHING, disk=NOTHING, check_blob=NOTHING,
+        max_blob_bytes=1, on_apply=NOTHING, on_fetch_state=NOTHING, on_change=NOTHING, listener=told.append,
+    )  # fmt: skip
+    assert driver._handled(Received(PeerId("stranger"), Leave(0, sha256(b"head"), 1, 1)), 1.0) == ()
+    assert [(event.peer, event.reason) for event in told] == [("stranger", "ZeroDivisionError in handling it")]
+    assert driver._handled(Tick(), 2.0) == [Tick()]
