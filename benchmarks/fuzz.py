@@ -40,6 +40,7 @@ DIRECTORY_PER_S, MESSAGES_PER_S, STREAMS_PER_S, BARE_PER_S = 90, 180, 20, 5  # o
 BURST_EVERY, BURST = 100, 1000  # ticks; messages at once, most of which are refused for their number
 TICK_S = 0.1
 SEND_TIMEOUT_S = 10.0
+MAX_UNDER_WAY = 64  # of a kind, from one stranger to one target
 LOOK_S = 2.0
 MOST_GROWTH_BYTES = 64 * 1024 * 1024
 WARM_UP_S = 20.0
@@ -125,14 +126,19 @@ class Stranger:
 
     async def _keep_on(self, target: Target, what: str, per_s: float, send: Callable[[Target], Any]) -> None:
         ticks, owed = 0, 0.0
-        while not self._fire.is_over:
-            began_at = time.monotonic()
-            ticks += 1
-            owed += per_s * TICK_S
-            count = int(owed) + (BURST if what in ("directory", "message") and ticks % BURST_EVERY == 0 else 0)
-            owed -= int(owed)
-            await asyncio.gather(*(self._counted(target, what, send) for _ in range(count)))
-            await asyncio.sleep(max(0.0, TICK_S - (time.monotonic() - began_at)))
+        async with asyncio.TaskGroup() as tasks:
+            running: set[asyncio.Task[None]] = set()
+            while not self._fire.is_over:
+                ticks += 1
+                owed = min(owed + per_s * TICK_S, 2.0 * per_s)
+                is_burst = what in ("directory", "message") and ticks % BURST_EVERY == 0
+                count = BURST if is_burst else max(0, min(int(owed), MAX_UNDER_WAY - len(running)))
+                owed -= 0 if is_burst else count
+                for _ in range(count):
+                    task = tasks.create_task(self._counted(target, what, send))
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+                await asyncio.sleep(TICK_S)
 
     async def _counted(self, target: Target, what: str, send: Callable[[Target], Any]) -> None:
         self._fire.sent[f"{what} to {target.label}"] += 1
