@@ -1,6 +1,6 @@
 """A live swarm under a stranger's fire: mutated messages at every entry that p2pd and linkd serve.
 
-    python benchmarks/fuzz.py [--messages 1000000] [--seed 1] [--strangers 4] [--json]
+    python benchmarks/fuzz.py [--messages 1000000] [--minutes 600] [--seed 1] [--strangers 4]
 
 A real bootstrap and two real peers (a pipeline of two stages) train while strangers, who have the invitation link and
 nothing else, send mutated requests to the directory, messages, fetch streams, link frames and bare bytes to the TCP ports;
@@ -52,6 +52,7 @@ class Fire:
     """What was sent, and what became of it."""
 
     goal: int
+    until: float  # monotonic
     sent: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     asked: Counter[str] = field(default_factory=Counter)  # of us, by the swarm's nodes
@@ -62,7 +63,7 @@ class Fire:
 
     @property
     def is_over(self) -> bool:
-        return self.total >= self.goal
+        return self.total >= self.goal or time.monotonic() > self.until
 
 
 @dataclass
@@ -383,7 +384,7 @@ async def fuzz(arguments: argparse.Namespace) -> dict[str, Any]:
             rounds={"total": 1_000_000, "inner_steps": 4},
         )
     )
-    fire = Fire(arguments.messages)
+    fire = Fire(arguments.messages, until=float("inf"))
     async with WatchedSwarm(manifest) as swarm:
         children = {"bootstrap": await swarm.start_bootstrap()}
         for stage in range(2):
@@ -399,6 +400,7 @@ async def fuzz(arguments: argparse.Namespace) -> dict[str, Any]:
         await asyncio.sleep(arguments.calm)
         calm = {label: (list(look.lag_ms_max), list(look.lag_ms_p99)) for label, look in looks.items()}
         targets = await find_targets(swarm)
+        fire.until = time.monotonic() + 60 * arguments.minutes
         began_at, warm_from = time.monotonic(), 0
         rounds_before = rounds()
         run_id = str(swarm.manifest.run_id)
@@ -484,6 +486,7 @@ def show(report: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--minutes", type=float, default=600.0, help="at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--strangers", type=int, default=4)
     parser.add_argument("--calm", type=float, default=10.0, help="seconds of looking before the first message")

@@ -191,7 +191,7 @@ class Transport:
                 raise ConfigError(
                     f"p2pd runs as {p2p.peer_id}, not {peer_id}: is {identity_path} the key of this peer?"
                 )
-            mend_bindings(p2p)
+            await mend_bindings(p2p)
             self = cls(
                 p2p=p2p, peer_id=peer_id, namespace=namespace, initial_peers=initial, directory=directory, limits=limits,
                 relay=relay, addresses=await visible_addresses(p2p, latest=False),
