@@ -50,6 +50,7 @@ MAX_NODES = 1024  # in the routing table
 REQUESTS_PER_S, REQUESTS_BURST = 100.0, 400.0  # of one peer; a peer at work sends below one
 RECORDS_PER_REQUEST = 4  # of a store that count as one request
 MAX_AT_ONCE, MAX_AT_ONCE_OF_PEER = 128, 32
+MAX_ASKED_BACK, MAX_ASKED_BACK_OF_PEER = 32, 2  # who want to know whether they can be reached
 SLICE_S = 0.005  # of checking, before the loop has its turn
 _KNOWN_PEERS = 1024
 
@@ -131,6 +132,7 @@ class GuardedP2P:
         self._validator = validator
         self._clock = clock
         self._intake = Intake()
+        self._asked_back: Counter[PeerId] = Counter()
         self._turn = asyncio.Lock()  # one key is checked at a time: slices of many at once would add up
         self._slice_began_at = clock()  # of checking, since the loop had its turn
 
@@ -172,7 +174,20 @@ class GuardedP2P:
         await self._p2p._client.add_unary_handler(name, serve, **options)
 
     async def _answer_ping(self, handler: Callable[[Any, Any], Awaitable[Any]], request: Any, context: _Context) -> Any:
-        return await handler(request, context)
+        if not request.validate:
+            return await handler(request, context)
+        # hivemind asks back and waits seconds for it: a few who do not answer must not take everybody's place.
+        peer = PeerId(str(context.remote_id))
+        if self._asked_back[peer] >= MAX_ASKED_BACK_OF_PEER or self._asked_back.total() >= MAX_ASKED_BACK:
+            request.validate = False  # it is told that it could not be reached
+            return await handler(request, context)
+        self._asked_back[peer] += 1
+        try:
+            return await handler(request, context)
+        finally:
+            self._asked_back[peer] -= 1
+            if not self._asked_back[peer]:
+                del self._asked_back[peer]
 
     async def _answer_find(self, handler: Callable[[Any, Any], Awaitable[Any]], request: Any, context: _Context) -> Any:
         if len(request.keys) > MAX_ASKED_KEYS:

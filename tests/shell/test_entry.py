@@ -10,6 +10,7 @@ import pytest
 
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.entry import (
+    MAX_ASKED_BACK_OF_PEER,
     MAX_ASKED_KEYS,
     MAX_KEYS,
     MAX_RECORDS,
@@ -222,6 +223,27 @@ async def test_who_asks_too_often_is_told_so_and_others_are_answered(
     assert refused
     other, _ = await make_transport("other", initial_peers=directory._transport.addresses)
     assert await Stranger(other, directory._transport).raw("rpc_ping", ping)
+
+
+async def test_who_is_asked_back_and_does_not_answer_takes_nobodys_place(meeting: Any) -> None:
+    from hivemind.proto import dht_pb2
+
+    stranger, directory = meeting
+    asked = 0
+
+    async def never(_raw: bytes, _remote: Any) -> bytes:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    await stranger.client.add_unary_handler("DHTProtocol.rpc_ping", never)
+    peer = dht_pb2.NodeInfo(node_id=node_id_of(raw_peer(stranger.own.peer_id)))
+    ping = dht_pb2.PingRequest(peer=peer, validate=True).SerializeToString()
+    answers = await asyncio.gather(*(stranger.raw("rpc_ping", ping) for _ in range(30)))
+    assert asked == MAX_ASKED_BACK_OF_PEER
+    assert not any(dht_pb2.PingResponse.FromString(answer).available for answer in answers)
+    assert not directory._node.protocol.p2p._asked_back
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What surrounds hivemind's bindings, without them."""
 
 import asyncio
+import itertools
 
 from dilocox_peer.peer.network.p2pd import FairReader
 
@@ -27,4 +28,4 @@ async def test_a_flood_in_the_buffer_does_not_keep_the_loop_from_going_on() -> N
     taking = asyncio.create_task(take_all())
     await others()
     assert read == 1000
-    assert max(after - before for before, after in zip(at_turn, at_turn[1:], strict=False)) <= 16
+    assert max(after - before for before, after in itertools.pairwise(at_turn)) <= 16
