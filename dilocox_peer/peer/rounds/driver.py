@@ -45,6 +45,7 @@ from dilocox_peer.types import Digest, PeerId, sha256
 _logger = logging.getLogger(__name__)
 
 MAX_INPUTS = 4096
+MAX_QUEUED_BYTES = 8 * 1024 * 1024  # of messages in wire form; decoded they take some times as much
 MAX_REPEATED = 3072  # of what is said again anyway, messages and progress: beyond, it is dropped
 SEND_TIMEOUT_S = 5.0
 BLOB_TIMEOUT_S = 3600.0
@@ -86,6 +87,8 @@ class RoundDriver:
         self._on_change = on_change
         self._listener = listener
         self._inputs: asyncio.Queue[Input] = asyncio.Queue(MAX_INPUTS)
+        self._sizes: dict[int, int] = {}  # in wire form, of messages in the queue, by identity
+        self._queued_bytes = 0
         self._refusals = Refusals()
         self._fetching: set[Digest] = set()
         self._fetch_slots = asyncio.Semaphore(CONCURRENT_FETCHES)
@@ -109,20 +112,30 @@ class RoundDriver:
 
     def receive(self, sender: PeerId, raw: bytes) -> None:
         """A message from the transport; a malformed one is dropped, and told now and then."""
+        if self._queued_bytes + len(raw) > MAX_QUEUED_BYTES:
+            return  # the machine waits for the disk; it is said again
         try:
             message = decode_message(raw, sender)
         except ProtocolError as error:
             if self._refusals.is_due(sender, asyncio.get_running_loop().time()):
                 self._listener(MessageRefused(sender, error.reason))
             return
-        self.post(Received(sender, message))
+        received = Received(sender, message)
+        if self._put(received):
+            self._sizes[id(received)] = len(raw)
+            self._queued_bytes += len(raw)
 
     def post(self, happened: Input) -> None:
-        """Queues an input. What others send, and what is told ten times a second while a disk is slow, never takes the
+        """Queues an input."""
+        self._put(happened)
+
+    def _put(self, happened: Input) -> bool:
+        """Whether it was queued. What others send, and what is told ten times a second while a disk is slow, never takes the
         room of what happens once: a contribution fetched, a round closed."""
         if isinstance(happened, Received | Progress) and self._inputs.qsize() >= MAX_REPEATED:
-            return
+            return False
         self._inputs.put_nowait(happened)
+        return True
 
     async def run(self) -> None:
         """Owns the machine until cancelled."""
@@ -144,6 +157,7 @@ class RoundDriver:
         not the process: what it would have done is not done, and nothing was promised by it."""
         if not isinstance(happened, Received):
             return self.machine.handle(happened, now)
+        self._queued_bytes -= self._sizes.pop(id(happened), 0)
         try:
             return self.machine.handle(happened, now)
         except Exception as error:  # the boundary to other peers
