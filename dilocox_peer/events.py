@@ -496,7 +496,7 @@ class TrainingProgress(Event):
     """Once a second. bytes_sent/received: payload of this peer since its start. busy: share of the last seconds spent
     computing. memory_bytes: resident, of this process and its helpers; 0 unknown. is_training: nobody holds it.
     share: micro-batches expected of it in the round. daemon_bytes: over TCP by p2pd, payload of rounds, messages, directory and
-    encryption, as of the last two seconds; 0 unknown."""
+    encryption, as of the last two seconds; 0 unknown. lag_ms: how late the event loop ran, over half a minute."""
 
     round: int
     micro_batches: int
@@ -512,6 +512,7 @@ class TrainingProgress(Event):
     share: int = 0
     daemon_bytes_sent: int = 0
     daemon_bytes_received: int = 0
+    lag_ms_max: float = 0.0
 
     @property
     def level(self) -> str:

@@ -26,6 +26,7 @@ from dilocox_peer.invitation import Invitation, format_invitation, parse_multiad
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import ControlRefused, Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.network.p2pd import check_listenable
 
 if TYPE_CHECKING:
@@ -173,9 +174,12 @@ async def _start(
     stack: AsyncExitStack, manifests: Sequence[Manifest], identity: Identity, request: BootstrapRequest, stop: Stop
 ) -> list[_Served]:
     """All runs, served. When cancelled, what was started is the stack's to end."""
+    lag = LoopLag()
+    watching = asyncio.create_task(lag.watch(), name="lag")
+    stack.callback(watching.cancel)
     runs = [await _open(stack, manifest, identity, request, index) for index, manifest in enumerate(manifests)]
     await stack.enter_async_context(
-        ControlServer(socket_path(request.home.folder), _controls(identity, runs, stop), clock=time.time)
+        ControlServer(socket_path(request.home.folder), _controls(identity, runs, lag, stop), clock=time.time)
     )
     return runs
 
@@ -224,7 +228,7 @@ async def _keep(runs: Sequence[_Served], listener: Listener, stopped: "asyncio.T
                 listener(Failed("manifest", f"{trouble}; trying again in {BEAT_S:.0f} s"))
 
 
-def _controls(identity: Identity, runs: Sequence[_Served], stop: Stop) -> Controls:
+def _controls(identity: Identity, runs: Sequence[_Served], lag: LoopLag, stop: Stop) -> Controls:
     def refuse() -> str:
         raise ControlRefused("a bootstrap trains nothing")
 
@@ -233,6 +237,6 @@ def _controls(identity: Identity, runs: Sequence[_Served], stop: Stop) -> Contro
         return "leaving"
 
     def status() -> dict[str, Any]:
-        return report(identity.peer_id, [served.health() for served in runs])
+        return report(identity.peer_id, [served.health() for served in runs], lag)
 
     return Controls(status=status, pause=refuse, resume=refuse, leave=leave)

@@ -1,7 +1,8 @@
 """A run's directory: who serves which stage, the manifest, and hints where the chains are, on hivemind's DHTNode.
 
 For finding one another, at the start and now and then; nothing here says who is alive (heartbeats do) or what was agreed
-(certificates do). Every peer is a node of it, bootstrap servers too, and every node refuses what validators.py refuses.
+(certificates do). Every peer is a node of it, bootstrap servers too, and every node refuses what validators.py refuses;
+what strangers send passes entry.py before hivemind reads it.
 hivemind's answer caches are off: they are not merged with what is stored, so a cached dictionary can hide newer leases.
 """
 
@@ -13,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from dilocox_peer.dht.entry import GuardedP2P, bound_node
 from dilocox_peer.dht.records import (
     BUCKETS,
     LEASE_TTL_S,
@@ -95,14 +97,15 @@ class Directory:
 
         known = transport.initial_peers if initial_peers is None else parse_multiaddrs(initial_peers, "peer")
         known = tuple(text for text in known if not text.endswith(f"/p2p/{key.peer_id}"))
+        validator = RecordValidator(run_id, key, clock)
         try:
             async with asyncio.timeout(timeout_s):
                 node = await DHTNode.create(
-                    p2p=transport.p2p,
-                    # Not random: a bootstrap server that restarts is the same node again.
+                    p2p=GuardedP2P(transport.p2p, validator),  # type: ignore[arg-type, unused-ignore]
+                    # Not random: a bootstrap server that restarts is the same node again. entry.py knows others by it.
                     node_id=DHTID.generate(source=key.public_key),
                     initial_peers=list(known),
-                    record_validator=RecordValidator(run_id, key, clock),  # type: ignore[arg-type, unused-ignore]
+                    record_validator=validator,  # type: ignore[arg-type, unused-ignore]
                     backoff_rate=1.0,  # a node that failed is left alone for 5 s; doubling each time bans a restarted one for hours
                     strict=False,  # strict refuses a clock 3 s off, and peers that cannot be dialled back
                     wait_timeout=_RPC_TIMEOUT_S,
@@ -120,7 +123,7 @@ class Directory:
             raise RunUnreachable(
                 f"{peers} can be reached, but no directory of a run answers there: ask for a new link"
             ) from None
-        _validate_one_by_one(node)
+        bound_node(node, str(key.peer_id))
         _keep_store_answers(node)
         return cls(node=node, transport=transport, run_id=run_id, key=key, initial_peers=known, clock=clock)
 
@@ -303,25 +306,6 @@ def _most_useful(addresses: Sequence[str]) -> tuple[str, ...]:
     if len(addresses) > MAX_ADDRESSES:
         addresses = [text for text in addresses if not text.startswith(("/ip4/127.", "/ip6/::1/"))]
     return tuple(addresses[:MAX_ADDRESSES])
-
-
-def _validate_one_by_one(node: "DHTNode") -> None:
-    """Makes node drop the bad entries of a dictionary it is sent, not the dictionary.
-
-    Else one record at the edge of the allowed expiry, stored by holders whose clocks are ahead, would hide all leases of a
-    stage from every reader whose clock is behind.
-    """
-    protocol: Any = node.protocol
-    validate_record = protocol._validate_record
-
-    def keep_valid(key_bytes: bytes, dictionary: Any) -> bool:
-        with dictionary.freeze():
-            for subkey, (value, expires_s) in list(dictionary.items()):
-                if not validate_record(key_bytes, protocol.serializer.dumps(subkey), value, expires_s):
-                    del dictionary[subkey]
-        return True
-
-    protocol._validate_dictionary = keep_valid
 
 
 def _keep_store_answers(node: "DHTNode") -> None:

@@ -8,7 +8,7 @@ import torch
 
 from dilocox_peer.events import Event, Failed, NeighbourLinked, NeighbourUnlinked
 from dilocox_peer.peer.links.body_queue import BodyQueue
-from dilocox_peer.peer.links.conveyor import HELLO, Conveyor
+from dilocox_peer.peer.links.conveyor import HELLO, HOPS, Conveyor
 from dilocox_peer.peer.links.greeting import _VERSION, hello_statement
 from dilocox_peer.peer.links.shunned import LINES_PER_MINUTE, MAX_SHUNNED, SHUN_S, Shunned
 from dilocox_peer.peer.training.outer import initial_state
@@ -269,3 +269,21 @@ def test_a_gradient_that_its_caller_cancels_while_it_waits_is_not_sent(slow: Slo
     assert slow.waits()
     slow.take_hops("a", Cancel(id_, 1))
     assert not slow.waits()
+
+
+def test_a_frame_that_finds_a_fault_in_the_scheduler_costs_its_link_alone(
+    head: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head.conveyor._take(Linked(LINK))
+    head.greet(10, stage=1)
+    frame = HOPS + encode_hops([Grant(MicroBatchId(PeerId("peer"), 1, 1))])
+
+    def fail(*_arguments: object) -> list[contract.Action]:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(head.conveyor._scheduler, "handle", fail)
+        head.conveyor._take(Arrived(LINK, frame, memoryview(b""), 0.0))
+    head.conveyor._take(Arrived(LINK, frame, memoryview(b""), 0.0))
+    assert [event.line() for event in head.events if isinstance(event, Failed)] != []
+    assert not any(isinstance(event, NeighbourUnlinked) for event in head.events)

@@ -9,6 +9,7 @@ Nothing else is taken from a link before it. A neighbour whose frames break the 
 neither dialled nor heard (shunned.py).
 """
 
+import logging
 import random
 import threading
 import time
@@ -56,6 +57,8 @@ from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.turnstile import Pace, Turnstile, at_once
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, RunId
+
+_logger = logging.getLogger(__name__)
 
 HELLO, HOPS = b"\x01", b"\x02"
 START_S = 30.0  # of linkd, which imports py-libp2p on a busy machine
@@ -406,6 +409,11 @@ class Conveyor:
                 raise ProtocolError(None, "a frame of an unknown kind")
         except ProtocolError as error:
             self._fault(link, neighbour, error.reason)
+        except (
+            Exception
+        ) as error:  # the boundary to a neighbour: a fault that its frame finds in us ends the link at most
+            _logger.exception("a frame of %s could not be handled", link)
+            self._fault(link, neighbour, f"{type(error).__name__} in handling it")
 
     def _take_hops(self, peer: PeerId, raw: bytes, body: memoryview) -> None:
         messages = decode_hops(raw, peer)

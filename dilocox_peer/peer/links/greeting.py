@@ -61,7 +61,7 @@ class Greeter:
             )
         statement = hello_statement(self._run_id, link, self._link(), stage, incarnation)
         if len(signature) != SIGNATURE_BYTES or not verify(PeerId(peer), statement, signature):
-            raise ProtocolError(None, f"a greeting that {peer} did not sign")
+            raise ProtocolError(None, f"a greeting that {peer[:64]!r} did not sign")
         return Hello(PeerId(peer), stage, incarnation)
 
 

@@ -42,7 +42,7 @@ from dilocox_peer.peer.network.daemon import (
 )
 from dilocox_peer.peer.network.p2pd import check_listenable
 from dilocox_peer.peer.network.runtime_dir import RuntimeDir
-from dilocox_peer.peer.network.token_bucket import TokenBucket
+from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class Transport:
                 raise ConfigError(
                     f"p2pd runs as {p2p.peer_id}, not {peer_id}: is {identity_path} the key of this peer?"
                 )
-            mend_bindings(p2p)
+            await mend_bindings(p2p)
             self = cls(
                 p2p=p2p, peer_id=peer_id, namespace=namespace, initial_peers=initial, directory=directory, limits=limits,
                 relay=relay, addresses=await visible_addresses(p2p, latest=False),
