@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dilocox_peer.admission import Gate, Grant, Right, when
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import parse_multiaddr, parse_multiaddrs
 from dilocox_peer.pipeline.memory import size
+from dilocox_peer.types import PeerId
 
 Status = Literal["ok", "warn", "fail", "skipped"]
 
@@ -181,6 +183,30 @@ def judge_reachability(own: Sequence[str], run: Sequence[str], was_dialled: bool
     return Check(
         "direct or relayed", "warn", "no public address: this peer dials, others probably cannot dial it", remedy
     )
+
+
+def judge_admission(gate: Gate, me: PeerId | None, *, kept: Grant | None, grant: Grant | None, now: float) -> Check:
+    """Of a run that is not open. me: None if this peer has no key yet. kept: its pass of an earlier time; grant: the link's."""
+    name, remedy = "admission", "ask the run's owner for an invitation"
+    if not gate.takes_invited:
+        if me is None:
+            return Check(name, "warn", "the run takes the peers that it lists", "join once: it names this peer's key")
+        reason = gate.refusal(me, Right.JOIN, now)
+        if reason is None:
+            return Check(name, "ok", "this peer is on the run's list")
+        return Check(name, "fail", f"this peer, {me}: {reason}", "ask the run's owner")
+    reasons = []
+    for each in (kept, grant):
+        if each is None:
+            continue
+        who = me or each.peer or gate.owner  # without a key yet, for whom it is cannot be judged
+        if (reason := gate.why_not(each, who, Right.JOIN, now, check_signature=True)) is None:
+            said = "this peer has come in before" if each is kept else "the link's invitation is good"
+            return Check(name, "ok", f"{said}, until {when(each.expires_s)}")
+        reasons.append(reason)
+    if not reasons:
+        return Check(name, "fail", "the run takes invited peers only, and the link has no invitation", remedy)
+    return Check(name, "fail", reasons[-1], remedy)
 
 
 def judge_stages(peers_of_stage: Sequence[int]) -> Check:

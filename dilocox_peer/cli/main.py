@@ -199,7 +199,11 @@ def invite(
     for_peer: Annotated[
         str | None,
         typer.Option(
-            "--for", metavar="PEERID", help="Invite this peer alone; nobody has to redeem it.", show_default=False
+            "--for",
+            metavar="PEERID",
+            help="Invite this peer alone; nobody has to redeem it.",
+            envvar="DILOCOX_INVITE_FOR",
+            show_default=False,
         ),
     ] = None,
     uses: Annotated[

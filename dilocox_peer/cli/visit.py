@@ -101,7 +101,9 @@ async def visit(
         yield Visit(transport, directory, identity, invitation.grant, run_folder)
 
 
-async def fetch_whole_model(invitation: Invitation, *, timeout_s: float, say: Say, reader: PeerHome) -> "WholeModel":
+async def fetch_whole_model(
+    invitation: Invitation, *, timeout_s: float, say: Say, reader: PeerHome | None = None
+) -> "WholeModel":
     """The model after the newest round that all stages have. Each stage's certificates are verified from the first on, and
     name the state's round and digest; where they do not name the digest yet, a second peer's is compared. reader: its key is
     used where the run takes the invited.

@@ -85,7 +85,7 @@ async def _own_pass(newcomer: Newcomer, gate: Gate, run_name: str, transport: Tr
     me, grant = newcomer.me, newcomer.grant
     if me == gate.owner:
         return None
-    kept = _kept_pass(newcomer.folder)
+    kept = kept_pass(newcomer.folder)
     why_not_kept = _why_not(gate, kept, newcomer) if kept is not None else None
     why_not_grant = _why_not(gate, grant, newcomer) if grant is not None else None
     # Another invitation that is good is a renewal; the one that this pass is of, or a bad one, changes nothing.
@@ -150,7 +150,7 @@ def _refused(run_name: str, reason: str) -> str:
     return f"run {run_name!r} does not take this peer: {told}; ask the run's owner for a new invitation"
 
 
-def _kept_pass(folder: Path) -> Grant | None:
+def kept_pass(folder: Path) -> Grant | None:
     """What is on disk, if it is a pass; a damaged file is none."""
     try:
         kept = Grant.from_bytes(_read(folder / PASS_FILE, MAX_GRANT_BYTES))

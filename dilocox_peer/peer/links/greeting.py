@@ -14,7 +14,7 @@ from dilocox_peer.signing import SIGNATURE_BYTES, SigningKey, verify
 from dilocox_peer.types import PeerId, RunId, canonical
 
 MAX_HELLO_BYTES = 768
-_VERSION: Final = 2
+_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Greeter:
 
     def hello(self, to: LinkId) -> bytes:
         statement = hello_statement(self._run_id, self._link(), to, self._stage, self._incarnation)
-        shown = b"" if self._admission is None else self._admission.own_pass
-        return canonical([_VERSION, self._me, self._stage, self._incarnation, self._key.sign(statement), shown])
+        shown = [] if self._admission is None else [self._admission.own_pass]
+        return canonical([_VERSION, self._me, self._stage, self._incarnation, self._key.sign(statement), *shown])
 
     def checked(self, link: LinkId, raw: bytes) -> Hello:
         """Who greets over this link. Raises ProtocolError."""
@@ -61,6 +61,8 @@ class Greeter:
         except (ValueError, msgpack.UnpackException) as error:
             raise ProtocolError(None, f"an unreadable greeting: {error}") from None
         match fields:
+            case [int(version), str(peer), int(stage), int(incarnation), bytes(signature)]:
+                shown = b""
             case [int(version), str(peer), int(stage), int(incarnation), bytes(signature), bytes(shown)]:
                 pass
             case _:
