@@ -375,7 +375,7 @@ async def _look_around(open_visit: "Visit", invitation: Invitation, home: PeerHo
         gate = Gate.of(manifest)
         if gate is None:
             return Check("admission", "ok", "open: everybody may join")
-        open_visit.directory.set_gate(gate)
+        open_visit.directory.set_gate(gate)  # ours, that learns what was revoked
         if (revocations := await open_visit.directory.fetch_revocations(RECORD_S)) is not None:
             gate.take(revocations)
         try:

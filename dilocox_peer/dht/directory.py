@@ -224,12 +224,18 @@ class Directory:
         await self._publish(manifest_key(self._run_id), manifest.to_bytes(), MAX_TTL_S, "manifest", timeout_s)
 
     async def fetch_manifest(self, timeout_s: float = 10.0) -> Manifest:
-        """The run's manifest, verified against the run id. Raises RunUnreachable if nobody has it, ManifestMismatch."""
+        """The run's manifest, verified against the run id. Raises RunUnreachable if nobody has it, ManifestMismatch.
+
+        Of a run that is not open, it also sets a gate, unless there is one: or strangers' leases would be read as peers'.
+        """
         key = manifest_key(self._run_id)
         mismatch: ManifestMismatch | None = None
         for raw, _expires_s in (await self._get([key], timeout_s, any_holder=True)).get(key, {}).values():
             try:
-                return Manifest.from_bytes(raw, run_id=self._run_id)
+                manifest = Manifest.from_bytes(raw, run_id=self._run_id)
+                if self._gate is None and (gate := Gate.of(manifest)) is not None:
+                    self.set_gate(gate)
+                return manifest
             except ManifestMismatch as error:
                 mismatch = error
         raise mismatch or RunUnreachable(
