@@ -349,6 +349,11 @@ def when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
+def told_to_itself(reason: str) -> str:
+    """What a gate says of a peer, for that peer to read."""
+    return reason.replace("its invitation", "the invitation", 1).replace("it was put out", "this peer was put out", 1)
+
+
 def _age(grant: Grant) -> tuple[int, int]:
     return grant.issued_ms, grant.expires_s
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dilocox_peer.admission import Gate, Grant, Right, when
+from dilocox_peer.admission import Gate, Grant, Right, told_to_itself, when
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import parse_multiaddr, parse_multiaddrs
 from dilocox_peer.pipeline.memory import size
@@ -206,7 +206,7 @@ def judge_admission(gate: Gate, me: PeerId | None, *, kept: Grant | None, grant:
         reasons.append(reason)
     if not reasons:
         return Check(name, "fail", "the run takes invited peers only, and the link has no invitation", remedy)
-    return Check(name, "fail", reasons[-1], remedy)
+    return Check(name, "fail", told_to_itself(reasons[-1]), remedy)
 
 
 def judge_stages(peers_of_stage: Sequence[int]) -> Check:

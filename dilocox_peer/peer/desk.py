@@ -60,6 +60,7 @@ class OwnerRecords:
                     file.write(revocations.to_bytes())
                     file.flush()
                     os.fsync(handle)
+                    os.fchmod(handle, 0o644)  # no secret; the bootstrap may run as another user than who revokes
                 Path(temporary).replace(self._revocations)
             except BaseException:
                 Path(temporary).unlink(missing_ok=True)

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dilocox_peer.admission import MAX_GRANT_BYTES, MAX_REVOCATIONS_BYTES, Admission, Gate, Grant, Revocations, Right
+from dilocox_peer.admission import (
+    MAX_GRANT_BYTES,
+    MAX_REVOCATIONS_BYTES,
+    Admission,
+    Gate,
+    Grant,
+    Revocations,
+    Right,
+    told_to_itself,
+)
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunRefused, RunUnreachable
 from dilocox_peer.invitation import parse_multiaddr
@@ -94,9 +103,9 @@ async def _own_pass(newcomer: Newcomer, gate: Gate, run_name: str, transport: Tr
         return kept
     if grant is None:
         if why_not_kept is None:
+            whom = f" for {me}" if newcomer.right is Right.JOIN else " to read"  # a visitor's key may be gone tomorrow
             raise RunRefused(
-                f"run {run_name!r} takes invited peers only, and this link has no invitation: ask its owner for one for "
-                f"{me}"
+                f"run {run_name!r} takes invited peers only, and this link has no invitation: ask its owner for one{whom}"
             )
         raise RunRefused(_refused(run_name, why_not_kept))
     if why_not_grant is not None:
@@ -146,8 +155,9 @@ def _why_not(gate: Gate, grant: Grant, newcomer: Newcomer) -> str | None:
 
 def _refused(run_name: str, reason: str) -> str:
     """reason: of a gate or a bootstrap, which speak of the peer as "it"; here it is told of itself."""
-    told = reason.replace("its invitation", "the invitation", 1).replace("it was put out", "this peer was put out", 1)
-    return f"run {run_name!r} does not take this peer: {told}; ask the run's owner for a new invitation"
+    return (
+        f"run {run_name!r} does not take this peer: {told_to_itself(reason)}; ask the run's owner for a new invitation"
+    )
 
 
 def kept_pass(folder: Path) -> Grant | None:
