@@ -10,6 +10,7 @@ Everything that is decoded here may come from a stranger: exact types, caps befo
 
 import base64
 import binascii
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -31,9 +32,10 @@ MAX_REVOKED = 512
 MAX_REVOCATIONS_BYTES = 128 + MAX_REVOKED * 48
 MAX_PASSES = 4096  # known to a gate; each was signed by the owner, so strangers take no room here
 MAX_TIME_MS = 2**53
+OWN_PASS_S = 10 * 365 * 86_400  # longer than a process runs
 
-NOTHING_SHOWN: Final = "it has shown no invitation"
-"""What a gate says of a peer that it has seen no pass of; who hears it and has one, shows it and tries again."""
+NOTHING_SHOWN: Final = "has shown no invitation"
+"""Part of what a gate says of a peer that it has seen no pass of; who hears it and has one, shows it and tries again."""
 
 _FORMAT: Final = 1
 
@@ -197,11 +199,11 @@ class Gate:
     Asked by the network's loop and by the pipeline's thread; every answer rests on one look-up of each table.
     """
 
-    def __init__(self, run_id: RunId, owner: PeerId, members: Iterable[PeerId] | None) -> None:
-        """members: of a run that takes those listed in its manifest; None: of one that takes the invited."""
+    def __init__(self, run_id: RunId, owner: PeerId, members: Iterable[PeerId] = ()) -> None:
+        """members: they need no invitation; the run's settings list them."""
         self.run_id = run_id
         self.owner = owner
-        self._members = None if members is None else frozenset(members)
+        self.members = frozenset(members)
         self._passes: OrderedDict[PeerId, Grant] = OrderedDict()
         self._revoked: Mapping[bytes, int] = {}
         self.revocations = Revocations(run_id, 0, ())
@@ -211,35 +213,30 @@ class Gate:
         """None: the run is open, nobody is asked."""
         if manifest.admission.mode == "open":
             return None
-        members = (PeerId(each) for each in manifest.admission.members) if manifest.admission.mode == "list" else None
-        return cls(manifest.run_id, owner_of(manifest), members)
-
-    @property
-    def takes_invited(self) -> bool:
-        return self._members is None
+        return cls(manifest.run_id, owner_of(manifest), (PeerId(each) for each in manifest.admission.members))
 
     def refusal(self, peer: PeerId, right: Right, now: float) -> str | None:
         """Why peer may not do this, None if it may."""
         if peer == self.owner:
             return None
-        if self._members is not None:
-            if self._key_revoked_ms(peer) is not None:
-                return "it was put out by the run's owner"
-            return None if peer in self._members else "it is not on the run's list"
+        put_out = self._key_revoked_ms(peer) is not None
+        if peer in self.members and not put_out:
+            return None
         shown = self._passes.get(peer)
-        return NOTHING_SHOWN if shown is None else self.why_not(shown, peer, right, now)
+        if shown is not None:
+            return self.why_not(shown, peer, right, now)
+        if put_out:
+            return f"it was put out by the run's owner, and {NOTHING_SHOWN} that is newer"
+        return f"it is not on the run's list, and {NOTHING_SHOWN}" if self.members else f"it {NOTHING_SHOWN}"
 
     def is_out(self, peer: PeerId, now: float) -> str | None:
         """Why peer has no right left that it had, None if it has some or never had any that is known here."""
-        if self._members is not None and peer not in self._members:
-            return None
-        reason = self.refusal(peer, Right.READ, now)
-        return None if reason == NOTHING_SHOWN else reason
+        if peer in self.members or peer in self._passes:
+            return self.refusal(peer, Right.READ, now)
+        return None
 
     def show(self, peer: PeerId, raw: bytes, now: float) -> str | None:
         """Takes in peer's pass; why it is worth nothing, None if it is good. Of two good ones the later issued stays."""
-        if self._members is not None:
-            return self.refusal(peer, Right.READ, now)
         known = self._passes.get(peer)
         if known is not None and known.to_bytes() == raw:  # the signature was checked
             return self.why_not(known, peer, Right.READ, now, check_signature=False)
@@ -250,7 +247,8 @@ class Gate:
         if not shown.is_pass:
             return "it shows an invitation for many, not its own pass"
         reason = self.why_not(shown, peer, Right.READ, now, check_signature=True)
-        if reason is None and (known is None or _age(known) < _age(shown)):
+        is_better = known is None or _age(known) < _age(shown) or self.why_not(known, peer, Right.READ, now) is not None
+        if reason is None and is_better:
             self._passes[peer] = shown
             self._passes.move_to_end(peer)
             while len(self._passes) > MAX_PASSES:
@@ -296,7 +294,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Admission:
-    """What a peer of a run that is not open carries: the gate, and the pass it shows (none where it is listed)."""
+    """What a peer of a run that is not open carries: the gate, and the pass it shows (none if it is listed)."""
 
     gate: Gate
     own_pass: bytes
@@ -326,6 +324,19 @@ class Registrar:
     def is_new(self, grant: Grant, peer: PeerId) -> bool:
         """Whether a pass of it for peer is one use more; one that has come in by it gets its pass again."""
         return not grant.is_pass and peer not in self._used.get(grant.grant_id, set())
+
+    def own_pass(self, peer: PeerId, now: float) -> Grant:
+        """Of the process that holds the owner's key. Written down nowhere: it makes itself another when it starts again."""
+        unsigned = Grant(
+            run_id=self._gate.run_id,
+            grant_id=secrets.token_bytes(GRANT_ID_BYTES),
+            rights=frozenset({Right.JOIN}),
+            issued_ms=int(now * 1000),
+            expires_s=int(now) + OWN_PASS_S,
+            peer=peer,
+            uses=0,
+        )
+        return unsigned.signed_by(self._owner)
 
     def redeem(self, grant: Grant, peer: PeerId) -> Grant:
         """peer's pass; counted. Ask `refusal` first, and write down what is new."""

@@ -153,7 +153,8 @@ class AdmissionSection(_Section):
     """Who may take part. What the modes do is in admission.py."""
 
     mode: Literal["open", "invite", "list"] = Field(
-        "open", description="open: everybody; invite: whom the owner invites (`dilocox-peer invite`); list: the members"
+        "open",
+        description="open: everybody; invite: whom the owner invites (`dilocox-peer invite`); list: the members, and whom the owner invites",
     )
     members: tuple[str, ...] = Field(
         (),

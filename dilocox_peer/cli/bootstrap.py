@@ -258,10 +258,12 @@ async def _open(
     stack.push_async_callback(directory.close)
     if desk is not None:
         directory.set_gate(desk.gate)
+        if (admission := desk.admission_of(identity.peer_id)) is not None:
+            await transport.guard(admission)
         await desk.serve(transport)
         await desk.beat(directory)
     await directory.publish_manifest(manifest)
-    await dialback.serve(transport)
+    await dialback.serve(transport, right=None)
     served = _Served(manifest, transport, directory, desk, beaten_at=time.monotonic())
     stack.callback(served.failed.cancel)
     return served
@@ -272,13 +274,12 @@ def _on_admission(served: _Served, request: BootstrapRequest) -> Remark | None:
     if served.desk is None:
         return None
     name = served.manifest.run.name
-    if not served.desk.gate.takes_invited:
-        return Remark(f"run {name!r} takes the {len(served.manifest.admission.members)} peers that its settings list")
+    listed = f"the {len(served.desk.gate.members)} listed and " if served.desk.gate.members else ""
     if served.desk.can_redeem:
-        return Remark(f"run {name!r} takes invited peers: `dilocox-peer invite` makes each a link")
+        return Remark(f"run {name!r} takes {listed}invited peers: `dilocox-peer invite` makes a link for each")
     path = owner_key_path(request.owner_key, request.owner_home)
     return Remark(
-        f"run {name!r} takes invited peers, and the owner's key is not at {path}: invitations for one peer work, others do not"
+        f"run {name!r} takes {listed}invited peers, and the owner's key is not at {path}: invitations for one peer work, others do not"
     )
 
 

@@ -188,13 +188,8 @@ def judge_reachability(own: Sequence[str], run: Sequence[str], was_dialled: bool
 def judge_admission(gate: Gate, me: PeerId | None, *, kept: Grant | None, grant: Grant | None, now: float) -> Check:
     """Of a run that is not open. me: None if this peer has no key yet. kept: its pass of an earlier time; grant: the link's."""
     name, remedy = "admission", "ask the run's owner for an invitation"
-    if not gate.takes_invited:
-        if me is None:
-            return Check(name, "warn", "the run takes the peers that it lists", "join once: it names this peer's key")
-        reason = gate.refusal(me, Right.JOIN, now)
-        if reason is None:
-            return Check(name, "ok", "this peer is on the run's list")
-        return Check(name, "fail", f"this peer, {me}: {reason}", "ask the run's owner")
+    if me is not None and gate.refusal(me, Right.JOIN, now) is None:
+        return Check(name, "ok", "this peer is on the run's list")
     reasons = []
     for each in (kept, grant):
         if each is None:
@@ -205,7 +200,10 @@ def judge_admission(gate: Gate, me: PeerId | None, *, kept: Grant | None, grant:
             return Check(name, "ok", f"{said}, until {when(each.expires_s)}")
         reasons.append(reason)
     if not reasons:
-        return Check(name, "fail", "the run takes invited peers only, and the link has no invitation", remedy)
+        whom = "listed and invited" if gate.members else "invited"
+        me_there = f"this one is {me}" if me is not None else "this one has no key yet, `join` makes it"
+        found = f"the run takes {whom} peers only, {me_there}, and the link has no invitation"
+        return Check(name, "fail", found, remedy)
     return Check(name, "fail", told_to_itself(reasons[-1]), remedy)
 
 

@@ -53,11 +53,10 @@ class InviteRequest:
 def run_invite(request: InviteRequest) -> None:
     """Prints the link, alone, and on standard error what it is good for. Raises ConfigError."""
     manifest, owner = _owned(request.path, request.owner_key, request.home)
-    mode = manifest.admission.mode
-    if mode != "invite":
-        why = "everybody may join" if mode == "open" else "its members are listed in its settings"
+    if manifest.admission.mode == "open":
         raise ConfigError(
-            f'run {manifest.run.name!r} needs no invitations, {why}: set admission.mode = "invite" in {request.path} and sign it'
+            f"run {manifest.run.name!r} needs no invitations, everybody may join: "
+            f'set admission.mode = "invite" in {request.path} and sign it'
         )
     if request.for_peer is not None and request.uses is not None:
         raise ConfigError("--for and --uses both say for whom it is: pass one of them")

@@ -16,7 +16,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dilocox_peer.admission import MAX_GRANT_BYTES, MAX_REVOCATIONS_BYTES, Gate, Grant, Registrar, Revocations
+from dilocox_peer.admission import (
+    MAX_GRANT_BYTES,
+    MAX_REVOCATIONS_BYTES,
+    Admission,
+    Gate,
+    Grant,
+    Registrar,
+    Revocations,
+)
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, PeerUnavailable
 from dilocox_peer.peer.entry import ADMIT_SERVICE
@@ -124,7 +132,7 @@ class Desk:
     def open(cls, gate: Gate, records: OwnerRecords, owner_key: SigningKey | None) -> "Desk":
         """owner_key: None leaves redeeming to another bootstrap. Raises ConfigError."""
         gate.take(records.revocations(run_id=gate.run_id, owner=gate.owner))
-        if owner_key is None or not gate.takes_invited:
+        if owner_key is None:
             return cls(gate, records, None, None)
         redeemed = records.open_redeemed()
         return cls(gate, records, Registrar(gate, owner_key, redeemed.used), redeemed)
@@ -137,10 +145,18 @@ class Desk:
     def can_redeem(self) -> bool:
         return self._registrar is not None
 
+    def admission_of(self, peer: PeerId) -> Admission | None:
+        """With which the bootstrap itself may ask the run's peers; None without the owner's key."""
+        if self._registrar is None:
+            return None
+        own = self._registrar.own_pass(peer, time.time())
+        self.gate.show(peer, own.to_bytes(), time.time())
+        return Admission(self.gate, own.to_bytes())
+
     async def serve(self, transport: Transport) -> None:
         """Answers who brings an invitation, from here on."""
         if self._registrar is not None:
-            await transport.serve(ADMIT_SERVICE, self._admit)
+            await transport.serve(ADMIT_SERVICE, self._admit, right=None)
 
     async def beat(self, directory: Directory) -> None:
         """Reads again what the owner has revoked, here or from elsewhere, and sees that the directory has the newest list.

@@ -62,9 +62,9 @@ async def come_in(
         if (found := await directory.fetch_revocations(REVOCATIONS_S)) is not None:
             gate.take(found)
             keep_revocations(gate, newcomer.folder)
-    own = await _own_pass(newcomer, gate, manifest.run.name, transport) if gate.takes_invited else None
-    if own is None and (reason := gate.refusal(newcomer.me, newcomer.right, time.time())) is not None:
-        raise RunRefused(f"run {manifest.run.name!r} does not take this peer, {newcomer.me}: {reason}; ask its owner")
+    own = None
+    if gate.refusal(newcomer.me, newcomer.right, time.time()) is not None:  # else it is listed, or the owner itself
+        own = await _own_pass(newcomer, gate, manifest.run.name, transport)
     admission = Admission(gate, b"" if own is None else own.to_bytes())
     if own is not None:
         gate.show(newcomer.me, admission.own_pass, time.time())  # what look_again asks for
@@ -89,11 +89,8 @@ def keep_revocations(gate: Gate, folder: Path) -> None:
         _write(folder / REVOCATIONS_FILE, gate.revocations.to_bytes())
 
 
-async def _own_pass(newcomer: Newcomer, gate: Gate, run_name: str, transport: Transport) -> Grant | None:
-    """None: the run's owner itself, who needs none."""
+async def _own_pass(newcomer: Newcomer, gate: Gate, run_name: str, transport: Transport) -> Grant:
     me, grant = newcomer.me, newcomer.grant
-    if me == gate.owner:
-        return None
     kept = kept_pass(newcomer.folder)
     why_not_kept = _why_not(gate, kept, newcomer) if kept is not None else None
     why_not_grant = _why_not(gate, grant, newcomer) if grant is not None else None
@@ -103,9 +100,12 @@ async def _own_pass(newcomer: Newcomer, gate: Gate, run_name: str, transport: Tr
         return kept
     if grant is None:
         if why_not_kept is None:
+            if (reason := gate.is_out(me, time.time())) is not None:  # it is listed, and was put out
+                raise RunRefused(_refused(run_name, reason))
             whom = f" for {me}" if newcomer.right is Right.JOIN else " to read"  # a visitor's key may be gone tomorrow
             raise RunRefused(
-                f"run {run_name!r} takes invited peers only, and this link has no invitation: ask its owner for one{whom}"
+                f"run {run_name!r} takes {'listed and ' if gate.members else ''}invited peers only, and this link has no "
+                f"invitation: ask its owner for one{whom}"
             )
         raise RunRefused(_refused(run_name, why_not_kept))
     if why_not_grant is not None:

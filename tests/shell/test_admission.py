@@ -15,7 +15,7 @@ from dilocox_peer.errors import PeerUnavailable, RunRefused, RunUnreachable
 from dilocox_peer.manifest import AdmissionSection, Manifest
 from dilocox_peer.peer.desk import Desk, OwnerRecords
 from dilocox_peer.peer.entry import Newcomer, come_in, look_again
-from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.identity import Identity, encode_key
 from dilocox_peer.peer.network.bulk import PeerGone, Reply, RequestRefused
 from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.signing import SigningKey
@@ -326,6 +326,35 @@ async def test_a_lease_without_a_pass_is_stored_by_nobody(
             await stranger.directory.announce(lease(stranger, shown))
     assert [each.peer for each in await member.directory.peers(0)] == [member.identity.peer_id]
     assert [each.peer for each in await boot.directory.peers(0)] == [member.identity.peer_id]
+
+
+async def test_who_is_listed_comes_in_by_its_key_and_who_is_not_by_an_invitation(
+    make_transport: MakeTransport, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    listed = SigningKey(b"l" * 32)
+    member_key, other_key = tmp_path / "member" / "identity.key", tmp_path / "other" / "identity.key"
+    for path, key in ((member_key, b"l" * 32), (other_key, b"p" * 32)):
+        path.parent.mkdir()
+        path.write_bytes(encode_key(key))
+        path.chmod(0o600)
+    manifest = Manifest(admission=AdmissionSection(mode="list", members=(listed.peer_id,))).signed_by(OWNER)
+    transports = {}
+    for name in ("member", "other"):
+        transport, identity = await make_transport(name, namespace=manifest.run_id)
+        directory = await Directory.create(transport, manifest.run_id, identity.key)
+        stack.push_async_callback(directory.close)
+        transports[name] = transport, directory, identity.peer_id
+    transport, directory, me = transports["member"]
+    admission = await come_in(Newcomer(me, None, tmp_path / "kept"), manifest, transport=transport, directory=directory)
+    assert admission is not None
+    assert admission.own_pass == b""
+    transport, directory, me = transports["other"]
+    with pytest.raises(RunRefused, match=rf"takes listed and invited peers only.*for {me}$"):
+        await come_in(Newcomer(me, None, tmp_path / "kept2"), manifest, transport=transport, directory=directory)
+    own = replace(grant(peer=me), run_id=manifest.run_id).signed_by(OWNER)
+    admission = await come_in(Newcomer(me, own, tmp_path / "kept2"), manifest, transport=transport, directory=directory)
+    assert admission is not None
+    assert admission.own_pass == own.to_bytes()
 
 
 async def test_an_open_run_asks_nobody(make_transport: MakeTransport, stack: AsyncExitStack, tmp_path: Path) -> None:

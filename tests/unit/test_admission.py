@@ -138,11 +138,11 @@ def test_nesting_without_end_is_refused() -> None:
 
 def test_who_has_shown_a_pass_may_do_what_it_allows() -> None:
     gate = gate_of()
-    assert gate.refusal(ME.peer_id, Right.JOIN, NOW) == NOTHING_SHOWN
+    assert gate.refusal(ME.peer_id, Right.JOIN, NOW) == f"it {NOTHING_SHOWN}"
     assert gate.show(ME.peer_id, grant_of().to_bytes(), NOW) is None
     assert gate.refusal(ME.peer_id, Right.JOIN, NOW) is None
     assert gate.refusal(ME.peer_id, Right.READ, NOW) is None, "who joins fetches state first"
-    assert gate.refusal(OTHER.peer_id, Right.READ, NOW) == NOTHING_SHOWN
+    assert gate.refusal(OTHER.peer_id, Right.READ, NOW) == f"it {NOTHING_SHOWN}"
 
 
 def test_who_may_read_may_not_join() -> None:
@@ -167,7 +167,7 @@ def test_who_may_read_may_not_join() -> None:
 def test_a_pass_that_is_worth_nothing_is_refused_with_the_reason(shown: Grant, reason: str) -> None:
     gate = gate_of()
     assert reason in str(gate.show(ME.peer_id, shown.to_bytes(), NOW))
-    assert gate.refusal(ME.peer_id, Right.READ, NOW) == NOTHING_SHOWN, "nothing is learned of it"
+    assert gate.refusal(ME.peer_id, Right.READ, NOW) == f"it {NOTHING_SHOWN}", "nothing is learned of it"
 
 
 def test_a_pass_expires_while_its_peer_is_in() -> None:
@@ -187,6 +187,15 @@ def test_an_older_pass_that_comes_later_does_not_replace_a_newer() -> None:
     newer, older = grant_of(), grant_of(issued_ms=NOW_MS - 9000, rights=frozenset({Right.READ}))
     for shown in (older, newer, older):
         assert gate.show(ME.peer_id, shown.to_bytes(), NOW) is None
+    assert gate.refusal(ME.peer_id, Right.JOIN, NOW) is None
+
+
+def test_a_good_pass_replaces_a_newer_that_is_worth_nothing_any_more() -> None:
+    gate = gate_of()
+    gate.show(ME.peer_id, grant_of().to_bytes(), NOW)
+    gate.take(revoked(ID))
+    older = grant_of(issued_ms=NOW_MS - 9000, grant_id=b"another" + bytes(9))
+    assert gate.show(ME.peer_id, older.to_bytes(), NOW) is None
     assert gate.refusal(ME.peer_id, Right.JOIN, NOW) is None
 
 
@@ -302,18 +311,28 @@ def test_what_is_no_invitation_to_the_run_is_not_redeemed(brought: Grant, reason
 # -- a list -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_listed_peer_needs_nothing_and_others_have_no_way_in() -> None:
+def test_a_listed_peer_needs_nothing_and_others_an_invitation() -> None:
     listed = AdmissionSection(mode="list", members=(ME.peer_id,))
     manifest = Manifest(admission=listed).signed_by(OWNER)
     gate = gate_of(manifest)
     assert gate.refusal(ME.peer_id, Right.JOIN, NOW) is None
-    own = replace(grant_of(OTHER), run_id=manifest.run_id).signed_by(OWNER)
-    assert "not on the run's list" in str(gate.show(OTHER.peer_id, own.to_bytes(), NOW))
-    assert "not on the run's list" in str(gate.refusal(OTHER.peer_id, Right.READ, NOW))
+    assert f"not on the run's list, and {NOTHING_SHOWN}" in str(gate.refusal(OTHER.peer_id, Right.READ, NOW))
     assert gate.is_out(OTHER.peer_id, NOW) is None, "a bootstrap is on no list, and may be asked"
+    own = replace(grant_of(OTHER), run_id=manifest.run_id).signed_by(OWNER)
+    assert gate.show(OTHER.peer_id, own.to_bytes(), NOW) is None, "the owner may invite who is not listed"
+    assert gate.refusal(OTHER.peer_id, Right.JOIN, NOW) is None
     gate.take(Revocations(manifest.run_id, 1, ((public_key_of(ME.peer_id), NOW_MS),)))
     assert "put out" in str(gate.refusal(ME.peer_id, Right.JOIN, NOW))
     assert "put out" in str(gate.is_out(ME.peer_id, NOW))
+    back = replace(grant_of(ME), run_id=manifest.run_id, issued_ms=NOW_MS + 1).signed_by(OWNER)
+    assert gate.show(ME.peer_id, back.to_bytes(), NOW) is None
+    assert gate.refusal(ME.peer_id, Right.JOIN, NOW) is None, "the owner took it back"
+
+
+def test_who_holds_the_owners_key_lets_itself_in() -> None:
+    gate = gate_of()
+    own = Registrar(gate, OWNER, {}).own_pass(OTHER.peer_id, NOW)
+    assert gate_of().show(OTHER.peer_id, own.to_bytes(), NOW) is None
 
 
 def test_an_open_run_has_no_gate() -> None:

@@ -262,8 +262,10 @@ class Transport:
     def _pass_protocol(self) -> str:
         return f"{self._prefix}/pass"
 
-    def _refusal(self, peer: PeerId, right: Right) -> str | None:
-        return None if self._admission is None else self._admission.gate.refusal(peer, right, time.time())
+    def _refusal(self, peer: PeerId, right: Right | None) -> str | None:
+        return (
+            None if self._admission is None or right is None else self._admission.gate.refusal(peer, right, time.time())
+        )
 
     async def _on_pass(self, raw: bytes, remote: Any) -> bytes:
         """As _on_message."""
@@ -405,10 +407,10 @@ class Transport:
 
     # -- bulk ---------------------------------------------------------------------------------------------------------
 
-    async def serve(self, kind: str, handler: FetchHandler, *, right: Right = Right.JOIN) -> None:
+    async def serve(self, kind: str, handler: FetchHandler, *, right: Right | None = Right.JOIN) -> None:
         """Answers `fetch(kind, header)` of any peer with what handler(peer, header) returns.
 
-        right: what it takes to be answered, in a run that is not open. A DilocoxError of the handler is told to the fetcher, any other exception is logged.
+        right: what it takes to be answered, in a run that is not open; None: nothing. A DilocoxError of the handler is told to the fetcher, any other exception is logged.
         """
 
         async def on_stream(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -505,7 +507,7 @@ class Transport:
         peer: PeerId,
         kind: str,
         handler: FetchHandler,
-        right: Right,
+        right: Right | None,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
