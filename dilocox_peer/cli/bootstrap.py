@@ -2,12 +2,13 @@
 
 Each run has a network daemon and a directory of its own, so that no run's records need another run's peers; the first
 listens where it is told, each further one a port higher. All have the same identity. Every BEAT_S each is tried and its
-manifest renewed; `--health` asks over the control socket how that went (health.py).
+manifest renewed; `--health` asks over the control socket how that went (health.py). Where it has the owner's key it redeems the
+invitations of runs that are not open, and it tells their peers what was revoked (peer/desk.py).
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,22 +16,26 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from dilocox_peer.admission import Gate, owner_of
 from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.health import RunHealth, report
-from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.cli.home import PeerHome, owner_key_path
 from dilocox_peer.cli.lifetime import Stop, interruptible, run_until_stopped
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
-from dilocox_peer.events import BootstrapReady, Failed, Left, Listener
+from dilocox_peer.events import BootstrapReady, Failed, Left, Listener, Remark
 from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddr, parse_multiaddrs, with_port_raised
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import ControlRefused, Controls, ControlServer, socket_path
-from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.identity import Identity, read_key
 from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.network.p2pd import check_listenable
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import RunId
 
 if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
+    from dilocox_peer.peer.desk import Desk
     from dilocox_peer.peer.network.transport import Transport
 
 DEFAULT_PORT = 4711
@@ -49,6 +54,8 @@ class BootstrapRequest:
     host_maddrs: tuple[str, ...]
     announce_maddrs: tuple[str, ...]
     initial_peers: tuple[str, ...]
+    owner_home: Path  # where the owner's key and records are, unless said otherwise
+    owner_key: Path | None
     json_log: bool
     until_stdin_closes: bool
 
@@ -64,6 +71,7 @@ class _Served:
     manifest: Manifest
     transport: "Transport"
     directory: "Directory"
+    desk: "Desk | None"  # of a run that is not open
     beaten_at: float  # monotonic; of the last beat that went well
     connections: int = 0
     trouble: str = ""
@@ -77,11 +85,13 @@ class _Served:
         return format_invitation(Invitation(self.manifest.run_id, self.transport.addresses[:MAX_LINK_ADDRESSES]))
 
     async def beat(self) -> str:
-        """Tries network daemon and directory, and renews the manifest. What is wrong, empty if nothing."""
+        """Tries network daemon and directory, and renews the manifest and what is revoked. What is wrong, empty if nothing."""
         try:
             self.connections = len(await self.transport.connected_peers())
             await self.directory.publish_manifest(self.manifest)
-        except (PeerUnavailable, RunUnreachable) as error:
+            if self.desk is not None:
+                await self.desk.beat(self.directory)
+        except (PeerUnavailable, RunUnreachable, ConfigError) as error:
             self.trouble = str(error)
         except (TimeoutError, OSError) as error:
             self.trouble = f"the network daemon does not answer {error}".strip()
@@ -106,6 +116,7 @@ def run_bootstrap(request: BootstrapRequest) -> None:
     if request.port is not None and request.host_maddrs:
         raise ConfigError("--port and --host-maddrs both say where to listen: pass one of them")
     manifests = _manifests(request.paths)
+    owner_keys = _owner_keys(request, manifests)
     parse_multiaddrs(request.initial_peers, "peer")
     for index in range(len(manifests)):
         for address in _addresses(request, index)[0]:
@@ -121,7 +132,7 @@ def run_bootstrap(request: BootstrapRequest) -> None:
             quiet_hivemind()
 
         async def work(stop: Stop) -> None:
-            await _serve(manifests, identity, request, listener, stop)
+            await _serve(manifests, owner_keys, identity, request, listener, stop)
 
         code = run_until_stopped(work, until_stdin_closes=request.until_stdin_closes)
     raise typer.Exit(code)
@@ -141,6 +152,25 @@ def _manifests(paths: Sequence[Path]) -> list[Manifest]:
     return manifests
 
 
+def _owner_keys(request: BootstrapRequest, manifests: Sequence[Manifest]) -> dict[RunId, SigningKey]:
+    """The owner's key, for the runs that it signed. Raises ConfigError where one was named that signed none of them, or where
+    one is needed and cannot be read."""
+    path = owner_key_path(request.owner_key, request.owner_home)
+    try:
+        key = read_key(path, flag="--owner-key")
+    except ConfigError:
+        is_needed = path.exists() and any(Gate.of(manifest) for manifest in manifests)
+        if request.owner_key is not None or is_needed:
+            raise
+        return {}
+    signed = {manifest.run_id: key for manifest in manifests if owner_of(manifest) == key.peer_id}
+    if request.owner_key is not None and not signed:
+        raise ConfigError(
+            f"--owner-key {path} signed none of these runs: pass the key that `sign` used, or leave it out"
+        )
+    return signed
+
+
 def _addresses(request: BootstrapRequest, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(listen, announce) of the run with that index. Raises ConfigError."""
     listen = with_port_raised(parse_multiaddrs(request.listen, "listen"), "listen", index)
@@ -148,13 +178,18 @@ def _addresses(request: BootstrapRequest, index: int) -> tuple[tuple[str, ...], 
 
 
 async def _serve(
-    manifests: Sequence[Manifest], identity: Identity, request: BootstrapRequest, listener: Listener, stop: Stop
+    manifests: Sequence[Manifest],
+    owner_keys: Mapping[RunId, SigningKey],
+    identity: Identity,
+    request: BootstrapRequest,
+    listener: Listener,
+    stop: Stop,
 ) -> None:
     """Starts and serves until it is told to stop, which it may be in mid-start: then nothing is announced."""
     async with AsyncExitStack() as stack:
         stopped = asyncio.create_task(stop.wait())
         stack.callback(stopped.cancel)
-        starting = asyncio.create_task(_start(stack, manifests, identity, request, stop), name="start-up")
+        starting = asyncio.create_task(_start(stack, manifests, owner_keys, identity, request, stop), name="start-up")
         either: set[asyncio.Future[Any]] = {starting, stopped}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -162,6 +197,8 @@ async def _serve(
             for served in runs:
                 addresses = tuple(served.transport.addresses)
                 listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link, addresses))
+                if (remark := _on_admission(served, request)) is not None:
+                    listener(remark)
             await _keep(runs, listener, stopped)
         else:
             starting.cancel()
@@ -171,13 +208,21 @@ async def _serve(
 
 
 async def _start(
-    stack: AsyncExitStack, manifests: Sequence[Manifest], identity: Identity, request: BootstrapRequest, stop: Stop
+    stack: AsyncExitStack,
+    manifests: Sequence[Manifest],
+    owner_keys: Mapping[RunId, SigningKey],
+    identity: Identity,
+    request: BootstrapRequest,
+    stop: Stop,
 ) -> list[_Served]:
     """All runs, served. When cancelled, what was started is the stack's to end."""
     lag = LoopLag()
     watching = asyncio.create_task(lag.watch(), name="lag")
     stack.callback(watching.cancel)
-    runs = [await _open(stack, manifest, identity, request, index) for index, manifest in enumerate(manifests)]
+    runs = [
+        await _open(stack, manifest, owner_keys.get(manifest.run_id), identity, request, index)
+        for index, manifest in enumerate(manifests)
+    ]
     await stack.enter_async_context(
         ControlServer(socket_path(request.home.folder), _controls(identity, runs, lag, stop), clock=time.time)
     )
@@ -185,13 +230,23 @@ async def _start(
 
 
 async def _open(
-    stack: AsyncExitStack, manifest: Manifest, identity: Identity, request: BootstrapRequest, index: int
+    stack: AsyncExitStack,
+    manifest: Manifest,
+    owner_key: SigningKey | None,
+    identity: Identity,
+    request: BootstrapRequest,
+    index: int,
 ) -> _Served:
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.peer import dialback
+    from dilocox_peer.peer.desk import Desk, OwnerRecords
     from dilocox_peer.peer.network.transport import Relay, Transport
 
     listen, announce = _addresses(request, index)
+    gate, desk = Gate.of(manifest), None
+    if gate is not None:
+        desk = Desk.open(gate, OwnerRecords(request.owner_home, manifest.run_id), owner_key)
+        stack.callback(desk.close)
     transport = await Transport.create(
         request.home.identity_path,
         identity.peer_id,
@@ -205,11 +260,31 @@ async def _open(
     stack.push_async_callback(transport.close)
     directory = await Directory.create(transport, manifest.run_id, identity.key)
     stack.push_async_callback(directory.close)
+    if desk is not None:
+        directory.set_gate(desk.gate)
+        if (admission := desk.admission_of(identity.peer_id)) is not None:
+            await transport.guard(admission)
+        await desk.serve(transport)
+        await desk.beat(directory)
     await directory.publish_manifest(manifest)
-    await dialback.serve(transport)
-    served = _Served(manifest, transport, directory, beaten_at=time.monotonic())
+    await dialback.serve(transport, right=None)
+    served = _Served(manifest, transport, directory, desk, beaten_at=time.monotonic())
     stack.callback(served.failed.cancel)
     return served
+
+
+def _on_admission(served: _Served, request: BootstrapRequest) -> Remark | None:
+    """What the owner of a run that is not open has to do, beside handing the link out."""
+    if served.desk is None:
+        return None
+    name = served.manifest.run.name
+    listed = f"the {len(served.desk.gate.members)} listed and " if served.desk.gate.members else ""
+    if served.desk.can_redeem:
+        return Remark(f"run {name!r} takes {listed}invited peers: `dilocox-peer invite` makes a link for each")
+    path = owner_key_path(request.owner_key, request.owner_home)
+    return Remark(
+        f"run {name!r} takes {listed}invited peers, and the owner's key is not at {path}: invitations for one peer work, others do not"
+    )
 
 
 async def _keep(runs: Sequence[_Served], listener: Listener, stopped: "asyncio.Task[str]") -> None:

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from dilocox_peer.admission import Gate, Revocations, Right
 from dilocox_peer.dht.entry import GuardedP2P, bound_node
 from dilocox_peer.dht.records import (
     BUCKETS,
@@ -26,6 +27,7 @@ from dilocox_peer.dht.records import (
     lease_key,
     manifest_key,
     pointer_key,
+    revocations_key,
 )
 from dilocox_peer.dht.validators import RecordValidator
 from dilocox_peer.errors import ManifestMismatch, PeerUnavailable, RunUnreachable
@@ -68,7 +70,10 @@ class Directory:
         key: SigningKey,
         initial_peers: tuple[str, ...],
         clock: Callable[[], float],
+        validator: RecordValidator,
     ) -> None:
+        self._validator = validator
+        self._gate: Gate | None = None
         self._node = node
         self._transport = transport
         self._run_id = run_id
@@ -125,7 +130,15 @@ class Directory:
             ) from None
         bound_node(node, str(key.peer_id))
         _keep_store_answers(node)
-        return cls(node=node, transport=transport, run_id=run_id, key=key, initial_peers=known, clock=clock)
+        return cls(
+            node=node,
+            transport=transport,
+            run_id=run_id,
+            key=key,
+            initial_peers=known,
+            clock=clock,
+            validator=validator,
+        )
 
     async def close(self, timeout_s: float = 1.0) -> None:
         """Stops answering. Close it before its transport."""
@@ -145,6 +158,11 @@ class Directory:
     def num_known_nodes(self) -> int:
         """Nodes in our routing table; 0 at a joined peer means it is cut off."""
         return len(self._node.protocol.routing_table.uid_to_peer_id)
+
+    def set_gate(self, gate: Gate) -> None:
+        """The run is not open: leases are stored and believed only of peers that may join, and the gate learns their passes."""
+        self._gate = gate
+        self._validator.set_gate(gate)
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
@@ -174,7 +192,10 @@ class Directory:
     async def peers(self, stage: int, timeout_s: float = 10.0) -> list[Lease]:
         """The leases of a stage that have neither expired nor been given up, in the order of their PeerIDs."""
         leases = await self._leases([lease_key(self._run_id, stage, bucket) for bucket in range(BUCKETS)], timeout_s)
-        return [lease for lease in leases if not lease.has_left and lease.expires_s > self._clock()]
+        now = self._clock()
+        here = [lease for lease in leases if not lease.has_left and lease.expires_s > now]
+        # One that was stored before its writer was put out is still there.
+        return [lease for lease in here if self._gate is None or not self._gate.refusal(lease.peer, Right.JOIN, now)]
 
     async def _write_lease(self, lease: Lease, expires_s: float, timeout_s: float) -> Lease:
         key = lease_key(self._run_id, lease.stage, bucket_of(lease.peer))
@@ -205,17 +226,38 @@ class Directory:
         await self._publish(manifest_key(self._run_id), manifest.to_bytes(), MAX_TTL_S, "manifest", timeout_s)
 
     async def fetch_manifest(self, timeout_s: float = 10.0) -> Manifest:
-        """The run's manifest, verified against the run id. Raises RunUnreachable if nobody has it, ManifestMismatch."""
+        """The run's manifest, verified against the run id. Raises RunUnreachable if nobody has it, ManifestMismatch.
+
+        Of a run that is not open, it also sets a gate, unless there is one: or strangers' leases would be read as peers'.
+        """
         key = manifest_key(self._run_id)
         mismatch: ManifestMismatch | None = None
         for raw, _expires_s in (await self._get([key], timeout_s, any_holder=True)).get(key, {}).values():
             try:
-                return Manifest.from_bytes(raw, run_id=self._run_id)
+                manifest = Manifest.from_bytes(raw, run_id=self._run_id)
+                if self._gate is None and (gate := Gate.of(manifest)) is not None:
+                    self.set_gate(gate)
+                return manifest
             except ManifestMismatch as error:
                 mismatch = error
         raise mismatch or RunUnreachable(
             f"nobody here knows run {self._run_id[:12]}: it may be over, or the link names another run; ask its owner for a new link"
         )
+
+    # -- revocations --------------------------------------------------------------------------------------------------
+
+    async def publish_revocations(self, revocations: Revocations, timeout_s: float = 10.0) -> None:
+        """Writes what the owner took back, for MAX_TTL_S. Anybody may: the signature is the owner's."""
+        await self._publish(revocations_key(self._run_id), revocations.to_bytes(), MAX_TTL_S, "revocations", timeout_s)
+
+    async def fetch_revocations(self, timeout_s: float = 10.0) -> Revocations | None:
+        """The newest list of the owner's that any holder has; None if none has one. With a gate alone, which names the owner."""
+        assert self._gate is not None
+        key, found = revocations_key(self._run_id), []
+        for raw, _expires_s in (await self._get([key], timeout_s)).get(key, {}).values():
+            with suppress(ValueError):  # cannot be: the validator let it in
+                found.append(Revocations.from_bytes(raw, run_id=self._run_id, owner=self._gate.owner))
+        return max(found, key=lambda each: each.number, default=None)
 
     # -- pointers -----------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ hivemind asks this for every record it is to store or was sent: key hash, subkey
 V1 only keys of this run exist (the DHT is no storage for others); V2 a record has a subkey, and it is its writer's PeerID (a
 record without one would replace the whole dictionary of everybody's records [m]); V3 the value ends with that peer's
 signature over key, subkey, value and expiration; V4 it expires within MAX_TTL_S, a clock skew allowed; V5 the value is what
-the key is for, in its schema and size. A record that has expired is not refused: readers drop it, and refusing it here
+the key is for, in its schema and size; V6 of a run that is not open, once its manifest is known (`set_gate`): leases and hints are
+those of peers that may join, and revocations are the owner's. A record that has expired is not refused: readers drop it, and refusing it here
 would make one peer's lateness everybody's, because hivemind refuses a dictionary whole.
 """
 
@@ -16,12 +17,14 @@ from typing import Protocol
 
 import msgpack
 
+from dilocox_peer.admission import Gate, Revocations, Right
 from dilocox_peer.dht.records import (
     CLOCK_SKEW_S,
     MAX_TTL_S,
     CertificatePointer,
     Lease,
     ManifestRecord,
+    RevocationsRecord,
     Slot,
     bucket_of,
     dht_id,
@@ -61,6 +64,11 @@ class RecordValidator:
         self._clock = clock
         self._slots = {dht_id(slot.key): slot for slot in slots(run_id)}
         self._verified: OrderedDict[bytes, None] = OrderedDict()
+        self._gate: Gate | None = None
+
+    def set_gate(self, gate: Gate) -> None:
+        """The run is not open: from here on the gate is asked. It learns the passes in the leases."""
+        self._gate = gate
 
     def validate(self, record: Record) -> bool:
         """Whether record may be stored or believed."""
@@ -115,10 +123,22 @@ class RecordValidator:
                 lease = Lease.from_bytes(payload, peer=writer, expires_s=expires_s)
                 if lease.stage != slot.stage or bucket_of(writer) != slot.bucket:
                     raise ValueError(f"a lease of stage {lease.stage} does not belong under {slot.key}")
+                self._check_admission(writer, lease.admission)
             case "pointer":
                 CertificatePointer.from_bytes(payload)
+                self._check_admission(writer, b"")
             case "manifest":
                 self._check_manifest(payload)
+            case "revocations":
+                self._check_revocations(payload)
+
+    def _check_admission(self, writer: PeerId, shown: bytes) -> None:
+        if self._gate is None:
+            return
+        now = self._clock()
+        reason = (self._gate.show(writer, shown, now) if shown else None) or self._gate.refusal(writer, Right.JOIN, now)
+        if reason is not None:
+            raise ValueError(f"{writer} is not admitted: {reason}")
 
     def _check_manifest(self, payload: bytes) -> None:
         digest = sha256(b"manifest", payload)
@@ -129,6 +149,15 @@ class RecordValidator:
         except ManifestMismatch as error:
             raise ValueError(str(error)) from None
         self._remember(digest)
+
+    def _check_revocations(self, payload: bytes) -> None:
+        raw = RevocationsRecord.from_bytes(payload).revocations
+        if self._gate is None:
+            raise ValueError("revocations of a run that is open, or whose manifest is not here yet")
+        digest = sha256(b"revocations", payload)
+        if digest not in self._verified:
+            Revocations.from_bytes(raw, run_id=self._run_id, owner=self._gate.owner)
+            self._remember(digest)
 
     def _remember(self, digest: bytes) -> None:
         self._verified[digest] = None

@@ -6,7 +6,7 @@ tell how many there are.
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,10 +39,12 @@ class Discovery:
         on_found: Callable[[PeerId], None],
         look_now: asyncio.Event,
         acquaintances: Path,
+        look_at_admission: Callable[[], Awaitable[None]] | None,
         listener: Listener,
     ) -> None:
         """conveyor: of a run with several stages. on_found: for each peer of our stage, once, when it has been dialled.
-        acquaintances: the file that the next start reads."""
+        acquaintances: the file that the next start reads. look_at_admission: of a run that is not open; raises RunRefused
+        when this peer is not let in any more, which ends `run`."""
         self._me = presence.me
         self._transport = presence.transport
         self._rng = random.Random(presence.incarnation)
@@ -53,15 +55,19 @@ class Discovery:
         self._on_found = on_found
         self._look_now = look_now
         self._acquaintances = acquaintances
+        self._look_at_admission = look_at_admission
         self._listener = listener
         self._known = {self._me}
 
     async def run(self) -> None:
-        """Looks until cancelled; a look that fails is told and followed by the next."""
+        """Looks until cancelled; a look that fails is told and followed by the next. Raises RunRefused."""
         looks = 0
         while True:
+            far = looks % FAR_EVERY == 0 or looks >= FIRST_LOOKS
             try:
-                seen = await self._look(far=looks % FAR_EVERY == 0 or looks >= FIRST_LOOKS)
+                if far and self._look_at_admission is not None:
+                    await self._look_at_admission()
+                seen = await self._look(far=far)
             except RunUnreachable as error:
                 self._listener(Failed("discovery", f"{error}; trying again"))
             else:

@@ -81,6 +81,27 @@ class Identity:
         return f"Identity({self.peer_id})"
 
 
+def read_key(path: str | Path, *, flag: str) -> SigningKey:
+    """The key in path, of somebody who only signs with it. Raises ConfigError: not there, not such a key, not private.
+
+    Without the lock, which keeps two processes from being one peer of a network: a run's owner is none, and signs
+    invitations while a bootstrap redeems others.
+    """
+    path = Path(path).expanduser()
+    try:
+        fd = _open_file(path, flag)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: pass the key that signed the run as {flag}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot use identity {path}: {_reason(error)}; pass another {flag}") from None
+    try:
+        key = _read(fd, path, flag)
+        _check_private(fd, path)
+    finally:
+        os.close(fd)
+    return key
+
+
 def encode_key(seed: bytes) -> bytes:
     """The bytes of a key file for a 32-byte Ed25519 seed."""
     return _ED25519_PREFIX + seed + SigningKey(seed).public_key
