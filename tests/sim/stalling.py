@@ -73,6 +73,7 @@ class StallingWorld(World):
         return list(max((machine.chain for machine in honest if machine is not None), key=len))
 
     def named(self) -> set[PeerId]:
+        """By honest peers: the events of hostile ones are not kept."""
         return {event.peer for _, event in self.checks.events if isinstance(event, MemberDoubted | EquivocationProved)}
 
 
@@ -84,6 +85,7 @@ class Measured:
     contributions_a_round: float
     longest_s: float
     named: frozenset[PeerId]
+    suspects: frozenset[PeerId]
     forks: int
 
 
@@ -123,6 +125,7 @@ def play(
         contributions_a_round=statistics.mean(honest) / (num_peers - num_hostile) if honest else 0.0,
         longest_s=max((later - earlier for earlier, later in itertools.pairwise(times)), default=MEASURED_S),
         named=frozenset(world.named()),
+        suspects=world.suspects,
         forks=world.checks.forks,
     )
 
