@@ -10,7 +10,7 @@ import argparse
 import itertools
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dilocox_peer.events import EquivocationProved, MemberDoubted
@@ -20,13 +20,16 @@ from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.types import PeerId
 from tests.hostile.machines import MODES
 
+from . import scenario
 from .invariants import Violation
-from .world import ROUND_S, Network, World
+from .scenario import Outcome
+from .world import ROUND_S, Network, Node, World
 
 TURNED_AT_S = 30.0
 SETTLED_ROUNDS = 5  # after which the others must have learned whom not to wait for
 MEASURED_S = 60 * ROUND_S
 STALL_S = 10.0
+AT_LEAST = 0.6  # of the rounds that the slowest honest peer would make, right after the faults, with a third hostile
 
 
 class StallingWorld(World):
@@ -74,6 +77,7 @@ class StallingWorld(World):
         return list(max((machine.chain for machine in honest if machine is not None), key=len))
 
     def named(self) -> set[PeerId]:
+        """By honest peers: the events of hostile ones are not kept."""
         return {event.peer for _, event in self.checks.events if isinstance(event, MemberDoubted | EquivocationProved)}
 
 
@@ -85,6 +89,7 @@ class Measured:
     contributions_a_round: float
     longest_s: float
     named: frozenset[PeerId]
+    suspects: frozenset[PeerId]
     forks: int
 
 
@@ -124,8 +129,40 @@ def play(
         contributions_a_round=statistics.mean(honest) / (num_peers - num_hostile) if honest else 0.0,
         longest_s=max((later - earlier for earlier, later in itertools.pairwise(times)), default=MEASURED_S),
         named=frozenset(world.named()),
+        suspects=world.suspects,
         forks=world.checks.forks,
     )
+
+
+FAULTY_SIZES = (4, 5, 6, 7, 8, 10, 12)
+
+
+class FaultyWorld(StallingWorld):
+    """Hostile peers among honest ones that crash, lose messages and are cut off: what must heal is the honest ones' world."""
+
+    def __init__(self, seed: int) -> None:
+        num_peers = FAULTY_SIZES[seed % len(FAULTY_SIZES)]
+        mode = list(MODES)[seed // len(FAULTY_SIZES) % len(MODES)]
+        super().__init__(seed, num_peers, mode, (num_peers - 1) // 3)
+        self.turned_at = 10.0
+        self.at_least = AT_LEAST
+        self.encode_messages = seed % 10 == 0
+
+    def up(self) -> list[Node]:
+        up = super().up()
+        return [node for node in up if not self.is_hostile(node.peer)] if not self.faulty else up
+
+    def is_whole(self, roster: Iterable[PeerId]) -> bool:
+        return {node.peer for node in self.up()} <= set(roster)
+
+
+def play_faulty(seed: int, trace: Callable[[str], None] | None = None) -> Outcome:
+    world = FaultyWorld(seed)
+    world.tracing = trace
+    try:
+        return scenario.play(world)
+    except Violation as violation:
+        raise Violation(f"{world.mode}, seed {seed} at {world.now:.3f} s: {violation}") from violation
 
 
 def _rounds(chain: list[Certificate]) -> int:

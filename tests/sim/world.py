@@ -375,6 +375,10 @@ class Node:
         blobs = []
         for entry in certificate.value.entries:
             if entry.blob not in self.disk.blobs:
+                if self.peer in self.world.checks.hostile:  # alone, it certified what it never had
+                    self.gone_for_good = True
+                    self.crash()
+                    return
                 raise Violation(f"{self.peer} is to apply a certificate without holding {entry.blob.hex()[:8]}")
             blobs.append(self.disk.blobs[entry.blob])
         self.anchor = self.anchor.after(blobs)
@@ -530,6 +534,7 @@ class World:
         self.total_rounds: int | None = None  # at most: rounds may grow
         self.drift_rate = 0.0
         self.faulty = True  # the scenario's faults stop when this is cleared
+        self.at_least = 1.0  # of the rounds that quiet should bring
         self.encode_messages = False
         self.tracing: Callable[[str], None] | None = None
         self.num_events = 0
@@ -648,6 +653,10 @@ class World:
     @property
     def longest_chain(self) -> int:
         return self.plans.longest_chain or 10**6
+
+    def is_whole(self, roster: Iterable[PeerId]) -> bool:
+        """Whether a roster is the one that everything comes to."""
+        return set(roster) == {node.peer for node in self.up()}
 
     def leave(self, node: Node) -> None:
         node.gone_for_good = True

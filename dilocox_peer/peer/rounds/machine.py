@@ -268,8 +268,9 @@ class RoundMachine:
         return self._members.alive(now) | {self._owner.peer}
 
     def working(self, now: float) -> set[PeerId]:
-        """Those of `alive` that have not said they pause: whose share of a round can be counted on."""
-        here = {peer for peer in self._members.alive(now) if not self._members.is_paused(peer)}
+        """Those of `alive` that have not said they pause, and deliver what they offer: whose share of a round can be counted on."""
+        counts = self._conduct.waited_for(self._members.alive(now))
+        here = {peer for peer in counts if not self._members.is_paused(peer)}
         return here if self._is_paused else here | {self._owner.peer}
 
     def at_head(self, now: float) -> set[PeerId]:
