@@ -103,7 +103,7 @@ class LinkedSwarm(Swarm):
         value = self._place.round_value(entries, self._peers, self._planner.next(self._place.plan))
         certificate = Certificate(0, self._place.head, 0, 0, value, ())
         self._planner.observe(certificate)
-        self._place = Place.after(certificate)
+        self._place = self._place.then(certificate)
         self._plans[value.round + 2] = value.plan
         everybody = frozenset(range(self._count))
         weights = tuple(offer.micro_batches for offer in offers)

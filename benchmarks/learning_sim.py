@@ -540,7 +540,7 @@ def bytes_of_round(blob_sizes: Sequence[int], *, inner_steps: int = 32) -> int:
     place = (0, digest, 0)
     offer = Offer(*place, entries[0])
     beat = Heartbeat(*place, 1 << 41, 1000, 1000, 4000, 1001, inner_steps, True, digest)
-    of_leader = [Propose(*place, 1000, value), Cert(*place, certificate)]
+    of_leader = [Propose(*place, 0, value, signature), Cert(*place, certificate)]
     ack = Ack(*place, 1000, digest, signature)
 
     def framed(size_bytes: int) -> int:

@@ -455,6 +455,38 @@ class MessageRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MemberDoubted(Event):
+    """A member of our roster kept rounds from going on. rounds: that its turn is not waited for; 0: until it delivers again."""
+
+    peer: PeerId
+    reason: str
+    rounds: int
+
+    @property
+    def level(self) -> str:
+        return "warning"
+
+    def line(self) -> str:
+        how_long = f"for {self.rounds} rounds" if self.rounds else "until they do"
+        return f"{short(self.peer)} is not waited for {how_long}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class EquivocationProved(Event):
+    """A peer signed two things that no honest peer signs; both signatures are at hand."""
+
+    peer: PeerId
+    reason: str
+
+    @property
+    def level(self) -> str:
+        return "warning"
+
+    def line(self) -> str:
+        return f"{short(self.peer)} is proven hostile, and out of the rosters we write: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class StateFetched(Event):
     round: int
     donor: PeerId
@@ -532,7 +564,7 @@ class TrainingProgress(Event):
     """Once a second. bytes_sent/received: payload of this peer since its start. busy: share of the last seconds spent
     computing. memory_bytes: resident, of this process and its helpers; 0 unknown. is_training: nobody holds it.
     share: micro-batches expected of it in the round. daemon_bytes: over TCP by p2pd, payload of rounds, messages, directory and
-    encryption, as of the last two seconds; 0 unknown."""
+    encryption, as of the last two seconds; 0 unknown. lag_ms: how late the event loop ran, over half a minute."""
 
     round: int
     micro_batches: int
@@ -548,6 +580,7 @@ class TrainingProgress(Event):
     share: int = 0
     daemon_bytes_sent: int = 0
     daemon_bytes_received: int = 0
+    lag_ms_max: float = 0.0
 
     @property
     def level(self) -> str:

@@ -1,7 +1,8 @@
-"""Invitation links and the multiaddresses in them: `dilocox://<run id>@<multiaddr>[,<multiaddr>...]`.
+"""Invitation links and the multiaddresses in them: `dilocox://<run id>@<multiaddr>[,<multiaddr>...][#invite=<grant>]`.
 
-Only text is checked here, with the standard library and signing.py; nothing is resolved or dialled. A volunteer sees these
-messages first, so each says which part is wrong and what to do.
+Only text is checked here, with the standard library, signing.py and the form of admission.py's grants; nothing is resolved or
+dialled. A volunteer sees these messages first, so each says which part is wrong and what to do. The grant stands behind a
+`#`, not a `?`: a shell may take that for a pattern, and a link is pasted as it is.
 """
 
 import ipaddress
@@ -12,13 +13,15 @@ from typing import Literal
 
 import base58
 
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.admission import MAX_GRANT_CHARS, Grant
+from dilocox_peer.errors import ConfigError, RunRefused
 from dilocox_peer.signing import public_key_of
 from dilocox_peer.types import PeerId, RunId
 
 SCHEME = "dilocox://"
 RUN_ID_CHARS = 64
-MAX_LINK_CHARS = 4096
+INVITE_MARK = "#invite="
+MAX_LINK_CHARS = 4096 + len(INVITE_MARK) + MAX_GRANT_CHARS
 MAX_LINK_ADDRESSES = 16
 MAX_ADDRESS_CHARS = 512  # a relayed address with two PeerIDs and a long host name stays below
 
@@ -73,10 +76,11 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a volunteer needs to find a run: which one, and somebody who is in it."""
+    """What a volunteer needs to find a run: which one, and somebody who is in it. grant: of a run that is not open."""
 
     run_id: RunId
     addresses: tuple[str, ...]
+    grant: Grant | None = None
 
     @property
     def link(self) -> str:
@@ -85,11 +89,13 @@ class Invitation:
 
 def format_invitation(invitation: Invitation) -> str:
     """The link of an invitation; `parse_invitation` takes it back."""
-    return f"{SCHEME}{invitation.run_id}@{','.join(invitation.addresses)}"
+    link = f"{SCHEME}{invitation.run_id}@{','.join(invitation.addresses)}"
+    return link if invitation.grant is None else f"{link}{INVITE_MARK}{invitation.grant.to_text()}"
 
 
 def parse_invitation(text: str) -> Invitation:
-    """The invitation in a link. Raises ConfigError that names the part that is wrong and the remedy."""
+    """The invitation in a link. Raises ConfigError that names the part that is wrong and the remedy, RunRefused where the
+    grant in it is for another run."""
     link = text.strip().strip("<>\"'").strip()
     if len(link) > MAX_LINK_CHARS:
         raise ConfigError(
@@ -99,6 +105,7 @@ def parse_invitation(text: str) -> Invitation:
         raise ConfigError(
             f"{_shown(link)} is no invitation link: it begins with {SCHEME}; paste the line that `bootstrap` printed"
         )
+    link, mark, fragment = link.partition("#")
     run_id, at, addresses = link[len(SCHEME) :].partition("@")
     if not at:
         raise ConfigError("the invitation link ends before '@' and the addresses: copy it whole")
@@ -114,7 +121,24 @@ def parse_invitation(text: str) -> Invitation:
         raise ConfigError(
             f"the invitation link names {len(parts)} addresses, at most {MAX_LINK_ADDRESSES} are read: shorten it"
         )
-    return Invitation(RunId(run_id), tuple(parse_multiaddr(part, "peer").text for part in parts))
+    texts = tuple(parse_multiaddr(part, "peer").text for part in parts)
+    return Invitation(RunId(run_id), texts, _grant(mark + fragment, RunId(run_id)) if mark else None)
+
+
+def _grant(text: str, run_id: RunId) -> Grant:
+    """The grant at the end of a link to that run."""
+    if not text.startswith(INVITE_MARK):
+        raise ConfigError(f"the link ends with {_shown(text)}, where only {INVITE_MARK}... may stand: copy it again")
+    try:
+        grant = Grant.from_text(text[len(INVITE_MARK) :])
+    except ValueError as error:
+        raise ConfigError(f"the invitation at the end of the link is damaged ({error}): copy the link whole") from None
+    if grant.run_id != run_id:
+        raise RunRefused(
+            f"the invitation at the end of the link is for run {grant.run_id[:12]}, the link is to run {run_id[:12]}: "
+            "ask the run's owner for an invitation to this one"
+        )
+    return grant
 
 
 def parse_multiaddrs(texts: Iterable[str], role: Role) -> tuple[str, ...]:

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dilocox_peer.errors import ManifestMismatch
-from dilocox_peer.signing import PUBLIC_KEY_BYTES, SigningKey, peer_id_of, verify_key
+from dilocox_peer.signing import PUBLIC_KEY_BYTES, SigningKey, peer_id_of, public_key_of, verify_key
 from dilocox_peer.types import Digest, PeerId, RunId, canonical, sha256
 
 FORMAT: Final = 1
 MAX_MANIFEST_BYTES = 64 * 1024
+MAX_MEMBERS = 512  # listed in a manifest, which they are the largest part of
 
 RUN_NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
 
@@ -152,6 +153,34 @@ class LimitsSection(_Section):
     norm_clip: float = Field(4.0, gt=1, description="a contribution's norm against the group's median, at most")
 
 
+class AdmissionSection(_Section):
+    """Who may take part. What the modes do is in admission.py."""
+
+    mode: Literal["open", "invite", "list"] = Field(
+        "open",
+        description="open: everybody; invite: whom the owner invites (`dilocox-peer invite`); list: the members, and whom the owner invites",
+    )
+    members: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        max_length=MAX_MEMBERS,
+        description="of mode list: PeerIDs; `join` names its own when it is not listed",
+    )
+
+    @model_validator(mode="after")
+    def _members_fit(self) -> Self:
+        if bool(self.members) != (self.mode == "list"):
+            raise ValueError('members are for mode "list", which needs some')
+        if len(set(self.members)) != len(self.members):
+            raise ValueError("members: one is listed twice")
+        for member in self.members:
+            try:
+                public_key_of(PeerId(member))
+            except ValueError:
+                raise ValueError(f"members: {member[:80]!r} is no Ed25519 PeerID (12D3KooW...)") from None
+        return self
+
+
 class OwnerSection(_Section):
     public_key: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="Ed25519, hex")
     signature: str = Field(
@@ -172,6 +201,7 @@ class Manifest(_Section):
     compression: CompressionSection = CompressionSection()
     data: DataSection = DataSection()
     limits: LimitsSection = LimitsSection()
+    admission: AdmissionSection = AdmissionSection()
     owner: OwnerSection = OwnerSection()
 
     @model_validator(mode="after")

@@ -51,6 +51,13 @@ def public_key_of(peer: PeerId) -> bytes:
     return raw[len(_PEER_ID_PREFIX) :]
 
 
+def public_key_in(peer_id: bytes) -> bytes | None:
+    """The public key inside a PeerID's binary form; None for anything but an Ed25519 PeerID."""
+    if len(peer_id) != len(_PEER_ID_PREFIX) + PUBLIC_KEY_BYTES or not peer_id.startswith(_PEER_ID_PREFIX):
+        return None
+    return peer_id[len(_PEER_ID_PREFIX) :]
+
+
 def verify_key(public_key: bytes, message: bytes, signature: bytes) -> bool:
     """Whether signature is public_key's signature of message. Never raises for wrong bytes."""
     if len(public_key) != PUBLIC_KEY_BYTES or len(signature) != SIGNATURE_BYTES:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dilocox_peer.config import preset
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place, Value, acceptance, vote_for
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, acceptance, vote_for
 from dilocox_peer.peer.rounds.plan import plan_bounds
 from dilocox_peer.peer.rounds.planner import FixedPlanner
 from dilocox_peer.peer.state.backup import Annals
@@ -41,7 +41,7 @@ class CertifiedStage:
         )
         certificate = Certificate(self.stage, place.head, epoch, 0, value, signatures)
         self.certificates.append(certificate)
-        self.place = Place.after(certificate)
+        self.place = self.place.then(certificate)
         self._value += 1.0
         zero = initial_state(MANIFEST, self.stage)
         raw = (self._value * zero.anchor_N()).numpy().tobytes()

@@ -1,26 +1,26 @@
 """`bootstrap`: the entry point of one run or several. It holds their DHTs and manifests, trains nothing, and may be restarted.
 
-Where the owner's key is here too it does the owner's part unattended (peer/registrar.py): it signs each stage's first roster
-and checkpoints. Without the key it serves all the same.
-
 Each run has a network daemon and a directory of its own, so that no run's records need another run's peers; the first
 listens where it is told, each further one a port higher. All have the same identity. Every BEAT_S each is tried and its
-manifest renewed; `--health` asks over the control socket how that went (health.py).
+manifest renewed; `--health` asks over the control socket how that went (health.py). Where it has the owner's key it does the
+owner's part, unattended: it signs each stage's first roster and checkpoints (peer/notaries.py), and redeems the invitations of
+runs that are not open; it tells their peers what was revoked (peer/desk.py).
 """
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from dilocox_peer.admission import Gate, owner_of
 from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.health import RunHealth, report
-from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.cli.home import PeerHome, owner_key_path
 from dilocox_peer.cli.lifetime import Stop, interruptible, run_until_stopped
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
@@ -28,15 +28,16 @@ from dilocox_peer.events import BootstrapReady, Failed, Left, Listener, Remark
 from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddr, parse_multiaddrs, with_port_raised
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import ControlRefused, Controls, ControlServer, socket_path
-from dilocox_peer.peer.identity import Identity, read_owner_key
+from dilocox_peer.peer.identity import Identity, read_key
+from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.network.p2pd import check_listenable
 from dilocox_peer.signing import SigningKey
-from dilocox_peer.types import PeerId
+from dilocox_peer.types import RunId
 
 if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
+    from dilocox_peer.peer.desk import Desk
     from dilocox_peer.peer.network.transport import Transport
-    from dilocox_peer.peer.registrar import Registrar
 
 DEFAULT_PORT = 4711
 BEAT_S = 30.0  # the manifest record expires after four
@@ -54,22 +55,14 @@ class BootstrapRequest:
     host_maddrs: tuple[str, ...]
     announce_maddrs: tuple[str, ...]
     initial_peers: tuple[str, ...]
+    owner_home: Path  # where the owner's key and records are, unless said otherwise
+    owner_key: Path | None
     json_log: bool
     until_stdin_closes: bool
-    owner_key: Path | None = None  # given; else the first of usual_owner_keys that belongs to a run
-    usual_owner_keys: tuple[Path, ...] = ()
 
     @property
     def listen(self) -> tuple[str, ...]:
         return self.host_maddrs or (f"/ip4/0.0.0.0/tcp/{DEFAULT_PORT if self.port is None else self.port}",)
-
-
-@dataclass(frozen=True)
-class _Owned:
-    """What this process may sign with. keys: of the runs' owners that are here, by their PeerIDs."""
-
-    identity: Identity
-    keys: Mapping[PeerId, SigningKey]
 
 
 @dataclass
@@ -79,6 +72,7 @@ class _Served:
     manifest: Manifest
     transport: "Transport"
     directory: "Directory"
+    desk: "Desk | None"  # of a run that is not open
     beaten_at: float  # monotonic; of the last beat that went well
     connections: int = 0
     trouble: str = ""
@@ -92,11 +86,13 @@ class _Served:
         return format_invitation(Invitation(self.manifest.run_id, self.transport.addresses[:MAX_LINK_ADDRESSES]))
 
     async def beat(self) -> str:
-        """Tries network daemon and directory, and renews the manifest. What is wrong, empty if nothing."""
+        """Tries network daemon and directory, and renews the manifest and what is revoked. What is wrong, empty if nothing."""
         try:
             self.connections = len(await self.transport.connected_peers())
             await self.directory.publish_manifest(self.manifest)
-        except (PeerUnavailable, RunUnreachable) as error:
+            if self.desk is not None:
+                await self.desk.beat(self.directory)
+        except (PeerUnavailable, RunUnreachable, ConfigError) as error:
             self.trouble = str(error)
         except (TimeoutError, OSError) as error:
             self.trouble = f"the network daemon does not answer {error}".strip()
@@ -121,13 +117,13 @@ def run_bootstrap(request: BootstrapRequest) -> None:
     if request.port is not None and request.host_maddrs:
         raise ConfigError("--port and --host-maddrs both say where to listen: pass one of them")
     manifests = _manifests(request.paths)
+    owner_keys = _owner_keys(request, manifests)
     parse_multiaddrs(request.initial_peers, "peer")
     for index in range(len(manifests)):
         for address in _addresses(request, index)[0]:
             check_listenable(
                 parse_multiaddr(address, "listen"), flag="--host-maddrs" if request.host_maddrs else "--port"
             )
-    keys = _owner_keys(request, manifests)
     request.home.make()
     listener = event_printer(as_json=request.json_log)
     with Identity.open(request.home.identity_path) as identity:
@@ -137,7 +133,7 @@ def run_bootstrap(request: BootstrapRequest) -> None:
             quiet_hivemind()
 
         async def work(stop: Stop) -> None:
-            await _serve(manifests, _Owned(identity, keys), request, listener, stop)
+            await _serve(manifests, owner_keys, identity, request, listener, stop)
 
         code = run_until_stopped(work, until_stdin_closes=request.until_stdin_closes)
     raise typer.Exit(code)
@@ -157,19 +153,23 @@ def _manifests(paths: Sequence[Path]) -> list[Manifest]:
     return manifests
 
 
-def _owner_keys(request: BootstrapRequest, manifests: Sequence[Manifest]) -> dict[PeerId, SigningKey]:
-    """The keys of the runs' owners that are here. Raises ConfigError for one that was named and owns none of them."""
-    if request.owner_key is not None:
-        key = read_owner_key(request.owner_key)
-        if key is None:
-            raise ConfigError(f"--owner-key {request.owner_key} does not exist: pass the key that signed the run file")
-        if all(manifest.owner_peer != key.peer_id for manifest in manifests):
-            raise ConfigError(
-                f"--owner-key {request.owner_key} has not signed {request.paths[0]}: pass the one that has"
-            )
-        return {key.peer_id: key}
-    found = [read_owner_key(path) for path in request.usual_owner_keys]
-    return {key.peer_id: key for key in found if key is not None}
+def _owner_keys(request: BootstrapRequest, manifests: Sequence[Manifest]) -> dict[RunId, SigningKey]:
+    """The owner's key, for the runs that it signed. Raises ConfigError where one was named that signed none of them, or where
+    one is needed and cannot be read."""
+    path = owner_key_path(request.owner_key, request.owner_home)
+    try:
+        key = read_key(path, flag="--owner-key")
+    except ConfigError:
+        is_needed = path.exists() and any(Gate.of(manifest) for manifest in manifests)
+        if request.owner_key is not None or is_needed:
+            raise
+        return {}
+    signed = {manifest.run_id: key for manifest in manifests if owner_of(manifest) == key.peer_id}
+    if request.owner_key is not None and not signed:
+        raise ConfigError(
+            f"--owner-key {path} signed none of these runs: pass the key that `sign` used, or leave it out"
+        )
+    return signed
 
 
 def _addresses(request: BootstrapRequest, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -179,20 +179,31 @@ def _addresses(request: BootstrapRequest, index: int) -> tuple[tuple[str, ...], 
 
 
 async def _serve(
-    manifests: Sequence[Manifest], owned: _Owned, request: BootstrapRequest, listener: Listener, stop: Stop
+    manifests: Sequence[Manifest],
+    owner_keys: Mapping[RunId, SigningKey],
+    identity: Identity,
+    request: BootstrapRequest,
+    listener: Listener,
+    stop: Stop,
 ) -> None:
     """Starts and serves until it is told to stop, which it may be in mid-start: then nothing is announced."""
     async with AsyncExitStack() as stack:
         stopped = asyncio.create_task(stop.wait())
         stack.callback(stopped.cancel)
-        starting = asyncio.create_task(_start(stack, manifests, owned, request, listener, stop), name="start-up")
+        starting = asyncio.create_task(
+            _start(stack, manifests, owner_keys, identity, request, stop, listener), name="start-up"
+        )
         either: set[asyncio.Future[Any]] = {starting, stopped}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             runs = starting.result()
             for served in runs:
                 addresses = tuple(served.transport.addresses)
-                listener(BootstrapReady(owned.identity.peer_id, served.manifest.run_id, served.link, addresses))
+                listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link, addresses))
+                if (remark := _on_first_rosters(served, owner_keys)) is not None:
+                    listener(remark)
+                if (remark := _on_admission(served, request)) is not None:
+                    listener(remark)
             await _keep(runs, listener, stopped)
         else:
             starting.cancel()
@@ -204,15 +215,25 @@ async def _serve(
 async def _start(
     stack: AsyncExitStack,
     manifests: Sequence[Manifest],
-    owned: _Owned,
+    owner_keys: Mapping[RunId, SigningKey],
+    identity: Identity,
     request: BootstrapRequest,
-    listener: Listener,
     stop: Stop,
+    listener: Listener,
 ) -> list[_Served]:
     """All runs, served. When cancelled, what was started is the stack's to end."""
-    runs = [await _open(stack, manifest, owned, request, listener, index) for index, manifest in enumerate(manifests)]
+    lag = LoopLag()
+    watching = asyncio.create_task(lag.watch(), name="lag")
+    stack.callback(watching.cancel)
+    runs = []
+    for index, manifest in enumerate(manifests):
+        owner_key = owner_keys.get(manifest.run_id)
+        served = await _open(stack, manifest, owner_key, identity, request, index)
+        if owner_key is not None:
+            await stack.enter_async_context(_notaries(served, owner_key, request, listener))
+        runs.append(served)
     await stack.enter_async_context(
-        ControlServer(socket_path(request.home.folder), _controls(owned.identity, runs, stop), clock=time.time)
+        ControlServer(socket_path(request.home.folder), _controls(identity, runs, lag, stop), clock=time.time)
     )
     return runs
 
@@ -220,19 +241,24 @@ async def _start(
 async def _open(
     stack: AsyncExitStack,
     manifest: Manifest,
-    owned: _Owned,
+    owner_key: SigningKey | None,
+    identity: Identity,
     request: BootstrapRequest,
-    listener: Listener,
     index: int,
 ) -> _Served:
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.peer import dialback
+    from dilocox_peer.peer.desk import Desk, OwnerRecords
     from dilocox_peer.peer.network.transport import Relay, Transport
 
     listen, announce = _addresses(request, index)
+    gate, desk = Gate.of(manifest), None
+    if gate is not None:
+        desk = Desk.open(gate, OwnerRecords(request.owner_home, manifest.run_id), owner_key)
+        stack.callback(desk.close)
     transport = await Transport.create(
         request.home.identity_path,
-        owned.identity.peer_id,
+        identity.peer_id,
         namespace=manifest.run_id,
         initial_peers=request.initial_peers,
         host_maddrs=listen,
@@ -241,45 +267,64 @@ async def _open(
         relay=Relay(force_reachability="public"),  # peers behind a NAT are reached through it
     )
     stack.push_async_callback(transport.close)
-    directory = await Directory.create(transport, manifest.run_id, owned.identity.key)
+    directory = await Directory.create(transport, manifest.run_id, identity.key)
     stack.push_async_callback(directory.close)
+    if desk is not None:
+        directory.set_gate(desk.gate)
+        if (admission := desk.admission_of(identity.peer_id)) is not None:
+            await transport.guard(admission)
+        await desk.serve(transport)
+        await desk.beat(directory)
     await directory.publish_manifest(manifest)
-    await dialback.serve(transport)
-    registrar = _registrar(manifest, owned, transport, directory, request, listener)
-    if registrar is not None:
-        registering = asyncio.create_task(registrar.run(), name="notaries")
-        stack.push_async_callback(_end, registering)
-    served = _Served(manifest, transport, directory, beaten_at=time.monotonic())
+    await dialback.serve(transport, right=None)
+    served = _Served(manifest, transport, directory, desk, beaten_at=time.monotonic())
     stack.callback(served.failed.cancel)
     return served
 
 
-def _registrar(
-    manifest: Manifest,
-    owned: _Owned,
-    transport: "Transport",
-    directory: "Directory",
-    request: BootstrapRequest,
-    listener: Listener,
-) -> "Registrar | None":
-    """The owner's part in the run, if its key is here."""
-    key = owned.keys.get(manifest.owner_peer) if manifest.owner_peer is not None else None
-    if key is None:
-        listener(
-            Remark(
-                f"no owner's key here: the first roster of run {manifest.run.name!r} has to be signed by a bootstrap that has it"
-            )
-        )
+@asynccontextmanager
+async def _notaries(
+    served: _Served, owner_key: SigningKey, request: BootstrapRequest, listener: Listener
+) -> AsyncIterator[None]:
+    """The owner's part in the rounds of a run, until the block ends."""
+    from dilocox_peer.peer.notaries import Notaries
+
+    manifest = served.manifest
+    notaries = Notaries(
+        manifest,
+        owner_key,
+        transport=served.transport,
+        directory=served.directory,
+        folder=request.home.run_folder(manifest.run_id),
+        listener=listener,
+    )
+    running = asyncio.create_task(notaries.run(), name="notaries")
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def _on_first_rosters(served: _Served, owner_keys: Mapping[RunId, SigningKey]) -> Remark | None:
+    if served.manifest.run_id in owner_keys:
         return None
-    from dilocox_peer.peer.registrar import Registrar
-
-    folder = request.home.run_folder(manifest.run_id)
-    return Registrar(manifest, key, transport=transport, directory=directory, folder=folder, listener=listener)
+    name = served.manifest.run.name
+    return Remark(f"no owner's key here: the first roster of run {name!r} has to be signed by a bootstrap that has it")
 
 
-async def _end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+def _on_admission(served: _Served, request: BootstrapRequest) -> Remark | None:
+    """What the owner of a run that is not open has to do, beside handing the link out."""
+    if served.desk is None:
+        return None
+    name = served.manifest.run.name
+    listed = f"the {len(served.desk.gate.members)} listed and " if served.desk.gate.members else ""
+    if served.desk.can_redeem:
+        return Remark(f"run {name!r} takes {listed}invited peers: `dilocox-peer invite` makes a link for each")
+    path = owner_key_path(request.owner_key, request.owner_home)
+    return Remark(
+        f"run {name!r} takes {listed}invited peers, and the owner's key is not at {path}: invitations for one peer work, others do not"
+    )
 
 
 async def _keep(runs: Sequence[_Served], listener: Listener, stopped: "asyncio.Task[str]") -> None:
@@ -298,7 +343,7 @@ async def _keep(runs: Sequence[_Served], listener: Listener, stopped: "asyncio.T
                 listener(Failed("manifest", f"{trouble}; trying again in {BEAT_S:.0f} s"))
 
 
-def _controls(identity: Identity, runs: Sequence[_Served], stop: Stop) -> Controls:
+def _controls(identity: Identity, runs: Sequence[_Served], lag: LoopLag, stop: Stop) -> Controls:
     def refuse() -> str:
         raise ControlRefused("a bootstrap trains nothing")
 
@@ -307,6 +352,6 @@ def _controls(identity: Identity, runs: Sequence[_Served], stop: Stop) -> Contro
         return "leaving"
 
     def status() -> dict[str, Any]:
-        return report(identity.peer_id, [served.health() for served in runs])
+        return report(identity.peer_id, [served.health() for served in runs], lag)
 
     return Controls(status=status, pause=refuse, resume=refuse, leave=leave)

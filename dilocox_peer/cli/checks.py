@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dilocox_peer.admission import Gate, Grant, Right, told_to_itself, when
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import parse_multiaddr, parse_multiaddrs
 from dilocox_peer.pipeline.memory import size
+from dilocox_peer.types import PeerId
 
 Status = Literal["ok", "warn", "fail", "skipped"]
 
@@ -181,6 +183,28 @@ def judge_reachability(own: Sequence[str], run: Sequence[str], was_dialled: bool
     return Check(
         "direct or relayed", "warn", "no public address: this peer dials, others probably cannot dial it", remedy
     )
+
+
+def judge_admission(gate: Gate, me: PeerId | None, *, kept: Grant | None, grant: Grant | None, now: float) -> Check:
+    """Of a run that is not open. me: None if this peer has no key yet. kept: its pass of an earlier time; grant: the link's."""
+    name, remedy = "admission", "ask the run's owner for an invitation"
+    if me is not None and gate.refusal(me, Right.JOIN, now) is None:
+        return Check(name, "ok", "this peer is on the run's list")
+    reasons = []
+    for each in (kept, grant):
+        if each is None:
+            continue
+        who = me or each.peer or gate.owner  # without a key yet, for whom it is cannot be judged
+        if (reason := gate.why_not(each, who, Right.JOIN, now, check_signature=True)) is None:
+            said = "this peer has come in before" if each is kept else "the link's invitation is good"
+            return Check(name, "ok", f"{said}, until {when(each.expires_s)}")
+        reasons.append(reason)
+    if not reasons:
+        whom = "listed and invited" if gate.members else "invited"
+        me_there = f"this one is {me}" if me is not None else "this one has no key yet, `join` makes it"
+        found = f"the run takes {whom} peers only, {me_there}, and the link has no invitation"
+        return Check(name, "fail", found, remedy)
+    return Check(name, "fail", told_to_itself(reasons[-1]), remedy)
 
 
 def judge_stages(peers_of_stage: Sequence[int]) -> Check:

@@ -48,10 +48,13 @@ class Children:
     def __getitem__(self, label: str) -> Child:
         return self._children[label]
 
-    async def start(self, label: str, arguments: Sequence[str]) -> Child:
-        """Starts `dilocox-peer ARGUMENTS --log json --until-stdin-closes`; its events go to on_event as they come."""
+    async def start(
+        self, label: str, arguments: Sequence[str], *, program: Sequence[str] = ("-m", "dilocox_peer")
+    ) -> Child:
+        """Starts `dilocox-peer ARGUMENTS --log json --until-stdin-closes`; its events go to on_event as they come. program: what
+        Python runs instead, for tests of peers that mean ill."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "dilocox_peer", *arguments, "--log", "json", "--until-stdin-closes",
+            sys.executable, *program, *arguments, "--log", "json", "--until-stdin-closes",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

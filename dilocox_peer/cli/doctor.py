@@ -21,12 +21,14 @@ from rich.table import Table
 from rich.text import Text
 
 from dilocox_peer import __version__
+from dilocox_peer.admission import Gate
 from dilocox_peer.cli import checks
 from dilocox_peer.cli.checks import Check, within
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
 from dilocox_peer.peer.footprint import available_memory
+from dilocox_peer.peer.identity import read_key
 from dilocox_peer.pipeline.memory import device_bytes, size, stage_bytes
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ LINKD_S = 30.0
 QUICK_S = 10.0
 MEASURE_S = 2.0
 STEP_OPERATIONS = 3e11  # of one measured step on a processor: some seconds on a slow one
-VISIT_CHECKS = ("directory", "manifest", "peers", "clock", "direct or relayed", "DHT round trip")
+VISIT_CHECKS = ("directory", "manifest", "admission", "peers", "clock", "direct or relayed", "DHT round trip")
 NO_LINK = "needs the run's link: dilocox-peer doctor LINK"
 
 _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
@@ -125,7 +127,7 @@ def examine(
         found += [Check(name, "skipped", NO_LINK) for name in ("bootstrap", *VISIT_CHECKS)]
     else:
         on_start("the run")
-        outside = asyncio.run(look_at_run(invitation, request.host_maddrs))
+        outside = asyncio.run(look_at_run(invitation, request.host_maddrs, home))
         found += outside.found
         manifest, speeds = outside.manifest, outside.speeds
     on_start("memory and speed")
@@ -327,7 +329,7 @@ class Outside:
     speeds: tuple[float, ...] = ()
 
 
-async def look_at_run(invitation: Invitation, host_maddrs: Sequence[str]) -> Outside:
+async def look_at_run(invitation: Invitation, host_maddrs: Sequence[str], home: PeerHome) -> Outside:
     """Dials, then visits the run as a peer would. Nothing of the visit is left there but a record of 2 minutes: the
     manifest, once more, under a key of the visit's own."""
     from dilocox_peer.cli.visit import visit
@@ -350,11 +352,12 @@ async def look_at_run(invitation: Invitation, host_maddrs: Sequence[str]) -> Out
         found.append(await within("directory", DIRECTORY_S, enter))
         if open_visit is None:
             return Outside(found + [Check(name, "skipped", "no directory answers") for name in VISIT_CHECKS[1:]])
-        return await _look_around(open_visit, invitation, found)
+        return await _look_around(open_visit, invitation, home, found)
 
 
-async def _look_around(open_visit: "Visit", invitation: Invitation, found: list[Check]) -> Outside:
+async def _look_around(open_visit: "Visit", invitation: Invitation, home: PeerHome, found: list[Check]) -> Outside:
     from dilocox_peer.peer.dialback import can_be_dialled
+    from dilocox_peer.peer.entry import kept_pass
 
     manifest: Manifest | None = None
     leases: list[Lease] = []
@@ -366,6 +369,21 @@ async def _look_around(open_visit: "Visit", invitation: Invitation, found: list[
         return Check(
             "manifest", "ok", f"run {manifest.run.name!r}, signed by its owner {owner}…, is what the link names"
         )
+
+    async def look_at_admission() -> Check:
+        assert manifest is not None
+        gate = Gate.of(manifest)
+        if gate is None:
+            return Check("admission", "ok", "open: everybody may join")
+        open_visit.directory.set_gate(gate)  # ours, that learns what was revoked
+        if (revocations := await open_visit.directory.fetch_revocations(RECORD_S)) is not None:
+            gate.take(revocations)
+        try:
+            me = read_key(home.identity_path, flag="--identity-path").peer_id
+        except ConfigError:
+            me = None  # made when it first joins
+        kept = kept_pass(home.run_folder(manifest.run_id))
+        return checks.judge_admission(gate, me, kept=kept, grant=invitation.grant, now=time.time())
 
     async def look_at_peers() -> Check:
         assert manifest is not None
@@ -396,6 +414,7 @@ async def _look_around(open_visit: "Visit", invitation: Invitation, found: list[
     if manifest is None:
         found += [Check(name, "skipped", "the run's settings are not known") for name in VISIT_CHECKS[2:]]
         return Outside(found)
+    found.append(await within("admission", RECORD_S, look_at_admission))
     found.append(await within("peers", RECORD_S, look_at_peers))
     now = time.time()
     found.append(checks.judge_clock([lease.expires_s - now for lease in leases]))

@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from dilocox_peer.admission import Right
 from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.lifetime import Stop, run_until_stopped
@@ -80,6 +81,7 @@ class _Evaluator:
 
     async def run(self, stop: Stop) -> None:
         from dilocox_peer.dht.directory import Directory
+        from dilocox_peer.peer.entry import Newcomer, come_in
         from dilocox_peer.peer.network.transport import Transport
 
         async with AsyncExitStack() as stack:
@@ -95,6 +97,13 @@ class _Evaluator:
             directory = await Directory.create(transport, self._invitation.run_id, self._identity.key)
             stack.push_async_callback(directory.close)
             manifest = await directory.fetch_manifest()
+            newcomer = Newcomer(
+                self._identity.peer_id,
+                self._invitation.grant,
+                self._home.run_folder(manifest.run_id),
+                right=Right.READ,
+            )
+            await come_in(newcomer, manifest, transport=transport, directory=directory)
             follow = asyncio.create_task(self._follow(transport, directory, manifest), name="evaluate")
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait({follow, stopped}, return_when=asyncio.FIRST_COMPLETED)

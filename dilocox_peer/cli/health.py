@@ -13,6 +13,7 @@ import typer
 
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.peer.control import ControlRefused, NotRunning, ask, socket_path
+from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.status import printable
 from dilocox_peer.types import PeerId
 
@@ -33,9 +34,15 @@ class RunHealth:
     trouble: str = ""
 
 
-def report(peer: PeerId, runs: Sequence[RunHealth]) -> dict[str, Any]:
+def report(peer: PeerId, runs: Sequence[RunHealth], lag: LoopLag) -> dict[str, Any]:
     """The bootstrap's `status`."""
-    return {"role": ROLE, "peer": peer, "runs": [asdict(each) for each in runs]}
+    return {
+        "role": ROLE,
+        "peer": peer,
+        "runs": [asdict(each) for each in runs],
+        "lag_ms_p99": round(lag.p99_ms, 2),
+        "lag_ms_max": round(lag.max_ms, 2),
+    }
 
 
 def judge(status: Mapping[str, Any]) -> tuple[bool, str]:

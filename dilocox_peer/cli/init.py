@@ -22,6 +22,7 @@ def write_run_file(
     preset: str,
     run_name: str | None,
     stages: int | None,
+    admission: str,
     owner_key: Path | None,
     home: Path | None,
     force: bool,
@@ -33,7 +34,9 @@ def write_run_file(
         raise ConfigError(f"--run-name {run_name!r}: use letters, digits, . _ and -, at most 64")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists: pass --force to overwrite it, or another name")
-    manifest = preset_manifest(preset, run={"name": run_name or preset})
+    if admission == "list":
+        raise ConfigError(f"--admission list: its members are written into {path}, under [admission]; then sign it")
+    manifest = preset_manifest(preset, run={"name": run_name or preset}, admission={"mode": admission})
     try:
         manifest = cut_into(manifest, stages or manifest.stages.count)
     except ValueError as error:

@@ -159,6 +159,7 @@ def _settings(request: JoinRequest, invitation: Invitation, more_peers: tuple[st
         trace=request.trace,
         mdns=request.mdns,
         backup_stages=request.backup_stages,
+        grant=invitation.grant,
         max_memory_bytes=None if request.max_memory_gb is None else int(request.max_memory_gb * 1e9),
         limits=TransportLimits(
             upload_bytes_per_s=_bytes_per_s(request.max_upload_mbit_s),

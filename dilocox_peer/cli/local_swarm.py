@@ -71,12 +71,19 @@ class LocalSwarm:
         await self.until(lambda: bool(self.link), [child], START_S)
         return child
 
-    async def start_peer(self, label: str, *, stage: int | None = None, more: Sequence[str] = ()) -> Child:
+    async def start_peer(
+        self,
+        label: str,
+        *,
+        stage: int | None = None,
+        more: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "dilocox_peer"),
+    ) -> Child:
         """Joins a peer of this name (again) and returns when it has started. Raises ChildEnded, TimeoutError."""
         wish = [] if stage is None else ["--stage", str(stage)]
         self._started.discard(label)
         child = await self.children.start(
-            label, ["join", self.link, "--name", label, *wish, *more, *self._common, *self._data]
+            label, ["join", self.link, "--name", label, *wish, *more, *self._common, *self._data], program=program
         )
         await self.until(lambda: label in self._started, [child], START_S)
         return child

@@ -35,6 +35,14 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+class AdmissionMode(StrEnum):
+    """Of the manifest's admission section."""
+
+    OPEN = "open"
+    INVITE = "invite"
+    LIST = "list"
+
+
 NameOption = Annotated[
     str,
     typer.Option("--name", help="Names this peer on this machine: its key and state live in a folder of that name."),
@@ -82,6 +90,9 @@ def init(
     preset: Annotated[str, typer.Option(help="tiny, small, 125m or 1.3b.")] = "tiny",
     stages: Annotated[int | None, typer.Option(min=1, help="Pipeline stages.", show_default="the preset's")] = None,
     run_name: Annotated[str | None, typer.Option(help="Shown to volunteers.", show_default="the preset")] = None,
+    admission: Annotated[
+        AdmissionMode, typer.Option(help="open: everybody may join; invite: whom you invite; list: edit the file.")
+    ] = AdmissionMode.OPEN,
     owner_key: Annotated[
         Path | None,
         typer.Option(help="The owner's key; made if missing.", show_default="owner.key in --home"),
@@ -92,7 +103,16 @@ def init(
     """Write a commented run.toml, signed with the owner's key."""
     from dilocox_peer.cli.init import write_run_file
 
-    write_run_file(path, preset=preset, run_name=run_name, stages=stages, owner_key=owner_key, home=home, force=force)
+    write_run_file(
+        path,
+        preset=preset,
+        run_name=run_name,
+        stages=stages,
+        admission=admission.value,
+        owner_key=owner_key,
+        home=home,
+        force=force,
+    )
 
 
 @app.command()
@@ -133,7 +153,8 @@ def bootstrap(
     owner_key: Annotated[
         Path | None,
         typer.Option(
-            help="The owner's key, to sign first rosters and checkpoints.", show_default="owner.key, here or in --home"
+            help="The owner's key: signs first rosters and checkpoints, redeems invitations.",
+            show_default="owner.key in --home, if there",
         ),
     ] = None,
     name: NameOption = "bootstrap",
@@ -143,7 +164,7 @@ def bootstrap(
     until_stdin_closes: StdinOption = False,
 ) -> None:
     """Run the entry point of a run, or of several: DHT node and manifest. Prints the line with which others join."""
-    from dilocox_peer.cli.home import PeerHome, owner_key_path
+    from dilocox_peer.cli.home import PeerHome, default_home
 
     if health:
         from dilocox_peer.cli.health import show_health
@@ -159,15 +180,91 @@ def bootstrap(
             host_maddrs=tuple(host_maddrs or ()),
             announce_maddrs=tuple(announce_maddrs or ()),
             initial_peers=tuple(initial_peers or ()),
+            owner_home=home or default_home(),
+            owner_key=owner_key,
             json_log=log is LogFormat.JSON,
             until_stdin_closes=until_stdin_closes,
-            owner_key=owner_key,
-            usual_owner_keys=(
-                PeerHome.at(home, name, identity_path).folder / "owner.key",
-                owner_key_path(None, home),
-            ),
         )
     )
+
+
+RunFileArgument = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="The run's signed run.toml.")]
+OwnerKeyOption = Annotated[
+    Path | None, typer.Option("--owner-key", help="The key that signed it.", show_default="owner.key in --home")
+]
+
+
+@app.command()
+def invite(
+    path: RunFileArgument = Path("run.toml"),
+    for_peer: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="PEERID",
+            help="Invite this peer alone; nobody has to redeem it.",
+            envvar="DILOCOX_INVITE_FOR",
+            show_default=False,
+        ),
+    ] = None,
+    uses: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Invite so many, whoever comes first.", show_default="1")
+    ] = None,
+    expires: Annotated[
+        str, typer.Option(help="After so long it is worth nothing, nor is who came in by it: 90m, 12h, 7d, 4w.")
+    ] = "30d",
+    rights: Annotated[str, typer.Option(help="join: train and read; read: export, evaluate, generate alone.")] = "join",
+    address: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Multiaddr where the run is entered; may repeat.", show_default="the bootstrap's on this machine"
+        ),
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(help="The link that `bootstrap` printed, instead of --address.", show_default=False)
+    ] = None,
+    owner_key: OwnerKeyOption = None,
+    name: NameOption = "bootstrap",
+    home: HomeOption = None,
+) -> None:
+    """Print a link that lets its reader into a run with admission "invite". Whoever has the link has the invitation."""
+    from dilocox_peer.cli.invite import InviteRequest, run_invite
+
+    run_invite(
+        InviteRequest(
+            path=path,
+            for_peer=for_peer,
+            uses=uses,
+            expires=expires,
+            rights=rights,
+            addresses=tuple(address or ()),
+            link=link,
+            owner_key=owner_key,
+            home=home,
+            name=name,
+        )
+    )
+
+
+@app.command()
+def revoke(
+    path: RunFileArgument,
+    target: Annotated[
+        str, typer.Argument(metavar="WHAT", help="An invitation's id, the link it is in, or the PeerID of who came in.")
+    ],
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Tell the run at once, over its link; for a bootstrap on another machine.", show_default=False
+        ),
+    ] = None,
+    owner_key: OwnerKeyOption = None,
+    home: HomeOption = None,
+) -> None:
+    """Take an invitation back, with every pass made of it, or put a peer out: the others hear it no more."""
+    from dilocox_peer.cli.invite import run_revoke
+
+    run_revoke(path, target, link=link, owner_key=owner_key, home=home)
 
 
 @app.command()

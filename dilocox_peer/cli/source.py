@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from dilocox_peer.cli.home import default_home
+from dilocox_peer.cli.home import PeerHome, default_home
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.invitation import parse_invitation
@@ -42,7 +42,7 @@ def load_model(request: SourceRequest) -> "WholeModel":
         raise ConfigError(f"{' and '.join(given)}: give one of them")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if request.link:
-        return _from_run(request.link, request.timeout_s, console)
+        return _from_run(request, request.link, console)
     if request.model is not None:
         from dilocox_peer.pipeline.huggingface import read_folder
 
@@ -51,14 +51,19 @@ def load_model(request: SourceRequest) -> "WholeModel":
     return _from_disk(folders, request.manifest, console)
 
 
-def _from_run(link: str, timeout_s: float, console: Console) -> "WholeModel":
+def _from_run(request: SourceRequest, link: str, console: Console) -> "WholeModel":
     invitation = parse_invitation(link)
-    from dilocox_peer.cli.visit import fetch_whole_model
+    from dilocox_peer.cli.visit import READER, fetch_whole_model
+
+    reader = PeerHome.at(request.home, READER, None)
 
     with console.status(f"asking run {invitation.run_id[:12]}"):
         return asyncio.run(
             fetch_whole_model(
-                invitation, timeout_s=timeout_s, say=lambda line: console.print(line, style="dim", markup=False)
+                invitation,
+                timeout_s=request.timeout_s,
+                say=lambda line: console.print(line, style="dim", markup=False),
+                reader=reader,
             )
         )
 

@@ -1,6 +1,7 @@
 """A short visit to a live run, by somebody who is no peer of it: what `export`, `generate` and `doctor` look through.
 
-The visitor has a key of its own that ends with the visit, so it can come while a peer of the same name is training. It
+The visitor has a key of its own that ends with the visit, so it can come while a peer of the same name is training. In a run
+that takes the invited it comes as the same reader again, with key and pass kept: each new key would use the invitation up. It
 listens on loopback only, unless told otherwise: who only asks need not be dialled.
 """
 
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dilocox_peer.admission import Right
+from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.errors import DilocoxError, PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.events import Event, StateFetched, StateFetchFailed
 from dilocox_peer.invitation import Invitation
@@ -20,6 +23,7 @@ from dilocox_peer.peer.identity import Identity
 from dilocox_peer.types import Digest, PeerId
 
 if TYPE_CHECKING:
+    from dilocox_peer.admission import Grant
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.dht.records import Lease
     from dilocox_peer.peer.network.transport import Transport
@@ -33,6 +37,8 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 ASK_S = 15.0  # a donor keeps the question that long when it has nothing new
 FETCH_S = 3600.0  # for one state; a donor that stalls is given up sooner
 RETRY_S = 0.5
+READER = "reader"  # the name of who visits a run that takes the invited
+PASS_FILE = "pass"  # as peer/entry.py keeps it, which is not imported before it is needed
 
 Say = Callable[[str], None]
 
@@ -44,19 +50,43 @@ class Visit:
     transport: "Transport"
     directory: "Directory"
     identity: Identity
+    grant: "Grant | None"
+    run_folder: Path
+
+    async def enter(self) -> Manifest:
+        """The run's settings, after which its peers let the visitor read. Raises RunUnreachable, RunRefused."""
+        from dilocox_peer.peer.entry import Newcomer, come_in
+
+        manifest = await self.directory.fetch_manifest()
+        newcomer = Newcomer(self.identity.peer_id, self.grant, self.run_folder, right=Right.READ)
+        await come_in(newcomer, manifest, transport=self.transport, directory=self.directory)
+        return manifest
 
 
 @asynccontextmanager
 async def visit(
-    invitation: Invitation, *, host_maddrs: Sequence[str] = LOOPBACK, initial_peers: Sequence[str] = ()
+    invitation: Invitation,
+    *,
+    host_maddrs: Sequence[str] = LOOPBACK,
+    initial_peers: Sequence[str] = (),
+    reader: PeerHome | None = None,
 ) -> AsyncIterator[Visit]:
-    """A visit; nothing of it is left afterwards. Raises RunUnreachable, ConfigError."""
+    """A visit; nothing of it is left afterwards but a reader's key and pass. reader: of a visitor that means to `enter`.
+
+    Raises RunUnreachable, ConfigError.
+    """
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.peer.network.transport import Transport
 
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dilocox-visit-")))
-        identity = stack.enter_context(Identity.open(folder / "identity.key"))
+        key, run_folder = folder / "identity.key", folder
+        if reader is not None:
+            kept = reader.run_folder(invitation.run_id)
+            if invitation.grant is not None or (kept / PASS_FILE).exists():
+                reader.make()
+                key, run_folder = reader.identity_path, kept
+        identity = stack.enter_context(Identity.open(key))
         transport = await Transport.create(
             identity.path,
             identity.peer_id,
@@ -68,20 +98,23 @@ async def visit(
         stack.push_async_callback(transport.close)
         directory = await Directory.create(transport, invitation.run_id, identity.key)
         stack.push_async_callback(directory.close)
-        yield Visit(transport, directory, identity)
+        yield Visit(transport, directory, identity, invitation.grant, run_folder)
 
 
-async def fetch_whole_model(invitation: Invitation, *, timeout_s: float, say: Say) -> "WholeModel":
+async def fetch_whole_model(
+    invitation: Invitation, *, timeout_s: float, say: Say, reader: PeerHome | None = None
+) -> "WholeModel":
     """The model after the newest round that all stages have. Each stage's certificates are verified from the first on, and
-    name the state's round and digest; where they do not name the digest yet, a second peer's is compared.
+    name the state's round and digest; where they do not name the digest yet, a second peer's is compared. reader: its key is
+    used where the run takes the invited.
 
     Raises RunUnreachable: a stage has no peer, nobody answers, or no round is complete within timeout_s; DilocoxError: a state
     is not what was certified.
     """
     from dilocox_peer.peer.state.anchors import SameRound, assemble
 
-    async with visit(invitation) as open_visit:
-        manifest = await open_visit.directory.fetch_manifest()
+    async with visit(invitation, reader=reader) as open_visit:
+        manifest = await open_visit.enter()
         gatherer = _Gatherer(open_visit, manifest, SameRound(manifest.stages.count), say)
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,7 +1,8 @@
 """A run's directory: who serves which stage, the manifest, and hints where the chains are, on hivemind's DHTNode.
 
 For finding one another, at the start and now and then; nothing here says who is alive (heartbeats do) or what was agreed
-(certificates do). Every peer is a node of it, bootstrap servers too, and every node refuses what validators.py refuses.
+(certificates do). Every peer is a node of it, bootstrap servers too, and every node refuses what validators.py refuses;
+what strangers send passes entry.py before hivemind reads it.
 hivemind's answer caches are off: they are not merged with what is stored, so a cached dictionary can hide newer leases.
 """
 
@@ -13,7 +14,9 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from dilocox_peer.admission import Gate, Revocations, Right
 from dilocox_peer.checkpoints import Checkpoint
+from dilocox_peer.dht.entry import GuardedP2P, bound_node
 from dilocox_peer.dht.records import (
     BUCKETS,
     LEASE_TTL_S,
@@ -27,6 +30,7 @@ from dilocox_peer.dht.records import (
     lease_key,
     manifest_key,
     pointer_key,
+    revocations_key,
     word_key,
 )
 from dilocox_peer.dht.validators import RecordValidator
@@ -69,11 +73,12 @@ class Directory:
         run_id: RunId,
         key: SigningKey,
         initial_peers: tuple[str, ...],
-        validator: RecordValidator,
         clock: Callable[[], float],
+        validator: RecordValidator,
     ) -> None:
-        self._node = node
         self._validator = validator
+        self._gate: Gate | None = None
+        self._node = node
         self._transport = transport
         self._run_id = run_id
         self._key = key
@@ -105,8 +110,8 @@ class Directory:
         try:
             async with asyncio.timeout(timeout_s):
                 node = await DHTNode.create(
-                    p2p=transport.p2p,
-                    # Not random: a bootstrap server that restarts is the same node again.
+                    p2p=GuardedP2P(transport.p2p, validator),  # type: ignore[arg-type, unused-ignore]
+                    # Not random: a bootstrap server that restarts is the same node again. entry.py knows others by it.
                     node_id=DHTID.generate(source=key.public_key),
                     initial_peers=list(known),
                     record_validator=validator,  # type: ignore[arg-type, unused-ignore]
@@ -127,11 +132,17 @@ class Directory:
             raise RunUnreachable(
                 f"{peers} can be reached, but no directory of a run answers there: ask for a new link"
             ) from None
-        _validate_one_by_one(node)
+        bound_node(node, str(key.peer_id))
         _keep_store_answers(node)
         return cls(
-            node=node, transport=transport, run_id=run_id, key=key, initial_peers=known, validator=validator, clock=clock
-        )  # fmt: skip
+            node=node,
+            transport=transport,
+            run_id=run_id,
+            key=key,
+            initial_peers=known,
+            clock=clock,
+            validator=validator,
+        )
 
     async def close(self, timeout_s: float = 1.0) -> None:
         """Stops answering. Close it before its transport."""
@@ -151,6 +162,11 @@ class Directory:
     def num_known_nodes(self) -> int:
         """Nodes in our routing table; 0 at a joined peer means it is cut off."""
         return len(self._node.protocol.routing_table.uid_to_peer_id)
+
+    def set_gate(self, gate: Gate) -> None:
+        """The run is not open: leases are stored and believed only of peers that may join, and the gate learns their passes."""
+        self._gate = gate
+        self._validator.set_gate(gate)
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
@@ -180,7 +196,10 @@ class Directory:
     async def peers(self, stage: int, timeout_s: float = 10.0) -> list[Lease]:
         """The leases of a stage that have neither expired nor been given up, in the order of their PeerIDs."""
         leases = await self._leases([lease_key(self._run_id, stage, bucket) for bucket in range(BUCKETS)], timeout_s)
-        return [lease for lease in leases if not lease.has_left and lease.expires_s > self._clock()]
+        now = self._clock()
+        here = [lease for lease in leases if not lease.has_left and lease.expires_s > now]
+        # One that was stored before its writer was put out is still there.
+        return [lease for lease in here if self._gate is None or not self._gate.refusal(lease.peer, Right.JOIN, now)]
 
     async def _write_lease(self, lease: Lease, expires_s: float, timeout_s: float) -> Lease:
         key = lease_key(self._run_id, lease.stage, bucket_of(lease.peer))
@@ -212,12 +231,17 @@ class Directory:
         await self._publish(manifest_key(self._run_id), manifest.to_bytes(), MAX_TTL_S, "manifest", timeout_s)
 
     async def fetch_manifest(self, timeout_s: float = 10.0) -> Manifest:
-        """The run's manifest, verified against the run id. Raises RunUnreachable if nobody has it, ManifestMismatch."""
+        """The run's manifest, verified against the run id. Raises RunUnreachable if nobody has it, ManifestMismatch.
+
+        Of a run that is not open, it also sets a gate, unless there is one: or strangers' leases would be read as peers'.
+        """
         key = manifest_key(self._run_id)
         mismatch: ManifestMismatch | None = None
         for raw, _expires_s in (await self._get([key], timeout_s, any_holder=True)).get(key, {}).values():
             try:
                 manifest = Manifest.from_bytes(raw, run_id=self._run_id)
+                if self._gate is None and (gate := Gate.of(manifest)) is not None:
+                    self.set_gate(gate)
             except ManifestMismatch as error:
                 mismatch = error
             else:
@@ -244,6 +268,21 @@ class Directory:
                 if expires_s > self._clock():
                     words.append((decode_word(raw), expires_s - self._clock()))
         return max(words, key=lambda word: (word[0].sequence, word[1]), default=None)
+
+    # -- revocations --------------------------------------------------------------------------------------------------
+
+    async def publish_revocations(self, revocations: Revocations, timeout_s: float = 10.0) -> None:
+        """Writes what the owner took back, for MAX_TTL_S. Anybody may: the signature is the owner's."""
+        await self._publish(revocations_key(self._run_id), revocations.to_bytes(), MAX_TTL_S, "revocations", timeout_s)
+
+    async def fetch_revocations(self, timeout_s: float = 10.0) -> Revocations | None:
+        """The newest list of the owner's that any holder has; None if none has one. With a gate alone, which names the owner."""
+        assert self._gate is not None
+        key, found = revocations_key(self._run_id), []
+        for raw, _expires_s in (await self._get([key], timeout_s)).get(key, {}).values():
+            with suppress(ValueError):  # cannot be: the validator let it in
+                found.append(Revocations.from_bytes(raw, run_id=self._run_id, owner=self._gate.owner))
+        return max(found, key=lambda each: each.number, default=None)
 
     # -- pointers -----------------------------------------------------------------------------------------------------
 
@@ -334,25 +373,6 @@ def _most_useful(addresses: Sequence[str]) -> tuple[str, ...]:
     if len(addresses) > MAX_ADDRESSES:
         addresses = [text for text in addresses if not text.startswith(("/ip4/127.", "/ip6/::1/"))]
     return tuple(addresses[:MAX_ADDRESSES])
-
-
-def _validate_one_by_one(node: "DHTNode") -> None:
-    """Makes node drop the bad entries of a dictionary it is sent, not the dictionary.
-
-    Else one record at the edge of the allowed expiry, stored by holders whose clocks are ahead, would hide all leases of a
-    stage from every reader whose clock is behind.
-    """
-    protocol: Any = node.protocol
-    validate_record = protocol._validate_record
-
-    def keep_valid(key_bytes: bytes, dictionary: Any) -> bool:
-        with dictionary.freeze():
-            for subkey, (value, expires_s) in list(dictionary.items()):
-                if not validate_record(key_bytes, protocol.serializer.dumps(subkey), value, expires_s):
-                    del dictionary[subkey]
-        return True
-
-    protocol._validate_dictionary = keep_valid
 
 
 def _keep_store_answers(node: "DHTNode") -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import msgpack
 
+from dilocox_peer.admission import MAX_GRANT_BYTES, MAX_REVOCATIONS_BYTES
 from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.invitation import parse_multiaddr
@@ -37,7 +38,7 @@ MAX_PROTOCOL = 2**16
 _FORMAT: Final = 1
 
 Reachability = Literal["direct", "relayed"]
-RecordKind = Literal["lease", "manifest", "pointer", "word"]
+RecordKind = Literal["lease", "manifest", "pointer", "revocations", "word"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class Lease:
 
     incarnation: wall-clock milliseconds at its start; the newest is the peer. tokens_per_s: of its own training, 0 if
     unknown. link, link_addresses: the identity and addresses of its data plane, of a run with several stages; that they
-    are its own is what the record's signature says. expires_s: wall clock; set by the directory when announced or read.
+    are its own is what the record's signature says. admission: its pass, of a run that takes the invited (admission.py).
+    expires_s: wall clock; set by the directory when announced or read.
     """
 
     peer: PeerId
@@ -61,21 +63,23 @@ class Lease:
     link: PeerId | None = None
     link_addresses: tuple[str, ...] = ()
     has_left: bool = False
+    admission: bytes = b""
     expires_s: float = 0.0
 
     def to_bytes(self) -> bytes:
         fields = [
             "lease", _FORMAT, self.stage, self.incarnation, list(self.addresses), self.protocol, float(self.tokens_per_s),
             self.memory_bytes, self.reachability, self.round, self.link or "", list(self.link_addresses), self.has_left,
+            self.admission,
         ]  # fmt: skip
         return canonical(fields)
 
     @classmethod
     def from_bytes(cls, raw: bytes, *, peer: PeerId, expires_s: float) -> "Lease":
         """peer's lease. Raises ValueError with what is wrong."""
-        fields = _unpack(raw, "lease", num_fields=11, max_bytes=MAX_LEASE_BYTES)
+        fields = _unpack(raw, "lease", num_fields=12, max_bytes=MAX_LEASE_BYTES)
         stage, incarnation, addresses, protocol, tokens_per_s, memory_bytes, reachability, round_, *rest = fields
-        link, link_addresses, has_left = rest
+        link, link_addresses, has_left, admission = rest
         if type(addresses) is not list or len(addresses) > MAX_ADDRESSES:
             raise ValueError(f"addresses are no list of at most {MAX_ADDRESSES}")
         if type(link_addresses) is not list or len(link_addresses) > MAX_ADDRESSES:
@@ -88,6 +92,8 @@ class Lease:
             raise ValueError(f"link is {link!r}")
         if type(has_left) is not bool:
             raise ValueError(f"has_left is {has_left!r}")
+        if type(admission) is not bytes or len(admission) > MAX_GRANT_BYTES:
+            raise ValueError(f"admission is no pass of at most {MAX_GRANT_BYTES} bytes")
         return cls(
             peer=peer,
             stage=_count("stage", stage, MAX_STAGES - 1),
@@ -101,6 +107,7 @@ class Lease:
             link=PeerId(link) if link else None,
             link_addresses=tuple(_address(address, PeerId(link)) for address in link_addresses),
             has_left=has_left,
+            admission=admission,
             expires_s=expires_s,
         )
 
@@ -177,6 +184,24 @@ def decode_word(raw: bytes) -> Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class RevocationsRecord:
+    """What the run's owner has taken back, in its wire form. Self-certifying: Revocations.from_bytes checks the owner's
+    signature."""
+
+    revocations: bytes
+
+    def to_bytes(self) -> bytes:
+        return self.revocations
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> "RevocationsRecord":
+        """Raises ValueError when too large; the content is checked by who knows the run's owner."""
+        if len(raw) > MAX_REVOCATIONS_BYTES:
+            raise ValueError(f"revocations of {len(raw)} bytes, at most {MAX_REVOCATIONS_BYTES}")
+        return cls(raw)
+
+
+@dataclass(frozen=True, slots=True)
 class Slot:
     """One key of a run's directory and what may lie under it."""
 
@@ -207,9 +232,14 @@ def manifest_key(run_id: RunId) -> str:
     return f"dilocox/{run_id}/manifest"
 
 
+def revocations_key(run_id: RunId) -> str:
+    return f"dilocox/{run_id}/revocations"
+
+
 def slots(run_id: RunId) -> Iterator[Slot]:
     """Every key that exists in a run's directory."""
     yield Slot(manifest_key(run_id), "manifest")
+    yield Slot(revocations_key(run_id), "revocations")
     for stage in range(MAX_STAGES):
         yield Slot(pointer_key(run_id, stage), "pointer", stage)
         yield Slot(word_key(run_id, stage), "word", stage)

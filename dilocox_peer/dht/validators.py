@@ -4,8 +4,9 @@ hivemind asks this for every record it is to store or was sent: key hash, subkey
 V1 only keys of this run exist (the DHT is no storage for others); V2 a record has a subkey, and it is its writer's PeerID (a
 record without one would replace the whole dictionary of everybody's records [m]); V3 the value ends with that peer's
 signature over key, subkey, value and expiration; V4 it expires within MAX_TTL_S, a clock skew allowed; V5 the value is what
-the key is for, in its schema and size; V6 the owner's word on a stage (a checkpoint) is signed by the run's owner too, whoever
-hands it on, and no older than the newest known here. A record that has expired is not refused: readers drop it, and refusing it here
+the key is for, in its schema and size; V6 of a run that is not open, once its manifest is known (`set_gate`): leases and hints are
+those of peers that may join, and revocations are the owner's; V7 the owner's word on a stage (a checkpoint) is signed by the run's
+owner too, whoever hands it on, and no older than the newest known here. A record that has expired is not refused: readers drop it, and refusing it here
 would make one peer's lateness everybody's, because hivemind refuses a dictionary whole.
 """
 
@@ -17,12 +18,14 @@ from typing import Protocol
 
 import msgpack
 
+from dilocox_peer.admission import Gate, Revocations, Right
 from dilocox_peer.dht.records import (
     CLOCK_SKEW_S,
     MAX_TTL_S,
     CertificatePointer,
     Lease,
     ManifestRecord,
+    RevocationsRecord,
     Slot,
     bucket_of,
     decode_word,
@@ -36,7 +39,7 @@ from dilocox_peer.types import PeerId, RunId, canonical, sha256
 
 _MAX_SUBKEY_BYTES = 80
 _MAX_VALUE_BYTES = MAX_MANIFEST_BYTES + 8 + SIGNATURE_BYTES  # msgpack's head of a byte string is at most 5
-_CACHED_SIGNATURES = 4096  # a get returns the same records from every holder; a verification is ~0.1 ms, a hash 2 us
+_CACHED_RECORDS = 4096  # a get returns the same records from every holder; a verification is ~0.1 ms, a hash 2 us
 
 
 class Record(Protocol):
@@ -65,6 +68,11 @@ class RecordValidator:
         self._verified: OrderedDict[bytes, None] = OrderedDict()
         self._manifest: Manifest | None = None
         self._newest_words: dict[int, int] = {}  # sequence of the newest checkpoint of each stage
+        self._gate: Gate | None = None
+
+    def set_gate(self, gate: Gate) -> None:
+        """The run is not open: from here on the gate is asked. It learns the passes in the leases."""
+        self._gate = gate
 
     def validate(self, record: Record) -> bool:
         """Whether record may be stored or believed."""
@@ -84,13 +92,20 @@ class RecordValidator:
         if writer is None:
             return "the subkey is no PeerID"
         value, signature = record.value[:-SIGNATURE_BYTES], record.value[-SIGNATURE_BYTES:]
+        message = signed_bytes(record.key, record.subkey, value, record.expiration_time)
+        digest = sha256(b"record", signature, message)  # of all that the rest depends on
+        is_verified = digest in self._verified
+        if is_verified:
+            self._verified.move_to_end(digest)
+            if slot.kind != "word" and self._gate is None:
+                return None  # else what was right may no longer be: a word grows old, a peer is put out
         try:
             self._check_value(slot, writer, value, record.expiration_time)
         except ValueError as error:
             return str(error)
-        message = signed_bytes(record.key, record.subkey, value, record.expiration_time)
-        if not self._is_signed(writer, message, signature):
+        if not is_verified and not verify(writer, message, signature):
             return f"not signed by {writer}"
+        self._remember(digest)
         return None
 
     def sign_value(self, record: Record) -> bytes:
@@ -114,12 +129,24 @@ class RecordValidator:
                 lease = Lease.from_bytes(payload, peer=writer, expires_s=expires_s)
                 if lease.stage != slot.stage or bucket_of(writer) != slot.bucket:
                     raise ValueError(f"a lease of stage {lease.stage} does not belong under {slot.key}")
+                self._check_admission(writer, lease.admission)
             case "pointer":
                 CertificatePointer.from_bytes(payload)
+                self._check_admission(writer, b"")
             case "manifest":
                 self._check_manifest(payload)
             case "word":
                 self._check_word(payload, slot.stage)
+            case "revocations":
+                self._check_revocations(payload)
+
+    def _check_admission(self, writer: PeerId, shown: bytes) -> None:
+        if self._gate is None:
+            return
+        now = self._clock()
+        reason = (self._gate.show(writer, shown, now) if shown else None) or self._gate.refusal(writer, Right.JOIN, now)
+        if reason is not None:
+            raise ValueError(f"{writer} is not admitted: {reason}")
 
     def _check_manifest(self, payload: bytes) -> None:
         digest = sha256(b"manifest", payload)
@@ -150,19 +177,18 @@ class RecordValidator:
             raise ValueError("an older word of the owner's than one that is known here")
         self._newest_words[stage] = word.sequence
 
-    def _is_signed(self, writer: PeerId, message: bytes, signature: bytes) -> bool:
-        digest = sha256(b"signature", writer.encode(), signature, message)
-        if digest in self._verified:
-            self._verified.move_to_end(digest)
-            return True
-        if not verify(writer, message, signature):
-            return False
-        self._remember(digest)
-        return True
+    def _check_revocations(self, payload: bytes) -> None:
+        raw = RevocationsRecord.from_bytes(payload).revocations
+        if self._gate is None:
+            raise ValueError("revocations of a run that is open, or whose manifest is not here yet")
+        digest = sha256(b"revocations", payload)
+        if digest not in self._verified:
+            Revocations.from_bytes(raw, run_id=self._run_id, owner=self._gate.owner)
+            self._remember(digest)
 
     def _remember(self, digest: bytes) -> None:
         self._verified[digest] = None
-        while len(self._verified) > _CACHED_SIGNATURES:
+        while len(self._verified) > _CACHED_RECORDS:
             self._verified.popitem(last=False)
 
 

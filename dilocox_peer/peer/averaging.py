@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
+from dilocox_peer.admission import Right
 from dilocox_peer.compression.aggregate import contribution_norm
 from dilocox_peer.compression.contribution import blob_limits, raw_bytes
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
@@ -117,7 +118,7 @@ class Averaging:
         """Takes messages and requests from here on; they are answered, or wait for the driver to run."""
         self._transport.set_message_handler(self.driver.receive)
         await self._transport.serve(BLOB_SERVICE, self._serve_blob)
-        await self._transport.serve(STATE_SERVICE, self._states.serve)
+        await self._transport.serve(STATE_SERVICE, self._states.serve, right=Right.READ)
         state = self._keeper.state
         self.driver.post(StateComputed(state.head, state.digest))
 

@@ -83,6 +83,7 @@ class Bulletin:
             share=progress.share,
             daemon_bytes_sent=self._tally.daemon_traffic.sent,
             daemon_bytes_received=self._tally.daemon_traffic.received,
+            lag_ms_max=round(self._tally.lag.max_ms, 2),
         )
 
     def _tell_stage(self) -> None:

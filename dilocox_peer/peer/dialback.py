@@ -13,6 +13,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final, Literal
 
+from dilocox_peer.admission import Right
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import Address, all_loopback, parse_multiaddr
@@ -85,8 +86,8 @@ class Reachability:
         return self._was_dialled
 
 
-async def serve(transport: Transport) -> None:
-    """Answers others from here on."""
+async def serve(transport: Transport, *, right: Right | None = Right.READ) -> None:
+    """Answers others from here on. right: as Transport.serve."""
 
     async def answer(peer: PeerId, header: dict[str, Any]) -> Reply:
         addresses = []
@@ -98,7 +99,7 @@ async def serve(transport: Transport) -> None:
         found = (Answer.YES if any(greeted) else Answer.NO) if dialled else otherwise
         return Reply({"answer": found.value})
 
-    await transport.serve(SERVICE, answer)
+    await transport.serve(SERVICE, answer, right=right)
 
 
 async def can_be_dialled(transport: Transport, leases: Sequence[Lease], rng: random.Random) -> bool | None:

@@ -6,7 +6,7 @@ tell how many there are.
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,11 +43,13 @@ class Discovery:
         vouched: Callable[[], Checkpoint | None],
         look_now: asyncio.Event,
         acquaintances: Path,
+        look_at_admission: Callable[[], Awaitable[None]] | None,
         listener: Listener,
     ) -> None:
         """conveyor: of a run with several stages. on_found: for each peer of our stage, once, when it has been dialled.
         on_word: for the owner's newest checkpoint of our stage, each time it is read. vouched: the newest that the rounds know.
-        acquaintances: the file that the next start reads."""
+        acquaintances: the file that the next start reads. look_at_admission: of a run that is not open; raises RunRefused
+        when this peer is not let in any more, which ends `run`."""
         self._me = presence.me
         self._transport = presence.transport
         self._rng = random.Random(presence.incarnation)
@@ -60,15 +62,19 @@ class Discovery:
         self._vouched = vouched
         self._look_now = look_now
         self._acquaintances = acquaintances
+        self._look_at_admission = look_at_admission
         self._listener = listener
         self._known = {self._me}
 
     async def run(self) -> None:
-        """Looks until cancelled; a look that fails is told and followed by the next."""
+        """Looks until cancelled; a look that fails is told and followed by the next. Raises RunRefused."""
         looks = 0
         while True:
+            far = looks % FAR_EVERY == 0 or looks >= FIRST_LOOKS
             try:
-                seen = await self._look(far=looks % FAR_EVERY == 0 or looks >= FIRST_LOOKS)
+                if far and self._look_at_admission is not None:
+                    await self._look_at_admission()
+                seen = await self._look(far=far)
             except RunUnreachable as error:
                 self._listener(Failed("discovery", f"{error}; trying again"))
             else:

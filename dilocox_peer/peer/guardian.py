@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dilocox_peer.admission import Right
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt
@@ -71,7 +72,7 @@ class Guardian:
                 store = backup_store(self._run_folder, self._manifest, stage)
                 if (kept := await asyncio.to_thread(_kept_in, store)) is not None:
                     self._kept[stage] = kept
-        await self._transport.serve(BACKUP_SERVICE, self._server.serve)
+        await self._transport.serve(BACKUP_SERVICE, self._server.serve, right=Right.READ)
 
     async def run(self) -> None:
         """Copies until cancelled; what fails is told and tried again."""

@@ -21,7 +21,6 @@ from dilocox_peer.types import PeerId
 
 _ED25519_PREFIX = bytes.fromhex("08011240")
 _KEY_FILE_BYTES = len(_ED25519_PREFIX) + SEED_BYTES + PUBLIC_KEY_BYTES
-_OWNER_FLAG = "--owner-key"
 _RSA_PREFIX = bytes.fromhex("0800")
 
 
@@ -82,6 +81,27 @@ class Identity:
         return f"Identity({self.peer_id})"
 
 
+def read_key(path: str | Path, *, flag: str) -> SigningKey:
+    """The key in path, of somebody who only signs with it. Raises ConfigError: not there, not such a key, not private.
+
+    Without the lock, which keeps two processes from being one peer of a network: a run's owner is none, and signs
+    invitations while a bootstrap redeems others.
+    """
+    path = Path(path).expanduser()
+    try:
+        fd = _open_file(path, flag)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: pass the key that signed the run as {flag}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot use identity {path}: {_reason(error)}; pass another {flag}") from None
+    try:
+        key = _read(fd, path, flag)
+        _check_private(fd, path)
+    finally:
+        os.close(fd)
+    return key
+
+
 def encode_key(seed: bytes) -> bytes:
     """The bytes of a key file for a 32-byte Ed25519 seed."""
     return _ED25519_PREFIX + seed + SigningKey(seed).public_key
@@ -98,23 +118,6 @@ def decode_key(raw: bytes) -> SigningKey:
     key = SigningKey(raw[len(_ED25519_PREFIX) :][:SEED_BYTES])
     if not raw.endswith(key.public_key):
         raise ValueError("is damaged: its public key does not belong to its private key")
-    return key
-
-
-def read_owner_key(path: Path) -> SigningKey | None:
-    """The key of a run's owner in path; None if there is no such file. Not locked: `sign` and a bootstrap may both read
-    it. Raises ConfigError: no such key, not private."""
-    try:
-        fd = _open_file(path, _OWNER_FLAG)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigError(f"cannot use the owner's key {path}: {_reason(error)}; pass another {_OWNER_FLAG}") from None
-    try:
-        key = _read(fd, path, _OWNER_FLAG)
-        _check_private(fd, path)
-    finally:
-        os.close(fd)
     return key
 
 

@@ -28,3 +28,8 @@ class LoopLag:
             return 0.0
         ordered = sorted(self._late_s)
         return 1000 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+
+    @property
+    def max_ms(self) -> float:
+        """The longest standstill of the window in milliseconds; 0 before the first sample."""
+        return 1000 * max(self._late_s, default=0.0)

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from dilocox_peer.admission import Admission
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import MAX_ADDRESSES, Lease
 from dilocox_peer.errors import RunUnreachable
@@ -31,6 +32,7 @@ class Presence:
     incarnation: int
     transport: Transport
     reachability: Reachability
+    admission: Admission | None = None  # of a run that is not open
 
     @property
     def is_dialable(self) -> bool:
@@ -50,6 +52,7 @@ class Presence:
             memory_bytes=0,
             reachability=self.reachability.at(addresses),
             round=0,
+            admission=b"" if self.admission is None else self.admission.own_pass,
         )
 
 
@@ -90,8 +93,11 @@ class Tenure:
             await asyncio.sleep(LEASE_S)
             try:
                 await self.announce()
-                if self._is_leader():  # one of the stage keeps the manifest alive
+                if self._is_leader():  # one of the stage keeps alive what a bootstrap that is gone would have
                     await self._directory.publish_manifest(self._manifest)
+                    admission = self._presence.admission
+                    if admission is not None and admission.gate.revocations.entries:
+                        await self._directory.publish_revocations(admission.gate.revocations)
             except RunUnreachable as error:
                 self._listener(Failed("lease", f"{error}; trying again in {LEASE_S:.0f} s"))
 

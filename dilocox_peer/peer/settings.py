@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dilocox_peer.admission import Grant
 from dilocox_peer.peer.claim import Wish
 from dilocox_peer.peer.network.transport import TransportLimits
 from dilocox_peer.types import RunId
@@ -30,6 +31,7 @@ class SessionSettings:
     mdns: bool = False  # look for neighbours' links on the local network
     max_memory_bytes: int | None = None  # None: as much as is free
     backup_stages: int = 1  # other stages of which a copy is kept
+    grant: Grant | None = None  # the invitation in the link
 
     @property
     def wish(self) -> Wish:

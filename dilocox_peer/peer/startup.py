@@ -14,6 +14,7 @@ class Step(StrEnum):
     NETWORK = "reaching the run"
     DIRECTORY = "entering the directory"
     SETTINGS = "fetching the run's settings"
+    ADMISSION = "asking to be let in"
     CLAIM = "claiming a stage"
     TEXT = "reading the training text"
     DEVICE = "opening the device"

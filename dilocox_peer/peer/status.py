@@ -13,10 +13,12 @@ from dilocox_peer.events import (
     BootstrapReady,
     BranchSwitched,
     EpochStarted,
+    EquivocationProved,
     Evaluated,
     Event,
     Failed,
     Left,
+    MemberDoubted,
     NeighbourLinked,
     NeighbourLost,
     NeighbourSeen,
@@ -44,6 +46,7 @@ MAX_ROUNDS = 256
 MAX_LOG = 500
 MAX_PEERS = 512  # of the map; a stage has at most 64, a lease costs a stranger nothing
 MAX_LINE = 300
+MAX_DOUBTED = 64
 STALLED_S = 30.0  # without a micro-batch: something to look at
 SILENT_S = 5.0  # without any event: the peer itself hangs
 LAG_MS = 250.0
@@ -149,6 +152,9 @@ class Status:
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     peers: dict[PeerId, MapPeer] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
+    doubted: dict[PeerId, tuple[str, bool]] = field(
+        default_factory=dict
+    )  # why it is not waited for; whether that is proven
     copies: dict[int, int] = field(default_factory=dict)  # other stages of which one is kept here: its round
 
     # ---- what is read ------------------------------------------------------------------------------------------------
@@ -311,6 +317,10 @@ class Status:
                 self._take_evaluation(number, val_loss)
             case EpochStarted(epoch):
                 self.epoch = epoch
+            case MemberDoubted(peer, reason):
+                self._doubt(peer, reason, is_proven=False)
+            case EquivocationProved(peer, reason):
+                self._doubt(peer, reason, is_proven=True)
             case BranchSwitched():
                 self.orphaned += event.orphaned_contributions
             case StageCopied(stage, number):
@@ -442,6 +452,13 @@ class Status:
                 known.is_paused = known.peer in event.paused
                 known.is_leader = known.peer == event.leader
 
+    def _doubt(self, peer: PeerId, reason: str, *, is_proven: bool) -> None:
+        """The newest reason, but nothing less than a proof."""
+        was_proven = self.doubted.pop(peer, ("", False))
+        self.doubted[peer] = was_proven if was_proven[1] else (printable(reason), is_proven)
+        while len(self.doubted) > MAX_DOUBTED:
+            del self.doubted[next(iter(self.doubted))]
+
     def _here(self, peer: PeerId, stage: int | None, is_here: bool) -> None:
         if stage is None:
             return
@@ -531,6 +548,7 @@ def summary(status: Status, now: float) -> dict[str, Any]:
         "train_loss": _number(progress.train_loss) if progress is not None else None,
         "memory_bytes": progress.memory_bytes if progress is not None else None,
         "lag_ms_p99": progress.lag_ms_p99 if progress is not None else None,
+        "lag_ms_max": progress.lag_ms_max if progress is not None else None,
         "up_bytes_per_s": round(status.up_bytes_per_s(), 1),
         "down_bytes_per_s": round(status.down_bytes_per_s(), 1),
         "link_overhead": status.link_overhead(),
@@ -538,6 +556,10 @@ def summary(status: Status, now: float) -> dict[str, Any]:
         "daemon_down_bytes_per_s": round(daemon[1], 1) if daemon is not None else None,
         "linked": pipeline.linked if pipeline is not None else None,
         "addresses": list(status.addresses),
+        "doubted": [
+            {"peer": peer, "reason": reason, "proven": is_proven}
+            for peer, (reason, is_proven) in status.doubted.items()
+        ],
         "copies": [{"stage": stage, "round": number} for stage, number in sorted(status.copies.items())],
         "swarm": [
             {

@@ -8,7 +8,7 @@ deadline, about five seconds together.
 import asyncio
 import gc
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dilocox_peer.admission import Admission
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
 from dilocox_peer.events import Event, Failed, Listener, NeighbourUnlinked, PeerStarted, RunComplete
@@ -28,6 +29,7 @@ from dilocox_peer.peer.bulletin import Bulletin, run_joined
 from dilocox_peer.peer.claim import claim_stage, fitting_stages
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.discovery import Discovery
+from dilocox_peer.peer.entry import Newcomer, come_in, look_again
 from dilocox_peer.peer.guardian import Guardian, backup_store
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.links.conveyor import Conveyor
@@ -147,8 +149,11 @@ class Stay:
         stack.push_async_callback(directory.close)
         at.step = Step.SETTINGS
         manifest = await directory.fetch_manifest()
+        at.step = Step.ADMISSION
+        newcomer = Newcomer(self._me, settings.grant, settings.run_folder)
+        admission = await come_in(newcomer, manifest, transport=transport, directory=directory)
         at.step = Step.CLAIM
-        presence = Presence(self._me, self._incarnation, transport, self._resident.reachability)
+        presence = Presence(self._me, self._incarnation, transport, self._resident.reachability, admission)
         if self._resident.stage is None:  # else it is ours still: our network daemon died, or it is where we move
             self._resident.stage = await claim_stage(
                 manifest, self._settings.wish, presence=presence, directory=directory, listener=self._listener
@@ -175,7 +180,7 @@ class Stay:
             await self._restore(manifest, stage, presence, directory, keeper)
         at.step = Step.TRAINER
         on_failure = self._trainer_failed()
-        conveyor = self._conveyor(manifest, stage, transport, on_failure)
+        conveyor = self._conveyor(manifest, stage, presence, on_failure)
         timetable = Timetable(manifest)
         trainer = Trainer(
             manifest,
@@ -276,6 +281,7 @@ class Stay:
             vouched=lambda: averaging.machine.checkpoint,
             look_now=self._look_now,
             acquaintances=self._acquaintances,
+            look_at_admission=self._look_at_admission(presence.admission, manifest, directory),
             listener=self._listener,
         )
         bulletin = Bulletin(
@@ -304,6 +310,14 @@ class Stay:
             presence.transport, directory, trainer, averaging, conveyor, guardian, takeover, tenure, discovery, bulletin, waiting
         )  # fmt: skip
 
+    def _look_at_admission(
+        self, admission: Admission | None, manifest: Manifest, directory: Directory
+    ) -> Callable[[], Awaitable[None]] | None:
+        if admission is None:
+            return None
+        newcomer = Newcomer(self._me, None, self._settings.run_folder)
+        return lambda: look_again(admission, newcomer, manifest.run.name, directory)
+
     def _takeover(
         self, presence: Presence, stage: int, manifest: Manifest, directory: Directory, conveyor: Conveyor
     ) -> Takeover | None:
@@ -324,7 +338,7 @@ class Stay:
         )
 
     def _conveyor(
-        self, manifest: Manifest, stage: int, transport: Transport, on_failure: Callable[[str], None]
+        self, manifest: Manifest, stage: int, presence: Presence, on_failure: Callable[[str], None]
     ) -> Conveyor | None:
         if manifest.stages.count == 1:
             return None
@@ -341,8 +355,9 @@ class Stay:
             on_failure=on_failure,
             trace=settings.trace,
             mdns=settings.mdns,
-            pace=transport.bandwidth.reserve_upload,
-            pace_in=transport.bandwidth.reserve_download,
+            pace=presence.transport.bandwidth.reserve_upload,
+            pace_in=presence.transport.bandwidth.reserve_download,
+            admission=presence.admission,
         )
 
     def _from_thread(self, listener: Listener) -> Listener:

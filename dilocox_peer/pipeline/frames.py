@@ -14,12 +14,14 @@ from typing import Any
 import msgpack
 
 from dilocox_peer.errors import ProtocolError
+from dilocox_peer.scan import scan
 
 MAGIC = 0xD170C0D1
 VERSION = 1
 _PREFIX = struct.Struct(">IBBHIQ")
 PREFIX_BYTES = _PREFIX.size
 MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADER_DEPTH, MAX_HEADER_ITEMS = 4, 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ def unpack_prefix(raw: bytes, *, max_body_bytes: int) -> Prefix:
 def unpack_header(raw: bytes) -> dict[str, Any]:
     """The header of a frame: a flat dictionary with string keys. Raises ProtocolError."""
     try:
+        # Scanned first: lists in lists, each of 4096 it says, would have msgpack take 32 MB for 3 kB.
+        scan(raw, max_bytes=MAX_HEADER_BYTES, max_depth=MAX_HEADER_DEPTH, max_items=MAX_HEADER_ITEMS, what="header")
         header = msgpack.unpackb(raw, strict_map_key=True, max_map_len=64, max_array_len=4096, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
         raise ProtocolError(None, f"unreadable header: {error}") from None

@@ -8,6 +8,8 @@ What py-libp2p 0.8.1 demands, and what happens otherwise:
     bounds memory is a cap on what the parent has not taken, per neighbour; who exceeds it loses the link.
  4. Connections are dialled address by address: dial_peer tries one TCP address only, and refuses for a minute after a
     failure. The auto-connector and the resource manager are off; connections without a link end after IDLE_S.
+ 5. What handles a connection that others made ends with it. The swarm's own stays until the swarm ends, and holds one of
+    max_connections: after so many, in all its life, a linkd would hear no newcomer any more.
 """
 
 import os
@@ -22,6 +24,7 @@ from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.network.config import ConnectionConfig
+from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
@@ -128,7 +131,18 @@ class Host:
         )
         self._swarm = self._host.get_network()
         self._swarm.set_resource_manager(None)
+        self._swarm._do_handle_inbound_connection = self._hold_inbound  # 5 of the module
         self.link_id = str(self._host.get_id())
+
+    async def _hold_inbound(self, stream: Any, maddr: Any, _failure: Any) -> None:
+        """Called by the host for a connection that somebody made to us; it counts as one of max_connections until this ends."""
+        raw = RawConnection(stream, False)
+        try:
+            muxed: Any = await self._swarm.upgrade_inbound_raw_conn(raw, maddr)
+            await muxed.event_closed.wait()
+        except Exception:  # no TLS, no yamux, too many connections: whatever a stranger does is no fault of the host
+            with suppress(Exception):
+                await raw.close()
 
     # Listening
 

@@ -8,6 +8,7 @@ are closed, the parent is told, and a neighbour that we dial is dialled again. W
 """
 
 import random
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +37,7 @@ DIAL_TIMEOUT_S = 10.0
 STAGGER_S = 0.5  # between the attempts at a neighbour's addresses
 OPEN_TIMEOUT_S = 10.0
 REDIAL_FIRST_S, REDIAL_MOST_S = 0.5, 15.0
+MAX_STREAMS = 4  # of our protocol, opened by others on one connection at once; a link has two
 STRANGER_LINES_PER_MINUTE = 20  # of the log
 
 
@@ -75,6 +77,7 @@ class Neighbours:
         self.links: dict[int, tuple[Neighbour, Link]] = {}
         self._num_links = 0
         self._halves: dict[Any, Session] = {}  # of connections that others dialled, with one of two streams
+        self._num_streams: Counter[Any] = Counter()  # of our protocol, by connection, that others opened
         self._seen_at: dict[Any, float] = {}  # connections without a link
         self._strangers_since = trio.current_time()
         self._num_strangers = 0
@@ -199,7 +202,10 @@ class Neighbours:
     async def _on_stream(self, net_stream: Any) -> None:
         """Handler of the host: reads the hello, and stays until the session is over."""
         conn = net_stream.swarm_conn
+        self._num_streams[conn] += 1
         try:
+            if self._num_streams[conn] > MAX_STREAMS:  # each could keep the bytes of a header here
+                raise LinkLost(f"more than {MAX_STREAMS} streams on a connection")
             session = await self._greet(conn, net_stream)
             with trio.fail_after(OPEN_TIMEOUT_S):
                 await session.is_decided.wait()
@@ -208,6 +214,9 @@ class Neighbours:
             self._say_of_stranger(f"dropped a connection of {conn.muxed_conn.peer_id}: {one_line(error)}")
             abort(conn)
         finally:
+            self._num_streams[conn] -= 1
+            if not self._num_streams[conn]:
+                del self._num_streams[conn]
             half = self._halves.pop(conn, None)
             if half is not None:  # its other handler need not wait
                 half.is_decided.set()

@@ -171,6 +171,8 @@ async def test_a_bootstrap_that_is_stopped_while_it_starts_announces_nothing(tmp
         host_maddrs=("/ip4/127.0.0.1/tcp/0",),
         announce_maddrs=(),
         initial_peers=(),
+        owner_home=tmp_path,
+        owner_key=None,
         json_log=False,
         until_stdin_closes=False,
     )
@@ -187,6 +189,6 @@ async def test_a_bootstrap_that_is_stopped_while_it_starts_announces_nothing(tmp
     monkeypatch.setattr(bootstrap, "_open", never)
     with Identity.open(tmp_path / "identity.key") as identity:
         async with asyncio.timeout(10):
-            await bootstrap._serve([read_signed_manifest(runs[0])], identity, request, said.append, stop)
+            await bootstrap._serve([read_signed_manifest(runs[0])], {}, identity, request, said.append, stop)
     assert said == [Left("interrupted")]
     assert ended.is_set()

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dilocox_peer.invitation import Invitation, format_invitation
+from dilocox_peer.admission import Grant, Right, owner_of
+from dilocox_peer.config import read_signed_manifest
+from dilocox_peer.invitation import Invitation, format_invitation, parse_invitation
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import RunId
@@ -85,7 +87,7 @@ def test_signing_a_run_file_with_gaps_names_the_sections_that_were_filled_in(tmp
     path.write_text("\n".join(lines))
     done = peer(tmp_path, "sign", str(path))
     assert done.returncode == 0, done.stderr
-    assert done.stderr == f"note: filled in with defaults what {path} left out of run, limits\n"
+    assert done.stderr == f"note: filled in with defaults what {path} left out of run, limits, admission\n"
 
 
 def test_init_does_not_overwrite(tmp_path):
@@ -158,6 +160,110 @@ def test_a_terminal_without_utf_8_gets_a_question_mark_not_a_traceback(tmp_path)
     assert b"wrote to?do.toml" in done.stdout
     assert (tmp_path / "to…do.toml").exists()
     assert b"Traceback" not in done.stderr
+
+
+OWNER, OTHERS = SigningKey(b"o" * 32), SigningKey(b"n" * 32)
+
+
+def an_invitation(run_id: RunId = RUN, key: SigningKey = OWNER) -> Grant:
+    return Grant(run_id, bytes(16), frozenset({Right.JOIN}), 1, 2, None, 3).signed_by(key)
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "needles"),
+    [
+        ("#invite=", 2, ["invitation at the end of the link is damaged", "copy the link whole"]),
+        ("#invite=" + an_invitation().to_text()[:-5], 2, ["damaged", "copy the link whole"]),
+        ("#invite=" + "A" * 345, 2, ["at most 344 characters"]),
+        ("#inv", 2, ["the link ends with '#inv'", "copy it again"]),
+        ("?invite=abc", 2, ["PeerID"]),
+        ("#invite=" + an_invitation(RunId("cd" * 32)).to_text(), 4, ["is for run cdcdcdcdcdcd", "ask the run's owner"]),
+    ],
+)
+def test_a_link_with_a_bad_invitation_says_which_part_is_wrong(tmp_path, end, code, needles):
+    assert_refused(peer(tmp_path, "join", link_to(1) + end), code, *needles)
+    assert files_in(tmp_path) == set()
+
+
+@pytest.fixture
+def invite_only(tmp_path) -> Path:
+    path = tmp_path / "run.toml"
+    assert peer(tmp_path, "init", str(path), "--admission", "invite").returncode == 0
+    return path
+
+
+def test_an_invitation_is_printed_alone_so_that_it_can_be_piped(tmp_path, invite_only):
+    manifest = read_signed_manifest(invite_only)
+    done = peer(tmp_path, "invite", str(invite_only), "--link", link_to(1, manifest.run_id), "--uses", "3")
+    assert done.returncode == 0, done.stderr
+    invitation = parse_invitation(done.stdout)
+    assert done.stdout == f"{invitation.link}\n"
+    assert invitation.grant is not None
+    assert (invitation.grant.uses, invitation.grant.is_signed_by(owner_of(manifest))) == (3, True)
+    assert "for the first 3 peers" in done.stderr
+    assert f"revoke {invite_only} {invitation.grant.grant_id.hex()}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needles"),
+    [
+        (["--for", "nobody"], ["--for 'nobody' is no Ed25519 PeerID"]),
+        (["--for", SOMEBODY, "--uses", "2"], ["--for and --uses", "one of them"]),
+        (["--expires", "soon"], ["--expires 'soon'", "7d"]),
+        (["--expires", "99999w"], ["at most 3660d"]),
+        (["--rights", "rule"], ["--rights 'rule'", "join or read"]),
+        ([], ["no bootstrap of run 'tiny' answers on this machine", "--link"]),
+        (["--link", link_to(1)], ["--link is to run abababababab"]),
+        (["--link", link_to(1), "--address", f"/ip4/127.0.0.1/tcp/1/p2p/{SOMEBODY}"], ["--link and --address"]),
+        (["--address", "/ip4/127.0.0.1/tcp/1"], ["/p2p/"]),
+        (["--owner-key", "nowhere.key"], ["nowhere.key does not exist", "--owner-key"]),
+    ],
+)
+def test_an_invitation_that_cannot_be_made_names_the_flag(tmp_path, invite_only, arguments, needles):
+    assert_refused(peer(tmp_path, "invite", str(invite_only), *arguments), 2, *needles)
+
+
+def test_invitations_and_revocations_take_the_key_that_signed_the_run(tmp_path, invite_only):
+    key = tmp_path / "another.key"
+    Identity.open(key).close()
+    for command in (["invite", str(invite_only)], ["revoke", str(invite_only), "00" * 16]):
+        assert_refused(peer(tmp_path, *command, "--owner-key", str(key)), 2, str(key), "is not the key that signed")
+    done = peer(tmp_path, "bootstrap", str(invite_only), "--owner-key", str(key))
+    assert_refused(done, 2, "--owner-key", "signed none of these runs")
+
+
+def test_an_open_run_needs_no_invitations(tmp_path):
+    path = tmp_path / "run.toml"
+    assert peer(tmp_path, "init", str(path)).returncode == 0
+    assert_refused(peer(tmp_path, "invite", str(path)), 2, "everybody may join", "admission.mode")
+    assert_refused(peer(tmp_path, "revoke", str(path), "00" * 16), 2, "is open")
+
+
+def test_a_list_of_members_is_written_in_the_file(tmp_path):
+    path = tmp_path / "run.toml"
+    assert_refused(peer(tmp_path, "init", str(path), "--admission", "list"), 2, "[admission]", str(path))
+    assert files_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("target", "needle"),
+    [
+        ("nobody", "'nobody' is no Ed25519 PeerID"),
+        (link_to(1), "has no invitation in it"),
+        ("00" * 15, "no Ed25519 PeerID"),
+    ],
+)
+def test_what_cannot_be_revoked_is_named(tmp_path, invite_only, target, needle):
+    assert_refused(peer(tmp_path, "revoke", str(invite_only), target), 2, needle)
+    assert not (tmp_path / "admission").exists()
+
+
+def test_the_owner_cannot_be_put_out_and_another_can(tmp_path, invite_only):
+    owner = owner_of(read_signed_manifest(invite_only))
+    assert_refused(peer(tmp_path, "revoke", str(invite_only), owner), 2, "the run's owner")
+    done = peer(tmp_path, "revoke", str(invite_only), SOMEBODY)
+    assert done.returncode == 0, done.stderr
+    assert SOMEBODY in done.stdout
 
 
 def test_a_missing_data_path_is_named_before_anything_starts(tmp_path):

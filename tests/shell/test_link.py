@@ -509,3 +509,13 @@ def test_close_from_another_thread_ends_a_poll(make_link: MakeLink):
 def test_mdns_that_may_not_work_here_harms_nobody(make_link: MakeLink):
     one, two = linked_pair(make_link, mdns=True)
     check_traffic(one, two)
+
+
+def test_a_linkd_can_be_dialled_more_often_than_it_may_have_connections(make_link: MakeLink):
+    """py-libp2p keeps the place of every connection that others made until the host ends."""
+    one, two = make_link("a"), make_link("b", max_neighbours=1)  # 36 connections
+    for times in range(1, 41):
+        one.dial(two.link_id, two.addresses)
+        until(lambda times=times: len(one.of(Linked)) == times == len(two.of(Linked)), one, two)
+        one.hang_up(two.link_id)
+        until(lambda times=times: len(one.of(Unlinked)) == times == len(two.of(Unlinked)), one, two)

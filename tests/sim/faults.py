@@ -8,20 +8,25 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from dilocox_peer.peer.rounds import ballots, chain, epochs
+from dilocox_peer.checkpoints import Checkpoint
+from dilocox_peer.peer.rounds import ballots, chain, epochs, forks
 from dilocox_peer.peer.rounds.ballots import Ballots
-from dilocox_peer.peer.rounds.chain import Certificate, Suffix, Value
+from dilocox_peer.peer.rounds.chain import Certificate, Place, Suffix, Value
 from dilocox_peer.peer.rounds.contract import Action, FetchState, Input, Persist
 from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.epochs import Epochs
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.seat import Seat
-from dilocox_peer.types import PeerId
+from dilocox_peer.types import Digest, PeerId
 
 
 class _IgnoresAccepted(Ballots):
     def _forced_value(self, promises: Mapping[PeerId, Accepted | None]) -> Value | None:
+        return None
+
+    def _why_not_justified(self, ballot, value, promises):  # type: ignore[no-untyped-def]
+        """Nor does a member ask for the promises: one that does accepts no such proposal."""
         return None
 
 
@@ -145,3 +150,46 @@ def wrong_quorum(rule) -> Iterator[None]:  # type: ignore[no-untyped-def]
         patch.object(epochs, "is_quorum", rule),
     ):
         yield
+
+
+@contextmanager
+def any_signature_of_a_checkpoint() -> Iterator[None]:
+    with patch.object(Checkpoint, "why_not", lambda checkpoint, **terms: None):
+        yield
+
+
+@contextmanager
+def electors_are_whoever_signed() -> Iterator[None]:
+    """Support is counted among all signers, not in the last common roster."""
+
+    def counted(electors: Sequence[PeerId], branches: Mapping[Digest, Mapping[PeerId, int]]) -> dict[Digest, list[int]]:
+        return {head: list(range(len(votes))) for head, votes in branches.items()}
+
+    with patch.object(forks, "supporters", counted):
+        yield
+
+
+@contextmanager
+def newcomers_make_rosters_beside_members() -> Iterator[None]:
+    """An epoch that nobody of the roster signed is followed like another."""
+
+    def path(machine: RoundMachine) -> Suffix | None:
+        return machine._healing.path
+
+    with patch.object(RoundMachine, "_path", property(path)):
+        yield
+
+
+@contextmanager
+def anybody_starts_the_run() -> Iterator[None]:
+    with patch.object(Place, "founder_alone", lambda place, kind, signers: True):
+        yield
+
+
+HOSTILE_FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "weight counts signatures": weight_counts,
+    "support is counted among all signers": electors_are_whoever_signed,
+    "a checkpoint of anybody's": any_signature_of_a_checkpoint,
+    "an epoch at our head is followed at once": newcomers_make_rosters_beside_members,
+    "anybody starts the run": anybody_starts_the_run,
+}

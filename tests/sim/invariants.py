@@ -31,16 +31,26 @@ class Violation(AssertionError):
 class Invariants:
     """What all peers of a world have ever certified, and what each has promised."""
 
-    def __init__(self, genesis: Digest, plan: Plan, verify: Verifier, bounds: Callable[[], PlanBounds]) -> None:
+    def __init__(
+        self,
+        genesis: Digest,
+        plan: Plan,
+        verify: Verifier,
+        bounds: Callable[[], PlanBounds],
+        is_honest: Callable[[PeerId], bool],
+    ) -> None:
         """plan: of the second round. bounds: what later ones may be."""
         self._bounds = bounds
+        self._is_honest = is_honest
+        self.is_captured = False  # whether a roster was ever adopted in which the honest are no quorum
         self._verify = verify
         self._genesis, self._plan = genesis, plan
         self._places: dict[Digest, Place] = {genesis: Place.genesis(0, genesis, plan)}
         self._vouched: list[Digest] = []
         self._parents: dict[Digest, Digest] = {}
         self._all: dict[Certificate, None] = {}
-        self._certified: dict[tuple[Digest, int], Digest] = {}
+        self._certified: dict[tuple[Digest, int], Certificate] = {}
+        self.forks = 0  # two certificates of one ballot place, which took a hostile signature under both
         self._epochs: dict[tuple[Digest, int], list[tuple[PeerId, ...]]] = {}
         self._durable: dict[PeerId, tuple[Digest, Votes]] = {}
         self._accepted_in: dict[tuple[PeerId, Digest, int, int], Digest] = {}
@@ -53,13 +63,9 @@ class Invariants:
         self._is_quiet = False
         self.max_quiet_ballots = 0
 
-    @property
-    def founder(self) -> PeerId | None:
-        return self._places[self._genesis].founder
-
-    @founder.setter
-    def founder(self, owner: PeerId) -> None:
-        self._places[self._genesis] = Place.genesis(0, self._genesis, self._plan, owner)
+    def begin(self, genesis: Place) -> None:
+        """Where all chains begin."""
+        self._places[self._genesis] = genesis
 
     def vouched(self, checkpoint: Checkpoint) -> None:
         """The owner has signed a checkpoint: it follows the one before."""
@@ -76,6 +82,8 @@ class Invariants:
             raise Violation(f"durability: {node.peer} restarted at another head than the one it made durable")
 
     def noted(self, node: "Node", event: Event) -> None:
+        if not self._is_honest(node.peer):
+            return
         self.events.append((node.peer, event))
 
     # ---- I8 ----
@@ -121,22 +129,37 @@ class Invariants:
         if certificate.value.kind == "round":
             # Not is_quorum of the code under test alone: count again.
             signers = {peer for peer, _ in certificate.signatures}
-            here = len(signers & set(place.roster))
-            tie = 2 * here == len(place.roster) and place.roster[0] in signers
-            if not (2 * here > len(place.roster) or tie):
-                raise Violation(f"I1: certified by {here} of {len(place.roster)}")
-            if self._certified.setdefault(key, certificate.head) != certificate.head:
-                raise Violation(f"I1: two certificates on one head in epoch {certificate.epoch}")
+            voters = place.voters
+            here = len(signers & set(voters))
+            tie = 2 * here == len(voters) and voters[0] in signers
+            if not (2 * here > len(voters) or tie):
+                raise Violation(f"I1: certified by {here} of {len(voters)}")
+            first = self._certified.setdefault(key, certificate)
+            if first.head != certificate.head:
+                # What a quorum of honest peers has signed stays the only one, whatever the others sign.
+                if any(is_quorum(self._honest_signers(head), voters) for head in (first.head, certificate.head)):
+                    raise Violation(f"I1: two certificates on one head in epoch {certificate.epoch}")
+                self.forks += 1
             self.rounds += 1
             self.max_ballot = max(self.max_ballot, certificate.ballot)
-            self._check_ballots(certificate, place.roster)
+            self._check_ballots(certificate, place.voters)
         else:
             rosters = self._epochs.setdefault(key, [])
-            if any(set(roster) & set(certificate.value.roster) for roster in rosters):
+            if any(self._is_honest(peer) for roster in rosters for peer in set(roster) & set(certificate.value.roster)):
                 raise Violation("I1: a peer is in two epochs of one number on one head")
             rosters.append(certificate.value.roster)
-        self._places[certificate.head] = Place.after(certificate)
+        after = self._places[certificate.head] = place.then(certificate)
+        self.is_captured |= not is_quorum({peer for peer in after.voters if self._is_honest(peer)}, after.voters)
         self._parents[certificate.head] = certificate.parent
+
+    def _honest_signers(self, head: Digest) -> set[PeerId]:
+        return {
+            peer
+            for certificate in self._all
+            if certificate.head == head
+            for peer, _ in certificate.signatures
+            if self._is_honest(peer)
+        }
 
     def _check_move(self, node: "Node", old: Digest, new: Digest) -> None:
         before, after = self._path(old), self._path(new)
@@ -155,9 +178,10 @@ class Invariants:
             else []
             for side in (before, after)
         )
-        if is_quorum({place.roster[position] for position in stay}, place.roster):
+        electors = place.electors
+        if is_quorum({electors[position] for position in stay if self._is_honest(electors[position])}, electors):
             raise Violation(
-                f"I9: {node.peer} left a branch that {len(stay)} of {len(place.roster)} stand on for one with {len(go)}"
+                f"I9: {node.peer} left a branch that {len(stay)} of {len(electors)} stand on for one with {len(go)}"
             )
 
     def _latest_votes(self, electors: tuple[PeerId, ...], head: Digest) -> dict[PeerId, Digest]:
@@ -185,6 +209,10 @@ class Invariants:
     # ---- I3, and what must be durable before it is said ----
 
     def sends(self, node: "Node", message: Message) -> None:
+        if not self._is_honest(node.peer):
+            if isinstance(message, Cert):
+                self.certified(message.certificate)
+            return
         match message:
             case Ack():
                 self._check_backed(node, message.head, message.epoch, message.ballot, message.value)
@@ -241,7 +269,7 @@ class Invariants:
     # ---- I5 ----
 
     def after_event(self, node: "Node") -> None:
-        if node.anchor is None:
+        if node.anchor is None or not self._is_honest(node.peer):
             return
         settled = node.anchor.units & node.produced
         if len(settled) + len(node.pending) + len(node.orphaned) != len(node.produced):

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Literal
 
 from dilocox_peer.events import Event
-from dilocox_peer.peer.network.token_bucket import TokenBucket
 from dilocox_peer.pipeline.contract import (
     Action,
     Backward,
@@ -59,6 +58,7 @@ from dilocox_peer.pipeline.hop import (
 )
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.turnstile import Turnstile
+from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
 
 from .invariants import Violation

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dilocox_peer.peer.rounds.machine import RoundMachine
 
+from .hostile_scenario import run_hostile_seed
 from .invariants import Violation
 from .scenario import run_seed
 
@@ -16,6 +17,7 @@ def main() -> int:
     parser.add_argument("seed", type=int)
     parser.add_argument("--to", type=int, help="last seed of a range")
     parser.add_argument("--fault", help="a planted fault, by its name in faults.FAULTS")
+    parser.add_argument("--hostile", action="store_true", help="with hostile peers")
     parser.add_argument("--trace", action="store_true", help="print every input and action")
     arguments = parser.parse_args()
     machine: type[RoundMachine] = RoundMachine
@@ -28,7 +30,11 @@ def main() -> int:
     last = arguments.to if arguments.to is not None else arguments.seed
     for seed in range(arguments.seed, last + 1):
         try:
-            outcome = run_seed(seed, machine=machine, trace=print if arguments.trace else None)
+            tracer = print if arguments.trace else None
+            if arguments.hostile:
+                print(run_hostile_seed(seed, machine=machine, trace=tracer), flush=True)
+                continue
+            outcome = run_seed(seed, machine=machine, trace=tracer)
             outcomes.append(outcome)
             events += outcome.num_events
             if last == arguments.seed:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.types import PeerId
 
 from .invariants import Violation
@@ -43,7 +44,7 @@ def run_seed(
     world = build(seed, machine=machine)
     world.tracing = trace
     try:
-        return _play(world)
+        return play(world)
     except Violation as violation:
         raise Violation(
             f"seed {seed} at {world.now:.3f} s: {violation}  (python -m tests.sim.replay {seed} --trace)"
@@ -56,7 +57,8 @@ def build(seed: int, *, machine: type[RoundMachine] = RoundMachine) -> World:
     return world
 
 
-def _play(world: World) -> Outcome:
+def play(world: World) -> Outcome:
+    """A world as it was built, to its end."""
     rng, num_peers = world.rng, len(world.nodes)
     stop_at = 25.0 + 20.0 * rng.random()
     world.start_peers = rng.choice((1, 1, max(1, num_peers // 2), num_peers))
@@ -71,6 +73,8 @@ def _play(world: World) -> Outcome:
     )  # fmt: skip
     if rng.random() < 0.15:
         rng.choice(list(world.nodes.values())).malformed = num_peers > 2
+    if world.seed % 3 == 0:
+        world.seat(SeatTerms(contributions=2, window=4))
     if world.seed % 4:
         world.be_owned()
         _schedule_owner(world, stop_at)
@@ -229,7 +233,7 @@ def _heal(world: World, stop_at: float) -> Outcome:
     rounds = _round(world)
     world.checks.quiet()
     world.run(healed_at + GO_ON_S)
-    if _round(world) - rounds < int(GO_ON_S / _longest_round_s(world)):
+    if _round(world) - rounds < int(world.at_least * GO_ON_S / _longest_round_s(world)):
         raise Violation(f"I8: {_round(world) - rounds} rounds in {GO_ON_S} s of quiet: {_heads(world)}")
     if not world.run(world.now + _longest_round_s(world), stop=world.shares_one_head):
         raise Violation(f"I7: no common head in quiet: {_heads(world)}")
@@ -287,7 +291,7 @@ def _can_start(world: World) -> bool:
 
 def _all_in_one_roster(world: World) -> Callable[[], bool]:
     def together() -> bool:
-        return world.shares_one_head() and set(_roster(world)) == {node.peer for node in world.up()}
+        return world.shares_one_head() and world.is_whole(_roster(world))
 
     return together
 

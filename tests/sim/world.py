@@ -53,6 +53,7 @@ from dilocox_peer.peer.rounds.messages import (
 )
 from dilocox_peer.peer.rounds.notary import Notary, NotaryTerms
 from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
+from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
 
@@ -174,13 +175,22 @@ class Node:
         self.produced: set[Unit] = set()
         self.orphaned: set[Unit] = set()
         self.offered: set[Unit] = set()
+        self.fetches: dict[Digest, int] = {}
         self.queue: deque[Apply] = deque()
         self.applying = False
         self.ticking_at = float("inf")
 
     @property
+    def is_hostile(self) -> bool:
+        return False
+
+    @property
     def is_up(self) -> bool:
         return self.machine is not None
+
+    def gives(self, head: Digest) -> Anchor | None:
+        """The state at head that others get here."""
+        return self.anchor if self.anchor_head == head else None
 
     def start(self, friends: Iterable[PeerId]) -> None:
         """A new process on this node's disk."""
@@ -196,14 +206,17 @@ class Node:
             start_peers=world.start_peers, max_peers=world.max_peers,
             plans=world.plans, planner=Restless(self.peer, world.plans),
             durable=loaded.durable, stored_states=set(self.disk.anchors), max_back=MAX_BACK, run_owner=OWNER if world.owner is not None else None,
+            seats=world.seats,
         )  # fmt: skip
         self.anchor, self.anchor_head = (FIRST_ANCHOR, GENESIS) if self.machine.head == GENESIS else (None, None)
         self.pending, self.produced, self.orphaned, self.offered = set(), set(), set(), set()
         self.queue.clear()
+        self.fetches.clear()
         self.applying = False
         self.crash_after = None
         self.ticking_at = float("inf")
-        world.checks.started(self)
+        if not self.is_hostile:
+            world.checks.started(self)
         self.later(0.0, lambda: self.feed(Tick()))
         for friend in friends:
             if friend != self.peer:
@@ -268,7 +281,11 @@ class Node:
                 world.checks.persists(self, durable)
                 self.disk.log += encode_record(durable)
             case FetchBlob():
-                self.later(world.fetch_s(world.network.blob_s), lambda: self._fetched_blob(action))
+                serial = self.fetches[action.blob] = self.fetches.get(action.blob, 0) + 1
+                delay_s = world.fetch_s(world.network.blob_s) + world.hang_s(action)
+                if action.within_s is not None:
+                    delay_s = min(delay_s, action.within_s)
+                self.later(delay_s, lambda: self._fetched_blob(action, serial))
             case Apply():
                 self.queue.append(action)
                 self._apply_next()
@@ -280,8 +297,11 @@ class Node:
             case Note(event):
                 world.checks.noted(self, event)
 
-    def _fetched_blob(self, action: FetchBlob) -> None:
+    def _fetched_blob(self, action: FetchBlob, serial: int) -> None:
         world = self.world
+        if self.fetches.get(action.blob) != serial:
+            return  # it was asked for elsewhere since
+        del self.fetches[action.blob]
         blob = self.disk.blobs.get(action.blob)
         if blob is not None:  # verified when it was stored, or our own
             self.feed(BlobHeld(action.blob))
@@ -304,10 +324,11 @@ class Node:
         given_by: Node | None = None
         for donor in action.donors:
             node = world.reachable(self.peer, donor)
-            if found is not None or node is None or node.anchor is None or node.anchor_head != action.head:
+            given = node.gives(action.head) if node is not None else None
+            if found is not None or given is None:
                 continue
-            if action.state_digest in (b"", node.anchor.digest) and not world.fails():
-                found, given_by = node.anchor, node
+            if action.state_digest in (b"", given.digest) and not world.fails():
+                found, given_by = given, node
         generation = given_by.generation if given_by else 0
         delay_s = world.fetch_s(world.network.state_s) if given_by else 0.1
 
@@ -354,6 +375,10 @@ class Node:
         blobs = []
         for entry in certificate.value.entries:
             if entry.blob not in self.disk.blobs:
+                if self.peer in self.world.checks.hostile:  # alone, it certified what it never had
+                    self.gone_for_good = True
+                    self.crash()
+                    return
                 raise Violation(f"{self.peer} is to apply a certificate without holding {entry.blob.hex()[:8]}")
             blobs.append(self.disk.blobs[entry.blob])
         self.anchor = self.anchor.after(blobs)
@@ -423,8 +448,7 @@ class OwnerNode:
         loaded = load_log(bytes(self.log), GENESIS)
         del self.log[loaded.valid_bytes :]
         self.generation += 1
-        genesis = Place.genesis(0, GENESIS, PLAN.next(), OWNER)
-        terms = NotaryTerms(0, genesis, world.start_peers, world.max_peers, world.plans, every=VOUCHED_EVERY)
+        terms = NotaryTerms(0, world.genesis(), world.start_peers, world.max_peers, world.plans, every=VOUCHED_EVERY)
         self.notary = Notary(
             terms, sign=sign_as(OWNER), verify=verify, timing=world.timing, rng=random.Random(world.rng.random()),
             now=world.now, wall_ms=int(1000 * world.now), durable=loaded.durable, patience_s=20.0,
@@ -472,9 +496,11 @@ class OwnerNode:
 
 
 class Restless:
-    """A planner that wishes something else all the time, and at every peer: what counts is what was certified."""
+    """A planner that wishes something else all the time, and at every peer: what counts is what was certified. Those that see
+    the same chain come within a step of each other, as peers of a real run do; nobody follows another (stalling.py)."""
 
     reason = ""
+    is_exact = False
 
     def __init__(self, peer: PeerId, bounds: PlanBounds) -> None:
         self._peer = peer
@@ -484,10 +510,14 @@ class Restless:
         """Whatever was certified, it does not settle."""
 
     def next(self, before: Plan) -> Plan:
-        wish = sha256(self._peer.encode(), str(before.first_step).encode())
-        return self._bounds.after(
-            before, codec=("fp16", "int4")[wish[0] % 2], rank=wish[1], inner_steps=PLAN.inner_steps * (1 + wish[2] % 4)
+        common, wish = (
+            sha256(str(before.first_step).encode()),
+            sha256(self._peer.encode(), str(before.first_step).encode()),
         )
+        return self._bounds.after(
+            before, codec=("fp16", "int8")[wish[0] % 2], rank=(64 + common[1] % 64) * (1 + wish[1] % 2),
+            inner_steps=PLAN.inner_steps * (1 + common[2] % 2) * (1 + wish[2] % 2),
+        )  # fmt: skip
 
 
 class World:
@@ -504,15 +534,17 @@ class World:
         self.total_rounds: int | None = None  # at most: rounds may grow
         self.drift_rate = 0.0
         self.faulty = True  # the scenario's faults stop when this is cleared
+        self.at_least = 1.0  # of the rounds that quiet should bring
         self.encode_messages = False
         self.tracing: Callable[[str], None] | None = None
         self.num_events = 0
         self._machine = machine
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
-        self.checks = Invariants(GENESIS, PLAN.next(), verify, lambda: self.plans)
+        self.checks = Invariants(GENESIS, PLAN.next(), verify, lambda: self.plans, self.is_honest)
         self.owner: OwnerNode | None = None
         self.owner_is_gone = False
+        self.seats = SeatTerms()
         self.nodes: dict[PeerId, Node] = {}
         for number in range(num_peers):
             self.add_node(PeerId(f"p{number:02d}"))
@@ -520,7 +552,7 @@ class World:
     @property
     def plans(self) -> PlanBounds:
         total = self.total_rounds and self.total_rounds * PLAN.inner_steps
-        return PlanBounds(("fp16", "int4"), 255, PLAN.inner_steps, 4 * PLAN.inner_steps, total)
+        return PlanBounds(("fp16", "int8", "topk"), 255, PLAN.inner_steps, 4 * PLAN.inner_steps, total)
 
     def add_node(self, peer: PeerId) -> Node:
         slowness = 1.0 if self.rng.random() < 0.8 else 1.0 + self.rng.random()
@@ -529,6 +561,10 @@ class World:
 
     def machine_type(self, peer: PeerId) -> type[RoundMachine]:
         return self._machine
+
+    def hang_s(self, action: FetchBlob) -> float:
+        """How much longer a fetch takes than the network would have it."""
+        return 0.0
 
     def at(self, time: float, act: Callable[[], None]) -> None:
         self._sequence += 1
@@ -554,11 +590,14 @@ class World:
     def deliver(self, sender: PeerId, to: PeerId, message: Message) -> None:
         network, rng = self.network, self.rng
         node = self._node(to)
+        if node is None:
+            return  # a name without a peer, which hostile ones make up
         if not network.connected(sender, to):
             return
         delay_s = network.latency_s + network.spread_s * rng.random() ** 3
         if not node.is_up:
             source = self._node(sender)
+            assert source is not None
             source.later(delay_s, lambda: source.feed(PeerRefused(to)))
             return
         if rng.random() < network.loss:
@@ -572,16 +611,25 @@ class World:
         if network.duplicates and rng.random() < network.duplicates:
             node.later(delay_s * (1 + 4 * rng.random()), lambda: node.feed(received))
 
-    def _node(self, peer: PeerId) -> "Node | OwnerNode":
-        if peer == OWNER:
-            assert self.owner is not None
-            return self.owner
-        return self.nodes[peer]
+    def _node(self, peer: PeerId) -> "Node | OwnerNode | None":
+        return self.owner if peer == OWNER else self.nodes.get(peer)
+
+    def is_honest(self, peer: PeerId) -> bool:
+        node = self.nodes.get(peer)
+        return peer == OWNER or (node is not None and not node.is_hostile)
 
     def be_owned(self) -> None:
         """The run has an owner, who is there from now on."""
         self.owner = OwnerNode(self)
-        self.checks.founder = OWNER
+        self.checks.begin(self.genesis())
+
+    def seat(self, terms: SeatTerms) -> None:
+        """Newcomers earn their votes."""
+        self.seats = terms
+        self.checks.begin(self.genesis())
+
+    def genesis(self) -> Place:
+        return Place.genesis(0, GENESIS, PLAN.next(), OWNER if self.owner is not None else None, self.seats)
 
     def reachable(self, peer: PeerId, source: PeerId) -> Node | None:
         node = self.nodes.get(source)
@@ -599,7 +647,16 @@ class World:
     # ---- what the scenario looks at ----
 
     def up(self) -> list[Node]:
-        return [node for node in self.nodes.values() if node.is_up]
+        """The honest ones that are there."""
+        return [node for node in self.nodes.values() if node.is_up and not node.is_hostile]
+
+    @property
+    def longest_chain(self) -> int:
+        return self.plans.longest_chain or 10**6
+
+    def is_whole(self, roster: Iterable[PeerId]) -> bool:
+        """Whether a roster is the one that everything comes to."""
+        return set(roster) == {node.peer for node in self.up()}
 
     def leave(self, node: Node) -> None:
         node.gone_for_good = True

@@ -135,7 +135,7 @@ def test_the_readmes_commands_do_what_it_says(desk: Desk, tmp_path: Path, stages
         mine = desk.start(arguments, label)
         desk.until(lambda label=label: "started as 12D3KooW" in desk.said(label), START_S, label)
     desk.until(lambda: rounds_in(desk.said("default")) >= 2, ROUND_S, "default")
-    assert "17 checks" in desk.run(doctor)
+    assert "18 checks" in desk.run(doctor)
 
     assert f"stage {stages - 1}: " in desk.run(status)
     assert "paused" in desk.run(pause)

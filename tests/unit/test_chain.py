@@ -97,7 +97,7 @@ def test_majority_digest_is_the_most_frequent_and_of_those_the_lowest() -> None:
 
 
 def test_head_names_the_value_and_neither_ballot_nor_signatures() -> None:
-    place = Place.after(first_epoch(A, B, C))
+    place = GENESIS.then(first_epoch(A, B, C))
     value = place.round_value([entry(A)], place.roster)
     one = certified(place, value, (A, B))
     other = certified(place, value, (B, C), ballot=4)
@@ -106,7 +106,7 @@ def test_head_names_the_value_and_neither_ballot_nor_signatures() -> None:
 
 
 def test_a_round_is_certified_by_a_quorum_of_its_parents_roster() -> None:
-    place = Place.after(first_epoch(A, B, C))
+    place = GENESIS.then(first_epoch(A, B, C))
     assert why_not(place, round_after(place, A, B, signers=(A, B))) is None
     assert why_not(place, round_after(place, A, signers=(A,))) == "signatures that are no quorum of the roster"
     assert why_not(place, round_after(place, A, signers=(A, D))) == "signatures that are no quorum of the roster"
@@ -124,7 +124,7 @@ def test_genesis_has_no_quorum_for_a_round() -> None:
 
 
 def test_a_forged_signature_is_refused() -> None:
-    place = Place.after(first_epoch(A, B, C))
+    place = GENESIS.then(first_epoch(A, B, C))
     good = round_after(place, A)
     forged = replace(good, signatures=(good.signatures[0], (B, b"x" * 32)))
     assert why_not(place, forged) == "a signature that does not verify"
@@ -148,13 +148,13 @@ def test_a_forged_signature_is_refused() -> None:
     ],
 )
 def test_a_value_that_does_not_follow_is_refused_with_the_reason(change: dict[str, object], reason: str) -> None:
-    place = Place.after(first_epoch(A, B, C))
+    place = GENESIS.then(first_epoch(A, B, C))
     value = replace(place.round_value([entry(A), entry(B)], place.roster), **change)  # type: ignore[arg-type]
     assert (place.why_not(value, place.epoch, max_peers=4) or "").startswith(reason)
 
 
 def test_an_epoch_is_void_and_newer() -> None:
-    place = Place.after(first_epoch(A, B))
+    place = GENESIS.then(first_epoch(A, B))
     value = place.epoch_value((A,))
     assert place.why_not(value, 2, max_peers=4) is None
     assert place.why_not(value, 1, max_peers=4) == "epoch 1 called in epoch 1"
@@ -193,7 +193,7 @@ def test_suffix_leaves_out_what_the_chain_has() -> None:
 
 
 def test_newcomers_do_not_make_a_new_roster_beside_members() -> None:
-    place = Place.after(first_epoch(A, B))
+    place = GENESIS.then(first_epoch(A, B))
     mixed = certified(place, place.epoch_value((A, C)), (A, C), epoch=2)
     assert (why_not(place, mixed) or "").startswith("an epoch that seats newcomers beside members")
     assert why_not(place, certified(place, place.epoch_value((C, D)), (C, D), epoch=2)) is None

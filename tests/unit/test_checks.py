@@ -10,12 +10,15 @@ import threading
 import pytest
 from rich.console import Console
 
+from dilocox_peer.admission import Gate, Grant, Right
 from dilocox_peer.cli import checks
 from dilocox_peer.cli.checks import Check
 from dilocox_peer.cli.doctor import abandonable, render, report, summary
 from dilocox_peer.errors import RunUnreachable
+from dilocox_peer.manifest import AdmissionSection, Manifest
 from dilocox_peer.peer.footprint import available_memory
 from dilocox_peer.peer.identity import Identity
+from dilocox_peer.signing import SigningKey
 
 MB = 10**6
 
@@ -130,6 +133,33 @@ def test_a_stage_without_peers_is_named():
     assert checks.judge_stages([2, 1]).status == "ok"
     assert checks.judge_stages([2, 0]).remedy == "join: stage 1 has nobody"
     assert checks.judge_stages([0]).status == "warn"
+
+
+def test_admission_is_judged_by_what_the_link_and_the_disk_hold():
+    owner, me = SigningKey(b"o" * 32), SigningKey(b"m" * 32).peer_id
+    manifest = Manifest(admission=AdmissionSection(mode="invite")).signed_by(owner)
+    gate = Gate.of(manifest)
+    assert gate is not None
+
+    def judged(kept: Grant | None, grant: Grant | None, now: float = 100.0) -> checks.Check:
+        return checks.judge_admission(gate, me, kept=kept, grant=grant, now=now)
+
+    many = Grant(manifest.run_id, bytes(16), frozenset({Right.JOIN}), 1, 200, None, 3).signed_by(owner)
+    own = many.pass_for(me, owner)
+    assert judged(None, None).status == "fail"
+    assert "has no invitation" in judged(None, None).found
+    assert judged(None, many).found == "the link's invitation is good, until 1970-01-01 00:03 UTC"
+    assert "has come in before" in judged(own, None).found
+    assert judged(None, many, now=200.0).status == "fail"
+    assert "expired" in judged(None, many, now=200.0).found
+    assert checks.judge_admission(gate, None, kept=None, grant=many, now=1.0).status == "ok"
+
+    listed = Gate.of(Manifest(admission=AdmissionSection(mode="list", members=(me,))).signed_by(owner))
+    assert listed is not None
+    assert checks.judge_admission(listed, me, kept=None, grant=None, now=1.0).status == "ok"
+    assert "`join` makes it" in checks.judge_admission(listed, None, kept=None, grant=None, now=1.0).found
+    stranger = SigningKey(b"s" * 32).peer_id
+    assert stranger in checks.judge_admission(listed, stranger, kept=None, grant=None, now=1.0).found
 
 
 def test_throughput_is_compared_with_the_others():

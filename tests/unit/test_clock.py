@@ -27,6 +27,21 @@ def test_a_fast_peer_works_for_a_slow_one() -> None:
     assert over(RoundClock(lambda number: 10), 4, b=(1, 14), c=(1, 12))
 
 
+def test_nobody_ends_the_round_of_all_by_what_it_claims() -> None:
+    clock = RoundClock(lambda number: 53)
+    assert not over(clock, 10, b=(1, 2**31), c=(1, 11))
+    assert not over(clock, 26, b=(1, 2**31), c=(1, 26))
+    assert over(clock, 27, b=(1, 2**31), c=(1, 27))
+
+
+def test_two_peers_do_not_believe_each_other_more_than_that_either() -> None:
+    clock = RoundClock(lambda number: 10)
+    assert not clock.is_over(1, me=A, own=3, roster=(A, B), alive=(A, B), reports={B: (1, 100)}, now=1.0)
+    assert clock.is_over(1, me=A, own=4, roster=(A, B), alive=(A, B), reports={B: (1, 100)}, now=1.0)
+    other = RoundClock(lambda number: 10)
+    assert not other.is_over(1, me=A, own=100, roster=(A, B), alive=(A, B), reports={B: (1, 3)}, now=1.0)
+
+
 def test_a_dead_peer_leaves_the_target_with_its_share() -> None:
     clock = RoundClock(lambda number: 10)
     assert not over(clock, 10, b=(1, 10), c=(1, 2))

@@ -59,7 +59,7 @@ async def test_who_has_not_closed_a_round_tells_no_loss_of_it():
         place = PLACE
         for _ in range(2):
             certificate = Certificate(0, place.head, 1, 0, place.round_value([], [ME]), ((ME, b"s"),))
-            place = Place.after(certificate)
+            place = place.then(certificate)
             conductor.on_apply(Apply(certificate, None))
             await conductor._merge(conductor._waiting[0])
     first, second = [event.train_loss for event in told if type(event).__name__ == "RoundCertified"]

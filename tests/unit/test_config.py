@@ -4,15 +4,25 @@ import pytest
 
 from dilocox_peer.config import PRESETS, parse_toml, preset, read_manifest, read_signed_manifest, to_toml
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.manifest import MAX_MANIFEST_BYTES, MAX_MEMBERS, Manifest
 from dilocox_peer.signing import SigningKey
 
 OWNER = SigningKey(b"o" * 32)
+MEMBER = SigningKey(b"m" * 32).peer_id
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_written_file_reads_back_as_the_same_manifest(name):
     manifest = preset(name).signed_by(OWNER)
     assert parse_toml(to_toml(manifest), source="run.toml") == manifest
+
+
+def test_a_full_list_of_members_reads_back_and_is_no_larger_than_a_manifest_may_be():
+    members = tuple(SigningKey(number.to_bytes(32, "big")).peer_id for number in range(MAX_MEMBERS))
+    manifest = preset("tiny", admission={"mode": "list", "members": members}).signed_by(OWNER)
+    assert parse_toml(to_toml(manifest), source="run.toml") == manifest
+    assert Manifest.from_bytes(manifest.to_bytes(), run_id=manifest.run_id) == manifest
+    assert max(len(to_toml(manifest)), len(manifest.to_bytes())) <= MAX_MANIFEST_BYTES
 
 
 def test_every_field_has_a_comment():
@@ -37,6 +47,12 @@ def test_every_field_has_a_comment():
         ('[outer]\noverlap = "soon"', "outer.overlap: input should be 'arrival', 'one-step' or 'none'"),
         ('[compression]\ncodec = "zip"', "compression.codec"),
         ("format = 2", "format"),
+        ('[admission]\nmode = "closed"', "admission.mode: input should be 'open', 'invite' or 'list'"),
+        ('[admission]\nmode = "list"', 'members are for mode "list", which needs some'),
+        (f'[admission]\nmembers = ["{MEMBER}"]', 'members are for mode "list", which needs some'),
+        (f'[admission]\nmode = "list"\nmembers = ["{MEMBER}", "{MEMBER}"]', "one is listed twice"),
+        ('[admission]\nmode = "list"\nmembers = ["me"]', "'me' is no Ed25519 PeerID"),
+        (f'[admission]\nmode = "list"\nmembers = [{", ".join(["1"] * 513)}]', "admission.members"),
         ('[run]\nname = "my run"', "pattern '^[A-Za-z0-9._-]{1,64}$' (got \"my run\")"),
         ("[", "not valid TOML"),
     ],

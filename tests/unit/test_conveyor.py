@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
+from dilocox_peer import admission as door
+from dilocox_peer.admission import Admission, Gate, Revocations, Right
 from dilocox_peer.events import Event, Failed, NeighbourLinked, NeighbourUnlinked
 from dilocox_peer.peer.links.body_queue import BodyQueue
-from dilocox_peer.peer.links.conveyor import HELLO, Conveyor
+from dilocox_peer.peer.links.conveyor import FAULTS_UNTIL_DROPPED, HELLO, HOPS, Conveyor
 from dilocox_peer.peer.links.greeting import _VERSION, hello_statement
 from dilocox_peer.peer.links.shunned import LINES_PER_MINUTE, MAX_SHUNNED, SHUN_S, Shunned
 from dilocox_peer.peer.training.outer import initial_state
@@ -38,19 +41,22 @@ LINK = LinkId("theirs")
 class Peer:
     """A conveyor that was not started, and what it told."""
 
-    def __init__(self, stage: int, num_stages: int) -> None:
+    def __init__(self, stage: int, num_stages: int, admission: Admission | None = None) -> None:
         self.events: list[Event] = []
         self.manifest = manifest_of(num_stages, schedule="carry")
         self.conveyor = Conveyor(
             self.manifest, stage, key=SigningKey(b"\1" * 32), run_id=self.manifest.run_id, incarnation=1,
             link_seed=b"\2" * 32, listen=("/ip4/127.0.0.1/tcp/0",), listener=self.events.append, on_failure=lambda _: None,
+            admission=admission,
         )  # fmt: skip
 
     def greet(self, seed: int, *, stage: int) -> None:
         """A greeting over LINK by the peer of that key."""
-        key = SigningKey(seed.to_bytes(32, "big"))
+        self.greet_with(SigningKey(seed.to_bytes(32, "big")), stage=stage)
+
+    def greet_with(self, key: SigningKey, *shown: bytes, stage: int = 1) -> None:
         statement = hello_statement(self.manifest.run_id, LINK, self.conveyor.link_id, stage, 5)
-        hello = canonical([_VERSION, key.peer_id, stage, 5, key.sign(statement)])
+        hello = canonical([_VERSION, key.peer_id, stage, 5, key.sign(statement), *shown])
         self.conveyor._take(Arrived(LINK, HELLO + hello, memoryview(b""), 0.0))
 
 
@@ -59,6 +65,31 @@ def head() -> Iterator[Peer]:
     peer = Peer(0, 2)
     yield peer
     peer.conveyor._link.close(0.0)
+
+
+def test_a_neighbour_without_a_pass_is_no_neighbour_and_one_that_is_put_out_is_none_any_more():
+    owner, them = SigningKey(b"o" * 32), SigningKey(b"t" * 32)
+    gate = Gate(manifest_of(2, schedule="carry").run_id, owner.peer_id)
+    shown = door.Grant(gate.run_id, bytes(16), frozenset({Right.JOIN}), 1, 2**33, them.peer_id, 0).signed_by(owner)
+    peer = Peer(0, 2, Admission(gate, b""))
+    try:
+        for raw in (b"", b"x" * 100, replace(shown, expires_s=5).signed_by(owner).to_bytes()):
+            peer.conveyor._shunned = Shunned()
+            peer.conveyor._take(Linked(LINK))
+            peer.greet_with(them, raw)
+            assert not any(isinstance(event, NeighbourLinked) for event in peer.events)
+            assert "is not admitted" in peer.events[-1].line()
+        peer.conveyor._shunned = Shunned()
+        peer.conveyor._take(Linked(LINK))
+        peer.greet_with(them, shown.to_bytes())
+        assert isinstance(peer.events[-1], NeighbourLinked)
+        gate.take(Revocations(gate.run_id, 1, ((bytes(16), 1),)))
+        for _ in range(FAULTS_UNTIL_DROPPED):
+            peer.conveyor._take(Arrived(LINK, HOPS + b"", memoryview(b""), 0.0))
+        assert any("revoked" in event.line() for event in peer.events if isinstance(event, Failed))
+        assert isinstance(peer.events[-1], NeighbourUnlinked)
+    finally:
+        peer.conveyor._link.close(0.0)
 
 
 def test_one_link_greets_for_one_peer(head: Peer):
@@ -269,3 +300,21 @@ def test_a_gradient_that_its_caller_cancels_while_it_waits_is_not_sent(slow: Slo
     assert slow.waits()
     slow.take_hops("a", Cancel(id_, 1))
     assert not slow.waits()
+
+
+def test_a_frame_that_finds_a_fault_in_the_scheduler_costs_its_link_alone(
+    head: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head.conveyor._take(Linked(LINK))
+    head.greet(10, stage=1)
+    frame = HOPS + encode_hops([Grant(MicroBatchId(PeerId("peer"), 1, 1))])
+
+    def fail(*_arguments: object) -> list[contract.Action]:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(head.conveyor._scheduler, "handle", fail)
+        head.conveyor._take(Arrived(LINK, frame, memoryview(b""), 0.0))
+    head.conveyor._take(Arrived(LINK, frame, memoryview(b""), 0.0))
+    assert [event.line() for event in head.events if isinstance(event, Failed)] != []
+    assert not any(isinstance(event, NeighbourUnlinked) for event in head.events)

@@ -7,12 +7,15 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from dilocox_peer.peer.rounds import driver as driver_module
 from dilocox_peer.peer.rounds.chain import Entry
 from dilocox_peer.peer.rounds.contract import BlobHeld, FetchBlob, ForgetBlobs, Persist, Progress, Received, Tick
 from dilocox_peer.peer.rounds.driver import MAX_INPUTS, RoundDriver
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.holdings import Holdings
-from dilocox_peer.peer.rounds.messages import Leave
+from dilocox_peer.peer.rounds.messages import MAX_LOCATOR, GetChain, Leave, encode_message
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import PeerId, sha256
 
@@ -30,6 +33,29 @@ async def test_a_flood_of_messages_leaves_room_for_what_happens_here() -> None:
     driver.post(BlobHeld(sha256(b"blob")))
     assert driver._inputs.qsize() < MAX_INPUTS
     assert [driver._inputs.get_nowait() for _ in range(driver._inputs.qsize())][-1] == BlobHeld(sha256(b"blob"))
+
+
+async def test_a_flood_of_large_messages_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[Any] = []
+
+    class Machine:
+        def handle(self, happened: Any, _now: float) -> list[Any]:
+            handled.append(happened)
+            return []
+
+    driver = RoundDriver(
+        cast("Any", Machine()), transport=NOTHING, blobs=NOTHING, journal=NOTHING, disk=NOTHING, check_blob=NOTHING,
+        max_blob_bytes=1, on_apply=NOTHING, on_fetch_state=NOTHING, on_change=NOTHING, listener=NOTHING,
+    )  # fmt: skip
+    raw = encode_message(GetChain(0, sha256(b"head"), 1, (sha256(b"one"),) * MAX_LOCATOR))
+    monkeypatch.setattr(driver_module, "MAX_QUEUED_BYTES", 10 * len(raw))
+    for _ in range(100):
+        driver.receive(PeerId("stranger"), raw)
+    assert driver._inputs.qsize() == 10
+    while not driver._inputs.empty():
+        driver._handled(driver._inputs.get_nowait(), 1.0)
+    driver.receive(PeerId("stranger"), raw)
+    assert (len(handled), driver._inputs.qsize(), len(driver._sizes)) == (10, 1, 1)
 
 
 async def test_a_flood_of_malformed_messages_is_told_once_a_second() -> None:
@@ -104,3 +130,21 @@ async def test_a_contribution_is_bounded_by_what_is_possible_whatever_an_offer_s
         [wanted] = Holdings(Timing()).want(offer.blob, [offer.peer], round_number=1, now=0.0)
         assert await driver._fetched(wanted) == BlobHeld(offer.blob)
     assert bounds == [100]
+
+
+async def test_a_message_that_finds_a_fault_in_the_machine_costs_itself_and_nothing_else() -> None:
+    told: list[Any] = []
+
+    class Faulty:
+        def handle(self, happened: Any, _now: float) -> list[Any]:
+            if isinstance(happened, Received):
+                raise ZeroDivisionError
+            return [happened]
+
+    driver = RoundDriver(
+        cast("Any", Faulty()), transport=NOTHING, blobs=NOTHING, journal=NOTHING, disk=NOTHING, check_blob=NOTHING,
+        max_blob_bytes=1, on_apply=NOTHING, on_fetch_state=NOTHING, on_change=NOTHING, listener=told.append,
+    )  # fmt: skip
+    assert driver._handled(Received(PeerId("stranger"), Leave(0, sha256(b"head"), 1, 1)), 1.0) == ()
+    assert [(event.peer, event.reason) for event in told] == [("stranger", "ZeroDivisionError in handling it")]
+    assert driver._handled(Tick(), 2.0) == [Tick()]

@@ -9,7 +9,7 @@ PLAN = Plan("fp16", 0, 8)
 GENESIS = Place.genesis(0, sha256(b"genesis"), PLAN)
 ME = PeerId("me")
 FIRST = Certificate(0, GENESIS.head, 1, 0, GENESIS.epoch_value((ME,)), ((ME, b"s"),))
-AT_FIRST = Place.after(FIRST)
+AT_FIRST = GENESIS.then(FIRST)
 SECOND = Certificate(0, FIRST.head, 1, 0, AT_FIRST.round_value([], (ME,)), ((ME, b"s"),))
 OTHER = Certificate(0, FIRST.head, 2, 0, AT_FIRST.epoch_value((ME,)), ((ME, b"s"),))
 
@@ -86,7 +86,7 @@ def test_a_chain_longer_than_any_list_of_a_message_is_read_back() -> None:
     place, chain = GENESIS, []
     for _ in range(200):
         chain.append(Certificate(0, place.head, place.epoch + 1, 0, place.epoch_value((ME,)), ((ME, b"s"),)))
-        place = Place.after(chain[-1])
+        place = place.then(chain[-1])
     loaded = load_log(encode_record(Durable(0, tuple(chain), Votes(place.head))), GENESIS.head)
     assert loaded.durable is not None
     assert loaded.durable.appended == tuple(chain)

@@ -1,8 +1,11 @@
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.admission import Grant, Right
+from dilocox_peer.errors import ConfigError, RunRefused
 from dilocox_peer.invitation import (
     Invitation,
     format_invitation,
@@ -28,6 +31,35 @@ hosts = st.one_of(
     st.sampled_from(["/dns4/example.org", "/dns6/a-b.example", "/dns4/localhost"]),
 )
 addresses = st.builds(lambda host, port, peer: f"{host}/tcp/{port}/p2p/{peer}", hosts, st.integers(1, 65535), peers)
+
+
+GRANT = Grant(RUN, bytes(16), frozenset({Right.JOIN}), 1, 2, OTHER, 0).signed_by(SigningKey(bytes(32)))
+
+
+@given(places=st.lists(addresses, min_size=1, max_size=8))
+def test_a_link_with_an_invitation_parses_to_itself(places: list[str]) -> None:
+    invitation = Invitation(RUN, tuple(places), GRANT)
+    assert parse_invitation(invitation.link) == invitation
+    assert parse_invitation(f" <{invitation.link}> ") == invitation
+
+
+def test_a_link_of_full_length_with_an_invitation_is_read() -> None:
+    longest = ",".join(f"/dns4/{'a' * 63}.{'b' * 63}.example.org/tcp/31337/p2p/{PEER}" for _ in range(16))
+    assert parse_invitation(f"dilocox://{RUN}@{longest}#invite={GRANT.to_text()}").grant == GRANT
+
+
+@given(st.text(max_size=400))
+def test_no_end_of_a_link_raises_anything_but_what_is_told(end: str) -> None:
+    with contextlib.suppress(ConfigError, RunRefused):
+        parse_invitation(f"{LINK}#{end}")
+    with contextlib.suppress(ConfigError, RunRefused):
+        parse_invitation(f"{LINK}#invite={end}")
+
+
+def test_an_invitation_to_another_run_is_refused_before_anything_is_dialled() -> None:
+    elsewhere = f"dilocox://{'cd' * 32}@{ADDRESS}#invite={GRANT.to_text()}"
+    with pytest.raises(RunRefused, match=r"is for run abababababab, the link is to run cdcdcdcdcdcd"):
+        parse_invitation(elsewhere)
 
 
 @given(

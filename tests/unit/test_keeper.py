@@ -19,7 +19,7 @@ def chain_of(length):
     for number in range(length):
         value = place.epoch_value([ME]) if number == 0 else place.round_value([], [ME])
         chain.append(Certificate(0, place.head, 1, 0, value, ((ME, b"s"),)))
-        place = Place.after(chain[-1])
+        place = place.then(chain[-1])
     return chain
 
 

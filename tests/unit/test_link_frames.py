@@ -1,13 +1,14 @@
 """Frames cut out of bytes however these arrive, and what a hello means."""
 
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.pipeline.frames import MAGIC, PREFIX_BYTES, pack_header
+from dilocox_peer.pipeline.frames import MAGIC, PREFIX_BYTES, pack_header, unpack_header
 from dilocox_peer.pipeline.link import LinkSettings
 from dilocox_peer.pipeline.link_frames import (
     Backoff,
@@ -147,3 +148,19 @@ def test_settings_that_could_never_send_are_refused():
         LinkSettings(**good, queue_bytes=60_000)
     with pytest.raises(ValueError, match="32 bytes, not 31"):
         LinkSettings(**(good | {"key_seed": bytes(31)}), queue_bytes=80_000)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [b"\xdc\x10\x00" * 1000 + b"\xc0" * 500, b"\x91" * 5000 + b"\xc0", b"\x81\xa0" * 900 + b"\xc0", b"\xd4\x50\xc0"],
+    ids=["counts", "lists", "maps", "extension type"],
+)
+def test_a_header_that_is_deep_or_counts_wrongly_is_refused_before_memory_is_taken(packed: bytes):
+    """Lists of 4096 in lists of 4096: msgpack makes room for each as it comes, 32 MB for 3 kB."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match="unreadable header"):
+            unpack_header(packed)
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()

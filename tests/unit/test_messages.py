@@ -11,6 +11,7 @@ from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
 from dilocox_peer.peer.rounds.durable import Accepted
+from dilocox_peer.peer.rounds.justified import Contradiction, Promised, Statement
 from dilocox_peer.peer.rounds.messages import (
     MAX_LOCATOR,
     MAX_MESSAGE_BYTES,
@@ -30,6 +31,7 @@ from dilocox_peer.peer.rounds.messages import (
     Offer,
     Prepare,
     Promise,
+    Proof,
     Propose,
     Vouch,
     decode_message,
@@ -46,17 +48,20 @@ PLACE = Place(0, HEAD, 3, 2, 5, 1, (SENDER, PeerId("12D3KooWOther")), PLAN)
 VALUE = PLACE.round_value([ENTRY], PLACE.roster)
 CERTIFICATE = Certificate(0, HEAD, 1, 2, VALUE, ((SENDER, b"s" * 64),))
 AT = (0, HEAD, 1)
+PROMISES = (Promised(SENDER, None, b"s" * 64), Promised(PeerId("12D3KooWOther"), (1, VALUE.digest()), b"t" * 64))
 
 MESSAGES: list[Message] = [
     Heartbeat(*AT, 17, 3, 2, 5, 4, 11, True, b""),
     Leave(*AT, 17),
     Offer(*AT, ENTRY),
-    Propose(*AT, 3, VALUE),
+    Propose(*AT, 0, VALUE, b"s" * 64),
+    Propose(*AT, 3, VALUE, b"s" * 64, PROMISES),
     Ack(*AT, 3, VALUE.digest(), b"s" * 64),
     Nack(*AT, 3, 5, (ENTRY.blob,)),
     Prepare(*AT, 3),
-    Promise(*AT, 3, None),
-    Promise(*AT, 3, Accepted(1, VALUE)),
+    Promise(*AT, 3, None, b"s" * 64),
+    Promise(*AT, 3, Accepted(1, VALUE, b"t" * 64, PROMISES), b"s" * 64),
+    Proof(*AT, Contradiction(SENDER, Statement(b"one", b"s" * 64), Statement(b"other", b"t" * 64))),
     EpochCall(*AT, 2),
     EpochAnswer(*AT, 2),
     EpochPropose(*AT, 2, PLACE.epoch_value((SENDER,))),

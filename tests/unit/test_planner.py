@@ -11,8 +11,9 @@ from dilocox_peer.config import preset
 from dilocox_peer.peer.network.uplink import SMALLEST_BYTES, UplinkMeter
 from dilocox_peer.peer.rounds.adaptive_planner import LinkPlanner, RankPlanner, measurement_of, planner_of
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
+from dilocox_peer.peer.rounds.machine import PLANNED_FROM
 from dilocox_peer.peer.rounds.plan import Plan, PlanBounds, Report, first_plan, plan_bounds
-from dilocox_peer.peer.rounds.planner import FixedPlanner, Warmup
+from dilocox_peer.peer.rounds.planner import SURE_AFTER, FixedPlanner, JudgingPlanner, Warmup
 from dilocox_peer.peer.training.measured import Measured
 from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.pipeline.model import layout_of
@@ -30,7 +31,11 @@ class Run:
         self.planners = [planner_of(manifest, layout_of(manifest, 0)) for _ in range(planners)]
         self.peers = [PeerId(f"peer{index}") for index in range(peers)]
         first = first_plan(manifest)
-        self.place = replace(Place.genesis(0, HEAD, FixedPlanner(self.bounds).next(first)), roster=tuple(self.peers))
+        self.place = replace(
+            Place.genesis(0, HEAD, FixedPlanner(self.bounds).next(first)),
+            roster=tuple(self.peers),
+            voters=tuple(self.peers),
+        )
         self.plans = {1: first, 2: self.place.plan}
 
     def round(self, report):
@@ -42,7 +47,7 @@ class Run:
         certificate = Certificate(0, self.place.head, 0, 0, value, ())
         for planner in self.planners:
             planner.observe(certificate)
-        self.place = Place.after(certificate)
+        self.place = self.place.then(certificate)
         self.plans[value.round + 2] = value.plan
         return self.plans[value.round]
 
@@ -128,20 +133,90 @@ def test_a_planner_shown_the_chain_again_decides_as_before():
         ]
         certificate = Certificate(0, place.head, 0, 0, place.round_value(entries, run.peers, after.plan), ())
         planner.observe(certificate)
-        place = Place.after(certificate)
+        place = place.then(certificate)
     assert planner.next(place.plan) == run.planners[0].next(run.place.plan)
 
 
-def test_what_another_leader_planned_is_followed():
-    manifest = manifest_with()
-    run = Run(manifest, planners=1)
+def planned(codec, inner_steps):
+    """A planner that has seen this plan certified, and the plan."""
+    run = Run(manifest_with(), planners=1)
     planner = run.planners[0]
     assert isinstance(planner, LinkPlanner)
-    odd = replace(planner.next(run.place.plan), codec="sign", inner_steps=16)
+    odd = replace(planner.next(run.place.plan), codec=codec, inner_steps=inner_steps)
     value = run.place.round_value([], run.peers, odd)
     assert run.place.why_not(value, 0, 16, run.bounds) is None
     planner.observe(Certificate(0, HEAD, 0, 0, value, ()))
-    assert planner.next(odd) == Plan("sign", odd.rank, 16, odd.end)
+    return planner, odd
+
+
+def test_what_was_planned_otherwise_by_more_than_a_step_is_followed():
+    planner, odd = planned("topk", 16)
+    assert planner.next(odd) == Plan("topk", odd.rank, 16, odd.end)
+
+
+def test_nobody_draws_the_planners_along_step_by_step():
+    planner, odd = planned("int4", 16)
+    assert planner.next(odd) == Plan("int2", odd.rank, 32, odd.end)
+
+
+def test_a_plan_more_than_a_step_from_ours_is_refused():
+    run = Run(manifest_with(), planners=1)
+    planner = JudgingPlanner(run.planners[0])
+    wish = planner.next(run.place.plan)
+    assert (wish.codec, wish.inner_steps) == ("int2", 32)
+    for changes in ({}, {"codec": "int4"}, {"codec": "sign"}, {"inner_steps": 16}, {"inner_steps": 64}):
+        assert planner.why_not(replace(wish, **changes), run.place.plan) is None, changes
+    for changes in ({"codec": "none"}, {"codec": "topk"}, {"inner_steps": 15}, {"inner_steps": 65}):
+        assert planner.why_not(replace(wish, **changes), run.place.plan) is not None, changes
+    reason = planner.why_not(replace(wish, codec="none", inner_steps=8), run.place.plan)
+    assert reason == "plans none, 8 steps where the certificates lead to int2, 32 steps"
+
+
+def test_a_planner_that_learns_nothing_lets_no_step_pass():
+    run = Run(manifest_with(adapt="off"), planners=1)
+    planner = JudgingPlanner(run.planners[0])
+    wish = planner.next(run.place.plan)
+    assert planner.why_not(wish, run.place.plan) is None
+    assert planner.why_not(replace(wish, rank=wish.rank + 1), run.place.plan) is not None
+
+
+def test_a_planner_that_came_into_the_middle_of_a_chain_judges_after_a_while():
+    """After a restart the newest 256 certificates are shown to it, and after a switch those of two branches."""
+    run = Run(manifest_with(), planners=1)
+    certificates = []
+    observe = run.planners[0].observe
+    run.planners[0].observe = lambda certificate: (certificates.append(certificate), observe(certificate))
+    for number in range(1, SURE_AFTER + 12):
+        run.round(exchange(run.plans[number], uplink_bps=1e6))
+    planner = JudgingPlanner(planner_of(run.manifest, layout_of(run.manifest, 0)))
+    odd = replace(run.planners[0].next(run.place.plan), codec="none")
+    for certificate in certificates[11:-1]:
+        planner.observe(certificate)
+        assert planner.why_not(odd, run.place.plan) is None
+    planner.observe(certificates[-1])
+    assert planner.why_not(odd, run.place.plan) is not None
+    assert planner.why_not(run.planners[0].next(run.place.plan), run.place.plan) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_planners_with_all_and_with_the_newest_certificates_are_within_a_step(seed):
+    """Links that come and go, a chain of 400 rounds, and a restart after every 20: nobody refuses anybody."""
+    rng = random.Random(seed)
+    run = Run(manifest_with(rounds={"total": 4000}), planners=1)
+    certificates = []
+    observe = run.planners[0].observe
+    run.planners[0].observe = lambda certificate: (certificates.append(certificate), observe(certificate))
+    uplink_bps = 1e6
+    for number in range(1, 401):
+        if rng.random() < 0.02:
+            uplink_bps = 10 ** rng.uniform(5.0, 7.5)
+        noisy = uplink_bps * rng.uniform(0.7, 1.4)
+        run.round(exchange(run.plans[number], uplink_bps=noisy))
+        if number % 20 == 0 and not run.bounds.is_last(run.place.plan):
+            planner = JudgingPlanner(planner_of(run.manifest, layout_of(run.manifest, 0)))
+            for certificate in certificates[-PLANNED_FROM:]:
+                planner.observe(certificate)
+            assert planner.why_not(run.planners[0].next(run.place.plan), run.place.plan) is None, number
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
 """The round machine, a few peers at a table: messages are delivered in order, time moves when the test says so."""
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place, acceptance, vote_for
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, acceptance, vote_for
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
@@ -35,6 +35,7 @@ from dilocox_peer.peer.rounds.contract import (
     Tick,
 )
 from dilocox_peer.peer.rounds.durable import Accepted, Durable, encode_record, load_log
+from dilocox_peer.peer.rounds.justified import Promised, promise_statement
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.membership import MAX_KNOWN
 from dilocox_peer.peer.rounds.messages import (
@@ -201,6 +202,22 @@ class Table:
         """Names in the order in which they lead at the common head."""
         machine = next(iter(self.machines.values()))
         return [str(peer) for peer in machine._seat.order]
+
+
+At = tuple[int, Digest, int]
+
+
+def acceptance_of(at: At, peer: PeerId, ballot: int, value: Value) -> bytes:
+    """What peer signs when it accepts value."""
+    return vote_for(acceptance(at[0], at[1], at[2], ballot, value), 1, signer(peer))
+
+
+def promised(at: At, ballot: int, peer: PeerId, accepted: tuple[int, Digest] | None = None) -> Promised:
+    return Promised(peer, accepted, signer(peer)(promise_statement(at, ballot, accepted)))
+
+
+def proposal(at: At, leader: str, ballot: int, value: Value, promises: Sequence[Promised] = ()) -> Propose:
+    return Propose(*at, ballot, value, acceptance_of(at, PeerId(leader), ballot, value), tuple(promises))
 
 
 def contributors(table: Table, name: str) -> list[str]:
@@ -384,8 +401,15 @@ def test_of_two_accepted_values_the_one_of_the_higher_ballot_is_proposed() -> No
     low, high = place.round_value([], place.roster), place.round_value([], place.roster[1:])
     others = [peer for peer in place.roster if peer != name]
     assert ballot > 1
-    table.give(PeerId(name), Received(others[0], Promise(*at, ballot, Accepted(1, high))))
-    table.give(PeerId(name), Received(others[1], Promise(*at, ballot, Accepted(0, low))))
+    first, second = (PeerId(each) for each in table.by_rank()[:2])
+    quorum = tuple(promised(at, 1, peer) for peer in place.roster[:3])
+    accepted = [
+        Accepted(1, high, acceptance_of(at, second, 1, high), quorum),
+        Accepted(0, low, acceptance_of(at, first, 0, low)),
+    ]
+    for other, each in zip(others, accepted, strict=False):
+        signature = promised(at, ballot, other, each.named).signature
+        table.give(PeerId(name), Received(other, Promise(*at, ballot, each, signature)))
     assert [message.value for message in table.said(name, Propose)][-1] == high
 
 
@@ -414,7 +438,7 @@ def test_a_promise_survives_a_restart() -> None:
     table.sit(PeerId(third), incarnation=2, stored_states={head})
     table.give(PeerId(third), StateInstalled(head, b""))
     value = table.machine(third)._seat.place.round_value([], table.machine(third).roster)
-    table.give(PeerId(third), Received(PeerId(first), Propose(*at, 0, value)))
+    table.give(PeerId(third), Received(PeerId(first), proposal(at, first, 0, value)))
     assert [message.promised for message in table.said(third, Nack)] == [1]
     assert not table.said(third, Ack)
 
@@ -514,15 +538,17 @@ def test_what_is_not_theirs_to_say_is_refused_with_the_reason() -> None:
     value = place.round_value([], machine.roster)
     strange = Entry(PeerId(third), 1, sha256(b"x"), 1, 1)
     table.swallow = lambda sender, to, message: True
-    assert refusals(table, first, second, Propose(*at, 0, value)) == ["proposes in ballot 0, which it does not lead"]
+    assert refusals(table, first, second, proposal(at, second, 0, value)) == [
+        "proposes in ballot 0, which it does not lead"
+    ]
     assert refusals(table, first, third, Prepare(*at, 1)) == ["prepares ballot 1, which it does not lead"]
     assert refusals(table, first, second, Offer(*at, strange)) == [f"an offer in the name of {third}"]
-    assert refusals(table, first, second, Propose(*at, 1, replace(value, weight=9))) == [
+    assert refusals(table, first, second, proposal(at, second, 1, replace(value, weight=9))) == [
         "weight 9 after 0 with 0 entries"
     ]
     mine = replace(strange, peer=PeerId(first))
     forged = place.round_value([mine], machine.roster)
-    assert refusals(table, first, second, Propose(*at, 1, forged)) == ["an offer in our name that is not ours"]
+    assert refusals(table, first, second, proposal(at, second, 1, forged)) == ["an offer in our name that is not ours"]
 
 
 def test_a_message_of_another_stage_is_passed_over_without_a_word() -> None:
@@ -651,7 +677,7 @@ def test_who_signed_an_epoch_votes_no_more_in_the_old_one() -> None:
     table.wait(40.0)
     assert alone.epoch == 2
     value = place.round_value([], place.roster)
-    table.give(PeerId(third), Received(PeerId(first), Propose(*at, 0, value)))
+    table.give(PeerId(third), Received(PeerId(first), proposal(at, first, 0, value)))
     assert not table.said(third, Ack)
     assert table.said(third, ChainPage)[-1].certificates[0].epoch == 2
 
@@ -813,7 +839,7 @@ def test_a_foreign_chain_longer_than_the_run_can_be_is_refused(monkeypatch: pyte
             value = place.epoch_value([liar])
             signature = vote_for(acceptance(0, place.head, place.epoch + 1, 0, value), 1, signer(liar))
             page.append(Certificate(0, place.head, place.epoch + 1, 0, value, ((liar, signature),)))
-            place = Place.after(page[-1])
+            place = place.then(page[-1])
         reasons += refusals(table, "a", liar, ChainPage(0, place.head, place.epoch, tuple(page), True))
     assert reasons == ["a chain of more than 46 certificates beyond ours; this run has not so many"]
     path = machine._healing.path

@@ -68,3 +68,12 @@ async def test_many_who_fetch_a_kept_copy_share_its_memory(tmp_path: Path) -> No
     replies = await asyncio.gather(*(server.serve(ASKER, {"stage": STAGE, "want": "state"}) for _ in range(20)))
     assert len({id(reply) for reply in replies}) == 1
     assert replies[0].header["digest"] == stage.states[3].digest
+
+
+@pytest.mark.parametrize("wait_s", [float("nan"), float("-inf"), -1.0])
+async def test_a_wait_that_is_no_time_is_refused(tmp_path: Path, wait_s: float) -> None:
+    """No number compares with it, so in the event loop's heap of timers it would keep others from being due."""
+    server = server_of(CertifiedStage().rounds(1), tmp_path)
+    for request in ({"after": 4, "wait_s": wait_s}, {"round": 4, "wait_s": wait_s}):
+        with pytest.raises(ProtocolError):
+            await server.serve(ASKER, request)

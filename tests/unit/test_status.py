@@ -7,9 +7,11 @@ import pytest
 from dilocox_peer.cli.operate import peer_lines
 from dilocox_peer.cli.screen import Size, render
 from dilocox_peer.events import (
+    EquivocationProved,
     Evaluated,
     Failed,
     Left,
+    MemberDoubted,
     MessageRefused,
     NeighbourLinked,
     NeighbourLost,
@@ -236,3 +238,18 @@ def test_what_p2pd_sends_is_a_rate_and_unknown_where_the_system_does_not_say():
         )
     assert found.daemon_bytes_per_s() == (pytest.approx(1000.0), pytest.approx(500.0))
     assert summary(found, 113.0)["daemon_down_bytes_per_s"] == 500.0
+
+
+def test_who_is_doubted_is_said_with_the_reason_and_a_proof_outweighs_it():
+    found = folded(
+        MemberDoubted(PeerId("x"), "asked for ballots", 32),
+        EquivocationProved(PeerId("y"), "accepted two values in ballot 0"),
+        MemberDoubted(PeerId("y"), "its contributions\a do not arrive", 0),
+        MemberDoubted(PeerId("x"), "led nothing\x1b[2J", 64),
+    )
+    assert summary(found, 100.0)["doubted"] == [
+        {"peer": "y", "reason": "accepted two values in ballot 0", "proven": True},
+        {"peer": "x", "reason": "led nothing�[2J", "proven": False},
+    ]
+    flood = folded(*(MemberDoubted(PeerId(f"p{number}"), "nothing", 0) for number in range(1000)))
+    assert len(flood.doubted) == 64

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.peer.network.token_bucket import TokenBucket
+from dilocox_peer.token_bucket import TokenBucket
 
 amounts = st.floats(0.1, 1e6)
 

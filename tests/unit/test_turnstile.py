@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.peer.network.token_bucket import TokenBucket
 from dilocox_peer.pipeline.turnstile import Turnstile
+from dilocox_peer.token_bucket import TokenBucket
 
 
 def test_without_a_limit_everybody_passes():

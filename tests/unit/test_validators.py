@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dilocox_peer.admission import Gate, Grant, Revocations, Right
 from dilocox_peer.dht.records import (
     CLOCK_SKEW_S,
     LEASE_TTL_S,
@@ -17,9 +18,10 @@ from dilocox_peer.dht.records import (
     lease_key,
     manifest_key,
     pointer_key,
+    revocations_key,
 )
 from dilocox_peer.dht.validators import RecordValidator
-from dilocox_peer.manifest import Manifest, RunSection
+from dilocox_peer.manifest import AdmissionSection, Manifest, RunSection
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import Digest, PeerId, RunId
 
@@ -184,6 +186,77 @@ def test_only_the_manifest_of_the_run_is_stored() -> None:
     for manifest in (other, unsigned):
         assert not validator().validate(record(manifest_key(RUN), manifest.to_bytes()))
     assert validator(OTHER).validate(record(manifest_key(RUN), MANIFEST.to_bytes(), OTHER))  # anybody may hand it on
+
+
+INVITE_ONLY = Manifest(admission=AdmissionSection(mode="invite")).signed_by(OWNER)
+GATED = INVITE_ONLY.run_id
+
+
+def gated() -> tuple[RecordValidator, Gate]:
+    gate = Gate.of(INVITE_ONLY)
+    assert gate is not None
+    guard = validator(run=GATED)
+    guard.set_gate(gate)
+    return guard, gate
+
+
+def pass_of(key: SigningKey, right: Right = Right.JOIN, *, expires_s: float = NOW + 100) -> bytes:
+    grant = Grant(GATED, bytes(16), frozenset({right}), int(NOW * 1000) - 1, int(expires_s), key.peer_id, 0)
+    return grant.signed_by(OWNER).to_bytes()
+
+
+def gated_lease(shown: bytes) -> Record:
+    lease = replace(lease_of(KEY), admission=shown)
+    return record(lease_key(GATED, 0, bucket_of(KEY.peer_id)), lease.to_bytes())
+
+
+def test_a_run_of_the_invited_stores_their_leases_and_learns_their_passes() -> None:
+    guard, gate = gated()
+    assert guard.refusal(gated_lease(pass_of(KEY))) is None
+    assert gate.refusal(KEY.peer_id, Right.JOIN, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        (b"", "shown no invitation"),
+        (b"x" * 100, "no invitation"),
+        (pass_of(OTHER), "another peer"),
+        (pass_of(KEY, Right.READ), "allows reading"),
+        (pass_of(KEY, expires_s=NOW), "expired"),
+    ],
+)
+def test_a_lease_without_a_pass_that_is_good_is_not_stored(shown: bytes, reason: str) -> None:
+    assert reason in str(gated()[0].refusal(gated_lease(shown)))
+
+
+def test_hints_are_those_of_the_admitted() -> None:
+    guard, gate = gated()
+    hint = record(pointer_key(GATED, 0), CertificatePointer(1, 0, HEAD).to_bytes())
+    assert "not admitted" in str(guard.refusal(hint))
+    gate.show(KEY.peer_id, pass_of(KEY), NOW)
+    assert guard.refusal(hint) is None
+
+
+def test_a_lease_of_one_who_was_put_out_is_not_stored_any_more() -> None:
+    guard, gate = gated()
+    assert guard.validate(gated_lease(pass_of(KEY)))
+    gate.take(Revocations(GATED, 1, ((bytes(16), 1),)))
+    assert "revoked" in str(guard.refusal(gated_lease(pass_of(KEY))))
+
+
+def test_only_the_owners_revocations_are_stored_whoever_brings_them() -> None:
+    guard, _ = gated()
+    key = revocations_key(GATED)
+    good = Revocations(GATED, 1, ((bytes(16), 1),))
+    assert guard.refusal(record(key, good.signed_by(OWNER).to_bytes())) is None
+    assert guard.refusal(record(key, good.signed_by(OWNER).to_bytes(), OTHER)) is None
+    for bad in (good.signed_by(OTHER), good, replace(good, run_id=RUN).signed_by(OWNER)):
+        assert not guard.validate(record(key, bad.to_bytes()))
+    assert not guard.validate(record(key, bytes(100_000)))
+    assert not validator().validate(record(revocations_key(RUN), good.signed_by(OWNER).to_bytes())), (
+        "an open run has none"
+    )
 
 
 @given(st.binary(max_size=200), st.binary(max_size=100), st.binary(max_size=300), st.floats())

@@ -9,6 +9,7 @@ Nothing else is taken from a link before it. A neighbour whose frames break the 
 neither dialled nor heard (shunned.py).
 """
 
+import logging
 import random
 import threading
 import time
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dilocox_peer.admission import Admission, Right
 from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Event, Failed, Listener, NeighbourLinked, NeighbourUnlinked, Remark
 from dilocox_peer.manifest import Manifest
@@ -56,6 +58,8 @@ from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.turnstile import Pace, Turnstile, at_once
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, RunId
+
+_logger = logging.getLogger(__name__)
 
 HELLO, HOPS = b"\x01", b"\x02"
 START_S = 30.0  # of linkd, which imports py-libp2p on a busy machine
@@ -119,9 +123,11 @@ class Conveyor:
         mdns: bool = False,
         pace: Pace = at_once,
         pace_in: Pace = at_once,
+        admission: Admission | None = None,
     ) -> None:
         """on_failure: the pipeline has ended for good, from its thread. pace, pace_in: for bodies that go out, and for those
-        that we ask for, by a grant or by a body that is answered; called by several threads.
+        that we ask for, by a grant or by a body that is answered; called by several threads. admission: of a run that is not
+        open.
         """
         body = BodyFormat.of(manifest)
         self._body = body
@@ -149,7 +155,8 @@ class Conveyor:
             ),
             on_log=lambda line: listener(Remark(f"linkd: {line}")),
         )
-        self._greeter = Greeter(key, run_id, lambda: self._link.link_id, stage, incarnation)
+        self._greeter = Greeter(key, run_id, lambda: self._link.link_id, stage, incarnation, admission)
+        self._admission = admission
         self._lock = threading.Lock()
         self._actions: deque[contract.Action] = deque()  # of the scheduler, in order; sent by this thread
         self._released: list[MicroBatchId] = []
@@ -406,8 +413,17 @@ class Conveyor:
                 raise ProtocolError(None, "a frame of an unknown kind")
         except ProtocolError as error:
             self._fault(link, neighbour, error.reason)
+        except (
+            Exception
+        ) as error:  # the boundary to a neighbour: a fault that its frame finds in us ends the link at most
+            _logger.exception("a frame of %s could not be handled", link)
+            self._fault(link, neighbour, f"{type(error).__name__} in handling it")
 
     def _take_hops(self, peer: PeerId, raw: bytes, body: memoryview) -> None:
+        if self._admission is not None:  # it was let in when it greeted; it may have been put out since
+            reason = self._admission.gate.refusal(peer, Right.JOIN, time.time())
+            if reason is not None:
+                raise ProtocolError(peer, f"it is not admitted any more: {reason}")
         messages = decode_hops(raw, peer)
         last = messages[-1]
         if isinstance(last, Step | Grad):

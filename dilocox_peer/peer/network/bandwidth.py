@@ -5,8 +5,8 @@ import threading
 import time
 
 from dilocox_peer.peer.network.bulk import CHUNK_BYTES
-from dilocox_peer.peer.network.token_bucket import TokenBucket
 from dilocox_peer.peer.network.uplink import UplinkMeter
+from dilocox_peer.token_bucket import TokenBucket
 
 LEAST_CHUNK_BYTES = 4096
 

@@ -68,6 +68,13 @@ async def receive_request(reader: asyncio.StreamReader) -> dict[str, Any]:
     return header
 
 
+async def discard_request(reader: asyncio.StreamReader) -> None:
+    """Takes a REQUEST off the stream, of somebody who is refused whatever it is; its header is not decoded. Raises
+    ProtocolError, IncompleteReadError."""
+    prefix = unpack_prefix(await reader.readexactly(PREFIX_BYTES), max_body_bytes=0)
+    await reader.readexactly(prefix.header_bytes)
+
+
 async def send_refusal(writer: asyncio.StreamWriter, reason: str) -> None:
     writer.write(pack_header(REFUSAL, {"reason": reason[:MAX_REASON_CHARS]}, 0))
     await writer.drain()

@@ -17,17 +17,25 @@ from typing import TYPE_CHECKING, Any
 from dilocox_peer.errors import ConfigError, RunUnreachable
 from dilocox_peer.invitation import Address, parse_multiaddr
 from dilocox_peer.peer.network.bulk import PeerGone
-from dilocox_peer.peer.network.p2pd import HandlerTasks, PendingCalls, diagnose, launch_command
+from dilocox_peer.peer.network.p2pd import FairReader, HandlerTasks, PendingCalls, diagnose, launch_command
 from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
     from hivemind.p2p import P2P
 
 
-def mend_bindings(p2p: "P2P") -> None:
+async def mend_bindings(p2p: "P2P") -> None:
+    """To be called before there is a handler or a call: it moves them to another connection with p2pd."""
     control = p2p._client.control
     control._pending_calls = PendingCalls(control._pending_calls)
     control._handler_tasks = HandlerTasks()
+    reader, writer = await control.daemon_connector.open_persistent_connection()
+    before = {control._read_task, control._write_task}
+    control._read_task = asyncio.create_task(control._read_from_persistent_conn(FairReader(reader)))
+    control._write_task = asyncio.create_task(control._write_to_persistent_conn(writer))
+    for task in before:
+        task.cancel()
+    await asyncio.wait(before)
 
 
 def quiet_hivemind() -> None:

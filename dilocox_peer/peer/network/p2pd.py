@@ -105,3 +105,23 @@ class HandlerTasks(dict[Any, "asyncio.Task[Any]"]):
 
     def pop(self, call_id: Any, default: Any = None) -> Any:
         return super().pop(call_id, default)
+
+
+class FairReader:
+    """The stream that p2pd's requests come on, to hivemind's reader task, which lets the loop go on after every few.
+
+    Else the task takes all that is in the buffer, a thousand small requests, and starts a handler for each before the loop
+    has its turn: it then runs a thousand handlers in one round.
+    """
+
+    _READS = 32  # of a request: one for each byte of its length, one for the rest
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self._num_reads = 0
+
+    async def readexactly(self, n: int) -> bytes:
+        self._num_reads += 1
+        if self._num_reads % self._READS == 0:
+            await asyncio.sleep(0)
+        return await self._reader.readexactly(n)

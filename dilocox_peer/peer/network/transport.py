@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+from dilocox_peer.admission import NOTHING_SHOWN, Admission, Right
 from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError
 from dilocox_peer.invitation import parse_multiaddr, parse_multiaddrs
 from dilocox_peer.peer.network.bandwidth import Bandwidth
@@ -25,6 +26,7 @@ from dilocox_peer.peer.network.bulk import (
     Reply,
     RequestRefused,
     TransportDown,
+    discard_request,
     receive_reply,
     receive_request,
     send_refusal,
@@ -42,7 +44,7 @@ from dilocox_peer.peer.network.daemon import (
 )
 from dilocox_peer.peer.network.p2pd import check_listenable
 from dilocox_peer.peer.network.runtime_dir import RuntimeDir
-from dilocox_peer.peer.network.token_bucket import TokenBucket
+from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
@@ -130,6 +132,7 @@ class Transport:
         self._directory = directory
         self._limits = limits
         self._message_handler: MessageHandler | None = None
+        self._admission: Admission | None = None
         self._message_rates: OrderedDict[PeerId, TokenBucket] = OrderedDict()
         self._last_failures: OrderedDict[PeerId, type[PeerUnavailable]] = OrderedDict()
         self._serving: dict[asyncio.Task[Any], PeerId] = {}
@@ -191,7 +194,7 @@ class Transport:
                 raise ConfigError(
                     f"p2pd runs as {p2p.peer_id}, not {peer_id}: is {identity_path} the key of this peer?"
                 )
-            mend_bindings(p2p)
+            await mend_bindings(p2p)
             self = cls(
                 p2p=p2p, peer_id=peer_id, namespace=namespace, initial_peers=initial, directory=directory, limits=limits,
                 relay=relay, addresses=await visible_addresses(p2p, latest=False),
@@ -245,6 +248,47 @@ class Transport:
     @property
     def daemon_pid(self) -> int:
         return int(self.p2p._child.pid)
+
+    # -- who is heard -------------------------------------------------------------------------------------------------
+
+    async def guard(self, admission: Admission) -> None:
+        """Of a run that is not open, before a handler is set: from here on messages and requests are answered to those
+        whom the gate lets, before anything of theirs is decoded. To others who do not know our pass it is shown."""
+        self._admission = admission
+        async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+            await self.p2p._client.add_unary_handler(self._pass_protocol, self._on_pass)
+
+    @property
+    def _pass_protocol(self) -> str:
+        return f"{self._prefix}/pass"
+
+    def _refusal(self, peer: PeerId, right: Right | None) -> str | None:
+        return (
+            None if self._admission is None or right is None else self._admission.gate.refusal(peer, right, time.time())
+        )
+
+    async def _on_pass(self, raw: bytes, remote: Any) -> bytes:
+        """As _on_message."""
+        peer = PeerId(str(remote))
+        if not self._rate_of(peer).try_take(1.0, time.monotonic()):
+            raise _Refusal(f"more than {self._limits.messages_per_s:g} messages a second")
+        assert self._admission is not None
+        reason = self._admission.gate.show(peer, raw, time.time())
+        if reason is not None:
+            raise _Refusal(reason)
+        return b""
+
+    async def _showed_pass(self, refused: RequestRefused, timeout_s: float) -> bool:
+        """Whether refused was for want of our pass and it has been shown now: then ask again. Raises PeerUnavailable."""
+        if self._admission is None or not self._admission.own_pass or NOTHING_SHOWN not in refused.reason:
+            return False
+        await self._call(refused.peer, self._pass_protocol, self._admission.own_pass, timeout_s)
+        return True
+
+    def _check_not_out(self, peer: PeerId) -> None:
+        """Raises PeerGone for a peer that has no right in the run any more: it is told nothing, and not waited for."""
+        if self._admission is not None and (reason := self._admission.gate.is_out(peer, time.time())):
+            raise PeerGone(peer, reason)
 
     # -- addresses ----------------------------------------------------------------------------------------------------
 
@@ -305,19 +349,29 @@ class Transport:
         """
         if len(raw) > MAX_MESSAGE_BYTES:
             raise ValueError(f"message of {len(raw)} bytes, at most {MAX_MESSAGE_BYTES}: serve it for fetch instead")
+        self._check_not_out(peer)
+        try:
+            await self._call(peer, self._message_protocol, raw, timeout_s)
+        except RequestRefused as refused:
+            if not await self._showed_pass(refused, timeout_s):
+                raise
+            await self._call(peer, self._message_protocol, raw, timeout_s)
+        self.bandwidth.bytes_sent += len(raw)
+
+    async def _call(self, peer: PeerId, protocol: str, raw: bytes, timeout_s: float) -> None:
+        """Has peer's handler of that protocol run. Raises as `send`."""
         from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
 
         self._check_up(peer)
         try:
             async with asyncio.timeout(timeout_s):
-                await self.p2p._client.call_unary_handler(PeerID(raw_peer(peer)), self._message_protocol, bytes(raw))
+                await self.p2p._client.call_unary_handler(PeerID(raw_peer(peer)), protocol, bytes(raw))
         except TimeoutError:
             raise self._unavailable(peer, PeerSilent, f"no answer within {timeout_s:g} s") from None
         except P2PHandlerError as error:
             raise RequestRefused(peer, one_line(str(error))) from None
         except (P2PDaemonError, OSError) as error:
             raise self._classified(peer, str(error)) from None
-        self.bandwidth.bytes_sent += len(raw)
         self._last_failures.pop(peer, None)
 
     @property
@@ -333,6 +387,8 @@ class Transport:
             raise _Refusal(f"more than {self._limits.messages_per_s:g} messages a second")
         if self._message_handler is None or self._is_closed:
             raise _Refusal("not ready")
+        if (reason := self._refusal(peer, Right.JOIN)) is not None:
+            raise _Refusal(reason)
         self.bandwidth.bytes_received += len(raw)
         try:
             self._message_handler(peer, raw)
@@ -351,14 +407,14 @@ class Transport:
 
     # -- bulk ---------------------------------------------------------------------------------------------------------
 
-    async def serve(self, kind: str, handler: FetchHandler) -> None:
+    async def serve(self, kind: str, handler: FetchHandler, *, right: Right | None = Right.JOIN) -> None:
         """Answers `fetch(kind, header)` of any peer with what handler(peer, header) returns.
 
-        A DilocoxError of the handler is told to the fetcher, any other exception is logged.
+        right: what it takes to be answered, in a run that is not open; None: nothing. A DilocoxError of the handler is told to the fetcher, any other exception is logged.
         """
 
         async def on_stream(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._serve_stream(PeerId(str(info.peer_id)), kind, handler, reader, writer)
+            await self._serve_stream(PeerId(str(info.peer_id)), kind, handler, right, reader, writer)
 
         self._check_up(self.peer_id)
         async with asyncio.timeout(_REQUEST_TIMEOUT_S):
@@ -380,6 +436,32 @@ class Transport:
         on_progress(received, total). Raises PeerGone, PeerSilent, RequestRefused, TransportDown (PeerUnavailable all), and
         ProtocolError for a body above max_body_bytes or another malformed reply.
         """
+        self._check_not_out(peer)
+
+        async def once() -> tuple[dict[str, Any], bytearray]:
+            return await self._fetch_once(
+                peer, kind, header, max_body_bytes=max_body_bytes, timeout_s=timeout_s,
+                stall_timeout_s=stall_timeout_s, on_progress=on_progress,
+            )  # fmt: skip
+
+        try:
+            return await once()
+        except RequestRefused as refused:
+            if not await self._showed_pass(refused, stall_timeout_s):
+                raise
+            return await once()
+
+    async def _fetch_once(
+        self,
+        peer: PeerId,
+        kind: str,
+        header: dict[str, Any],
+        *,
+        max_body_bytes: int,
+        timeout_s: float,
+        stall_timeout_s: float,
+        on_progress: Progress | None,
+    ) -> tuple[dict[str, Any], bytearray]:
         from hivemind.proto import p2pd_pb2
 
         request = p2pd_pb2.Request(
@@ -421,7 +503,13 @@ class Transport:
         return f"{self._prefix}/fetch/{kind}"
 
     async def _serve_stream(
-        self, peer: PeerId, kind: str, handler: FetchHandler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        peer: PeerId,
+        kind: str,
+        handler: FetchHandler,
+        right: Right | None,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -433,6 +521,10 @@ class Transport:
         self._serving[task] = peer
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                if (reason := self._refusal(peer, right)) is not None:
+                    await discard_request(reader)
+                    await send_refusal(writer, reason)
+                    return
                 header = await receive_request(reader)
                 if num_of_peer >= most_of_peer:
                     await send_refusal(writer, f"busy: at most {most_of_peer} fetches at once for one peer")

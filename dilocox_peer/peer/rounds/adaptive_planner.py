@@ -8,6 +8,7 @@ Reports of certificate t are measured up to round t; the plan decided next, in c
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dilocox_peer.compression.adaptive import AdaptiveRank, Observation, RankSettings, inner_steps_of
 from dilocox_peer.compression.controller import Controller, Limits, Measurement, Setting
@@ -15,7 +16,7 @@ from dilocox_peer.compression.ladder import LOW_RANK, codecs_beside
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.chain import Certificate, Entry
 from dilocox_peer.peer.rounds.plan import Plan, PlanBounds, adapts_inner_steps, first_plan, plan_bounds, total_steps
-from dilocox_peer.peer.rounds.planner import FixedPlanner, Planner, Warmup
+from dilocox_peer.peer.rounds.planner import Continuity, FixedPlanner, Planner, Warmup, is_a_step
 from dilocox_peer.pipeline.model import EMBEDDING, HEAD
 from dilocox_peer.types import Layout
 
@@ -24,20 +25,31 @@ PLANNED_AHEAD = 2  # a certificate plans the round after next
 
 
 class LinkPlanner:
-    """Follows the controller; during a warm-up of H it watches and keeps to the warm-up."""
+    """Follows the controller; during a warm-up of H it watches and keeps to the warm-up.
+
+    A plan that was certified is taken for its own only if it is further away than a step: by steps that honest members let
+    pass, one after the other, a hostile leader would else draw all of them where it likes.
+    """
+
+    is_exact = False
 
     def __init__(self, controller: Controller, bounds: PlanBounds, *, warmup: Warmup | None = None) -> None:
         self._controller = controller
         self._bounds = bounds
         self._warmup = warmup
+        self._continuity = Continuity()
         self.reason = ""
 
     def observe(self, certificate: Certificate) -> None:
         value = certificate.value
+        self._continuity.observe(certificate)
         if value.kind != "round" or self._is_warming_up(value.plan.first_step) or self._bounds.is_last(value.plan):
             return
         planned = Setting(value.plan.codec, value.plan.rank, value.plan.inner_steps)
-        self._controller.adopt(planned, value.round + PLANNED_AHEAD)
+        wish = self._controller.setting
+        wished = replace(value.plan, codec=wish.codec, rank=wish.rank, inner_steps=wish.inner_steps)
+        if not (self._continuity.is_sure and is_a_step(value.plan, wished)):
+            self._controller.adopt(planned, value.round + PLANNED_AHEAD)
         measured = measurement_of(value.round, value.entries)
         if measured is not None:
             _, reason = self._controller.observe(measured)
@@ -57,18 +69,23 @@ class LinkPlanner:
 class RankPlanner:
     """The paper's: rank from the spectrum of the mean over a window of rounds; H in proportion to it, where it may change."""
 
+    is_exact = False
+
     def __init__(self, ranks: AdaptiveRank, first: Plan, bounds: PlanBounds) -> None:
         self._ranks = ranks
         self._first = first
         self._bounds = bounds
+        self._continuity = Continuity()
         self.reason = ""
 
     def observe(self, certificate: Certificate) -> None:
         value = certificate.value
+        self._continuity.observe(certificate)
         needed = [entry.report.needed_rank for entry in value.entries if entry.report.needed_rank]
         if value.kind != "round":
             return
-        self._ranks.adopt(value.plan.rank, value.round + PLANNED_AHEAD)
+        if not (self._continuity.is_sure and is_a_step(value.plan, replace(value.plan, rank=self._ranks.rank))):
+            self._ranks.adopt(value.plan.rank, value.round + PLANNED_AHEAD)
         if needed:
             lost = statistics.median_low([entry.report.lost_permille for entry in value.entries]) / 1000
             before, needs = self._ranks.rank, statistics.median_low(needed)

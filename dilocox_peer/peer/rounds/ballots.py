@@ -2,7 +2,12 @@
 
 Ballot b is led by the peer of rank b mod |R| at this head; ballot 0 needs no promises. An ACK says: I hold every blob
 of this value, durably, and will not accept less in a lower ballot. Two quorums share a peer, so once a value has a
-quorum of ACKs, every later leader hears of it and proposes it again.
+quorum of ACKs, every later leader hears of it and proposes it again: it has to show the promises that it heeded
+(justified.py), and a member accepts nothing else.
+
+No member is taken at its word. A round ends here when our own contribution is out, or those of more than a third of the
+members are here; ballots are heeded within a budget; who stands out by conduct.py is not waited for; a proposal that leaves
+out what we hold is accepted only when it is late.
 
     lead:    idle -> (offers complete or late) -> proposing 0 -> certificate
              idle -> (no certificate in time, my turn) -> preparing b -> proposing b -> certificate
@@ -11,20 +16,32 @@ quorum of ACKs, every later leader hears of it and proposes it again.
 Invariants: promised never falls; accepted.ballot <= promised; one value a ballot; Persist precedes what it backs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, is_quorum
+from dilocox_peer.peer.rounds.conduct import BALLOTS_A_HEAD, REFUSED_SPREAD
 from dilocox_peer.peer.rounds.contract import Action, Send
 from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.justified import (
+    Justification,
+    Promised,
+    Statement,
+    Witness,
+    is_forced,
+    promise_statement,
+    why_not_justified,
+)
 from dilocox_peer.peer.rounds.membership import Members
-from dilocox_peer.peer.rounds.messages import Ack, Nack, Offer, Prepare, Promise, Propose
+from dilocox_peer.peer.rounds.messages import Ack, Nack, Offer, Prepare, Promise, Proof, Propose
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.types import Digest, PeerId
 
 MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is normal, a stream of them is not
 MAX_JUMP = 1 << 20  # of a ballot above the last promised: of 64 peers, one that hears nobody is there after a week
 BALLOT_BACKOFF = 1.5
+MAX_ASKED = 4  # ballots of one member remembered per head
 FOREVER = float("inf")
 
 
@@ -35,10 +52,12 @@ class _Lead:
     ballot: int
     started_at: float
     promises: dict[PeerId, Accepted | None] = field(default_factory=dict)
+    signed: dict[PeerId, Promised] = field(default_factory=dict)
     value: Value | None = None
+    shown: Justification = ()
     acks: dict[PeerId, bytes] = field(default_factory=dict)
     nackers: set[PeerId] = field(default_factory=set)
-    nacked: set[Digest] = field(default_factory=set)
+    nacked: dict[Digest, set[PeerId]] = field(default_factory=dict)
     resend_at: float = 0.0
     outbid: int = 0  # highest ballot that a NACK named as promised
     outbid_at: float = FOREVER  # when to ask above it, if whoever leads it has not been heard by then
@@ -51,7 +70,20 @@ class _Pending:
     ballot: int
     value: Value
     leader: PeerId
+    signature: bytes
+    promises: Justification
+    since: float
     nacked: set[Digest] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What one member has asked for at this head. spent: ballots of its budget; promised: by us, and not proposed in yet."""
+
+    spent: float = 0.0
+    refilled_at: float = 0.0
+    ballots: set[int] = field(default_factory=set)
+    promised: dict[int, float] = field(default_factory=dict)
 
 
 class Ballots:
@@ -61,7 +93,13 @@ class Ballots:
         self._seat = seat
         self._members = members
         self._holdings = holdings
+        self._conduct = seat.owner.conduct
+        self._began_at = now
         self.offers: dict[PeerId, Entry] = {}
+        self._held_at: dict[Digest, float] = {}
+        self._asked: dict[PeerId, _Asked] = {}
+        self._leaders: set[PeerId] = set()  # that proposed what we could accept
+        self._witness = Witness()
         self.own: Entry | None = None
         self.certificate: Certificate | None = None
         self.first_offer_at: float | None = None
@@ -80,7 +118,7 @@ class Ballots:
         self._interrupted: Accepted | None = None
         if accepted is not None:  # after a restart: nobody may have anything to offer again, so look at once
             self._begin(now)
-            if accepted.ballot == seat.votes.promised and seat.is_member and seat.leader(accepted.ballot) == seat.me:
+            if accepted.ballot == seat.votes.promised and seat.is_voter and seat.leader(accepted.ballot) == seat.me:
                 self._interrupted = accepted
 
     # ---- what comes in ----
@@ -89,14 +127,18 @@ class Ballots:
         """Our own contribution; its blob is held."""
         self.own = entry
         if self._seat.is_member:
-            self._add(self._seat.me, entry, now)
+            self.offers[self._seat.me] = entry
+            self._held_at[entry.blob] = now
+            self._conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)
             self._offer_again_at = now
+            if self.first_offer_at is None:
+                self._begin(now)
 
     def on_offer(self, sender: PeerId, message: Offer, now: float) -> tuple[list[Action], str | None]:
         entry = message.entry
         if entry.peer != sender:
             return [], f"an offer in the name of {entry.peer}"
-        if sender not in self._seat.order:
+        if sender not in self._seat.place.roster:
             return [], None  # a joiner that is not in the roster yet; its time comes
         known = self.offers.get(sender)
         if known == entry:
@@ -108,7 +150,9 @@ class Ballots:
         if self._incarnations.get(sender, 0) >= MAX_INCARNATIONS:
             return [], "too many incarnations on one head"
         self._incarnations[sender] = self._incarnations.get(sender, 0) + 1
-        self._add(sender, entry, now)
+        self.offers[sender] = entry
+        if self._holdings.has(entry.blob):
+            self._held_at.setdefault(entry.blob, now)
         return self._want(entry, (sender,), now), None
 
     def on_propose(self, sender: PeerId, message: Propose, now: float) -> tuple[list[Action], str | None]:
@@ -120,8 +164,12 @@ class Ballots:
         accepted = seat.votes.accepted
         if accepted is not None and accepted.ballot == ballot:
             if accepted.value != value:
+                self._hear_leader(message, sender)
                 return [], f"a second value in ballot {ballot}"
             return [self._ack(sender, ballot, value)], None
+        pending = self._pending
+        if pending is not None and (pending.ballot, pending.value) == (ballot, value):
+            return [], None
         if value.kind != "round":
             return [], "proposes an epoch in a ballot"
         if reason := seat.place.why_not(value, seat.place.epoch, seat.owner.max_peers, seat.owner.plans):
@@ -129,10 +177,52 @@ class Ballots:
         for entry in value.entries:
             if entry.peer == seat.me and entry.incarnation == seat.incarnation and entry != self.own:
                 return [], "an offer in our name that is not ours"
-        if self._pending is None or ballot >= self._pending.ballot:
-            self._pending = _Pending(ballot, value, sender)
+        if not seat.verifies(sender, message.signature, value, epoch=seat.place.epoch, ballot=ballot):
+            return [], "a signature that does not verify"
+        if reason := self._why_not_justified(ballot, value, message.promises):
+            self._conduct.strike(sender, "led", reason)
+            return [], reason
+        actions: list[Action] = []
+        self._hear(sender, seat.voted(value, message.signature, ballot=ballot))
+        self._hear_promises(ballot, message.promises)
+        if asked := self._asked.get(sender):
+            asked.promised.clear()
+        if reason := self._why_not_believed(sender, value, now):
+            return [], reason
+        guilty = [self._conduct.proof_against(peer) for peer in value.roster if peer != sender]
+        # The leader may not have heard what we can prove.
+        actions += [Send(sender, Proof(*seat.at(), proof)) for proof in guilty if proof is not None]
+        if pending is None or ballot > pending.ballot:
+            self._pending = _Pending(ballot, value, sender, message.signature, message.promises, now)
         self._follow_turn(ballot, now)
-        return [], None
+        return actions, None
+
+    def _why_not_justified(self, ballot: int, value: Value, promises: Justification) -> str | None:
+        seat = self._seat
+        if ballot == 0:
+            return None
+        return why_not_justified(promises, seat.at(), ballot, value.digest(), seat.place.voters, seat.owner.verify)
+
+    def _why_not_believed(self, leader: PeerId, value: Value, now: float) -> str | None:
+        """Why we do not vote for what is within the run's bounds: a plan that does not follow, or work that nobody can do."""
+        seat = self._seat
+        if reason := seat.owner.planner.why_not(value.plan, seat.place.plan):
+            self._conduct.strike(leader, "planned", reason)
+            return reason
+        for entry in value.entries:
+            if reason := self._why_not_worked(entry, now, REFUSED_SPREAD):
+                self._conduct.strike(entry.peer, "claimed", reason)
+                return f"has an entry of {entry.peer} that {reason}"
+        return None
+
+    def _why_not_worked(self, entry: Entry, now: float, spread: float = 1.0) -> str | None:
+        """Why nobody can have done what entry claims, as far as we can know."""
+        if entry.peer == self._seat.me:
+            return None
+        most = self._conduct.most_work(entry.peer, self._seat.place.roster, self._began_at, now)
+        if most is None or entry.micro_batches <= spread * most:
+            return None
+        return f"claims {entry.micro_batches} micro-batches where at most {int(most)} can have been done"
 
     def on_ack(self, sender: PeerId, message: Ack) -> str | None:
         lead, seat = self._lead, self._seat
@@ -144,6 +234,7 @@ class Ballots:
             return "accepts and is not in the roster"
         if not seat.verifies(sender, message.signature, lead.value, epoch=seat.place.epoch, ballot=lead.ballot):
             return "a signature that does not verify"
+        self._hear(sender, seat.voted(lead.value, message.signature, ballot=lead.ballot))
         lead.acks[sender] = message.signature
         lead.nackers.discard(sender)
         return None
@@ -160,7 +251,8 @@ class Ballots:
                 lead.outbid_at = min(lead.outbid_at, now + self._seat.jittered(self._seat.timing.retry_s))
         elif lead.value is not None:
             lead.nackers.add(sender)
-            lead.nacked.update(set(message.blobs) & {entry.blob for entry in lead.value.entries})
+            for blob in set(message.blobs) & {entry.blob for entry in lead.value.entries}:
+                lead.nacked.setdefault(blob, set()).add(sender)
 
     def on_prepare(self, sender: PeerId, message: Prepare, now: float) -> tuple[list[Action], str | None]:
         seat, ballot = self._seat, message.ballot
@@ -171,10 +263,34 @@ class Ballots:
             return [self._nack(sender, ballot, ())], None
         actions: list[Action] = []
         if ballot > seat.votes.promised:
+            if not self._heeds(sender, ballot, now):
+                return [self._nack(sender, ballot, ())], None
             actions.append(seat.vote(promised=ballot))
         self._follow_turn(ballot, now)
-        actions.append(Send(sender, Promise(*seat.at(), ballot, seat.votes.accepted)))
+        promised = seat.promise(ballot, seat.votes.accepted)
+        actions.append(Send(sender, Promise(*seat.at(), ballot, seat.votes.accepted, promised.signature)))
         return actions, None
+
+    def _heeds(self, sender: PeerId, ballot: int, now: float) -> bool:
+        """Whether the ballot is within the sender's budget: every one that is heeded takes the floor from whoever has it. Who
+        is put off has to wait until it is late by our own clock; then it may be the only one left to lead."""
+        asked, ballot_s = self._asked.setdefault(sender, _Asked(refilled_at=now)), self._seat.pace.ballot_s
+        asked.spent = max(0.0, asked.spent - (now - asked.refilled_at) / ballot_s)
+        asked.refilled_at = now
+        if asked.spent + 1 > BALLOTS_A_HEAD:
+            if ballot not in asked.ballots and len(asked.ballots) >= MAX_ASKED:
+                self._conduct.strike(sender, "outbid", f"asked for {len(asked.ballots)} ballots and more on one head")
+            asked.ballots.add(ballot) if len(asked.ballots) < MAX_ASKED else None
+            return False
+        if not self._conduct.leads(sender) and now < self._turn_deadline:
+            return False
+        asked.spent += 1
+        asked.promised[ballot] = now
+        while len(asked.promised) > MAX_ASKED:
+            del asked.promised[next(iter(asked.promised))]
+        if len(asked.ballots) < MAX_ASKED:
+            asked.ballots.add(ballot)
+        return True
 
     def on_promise(self, sender: PeerId, message: Promise) -> str | None:
         lead, accepted = self._lead, message.accepted
@@ -183,11 +299,60 @@ class Ballots:
         if accepted is not None:
             if accepted.ballot >= lead.ballot:
                 return f"accepted in ballot {accepted.ballot} and promises {lead.ballot}"
-            place = self._seat.place
-            if reason := place.why_not(accepted.value, place.epoch, self._seat.owner.max_peers, self._seat.owner.plans):
+            if reason := self._why_not_accepted(accepted):
                 return reason
+        named = None if accepted is None else accepted.named
+        statement = promise_statement(self._seat.at(), lead.ballot, named)
+        if not self._seat.owner.verify(sender, statement, message.signature):
+            return "a signature that does not verify"
+        self._hear(sender, Statement(statement, message.signature))
         lead.promises[sender] = accepted
+        lead.signed[sender] = Promised(sender, named, message.signature)
         return None
+
+    def _why_not_accepted(self, accepted: Accepted) -> str | None:
+        """Why what a promise brings cannot have been proposed to its sender, or None."""
+        seat, value = self._seat, accepted.value
+        if value.kind != "round":
+            return "accepted an epoch in a ballot"
+        if reason := seat.place.why_not(value, seat.place.epoch, seat.owner.max_peers, seat.owner.plans):
+            return reason
+        leader, ballot = seat.leader(accepted.ballot), accepted.ballot
+        if not seat.verifies(leader, accepted.signature, value, epoch=seat.place.epoch, ballot=ballot):
+            return f"accepted in ballot {accepted.ballot} what its leader did not sign"
+        if reason := self._why_not_justified(accepted.ballot, value, accepted.promises):
+            return f"accepted what {reason}"
+        self._hear(leader, seat.voted(value, accepted.signature, ballot=ballot))
+        self._hear_promises(accepted.ballot, accepted.promises)
+        return None
+
+    # ---- two tongues ----
+
+    def _hear(self, peer: PeerId, statement: Statement) -> None:
+        """Remembers what a peer signed; the proof, should it have signed the contrary before."""
+        if peer == self._seat.me or self._conduct.is_proven(peer):
+            return
+        if (proof := self._witness.hears(peer, statement)) is not None:
+            self._conduct.accuse(proof, self._seat.place.stage, self._seat.owner.verify)
+
+    def _hear_promises(self, ballot: int, promises: Justification) -> None:
+        for promised in promises:
+            message = promise_statement(self._seat.at(), ballot, promised.accepted)
+            self._hear(promised.peer, Statement(message, promised.signature))
+
+    def _hear_leader(self, message: Propose, leader: PeerId) -> None:
+        """A proposal is its leader's acceptance, and shows promises of others."""
+        seat, value, ballot = self._seat, message.value, message.ballot
+        if seat.verifies(leader, message.signature, value, epoch=seat.place.epoch, ballot=ballot):
+            self._hear(leader, seat.voted(value, message.signature, ballot=ballot))
+            if self._why_not_justified(message.ballot, message.value, message.promises) is None:
+                self._hear_promises(message.ballot, message.promises)
+
+    def hear_certificate(self, certificate: Certificate) -> None:
+        """The signatures of a verified certificate on our head."""
+        if certificate.value.kind == "round" and certificate.epoch == self._seat.place.epoch:
+            for peer, signature in certificate.signatures:
+                self._hear(peer, self._seat.voted(certificate.value, signature, ballot=certificate.ballot))
 
     def _why_not_led(self, sender: PeerId, ballot: int) -> str | None:
         """Why a ballot of sender's is not looked at, or None."""
@@ -206,8 +371,12 @@ class Ballots:
 
     def advance(self, now: float) -> list[Action]:
         """Everything that is due. Call after every input; cheap when nothing is."""
-        if self.certificate is not None or not self._seat.may_vote:
+        if self.certificate is not None:
             return []
+        if self.first_offer_at is None and self._seat.is_member:
+            self._look_for_the_end(now)
+        if not self._seat.may_vote:  # it contributes; others certify
+            return self._offer_again(now)
         actions = self._accept_pending(now)
         actions += self._offer_again(now)
         if self._lead is None:
@@ -219,8 +388,12 @@ class Ballots:
     def deadline(self, now: float) -> float:
         """When `advance` has something to do again if nothing comes in."""
         if not self._seat.may_vote:
-            return FOREVER
+            return self._offer_again_at
         times = [self._offer_again_at, self._turn_deadline]
+        if self.first_offer_at is None and self._held_at:
+            times.append(min(self._held_at.values()) + self._seat.pace.degrade_s)
+        if self._pending is not None:
+            times.append(self._pending.since + self._seat.pace.ballot_s / 2)
         if self._offer_deadline > now:
             times.append(self._offer_deadline)
         if self._lead is not None:
@@ -235,18 +408,23 @@ class Ballots:
             self._pending = None
             return []
         if self._may_accept(pending.value):
+            if self._omits_what_is_here(pending, now):
+                return []
             self._pending = None
+            self._leaders.add(pending.leader)
             if self.proposed_at is None:  # offers are no longer waited for, only the certificate
                 self.proposed_at = now
                 self._turn_deadline = min(self._turn_deadline, now + seat.jittered(seat.pace.ballot_s))
-            accepted = Accepted(pending.ballot, pending.value)
+            accepted = Accepted(pending.ballot, pending.value, pending.signature, pending.promises)
             return [
                 *self._backed(seat.vote(promised=pending.ballot, accepted=accepted)),
                 self._ack(pending.leader, pending.ballot, pending.value),
             ]
         actions: list[Action] = []
         for entry in pending.value.entries:
-            actions += self._want(entry, (entry.peer, pending.leader, *seat.others), now)
+            is_slow = now - pending.since >= seat.pace.ballot_s / 2  # whoever it was asked of first
+            sources = [entry.peer, pending.leader, *seat.others]
+            actions += self._want(entry, self._conduct.best_first(sources), now, elsewhere=is_slow)
         bad = {
             entry.blob
             for entry in pending.value.entries
@@ -256,6 +434,30 @@ class Ballots:
             pending.nacked |= bad
             actions.append(self._nack(pending.leader, pending.ballot, tuple(sorted(bad))))
         return actions
+
+    def _omits_what_is_here(self, pending: _Pending, now: float) -> bool:
+        """Whether the proposal leaves out, by the leader's choice, what we hold and it is not late yet: later it is accepted
+        all the same, as the leader may not have got it. One that is put off for having done so is given less time."""
+        if is_forced(pending.promises):
+            return False
+        if self.first_offer_at is None:
+            return True  # nobody's round is over
+        if now >= (self._offer_deadline if self._conduct.leads(pending.leader) else self._turn_deadline):
+            return False
+        named = {entry.peer for entry in pending.value.entries}
+        here = {peer for peer, entry in self._worth_waiting_for() if self._holdings.has(entry.blob)}
+        if 3 * len(here - named) <= len(self._seat.place.roster):
+            return False
+        early = {peer for peer in here - named if self._held_at.get(self.offers[peer].blob, now) <= pending.since}
+        if 3 * len(early) > len(self._seat.place.roster) or 3 * len(named) <= len(self._seat.place.roster):
+            reason = f"led and left out {len(here - named)} contributions that are here"
+            self._conduct.strike(pending.leader, "led", reason)
+        return True
+
+    def _worth_waiting_for(self) -> list[tuple[PeerId, Entry]]:
+        """Offers of those that keep to what they offer."""
+        waited = self._conduct.waited_for(self._seat.place.roster)
+        return [(peer, entry) for peer, entry in self.offers.items() if peer in waited]
 
     def _may_accept(self, value: Value) -> bool:
         """Holding every blob is part of what an ACK says."""
@@ -277,7 +479,8 @@ class Ballots:
         self._interrupted = None
         if interrupted is not None and interrupted.ballot == seat.votes.promised:
             # Proposed before a crash: the same value in the same ballot may be proposed again, and no other.
-            return self._propose(_Lead(interrupted.ballot, now), interrupted.value, now)
+            lead = _Lead(interrupted.ballot, now, shown=interrupted.promises)
+            return self._propose(lead, interrupted.value, now)
         is_first = self._under_way == seat.votes.promised == self._turn and self._turns_taken == 0
         if is_first and seat.leader(0) == seat.me and self._offers_are_in(now):
             if seat.votes.promised == 0 and seat.votes.accepted is None:
@@ -291,10 +494,12 @@ class Ballots:
         """All of the roster that are here have offered and their blobs too; or it is late and there is something."""
         if self.first_offer_at is None:
             return False
+        waited = self._conduct.waited_for(self._seat.place.roster)
         coming = [
             peer
-            for peer in self._seat.order
-            if (
+            for peer in self._seat.place.roster
+            if peer in waited
+            and (
                 self._holdings.is_under_way(self.offers[peer].blob) and self._members.is_alive(peer, now)
                 if peer in self.offers
                 else self._members.may_offer(peer, now)
@@ -313,8 +518,11 @@ class Ballots:
         learned yet, let an epoch come before the next leader.
         """
         leader = self._seat.leader(self._turn)
-        if self._members.is_alive(leader, now) or not (self._offer_deadline <= now or self._offers_are_in(now)):
+        is_waited_for = self._members.is_alive(leader, now) and self._conduct.leads(leader)
+        if is_waited_for or leader == self._seat.me or not (self._offer_deadline <= now or self._offers_are_in(now)):
             return False
+        if not self._conduct.leads(leader):
+            return True
         has_waited = now - self.first_offer_at_or(now) > self._seat.timing.alive_s
         return has_waited or self._members.is_surely_gone(leader)
 
@@ -326,7 +534,7 @@ class Ballots:
         seat = self._seat
         ballot = max(self._turn, seat.votes.promised) + 1
         for _ in range(len(seat.order) - 1):
-            if self._members.is_alive(seat.leader(ballot), now):
+            if self._members.is_alive(seat.leader(ballot), now) and self._conduct.leads(seat.leader(ballot)):
                 break
             ballot += 1
         if seat.leader(ballot) == seat.me:
@@ -347,7 +555,8 @@ class Ballots:
         seat = self._seat
         assert ballot > seat.votes.promised, f"ballot {ballot} after {seat.votes.promised}"
         self._follow_turn(ballot, now)
-        self._lead = _Lead(ballot, now, promises={seat.me: seat.votes.accepted})
+        own = {seat.me: seat.promise(ballot, seat.votes.accepted)}
+        self._lead = _Lead(ballot, now, promises={seat.me: seat.votes.accepted}, signed=own)
         self._lead.resend_at = now + seat.jittered(seat.timing.retry_s)
         return [seat.vote(promised=ballot), *send_all(seat.others, Prepare(*seat.at(), ballot))]
 
@@ -362,8 +571,10 @@ class Ballots:
         elif self._is_quorum(lead.acks):
             self.certificate = seat.certificate(lead.value, lead.acks, epoch=seat.place.epoch, ballot=lead.ballot)
             return actions
-        elif lead.nacked - self._excluded and not self._is_quorum(self._could_ack(lead, now)):
-            self._excluded |= lead.nacked
+        elif lead.nacked.keys() - self._excluded and not self._is_quorum(self._could_ack(lead, now)):
+            # Those that most refuse: one member alone does not talk everybody's contributions out of the round.
+            refusals = {blob: len(peers) for blob, peers in lead.nacked.items() if blob not in self._excluded}
+            self._excluded |= {blob for blob, count in refusals.items() if count == max(refusals.values())}
             return self._lead_above(seat.votes.promised, now)
         if self._lead is lead and self.certificate is None:
             if now >= self._turn_deadline:  # our ballot goes on, though, until somebody asks in a higher one
@@ -380,17 +591,23 @@ class Ballots:
         if not self._is_quorum(lead.promises):
             return []
         late = lead.started_at + (self._turn_deadline - lead.started_at) / 2
-        heeded = self._promises_without_hopeless(lead)
+        heeded = self._promises_without_hindrance(lead, now)
+        forced = self._forced_value(heeded)
+        are_more_to_come = any(peer not in lead.promises for peer in self._could_ack(lead, now))
         if not self._is_quorum(heeded):
-            if now < late and any(peer not in lead.promises for peer in self._could_ack(lead, now)):
+            if now < late and are_more_to_come:
                 return []
             heeded = lead.promises
-        forced = self._forced_value(heeded)
+            forced = self._forced_value(heeded)
+        elif forced is not None and are_more_to_come and now < lead.started_at + self._seat.timing.retry_s:
+            return []  # one vote for little, from a leader that meant ill, need not bind a quorum that gave none
+        lead.shown = tuple(lead.signed[peer] for peer in sorted(heeded))
         if forced is not None:
             sources = [peer for peer in sorted(lead.promises) if lead.promises[peer] is not None]
             actions: list[Action] = []
             for entry in forced.entries:
-                actions += self._want(entry, (*sources, entry.peer, *self._seat.others), now)
+                givers = self._conduct.best_first([*sources, entry.peer, *self._seat.others])
+                actions += self._want(entry, givers, now)
             if self._may_accept(forced):
                 actions += self._propose(lead, forced, now)
             return actions
@@ -398,17 +615,30 @@ class Ballots:
             return []
         return self._propose(lead, self._own_value(now), now)
 
-    def _promises_without_hopeless(self, lead: _Lead) -> dict[PeerId, Accepted | None]:
-        """The promises without the values whose blobs are bad or not to be had.
+    def _promises_without_hindrance(self, lead: _Lead, now: float) -> dict[PeerId, Accepted | None]:
+        """The promises without any value, if they are a quorum; else those without the values whose blobs are not here, bad or
+        not, and those that we would refuse.
 
         Any quorum of promises will do: had such a value a quorum of ACKs, one of them would be in it. Without this, the
-        vote of a leader for its own bad blob would come back in every later ballot.
+        vote of a leader for its own bad blob, or for nothing at all, would come back in every later ballot.
         """
+        free: dict[PeerId, Accepted | None] = {peer: None for peer, each in lead.promises.items() if each is None}
+        if self._is_quorum(free):
+            return free
         return {
             peer: accepted
             for peer, accepted in lead.promises.items()
-            if accepted is None or not any(self._is_hopeless(entry.blob) for entry in accepted.value.entries)
+            if accepted is None or not self._is_hindrance(accepted.value, now)
         }
+
+    def _is_hindrance(self, value: Value, now: float) -> bool:
+        seat = self._seat
+        return (
+            not self._may_accept(value)
+            or any(self._is_hopeless(entry.blob) for entry in value.entries)
+            or seat.owner.planner.why_not(value.plan, seat.place.plan) is not None
+            or any(self._why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
+        )
 
     def _is_hopeless(self, blob: Digest) -> bool:
         failures = self._holdings.failures(blob)
@@ -427,17 +657,18 @@ class Ballots:
         if self.proposed_at is None:
             self.proposed_at = now
         actions: list[Action] = []
-        accepted = Accepted(lead.ballot, value)
+        signature = seat.signature(value, epoch=seat.place.epoch, ballot=lead.ballot)
+        accepted = Accepted(lead.ballot, value, signature, lead.shown)
         if accepted != seat.votes.accepted:
             actions += self._backed(seat.vote(promised=lead.ballot, accepted=accepted))
-        lead.acks[seat.me] = seat.signature(value, epoch=seat.place.epoch, ballot=lead.ballot)
+        lead.acks[seat.me] = signature
         self._follow_turn(lead.ballot, now)
         if self._turn_deadline == FOREVER or lead.ballot == 0:
             self._turn_deadline = now + seat.jittered(seat.pace.ballot_s)
         if self._is_quorum(lead.acks):
             self.certificate = seat.certificate(value, lead.acks, epoch=seat.place.epoch, ballot=lead.ballot)
             return actions
-        return [*actions, *send_all(seat.others, Propose(*seat.at(), lead.ballot, value))]
+        return [*actions, *send_all(seat.others, Propose(*seat.at(), lead.ballot, value, signature, lead.shown))]
 
     def _ask_again(self, lead: _Lead) -> list[Action]:
         seat = self._seat
@@ -445,7 +676,7 @@ class Ballots:
             silent = [peer for peer in seat.others if peer not in lead.promises]
             return [*send_all(silent, Prepare(*seat.at(), lead.ballot))]
         silent = [peer for peer in seat.others if peer not in lead.acks]
-        return [*send_all(silent, Propose(*seat.at(), lead.ballot, lead.value))]
+        return [*send_all(silent, Propose(*seat.at(), lead.ballot, lead.value, lead.acks[seat.me], lead.shown))]
 
     def _could_ack(self, lead: _Lead, now: float) -> set[PeerId]:
         return {peer for peer in self._seat.order if peer not in lead.nackers and self._members.is_alive(peer, now)}
@@ -455,7 +686,14 @@ class Ballots:
         roster = self._members.next_roster(
             seat.place.roster, self.offers.keys(), seat.place.head, me_too=True, max_peers=seat.owner.max_peers, now=now
         )
-        return seat.place.round_value(self._entries(), roster, seat.owner.planner.next(seat.place.plan))
+        roster = tuple(peer for peer in roster if peer == seat.me or not self._conduct.is_proven(peer))
+        entries = []
+        for entry in self._entries():
+            if reason := self._why_not_worked(entry, now):
+                self._conduct.strike(entry.peer, "claimed", reason)
+            else:
+                entries.append(entry)
+        return seat.place.round_value(entries, roster, seat.owner.planner.next(seat.place.plan))
 
     def _entries(self) -> list[Entry]:
         return [
@@ -468,11 +706,22 @@ class Ballots:
         return any(self._holdings.is_under_way(entry.blob) for entry in self.offers.values())
 
     def _is_quorum(self, peers: set[PeerId] | dict[PeerId, Accepted | None] | dict[PeerId, bytes]) -> bool:
-        return is_quorum(peers, self._seat.place.roster)
+        return is_quorum(peers, self._seat.place.voters)
 
-    def _want(self, entry: Entry, sources: tuple[PeerId, ...], now: float) -> list[Action]:
+    def _want(self, entry: Entry, sources: Sequence[PeerId], now: float, *, elsewhere: bool = False) -> list[Action]:
         others = (peer for peer in sources if peer != self._seat.me)
-        return [*self._holdings.want(entry.blob, others, round_number=self._seat.place.round + 1, now=now)]
+        is_doubted = self._conduct.is_doubted(entry.peer) or self._conduct.owes(entry.peer)
+        return [
+            *self._holdings.want(
+                entry.blob,
+                others,
+                round_number=self._seat.place.round + 1,
+                now=now,
+                within_s=self._seat.pace.exchange_s,
+                doubted=is_doubted and len(sources) == 1,
+                elsewhere=elsewhere,
+            )
+        ]
 
     def _ack(self, to: PeerId, ballot: int, value: Value) -> Action:
         signature = self._seat.signature(value, epoch=self._seat.place.epoch, ballot=ballot)
@@ -483,28 +732,64 @@ class Ballots:
 
     # ---- timers ----
 
-    def _add(self, peer: PeerId, entry: Entry, now: float) -> None:
-        if self.first_offer_at is None:
-            self._begin(now)
-        self.offers[peer] = entry
-
     def on_held(self, blob: Digest, now: float) -> None:
         """Learns how late contributions come; the blob counts, not its announcement."""
+        self._held_at.setdefault(blob, now)
         for peer, entry in self.offers.items():
             if entry.blob == blob and peer != self._seat.me:
                 self._seat.pace.observe_offer(now - self.first_offer_at_or(now))
+
+    def _look_for_the_end(self, now: float) -> None:
+        """Whether the round ends: more than a third of the members whose work is to be expected have delivered it. Were it one,
+        the first thing that anybody offers would end everybody's round. Should no others follow, one is enough in the end."""
+        seat, waited = self._seat, self._conduct.waited_for(self._seat.place.roster)
+        pending = () if self._pending is None else self._pending.value.entries
+        entries = {entry.peer: entry for entry in (*pending, *self.offers.values())}
+        here = {peer for peer, entry in entries.items() if peer in waited and self._holdings.has(entry.blob)}
+        expected = here | {peer for peer in waited if self._members.may_offer(peer, now)}
+        is_late = self._held_at and now >= min(self._held_at.values()) + seat.pace.degrade_s
+        if 3 * len(here) > len(expected) or is_late:
+            self._begin(now)
 
     def observe_missing(self, now: float) -> None:
         """Call when the round is certified: what is not here by now is at least this late. Without it only those in time
         would be measured, the wait would shrink to them, and slow peers would never be waited for again."""
         if self.first_offer_at is None:
             return
-        for peer in self._seat.order:
+        for peer in self._seat.place.roster:
             offer = self.offers.get(peer)
             if offer is None and not self._members.may_offer(peer, now):
                 continue
             if (offer is None or not self._holdings.has(offer.blob)) and self._members.is_alive(peer, now):
                 self._seat.pace.observe_offer(now - self.first_offer_at)
+
+    def settle(self, certificate: Certificate, now: float) -> None:
+        """What this round tells of the others; call when it is certified."""
+        seat, conduct, alive = self._seat, self._conduct, self._members.alive(now)
+        self.hear_certificate(certificate)
+        certified = {entry.peer: entry for entry in certificate.value.entries}
+        for peer in seat.others:
+            entry = self.offers.get(peer)
+            if entry is None or peer not in alive:
+                continue
+            if self._holdings.has(entry.blob) or peer in certified:
+                conduct.delivered(peer)
+            else:
+                is_under_way = self._holdings.is_under_way(entry.blob)
+                conduct.undelivered(peer, entry.blob, due_at=now + seat.pace.exchange_s, has_failed=not is_under_way)
+        for entry in certified.values():
+            conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)
+        leader = seat.leader(certificate.ballot)
+        conduct.led(leader)
+        for peer, asked in self._asked.items():
+            in_vain = [ballot for ballot, at in asked.promised.items() if now - at > seat.pace.ballot_s]
+            if peer != leader and in_vain and peer in alive and min(in_vain) < certificate.ballot:
+                conduct.strike(peer, "outbid", f"asked for ballot {in_vain[0]} and proposed nothing in it")
+        first = seat.leader(0)
+        is_first_silent = self.first_offer_at is not None and now >= self._offer_deadline + seat.pace.ballot_s
+        if certificate.ballot > 0 and first in alive and first not in self._leaders and is_first_silent:
+            conduct.strike(first, "led", "its turn came and it proposed nothing that we could accept")
+        conduct.round_certified(seat.place.roster, alive, now)
 
     def _begin(self, now: float) -> None:
         seat = self._seat
@@ -515,8 +800,6 @@ class Ballots:
 
     def _follow_turn(self, ballot: int, now: float) -> None:
         """A ballot is under way: give it its time, longer for every one that failed."""
-        if self.first_offer_at is None:
-            self._begin(now)
         if ballot > self._under_way and ballot >= self._turn:
             self._turn = self._under_way = ballot
             self._turns_taken += 1

@@ -10,16 +10,20 @@ the later one, on whatever branches they are.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from dilocox_peer.peer.rounds.plan import ANY_PLAN, NOT_MEASURED, Plan, PlanBounds, Report
+from dilocox_peer.peer.rounds.seats import EVERYBODY, Seats, SeatTerms
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
 
 Verifier = Callable[[PeerId, bytes, bytes], bool]
 """(peer, message, signature) -> whether the signature is the peer's. signing.verify in a peer, a cheap one in the simulator."""
+
+Votes = Mapping[PeerId, int]
+"""The order of each peer's latest vote on a branch."""
 
 Kind = Literal["round", "epoch"]
 
@@ -120,6 +124,15 @@ def order_of(vote: bytes) -> int:
     return int.from_bytes(vote[:ORDER_BYTES], "big")
 
 
+def votes_on(certificates: Iterable[Certificate]) -> "Votes":
+    """The order of each signer's latest vote on these certificates."""
+    latest: dict[PeerId, int] = {}
+    for certificate in certificates:
+        for peer, vote in certificate.signatures:
+            latest[peer] = max(latest.get(peer, -1), order_of(vote))
+    return latest
+
+
 def is_vote(verify: Verifier, peer: PeerId, message: bytes, vote: bytes) -> bool:
     """Whether vote is peer's for message."""
     return len(vote) > ORDER_BYTES and verify(peer, vote[:ORDER_BYTES] + message, vote[ORDER_BYTES:])
@@ -159,7 +172,8 @@ def majority_digest(entries: Iterable[Entry]) -> bytes:
 @dataclass(frozen=True, slots=True)
 class Place:
     """A head with what decides about the certificates that may follow it. plan: of round `round + 2`. founder: at genesis,
-    the run's owner, who alone signs the first roster; None: a run without one, which its first peers start."""
+    the run's owner, who alone signs the first roster; None: a run without one, which its first peers start. voters: those of
+    the roster whose votes certify, by what the chain up to here says (seats)."""
 
     stage: int
     head: Digest
@@ -170,19 +184,25 @@ class Place:
     roster: tuple[PeerId, ...]
     plan: Plan
     founder: PeerId | None = None
+    voters: tuple[PeerId, ...] = ()
+    seats: Seats = EVERYBODY
 
     @classmethod
-    def genesis(cls, stage: int, head: Digest, plan: Plan, founder: PeerId | None = None) -> "Place":
+    def genesis(
+        cls, stage: int, head: Digest, plan: Plan, founder: PeerId | None = None, terms: SeatTerms | None = None
+    ) -> "Place":
         return cls(
-            stage=stage, head=head, height=0, round=0, weight=0, epoch=0, roster=(), plan=plan, founder=founder
+            stage=stage, head=head, height=0, round=0, weight=0, epoch=0, roster=(), plan=plan, founder=founder,
+            seats=Seats(terms) if terms is not None else EVERYBODY,
         )  # fmt: skip
 
-    @classmethod
-    def after(cls, certificate: Certificate) -> "Place":
+    def then(self, certificate: Certificate) -> "Place":
+        """The place after certificate, which follows this one."""
         value = certificate.value
-        return cls(
+        seats = self.seats.after(value, self.voters)
+        return Place(
             stage=certificate.stage, head=certificate.head, height=value.height, round=value.round, weight=value.weight,
-            epoch=certificate.epoch, roster=value.roster, plan=value.plan,
+            epoch=certificate.epoch, roster=value.roster, plan=value.plan, voters=seats.voters(value.roster), seats=seats,
         )  # fmt: skip
 
     @property
@@ -191,8 +211,8 @@ class Place:
 
     @property
     def electors(self) -> tuple[PeerId, ...]:
-        """Whose votes decide between branches that begin here: the roster; at genesis the run's owner."""
-        return self.roster if self.founder is None else (self.founder,)
+        """Whose votes decide between branches that begin here: the voters; at genesis the run's owner."""
+        return self.voters if self.founder is None else (self.founder,)
 
     def round_value(self, entries: Iterable[Entry], roster: Iterable[PeerId], plan: Plan | None = None) -> Value:
         """The value of a round with these entries (any order) that makes roster the next one. plan: without one the next
@@ -243,6 +263,10 @@ class Place:
             return "an epoch that seats newcomers beside members: those who stay go on alone first"
         return None
 
+    def founder_alone(self, kind: Kind, signers: Sequence[PeerId]) -> bool:
+        """Whether these signers make a first roster: the run's owner, and nobody else."""
+        return kind == "epoch" and list(signers) == [self.founder]
+
     def why_not_certificate(
         self, certificate: Certificate, verify: Verifier, max_peers: int, plans: PlanBounds = ANY_PLAN
     ) -> str | None:
@@ -255,12 +279,12 @@ class Place:
         if len(set(signers)) != len(signers):
             return "a peer that signed twice"
         if self.founder is not None:
-            if value.kind != "epoch" or signers != [self.founder]:
+            if not self.founder_alone(value.kind, signers):
                 return f"a first roster that the run's owner ({self.founder}) has not signed"
         elif value.kind == "epoch":
             if set(signers) != set(value.roster):
                 return "an epoch not signed by all of its roster"
-        elif not set(signers) <= set(self.roster) or not is_quorum(signers, self.roster):
+        elif not set(signers) <= set(self.voters) or not is_quorum(signers, self.voters):
             return "signatures that are no quorum of the roster"
         message = acceptance(self.stage, self.head, certificate.epoch, certificate.ballot, value)
         if not all(is_vote(verify, peer, message, vote) for peer, vote in certificate.signatures):
@@ -277,6 +301,7 @@ class Chain:
     def __init__(self, genesis: Place, certificates: Iterable[Certificate] = ()) -> None:
         self._genesis = genesis
         self._certificates: list[Certificate] = []
+        self._places: list[Place] = [genesis]
         self._heights: dict[Digest, int] = {genesis.head: 0}
         self.place = genesis
         for certificate in certificates:
@@ -298,13 +323,15 @@ class Chain:
         assert certificate.parent == self.head, f"certificate {certificate.head.hex()[:8]} is no child of our head"
         self._certificates.append(certificate)
         self._heights[certificate.head] = self.height
-        self.place = Place.after(certificate)
+        self.place = self.place.then(certificate)
+        self._places.append(self.place)
 
     def truncate(self, height: int) -> list[Certificate]:
         """Drop everything above height; gives back what was dropped."""
         assert 0 <= height <= self.height, f"height {height} of {self.height}"
         dropped = self._certificates[height:]
         del self._certificates[height:]
+        del self._places[height + 1 :]
         for certificate in dropped:
             del self._heights[certificate.head]
         self.place = self.place_at(height)
@@ -318,7 +345,7 @@ class Chain:
         return self._certificates[height - 1].head if height else self._genesis.head
 
     def place_at(self, height: int) -> Place:
-        return Place.after(self._certificates[height - 1]) if height else self._genesis
+        return self._places[height]
 
     def locator(self) -> list[Digest]:
         """Heads newest first, thinning out towards genesis: enough for anyone to find a near common ancestor."""
@@ -342,12 +369,23 @@ class Suffix:
     def heads(self) -> tuple[Digest, ...]:
         return tuple(certificate.head for certificate in self.certificates)
 
+    @cached_property
+    def votes(self) -> Votes:
+        return votes_on(self.certificates)
+
     @property
     def tip(self) -> Digest:
         return self.heads[-1]
 
     def up_to(self, head: Digest) -> "Suffix":
         return Suffix(self.ancestor, self.certificates[: self.heads.index(head) + 1])
+
+
+def place_after(place: Place, certificates: Iterable[Certificate]) -> Place:
+    """Where certificates lead that follow place."""
+    for certificate in certificates:
+        place = place.then(certificate)
+    return place
 
 
 def suffix_of(chain: Chain, start: int, certificates: Sequence[Certificate]) -> Suffix:

@@ -156,10 +156,15 @@ class Persist:
 @dataclass(frozen=True, slots=True)
 class FetchBlob:
     """Get the blob from our own disk or any of the sources (in this order), verify it; answer BlobHeld, BlobRefused or
-    BlobMissing, in the end always one of them."""
+    BlobMissing, in the end always one of them.
+
+    within_s: then it is missing; None: no hurry, a certificate needs it. doubted: it comes from one that often does not
+    deliver, and must not take the room of others'."""
 
     blob: Digest
     sources: tuple[PeerId, ...]
+    within_s: float | None = None
+    doubted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ machine waited for those it would send no heartbeats, and the others would think
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import assert_never
@@ -41,7 +42,10 @@ from dilocox_peer.peer.rounds.outbox import Outbox
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.types import Digest, PeerId, sha256
 
+_logger = logging.getLogger(__name__)
+
 MAX_INPUTS = 4096
+MAX_QUEUED_BYTES = 8 * 1024 * 1024  # of messages in wire form; decoded they take some times as much
 MAX_REPEATED = 3072  # of what is said again anyway, messages and progress: beyond, it is dropped
 SEND_TIMEOUT_S = 5.0
 BLOB_TIMEOUT_S = 3600.0
@@ -83,9 +87,12 @@ class RoundDriver:
         self._on_change = on_change
         self._listener = listener
         self._inputs: asyncio.Queue[Input] = asyncio.Queue(MAX_INPUTS)
+        self._sizes: dict[int, int] = {}  # in wire form, of messages in the queue, by identity
+        self._queued_bytes = 0
         self._refusals = Refusals()
-        self._fetching: set[Digest] = set()
+        self._fetching: dict[Digest, asyncio.Task[None]] = {}
         self._fetch_slots = asyncio.Semaphore(CONCURRENT_FETCHES)
+        self._doubted_slots = asyncio.Semaphore(1)  # of those that often do not deliver: they wait for each other only
         self._outbox: Outbox | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -106,20 +113,30 @@ class RoundDriver:
 
     def receive(self, sender: PeerId, raw: bytes) -> None:
         """A message from the transport; a malformed one is dropped, and told now and then."""
+        if self._queued_bytes + len(raw) > MAX_QUEUED_BYTES:
+            return  # the machine waits for the disk; it is said again
         try:
             message = decode_message(raw, sender)
         except ProtocolError as error:
             if self._refusals.is_due(sender, asyncio.get_running_loop().time()):
                 self._listener(MessageRefused(sender, error.reason))
             return
-        self.post(Received(sender, message))
+        received = Received(sender, message)
+        if self._put(received):
+            self._sizes[id(received)] = len(raw)
+            self._queued_bytes += len(raw)
 
     def post(self, happened: Input) -> None:
-        """Queues an input. What others send, and what is told ten times a second while a disk is slow, never takes the
+        """Queues an input."""
+        self._put(happened)
+
+    def _put(self, happened: Input) -> bool:
+        """Whether it was queued. What others send, and what is told ten times a second while a disk is slow, never takes the
         room of what happens once: a contribution fetched, a round closed."""
         if isinstance(happened, Received | Progress) and self._inputs.qsize() >= MAX_REPEATED:
-            return
+            return False
         self._inputs.put_nowait(happened)
+        return True
 
     async def run(self) -> None:
         """Owns the machine until cancelled."""
@@ -129,12 +146,26 @@ class RoundDriver:
             self._outbox = Outbox(tasks, self._transport_send, self._on_send_failure)
             happened: Input = Tick()
             while True:
-                for action in self.machine.handle(happened, loop.time()):
+                for action in self._handled(happened, loop.time()):
                     await self._carry_out(action)
                 self._on_change()
                 if not isinstance(happened, Tick):
                     self._inputs.task_done()
                 happened = await self._next_input()
+
+    def _handled(self, happened: Input, now: float) -> Iterable[Action]:
+        """What the machine does about it. A fault that a message of another peer finds in the machine costs that message,
+        not the process: what it would have done is not done, and nothing was promised by it."""
+        if not isinstance(happened, Received):
+            return self.machine.handle(happened, now)
+        self._queued_bytes -= self._sizes.pop(id(happened), 0)
+        try:
+            return self.machine.handle(happened, now)
+        except Exception as error:  # the boundary to other peers
+            _logger.exception("a message of %s could not be handled; it was dropped", happened.sender)
+            if self._refusals.is_due(happened.sender, now):
+                self._listener(MessageRefused(happened.sender, f"{type(error).__name__} in handling it"))
+            return ()
 
     @asynccontextmanager
     async def _journal_thread(self) -> AsyncIterator[None]:
@@ -162,9 +193,10 @@ class RoundDriver:
             case Persist(state):
                 await loop.run_in_executor(self._writer, self._journal.write, state)
             case FetchBlob():
-                if action.blob not in self._fetching:
-                    self._fetching.add(action.blob)
-                    self._tasks.create_task(self._fetch_blob(action), name=f"fetch {action.blob.hex()[:8]}")
+                if (slow := self._fetching.get(action.blob)) is not None:
+                    slow.cancel()  # other sources instead; the fetch that is started now answers
+                name = f"fetch {action.blob.hex()[:8]}"
+                self._fetching[action.blob] = self._tasks.create_task(self._fetch_blob(action), name=name)
             case Apply():
                 self._on_apply(action)
             case FetchState():
@@ -192,13 +224,19 @@ class RoundDriver:
 
     async def _fetch_blob(self, action: FetchBlob) -> None:
         try:
-            async with self._fetch_slots:
-                self.post(await self._fetched(action))
+            async with self._doubted_slots if action.doubted else self._fetch_slots:
+                try:
+                    async with asyncio.timeout(action.within_s):
+                        happened = await self._fetched(action)
+                except TimeoutError:
+                    happened = BlobMissing(action.blob)
+                self.post(happened)
         except Exception as error:  # a task boundary: the machine asks again or goes on without the blob
             self._note_failure("fetch of a contribution", error)
             self.post(BlobMissing(action.blob))
         finally:
-            self._fetching.discard(action.blob)
+            if self._fetching.get(action.blob) is asyncio.current_task():
+                del self._fetching[action.blob]
 
     async def _fetched(self, action: FetchBlob) -> Input:
         loop = asyncio.get_running_loop()

@@ -23,7 +23,10 @@ import msgpack
 from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Certificate, Value
+from dilocox_peer.peer.rounds.justified import Justification, read_justification
 from dilocox_peer.peer.rounds.wire import (
+    MAX_ROSTER,
+    MAX_SIGNATURE_BYTES,
     Fields,
     certificate_fields,
     checkpoint_fields,
@@ -43,10 +46,37 @@ _PAYLOAD_STARTS = b"\x99" + bytes([VERSION])  # a list of 9 fields, of which the
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The value this peer has accepted last, and in which ballot. Its blobs are held."""
+    """The value this peer has accepted last, and in which ballot. Its blobs are held.
+
+    signature: of the leader's own acceptance, b"" in a log of before; promises: that let it propose this (ballots above 0).
+    With both a later leader can show that it did not make the value up, and a restarted one propose it again.
+    """
 
     ballot: int
     value: Value
+    signature: bytes = b""
+    promises: Justification = ()
+
+    def fields(self) -> list[object]:
+        return [self.ballot, self.value.fields(), self.signature, [promised.fields() for promised in self.promises]]
+
+    @property
+    def named(self) -> tuple[int, Digest]:
+        """What a promise says of it."""
+        return self.ballot, self.value.digest()
+
+
+def read_accepted(fields: Fields | None) -> Accepted | None:
+    if fields is None:
+        return None
+    ballot, value = fields.integer(), read_value(fields.one())
+    signature = b""
+    promises: Justification = ()
+    if fields.more:  # not in a log of before
+        signature = fields.binary(0, MAX_SIGNATURE_BYTES)
+        promises = read_justification(fields.items(MAX_ROSTER))
+    fields.end()
+    return Accepted(ballot, value, signature, promises)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +124,7 @@ def encode_record(durable: Durable) -> bytes:
             [certificate_fields(certificate) for certificate in durable.appended],
             votes.head,
             votes.promised,
-            None if accepted is None else [accepted.ballot, accepted.value.fields()],
+            None if accepted is None else accepted.fields(),
             votes.epoch_signed,
             None if votes.epoch_value is None else votes.epoch_value.fields(),
             None if durable.checkpoint is None else checkpoint_fields(durable.checkpoint),
@@ -169,17 +199,9 @@ def _decode_payload(payload: bytes) -> Durable:
     keep = fields.integer()
     appended = tuple(read_certificate(each) for each in fields.items(MAX_RECORD_BYTES))
     head, promised = fields.digest(), fields.integer()
-    accepted = _read_accepted(fields.optional())
+    accepted = read_accepted(fields.optional())
     epoch_signed, epoch_value = fields.integer(), fields.optional()
     votes = Votes(head, promised, accepted, epoch_signed, read_value(epoch_value) if epoch_value else None)
     checkpoint = fields.optional()
     fields.end()
     return Durable(keep, appended, votes, read_checkpoint(checkpoint) if checkpoint else None)
-
-
-def _read_accepted(fields: Fields | None) -> Accepted | None:
-    if fields is None:
-        return None
-    accepted = Accepted(fields.integer(), read_value(fields.one()))
-    fields.end()
-    return accepted

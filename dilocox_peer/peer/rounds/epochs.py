@@ -72,8 +72,8 @@ class Epochs:
         if not seat.is_member:  # nobody sends it offers, and its answer is wanted too when they lead to nothing
             seen_at = now if self._offers_seen_at is None else self._offers_seen_at
             self._offers_seen_at = seen_at if self._somebody_has_offered(now) else None
-        here = {peer for peer in seat.place.roster if self._members.is_alive(peer, now)}
-        if is_quorum(here, seat.place.roster):
+        here = {peer for peer in seat.place.voters if self._members.is_alive(peer, now)}
+        if is_quorum(here, seat.place.voters):
             self._lost_since = None
         elif self._lost_since is None:
             self._lost_since = now
@@ -121,8 +121,8 @@ class Epochs:
 
     def _degrade_s(self) -> float:
         """Short if those surely gone are enough to take the quorum away: then no waiting brings it back."""
-        left = {peer for peer in self._seat.place.roster if not self._members.is_surely_gone(peer)}
-        surely_lost = not is_quorum(left, self._seat.place.roster)
+        left = {peer for peer in self._seat.place.voters if not self._members.is_surely_gone(peer)}
+        surely_lost = not is_quorum(left, self._seat.place.voters)
         return self._seat.timing.degrade_refused_s if surely_lost else self._seat.pace.degrade_s
 
     def _genesis_overdue(self, now: float) -> float | None:
@@ -282,7 +282,7 @@ class Epochs:
         here = call.answered | {seat.me}
         disagree = self._members.at(seat.place.head, now) - call.answered  # they see no need: a quorum of them goes on
         too_few = seat.place.is_genesis and len(here) < seat.owner.start_peers
-        if call.number <= seat.votes.epoch_signed or too_few or is_quorum(disagree, seat.place.roster):
+        if call.number <= seat.votes.epoch_signed or too_few or is_quorum(disagree, seat.place.voters):
             self._call = None
             self._not_before = now + seat.timing.epoch_wait_s * (0.5 + seat.owner.rng.random())
             return []

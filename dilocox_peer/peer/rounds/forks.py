@@ -21,22 +21,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 from dilocox_peer.checkpoints import Checkpoint
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, order_of
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Votes, place_after, votes_on
 from dilocox_peer.types import Digest, PeerId
 
 MAX_LEFT = 64  # branches remembered
-
-Votes = Mapping[PeerId, int]
-"""The order of each peer's latest vote on a branch."""
-
-
-def votes_on(certificates: Iterable[Certificate]) -> dict[PeerId, int]:
-    """The order of each signer's latest vote on these certificates."""
-    latest: dict[PeerId, int] = {}
-    for certificate in certificates:
-        for peer, vote in certificate.signatures:
-            latest[peer] = max(latest.get(peer, -1), order_of(vote))
-    return latest
 
 
 def supporters(electors: Sequence[PeerId], branches: Mapping[Digest, Votes]) -> dict[Digest, list[int]]:
@@ -82,7 +70,7 @@ class Forks:
         ours, theirs = tails[0][shared:], tails[1][shared:]
         if not ours or not theirs:
             return len(ours) > len(theirs)
-        place = Place.after(tails[0][shared - 1]) if shared else self._chain.place_at(start)
+        place = place_after(self._chain.place_at(start), tails[0][:shared])
         keys = self._keys(place, ours, theirs)
         return keys[0] < keys[1]
 
@@ -94,6 +82,11 @@ class Forks:
         if suffix is None or suffix.ancestor >= checkpoint.height:
             return self._chain.height_of(checkpoint.head) is not None
         return checkpoint.head in suffix.heads
+
+    def may_be_vouched(self, suffix: Suffix) -> bool:
+        """Whether suffix, the beginning of a longer branch, may still come to the checkpoint that our own chain lacks."""
+        height = suffix.certificates[-1].value.height
+        return not self.holds_checkpoint(None) and self.checkpoint is not None and height < self.checkpoint.height
 
     def why_not(self, suffix: Suffix) -> str | None:
         """Why our chain may not be left for this one, whoever signed it; None if it may, should it be better."""
@@ -116,25 +109,23 @@ class Forks:
         """How many electors of the place where suffix begins stand on it, and how many on our chain there."""
         place = self._chain.place_at(suffix.ancestor)
         own = self._tail(None, suffix.ancestor)
-        standing = supporters(
-            place.electors, self._branches(place, [suffix.certificates, *([own] if own else [])])
-        )  # fmt: skip
-        theirs = len(standing[suffix.certificates[0].head])
-        return theirs, len(standing[own[0].head]) if own else 0
+        on = [(suffix.heads[0], suffix.votes), *([(own[0].head, votes_on(own))] if own else [])]
+        standing = supporters(place.electors, self._branches(place, on))
+        return len(standing[suffix.heads[0]]), len(standing[own[0].head]) if own else 0
 
     def _keys(self, place: Place, *tails: Sequence[Certificate]) -> list[tuple[int, list[int], Digest]]:
         """Of each branch at place what orders it, the best first."""
-        standing = supporters(place.electors, self._branches(place, tails))
         heads = [tail[0].head for tail in tails]
+        standing = supporters(place.electors, self._branches(place, zip(heads, map(votes_on, tails), strict=True)))
         return [(-len(standing[head]), standing[head], head) for head in heads]
 
-    def _branches(self, place: Place, tails: Iterable[Sequence[Certificate]]) -> dict[Digest, Votes]:
-        """All branches known to begin at place."""
+    def _branches(self, place: Place, seen: Iterable[tuple[Digest, Votes]]) -> dict[Digest, Votes]:
+        """All branches known to begin at place: those seen now, and those we have left."""
         branches: dict[Digest, Votes] = {
             child: votes for (parent, child), votes in self._left.items() if parent == place.head
         }
-        for tail in tails:
-            branches[tail[0].head] = _joined(branches.get(tail[0].head, {}), votes_on(tail))
+        for head, votes in seen:
+            branches[head] = _joined(branches[head], votes) if head in branches else votes
         return branches
 
     def _ancestor(self, suffix: Suffix | None) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Verifier, suffix_of
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Verifier, place_after, suffix_of
 from dilocox_peer.peer.rounds.contract import Send
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.messages import MAX_LOCATOR, MAX_PAGE, ChainPage, GetChain
@@ -20,6 +20,7 @@ from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId
 
 MAX_JUDGED = 1024  # heads remembered as worse than ours
+NEVER = float("-inf")
 MAX_WAITING = 64  # peers that are to be asked
 
 
@@ -58,6 +59,7 @@ class Healing:
         self._shunned: dict[Digest, float] = {}
         self._asked: PeerId | None = None
         self._asked_until = 0.0
+        self._asked_at: dict[PeerId, float] = {}
         self._waiting: dict[PeerId, _Claim] = {}  # of whom something better may be had, in the order of their turns
 
     # ---- asking and answering ----
@@ -79,7 +81,12 @@ class Healing:
             first = next(iter(self._waiting))
             claim = self._waiting.pop(first)
             is_heard = now - claim.heard_at <= self._reader.timing.alive_s
+            if now - self._asked_at.get(first, NEVER) < self._reader.timing.retry_s:
+                continue
             if is_heard and self._may_beat(claim.head, now):
+                if len(self._asked_at) >= MAX_JUDGED:
+                    self._asked_at.clear()
+                self._asked_at[first] = now
                 return self._ask(first, now)
         return []
 
@@ -117,7 +124,7 @@ class Healing:
         asked = self._asked == sender
         if asked:
             self._asked = None
-        if not certificates:
+        if not certificates or certificates[-1].head in self._judged:
             return [], None
         found = self._foothold(certificates[0].parent)
         if found is None:
@@ -130,12 +137,17 @@ class Healing:
             if reason := self._why_not(place, certificate):
                 return [], reason
             taken.append(certificate)
-            place = Place.after(certificate)
+            place = place.then(certificate)
         suffix = suffix_of(self._chain, start, taken)
-        if suffix.certificates and (reason := self._forks.why_not(suffix)) is not None:
+        if not suffix.certificates or self._knows(suffix.tip, now) or self._is_draft(suffix):
+            return [], None  # nothing new: no further question, or two pages would beget questions for ever
+        if (reason := self._forks.why_not(suffix)) is None:
+            self._take(suffix, more)
+        elif more and self._forks.may_be_vouched(suffix):
+            self._draft = suffix
+        else:
             self._judge(suffix.tip)
             return [], reason
-        self._take(suffix, more, now)
         return (self._ask(sender, now) if more and asked else []), None
 
     def _why_not(self, place: Place, certificate: Certificate) -> str | None:
@@ -151,12 +163,13 @@ class Healing:
         for suffix in (self.path, self._draft):
             if suffix is not None and parent in suffix.heads:
                 before = suffix.up_to(parent).certificates
-                return suffix.ancestor, before, Place.after(before[-1])
+                return suffix.ancestor, before, place_after(self._chain.place_at(suffix.ancestor), before)
         return None
 
-    def _take(self, suffix: Suffix, more: bool, now: float) -> None:
-        if not suffix.certificates or self._knows(suffix.tip, now):
-            return
+    def _is_draft(self, suffix: Suffix) -> bool:
+        return self._draft is not None and suffix.tip in self._draft.heads
+
+    def _take(self, suffix: Suffix, more: bool) -> None:
         if self._forks.is_better(suffix, self.path):
             self.path = suffix
             self._draft = None

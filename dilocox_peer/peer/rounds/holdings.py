@@ -13,6 +13,7 @@ MAX_SOURCES = 8
 @dataclass(slots=True)
 class _Wanted:
     under_way: bool
+    elsewhere: bool
     retry_at: float
     failures: int
 
@@ -71,16 +72,28 @@ class Holdings:
     def failures(self, blob: Digest) -> int:
         return wanted.failures if (wanted := self._wanted.get(blob)) is not None else 0
 
-    def want(self, blob: Digest, sources: Iterable[PeerId], *, round_number: int, now: float) -> list[FetchBlob]:
-        """The fetch to start now, if any: nothing for a blob that is held, refused, under way or failed just now."""
+    def want(
+        self,
+        blob: Digest,
+        sources: Iterable[PeerId],
+        *,
+        round_number: int,
+        now: float,
+        within_s: float | None = None,
+        doubted: bool = False,
+        elsewhere: bool = False,
+    ) -> list[FetchBlob]:
+        """The fetch to start now, if any: nothing for a blob that is held, refused, under way or failed just now.
+
+        elsewhere: one that is under way takes too long; these sources instead, once."""
         if blob in self._held or blob in self._refused:
             return []
-        wanted = self._wanted.setdefault(blob, _Wanted(under_way=False, retry_at=now, failures=0))
-        if wanted.under_way or now < wanted.retry_at:
+        wanted = self._wanted.setdefault(blob, _Wanted(under_way=False, elsewhere=False, retry_at=now, failures=0))
+        if now < wanted.retry_at or (wanted.under_way and (wanted.elsewhere or not elsewhere)):
             return []
-        wanted.under_way = True
+        wanted.under_way, wanted.elsewhere = True, elsewhere
         self._round_of.setdefault(blob, round_number)
-        return [FetchBlob(blob, tuple(dict.fromkeys(sources))[:MAX_SOURCES])]
+        return [FetchBlob(blob, tuple(dict.fromkeys(sources))[:MAX_SOURCES], within_s, doubted)]
 
     def forget_before(self, round_number: int) -> tuple[Digest, ...]:
         """Drops the blobs first met before this round; gives them back, sorted."""

@@ -23,10 +23,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 from dilocox_peer.checkpoints import Checkpoint
-from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost, NeighbourSeen, RoundVouched
+from dilocox_peer.events import (
+    BranchSwitched,
+    EpochStarted,
+    EquivocationProved,
+    MessageRefused,
+    NeighbourLost,
+    NeighbourSeen,
+    RoundVouched,
+)
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import Certificate, Chain, Entry, Place, Suffix, Verifier, is_quorum, leader
+from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
@@ -75,13 +84,15 @@ from dilocox_peer.peer.rounds.messages import (
     Offer,
     Prepare,
     Promise,
+    Proof,
     Propose,
     Vouch,
 )
 from dilocox_peer.peer.rounds.plan import ANY_PLAN, Plan, PlanBounds
-from dilocox_peer.peer.rounds.planner import FixedPlanner, Planner
+from dilocox_peer.peer.rounds.planner import FixedPlanner, JudgingPlanner, Planner
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
+from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
 
@@ -125,24 +136,26 @@ class RoundMachine:
         stored_blobs: Collection[Digest] = (),
         run_owner: PeerId | None = None,
         max_back: int | None = None,
+        seats: SeatTerms | None = None,
     ) -> None:
         """plan: of round 1. run_owner: signs the first roster and checkpoints; None: the first peers start the run, and
-        nobody vouches for it. max_back: rounds that may be taken back without the owner's word. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
+        nobody vouches for it. max_back: rounds that may be taken back without the owner's word. seats: how newcomers earn a vote. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
         stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there."""
         self._pace = Pace(timing)
-        planner = planner if planner is not None else FixedPlanner(plans)
+        judge = JudgingPlanner(planner if planner is not None else FixedPlanner(plans))
+        self._conduct = Conduct(me)
         self._owner = Owner(
-            me, incarnation, sign, verify, timing, self._pace, rng, start_peers, max_peers, plans, planner,
-            itertools.count(incarnation),
+            me, incarnation, sign, verify, timing, self._pace, rng, start_peers, max_peers, plans, judge,
+            self._conduct, itertools.count(incarnation),
         )  # fmt: skip
         self._run_owner, self._genesis = run_owner, genesis
         self._timing = timing
         self._rng = rng
         self._first_plan = plan
-        genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan), run_owner)
+        genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan), run_owner, seats)
         self._chain = Chain(genesis_place, durable.appended if durable is not None else ())
         for certificate in self._chain.certificates[-PLANNED_FROM:]:
-            planner.observe(certificate)
+            judge.observe(certificate)
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
         checkpoint = durable.checkpoint if durable is not None else None
@@ -194,8 +207,13 @@ class RoundMachine:
 
     @property
     def roster(self) -> tuple[PeerId, ...]:
-        """Who may certify the next round, in order; empty at genesis."""
+        """Who contributes to the next round, in order; empty at genesis. Those of them that vote: `voters`."""
         return self._chain.place.roster
+
+    @property
+    def voters(self) -> tuple[PeerId, ...]:
+        """Those of the roster whose votes certify the next round."""
+        return self._chain.place.voters
 
     @property
     def chain(self) -> Sequence[Certificate]:
@@ -205,7 +223,7 @@ class RoundMachine:
     @property
     def leader(self) -> PeerId | None:
         """Who proposes first at this head; None at genesis."""
-        return leader(self.roster, self.head, 0) if self.roster else None
+        return leader(self.voters, self.head, 0) if self.voters else None
 
     @property
     def state_digest(self) -> bytes:
@@ -288,8 +306,9 @@ class RoundMachine:
         return self._members.alive(now) | {self._owner.peer}
 
     def working(self, now: float) -> set[PeerId]:
-        """Those of `alive` that have not said they pause: whose share of a round can be counted on."""
-        here = {peer for peer in self._members.alive(now) if not self._members.is_paused(peer)}
+        """Those of `alive` that have not said they pause, and deliver what they offer: whose share of a round can be counted on."""
+        counts = self._conduct.waited_for(self._members.alive(now))
+        here = {peer for peer in counts if not self._members.is_paused(peer)}
         return here if self._is_paused else here | {self._owner.peer}
 
     def at_head(self, now: float) -> set[PeerId]:
@@ -378,10 +397,12 @@ class RoundMachine:
             case BlobHeld(blob):
                 self._holdings.held(blob, self.round + 1)
                 self._ballots.on_held(blob, now)
+                self._conduct.came(blob)
             case BlobRefused(blob):
                 self._holdings.refused(blob)
             case BlobMissing(blob):
                 self._holdings.missing(blob, now)
+                self._conduct.failed(blob, self._members.alive(now))
             case BlobLost(blob, certificate):
                 self._holdings.lost(blob)
                 self._again = certificate
@@ -445,7 +466,18 @@ class RoundMachine:
                 break
             actions += self._adopt(certificate)
             actions += send_all(sorted(told), Cert(*self._seat.at(), certificate))
-        return actions + self._beat()
+        return actions + self._tell_of_others() + self._beat()
+
+    def _tell_of_others(self) -> list[Action]:
+        """What we have learned of others' conduct: to the user, and what can be proved to the roster too."""
+        events, self._conduct.events = self._conduct.events, []
+        actions: list[Action] = []
+        for event in events:
+            actions.append(Note(event))
+            if isinstance(event, EquivocationProved) and (proof := self._conduct.proof_against(event.peer)):
+                told = sorted({*self.roster, *self._members.alive(self._now)} - {self._owner.peer, event.peer})
+                actions += send_all(told, Proof(*self._seat.at(), proof))
+        return actions
 
     def _send_ahead(self, certificate: Certificate, told: set[PeerId]) -> list[Action]:
         """A certificate we made and cannot apply, because our own anchor is not the one most others started from: it is
@@ -475,14 +507,14 @@ class RoundMachine:
             return path
         support, _ = self._forks.support(path)
         here = self._members.alive(self._now) | {self._owner.peer}
-        if support == 0 and any(peer in here for peer in self.roster):
+        if support == 0 and any(peer in here for peer in self.voters):
             return None
-        if 2 * support > len(self.roster) or self._epochs.is_wanted(self._now):
+        if 2 * support > len(self.voters) or self._epochs.is_wanted(self._now):
             return path
         if self._deserted_since is not None and self._now - self._deserted_since >= self._epochs.patience_s / 2:
             return path
-        stay = {peer for peer in self.roster if self._members.head_of(peer) not in path.heads}
-        return None if is_quorum(stay, self.roster) else path
+        stay = {peer for peer in self.voters if self._members.head_of(peer) not in path.heads}
+        return None if is_quorum(stay, self.voters) else path
 
     def _watch_path(self) -> None:
         """Notes since when those of our roster who are here and not on the path are no quorum: nothing comes of waiting."""
@@ -491,7 +523,7 @@ class RoundMachine:
         if path is not None:
             self._ahead = max(self._ahead, path.certificates[-1].value.round)
             here = {peer for peer in here if self._members.head_of(peer) not in path.heads}
-        if path is None or is_quorum(here, self.roster):
+        if path is None or is_quorum(here, self.voters):
             self._deserted_since = None
         elif self._deserted_since is None:
             self._deserted_since = self._now
@@ -525,6 +557,10 @@ class RoundMachine:
                 actions += self._take_certificates(sender, message.certificates, more=message.more)
             case Vouch():
                 actions += self._hear_owner(message.checkpoint, sender)
+            case Proof(contradiction=proof):
+                is_known = self._conduct.is_proven(proof.peer) or proof.peer not in {*self.roster, *self._members.known}
+                if not is_known and not self._conduct.accuse(proof, message.stage, self._owner.verify):
+                    actions += self._refuse(sender, f"a proof against {proof.peer} that proves nothing")
             case _:
                 if message.head != self.head or message.epoch != self.epoch:
                     actions += self._tell_where_we_are(sender, message.head)
@@ -540,7 +576,7 @@ class RoundMachine:
         reason: str | None = None
         if isinstance(message, EpochCall | EpochAnswer | EpochPropose | EpochSign):
             epochs.watch(now)
-        elif not self._seat.may_vote:
+        elif not self._seat.may_vote and not (isinstance(message, Offer) and self._seat.is_member):
             return []
         match message:
             case Offer():
@@ -638,6 +674,7 @@ class RoundMachine:
         if certificate.value.kind == "round":
             self._pace.observe_round(now - self._head_since)
             self._ballots.observe_missing(now)
+            self._ballots.settle(certificate, now)
             if self._ballots.proposed_at is not None:
                 self._pace.observe_ballot(now - self._ballots.proposed_at)
         settled = own if own is not None and own in certificate.value.entries else None
@@ -725,7 +762,8 @@ class RoundMachine:
     def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
         """Those here first, a dead one costs a dial; among them the author, then who signed that it holds the blob."""
         peers = {author, *signers, *here} - {self._owner.peer}
-        return sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
+        ordered = sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
+        return self._conduct.best_first(ordered)
 
     def _fetch_again(self) -> list[Action]:
         """What an Apply that is given lacks, from the others; if it is not to be had there, another anchor is needed."""

@@ -13,7 +13,14 @@ import msgpack
 from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value
-from dilocox_peer.peer.rounds.durable import Accepted
+from dilocox_peer.peer.rounds.durable import Accepted, read_accepted
+from dilocox_peer.peer.rounds.justified import (
+    MAX_STATEMENT_BYTES,
+    Contradiction,
+    Justification,
+    Statement,
+    read_promises,
+)
 from dilocox_peer.peer.rounds.wire import (
     MAX_ROSTER,
     MAX_SIGNATURE_BYTES,
@@ -76,10 +83,13 @@ class Offer(Placed):
 
 @dataclass(frozen=True, slots=True)
 class Propose(Placed):
-    """The leader of ballot asks for value to be accepted."""
+    """The leader of ballot asks for value to be accepted. signature: of its own acceptance; promises: in a ballot above 0, the
+    quorum of them that lets it propose this value."""
 
     ballot: int
     value: Value
+    signature: bytes
+    promises: Justification = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +119,11 @@ class Prepare(Placed):
 
 @dataclass(frozen=True, slots=True)
 class Promise(Placed):
-    """I vote in no lower ballot than this; accepted is what I accepted last."""
+    """I vote in no lower ballot than this; accepted is what I accepted last; signature is over justified.promise_statement."""
 
     ballot: int
     accepted: Accepted | None
+    signature: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +186,16 @@ class Vouch(Placed):
     checkpoint: Checkpoint
 
 
+@dataclass(frozen=True, slots=True)
+class Proof(Placed):
+    """Two signed statements of a peer that no honest peer makes."""
+
+    contradiction: Contradiction
+
+
 Message = (
     Heartbeat | Leave | Offer | Propose | Ack | Nack | Prepare | Promise
-    | EpochCall | EpochAnswer | EpochPropose | EpochSign | Cert | GetChain | ChainPage
-    | Vouch
+    | EpochCall | EpochAnswer | EpochPropose | EpochSign | Cert | GetChain | ChainPage | Vouch | Proof
 )  # fmt: skip
 
 
@@ -216,7 +233,8 @@ def _own_fields(message: Message) -> list[object]:
         case Offer():
             return [message.entry.fields()]
         case Propose():
-            return [message.ballot, message.value.fields()]
+            promises = [promised.fields() for promised in message.promises]
+            return [message.ballot, message.value.fields(), message.signature, promises]
         case Ack():
             return [message.ballot, message.value, message.signature]
         case Nack():
@@ -225,7 +243,7 @@ def _own_fields(message: Message) -> list[object]:
             return [message.ballot]
         case Promise():
             accepted = message.accepted
-            return [message.ballot, None if accepted is None else [accepted.ballot, accepted.value.fields()]]
+            return [message.ballot, None if accepted is None else accepted.fields(), message.signature]
         case EpochCall() | EpochAnswer():
             return [message.number]
         case EpochPropose():
@@ -240,6 +258,10 @@ def _own_fields(message: Message) -> list[object]:
             return [[certificate_fields(each) for each in message.certificates], message.more]
         case Vouch():
             return [checkpoint_fields(message.checkpoint)]
+        case Proof():
+            proof = message.contradiction
+            sides = [[each.message, each.signature] for each in (proof.left, proof.right)]
+            return [proof.peer, *sides]
 
 
 _Place = tuple[int, Digest, int]
@@ -261,7 +283,8 @@ def _offer(placed: _Place, fields: Fields) -> Message:
 
 
 def _propose(placed: _Place, fields: Fields) -> Message:
-    return Propose(*placed, fields.integer(), read_value(fields.one()))
+    ballot, value = fields.integer(), read_value(fields.one())
+    return Propose(*placed, ballot, value, fields.binary(1, MAX_SIGNATURE_BYTES), read_promises(fields))
 
 
 def _ack(placed: _Place, fields: Fields) -> Message:
@@ -277,12 +300,8 @@ def _prepare(placed: _Place, fields: Fields) -> Message:
 
 
 def _promise(placed: _Place, fields: Fields) -> Message:
-    ballot, accepted = fields.integer(), fields.optional()
-    if accepted is None:
-        return Promise(*placed, ballot, None)
-    message = Promise(*placed, ballot, Accepted(accepted.integer(), read_value(accepted.one())))
-    accepted.end()
-    return message
+    ballot, accepted = fields.integer(), read_accepted(fields.optional())
+    return Promise(*placed, ballot, accepted, fields.binary(1, MAX_SIGNATURE_BYTES))
 
 
 def _epoch_call(placed: _Place, fields: Fields) -> Message:
@@ -317,6 +336,17 @@ def _vouch(placed: _Place, fields: Fields) -> Message:
     return Vouch(*placed, read_checkpoint(fields.one()))
 
 
+def _proof(placed: _Place, fields: Fields) -> Message:
+    peer = fields.peer()
+    return Proof(*placed, Contradiction(peer, _statement(fields.one()), _statement(fields.one())))
+
+
+def _statement(fields: Fields) -> Statement:
+    statement = Statement(fields.binary(1, MAX_STATEMENT_BYTES), fields.binary(1, MAX_SIGNATURE_BYTES))
+    fields.end()
+    return statement
+
+
 def _digests(fields: Fields) -> tuple[Digest, ...]:
     digests = []
     while fields.more:
@@ -342,5 +372,6 @@ _READERS: tuple[tuple[type[Placed], Callable[[_Place, Fields], Message]], ...] =
     (GetChain, _get_chain),
     (ChainPage, _chain_page),
     (Vouch, _vouch),
+    (Proof, _proof),
 )
 _CODES: dict[type[Placed], int] = {kind: code for code, (kind, _) in enumerate(_READERS)}

@@ -7,8 +7,9 @@ everybody is away learns where the run is, or that it is over.
     no chain  -> (enough peers at genesis, no new one for settle_s) -> first roster signed, made durable, told
     following -> (`every` rounds since the last checkpoint, or the end) -> checkpoint signed, made durable, told
 
-It vouches for no roster that a minority wrote until that branch has stood for `patience_s`: the majority may only be out of
-sight, and a checkpoint would draw it away from its work. The first roster is signed once; that it was is what the log is for.
+It follows no roster that a minority wrote until that branch has stood for `patience_s`: the majority may only be out of
+sight, and a checkpoint would draw it away from its work. One that nobody of the roster before it signed it never follows: that
+is for the owner to decide. The first roster is signed once; that it was is what the log is for.
 """
 
 import random
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Verifier, acceptance, is_quorum, vote_for
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Verifier, acceptance, is_quorum, vote_for
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Note,
@@ -43,6 +44,7 @@ POLL_FIRST_S = 1.0  # between two questions to a peer, while the run has not beg
 POLL_S = 5.0
 PATIENCE_S = 120.0  # five times what a roster waits for its quorum
 FIRST_EPOCH = 1
+MAX_REMEMBERED = 1024  # branches of minorities
 
 NotaryInput = Tick | PeerFound | PeerRefused | Received | OwnerVouched
 
@@ -267,28 +269,39 @@ class Notary:
 
     def _follow(self) -> list[Action]:
         """Our copy of the chain is the best one known; there is no state to wait for."""
-        path = self._healing.path
-        if path is None:
+        path = self._settled(self._healing.path) if self._healing.path is not None else None
+        if path is None or not self._forks.is_better(path, None):
             return []
         dropped = self._chain.truncate(path.ancestor)
         self._forks.left(path.ancestor, dropped)
         for certificate in path.certificates:
-            place = self._chain.place
-            signers = {peer for peer, _ in certificate.signatures}
-            if certificate.value.kind == "epoch" and not place.is_genesis and not is_quorum(signers, place.roster):
-                self._minority_since.setdefault(certificate.head, self._now)
             self._chain.append(certificate)
         self._healing.rebase()
         return [self._persist(path.ancestor, path.certificates)]
+
+    def _settled(self, path: Suffix) -> Suffix | None:
+        """The path as far as it is to be followed by now, None: not at all."""
+        place, settled = self._chain.place_at(path.ancestor), 0
+        for certificate in path.certificates:
+            signers = {peer for peer, _ in certificate.signatures}
+            if certificate.value.kind == "epoch" and not place.is_genesis and not is_quorum(signers, place.voters):
+                since = self._minority_since.setdefault(certificate.head, self._now)
+                if not signers & set(place.voters) or self._now - since < self._patience_s:
+                    break
+            place, settled = place.then(certificate), settled + 1
+        if len(self._minority_since) > MAX_REMEMBERED:
+            self._minority_since.clear()
+        return path.up_to(path.heads[settled - 1]) if settled else None
 
     def _vouch(self) -> list[Action]:
         """The next checkpoint, when it is due: of the newest head that another one has followed, or of the last."""
         height = self._chain.height if self.is_over else self._chain.height - 1
         checkpoint = self._forks.checkpoint
-        if not self._forks.holds_checkpoint(None):
-            return []
-        height = self._settled_height(height, 0 if checkpoint is None else checkpoint.height)
-        if height < 1 or (checkpoint is not None and height <= checkpoint.height):
+        if (
+            height < 1
+            or (checkpoint is not None and height <= checkpoint.height)
+            or not self._forks.holds_checkpoint(None)
+        ):
             return []
         place, is_last = self._chain.place_at(height), self._is_last(height)
         if checkpoint is not None and not is_last and place.round < checkpoint.round + self._terms.every:
@@ -303,14 +316,6 @@ class Notary:
         self._healing.reconsider()
         told = [Send(peer, Vouch(*self._at(), signed)) for peer in sorted(self._known)]
         return [self._persist(self._chain.height, (), signed), self._note(RoundVouched(place.round, True)), *told]
-
-    def _settled_height(self, height: int, above: int) -> int:
-        """The height up to which no minority has written the roster anew within the patience."""
-        for lower in range(above, height):
-            since = self._minority_since.get(self._chain.head_at(lower + 1))
-            if since is not None and self._now - since < self._patience_s:
-                return lower
-        return height
 
     def _is_last(self, height: int) -> bool:
         """Whether the run is over at height: the plan of its round ends with the run."""

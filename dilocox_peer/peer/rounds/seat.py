@@ -5,12 +5,24 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dilocox_peer.peer.rounds.chain import Certificate, Place, Value, Verifier, acceptance, by_rank, is_vote, vote_for
+from dilocox_peer.peer.rounds.chain import (
+    ORDER_BYTES,
+    Certificate,
+    Place,
+    Value,
+    Verifier,
+    acceptance,
+    by_rank,
+    is_vote,
+    vote_for,
+)
+from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import Persist, Send
-from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.durable import Accepted, Durable, Votes
+from dilocox_peer.peer.rounds.justified import Promised, Statement, promise_statement
 from dilocox_peer.peer.rounds.messages import Message
 from dilocox_peer.peer.rounds.plan import PlanBounds
-from dilocox_peer.peer.rounds.planner import Planner
+from dilocox_peer.peer.rounds.planner import JudgingPlanner
 from dilocox_peer.peer.rounds.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
 
@@ -30,7 +42,8 @@ class Owner:
     start_peers: int
     max_peers: int
     plans: PlanBounds
-    planner: Planner
+    planner: JudgingPlanner
+    conduct: Conduct
     orders: Iterator[int]
 
 
@@ -46,17 +59,22 @@ class Seat:
         self.pace = owner.pace
         self.place = place
         self.votes = votes
-        self.order = by_rank(place.roster, place.head)
+        self.order = by_rank(place.voters, place.head)
         self.others = tuple(peer for peer in place.roster if peer != self.me)
 
     @property
     def is_member(self) -> bool:
+        """Whether it is in the roster: it contributes here."""
+        return self.me in self.place.roster
+
+    @property
+    def is_voter(self) -> bool:
         return self.me in self.order
 
     @property
     def may_vote(self) -> bool:
-        """Whether it votes in ballots here: a member that has signed no epoch above."""
-        return self.is_member and self.votes.epoch_signed <= self.place.epoch
+        """Whether it votes in ballots here: a voter that has signed no epoch above."""
+        return self.is_voter and self.votes.epoch_signed <= self.place.epoch
 
     def leader(self, ballot: int) -> PeerId:
         return self.order[ballot % len(self.order)]
@@ -76,6 +94,16 @@ class Seat:
     def verifies(self, peer: PeerId, signature: bytes, value: Value, *, epoch: int, ballot: int) -> bool:
         message = acceptance(self.place.stage, self.place.head, epoch, ballot, value)
         return is_vote(self.owner.verify, peer, message, signature)
+
+    def voted(self, value: Value, vote: bytes, *, ballot: int) -> Statement:
+        """What a vote says that accepts value here in a ballot, and the signature of just that."""
+        message = acceptance(self.place.stage, self.place.head, self.place.epoch, ballot, value)
+        return Statement(vote[:ORDER_BYTES] + message, vote[ORDER_BYTES:])
+
+    def promise(self, ballot: int, accepted: Accepted | None) -> Promised:
+        """Our promise of ballot, signed."""
+        named = None if accepted is None else accepted.named
+        return Promised(self.me, named, self.owner.sign(promise_statement(self.at(), ballot, named)))
 
     def certificate(self, value: Value, signatures: dict[PeerId, bytes], *, epoch: int, ballot: int) -> Certificate:
         return Certificate(self.place.stage, self.place.head, epoch, ballot, value, tuple(sorted(signatures.items())))

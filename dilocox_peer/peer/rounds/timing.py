@@ -30,6 +30,7 @@ class Timing:
     epoch_turn_s: float = 3.0  # the next peer in rank calls so much later
     blob_retry_s: float = 2.0
     blob_tries: int = 3  # then a certified blob is given up for a whole state
+    exchange_floor_s: float = 20.0  # an offered contribution on its way for so long, or two rounds, is given up
     state_retry_s: float = 2.0
     state_tries: int = 4  # then a better chain is left alone for a while, and we go on with our own
     state_patience_s: float = 900.0  # a FetchState unanswered for so long counts as failed
@@ -105,6 +106,11 @@ class Pace:
     @property
     def ballot_s(self) -> float:
         return self._ballot.seconds
+
+    @property
+    def exchange_s(self) -> float:
+        """How long an offered contribution may take to get here: the plan lets an exchange take most of a round."""
+        return max(self._timing.exchange_floor_s, 2 * self.round_s) if self.round_s else self._timing.offer_wait_cap_s
 
     @property
     def degrade_s(self) -> float:

@@ -77,7 +77,7 @@ class Annals:
         for certificate in certificates:
             if reason := place.why_not_certificate(certificate, self._verify, self._max_peers, self._plans):
                 raise ProtocolError(sender, reason)
-            place = Place.after(certificate)
+            place = place.then(certificate)
         suffix = suffix_of(self._chain, height, certificates)
         if not suffix.certificates:
             return

@@ -54,9 +54,10 @@ class StateServer:
         match header:
             case {"head": bytes(head)} if len(head) == DIGEST_BYTES:
                 return await self._at(Digest(head))
-            case {"after": int(after), "wait_s": float(wait_s)} if after >= -1:
+            # A time that is no number would break the order of the event loop's timers, so: at least 0.
+            case {"after": int(after), "wait_s": float(wait_s)} if after >= -1 and wait_s >= 0:
                 return self._reply(await self._after(after, min(wait_s, MAX_WAIT_S)))
-            case {"round": int(number), "wait_s": float(wait_s)} if number >= 0:
+            case {"round": int(number), "wait_s": float(wait_s)} if number >= 0 and wait_s >= 0:
                 return await self._of_round(number, min(wait_s, MAX_WAIT_S))
             case _:
                 raise ProtocolError(_peer, "a request for state that names neither head nor round")

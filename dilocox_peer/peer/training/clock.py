@@ -1,7 +1,8 @@
 """When a round of local training is over (docs/pipeline.md, rounds). Pure.
 
 Stage 0, where micro-batches start, is the clock of the run: its round is over when the roster's members that are here have
-together done their shares, so that a slow peer does less and nobody waits for it; or at twice the usual time. A later stage
+together done their shares, so that a slow peer does less and nobody waits for it; or at twice the usual time. What a member
+says it has done is taken as at most four times the median of the others, as in the mean: none can end a round alone. A later stage
 follows: its round is over when the heads that most of its work comes from are in the next one, or when stage 0 has
 certified it. Else never for a peer that has done nothing itself.
 """
@@ -14,6 +15,7 @@ from dilocox_peer.types import PeerId
 
 REMEMBERED_ROUNDS = 8  # whose median is the usual time: short enough to follow a swarm that grew or slowed down
 OVERTIME = 2.0
+MOST_COUNTED = 4  # of a member's micro-batches, times the median of the others'; the mean weighs them no higher either
 
 
 class RoundClock:
@@ -65,8 +67,8 @@ class RoundClock:
         if 2 * later > len(others):  # they saw it reach the target; their counts of it are no longer reported
             return True
         members = [*others, me] if me in roster or not others else others
-        done = sum(own if peer == me else self._done.get(peer, 0) for peer in members)
-        return done >= share * len(members)
+        done = [own if peer == me else self._done.get(peer, 0) for peer in members]
+        return sum(_counted(done)) >= share * len(members)
 
     def _begin(self, round_number: int, now: float) -> None:
         if round_number == self._round:
@@ -75,6 +77,14 @@ class RoundClock:
             self._paces.append((now - self._since) / self._share_of(self._round))
         self._round, self._since = round_number, now
         self._done.clear()
+
+
+def _counted(done: Sequence[int]) -> list[float]:
+    """What each is taken to have done. Our own is no exception: we would close before all the others, and be alone."""
+    if len(done) == 1:
+        return [*done]
+    medians = (statistics.median([*done[:index], *done[index + 1 :]]) for index in range(len(done)))
+    return [min(each, MOST_COUNTED * median) for each, median in zip(done, medians, strict=True)]
 
 
 def follows(

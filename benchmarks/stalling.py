@@ -1,0 +1,123 @@
+"""What members that want rounds to stop cost the others: `python -m benchmarks.stalling [--peers 8] [--seconds 90] [--mode MODE]`.
+
+Real processes on loopback. One of four members, or two of eight, turns hostile after some rounds (tests/hostile); the honest
+ones' rounds a minute, contributions a round and bytes a round are measured from five rounds later on, and compared
+with a swarm of the same size, in the same run, in which nobody turns: `honest`. Only honest peers' contributions count.
+"""
+
+import argparse
+import asyncio
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.swarm import WatchedSwarm, header, spread
+from dilocox_peer.config import preset
+from tests.hostile.machines import MODES
+
+TURN_AFTER = 6  # rounds
+SETTLED_ROUNDS = 5
+PATIENCE_S = 300.0
+ATTACKS = ("offers nothing", "hangs", "plans astray", "claims", "outbids", "leads nothing", "omits", "equivocates")
+
+
+@dataclass
+class Measured:
+    """Of honest peers, from SETTLED_ROUNDS after the turning on. named: peers doubted, by how many of the honest ones."""
+
+    seconds: float
+    rounds: int
+    contributions: list[int] = field(default_factory=list)
+    micro_batches: list[int] = field(default_factory=list)
+    bytes_a_round: list[float] = field(default_factory=list)
+    named: dict[str, int] = field(default_factory=dict)
+    wrongly_named: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def rounds_a_minute(self) -> float:
+        return 60 * self.rounds / self.seconds
+
+
+async def measure(mode: str, *, num_peers: int, num_hostile: int, seconds: float) -> Measured:
+    """One swarm, from its start to its end."""
+    rounds = {"total": 100_000, "inner_steps": 32, "start_peers": num_peers}
+    honest = [f"honest{index}" for index in range(num_peers - num_hostile)]
+    hostile = [f"hostile{index}" for index in range(num_hostile)]
+    async with WatchedSwarm(preset("tiny", rounds=rounds, limits={"max_peers": 16})) as swarm:
+        await swarm.start_bootstrap()
+        program = ("-m", "tests.hostile.member", mode, str(TURN_AFTER))
+        started = await asyncio.gather(
+            *(swarm.start_peer(label) for label in honest),
+            *(swarm.start_peer(label, program=program) for label in hostile),
+        )
+
+        def highest() -> int:
+            return max((each["round"] for label in honest for each in swarm.of(label, "RoundCertified")), default=0)
+
+        await swarm.until(lambda: highest() >= TURN_AFTER + SETTLED_ROUNDS, started, PATIENCE_S)
+        first = highest()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while (left := began + seconds - loop.time()) > 0:
+            await swarm.next_change(min(left, 1.0))
+        took = loop.time() - began
+        names = {swarm.of(label, "PeerStarted")[0]["peer"] for label in honest}
+        measured = Measured(took, highest() - first)
+        doubts: dict[str, set[str]] = {}
+        seen: set[int] = set()
+        for label in honest:
+            for each in swarm.of(label, "RoundCertified"):
+                if each["round"] > first:
+                    measured.bytes_a_round.append(each["bytes_sent"])
+                if each["round"] > first and each["round"] not in seen:
+                    seen.add(each["round"])
+                    measured.contributions.append(len(names & set(each["contributors"])))
+                    measured.micro_batches.append(each["micro_batches"])
+            for kind in ("MemberDoubted", "EquivocationProved"):
+                for each in swarm.of(label, kind):
+                    doubts.setdefault(each["peer"], set()).add(label)
+        for peer, labels in doubts.items():
+            (measured.wrongly_named if peer in names else measured.named)[peer] = len(labels)
+        return measured
+
+
+def row(mode: str, measured: Measured, undisturbed: Measured) -> str:
+    def of(mine: Sequence[float], theirs: Sequence[float]) -> str:
+        return f"{statistics.mean(mine) / max(statistics.mean(theirs), 1e-9):.2f}" if mine and theirs else "-"
+
+    rate = measured.rounds_a_minute / undisturbed.rounds_a_minute
+    return (
+        f"{mode:17} {measured.rounds_a_minute:6.1f} ({rate:.2f})   {spread(measured.contributions or [0], '.0f'):10} "
+        f"({of(measured.contributions, undisturbed.contributions)})   {spread([each / 1000 for each in measured.bytes_a_round] or [0], '.0f'):16} "
+        f"({of(measured.bytes_a_round, undisturbed.bytes_a_round)})   {spread(measured.micro_batches or [0], '.0f'):18} "
+        f"{len(measured.named)} by {max(measured.named.values(), default=0)}; wrongly {len(measured.wrongly_named)}"
+    )
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    num_hostile = arguments.peers // 4
+    print(header())
+    print(
+        f"# {num_hostile} of {arguments.peers} hostile from round {TURN_AFTER}; {arguments.seconds:.0f} s measured, of honest peers"
+    )
+    print(
+        "mode              rounds a minute   contributions a round    kB a round               micro-batches      named"
+    )
+    options: dict[str, Any] = {"num_peers": arguments.peers, "num_hostile": num_hostile, "seconds": arguments.seconds}
+    undisturbed = await measure("honest", **options)
+    print(row("honest", undisturbed, undisturbed), flush=True)
+    for mode in arguments.mode or ATTACKS:
+        print(row(mode, await measure(mode, **options), undisturbed), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--mode", action="append", choices=MODES)
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

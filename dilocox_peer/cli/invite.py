@@ -1,0 +1,220 @@
+"""`invite` and `revoke`: what the owner of a run that is not open says of who may come in.
+
+Both sign with the owner's key, which a bootstrap on this machine may be using at the same time. An invitation is written down
+nowhere: the link is the invitation. What is revoked is (peer/desk.py): the bootstrap of this home reads it again and again.
+"""
+
+import asyncio
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from dilocox_peer.admission import GRANT_ID_BYTES, Gate, Grant, Revocations, Right, owner_of, when
+from dilocox_peer.cli.home import PeerHome, default_home, owner_key_path
+from dilocox_peer.config import read_signed_manifest
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.invitation import SCHEME, Invitation, format_invitation, parse_invitation, parse_multiaddrs
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.control import ControlRefused, NotRunning, ask, socket_path
+from dilocox_peer.peer.identity import read_key
+from dilocox_peer.signing import SigningKey, public_key_of
+from dilocox_peer.types import PeerId
+
+if TYPE_CHECKING:
+    from dilocox_peer.peer.desk import OwnerRecords
+
+_DURATION = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
+_UNIT_S = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+MAX_DAYS = 3660
+BOOTSTRAP = "bootstrap"  # the name that one has unless it is given another
+
+
+@dataclass(frozen=True, slots=True)
+class InviteRequest:
+    """The flags of `invite`, as given."""
+
+    path: Path
+    for_peer: str | None
+    uses: int | None
+    expires: str
+    rights: str
+    addresses: tuple[str, ...]
+    link: str | None
+    owner_key: Path | None
+    home: Path | None
+    name: str
+
+
+def run_invite(request: InviteRequest) -> None:
+    """Prints the link, alone, and on standard error what it is good for. Raises ConfigError."""
+    manifest, owner = _owned(request.path, request.owner_key, request.home)
+    if manifest.admission.mode == "open":
+        raise ConfigError(
+            f"run {manifest.run.name!r} needs no invitations, everybody may join: "
+            f'set admission.mode = "invite" in {request.path} and sign it'
+        )
+    if request.for_peer is not None and request.uses is not None:
+        raise ConfigError("--for and --uses both say for whom it is: pass one of them")
+    now = time.time()
+    grant = Grant(
+        run_id=manifest.run_id,
+        grant_id=secrets.token_bytes(GRANT_ID_BYTES),
+        rights=frozenset({_right(request.rights)}),
+        issued_ms=int(now * 1000),
+        expires_s=int(now) + seconds_of(request.expires),
+        peer=None if request.for_peer is None else _peer(request.for_peer, "--for"),
+        uses=0 if request.for_peer is not None else (request.uses or 1),
+    ).signed_by(owner)
+    addresses = _addresses(request, manifest)
+    typer.echo(format_invitation(Invitation(manifest.run_id, addresses, grant)))
+    typer.echo(
+        f"{described(grant)}; `dilocox-peer revoke {request.path} {grant.grant_id.hex()}` takes it back", err=True
+    )
+
+
+def run_revoke(path: Path, target: str, *, link: str | None, owner_key: Path | None, home: Path | None) -> None:
+    """Takes an invitation back, or puts a peer out. link: also told to the run at once. Raises ConfigError, RunUnreachable."""
+    from dilocox_peer.peer.desk import OwnerRecords
+
+    manifest, owner = _owned(path, owner_key, home)
+    gate = Gate.of(manifest)
+    if gate is None:
+        raise ConfigError(f"run {manifest.run.name!r} is open: nobody was invited, and nobody can be put out")
+    run = None if link is None else _of_run(link, manifest)
+    what, taken_back = _target(target, manifest)
+    records = OwnerRecords(home or default_home(), manifest.run_id)
+    gate.take(records.revocations(run_id=manifest.run_id, owner=owner.peer_id))
+    if run is None:
+        _write_down(what, gate, None, records, owner)
+    else:
+        asyncio.run(_revoke_in(run, what, gate, records, owner))
+    typer.echo(
+        f"revoked {taken_back}; written to {records.folder}, which a bootstrap with this --home reads every 30 s"
+    )
+    if run is not None:
+        typer.echo(f"told to run {manifest.run_id[:12]}; its peers look every minute or two")
+
+
+def seconds_of(text: str) -> int:
+    """Of a duration like 90m, 12h, 7d or 4w. Raises ConfigError."""
+    found = _DURATION.fullmatch(text)
+    seconds = int(found[1]) * _UNIT_S[found[2]] if found else 0
+    if not 0 < seconds <= MAX_DAYS * 86_400:
+        raise ConfigError(f"--expires {text!r}: write a time like 90m, 12h, 7d or 4w, at most {MAX_DAYS}d")
+    return seconds
+
+
+def described(grant: Grant) -> str:
+    """An invitation in words."""
+    if grant.peer is not None:
+        whom = f"for {grant.peer}"
+    else:
+        whom = "for the first peer that comes" if grant.uses == 1 else f"for the first {grant.uses} peers that come"
+    what = "join" if grant.allows(Right.JOIN) else "read, not to train"
+    return f"invitation {whom} to {what}, until {when(grant.expires_s)}"
+
+
+def _owned(path: Path, owner_key: Path | None, home: Path | None) -> tuple[Manifest, SigningKey]:
+    manifest = read_signed_manifest(path)
+    key_path = owner_key_path(owner_key, home)
+    owner = read_key(key_path, flag="--owner-key")
+    if owner.peer_id != owner_of(manifest):
+        raise ConfigError(f"{key_path} is not the key that signed {path}: pass that one as --owner-key")
+    return manifest, owner
+
+
+def _right(text: str) -> Right:
+    """Who may join may read, so `join,read` is `join`."""
+    named = {part.strip() for part in text.split(",")}
+    if not named <= {"join", "read"}:
+        raise ConfigError(f"--rights {text!r}: write join or read")
+    return Right.JOIN if "join" in named else Right.READ
+
+
+def _peer(text: str, what: str) -> PeerId:
+    try:
+        public_key_of(PeerId(text))
+    except ValueError:
+        raise ConfigError(f"{what} {text[:80]!r} is no Ed25519 PeerID (12D3KooW...): copy it whole") from None
+    return PeerId(text)
+
+
+def _addresses(request: InviteRequest, manifest: Manifest) -> tuple[str, ...]:
+    """Where the run is entered: as given, or as the bootstrap on this machine says."""
+    if request.link is not None and request.addresses:
+        raise ConfigError("--link and --address both say where the run is entered: pass one of them")
+    if request.link is not None:
+        return _of_run(request.link, manifest).addresses
+    if request.addresses:
+        return parse_multiaddrs(request.addresses, "peer")
+    socket = socket_path(PeerHome.at(request.home, request.name, None).folder)
+    try:
+        status = asyncio.run(ask(socket, "status"))["status"]
+    except (NotRunning, ControlRefused):
+        status = {}
+    for run in status.get("runs", ()):
+        if run["run"] == manifest.run_id:
+            return parse_invitation(run["link"]).addresses
+    raise ConfigError(
+        f"no bootstrap of run {manifest.run.name!r} answers on this machine: pass the link that it printed as --link"
+    )
+
+
+def _of_run(link: str, manifest: Manifest) -> Invitation:
+    invitation = parse_invitation(link)
+    if invitation.run_id != manifest.run_id:
+        raise ConfigError(
+            f"--link is to run {invitation.run_id[:12]}, the file is of run {manifest.run_id[:12]}: pass that one's link"
+        )
+    return invitation
+
+
+def _target(text: str, manifest: Manifest) -> tuple[bytes, str]:
+    """(what is written down, in words) of an invitation's id, a link with an invitation, or a peer."""
+    if re.fullmatch(rf"[0-9a-f]{{{2 * GRANT_ID_BYTES}}}", text):
+        return bytes.fromhex(text), f"invitation {text}, and every pass made of it"
+    if text.lower().startswith(SCHEME):
+        grant = parse_invitation(text).grant
+        if grant is None:
+            raise ConfigError(
+                "the link has no invitation in it: pass the one that `invite` printed, its id, or a PeerID"
+            )
+        if grant.run_id != manifest.run_id:
+            raise ConfigError(f"the link is to another run, {grant.run_id[:12]}: pass that one's run file")
+        return grant.grant_id, f"invitation {grant.grant_id.hex()}, and every pass made of it"
+    peer = _peer(text, "what to revoke,")
+    if peer == owner_of(manifest):
+        raise ConfigError(f"{peer} is the run's owner, who cannot be put out")
+    return public_key_of(peer), f"peer {peer}, whatever it was invited by until now"
+
+
+def _write_down(what: bytes, gate: Gate, found: Revocations | None, records: "OwnerRecords", owner: SigningKey) -> None:
+    """found: what the run knows; it may have been revoked from another machine."""
+    if found is not None and found.number > gate.revocations.number:
+        ours, found = found, gate.revocations
+    else:
+        ours = gate.revocations
+    others = [] if found is None else found.entries
+    try:
+        longer = ours.with_also(what, int(time.time() * 1000), others=others).signed_by(owner)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    records.write_revocations(longer)
+    gate.take(longer)
+
+
+async def _revoke_in(
+    invitation: Invitation, what: bytes, gate: Gate, records: "OwnerRecords", owner: SigningKey
+) -> None:
+    """Into the run's directory as well, from where a bootstrap elsewhere and the peers take it."""
+    from dilocox_peer.cli.visit import visit
+
+    async with visit(Invitation(invitation.run_id, invitation.addresses)) as open_visit:
+        open_visit.directory.set_gate(gate)
+        _write_down(what, gate, await open_visit.directory.fetch_revocations(), records, owner)
+        await open_visit.directory.publish_revocations(gate.revocations)

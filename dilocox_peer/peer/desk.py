@@ -1,0 +1,205 @@
+"""Where invitations are redeemed: the part of a bootstrap that holds the run owner's key. And the owner's records on disk.
+
+The records lie in the owner's home, a folder a run: `revocations`, which `dilocox-peer revoke` writes and a bootstrap reads
+again and again; `redeemed`, a line for each use of an invitation for many, on disk before the pass is handed out. One process
+at a time counts: another that opens `redeemed` is refused.
+"""
+
+import asyncio
+import fcntl
+import os
+import re
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dilocox_peer.admission import (
+    MAX_GRANT_BYTES,
+    MAX_REVOCATIONS_BYTES,
+    Admission,
+    Gate,
+    Grant,
+    Registrar,
+    Revocations,
+)
+from dilocox_peer.dht.directory import Directory
+from dilocox_peer.errors import ConfigError, PeerUnavailable
+from dilocox_peer.peer.entry import ADMIT_SERVICE
+from dilocox_peer.peer.network.transport import Reply, Transport
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId, RunId
+
+_REDEEMED = re.compile(r"([0-9a-f]{32}) ([1-9A-HJ-NP-Za-km-z]{46,64})")
+
+
+class OwnerRecords:
+    """What a run's owner keeps of invitations, in a folder of the run."""
+
+    def __init__(self, home: Path, run_id: RunId) -> None:
+        """home: the owner's, where its key is by default."""
+        self.folder = home / "admission" / run_id[:16]
+        self._revocations = self.folder / "revocations"
+        self._redeemed = self.folder / "redeemed"
+
+    def revocations(self, *, run_id: RunId, owner: PeerId) -> Revocations:
+        """Empty if nothing was revoked yet. Raises ConfigError when what is there cannot be read or is not the owner's."""
+        try:
+            with self._revocations.open("rb") as file:
+                raw = file.read(MAX_REVOCATIONS_BYTES + 1)
+        except FileNotFoundError:
+            return Revocations(run_id, 0, ())
+        except OSError as error:
+            raise ConfigError(f"{self._revocations} cannot be read: {error.strerror}") from None
+        try:
+            return Revocations.from_bytes(raw, run_id=run_id, owner=owner)
+        except ValueError as error:
+            raise ConfigError(f"{self._revocations} is {error}: move it away, and revoke again") from None
+
+    def write_revocations(self, revocations: Revocations) -> None:
+        """The file is the old one or the new one, never a part. Raises ConfigError."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self.folder)
+            try:
+                with open(handle, "wb") as file:
+                    file.write(revocations.to_bytes())
+                    file.flush()
+                    os.fsync(handle)
+                    os.fchmod(handle, 0o644)  # no secret; the bootstrap may run as another user than who revokes
+                Path(temporary).replace(self._revocations)
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise ConfigError(f"{self._revocations} cannot be written: {error.strerror}") from None
+
+    def open_redeemed(self) -> "Redeemed":
+        """Raises ConfigError when it cannot be used, or another process uses it."""
+        return Redeemed(self._redeemed)
+
+
+class Redeemed:
+    """The open file of uses. `used` is what was there; `add` appends. Close it."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                text = path.read_text(encoding="ascii", errors="replace")
+                if text and not text.endswith("\n"):  # cut short by a power cut: its pass was never handed out
+                    os.write(self._fd, b"\n")
+            except BaseException:
+                os.close(self._fd)
+                raise
+        except BlockingIOError:
+            raise ConfigError(
+                f"{path} is in use: another bootstrap redeems this run's invitations; give the owner's key to one alone"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be used: {error.strerror}") from None
+        self.used: dict[bytes, set[PeerId]] = {}
+        for line in text.split("\n")[:-1]:
+            if (found := _REDEEMED.fullmatch(line)) is not None:
+                self.used.setdefault(bytes.fromhex(found[1]), set()).add(PeerId(found[2]))
+
+    def add(self, grant_id: bytes, peer: PeerId) -> None:
+        """On disk when it returns. Raises OSError."""
+        os.write(self._fd, f"{grant_id.hex()} {peer}\n".encode("ascii"))
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Desk:
+    """Of one run that is not open, at a bootstrap. `open`, `serve`, `beat` now and then, `close`."""
+
+    def __init__(
+        self, gate: Gate, records: OwnerRecords, registrar: Registrar | None, redeemed: Redeemed | None
+    ) -> None:
+        self.gate = gate
+        self._records = records
+        self._registrar = registrar
+        self._redeemed = redeemed
+        self._counting = threading.Lock()
+
+    @classmethod
+    def open(cls, gate: Gate, records: OwnerRecords, owner_key: SigningKey | None) -> "Desk":
+        """owner_key: None leaves redeeming to another bootstrap. Raises ConfigError."""
+        gate.take(records.revocations(run_id=gate.run_id, owner=gate.owner))
+        if owner_key is None:
+            return cls(gate, records, None, None)
+        redeemed = records.open_redeemed()
+        return cls(gate, records, Registrar(gate, owner_key, redeemed.used), redeemed)
+
+    def close(self) -> None:
+        if self._redeemed is not None:
+            self._redeemed.close()
+
+    @property
+    def can_redeem(self) -> bool:
+        return self._registrar is not None
+
+    def admission_of(self, peer: PeerId) -> Admission | None:
+        """With which the bootstrap itself may ask the run's peers; None without the owner's key."""
+        if self._registrar is None:
+            return None
+        own = self._registrar.own_pass(peer, time.time())
+        self.gate.show(peer, own.to_bytes(), time.time())
+        return Admission(self.gate, own.to_bytes())
+
+    async def serve(self, transport: Transport) -> None:
+        """Answers who brings an invitation, from here on."""
+        if self._registrar is not None:
+            await transport.serve(ADMIT_SERVICE, self._admit, right=None)
+
+    async def beat(self, directory: Directory) -> None:
+        """Reads again what the owner has revoked, here or from elsewhere, and sees that the directory has the newest list.
+
+        Raises ConfigError, RunUnreachable.
+        """
+        records, gate = self._records, self.gate
+        gate.take(await asyncio.to_thread(records.revocations, run_id=gate.run_id, owner=gate.owner))
+        found = await directory.fetch_revocations()
+        if found is not None and gate.take(found):
+            await asyncio.to_thread(records.write_revocations, found)
+        if gate.revocations.entries:
+            await directory.publish_revocations(gate.revocations)
+
+    async def _admit(self, peer: PeerId, header: dict[str, Any]) -> Reply:
+        """A refusal of an invitation is an answer: a RequestRefused would read as a bootstrap that cannot redeem."""
+        assert self._registrar is not None
+        assert self._redeemed is not None
+        try:
+            match header:
+                case {"grant": bytes(raw)} if len(raw) <= MAX_GRANT_BYTES:
+                    grant = Grant.from_bytes(raw)
+                case _:
+                    raise ValueError("no invitation in the request")
+        except ValueError as error:
+            return Reply({"refused": str(error)})
+        return await asyncio.to_thread(self._use, grant, peer)
+
+    def _use(self, grant: Grant, peer: PeerId) -> Reply:
+        """In a thread of its own, and never in two at once: what is asked, written and counted belongs together, also when
+        nobody waits for the answer any more."""
+        assert self._registrar is not None
+        assert self._redeemed is not None
+        gate = self.gate
+        with self._counting:
+            with suppress(ConfigError):  # the beat tells it; what was read before still holds
+                gate.take(self._records.revocations(run_id=gate.run_id, owner=gate.owner))
+            reason = self._registrar.refusal(grant, peer, time.time())
+            if reason is not None:
+                return Reply({"refused": reason})
+            if self._registrar.is_new(grant, peer):
+                try:
+                    self._redeemed.add(grant.grant_id, peer)
+                except OSError as error:
+                    raise PeerUnavailable(peer, f"its use could not be written down: {error.strerror}") from None
+            return Reply({"pass": self._registrar.redeem(grant, peer).to_bytes()})

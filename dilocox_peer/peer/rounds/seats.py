@@ -1,0 +1,109 @@
+"""Who of a roster votes. In an open run a vote is earned: a function of the chain, the same for everybody. Pure values.
+
+Everybody in the roster contributes. A newcomer votes once `contributions` of its have been counted and `work_us` of the run's
+clock have passed since the first. The run's clock is work: of each round its inner steps, times the median of the step
+times that its voters report; nobody can make it run by signing fast. Within any `window` rounds at most half as many get
+a vote as had one when it began (so at most a third of the voters are new), and of a roster that small one.
+
+A vote is kept: who comes back after a crash votes at once. A roster without any voter (all of them have gone) votes as a
+whole: a run goes on among who is there. While a stage has fewer than `few` voters, the clock is not asked: a quorum of one
+or two is worth less than a stranger's promise.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from dilocox_peer.types import PeerId
+
+if TYPE_CHECKING:
+    from dilocox_peer.peer.rounds.chain import Value
+
+MAX_REMEMBERED = 1024  # voters, present and past; the earliest that are absent go
+MAX_CANDIDATES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SeatTerms:
+    """contributions: that a newcomer of the run has to have counted before it votes; 0: everybody in the roster votes.
+    work_us: of the run's clock since its first. window: rounds."""
+
+    contributions: int = 0
+    work_us: int = 0
+    window: int = 8
+    few: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """counted: its contributions. since_us: the run's clock at the first."""
+
+    counted: int
+    since_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """What the chain up to a place says of votes. earned: voters by the round since which they vote. promoted: (round, how
+    many got a vote in it, how many had one before) of the newest rounds."""
+
+    terms: SeatTerms = SeatTerms()
+    clock_us: int = 0
+    earned: Mapping[PeerId, int] = field(default_factory=dict)
+    candidates: Mapping[PeerId, _Candidate] = field(default_factory=dict)
+    promoted: tuple[tuple[int, int, int], ...] = ()
+
+    def voters(self, roster: Iterable[PeerId]) -> tuple[PeerId, ...]:
+        """Those of the roster that vote, in its order."""
+        members = tuple(roster)
+        return tuple(peer for peer in members if peer in self.earned) or members
+
+    def after(self, value: "Value", before: tuple[PeerId, ...]) -> "Seats":
+        """What holds after value. before: the voters at the place that it follows."""
+        terms = self.terms
+        if terms.contributions == 0:
+            return self
+        if not before or not any(peer in self.earned for peer in value.roster):
+            return self._with_voters(
+                value.roster, value.round
+            )  # a first roster, or one that none of the voters is left in
+        if value.kind == "epoch":
+            return self
+        clock_us = self.clock_us + self._round_us(value, before)
+        candidates = {peer: each for peer, each in self.candidates.items() if peer in value.roster}
+        for entry in value.entries:
+            if entry.peer not in self.earned and entry.peer in value.roster and len(candidates) < MAX_CANDIDATES:
+                known = candidates.get(entry.peer, _Candidate(0, self.clock_us))
+                candidates[entry.peer] = replace(known, counted=min(known.counted + 1, terms.contributions))
+        promoted = tuple(each for each in self.promoted if each[0] > value.round - terms.window)
+        had = promoted[0][2] if promoted else len(before)
+        room = max(1, had // 2) - sum(count for _, count, _ in promoted)
+        ready = sorted(
+            (each.since_us, peer)
+            for peer, each in candidates.items()
+            if each.counted >= terms.contributions
+            and (len(before) < terms.few or clock_us - each.since_us >= terms.work_us)
+        )[: max(room, 0)]
+        new = [peer for _, peer in ready]
+        if new:
+            promoted = (*promoted, (value.round, len(new), len(before)))
+        left = {peer: each for peer, each in candidates.items() if peer not in new}
+        seats = replace(self, clock_us=clock_us, candidates=left, promoted=promoted)
+        return seats._with_voters(new, value.round, value.roster) if new else seats
+
+    def _with_voters(self, peers: Iterable[PeerId], number: int, roster: Iterable[PeerId] = ()) -> "Seats":
+        earned = {**self.earned, **{peer: number for peer in peers if peer not in self.earned}}
+        here = {*roster, *peers}
+        while len(earned) > MAX_REMEMBERED:
+            absent = [peer for peer in earned if peer not in here]
+            del earned[min(absent or list(earned), key=lambda peer: (earned[peer], peer))]
+        return replace(self, earned=earned)
+
+    def _round_us(self, value: "Value", before: tuple[PeerId, ...]) -> int:
+        """How much of the run's clock the round took."""
+        steps_us = [entry.report.step_us for entry in value.entries if entry.peer in before and entry.report.step_us]
+        return value.plan.inner_steps * int(statistics.median_low(steps_us)) if steps_us else 0
+
+
+EVERYBODY = Seats()

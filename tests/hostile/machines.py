@@ -1,0 +1,231 @@
+"""What a hostile member does: the very machine of a peer, turned against the others. Used by the simulator and by real processes.
+
+Each class is honest until `has_turned`; then it may send anything that it can sign.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dilocox_peer.peer.rounds.ballots import Ballots
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, is_quorum
+from dilocox_peer.peer.rounds.contract import Action, Input, Received, Send
+from dilocox_peer.peer.rounds.durable import Accepted
+from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.messages import Ack, Cert, Heartbeat, Offer, Prepare, Promise, Propose
+from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
+from dilocox_peer.peer.rounds.planner import FixedPlanner, Planner
+from dilocox_peer.types import Digest, PeerId, sha256
+
+CLAIM = 2**31
+OUTBID_EVERY_S = 0.2
+
+
+class Hostile(RoundMachine):
+    """Honest until it turns."""
+
+    has_turned = False
+
+    def handle(self, event: Input, now: float) -> list[Action]:
+        actions = super().handle(event, now)
+        return self._abuse(event, actions, now) if self.has_turned else actions
+
+    def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
+        return actions
+
+
+class OffersNothing(Hostile):
+    """Offers at every new head, at once, what is nowhere to be had; as a leader too."""
+
+    _offered_at: Digest | None = None
+
+    def _fake(self, entry: Entry) -> Entry:
+        return replace(entry, blob=sha256(b"nowhere", entry.peer.encode(), self.head))
+
+    def _close(self, base: Digest, entry: Entry) -> None:
+        super()._close(base, self._fake(entry) if self.has_turned else entry)
+
+    def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
+        if self._offered_at != self.head and self._seat.is_member:
+            self._offered_at = self.head
+            mine = self._fake(Entry(self._owner.peer, self._owner.incarnation, self.head, 10, 8, self.state_digest))
+            actions += [Send(peer, Offer(*self._seat.at(), mine)) for peer in self._seat.others]
+        return actions
+
+
+class Hangs(OffersNothing):
+    """The same, and whoever asks for it hears nothing for a minute."""
+
+
+class Claims(Hostile):
+    """Claims more work than there is, with its contributions and with its heartbeats."""
+
+    def _heartbeat(self) -> Heartbeat:
+        said = super()._heartbeat()
+        return replace(said, micro_batches=CLAIM) if self.has_turned else said
+
+    def _close(self, base: Digest, entry: Entry) -> None:
+        super()._close(base, replace(entry, micro_batches=CLAIM) if self.has_turned else entry)
+
+
+class Outbids(Hostile):
+    """Asks for ever higher ballots, and proposes in none."""
+
+    _outbid_at = 0.0
+    _ballot = 0
+    _ballot_head: Digest | None = None
+
+    def deadline(self) -> float | None:
+        due = super().deadline()
+        return min(due, self._outbid_at) if due is not None and self.has_turned else due
+
+    def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
+        actions = [each for each in actions if not (isinstance(each, Send) and isinstance(each.message, Propose))]
+        if now < self._outbid_at:
+            return actions
+        self._outbid_at = now + OUTBID_EVERY_S
+        if not self._seat.is_member:
+            return actions
+        if self._ballot_head != self.head:
+            self._ballot_head, self._ballot = self.head, 0
+        ballot = max(self._ballot, self._seat.votes.promised) + 1
+        while self._seat.leader(ballot) != self._owner.peer:
+            ballot += 1
+        self._ballot = ballot
+        return actions + [Send(peer, Prepare(*self._seat.at(), ballot)) for peer in self._seat.others]
+
+
+class LeadsNothing(Hostile):
+    """Asks for ballots in its turn, and never proposes."""
+
+    def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
+        return [each for each in actions if not (isinstance(each, Send) and isinstance(each.message, Propose))]
+
+
+class Equivocates(Hostile):
+    """Proposes one value to one half and another to the other, and certifies whatever it can."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._others: dict[tuple[Digest, int], tuple[Value, dict[PeerId, bytes]]] = {}
+
+    def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
+        told: list[Action] = []
+        for each in actions:
+            if isinstance(each, Send) and isinstance(each.message, Propose) and self._is_other_half(each.to):
+                told.append(Send(each.to, self._other(each.message)))
+            else:
+                told.append(each)
+        if isinstance(event, Received) and isinstance(event.message, Ack):
+            told += self._certify_other(event.sender, event.message)
+        return told
+
+    def _is_other_half(self, peer: PeerId) -> bool:
+        return sorted(self._seat.others).index(peer) % 2 == 1 if peer in self._seat.others else False
+
+    def _other(self, message: Propose) -> Propose:
+        seat, key = self._seat, (message.head, message.ballot)
+        if key not in self._others:
+            entries = message.value.entries[1:] if len(message.value.entries) > 1 else ()
+            value = seat.place.round_value(entries, message.value.roster, message.value.plan)
+            signature = seat.signature(value, epoch=seat.place.epoch, ballot=message.ballot)
+            self._others[key] = (value, {seat.me: signature})
+        value, signatures = self._others[key]
+        return replace(message, value=value, signature=signatures[seat.me])
+
+    def _certify_other(self, sender: PeerId, ack: Ack) -> list[Action]:
+        found = self._others.get((ack.head, ack.ballot))
+        if found is None or found[0].digest() != ack.value or ack.head != self.head:
+            return []
+        value, signatures = found
+        signatures[sender] = ack.signature
+        if not is_quorum(signatures, self._seat.place.roster):
+            return []
+        certificate = self._seat.certificate(value, signatures, epoch=self.epoch, ballot=ack.ballot)
+        half = [peer for peer in self._seat.others if self._is_other_half(peer)]
+        return [Send(peer, Cert(*self._seat.at(), certificate)) for peer in half]
+
+
+class _Ignores(Ballots):
+    def _forced_value(self, promises: Mapping[PeerId, Accepted | None]) -> Value | None:
+        return None
+
+
+class _Lies(Ballots):
+    def on_prepare(self, sender, message, now):  # type: ignore[no-untyped-def]
+        actions, reason = super().on_prepare(sender, message, now)
+        seat = self._seat
+        for index, each in enumerate(actions):
+            if isinstance(each, Send) and isinstance(each.message, Promise):
+                signature = seat.promise(message.ballot, None).signature
+                actions[index] = Send(each.to, replace(each.message, accepted=None, signature=signature))
+        return actions, reason
+
+
+class _Omits(Ballots):
+    def _entries(self) -> list[Entry]:
+        return []
+
+
+class IgnoresAccepted(Hostile):
+    """Leads without heeding what others had accepted."""
+
+    ballots_type = _Ignores
+
+
+class PromisesAndLies(Hostile):
+    """Promises, and says that it had accepted nothing."""
+
+    ballots_type = _Lies
+
+
+class Omits(Hostile):
+    """Leads, and leaves out everybody's contributions."""
+
+    ballots_type = _Omits
+
+
+class PlansAstray(Hostile):
+    """Leads, and plans what no certificate leads to: float32, eight steps, sixty times the bytes."""
+
+    codec, inner_steps = "none", 8
+
+    def __init__(self, **given: Any) -> None:
+        given["planner"] = _Astray(self, given["plans"], given.get("planner") or FixedPlanner(given["plans"]))
+        super().__init__(**given)
+
+
+class _Astray:
+    """A planner that is right until its machine has turned."""
+
+    is_exact = False
+
+    def __init__(self, machine: PlansAstray, bounds: PlanBounds, planner: Planner) -> None:
+        self._machine, self._bounds, self._planner = machine, bounds, planner
+
+    @property
+    def reason(self) -> str:
+        return self._planner.reason
+
+    def observe(self, certificate: Certificate) -> None:
+        self._planner.observe(certificate)
+
+    def next(self, before: Plan) -> Plan:
+        if not self._machine.has_turned:
+            return self._planner.next(before)
+        machine = self._machine
+        return self._bounds.after(before, codec=machine.codec, rank=before.rank, inner_steps=machine.inner_steps)
+
+
+MODES: dict[str, type[Hostile]] = {
+    "offers nothing": OffersNothing,
+    "hangs": Hangs,
+    "plans astray": PlansAstray,
+    "claims": Claims,
+    "outbids": Outbids,
+    "leads nothing": LeadsNothing,
+    "equivocates": Equivocates,
+    "ignores accepted": IgnoresAccepted,
+    "promises and lies": PromisesAndLies,
+    "omits": Omits,
+}

@@ -1,0 +1,105 @@
+"""The owner's records of invitations: a use is on disk before its pass is handed out, and survives what happens to disks."""
+
+import asyncio
+import os
+
+import pytest
+
+from dilocox_peer.admission import Gate, Grant, Registrar, Revocations, Right
+from dilocox_peer.errors import ConfigError, PeerUnavailable
+from dilocox_peer.manifest import AdmissionSection, Manifest
+from dilocox_peer.peer.desk import Desk, OwnerRecords
+from dilocox_peer.signing import SigningKey
+
+OWNER, ME, OTHER, THIRD = (SigningKey(bytes([n]) * 32) for n in (1, 2, 3, 4))
+MANIFEST = Manifest(admission=AdmissionSection(mode="invite")).signed_by(OWNER)
+RUN = MANIFEST.run_id
+ID = bytes(range(16))
+
+
+def many(uses: int) -> Grant:
+    return Grant(
+        RUN, ID, frozenset({Right.JOIN}), 0, 2**33, None, uses
+    ).signed_by(OWNER)  # fmt: skip
+
+
+def desk_in(home) -> Desk:
+    gate = Gate.of(MANIFEST)
+    assert gate is not None
+    return Desk.open(gate, OwnerRecords(home, RUN), OWNER)
+
+
+def ask(desk: Desk, key: SigningKey, grant: Grant) -> dict:
+    return asyncio.run(desk._admit(key.peer_id, {"grant": grant.to_bytes()})).header
+
+
+def test_uses_survive_a_restart_and_the_same_peer_is_counted_once(tmp_path):
+    desk = desk_in(tmp_path)
+    first = ask(desk, ME, many(2))
+    assert Grant.from_bytes(first["pass"]).peer == ME.peer_id
+    assert ask(desk, ME, many(2)) == first
+    desk.close()
+    desk = desk_in(tmp_path)
+    assert "pass" in ask(desk, OTHER, many(2))
+    assert "used up" in ask(desk, THIRD, many(2))["refused"]
+    assert ask(desk, ME, many(2)) == first
+    desk.close()
+
+
+def test_a_line_cut_short_by_a_power_cut_is_no_use_and_harms_no_later_one(tmp_path):
+    desk = desk_in(tmp_path)
+    ask(desk, ME, many(3))
+    desk.close()
+    file = OwnerRecords(tmp_path, RUN).folder / "redeemed"
+    whole = file.read_text()
+    file.write_text(whole + whole[:50])
+    desk = desk_in(tmp_path)
+    ask(desk, OTHER, many(3))
+    desk.close()
+    again = OwnerRecords(tmp_path, RUN).open_redeemed()
+    assert again.used == {ID: {ME.peer_id, OTHER.peer_id}}
+    again.close()
+
+
+def test_a_disk_that_refuses_hands_out_no_pass_and_counts_nothing(tmp_path, monkeypatch):
+    desk = desk_in(tmp_path)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(PeerUnavailable, match="No space left"):
+            ask(desk, ME, many(1))
+    assert isinstance(desk._registrar, Registrar)
+    assert desk._registrar.is_new(many(1), ME.peer_id)
+    desk.close()
+
+
+def test_only_one_process_counts(tmp_path):
+    desk = desk_in(tmp_path)
+    with pytest.raises(ConfigError, match="another bootstrap"):
+        desk_in(tmp_path)
+    desk.close()
+    desk_in(tmp_path).close()
+
+
+def test_what_was_revoked_a_moment_ago_is_not_redeemed(tmp_path):
+    desk, records = desk_in(tmp_path), OwnerRecords(tmp_path, RUN)
+    records.write_revocations(Revocations(RUN, 0, ()).with_also(ID, 1).signed_by(OWNER))
+    assert "revoked" in ask(desk, ME, many(2))["refused"]
+    desk.close()
+
+
+def test_records_that_are_not_the_owners_are_named(tmp_path):
+    records = OwnerRecords(tmp_path, RUN)
+    records.write_revocations(Revocations(RUN, 0, ()).with_also(ID, 1).signed_by(ME))
+    with pytest.raises(ConfigError, match="did not sign: move it away"):
+        desk_in(tmp_path)
+
+
+@pytest.mark.parametrize("header", [{}, {"grant": 1}, {"grant": b""}, {"grant": b"x" * 5000}, {"grant": None}])
+def test_a_request_without_an_invitation_is_refused(tmp_path, header):
+    desk = desk_in(tmp_path)
+    assert "no invitation" in asyncio.run(desk._admit(ME.peer_id, header)).header["refused"]
+    desk.close()

@@ -1,0 +1,206 @@
+"""Which of two chains counts: the votes of the last common roster, the owner's checkpoints, and the two bounds."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Value, acceptance, place_after, vote_for
+from dilocox_peer.peer.rounds.forks import Forks, supporters
+from dilocox_peer.peer.rounds.plan import Plan
+from dilocox_peer.types import Digest, PeerId, sha256
+
+OWNER = PeerId("owner")
+GENESIS = Place.genesis(0, sha256(b"genesis"), Plan("fp16", 0, 8), OWNER)
+A, B, C, D, E = (PeerId(name) for name in "abcde")
+SYBILS = tuple(PeerId(f"sybil{number:02d}") for number in range(16))
+
+
+def sign(peer: PeerId, message: bytes) -> bytes:
+    return sha256(peer.encode(), message)
+
+
+def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
+    return signature == sign(peer, message)
+
+
+class Branch:
+    """A chain that grows by hand."""
+
+    def __init__(self, certificates: Sequence[Certificate] = ()) -> None:
+        self.certificates = list(certificates)
+
+    @property
+    def place(self) -> Place:
+        return place_after(GENESIS, self.certificates)
+
+    def add(self, value: Value, signers: Sequence[PeerId], epoch: int, order: int) -> "Branch":
+        place = self.place
+        message = acceptance(0, place.head, epoch, 0, value)
+        votes = tuple((peer, vote_for(message, order, partial(sign, peer))) for peer in signers)
+        certificate = Certificate(0, place.head, epoch, 0, value, votes)
+        assert place.why_not_certificate(certificate, verify, 16) is None
+        self.certificates.append(certificate)
+        return self
+
+    def start(self, *roster: PeerId) -> "Branch":
+        return self.add(GENESIS.epoch_value(roster), (OWNER,), 1, 1)
+
+    def epoch(self, *roster: PeerId, order: int) -> "Branch":
+        return self.add(self.place.epoch_value(roster), roster, self.place.epoch + 1, order)
+
+    def round(self, *signers: PeerId, order: int, roster: Sequence[PeerId] = ()) -> "Branch":
+        return self.add(self.place.round_value([], roster or self.place.roster), signers, self.place.epoch, order)
+
+    def fork(self) -> "Branch":
+        return Branch(self.certificates)
+
+
+def forks_of(own: Branch, *, max_back: int | None = None, checkpoint: Checkpoint | None = None) -> Forks:
+    return Forks(Chain(GENESIS, own.certificates), max_back=max_back, checkpoint=checkpoint)
+
+
+def suffix(own: Branch, other: Branch) -> Suffix:
+    shared = 0
+    while shared < min(len(own.certificates), len(other.certificates)) and (
+        own.certificates[shared].head == other.certificates[shared].head
+    ):
+        shared += 1
+    return Suffix(shared, tuple(other.certificates[shared:]))
+
+
+def beats(one: Branch, other: Branch, **options: object) -> bool:
+    """Whether a peer on `other` prefers `one`."""
+    return forks_of(other, **options).is_better(suffix(other, one), None)  # type: ignore[arg-type]
+
+
+def why_not(own: Branch, other: Branch, **options: object) -> str:
+    return forks_of(own, **options).why_not(suffix(own, other)) or ""  # type: ignore[arg-type]
+
+
+def checkpoint_of(branch: Branch, height: int, sequence: int = 1) -> Checkpoint:
+    place = Chain(GENESIS, branch.certificates).place_at(height)
+    unsigned = Checkpoint(0, GENESIS.head, height, place.round, place.head, sequence, False)
+    return sign_checkpoint(unsigned, partial(sign, OWNER))
+
+
+def test_a_thousand_certificates_of_made_up_keys_count_nothing() -> None:
+    honest = Branch().start(A, B, C).round(A, B, order=2)
+    forged = Branch(honest.certificates[:1]).epoch(*SYBILS, order=9)
+    for order in range(10, 200):
+        forged.round(*SYBILS, order=order)
+    assert not beats(forged, honest)
+    assert beats(honest, forged)
+    assert "nobody of the roster there has signed" in why_not(honest, forged)
+
+
+def test_a_minority_with_sybils_does_not_beat_the_majority_however_long_its_branch() -> None:
+    honest = Branch().start(A, B, C).round(A, B, order=2)
+    forged = Branch(honest.certificates[:1]).epoch(C, order=9)
+    forged.round(C, order=10, roster=(C, *SYBILS[:15]))
+    for order in range(11, 40):
+        forged.round(C, *SYBILS[:15], order=order)
+    assert not beats(forged, honest)
+    assert beats(honest, forged)
+
+
+def test_who_changed_its_mind_counts_where_it_is_now() -> None:
+    """A certificate that somebody kept back has votes of peers that went elsewhere since."""
+    start = Branch().start(A, B, C, D, E)
+    held_back = start.fork().round(A, C, D, E, order=2)
+    went_on = start.fork().epoch(A, B, order=3).round(A, B, order=4)
+    assert beats(held_back, went_on)  # C, D and E stand there; A no longer does
+    went_on.round(A, order=5, roster=(A, B, C))
+    went_on.round(A, B, C, order=6)
+    assert not beats(held_back, went_on)
+    assert beats(went_on, held_back)
+
+
+def test_as_many_votes_here_as_there_the_lowest_position_decides_for_everybody() -> None:
+    start = Branch().start(A, B, C, D, E)
+    one, other = start.fork().epoch(B, E, order=2), start.fork().epoch(C, D, order=3)
+    assert beats(one, other)
+    assert not beats(other, one)
+
+
+def test_without_any_vote_the_lower_hash_decides() -> None:
+    start = Branch().start(A)
+    branches = [start.fork().epoch(B, order=2), start.fork().epoch(C, order=2)]
+    low, high = sorted(branches, key=lambda branch: branch.place.head)
+    assert beats(low, high)
+    assert not beats(high, low)
+
+
+def test_a_branch_is_as_strong_as_all_that_grew_out_of_its_first_certificate() -> None:
+    """Else: B beats A at the start, A's other half beats A later, and B that: three peers chase one another."""
+    start = Branch().start(A, B, C, D, E)
+    trunk = start.fork().round(A, B, C, order=2)
+    left = trunk.fork().round(A, B, D, order=3)
+    right = trunk.fork().epoch(C, order=4)
+    other = start.fork().epoch(D, E, order=5)
+    chain = Chain(GENESIS, left.certificates)
+    forks = Forks(chain, max_back=None)
+    assert not forks.is_better(Suffix(1, tuple(other.certificates[1:])), None)
+    forks.left(2, chain.truncate(2))
+    for certificate in right.certificates[2:]:
+        chain.append(certificate)
+    assert not forks.is_better(Suffix(1, tuple(other.certificates[1:])), None)
+
+
+def test_a_chain_beats_its_own_beginning() -> None:
+    short = Branch().start(A, B)
+    long = short.fork().round(A, order=2)
+    assert beats(long, short)
+    assert not forks_of(long).is_better(None, Suffix(1, tuple(long.certificates[1:])))
+
+
+def test_the_owners_word_goes_before_votes() -> None:
+    start = Branch().start(A, B, C)
+    many, few = start.fork().round(A, B, order=2), start.fork().epoch(C, order=3).round(C, order=4)
+    vouched = checkpoint_of(few, 3)
+    assert beats(few, many, checkpoint=vouched)
+    assert not beats(many, few, checkpoint=vouched)
+    assert why_not(many, few, checkpoint=vouched, max_back=0) == ""
+    assert "without round 1 that the run's owner has signed" in why_not(few, many, checkpoint=vouched)
+
+
+def test_nobody_goes_back_further_than_the_bound_without_the_owner() -> None:
+    start = Branch().start(A, B, C)
+    ours = start.fork().epoch(C, order=2)
+    for order in range(3, 8):
+        ours.round(C, order=order)
+    late = start.fork().round(A, B, order=9)
+    assert "5 rounds back; at most 4 without the owner's word" in why_not(ours, late, max_back=4)
+    assert why_not(ours, late, max_back=5) == ""
+    assert why_not(ours, late, max_back=4, checkpoint=checkpoint_of(late, 2)) == ""
+
+
+def test_a_checkpoint_counts_for_its_stage_run_and_signer_only() -> None:
+    good = checkpoint_of(Branch().start(A), 1)
+    terms = {"stage": 0, "genesis": GENESIS.head, "owner": OWNER, "verify": verify}
+    assert good.why_not(**terms) is None  # type: ignore[arg-type]
+    for bad in (replace(good, stage=1), replace(good, genesis=sha256(b"another run"))):
+        assert bad.why_not(**terms) == "a checkpoint of another stage or run"  # type: ignore[arg-type]
+    for bad in (replace(good, height=2), replace(good, is_last=True), sign_checkpoint(good, partial(sign, A))):
+        assert bad.why_not(**terms) == "a checkpoint that the run's owner has not signed"  # type: ignore[arg-type]
+
+
+ROSTER = (A, B, C, D, E)
+HEADS = tuple(Digest(bytes([number]) * 32) for number in range(3))
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(ROSTER), st.integers(0, 5)), min_size=3, max_size=3))
+def test_every_elector_stands_on_one_branch_at_most(votes: list[dict[PeerId, int]]) -> None:
+    standing = supporters(ROSTER, dict(zip(HEADS, votes, strict=True)))
+    counted = [position for positions in standing.values() for position in positions]
+    assert len(counted) == len(set(counted)) == len({peer for each in votes for peer in each})
+
+
+@given(st.dictionaries(st.sampled_from(SYBILS), st.integers(0, 9)), st.sampled_from(HEADS))
+def test_votes_of_nobody_in_the_roster_move_nothing(votes: dict[PeerId, int], head: Digest) -> None:
+    branches: dict[Digest, dict[PeerId, int]] = {HEADS[0]: {A: 1, B: 1}, HEADS[1]: {C: 1}, HEADS[2]: {}}
+    with_votes = {**branches, head: {**branches[head], **votes}}
+    assert supporters(ROSTER, with_votes) == supporters(ROSTER, branches)

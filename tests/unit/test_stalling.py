@@ -1,0 +1,215 @@
+"""A table at which one means ill: what the others make of its messages."""
+
+from dataclasses import replace
+
+from test_rounds import TIMING, Table, acceptance_of, contributors, promised, proposal, refusals
+
+from dilocox_peer.events import EquivocationProved, MemberDoubted
+from dilocox_peer.peer.rounds.chain import Entry
+from dilocox_peer.peer.rounds.contract import Closed, Received
+from dilocox_peer.peer.rounds.durable import Accepted
+from dilocox_peer.peer.rounds.justified import Contradiction, Statement
+from dilocox_peer.peer.rounds.messages import Ack, Nack, Offer, Prepare, Promise, Proof, Propose
+from dilocox_peer.types import PeerId, sha256
+
+
+def test_an_offer_at_once_does_not_end_the_round_of_those_still_training() -> None:
+    """One member of four that offered at every new head what nobody could fetch made nine of twelve rounds empty."""
+    table = Table("a", "b", "c", "d").start()
+    liar = PeerId(table.by_rank()[-1])
+    honest = [name for name in "abcd" if name != liar]
+    at = table.machine("a")._seat.at()
+    fake = Entry(liar, 1, sha256(b"nowhere"), 10, 8)
+    for name in honest:
+        table.give(PeerId(name), Received(liar, Offer(*at, fake)))
+    table.wait(TIMING.offer_wait_start_s + 2.0)
+    assert [table.machine(name).round for name in honest] == [0, 0, 0]
+    table.offer(*honest)
+    table.wait(TIMING.offer_wait_start_s + 1.0)
+    assert contributors(table, honest[0]) == sorted(honest)
+
+
+def test_who_fails_to_deliver_twice_is_named_and_waited_for_no_more() -> None:
+    table = Table("a", "b", "c", "d").start()
+    liar = PeerId("d")
+    for number in range(3):
+        machine = table.machine("d")
+        fake = Entry(liar, 1, sha256(b"nowhere", bytes([number])), 10, 8, machine.state_digest)
+        table.give(liar, Closed(machine.head, fake))
+        began = table.now
+        table.offer("a", "b", "c")
+        while table.machine("a").round == number:
+            table.wait(0.5)
+        assert contributors(table, "a") == ["a", "b", "c"]
+        table.wait(2.0)
+        assert len(table.heads()) == 1
+    for name in "abc":
+        assert {event.peer for event in table.noted(name, MemberDoubted)} == {liar}
+    table.give(liar, Closed(table.machine("d").head, replace(fake, blob=sha256(b"nowhere either"))))
+    began, before = table.now, table.machine("a").round
+    table.offer("a", "b", "c")
+    table.wait(0.0)
+    assert (table.machine("a").round, table.now) == (before + 1, began), "not for a moment"
+
+
+def test_ballots_beyond_the_budget_are_not_heeded() -> None:
+    table = Table("a", "b", "c").start()
+    first, _second, third = table.by_rank()
+    at = table.machine(first)._seat.at()
+    for ballot in (2, 5, 8, 11):
+        table.give(PeerId(first), Received(PeerId(third), Prepare(*at, ballot)))
+    assert [message.ballot for message in table.said(first, Promise)] == [2, 5]
+    assert [message.promised for message in table.said(first, Nack)] == [5, 5]
+    table.offer("a", "b", "c")
+    table.wait(30.0)
+    assert (table.machine(first).round, table.machine(first).epoch) == (1, 1)
+
+
+def test_a_proposal_in_a_higher_ballot_needs_its_promises() -> None:
+    table = Table("a", "b", "c").start()
+    first, second, third = table.by_rank()
+    machine = table.machine(first)
+    at, place = machine._seat.at(), machine._seat.place
+    table.swallow = lambda sender, to, message: True
+    free, forced = place.round_value([], place.roster), place.round_value([], place.roster[1:])
+    shown = [promised(at, 1, PeerId(second)), promised(at, 1, PeerId(third), (0, forced.digest()))]
+    (reason,) = refusals(table, first, second, proposal(at, second, 1, free))
+    assert "no quorum of the roster" in reason
+    (reason,) = refusals(table, first, second, proposal(at, second, 1, free, shown))
+    assert "another value than the one accepted in ballot 0" in reason
+    assert not refusals(table, first, second, proposal(at, second, 1, forced, shown))
+
+
+def test_a_promise_that_makes_up_what_it_accepted_is_refused() -> None:
+    table = Table("a", "b", "c").start()
+    _first, second, third = table.by_rank()
+    table.swallow = lambda sender, to, message: True
+    table.offer(second)
+    while not table.said(second, Prepare):
+        table.wait(1.0)
+    ballot = table.said(second, Prepare)[-1].ballot
+    machine = table.machine(second)
+    at, place = machine._seat.at(), machine._seat.place
+    made_up = place.round_value([], place.roster)
+    for signature in (b"x" * 32, acceptance_of(at, PeerId(third), 0, made_up)):
+        accepted = Accepted(0, made_up, signature)
+        mine = promised(at, ballot, PeerId(third), accepted.named).signature
+        assert refusals(table, second, third, Promise(*at, ballot, accepted, mine)) == [
+            "accepted in ballot 0 what its leader did not sign"
+        ]
+
+
+def test_a_leader_with_two_values_is_proven_everywhere_and_out_of_the_next_roster() -> None:
+    table = Table("a", "b", "c", "d").start()
+    first, second, third, fourth = table.by_rank()
+    machine = table.machine(first)
+    at, place = machine._seat.at(), machine._seat.place
+    table.mute = {(PeerId(first), peer) for peer in table.machines}
+    one, other = place.round_value([], place.roster), place.round_value([], place.roster[1:])
+    table.give(PeerId(second), Received(PeerId(first), proposal(at, first, 0, one)))
+    assert not table.noted(second, EquivocationProved)
+    table.give(PeerId(second), Received(PeerId(first), proposal(at, first, 0, other)))
+    for name in (second, third, fourth):
+        table.wait(0.0)
+        assert [(event.peer, event.reason) for event in table.noted(name, EquivocationProved)] == [
+            (first, "accepted two values in ballot 0")
+        ]
+    for _ in range(2):  # one value of its was taken, and names it once more
+        table.offer(second, third, fourth)
+        table.wait(20.0)
+    assert table.machine(second).round == 2
+    assert PeerId(first) not in table.machine(second).roster
+    assert {table.machine(name).epoch for name in (second, third, fourth)} == {1}
+
+
+def test_a_member_that_votes_for_two_values_in_one_ballot_is_proven_by_the_certificate() -> None:
+    table = Table("a", "b", "c").start()
+    first, second, third = table.by_rank()
+    machine = table.machine(second)
+    at, place = machine._seat.at(), machine._seat.place
+    other = place.round_value([], place.roster)
+    table.give(PeerId(second), Received(PeerId(first), Prepare(*at, 3)))
+    machine._ballots._hear(
+        PeerId(third), machine._seat.acceptance(other, ballot=0), acceptance_of(at, PeerId(third), 0, other)
+    )
+    table.swallow = lambda sender, to, message: isinstance(message, Ack) and sender == second
+    table.offer("a", "b", "c")
+    table.wait(2.0)
+    assert [event.peer for event in table.noted(second, EquivocationProved)] == [third]
+
+
+def test_a_proof_that_proves_nothing_is_refused() -> None:
+    table = Table("a", "b", "c").start()
+    at = table.machine("a")._seat.at()
+    nothing = Contradiction(PeerId("c"), Statement(b"one", b"s"), Statement(b"other", b"s"))
+    assert refusals(table, "a", "b", Proof(*at, nothing)) == ["a proof against c that proves nothing"]
+    assert not table.noted("a", EquivocationProved)
+
+
+def test_a_plan_that_no_certificate_leads_to_is_refused_and_its_leader_named() -> None:
+    table = Table("a", "b", "c").start()
+    first, second, _third = table.by_rank()
+    machine = table.machine(first)
+    at, place = machine._seat.at(), machine._seat.place
+    table.swallow = lambda sender, to, message: sender == first
+    value = place.round_value([], place.roster)
+    dear = replace(value, plan=replace(value.plan, codec="none"))
+    (reason,) = refusals(table, second, first, proposal(at, first, 0, dear))
+    assert reason == "plans none, 8 steps where the certificates lead to fp16, 8 steps"
+    assert [event.peer for event in table.noted(second, MemberDoubted)] == [first]
+
+
+def test_work_that_nobody_can_have_done_is_left_out() -> None:
+    table = Table("a", "b", "c").start()
+    table.wait(10.0)
+    liar = PeerId(table.by_rank()[-1])
+    honest = [name for name in "abc" if name != liar]
+    machine = table.machine(liar)
+    blob = sha256(b"blob of the liar")
+    table.blobs[liar].add(blob)
+    table.give(liar, Closed(machine.head, Entry(liar, 1, blob, 10, 2**31, machine.state_digest)))
+    table.offer(*honest)
+    table.wait(10.0)
+    assert contributors(table, honest[0]) == sorted(honest)
+    named = {event.peer for name in honest for event in table.noted(name, MemberDoubted)}
+    assert named == {liar}
+
+
+def test_a_leader_that_leaves_out_what_is_here_waits_until_it_is_late() -> None:
+    table = Table("a", "b", "c", "d").start()
+    first = table.by_rank()[0]
+    others = [name for name in "abcd" if name != first]
+    machine = table.machine(first)
+    at, place = machine._seat.at(), machine._seat.place
+    table.mute = {(PeerId(first), peer) for peer in table.machines}
+    empty = place.round_value([], place.roster)
+    table.offer(*others)
+    for name in others:
+        table.give(PeerId(name), Received(PeerId(first), proposal(at, first, 0, empty)))
+    assert not any(table.said(name, Ack) for name in others)
+    table.wait(3 * TIMING.ballot_start_s)
+    assert contributors(table, others[0]) == sorted(others)
+    assert {event.peer for name in others for event in table.noted(name, MemberDoubted)} == {first}
+
+
+def test_a_proposal_survives_a_restart_with_its_promises() -> None:
+    """A restarted leader proposes again in the ballot it was interrupted in: the others ask for its promises as before."""
+    table = Table("a", "b", "c").start()
+    _first, second, _third = table.by_rank()
+    table.swallow = lambda sender, to, message: (
+        isinstance(message, Ack) or (isinstance(message, Propose) and message.ballot == 0)
+    )
+    table.offer("a", "b", "c")
+    head = table.machine(second).head
+    while not [message for message in table.said(second, Propose) if message.ballot > 0]:
+        table.wait(1.0)
+    proposed = table.said(second, Propose)[-1]
+    restarted = table.sit(PeerId(second), incarnation=2, stored_states={head})
+    accepted = restarted._seat.votes.accepted
+    assert accepted is not None
+    assert (accepted.ballot, accepted.signature, accepted.promises) == (
+        proposed.ballot,
+        proposed.signature,
+        proposed.promises,
+    )
+    assert proposed.promises
