@@ -90,7 +90,7 @@ class RecordValidator:
         value, signature = record.value[:-SIGNATURE_BYTES], record.value[-SIGNATURE_BYTES:]
         message = signed_bytes(record.key, record.subkey, value, record.expiration_time)
         digest = sha256(b"record", signature, message)  # of all that the rest depends on
-        if digest in self._verified:
+        if digest in self._verified and not self._may_be_out(slot, writer):
             self._verified.move_to_end(digest)
             return None
         try:
@@ -131,6 +131,12 @@ class RecordValidator:
                 self._check_manifest(payload)
             case "revocations":
                 self._check_revocations(payload)
+
+    def _may_be_out(self, slot: Slot, writer: PeerId) -> bool:
+        """Whether the gate does not let writer in, by what it has been shown: what was verified once is looked at again."""
+        if self._gate is None or slot.kind not in ("lease", "pointer"):
+            return False
+        return self._gate.refusal(writer, Right.JOIN, self._clock()) is not None
 
     def _check_admission(self, writer: PeerId, shown: bytes) -> None:
         if self._gate is None:
