@@ -361,6 +361,74 @@ class FirstRosterSigned(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerAwaited(Event):
+    """A stage has no first roster yet, which is the run's owner's to sign."""
+
+    stage: int
+    start_peers: int
+
+    def line(self) -> str:
+        those = "a peer is" if self.start_peers == 1 else f"{self.start_peers} peers are"
+        return (
+            f"waiting for the run's owner to sign the first roster of stage {self.stage}: "
+            f"its bootstrap does it when {those} here"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StateAwaited(Event):
+    """The run has begun, and nobody who holds its state is here. vouched_round: what the owner has signed; None: nothing."""
+
+    stage: int
+    vouched_round: int | None
+
+    @property
+    def level(self) -> str:
+        return "warning"
+
+    def line(self) -> str:
+        vouched = "" if self.vouched_round is None else f" (its owner vouches for round {self.vouched_round})"
+        return (
+            f"the run has begun{vouched}, and nobody who holds the state of stage {self.stage} is here: "
+            "waiting for one who does; it does not begin anew"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunIsOver(Event):
+    """The owner vouches for the run's last round, and nobody who holds the final model is here. own_round: of the state on
+    our disk."""
+
+    round: int
+    own_round: int
+
+    def line(self) -> str:
+        own = f"; what is here is of round {self.own_round}" if self.own_round else ""
+        return f"the run is complete: its owner vouches for round {self.round}, the last; nobody who holds the final model is here{own}"
+
+
+@dataclass(frozen=True, slots=True)
+class BranchKept(Event):
+    """Rounds of ours that a better branch does without; they stay on disk."""
+
+    first_round: int
+    last_round: int
+    tip: str
+
+    @property
+    def level(self) -> str:
+        return "warning"
+
+    def line(self) -> str:
+        rounds = (
+            f"rounds {self.first_round}-{self.last_round}"
+            if self.last_round > self.first_round
+            else f"round {self.last_round}"
+        )
+        return f"{rounds} of our branch are kept: `dilocox-peer recover` goes back to them ({self.tip})"
+
+
+@dataclass(frozen=True, slots=True)
 class ContributionRefused(Event):
     peer: PeerId
     reason: str

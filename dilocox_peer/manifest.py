@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dilocox_peer.errors import ManifestMismatch
-from dilocox_peer.signing import PUBLIC_KEY_BYTES, SigningKey, public_key_of, verify_key
+from dilocox_peer.signing import PUBLIC_KEY_BYTES, SigningKey, peer_id_of, public_key_of, verify_key
 from dilocox_peer.types import Digest, PeerId, RunId, canonical, sha256
 
 FORMAT: Final = 1
@@ -112,6 +112,10 @@ class RoundsSection(_Section):
         0, ge=0, description="warm-up: H of the first rounds, doubling at 3, 6, 12 ... % of the run; 0: none"
     )
     start_peers: int = Field(1, ge=1, le=64, description="peers a stage waits for before its first round")
+    checkpoint_every: Positive = Field(
+        8,
+        description="outer rounds between two checkpoints that the owner's key signs; nobody goes back further without one",
+    )
 
 
 class CompressionSection(_Section):
@@ -161,6 +165,18 @@ class AdmissionSection(_Section):
         strict=False,
         max_length=MAX_MEMBERS,
         description="of mode list: PeerIDs; `join` names its own when it is not listed",
+    )
+    votes_after: int = Field(
+        4,
+        ge=0,
+        le=1000,
+        description="of mode open: contributions of a newcomer's that count before it votes; 0: it votes at once",
+    )
+    votes_after_hours: float = Field(
+        24.0,
+        ge=0,
+        le=10_000,
+        description="and hours of the run's work since the first of them, where four others vote already",
     )
 
     @model_validator(mode="after")
@@ -228,6 +244,12 @@ class Manifest(_Section):
     def genesis(self, stage: int) -> Digest:
         """Head of a stage's chain before its first round: a hash of manifest and stage."""
         return sha256(canonical(["dilocox-genesis", self.digest, stage]))
+
+    @property
+    def owner_peer(self) -> PeerId | None:
+        """The owner's key as a PeerID; None of a manifest that nobody has signed."""
+        public_key = bytes.fromhex(self.owner.public_key)
+        return peer_id_of(public_key) if len(public_key) == PUBLIC_KEY_BYTES else None
 
     def signed_by(self, key: SigningKey) -> "Manifest":
         """This manifest with key's owner and signature."""

@@ -11,14 +11,16 @@ from dilocox_peer.peer.training.outer import AnchorState, initial_state
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import sha256
 
-MANIFEST = preset("tiny", stages={"count": 2}, rounds={"total": 40, "inner_steps": 4}).signed_by(SigningKey(bytes(32)))
+OWNER = SigningKey(bytes(32))
+MANIFEST = preset("tiny", stages={"count": 2}, rounds={"total": 40, "inner_steps": 4}).signed_by(OWNER)
 STAGE = 1
 KEYS = {key.peer_id: key for key in (SigningKey(bytes([number]) * 32) for number in range(1, 4))}
 ROSTER = tuple(KEYS)
 
 
 class CertifiedStage:
-    """Of rounds 1, 2, ...: `states[height - 1]` is the state at `certificates[height - 1]`. first: chains of different ones differ."""
+    """Of rounds 1, 2, ...: `states[height - 1]` is the state at `certificates[height - 1]`. first: chains of different ones differ, and one
+    with a higher number was signed later."""
 
     def __init__(self, first: float = 1.0, stage: int = STAGE) -> None:
         self.stage = stage
@@ -27,12 +29,16 @@ class CertifiedStage:
         self.certificates: list[Certificate] = []
         self.states: list[AnchorState] = []
         self._value = first
+        self._order = int(1000 * first)
         self._append(self.place.epoch_value(ROSTER), epoch=1)
 
     def _append(self, value: Value, epoch: int) -> None:
         place = self.place
         message = acceptance(self.stage, place.head, epoch, 0, value)
-        signatures = tuple((peer, vote_for(message, place.height, key.sign)) for peer, key in KEYS.items())
+        keys = {OWNER.peer_id: OWNER} if place.is_genesis else KEYS
+        signatures = tuple(
+            (peer, vote_for(message, self._order + place.height, key.sign)) for peer, key in keys.items()
+        )
         certificate = Certificate(self.stage, place.head, epoch, 0, value, signatures)
         self.certificates.append(certificate)
         self.place = self.place.then(certificate)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dilocox_peer.admission import Gate, Revocations, Right
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.dht.entry import GuardedP2P, bound_node
 from dilocox_peer.dht.records import (
     BUCKETS,
@@ -24,10 +25,13 @@ from dilocox_peer.dht.records import (
     CertificatePointer,
     Lease,
     bucket_of,
+    decode_word,
+    encode_word,
     lease_key,
     manifest_key,
     pointer_key,
     revocations_key,
+    word_key,
 )
 from dilocox_peer.dht.validators import RecordValidator
 from dilocox_peer.errors import ManifestMismatch, PeerUnavailable, RunUnreachable
@@ -69,8 +73,8 @@ class Directory:
         run_id: RunId,
         key: SigningKey,
         initial_peers: tuple[str, ...],
-        clock: Callable[[], float],
         validator: RecordValidator,
+        clock: Callable[[], float],
     ) -> None:
         self._validator = validator
         self._gate: Gate | None = None
@@ -223,6 +227,7 @@ class Directory:
     async def publish_manifest(self, manifest: Manifest, timeout_s: float = 10.0) -> None:
         """Writes the manifest for MAX_TTL_S; a few peers renewing it every MAX_TTL_S / 3 are enough."""
         assert manifest.run_id == self._run_id, (manifest.run_id, self._run_id)
+        self._validator.know(manifest)
         await self._publish(manifest_key(self._run_id), manifest.to_bytes(), MAX_TTL_S, "manifest", timeout_s)
 
     async def fetch_manifest(self, timeout_s: float = 10.0) -> Manifest:
@@ -237,9 +242,11 @@ class Directory:
                 manifest = Manifest.from_bytes(raw, run_id=self._run_id)
                 if self._gate is None and (gate := Gate.of(manifest)) is not None:
                     self.set_gate(gate)
-                return manifest
             except ManifestMismatch as error:
                 mismatch = error
+            else:
+                self._validator.know(manifest)
+                return manifest
         raise mismatch or RunUnreachable(
             f"nobody here knows run {self._run_id[:12]}: it may be over, or the link names another run; ask its owner for a new link"
         )
@@ -258,6 +265,24 @@ class Directory:
             with suppress(ValueError):  # cannot be: the validator let it in
                 found.append(Revocations.from_bytes(raw, run_id=self._run_id, owner=self._gate.owner))
         return max(found, key=lambda each: each.number, default=None)
+
+    # -- the owner's word ---------------------------------------------------------------------------------------------
+
+    async def publish_word(self, word: Checkpoint, timeout_s: float = 10.0) -> None:
+        """Writes the owner's newest checkpoint of a stage for MAX_TTL_S, whoever signed this record: anybody who knows one
+        may. Raises RunUnreachable, also when those asked know a newer one."""
+        await self._publish(word_key(self._run_id, word.stage), encode_word(word), MAX_TTL_S, "owner's word", timeout_s)
+
+    async def word(self, stage: int, timeout_s: float = 10.0) -> tuple[Checkpoint, float] | None:
+        """The owner's newest checkpoint of a stage that is known here, verified, and for how many seconds it will be; None
+        if there is none. The manifest has to be fetched or published before."""
+        key = word_key(self._run_id, stage)
+        words: list[tuple[Checkpoint, float]] = []
+        for raw, expires_s in (await self._get([key], timeout_s)).get(key, {}).values():
+            with suppress(ValueError):
+                if expires_s > self._clock():
+                    words.append((decode_word(raw), expires_s - self._clock()))
+        return max(words, key=lambda word: (word[0].sequence, word[1]), default=None)
 
     # -- pointers -----------------------------------------------------------------------------------------------------
 

@@ -13,10 +13,11 @@ from typing import Any, Final, Literal
 import msgpack
 
 from dilocox_peer.admission import MAX_GRANT_BYTES, MAX_REVOCATIONS_BYTES
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.invitation import parse_multiaddr
 from dilocox_peer.manifest import MAX_MANIFEST_BYTES
-from dilocox_peer.signing import public_key_of
+from dilocox_peer.signing import SIGNATURE_BYTES, public_key_of
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, RunId, canonical, sha256
 
 LEASE_TTL_S = 90.0
@@ -29,6 +30,7 @@ MAX_STAGES = 256
 BUCKETS = 4
 MAX_LEASE_BYTES = 4096
 MAX_POINTER_BYTES = 200
+MAX_WORD_BYTES = 256
 MAX_ADDRESSES = 8
 MAX_COUNT = 2**53  # counters and sizes above it are nonsense, and no longer exact as JSON numbers
 MAX_PROTOCOL = 2**16
@@ -36,7 +38,7 @@ MAX_PROTOCOL = 2**16
 _FORMAT: Final = 1
 
 Reachability = Literal["direct", "relayed"]
-RecordKind = Literal["lease", "manifest", "pointer", "revocations"]
+RecordKind = Literal["lease", "manifest", "pointer", "revocations", "word"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,40 @@ class ManifestRecord:
         return cls(raw)
 
 
+def encode_word(word: Checkpoint) -> bytes:
+    """The owner's word on a stage: its newest checkpoint. Self-certifying: the key that signed the manifest signed it, so
+    anybody may hand it on."""
+    return canonical(
+        [
+            "word", _FORMAT, word.stage, word.genesis, word.height, word.round, word.head, word.sequence, word.is_last,
+            word.signature,
+        ]
+    )  # fmt: skip
+
+
+def decode_word(raw: bytes) -> Checkpoint:
+    """Not verified yet. Raises ValueError with what is wrong."""
+    fields = _unpack(raw, "word", num_fields=8, max_bytes=MAX_WORD_BYTES)
+    stage, genesis, height, round_, head, sequence, is_last, signature = fields
+    for name, digest in (("genesis", genesis), ("head", head)):
+        if type(digest) is not bytes or len(digest) != DIGEST_BYTES:
+            raise ValueError(f"{name} is no digest of {DIGEST_BYTES} bytes")
+    if type(is_last) is not bool:
+        raise ValueError(f"is_last is {is_last!r}")
+    if type(signature) is not bytes or len(signature) != SIGNATURE_BYTES:
+        raise ValueError(f"signature is none of {SIGNATURE_BYTES} bytes")
+    return Checkpoint(
+        _count("stage", stage, MAX_STAGES - 1),
+        Digest(genesis),
+        _count("height", height),
+        _count("round", round_),
+        Digest(head),
+        _count("sequence", sequence),
+        is_last,
+        signature,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RevocationsRecord:
     """What the run's owner has taken back, in its wire form. Self-certifying: Revocations.from_bytes checks the owner's
@@ -188,6 +224,10 @@ def pointer_key(run_id: RunId, stage: int) -> str:
     return f"dilocox/{run_id}/pointer/{stage}"
 
 
+def word_key(run_id: RunId, stage: int) -> str:
+    return f"dilocox/{run_id}/word/{stage}"
+
+
 def manifest_key(run_id: RunId) -> str:
     return f"dilocox/{run_id}/manifest"
 
@@ -202,6 +242,7 @@ def slots(run_id: RunId) -> Iterator[Slot]:
     yield Slot(revocations_key(run_id), "revocations")
     for stage in range(MAX_STAGES):
         yield Slot(pointer_key(run_id, stage), "pointer", stage)
+        yield Slot(word_key(run_id, stage), "word", stage)
         for bucket in range(BUCKETS):
             yield Slot(lease_key(run_id, stage, bucket), "lease", stage, bucket)
 

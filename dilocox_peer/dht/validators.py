@@ -5,7 +5,8 @@ V1 only keys of this run exist (the DHT is no storage for others); V2 a record h
 record without one would replace the whole dictionary of everybody's records [m]); V3 the value ends with that peer's
 signature over key, subkey, value and expiration; V4 it expires within MAX_TTL_S, a clock skew allowed; V5 the value is what
 the key is for, in its schema and size; V6 of a run that is not open, once its manifest is known (`set_gate`): leases and hints are
-those of peers that may join, and revocations are the owner's. A record that has expired is not refused: readers drop it, and refusing it here
+those of peers that may join, and revocations are the owner's; V7 the owner's word on a stage (a checkpoint) is signed by the run's
+owner too, whoever hands it on, and no older than the newest known here. A record that has expired is not refused: readers drop it, and refusing it here
 would make one peer's lateness everybody's, because hivemind refuses a dictionary whole.
 """
 
@@ -27,6 +28,7 @@ from dilocox_peer.dht.records import (
     RevocationsRecord,
     Slot,
     bucket_of,
+    decode_word,
     dht_id,
     slots,
 )
@@ -65,6 +67,8 @@ class RecordValidator:
         self._slots = {dht_id(slot.key): slot for slot in slots(run_id)}
         self._verified: OrderedDict[bytes, None] = OrderedDict()
         self._gate: Gate | None = None
+        self._manifest: Manifest | None = None
+        self._newest_words: dict[int, int] = {}  # sequence of the newest checkpoint of each stage
 
     def set_gate(self, gate: Gate) -> None:
         """The run is not open: from here on the gate is asked. It learns the passes in the leases."""
@@ -131,6 +135,8 @@ class RecordValidator:
                 self._check_manifest(payload)
             case "revocations":
                 self._check_revocations(payload)
+            case "word":
+                self._check_word(payload, slot.stage)
 
     def _may_be_out(self, slot: Slot, writer: PeerId) -> bool:
         """Whether the gate does not let writer in, by what it has been shown: what was verified once is looked at again."""
@@ -151,7 +157,7 @@ class RecordValidator:
         if digest in self._verified:
             return
         try:
-            Manifest.from_bytes(ManifestRecord.from_bytes(payload).manifest, run_id=self._run_id)
+            self.know(Manifest.from_bytes(ManifestRecord.from_bytes(payload).manifest, run_id=self._run_id))
         except ManifestMismatch as error:
             raise ValueError(str(error)) from None
         self._remember(digest)
@@ -164,6 +170,25 @@ class RecordValidator:
         if digest not in self._verified:
             Revocations.from_bytes(raw, run_id=self._run_id, owner=self._gate.owner)
             self._remember(digest)
+
+    def know(self, manifest: Manifest) -> None:
+        """The run's settings, verified: from here on what its owner has signed can be told from what not."""
+        self._manifest = manifest
+
+    def _check_word(self, payload: bytes, stage: int) -> None:
+        word, manifest = decode_word(payload), self._manifest
+        if manifest is None or manifest.owner_peer is None:
+            raise ValueError("the owner's word, before the run's settings are known here")
+        digest = sha256(b"word", payload)
+        if digest not in self._verified:
+            if reason := word.why_not(
+                stage=stage, genesis=manifest.genesis(stage), owner=manifest.owner_peer, verify=verify
+            ):
+                raise ValueError(reason)
+            self._remember(digest)
+        if word.sequence < self._newest_words.get(stage, 0):
+            raise ValueError("an older word of the owner's than one that is known here")
+        self._newest_words[stage] = word.sequence
 
     def _remember(self, digest: bytes) -> None:
         self._verified[digest] = None

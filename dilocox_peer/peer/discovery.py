@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, RunUnreachable
@@ -22,6 +23,7 @@ from dilocox_peer.types import PeerId
 
 FIRST_LOOKS, FIRST_LOOK_S, LOOK_S = 20, 1.0, 60.0  # the directory is read often until the swarm is known
 FAR_EVERY = 10  # of the first looks, one reads the stages that are no neighbours of ours too: for the screen
+REWRITE_S = 75.0  # left of the owner's word, out of 120
 KEPT_ADDRESSES = 2  # of each peer, for the next start
 
 
@@ -37,12 +39,15 @@ class Discovery:
         directory: Directory,
         conveyor: Conveyor | None,
         on_found: Callable[[PeerId], None],
+        on_word: Callable[[Checkpoint], None],
+        vouched: Callable[[], Checkpoint | None],
         look_now: asyncio.Event,
         acquaintances: Path,
         look_at_admission: Callable[[], Awaitable[None]] | None,
         listener: Listener,
     ) -> None:
         """conveyor: of a run with several stages. on_found: for each peer of our stage, once, when it has been dialled.
+        on_word: for the owner's newest checkpoint of our stage, each time it is read. vouched: the newest that the rounds know.
         acquaintances: the file that the next start reads. look_at_admission: of a run that is not open; raises RunRefused
         when this peer is not let in any more, which ends `run`."""
         self._me = presence.me
@@ -53,6 +58,8 @@ class Discovery:
         self._directory = directory
         self._conveyor = conveyor
         self._on_found = on_found
+        self._on_word = on_word
+        self._vouched = vouched
         self._look_now = look_now
         self._acquaintances = acquaintances
         self._look_at_admission = look_at_admission
@@ -73,12 +80,24 @@ class Discovery:
             else:
                 self._listener(_swarm_seen(seen))
                 await self._meet(seen[self._stage])
+                with suppress(RunUnreachable):  # nobody took it, or they know a newer one: the next look reads it
+                    await self._pass_on_word()
             looks += 1
             self._look_now.clear()
             pause_s = FIRST_LOOK_S if looks < FIRST_LOOKS else LOOK_S * self._rng.uniform(1.0, 2.0)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._look_now.wait()
+
+    async def _pass_on_word(self) -> None:
+        """Reads the owner's newest checkpoint, and writes the one we know before it is forgotten: it outlives the bootstrap."""
+        read = await self._directory.word(self._stage)
+        found, left_s = read if read is not None else (None, 0.0)
+        if found is not None:
+            self._on_word(found)
+        known = self._vouched()
+        if known is not None and (known.is_newer(found) or (known == found and left_s < REWRITE_S)):
+            await self._directory.publish_word(known)
 
     async def _look(self, *, far: bool) -> dict[int, list[Lease]]:
         """The leases of our stage and of those beside it, with far of all, by stage. Has the neighbours dialled."""

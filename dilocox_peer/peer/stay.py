@@ -37,7 +37,7 @@ from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.presence import Presence, Tenure
 from dilocox_peer.peer.restore import find_backup
-from dilocox_peer.peer.rounds.contract import Leaving, PeerFound
+from dilocox_peer.peer.rounds.contract import Leaving, OwnerVouched, PeerFound
 from dilocox_peer.peer.settings import SessionSettings
 from dilocox_peer.peer.startup import StartUp, Step
 from dilocox_peer.peer.state.keeper import Keeper
@@ -45,6 +45,7 @@ from dilocox_peer.peer.takeover import Move, Takeover
 from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.peer.training.trainer import Trainer
+from dilocox_peer.peer.waiting import LOOK_S, Waiting
 from dilocox_peer.pipeline.data import has_text, load_corpus
 from dilocox_peer.signing import SEED_BYTES
 
@@ -53,6 +54,7 @@ STOP_TRAINER_S = 3.0
 STOP_CONVEYOR_S = 2.0
 LINGER_S = 3.0  # after everybody has the last head, and after the last state sent: for followers that still fetch
 LINGER_MAX_S = 30.0
+WORD_S = 5.0  # for the owner's newest checkpoint, before the first look
 SERVE_OUT_S = 300.0  # a whole state over a slow uplink
 
 
@@ -87,6 +89,7 @@ class _Parts:
     tenure: Tenure
     discovery: Discovery
     bulletin: Bulletin
+    waiting: Waiting
 
 
 class Stay:
@@ -218,6 +221,9 @@ class Stay:
         )
         parts = self._coupled(presence, stage, manifest, directory, trainer, averaging, conveyor)
         await averaging.serve()
+        with suppress(RunUnreachable):  # it is read again with every look
+            if (word := await directory.word(stage, timeout_s=WORD_S)) is not None:
+                averaging.driver.post(OwnerVouched(word[0]))
         await dialback.serve(transport)
         await parts.guardian.serve()
         await parts.tenure.announce()
@@ -271,6 +277,8 @@ class Stay:
             directory=directory,
             conveyor=conveyor,
             on_found=lambda peer: averaging.driver.post(PeerFound(peer)),
+            on_word=lambda word: averaging.driver.post(OwnerVouched(word)),
+            vouched=lambda: averaging.machine.checkpoint,
             look_now=self._look_now,
             acquaintances=self._acquaintances,
             look_at_admission=self._look_at_admission(presence.admission, manifest, directory),
@@ -297,9 +305,10 @@ class Stay:
             listener=self._listener,
         )
         takeover = self._takeover(presence, stage, manifest, directory, conveyor) if conveyor is not None else None
+        waiting = Waiting(manifest, stage, averaging.machine, self._listener)
         return _Parts(
-            presence.transport, directory, trainer, averaging, conveyor, guardian, takeover, tenure, discovery, bulletin
-        )
+            presence.transport, directory, trainer, averaging, conveyor, guardian, takeover, tenure, discovery, bulletin, waiting
+        )  # fmt: skip
 
     def _look_at_admission(
         self, admission: Admission | None, manifest: Manifest, directory: Directory
@@ -406,9 +415,10 @@ class Stay:
             asyncio.create_task(parts.guardian.run(), name="copies of other stages"),
         }
         conducting = asyncio.create_task(self._conduct(parts), name="conduct")
+        waiting = asyncio.create_task(_wait_in_vain(parts.waiting), name="waiting")
         network = asyncio.create_task(parts.transport.wait_for_failure(), name="network")
         moving = asyncio.create_task(_next_move(parts.takeover), name="takeover")
-        everything: set[asyncio.Future[Any]] = {*tasks, conducting, network, moving, self._failed, leaving}
+        everything: set[asyncio.Future[Any]] = {*tasks, conducting, waiting, network, moving, self._failed, leaving}
         try:
             await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
             if self._failed.done():
@@ -422,11 +432,14 @@ class Stay:
             if conducting.done():
                 conducting.result()
                 await self._linger(parts, leaving)
-            move = moving.result() if moving.done() and not (leaving.done() or conducting.done()) else None
+            if waiting.done():
+                waiting.result()
+            is_over = leaving.done() or conducting.done() or waiting.done()
+            move = moving.result() if moving.done() and not is_over else None
             await self._say_goodbye(parts)
             return move
         finally:
-            running: list[asyncio.Task[Any]] = [*tasks, conducting, network, moving]
+            running: list[asyncio.Task[Any]] = [*tasks, conducting, waiting, network, moving]
             for each in running:
                 each.cancel()
             await asyncio.gather(*running, return_exceptions=True)
@@ -464,6 +477,14 @@ class Stay:
             async with asyncio.timeout(SAY_GOODBYE_S):
                 await parts.directory.leave(timeout_s=SAY_GOODBYE_S)
                 await parts.averaging.driver.drained()
+
+
+async def _wait_in_vain(waiting: Waiting) -> None:
+    """Returns when the run is over and its model not to be had."""
+    while True:
+        if waiting.look(asyncio.get_running_loop().time()):
+            return
+        await asyncio.sleep(LOOK_S)
 
 
 async def _next_move(takeover: Takeover | None) -> Move:

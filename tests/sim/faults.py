@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds import ballots, chain, epochs, forks
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import Certificate, Place, Suffix, Value
-from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.contract import Action, FetchState, Input, Persist
 from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.epochs import Epochs

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place, Value, acceptance, place_after, vote_for
-from dilocox_peer.peer.rounds.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.peer.rounds.contract import Action, Input, Note, Persist, Received, Send
 from dilocox_peer.peer.rounds.durable import encode_record
 from dilocox_peer.peer.rounds.messages import (

@@ -12,9 +12,9 @@ the toy training of world.py has none of: tests/unit/test_outer.py holds the rea
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.events import Event
 from dilocox_peer.peer.rounds.chain import Certificate, Place, Value, Verifier, is_quorum, order_of
-from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.messages import Ack, Cert, EpochSign, Message, Prepare, Promise, Propose
 from dilocox_peer.peer.rounds.plan import Plan, PlanBounds

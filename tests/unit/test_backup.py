@@ -40,14 +40,14 @@ def test_what_verifies_is_taken_and_the_newest_named_states_are_offered_first() 
 
 
 def test_what_does_not_verify_changes_nothing() -> None:
-    stage, other = CertifiedStage().rounds(4), CertifiedStage(first=7.0).rounds(2)
+    stage, other = CertifiedStage().rounds(4), CertifiedStage(first=0.5).rounds(2)
     annals = annals_of(stage.certificates[:3])
     forged = Certificate(STAGE, stage.certificates[3].parent, 1, 0, stage.certificates[3].value, ())
     for certificates, why in (
         ([forged], "no quorum"),
         ([stage.certificates[4]], "follow no head"),
         ([stage.certificates[3], stage.certificates[3]], "another parent"),
-        (other.certificates[:2], "weight"),  # verifies, and weighs less
+        (other.certificates[:2], "nobody of the roster"),  # verifies, and its signers went on elsewhere
     ):
         with pytest.raises(ProtocolError, match=why):
             annals.take(certificates)
@@ -63,7 +63,7 @@ def test_a_chain_longer_than_the_run_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert annals.place.height == 2
 
 
-def test_a_heavier_branch_replaces_ours_from_where_they_part() -> None:
+def test_a_branch_signed_later_replaces_ours_from_where_they_part() -> None:
     ours, theirs = CertifiedStage().rounds(2), CertifiedStage(first=7.0).rounds(5)
     annals = annals_of(ours.certificates)
     annals.take(theirs.certificates)

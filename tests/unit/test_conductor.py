@@ -87,7 +87,9 @@ async def test_a_pause_is_no_part_of_what_a_step_takes(monkeypatch):
     with ThreadPoolExecutor(1) as disk:
         conductor, machine = stage(SimpleNamespace(put=sha256), disk, [])
         conductor._trainer.progress = lambda: trained
-        vars(machine).update(is_ready=True, roster=(ME,), may_offer=True, has_offered=False, last_round=9)
+        vars(machine).update(
+            is_ready=True, may_train=True, roster=(ME,), may_offer=True, has_offered=False, last_round=9
+        )
         conductor._is_due, conductor._is_paused, conductor._post = lambda progress: False, lambda: True, posted.append
         conductor._trainer.resume = lambda: None
         await conductor._close()
@@ -128,7 +130,9 @@ async def test_a_contribution_that_is_damaged_on_disk_is_asked_for_again_and_mer
     certificate = Certificate(0, PLACE.head, 1, 0, PLACE.round_value([entry], [ME]), ((ME, b"s"),))
     with ThreadPoolExecutor(1) as disk:
         conductor, machine = stage(blobs, disk, told)
-        vars(machine).update(is_ready=True, roster=(ME,), may_offer=False, has_offered=False, last_round=9)
+        vars(machine).update(
+            is_ready=True, may_train=True, roster=(ME,), may_offer=False, has_offered=False, last_round=9
+        )
         machine.head = certificate.head
         conductor._post, conductor._is_due = posted.append, lambda progress: False
         (tmp_path / digest.hex()).write_bytes(b"damaged")

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import msgpack
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Certificate, Value
-from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.justified import Justification, read_justification
 from dilocox_peer.peer.rounds.wire import (
     MAX_ROSTER,

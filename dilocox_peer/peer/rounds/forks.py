@@ -20,8 +20,8 @@ better than one another in a circle: a branch is as strong as all that grew out 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Votes, place_after, votes_on
-from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.types import Digest, PeerId
 
 MAX_LEFT = 64  # branches remembered

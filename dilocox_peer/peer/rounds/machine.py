@@ -7,7 +7,7 @@ file. This file puts its parts together; docs/protocol.md tells the story:
     membership.py  who is there                  ballots.py   which offers make the next certificate
     holdings.py    which blobs are here          epochs.py    a new roster when the quorum is lost, and at genesis
     chain.py       what was agreed               healing.py   other chains, and the best of them
-    forks.py       which of two chains counts    checkpoints.py  what the run's owner vouches for
+    forks.py       which of two chains counts (../../checkpoints.py: what the run's owner vouches for)
     timing.py      bounds and learned times      anchorage.py which anchor we hold, and getting another one whole
 
 The chain (what was agreed; `head`) and the anchor we hold are kept apart. A certificate is adopted when its blobs, or a
@@ -20,7 +20,9 @@ Invariants (checked after every simulated event): I1-I5 and I7-I8 of docs/protoc
 import itertools
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.events import (
     BranchSwitched,
     EpochStarted,
@@ -33,7 +35,6 @@ from dilocox_peer.events import (
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import Certificate, Chain, Entry, Place, Suffix, Verifier, is_quorum, leader
-from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import (
     Action,
@@ -101,6 +102,8 @@ __all__ = [
     "StateComputed", "StateInstalled", "StateMissing", "Tick", "Timing",
 ]  # fmt: skip
 
+Wait = Literal["owner", "state"]
+
 _FROM_ANYBODY = (GetChain, ChainPage, Cert, Vouch)
 PLANNED_FROM = 256  # newest certificates that a planner is shown at a restart
 
@@ -165,6 +168,7 @@ class RoundMachine:
         self._is_paused = False
         self._sent_ahead: Digest | None = None
         self._deserted_since: float | None = None
+        self._ahead = 0  # the highest round of a better chain met so far
         self._again: Certificate | None = None  # its Apply waits for a blob that our disk has lost
         self._head_since = now
         self._now = now
@@ -231,6 +235,40 @@ class RoundMachine:
         """Whether the anchor at `head` is ours, or will be once the Applies already given are done: no FetchState is
         needed. False: training makes no sense, its movement could not be offered."""
         return self._anchor.is_current
+
+    @property
+    def may_train(self) -> bool:
+        """Whether local steps make sense: the anchor is ours, the run has started (it waits for its first peers, and
+        whoever came early must not outweigh them in the first round), and it has not gone on without us."""
+        return self.is_ready and bool(self.roster) and not self._is_left_behind
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest of the run's owner that is known here."""
+        return self._forks.checkpoint
+
+    def waits_for(self, now: float) -> Wait | None:
+        """What we can do nothing without: the owner's signature, or somebody who holds the run's state. None: nothing."""
+        if self._anchor.is_fetching:
+            return None
+        if not self._is_left_behind and not (self.round == 0 and self._ahead):
+            return "owner" if self._chain.place.founder is not None else None
+        heads = [] if self._healing.path is None else list(self._healing.path.heads)
+        if self.checkpoint is not None:
+            heads.append(self.checkpoint.head)
+        return None if any(self._members.at(head, now) for head in heads) else "state"
+
+    @property
+    def _is_left_behind(self) -> bool:
+        """Whether we are to certify nothing before we have the run's state: it is over, or it has begun and what we hold is
+        where it began. Who comes back to a run is not to begin it anew alone."""
+        checkpoint = self.checkpoint
+        if checkpoint is not None and checkpoint.is_last and self._chain.height_of(checkpoint.head) is None:
+            return True
+        if self.round > 0:
+            return False
+        is_vouched = checkpoint is not None and checkpoint.round > 0
+        return is_vouched or (self._ahead > 0 and not self._seat.is_member)
 
     @property
     def has_offered(self) -> bool:
@@ -454,7 +492,7 @@ class RoundMachine:
     @property
     def _takes_part(self) -> bool:
         """Whether we certify: we hold the state, know of nothing better, and the run is not over."""
-        return self.is_ready and self._path is None and not self.is_finished
+        return self.is_ready and self._path is None and not self.is_finished and not self._is_left_behind
 
     @property
     def _path(self) -> Suffix | None:
@@ -483,6 +521,7 @@ class RoundMachine:
         path = self._healing.path
         here = self._members.alive(self._now) | {self._owner.peer}
         if path is not None:
+            self._ahead = max(self._ahead, path.certificates[-1].value.round)
             here = {peer for peer in here if self._members.head_of(peer) not in path.heads}
         if path is None or is_quorum(here, self.voters):
             self._deserted_since = None

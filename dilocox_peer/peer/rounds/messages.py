@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import msgpack
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value
-from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.durable import Accepted, read_accepted
 from dilocox_peer.peer.rounds.justified import (
     MAX_STATEMENT_BYTES,

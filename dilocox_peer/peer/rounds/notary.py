@@ -16,10 +16,20 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
 from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Verifier, acceptance, is_quorum, vote_for
-from dilocox_peer.peer.rounds.checkpoints import Checkpoint, sign_checkpoint
-from dilocox_peer.peer.rounds.contract import Action, Note, PeerFound, PeerRefused, Persist, Received, Send, Tick
+from dilocox_peer.peer.rounds.contract import (
+    Action,
+    Note,
+    OwnerVouched,
+    PeerFound,
+    PeerRefused,
+    Persist,
+    Received,
+    Send,
+    Tick,
+)
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.healing import Healing
@@ -36,7 +46,7 @@ PATIENCE_S = 120.0  # five times what a roster waits for its quorum
 FIRST_EPOCH = 1
 MAX_REMEMBERED = 1024  # branches of minorities
 
-NotaryInput = Tick | PeerFound | PeerRefused | Received
+NotaryInput = Tick | PeerFound | PeerRefused | Received | OwnerVouched
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,7 @@ class Notary:
         self._settled_at = now
         self._refusals = Refusals()
         self._poll_at = now
+        self._heard: Checkpoint | None = None  # not ours, and not durable yet
         self._now = now
 
     # ---- what Healing reads ----
@@ -143,12 +154,17 @@ class Notary:
         match event:
             case PeerFound(peer):
                 actions += self._meet(peer)
+            case OwnerVouched(checkpoint):
+                self._hear(checkpoint)
             case PeerRefused(peer):
                 self._known.pop(peer, None)
             case Received(sender, message):
                 actions += self._receive(sender, message)
             case Tick():
                 pass
+        if self._heard is not None:
+            actions.append(self._persist(self._chain.height, (), self._heard))
+            self._heard = None
         actions += self._follow()
         if self._chain.height == 0:
             actions += self._begin()
@@ -170,6 +186,8 @@ class Notary:
         actions: list[Action] = []
         reason: str | None = None
         match message:
+            case Vouch():
+                reason = self._hear(message.checkpoint)
             case GetChain():
                 if (page := self._healing.page_after(message.locator)) is not None:
                     actions.append(Send(sender, page))
@@ -212,6 +230,19 @@ class Notary:
             self._settled_at = self._now
         known.at_genesis = self._now
 
+    def _hear(self, checkpoint: Checkpoint) -> str | None:
+        """Why checkpoint is refused; a newer one of the owner's, signed elsewhere with the same key, counts from here on."""
+        terms = self._terms
+        if not checkpoint.is_newer(self._forks.checkpoint):
+            return None
+        if reason := checkpoint.why_not(
+            stage=terms.stage, genesis=terms.genesis.head, owner=self._owner, verify=self._verify
+        ):
+            return reason
+        self._forks.checkpoint = self._heard = checkpoint
+        self._healing.reconsider()
+        return None
+
     # ---- the first roster ----
 
     def _begin(self) -> list[Action]:
@@ -221,7 +252,7 @@ class Notary:
         )
         if len(here) < self._terms.start_peers or self._now < self._settled_at + self._timing.settle_s:
             return []
-        if not here:
+        if not here or self._forks.checkpoint is not None:  # begun long ago, should our log be lost: it is looked for
             return []
         genesis = self._terms.genesis
         value = genesis.epoch_value(here[: self._terms.max_peers])
@@ -266,6 +297,8 @@ class Notary:
         """The next checkpoint, when it is due: of the newest head that another one has followed, or of the last."""
         height = self._chain.height if self.is_over else self._chain.height - 1
         checkpoint = self._forks.checkpoint
+        if not self._forks.holds_checkpoint(None):
+            return []
         if height < 1 or (checkpoint is not None and height <= checkpoint.height):
             return []
         place, is_last = self._chain.place_at(height), self._is_last(height)
@@ -273,8 +306,9 @@ class Notary:
             return []
         if checkpoint is not None and checkpoint.is_last:
             return []
+        sequence = max(self._wall_ms, 0 if checkpoint is None else checkpoint.sequence + 1)  # a clock may be set back
         unsigned = Checkpoint(
-            self._terms.stage, self._terms.genesis.head, height, place.round, place.head, self._wall_ms, is_last
+            self._terms.stage, self._terms.genesis.head, height, place.round, place.head, sequence, is_last
         )
         signed = self._forks.checkpoint = sign_checkpoint(unsigned, self._sign)
         self._healing.reconsider()

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgpack
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Kind, Value
-from dilocox_peer.peer.rounds.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.plan import Plan, Report
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
 

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import msgpack
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError, StateCorrupt
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.blobs import fsync_folder
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Verifier
-from dilocox_peer.peer.rounds.plan import first_plan, plan_bounds
-from dilocox_peer.peer.rounds.planner import FixedPlanner
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Verifier, suffix_of
+from dilocox_peer.peer.rounds.forks import Forks
+from dilocox_peer.peer.rounds.plan import plan_bounds
+from dilocox_peer.peer.rounds.planner import genesis_of
 from dilocox_peer.peer.rounds.wire import certificate_fields, read_certificate, unpack
 from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.outer import AnchorState
@@ -40,15 +42,14 @@ NEWEST_TRIED = 3  # heads whose states a donor may still have on disk
 class Annals:
     """The chain of a stage as somebody outside knows it. Whatever it takes in is verified first."""
 
-    def __init__(self, manifest: Manifest, stage: int, verify: Verifier) -> None:
+    def __init__(self, manifest: Manifest, stage: int, verify: Verifier, checkpoint: Checkpoint | None = None) -> None:
+        """checkpoint: the newest of the run's owner, verified, where one is known."""
         self.stage = stage
         self._verify = verify
         self._max_peers = manifest.limits.max_peers
         self._plans = plan_bounds(manifest)
-        second_plan = FixedPlanner(self._plans).next(
-            first_plan(manifest)
-        )  # as the rounds have it: genesis plans round 2
-        self._chain = Chain(Place.genesis(stage, manifest.genesis(stage), second_plan))
+        self._chain = Chain(genesis_of(manifest, stage))
+        self._forks = Forks(self._chain, max_back=manifest.rounds.checkpoint_every, checkpoint=checkpoint)
 
     @property
     def certificates(self) -> Sequence[Certificate]:
@@ -63,7 +64,7 @@ class Annals:
 
     def take(self, certificates: Sequence[Certificate], sender: PeerId | None = None) -> None:
         """Goes on with these, from the head of ours that the first one follows. Raises ProtocolError: nothing is taken of
-        certificates that do not verify, or that make the chain weigh less."""
+        certificates that do not verify, or of a branch that is not better than what is known (forks.py)."""
         if not certificates:
             return
         height = self._chain.height_of(certificates[0].parent)
@@ -77,10 +78,17 @@ class Annals:
             if reason := place.why_not_certificate(certificate, self._verify, self._max_peers, self._plans):
                 raise ProtocolError(sender, reason)
             place = place.then(certificate)
-        if place.weight < self.place.weight:
-            raise ProtocolError(sender, f"a chain of weight {place.weight} where {self.place.weight} is known")
-        self._chain.truncate(height)
-        for certificate in certificates:
+        suffix = suffix_of(self._chain, height, certificates)
+        if not suffix.certificates:
+            return
+        if reason := self._forks.why_not(suffix):
+            raise ProtocolError(sender, reason)
+        if not self._forks.is_better(suffix, None):
+            raise ProtocolError(
+                sender, f"a branch that parts at round {self._chain.place_at(suffix.ancestor).round} and counts less"
+            )
+        self._forks.left(suffix.ancestor, self._chain.truncate(suffix.ancestor))
+        for certificate in suffix.certificates:
             self._chain.append(certificate)
 
     def newest_proven(self) -> list[tuple[Digest, bytes]]:

@@ -116,7 +116,7 @@ class Conductor:
     async def run(self) -> None:
         """Works until the last round is merged. Cancelled: the trainer keeps its last merged state."""
         while True:
-            if self._is_paused() or not self._may_train:
+            if self._is_paused() or not self._machine.may_train:
                 self._measured.on_idle(time.monotonic(), tokens=self._trainer.progress().tokens)
             self._learn_plans(self._machine.round)
             situation = self._situation()
@@ -132,14 +132,8 @@ class Conductor:
                     self._hold(True)
                     await self._wait()
                 case Step.TRAIN:
-                    self._hold(not self._may_train)
+                    self._hold(not self._machine.may_train)
                     await self._wait()
-
-    @property
-    def _may_train(self) -> bool:
-        """Whether local steps make sense: the anchor is ours, and the run has started (it waits for its first peers, and
-        whoever came early must not outweigh them in the first round)."""
-        return self._machine.is_ready and bool(self._machine.roster)
 
     async def _wait(self) -> None:
         self._changed.clear()
@@ -164,7 +158,7 @@ class Conductor:
             overlap="arrival" if self._is_paused() else self._manifest.outer.overlap,
             # The machine is at a new head before its actions are carried out (the journal is flushed first): until the
             # certificate has reached us, what we would close belongs to the old one.
-            ready=self._may_train
+            ready=self._machine.may_train
             and self._machine.head == self._known_head
             and (self._lost is None or self._lost in self._blobs.held),
             busy=self.state_fetches > 0,

@@ -1,13 +1,12 @@
 """What the run's owner vouches for: a stage's chain up to a head, signed with the key that signed the manifest. Pure values.
 
 The owner's process (the bootstrap, which holds the key) signs one every few rounds, unattended. Of two chains the one
-that holds the newest checkpoint counts (forks.py); nobody leaves it for one that does not.
+that holds the newest checkpoint counts (peer/rounds/forks.py); nobody leaves it for one that does not.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dilocox_peer.peer.rounds.chain import Verifier
 from dilocox_peer.types import Digest, PeerId, canonical
 
 
@@ -42,7 +41,9 @@ class Checkpoint:
             ]
         )
 
-    def why_not(self, *, stage: int, genesis: Digest, owner: PeerId, verify: Verifier) -> str | None:
+    def why_not(
+        self, *, stage: int, genesis: Digest, owner: PeerId, verify: Callable[[PeerId, bytes, bytes], bool]
+    ) -> str | None:
         """Why it is none of owner's for this stage of this run, or None."""
         if self.stage != stage or self.genesis != genesis:
             return "a checkpoint of another stage or run"

@@ -1,0 +1,309 @@
+"""The run's owner among its peers: one notary (rounds/notary.py) for each stage, in the process that holds the owner's key.
+
+A thin shell. It finds the peers by their leases, passes messages on, keeps each notary's log, and publishes what was vouched
+for. Every notary has a task of its own: one that fails is told and started anew from its log, and takes nobody with it. What
+is decided, the notaries decide.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from dilocox_peer.checkpoints import Checkpoint
+from dilocox_peer.dht.directory import Directory
+from dilocox_peer.dht.records import Lease
+from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable
+from dilocox_peer.events import Failed, Listener, MessageRefused
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.network.transport import PeerGone, Transport
+from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, PeerRefused, Persist, Received, Send, Tick
+from dilocox_peer.peer.rounds.journal import Journal
+from dilocox_peer.peer.rounds.messages import decode_message, encode_message
+from dilocox_peer.peer.rounds.notary import Notary, NotaryInput, NotaryTerms
+from dilocox_peer.peer.rounds.outbox import Outbox
+from dilocox_peer.peer.rounds.plan import plan_bounds
+from dilocox_peer.peer.rounds.planner import genesis_of
+from dilocox_peer.peer.rounds.refusals import Refusals
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.signing import SigningKey, verify
+from dilocox_peer.types import PeerId
+
+LOOK_FIRST_S = 1.0  # between two looks at a stage that has not begun
+LOOK_S = 15.0
+LOOKS_AT_ONCE = 16  # stages looked at in a second: of a run with very many, each waits longer
+DIALS_AT_ONCE = 8
+DIAL_S = 5.0
+SEND_TIMEOUT_S = 5.0
+MAX_INPUTS = 256  # waiting at one notary; beyond, messages are dropped: whoever asked asks again
+RESTART_S = 5.0
+PUBLISH_S = 30.0  # a word expires after four
+
+
+class Registrar:
+    """`run` until cancelled, in the loop it was made in. Takes the transport's messages."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        key: SigningKey,
+        *,
+        transport: Transport,
+        directory: Directory,
+        folder: Path,
+        listener: Listener,
+    ) -> None:
+        """key: of the run's owner. folder: of this run alone, for the notaries' logs."""
+        assert key.peer_id == manifest.owner_peer, "a key that is not the owner's"
+        self._transport = transport
+        self._directory = directory
+        self._listener = listener
+        self._refusals = Refusals()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-notary")
+        self._news = asyncio.Event()  # somebody has vouched
+        self._desks = [
+            _Desk(_terms(manifest, stage), key, transport, folder, self._writer, self._news.set, listener)
+            for stage in range(manifest.stages.count)
+        ]
+        self._looked_at = [float("-inf")] * manifest.stages.count
+        self._trouble = ""
+
+    @property
+    def checkpoints(self) -> Mapping[int, Checkpoint]:
+        """The newest checkpoint of each stage that has one."""
+        return {desk.stage: desk.checkpoint for desk in self._desks if desk.checkpoint is not None}
+
+    async def run(self) -> None:
+        """Cancelled: what was signed is on disk."""
+        self._transport.set_message_handler(self._receive)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for desk in self._desks:
+                    tasks.create_task(desk.run(), name=f"notary of stage {desk.stage}")
+                tasks.create_task(self._for_ever(self._keep_looking), name="notaries' looks")
+                tasks.create_task(self._for_ever(self._keep_publishing), name="the owner's word")
+        finally:
+            self._writer.shutdown(wait=False)
+
+    def _receive(self, sender: PeerId, raw: bytes) -> None:
+        try:
+            message = decode_message(raw, sender)
+        except ProtocolError as error:
+            if self._refusals.is_due(sender, asyncio.get_running_loop().time()):
+                self._listener(MessageRefused(sender, error.reason))
+            return
+        if message.stage < len(self._desks):
+            self._desks[message.stage].post(Received(sender, message))
+
+    async def _for_ever(self, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await work()
+            except Exception as error:  # a task boundary: the notaries know what they know
+                reason = f"{type(error).__name__}: {error}"
+                self._listener(Failed("notaries", f"{reason}; going on in {RESTART_S:.0f} s"))
+            await asyncio.sleep(RESTART_S)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            due = self._due(asyncio.get_running_loop().time())
+            try:
+                found = await asyncio.gather(*(self._directory.peers(stage) for stage in due))
+            except RunUnreachable as error:
+                if str(error) != self._trouble:  # told once, not every second
+                    self._listener(Failed("looking for the peers of the run", f"{error}; trying again"))
+                self._trouble = str(error)
+            else:
+                self._trouble = ""
+                await self._meet([lease for leases in found for lease in leases])
+                await self._recall([stage for stage, leases in zip(due, found, strict=True) if leases])
+            await asyncio.sleep(LOOK_FIRST_S)
+
+    async def _recall(self, stages: Sequence[int]) -> None:
+        """What the peers of stages that have not begun here know of the owner's word: our log may have been lost."""
+        for stage in stages:
+            desk = self._desks[stage]
+            if not desk.has_begun and desk.checkpoint is None:
+                with suppress(RunUnreachable):
+                    if (found := await self._directory.word(stage)) is not None:
+                        desk.post(OwnerVouched(found[0]))
+
+    async def _keep_publishing(self) -> None:
+        """The checkpoints of all stages: each when it is new, and again before it expires."""
+        published: dict[int, tuple[int, float]] = {}
+        while True:
+            self._news.clear()
+            now = asyncio.get_running_loop().time()
+            for stage, word in sorted(self.checkpoints.items()):
+                sequence, at = published.get(stage, (0, 0.0))
+                if sequence == word.sequence and now - at < 0.9 * PUBLISH_S:
+                    continue
+                with suppress(RunUnreachable):  # nobody is there to take it, or they know a newer one: again later
+                    await self._directory.publish_word(word)
+                published[stage] = (word.sequence, now)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PUBLISH_S):
+                    await self._news.wait()
+
+    def _due(self, now: float) -> list[int]:
+        """The stages to look at now, those not looked at for longest first."""
+
+        def is_due(stage: int) -> bool:
+            pause_s = LOOK_S if self._desks[stage].has_begun else LOOK_FIRST_S
+            return now - self._looked_at[stage] >= 0.9 * pause_s
+
+        stages = sorted(filter(is_due, range(len(self._desks))), key=lambda stage: self._looked_at[stage])
+        for stage in stages[:LOOKS_AT_ONCE]:
+            self._looked_at[stage] = now
+        return stages[:LOOKS_AT_ONCE]
+
+    async def _meet(self, leases: Sequence[Lease]) -> None:
+        """Dials those that their notary does not know, and makes them known to it."""
+        slots = asyncio.Semaphore(DIALS_AT_ONCE)
+
+        async def dial(lease: Lease) -> None:
+            try:
+                async with slots:
+                    await self._transport.connect(lease.peer, lease.addresses, DIAL_S)
+            except PeerUnavailable:
+                return  # the next look tries again
+            self._desks[lease.stage].meet(lease.peer)
+
+        new = [lease for lease in leases if not self._desks[lease.stage].knows(lease.peer)]
+        await asyncio.gather(*(dial(lease) for lease in new))
+
+
+class _Desk:
+    """One notary at work: its log, what it is told, what it wants done."""
+
+    def __init__(
+        self,
+        terms: NotaryTerms,
+        key: SigningKey,
+        transport: Transport,
+        folder: Path,
+        writer: ThreadPoolExecutor,
+        on_vouched: Callable[[], None],
+        listener: Listener,
+    ) -> None:
+        """writer: one thread."""
+        self._terms = terms
+        self._key = key
+        self._transport = transport
+        self._on_vouched = on_vouched
+        self._path = folder / f"stage-{terms.stage}.log"
+        self._writer = writer
+        self._listener = listener
+        self._inputs: asyncio.Queue[NotaryInput] = asyncio.Queue(MAX_INPUTS)
+        self._known: set[PeerId] = set()
+        self._notary: Notary | None = None
+
+    @property
+    def stage(self) -> int:
+        return self._terms.stage
+
+    @property
+    def has_begun(self) -> bool:
+        return self._notary is not None and self._notary.chain.height > 0
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        return self._notary.checkpoint if self._notary is not None else None
+
+    def knows(self, peer: PeerId) -> bool:
+        return peer in self._known
+
+    def meet(self, peer: PeerId) -> None:
+        if self.post(PeerFound(peer)):
+            self._known.add(peer)
+
+    def post(self, happened: NotaryInput) -> bool:
+        """Whether there was room for it."""
+        try:
+            self._inputs.put_nowait(happened)
+        except asyncio.QueueFull:
+            return False
+        return True
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._work()
+            except Exception as error:  # a task boundary: the directory and the other stages go on
+                reason = f"{type(error).__name__}: {error}"
+                self._listener(Failed(f"notary of stage {self.stage}", f"{reason}; started anew in {RESTART_S:.0f} s"))
+            self._notary = None
+            self._known.clear()
+            await asyncio.sleep(RESTART_S)
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        journal = await loop.run_in_executor(self._writer, Journal, self._path, self._terms.genesis.head)
+        try:
+            notary = self._notary = self._make(journal)
+            async with asyncio.TaskGroup() as tasks:
+                outbox = Outbox(tasks, self._send, self._on_failure)
+                happened: NotaryInput = Tick()
+                while True:
+                    await self._carry_out(notary, happened, journal, outbox)
+                    happened = await self._next_input(notary)
+        finally:
+            await asyncio.shield(loop.run_in_executor(self._writer, journal.close))
+
+    def _make(self, journal: Journal) -> Notary:
+        if journal.loaded.reason:
+            self._listener(Failed(f"notary of stage {self.stage}", f"its log was damaged: {journal.loaded.reason}"))
+        return Notary(
+            self._terms,
+            sign=self._key.sign,
+            verify=verify,
+            timing=Timing(),
+            rng=random.Random(f"{self._key.peer_id} {self.stage} {time.time_ns()}"),
+            now=asyncio.get_running_loop().time(),
+            wall_ms=time.time_ns() // 1_000_000,
+            durable=journal.loaded.durable,
+        )
+
+    async def _carry_out(self, notary: Notary, happened: NotaryInput, journal: Journal, outbox: Outbox) -> None:
+        loop = asyncio.get_running_loop()
+        for action in notary.handle(happened, loop.time()):
+            match action:
+                case Send(to, message):
+                    outbox.post(to, encode_message(message))
+                case Persist(state):
+                    await loop.run_in_executor(self._writer, journal.write, state)
+                    if state.checkpoint is not None:
+                        self._on_vouched()
+                case Note(event):
+                    self._listener(event)
+                case _:
+                    raise AssertionError(f"a notary that wants {type(action).__name__}")
+
+    async def _next_input(self, notary: Notary) -> NotaryInput:
+        try:
+            async with asyncio.timeout_at(notary.deadline()):
+                return await self._inputs.get()
+        except TimeoutError:
+            return Tick()
+
+    async def _send(self, peer: PeerId, raw: bytes) -> None:
+        await self._transport.send(peer, raw, SEND_TIMEOUT_S)
+
+    def _on_failure(self, error: PeerUnavailable) -> None:
+        if isinstance(error, PeerGone):
+            self._known.discard(error.peer)
+            self.post(PeerRefused(error.peer))
+
+
+def _terms(manifest: Manifest, stage: int) -> NotaryTerms:
+    return NotaryTerms(
+        stage,
+        genesis_of(manifest, stage),
+        manifest.rounds.start_peers,
+        manifest.limits.max_peers,
+        plan_bounds(manifest),
+        manifest.rounds.checkpoint_every,
+    )

@@ -1,0 +1,48 @@
+"""What a peer waits for that only others can give, told in one line: the owner's signature, somebody who holds the run's
+state, or nothing any more, because the run is over. Pure but for the clock it is given; the machine decides, this tells.
+"""
+
+from dilocox_peer.events import Listener, OwnerAwaited, RunIsOver, StateAwaited
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.rounds.machine import RoundMachine, Wait
+
+TELL_S = 5.0  # of waiting before it is told: most is over sooner
+OVER_S = 20.0  # of nobody with the final model before we go: the directory has been read many times by then
+LOOK_S = 1.0
+
+
+class Waiting:
+    """`look` now and then."""
+
+    def __init__(self, manifest: Manifest, stage: int, machine: RoundMachine, listener: Listener) -> None:
+        self._start_peers = manifest.rounds.start_peers
+        self._stage = stage
+        self._machine = machine
+        self._listener = listener
+        self._wait: Wait | None = None
+        self._since = 0.0
+        self._told: object = None
+
+    def look(self, now: float) -> bool:
+        """Whether there is nothing to wait for any more: the run is complete, and nobody who holds its model is here."""
+        machine, checkpoint = self._machine, self._machine.checkpoint
+        wait = machine.waits_for(now)
+        if wait != self._wait:
+            self._wait, self._since = wait, now
+        waited_s = now - self._since
+        if wait is None or waited_s < TELL_S:
+            return False
+        if wait == "state" and checkpoint is not None and checkpoint.is_last:
+            if waited_s < OVER_S:
+                return False
+            self._listener(RunIsOver(checkpoint.round, machine.round))
+            return True
+        event = (
+            OwnerAwaited(self._stage, self._start_peers)
+            if wait == "owner"
+            else StateAwaited(self._stage, None if checkpoint is None else checkpoint.round)
+        )
+        if event != self._told:
+            self._told = event
+            self._listener(event)
+        return False

@@ -1,0 +1,59 @@
+"""A run that has begun is not begun again, and one that is over stays over: real processes, some of them away."""
+
+import asyncio
+
+import pytest
+
+from dilocox_peer.config import preset
+from tests.swarm.watched import LONG_S, Watched
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def test_a_newcomer_to_a_run_that_is_over_is_told_so_and_begins_nothing():
+    async def scenario() -> None:
+        async with Watched(preset("tiny", rounds={"total": 3, "inner_steps": 4})) as swarm:
+            bootstrap = await swarm.start_bootstrap()
+            peer = await swarm.start_peer("peer0")
+            await swarm.until(lambda: swarm.of("peer0", "Left") != [], [bootstrap], LONG_S)
+            assert await peer.process.wait() == 0
+            assert [each["round"] for each in swarm.of("peer0", "RunComplete")] == [3]
+
+            newcomer = await swarm.start_peer("peer1")
+            assert await asyncio.wait_for(newcomer.process.wait(), LONG_S) == 0
+            await newcomer.reader
+            assert [each["round"] for each in swarm.of("peer1", "RunIsOver")] == [3]
+            assert swarm.of("peer1", "RoundCertified") == []
+            assert swarm.of("peer1", "Left")[-1]["reason"] == "the run is complete"
+
+            # Who holds the final model comes back, and a newcomer that is there then gets it.
+            returned = await swarm.start_peer("peer0")
+            assert await asyncio.wait_for(returned.process.wait(), LONG_S) == 0
+            assert len({each["anchor_digest"] for each in swarm.of("peer0", "RunComplete")}) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_newcomer_waits_for_the_only_one_who_holds_the_state():
+    async def scenario() -> None:
+        rounds = {"total": 10_000, "inner_steps": 4, "checkpoint_every": 2}
+        async with Watched(preset("tiny", rounds=rounds)) as swarm:
+            bootstrap = await swarm.start_bootstrap()
+            first = await swarm.start_peer("peer0")
+            vouched = lambda: max((each["round"] for each in swarm.of("peer0", "RoundVouched")), default=0)  # noqa: E731
+            await swarm.until(lambda: vouched() >= 2, [bootstrap, first], LONG_S)
+            first.process.terminate()
+            await first.process.wait()
+            reached = swarm.round_of("peer0")
+
+            newcomer = await swarm.start_peer("peer1")
+            await swarm.until(lambda: swarm.of("peer1", "StateAwaited") != [], [bootstrap, newcomer], LONG_S)
+            assert swarm.of("peer1", "StateAwaited")[0]["vouched_round"] >= 2
+            assert swarm.of("peer1", "RoundCertified") == []
+
+            back = await swarm.start_peer("peer0")
+            both = [bootstrap, newcomer, back]
+            await swarm.until(lambda: swarm.round_of("peer1") > reached, both, LONG_S)
+            assert min(each["round"] for each in swarm.of("peer1", "RoundCertified")) > 1, "it began anew"
+
+    asyncio.run(scenario())
