@@ -166,6 +166,18 @@ class AdmissionSection(_Section):
         max_length=MAX_MEMBERS,
         description="of mode list: PeerIDs; `join` names its own when it is not listed",
     )
+    votes_after: int = Field(
+        4,
+        ge=0,
+        le=1000,
+        description="of mode open: contributions of a newcomer's that count before it votes; 0: it votes at once",
+    )
+    votes_after_hours: float = Field(
+        24.0,
+        ge=0,
+        le=10_000,
+        description="and hours of the run's work since the first of them, where four others vote already",
+    )
 
     @model_validator(mode="after")
     def _members_fit(self) -> Self:

@@ -1,23 +1,25 @@
 """`bootstrap`: the entry point of one run or several. It holds their DHTs and manifests, trains nothing, and may be restarted.
 
+Where the owner's key is here too it does the owner's part unattended (peer/registrar.py): it signs each stage's first roster
+and checkpoints. Without the key it serves all the same.
+
 Each run has a network daemon and a directory of its own, so that no run's records need another run's peers; the first
 listens where it is told, each further one a port higher. All have the same identity. Every BEAT_S each is tried and its
-manifest renewed; `--health` asks over the control socket how that went (health.py). Where it has the owner's key it does the
-owner's part, unattended: it signs each stage's first roster and checkpoints (peer/notaries.py), and redeems the invitations of
-runs that are not open; it tells their peers what was revoked (peer/desk.py).
+manifest renewed; `--health` asks over the control socket how that went (health.py). Where it has the owner's key it redeems the
+invitations of runs that are not open, and it tells their peers what was revoked (peer/desk.py).
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dilocox_peer.admission import Gate, owner_of
+from dilocox_peer.admission import Gate
 from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.health import RunHealth, report
 from dilocox_peer.cli.home import PeerHome, owner_key_path
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.peer.desk import Desk
     from dilocox_peer.peer.network.transport import Transport
+    from dilocox_peer.peer.registrar import Registrar
 
 DEFAULT_PORT = 4711
 BEAT_S = 30.0  # the manifest record expires after four
@@ -156,7 +159,10 @@ def _manifests(paths: Sequence[Path]) -> list[Manifest]:
 def _owner_keys(request: BootstrapRequest, manifests: Sequence[Manifest]) -> dict[RunId, SigningKey]:
     """The owner's key, for the runs that it signed. Raises ConfigError where one was named that signed none of them, or where
     one is needed and cannot be read."""
+    beside = request.home.folder / "owner.key"
     path = owner_key_path(request.owner_key, request.owner_home)
+    if request.owner_key is None and not path.exists() and beside.exists():
+        path = beside
     try:
         key = read_key(path, flag="--owner-key")
     except ConfigError:
@@ -164,7 +170,7 @@ def _owner_keys(request: BootstrapRequest, manifests: Sequence[Manifest]) -> dic
         if request.owner_key is not None or is_needed:
             raise
         return {}
-    signed = {manifest.run_id: key for manifest in manifests if owner_of(manifest) == key.peer_id}
+    signed = {manifest.run_id: key for manifest in manifests if manifest.owner_peer == key.peer_id}
     if request.owner_key is not None and not signed:
         raise ConfigError(
             f"--owner-key {path} signed none of these runs: pass the key that `sign` used, or leave it out"
@@ -191,7 +197,7 @@ async def _serve(
         stopped = asyncio.create_task(stop.wait())
         stack.callback(stopped.cancel)
         starting = asyncio.create_task(
-            _start(stack, manifests, owner_keys, identity, request, stop, listener), name="start-up"
+            _start(stack, manifests, owner_keys, identity, request, listener, stop), name="start-up"
         )
         either: set[asyncio.Future[Any]] = {starting, stopped}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -200,8 +206,6 @@ async def _serve(
             for served in runs:
                 addresses = tuple(served.transport.addresses)
                 listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link, addresses))
-                if (remark := _on_first_rosters(served, owner_keys)) is not None:
-                    listener(remark)
                 if (remark := _on_admission(served, request)) is not None:
                     listener(remark)
             await _keep(runs, listener, stopped)
@@ -218,20 +222,17 @@ async def _start(
     owner_keys: Mapping[RunId, SigningKey],
     identity: Identity,
     request: BootstrapRequest,
-    stop: Stop,
     listener: Listener,
+    stop: Stop,
 ) -> list[_Served]:
     """All runs, served. When cancelled, what was started is the stack's to end."""
     lag = LoopLag()
     watching = asyncio.create_task(lag.watch(), name="lag")
     stack.callback(watching.cancel)
-    runs = []
-    for index, manifest in enumerate(manifests):
-        owner_key = owner_keys.get(manifest.run_id)
-        served = await _open(stack, manifest, owner_key, identity, request, index)
-        if owner_key is not None:
-            await stack.enter_async_context(_notaries(served, owner_key, request, listener))
-        runs.append(served)
+    runs = [
+        await _open(stack, manifest, owner_keys.get(manifest.run_id), identity, request, listener, index)
+        for index, manifest in enumerate(manifests)
+    ]
     await stack.enter_async_context(
         ControlServer(socket_path(request.home.folder), _controls(identity, runs, lag, stop), clock=time.time)
     )
@@ -244,6 +245,7 @@ async def _open(
     owner_key: SigningKey | None,
     identity: Identity,
     request: BootstrapRequest,
+    listener: Listener,
     index: int,
 ) -> _Served:
     from dilocox_peer.dht.directory import Directory
@@ -277,40 +279,13 @@ async def _open(
         await desk.beat(directory)
     await directory.publish_manifest(manifest)
     await dialback.serve(transport, right=None)
+    registrar = _registrar(manifest, owner_key, transport, directory, request, listener)
+    if registrar is not None:
+        registering = asyncio.create_task(registrar.run(), name="notaries")
+        stack.push_async_callback(_end, registering)
     served = _Served(manifest, transport, directory, desk, beaten_at=time.monotonic())
     stack.callback(served.failed.cancel)
     return served
-
-
-@asynccontextmanager
-async def _notaries(
-    served: _Served, owner_key: SigningKey, request: BootstrapRequest, listener: Listener
-) -> AsyncIterator[None]:
-    """The owner's part in the rounds of a run, until the block ends."""
-    from dilocox_peer.peer.notaries import Notaries
-
-    manifest = served.manifest
-    notaries = Notaries(
-        manifest,
-        owner_key,
-        transport=served.transport,
-        directory=served.directory,
-        folder=request.home.run_folder(manifest.run_id),
-        listener=listener,
-    )
-    running = asyncio.create_task(notaries.run(), name="notaries")
-    try:
-        yield
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-def _on_first_rosters(served: _Served, owner_keys: Mapping[RunId, SigningKey]) -> Remark | None:
-    if served.manifest.run_id in owner_keys:
-        return None
-    name = served.manifest.run.name
-    return Remark(f"no owner's key here: the first roster of run {name!r} has to be signed by a bootstrap that has it")
 
 
 def _on_admission(served: _Served, request: BootstrapRequest) -> Remark | None:
@@ -325,6 +300,33 @@ def _on_admission(served: _Served, request: BootstrapRequest) -> Remark | None:
     return Remark(
         f"run {name!r} takes {listed}invited peers, and the owner's key is not at {path}: invitations for one peer work, others do not"
     )
+
+
+def _registrar(
+    manifest: Manifest,
+    key: SigningKey | None,
+    transport: "Transport",
+    directory: "Directory",
+    request: BootstrapRequest,
+    listener: Listener,
+) -> "Registrar | None":
+    """The owner's part in the run, if its key is here."""
+    if key is None:
+        listener(
+            Remark(
+                f"no owner's key here: the first roster of run {manifest.run.name!r} has to be signed by a bootstrap that has it"
+            )
+        )
+        return None
+    from dilocox_peer.peer.registrar import Registrar
+
+    folder = request.home.run_folder(manifest.run_id)
+    return Registrar(manifest, key, transport=transport, directory=directory, folder=folder, listener=listener)
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _keep(runs: Sequence[_Served], listener: Listener, stopped: "asyncio.Task[str]") -> None:

@@ -153,8 +153,8 @@ def bootstrap(
     owner_key: Annotated[
         Path | None,
         typer.Option(
-            help="The owner's key: signs first rosters and checkpoints, redeems invitations.",
-            show_default="owner.key in --home, if there",
+            help="The owner's key: signs first rosters and checkpoints, and redeems invitations.",
+            show_default="owner.key, in --home or beside the state",
         ),
     ] = None,
     name: NameOption = "bootstrap",

@@ -73,8 +73,8 @@ class Directory:
         run_id: RunId,
         key: SigningKey,
         initial_peers: tuple[str, ...],
-        clock: Callable[[], float],
         validator: RecordValidator,
+        clock: Callable[[], float],
     ) -> None:
         self._validator = validator
         self._gate: Gate | None = None
@@ -251,6 +251,21 @@ class Directory:
             f"nobody here knows run {self._run_id[:12]}: it may be over, or the link names another run; ask its owner for a new link"
         )
 
+    # -- revocations --------------------------------------------------------------------------------------------------
+
+    async def publish_revocations(self, revocations: Revocations, timeout_s: float = 10.0) -> None:
+        """Writes what the owner took back, for MAX_TTL_S. Anybody may: the signature is the owner's."""
+        await self._publish(revocations_key(self._run_id), revocations.to_bytes(), MAX_TTL_S, "revocations", timeout_s)
+
+    async def fetch_revocations(self, timeout_s: float = 10.0) -> Revocations | None:
+        """The newest list of the owner's that any holder has; None if none has one. With a gate alone, which names the owner."""
+        assert self._gate is not None
+        key, found = revocations_key(self._run_id), []
+        for raw, _expires_s in (await self._get([key], timeout_s)).get(key, {}).values():
+            with suppress(ValueError):  # cannot be: the validator let it in
+                found.append(Revocations.from_bytes(raw, run_id=self._run_id, owner=self._gate.owner))
+        return max(found, key=lambda each: each.number, default=None)
+
     # -- the owner's word ---------------------------------------------------------------------------------------------
 
     async def publish_word(self, word: Checkpoint, timeout_s: float = 10.0) -> None:
@@ -268,21 +283,6 @@ class Directory:
                 if expires_s > self._clock():
                     words.append((decode_word(raw), expires_s - self._clock()))
         return max(words, key=lambda word: (word[0].sequence, word[1]), default=None)
-
-    # -- revocations --------------------------------------------------------------------------------------------------
-
-    async def publish_revocations(self, revocations: Revocations, timeout_s: float = 10.0) -> None:
-        """Writes what the owner took back, for MAX_TTL_S. Anybody may: the signature is the owner's."""
-        await self._publish(revocations_key(self._run_id), revocations.to_bytes(), MAX_TTL_S, "revocations", timeout_s)
-
-    async def fetch_revocations(self, timeout_s: float = 10.0) -> Revocations | None:
-        """The newest list of the owner's that any holder has; None if none has one. With a gate alone, which names the owner."""
-        assert self._gate is not None
-        key, found = revocations_key(self._run_id), []
-        for raw, _expires_s in (await self._get([key], timeout_s)).get(key, {}).values():
-            with suppress(ValueError):  # cannot be: the validator let it in
-                found.append(Revocations.from_bytes(raw, run_id=self._run_id, owner=self._gate.owner))
-        return max(found, key=lambda each: each.number, default=None)
 
     # -- pointers -----------------------------------------------------------------------------------------------------
 

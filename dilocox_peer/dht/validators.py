@@ -66,9 +66,9 @@ class RecordValidator:
         self._clock = clock
         self._slots = {dht_id(slot.key): slot for slot in slots(run_id)}
         self._verified: OrderedDict[bytes, None] = OrderedDict()
+        self._gate: Gate | None = None
         self._manifest: Manifest | None = None
         self._newest_words: dict[int, int] = {}  # sequence of the newest checkpoint of each stage
-        self._gate: Gate | None = None
 
     def set_gate(self, gate: Gate) -> None:
         """The run is not open: from here on the gate is asked. It learns the passes in the leases."""
@@ -94,16 +94,14 @@ class RecordValidator:
         value, signature = record.value[:-SIGNATURE_BYTES], record.value[-SIGNATURE_BYTES:]
         message = signed_bytes(record.key, record.subkey, value, record.expiration_time)
         digest = sha256(b"record", signature, message)  # of all that the rest depends on
-        is_verified = digest in self._verified
-        if is_verified:
+        if digest in self._verified and not self._may_be_out(slot, writer):
             self._verified.move_to_end(digest)
-            if slot.kind != "word" and self._gate is None:
-                return None  # else what was right may no longer be: a word grows old, a peer is put out
+            return None
         try:
             self._check_value(slot, writer, value, record.expiration_time)
         except ValueError as error:
             return str(error)
-        if not is_verified and not verify(writer, message, signature):
+        if not verify(writer, message, signature):
             return f"not signed by {writer}"
         self._remember(digest)
         return None
@@ -135,10 +133,16 @@ class RecordValidator:
                 self._check_admission(writer, b"")
             case "manifest":
                 self._check_manifest(payload)
-            case "word":
-                self._check_word(payload, slot.stage)
             case "revocations":
                 self._check_revocations(payload)
+            case "word":
+                self._check_word(payload, slot.stage)
+
+    def _may_be_out(self, slot: Slot, writer: PeerId) -> bool:
+        """Whether the gate does not let writer in, by what it has been shown: what was verified once is looked at again."""
+        if self._gate is None or slot.kind not in ("lease", "pointer"):
+            return False
+        return self._gate.refusal(writer, Right.JOIN, self._clock()) is not None
 
     def _check_admission(self, writer: PeerId, shown: bytes) -> None:
         if self._gate is None:
@@ -158,6 +162,15 @@ class RecordValidator:
             raise ValueError(str(error)) from None
         self._remember(digest)
 
+    def _check_revocations(self, payload: bytes) -> None:
+        raw = RevocationsRecord.from_bytes(payload).revocations
+        if self._gate is None:
+            raise ValueError("revocations of a run that is open, or whose manifest is not here yet")
+        digest = sha256(b"revocations", payload)
+        if digest not in self._verified:
+            Revocations.from_bytes(raw, run_id=self._run_id, owner=self._gate.owner)
+            self._remember(digest)
+
     def know(self, manifest: Manifest) -> None:
         """The run's settings, verified: from here on what its owner has signed can be told from what not."""
         self._manifest = manifest
@@ -176,15 +189,6 @@ class RecordValidator:
         if word.sequence < self._newest_words.get(stage, 0):
             raise ValueError("an older word of the owner's than one that is known here")
         self._newest_words[stage] = word.sequence
-
-    def _check_revocations(self, payload: bytes) -> None:
-        raw = RevocationsRecord.from_bytes(payload).revocations
-        if self._gate is None:
-            raise ValueError("revocations of a run that is open, or whose manifest is not here yet")
-        digest = sha256(b"revocations", payload)
-        if digest not in self._verified:
-            Revocations.from_bytes(raw, run_id=self._run_id, owner=self._gate.owner)
-            self._remember(digest)
 
     def _remember(self, digest: bytes) -> None:
         self._verified[digest] = None

@@ -23,6 +23,7 @@ from dilocox_peer.peer.rounds.contract import FetchState, StateComputed, StateIn
 from dilocox_peer.peer.rounds.driver import BLOB_SERVICE, RoundDriver
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.plan import first_plan, plan_bounds
+from dilocox_peer.peer.rounds.seats import seat_terms
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, StateServer, fetch_state
@@ -197,6 +198,7 @@ def _machine(
         stored_blobs=keeper.blobs.held,
         run_owner=manifest.owner_peer,
         max_back=manifest.rounds.checkpoint_every,
+        seats=seat_terms(manifest),
     )
 
 

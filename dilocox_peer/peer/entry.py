@@ -63,7 +63,8 @@ async def come_in(
             gate.take(found)
             keep_revocations(gate, newcomer.folder)
     own = None
-    if gate.refusal(newcomer.me, newcomer.right, time.time()) is not None:  # else it is listed, or the owner itself
+    is_listed = newcomer.me in gate.members or newcomer.me == gate.owner
+    if not is_listed or gate.refusal(newcomer.me, newcomer.right, time.time()) is not None:
         own = await _own_pass(newcomer, gate, manifest.run.name, transport)
     admission = Admission(gate, b"" if own is None else own.to_bytes())
     if own is not None:

@@ -297,11 +297,9 @@ class Notary:
         """The next checkpoint, when it is due: of the newest head that another one has followed, or of the last."""
         height = self._chain.height if self.is_over else self._chain.height - 1
         checkpoint = self._forks.checkpoint
-        if (
-            height < 1
-            or (checkpoint is not None and height <= checkpoint.height)
-            or not self._forks.holds_checkpoint(None)
-        ):
+        if not self._forks.holds_checkpoint(None):
+            return []
+        if height < 1 or (checkpoint is not None and height <= checkpoint.height):
             return []
         place, is_last = self._chain.place_at(height), self._is_last(height)
         if checkpoint is not None and not is_last and place.round < checkpoint.round + self._terms.every:

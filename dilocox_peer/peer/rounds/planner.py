@@ -15,6 +15,7 @@ from dilocox_peer.compression.ladder import LADDER, LOW_RANK
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.chain import Certificate, Place
 from dilocox_peer.peer.rounds.plan import MAX_CHANGE, Plan, PlanBounds, first_plan, plan_bounds
+from dilocox_peer.peer.rounds.seats import seat_terms
 from dilocox_peer.types import Digest
 
 SURE_AFTER = 32  # certificates in a row, of a chain whose beginning a planner has not seen; then it has left its start
@@ -146,4 +147,4 @@ def _shown(plan: Plan) -> str:
 def genesis_of(manifest: Manifest, stage: int) -> Place:
     """Where the chain of a stage of this run begins: its first roster is the run's owner's to sign."""
     second_plan = FixedPlanner(plan_bounds(manifest)).next(first_plan(manifest))
-    return Place.genesis(stage, manifest.genesis(stage), second_plan, manifest.owner_peer)
+    return Place.genesis(stage, manifest.genesis(stage), second_plan, manifest.owner_peer, seat_terms(manifest))

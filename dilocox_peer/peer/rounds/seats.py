@@ -3,11 +3,11 @@
 Everybody in the roster contributes. A newcomer votes once `contributions` of its have been counted and `work_us` of the run's
 clock have passed since the first. The run's clock is work: of each round its inner steps, times the median of the step
 times that its voters report; nobody can make it run by signing fast. Within any `window` rounds at most half as many get
-a vote as had one when it began (so at most a third of the voters are new), and of a roster that small one.
+a vote as had one when it began, so at most a third of the voters are new.
 
-A vote is kept: who comes back after a crash votes at once. A roster without any voter (all of them have gone) votes as a
-whole: a run goes on among who is there. While a stage has fewer than `few` voters, the clock is not asked: a quorum of one
-or two is worth less than a stranger's promise.
+A vote is kept: a peer that comes back after a crash votes at once. A roster without any voter (all of them have gone) votes
+as a whole: a run goes on among who is there. While a stage has fewer than `few` voters the clock is not asked: a quorum of
+one or two is lost too easily.
 """
 
 import statistics
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from dilocox_peer.manifest import Manifest
 from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Seats:
                 candidates[entry.peer] = replace(known, counted=min(known.counted + 1, terms.contributions))
         promoted = tuple(each for each in self.promoted if each[0] > value.round - terms.window)
         had = promoted[0][2] if promoted else len(before)
-        room = max(1, had // 2) - sum(count for _, count, _ in promoted)
+        room = max(terms.few - len(before), 1, had // 2) - sum(count for _, count, _ in promoted)
         ready = sorted(
             (each.since_us, peer)
             for peer, each in candidates.items()
@@ -107,3 +108,12 @@ class Seats:
 
 
 EVERYBODY = Seats()
+
+
+def seat_terms(manifest: Manifest) -> SeatTerms:
+    """How newcomers of this run earn a vote: invited and listed peers have one at once."""
+    admission = manifest.admission
+    if admission.mode != "open":
+        return SeatTerms()
+    work_us = round(admission.votes_after_hours * 3.6e9)
+    return SeatTerms(admission.votes_after, work_us, manifest.rounds.checkpoint_every)

@@ -43,7 +43,7 @@ RESTART_S = 5.0
 PUBLISH_S = 30.0  # a word expires after four
 
 
-class Notaries:
+class Registrar:
     """`run` until cancelled, in the loop it was made in. Takes the transport's messages."""
 
     def __init__(
