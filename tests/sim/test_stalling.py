@@ -8,6 +8,8 @@ from tests.hostile.machines import MODES
 
 from .stalling import Measured, play
 
+pytestmark = pytest.mark.timeout(600)
+
 SEEDS = range(3)
 SIZES = ((4, 1), (8, 2))
 AT_LEAST = 0.9
