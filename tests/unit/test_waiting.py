@@ -1,0 +1,133 @@
+"""Nobody begins a run anew that has begun, and who waits says for what: the machine's rule, and its words."""
+
+import random
+
+import pytest
+
+from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
+from dilocox_peer.events import Event, OwnerAwaited, RunIsOver, StateAwaited
+from dilocox_peer.peer.rounds.contract import (
+    Action,
+    FetchState,
+    Input,
+    OwnerVouched,
+    PeerFound,
+    Persist,
+    Received,
+    StateComputed,
+    Tick,
+)
+from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.messages import ChainPage, Heartbeat
+from dilocox_peer.peer.rounds.plan import first_plan, plan_bounds
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.peer.waiting import OVER_S, TELL_S, Waiting
+from dilocox_peer.signing import SigningKey, verify
+from tests.certified_stage import MANIFEST, OWNER, ROSTER, STAGE, CertifiedStage
+
+ME = SigningKey(b"m" * 32)
+
+
+class Newcomer:
+    """A peer without any state, second by second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.machine = RoundMachine(
+            me=ME.peer_id, incarnation=1, stage=STAGE, genesis=MANIFEST.genesis(STAGE), timing=Timing(), sign=ME.sign,
+            verify=verify, rng=random.Random(0), now=0.0, plan=first_plan(MANIFEST), start_peers=1, max_peers=16,
+            plans=plan_bounds(MANIFEST), run_owner=OWNER.peer_id, max_back=MANIFEST.rounds.checkpoint_every,
+        )  # fmt: skip
+        self.told: list[Event] = []
+        self.wanted: list[Action] = []
+        self.waiting = Waiting(MANIFEST, STAGE, self.machine, self.told.append)
+        self.give(StateComputed(self.machine.head, b"s" * 32))
+
+    def give(self, *inputs: Input) -> None:
+        for happened in inputs:
+            self.wanted += self.machine.handle(happened, self.now)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it gives up on the way."""
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            self.give(Tick())
+            if self.waiting.look(self.now):
+                return True
+        return False
+
+    def hear_owner(self, stage: CertifiedStage, height: int, *, is_last: bool = False) -> None:
+        place = stage.certificates[height - 1]
+        word = Checkpoint(STAGE, MANIFEST.genesis(STAGE), height, place.value.round, place.head, height, is_last)
+        self.give(OwnerVouched(sign_checkpoint(word, OWNER.sign)))
+
+    def see(self, stage: CertifiedStage) -> None:
+        """A notary shows the chain; nobody who holds the state is there."""
+        for start in range(0, len(stage.certificates), 8):
+            page = tuple(stage.certificates[start : start + 8])
+            more = start + 8 < len(stage.certificates)
+            self.give(Received(OWNER.peer_id, ChainPage(STAGE, stage.certificates[-1].head, 1, page, more)))
+
+
+@pytest.fixture
+def newcomer() -> Newcomer:
+    return Newcomer()
+
+
+def test_who_waits_for_the_owner_says_so_once_and_signs_nothing(newcomer: Newcomer):
+    newcomer.give(PeerFound(ROSTER[0]))
+    assert not newcomer.wait(300)
+    assert newcomer.told == [OwnerAwaited(STAGE, 1)]
+    assert not [action for action in newcomer.wanted if isinstance(action, Persist)]
+    assert not newcomer.machine.may_train
+
+
+def test_before_the_owner_is_seen_to_be_missing_nothing_is_said(newcomer: Newcomer):
+    assert not newcomer.wait(TELL_S - 1)
+    assert newcomer.told == []
+
+
+@pytest.mark.parametrize("shown", [False, True], ids=["by its word alone", "and by the chain"])
+def test_a_run_that_has_begun_is_waited_for_and_not_begun_anew(newcomer: Newcomer, shown: bool):
+    stage = CertifiedStage().rounds(12)
+    newcomer.hear_owner(stage, 9)
+    if shown:
+        newcomer.see(stage)
+    assert not newcomer.wait(900)
+    assert newcomer.told == [StateAwaited(STAGE, 8)]
+    assert newcomer.machine.round == 0
+    assert not newcomer.machine.may_train
+    written = [each for action in newcomer.wanted if isinstance(action, Persist) for each in action.state.appended]
+    assert not [each for each in written if ME.peer_id in each.value.roster], "it wrote a roster of its own"
+
+
+def test_when_somebody_with_the_state_comes_it_is_fetched(newcomer: Newcomer):
+    stage = CertifiedStage().rounds(12)
+    newcomer.hear_owner(stage, 9)
+    newcomer.see(stage)
+    newcomer.wait(60)
+    newcomer.wanted.clear()
+    tip, donor = stage.certificates[-1], ROSTER[1]
+    for _ in range(40):
+        beat = Heartbeat(
+            STAGE, tip.head, tip.epoch, incarnation=1, height=tip.value.height, round=tip.value.round,
+            weight=tip.value.weight, training_round=13, micro_batches=0, ready=True, state_digest=stage.states[-1].digest,
+            paused=False,
+        )  # fmt: skip
+        newcomer.give(Received(donor, beat))
+        newcomer.see(stage)
+        newcomer.wait(1)
+        if fetches := [action for action in newcomer.wanted if isinstance(action, FetchState)]:
+            break
+    assert fetches[0].head == tip.head
+    assert fetches[0].donors == (donor,)
+    assert newcomer.machine.waits_for(newcomer.now) is None
+
+
+def test_a_run_that_is_over_is_an_end_for_who_comes_later(newcomer: Newcomer):
+    stage = CertifiedStage().rounds(12)
+    newcomer.hear_owner(stage, 13, is_last=True)
+    newcomer.see(stage)
+    assert newcomer.wait(OVER_S + 5)
+    assert newcomer.told == [RunIsOver(12, 0)]
+    assert "complete" in newcomer.told[0].line()
