@@ -375,7 +375,7 @@ class Node:
         blobs = []
         for entry in certificate.value.entries:
             if entry.blob not in self.disk.blobs:
-                if self.peer in self.world.checks.hostile:  # alone, it certified what it never had
+                if not self.world.is_honest(self.peer):  # alone, it certified what it never had
                     self.gone_for_good = True
                     self.crash()
                     return
