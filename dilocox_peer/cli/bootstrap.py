@@ -158,7 +158,7 @@ def _manifests(paths: Sequence[Path]) -> list[Manifest]:
 
 def _owner_keys(request: BootstrapRequest, manifests: Sequence[Manifest]) -> dict[RunId, SigningKey]:
     """The owner's key, for the runs that it signed. Raises ConfigError where one was named that signed none of them, or where
-    one is needed and cannot be read."""
+    one is there and cannot be read."""
     beside = request.home.folder / "owner.key"
     path = owner_key_path(request.owner_key, request.owner_home)
     if request.owner_key is None and not path.exists() and beside.exists():
@@ -166,9 +166,8 @@ def _owner_keys(request: BootstrapRequest, manifests: Sequence[Manifest]) -> dic
     try:
         key = read_key(path, flag="--owner-key")
     except ConfigError:
-        is_needed = path.exists() and any(Gate.of(manifest) for manifest in manifests)
-        if request.owner_key is not None or is_needed:
-            raise
+        if request.owner_key is not None or path.exists():
+            raise  # one that is there and cannot be read: without it no run begins, and that is not seen until hours later
         return {}
     signed = {manifest.run_id: key for manifest in manifests if manifest.owner_peer == key.peer_id}
     if request.owner_key is not None and not signed:

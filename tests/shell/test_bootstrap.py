@@ -62,6 +62,7 @@ class Bootstrap:
             said += line
         too_late.cancel()
         self.links = links
+        self.said = said
 
     def kill(self) -> None:
         """As a power cut would; its network daemons notice and end."""
@@ -131,6 +132,25 @@ def test_two_runs_their_health_and_the_same_links_after_a_power_cut(tmp_path, ru
     assert health(tmp_path)[0] == 0
     assert peer(tmp_path, "leave", "--name", "bootstrap").returncode == 0
     assert started[1].process.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_without_the_owners_key_it_serves_and_says_what_is_missing(tmp_path, runs, started):
+    key = tmp_path / "owner.key"
+    started.append(Bootstrap(tmp_path, 0, runs[:1]))
+    assert "no owner's key" not in started[0].said
+    started[0].kill()
+    key.chmod(0o644)
+    assert_refused(peer(tmp_path, "bootstrap", str(runs[0])), 2, "chmod 600")
+    key.chmod(0o600)
+    key.rename(tmp_path / "elsewhere.key")
+    started.append(Bootstrap(tmp_path, 0, runs[:1]))
+    assert "no owner's key here: the first roster of run 'one'" in started[1].said
+    assert started[1].links[0].split("@")[0] == started[0].links[0].split("@")[0]
+    other = tmp_path / "other.toml"
+    assert peer(tmp_path, "init", str(other), "--owner-key", str(tmp_path / "other.key")).returncode == 0
+    refused = peer(tmp_path, "bootstrap", str(other), "--name", "b", "--owner-key", str(tmp_path / "elsewhere.key"))
+    assert_refused(refused, 2, "signed none of these runs")
 
 
 @pytest.mark.slow
