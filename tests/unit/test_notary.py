@@ -215,6 +215,23 @@ def test_a_newer_word_signed_elsewhere_with_the_same_key_counts(office: Office, 
     assert office.notary.checkpoint == word
 
 
+def test_once_begun_a_few_are_asked_at_a_time_and_strangers_do_not_crowd_out_the_roster(
+    office: Office, stage: CertifiedStage
+):
+    office.show(A, stage.certificates[:4])
+    office.give(*(PeerFound(PeerId(f"stranger{number:03d}")) for number in range(200)), *map(PeerFound, ROSTER))
+    asked = []
+    for _ in range(6):
+        office.sent.clear()
+        office.now += 10.0
+        office.give(Tick())
+        questions = [to for to, message in office.sent if isinstance(message, GetChain)]
+        assert len(questions) <= 3
+        asked += questions
+    assert all(asked.count(peer) >= 3 for peer in ROSTER)
+    assert len(set(asked)) == len(ROSTER) + 6, "and a stranger each time, not always the same"
+
+
 # ---- what others send ------------------------------------------------------------------------------------------------
 
 

@@ -498,13 +498,15 @@ class RoundMachine:
     @property
     def _path(self) -> Suffix | None:
         """The better chain to follow. One that begins at our head by writing the roster anew is not followed at once: a
-        peer that hears nobody writes such an epoch, and a hostile one whenever it likes. It counts when a quorum of the
-        roster is on it, or when our own quorum is lost, also to the path itself. One that no member of the roster has
-        signed counts only where no member is left."""
+        peer that hears nobody writes such an epoch, and a hostile one whenever it likes. It counts when the run's owner
+        vouches for it, when a quorum of the roster is on it, or when our own quorum is lost, also to the path itself. One
+        that no member of the roster has signed counts only where no member is left."""
         path, place = self._healing.path, self._chain.place
         if path is None or path.ancestor != place.height or path.certificates[0].value.kind != "epoch":
             return path
         if place.is_genesis or self._owner.peer in path.certificates[0].value.roster:
+            return path
+        if self._forks.holds_checkpoint(path) and not self._forks.holds_checkpoint(None):
             return path
         support, _ = self._forks.support(path)
         here = self._members.alive(self._now) | {self._owner.peer}

@@ -42,6 +42,7 @@ from dilocox_peer.types import Digest, PeerId
 
 POLL_FIRST_S = 1.0  # between two questions to a peer, while the run has not begun
 POLL_S = 5.0
+ASKED_AT_ONCE, ASKED_OF_ROSTER = 3, 2
 PATIENCE_S = 120.0  # five times what a roster waits for its quorum
 FIRST_EPOCH = 1
 MAX_REMEMBERED = 1024  # branches of minorities
@@ -326,10 +327,21 @@ class Notary:
         pause_s = POLL_FIRST_S if self._chain.height == 0 else POLL_S
         self._poll_at = self._now + pause_s * (0.9 + 0.2 * self._rng.random())
         actions: list[Action] = []
-        for peer, known in sorted(self._known.items()):
+        for peer in self._next_asked():
+            known = self._known[peer]
             known.asked_at, known.is_asked = self._now, True
             actions.append(self._question(peer))
         return actions
+
+    def _next_asked(self) -> list[PeerId]:
+        """Before the run has begun all; then a few in turn, most of them of the roster: of a run with many stages a process
+        asks for each, and who only says that it is there keeps nobody else from being asked."""
+        by_turn = sorted(self._known, key=lambda peer: (self._known[peer].asked_at, peer))
+        if self._chain.height == 0:
+            return by_turn
+        roster = set(self._chain.place.roster)
+        members = [peer for peer in by_turn if peer in roster][:ASKED_OF_ROSTER]
+        return members + [peer for peer in by_turn if peer not in roster][: ASKED_AT_ONCE - len(members)]
 
     def _question(self, peer: PeerId) -> Action:
         return Send(peer, GetChain(*self._at(), tuple(self._chain.locator())))
