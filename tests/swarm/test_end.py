@@ -1,10 +1,13 @@
 """A run that has begun is not begun again, and one that is over stays over: real processes, some of them away."""
 
 import asyncio
+import sys
 
 import pytest
 
+from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.config import preset
+from dilocox_peer.peer.state.keeper import Keeper
 from tests.swarm.watched import LONG_S, Watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -55,5 +58,58 @@ def test_a_newcomer_waits_for_the_only_one_who_holds_the_state():
             both = [bootstrap, newcomer, back]
             await swarm.until(lambda: swarm.round_of("peer1") > reached, both, LONG_S)
             assert min(each["round"] for each in swarm.of("peer1", "RoundCertified")) > 1, "it began anew"
+
+    asyncio.run(scenario())
+
+
+async def recover(swarm: Watched, *arguments: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dilocox_peer", "recover", *arguments, "--name", "peer0", "--home", str(swarm.folder),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    said, _ = await process.communicate()
+    assert process.returncode == 0, said
+    return said.decode()
+
+
+def test_with_the_owners_key_a_branch_that_was_left_is_gone_back_to_and_the_owner_follows():
+    async def scenario() -> None:
+        rounds = {"total": 10_000, "inner_steps": 4, "checkpoint_every": 2}
+        async with Watched(preset("tiny", rounds=rounds)) as swarm:
+            bootstrap = await swarm.start_bootstrap()
+
+            async def train_until(round_number: int) -> int:
+                peer = await swarm.start_peer("peer0")
+                await swarm.until(lambda: swarm.round_of("peer0") >= round_number, [bootstrap, peer], LONG_S)
+                peer.process.terminate()
+                await peer.process.wait()
+                await peer.reader
+                return swarm.round_of("peer0")
+
+            left_at = await train_until(3)
+            folder = PeerHome.at(swarm.folder, "peer0", None).run_folder(swarm.manifest.run_id)
+            keeper = Keeper(folder, swarm.manifest, 0, lambda _event: None)
+            chain, state = keeper.durable.appended, keeper.state
+            keeper.left.keep(swarm.manifest.run_id, chain, chain[-2:], state)  # as if it had left it just now
+            keeper.close()
+            await train_until(left_at + 8)
+
+            [line] = (await recover(swarm)).splitlines()
+            said = await recover(swarm, line.split()[0])
+            assert f"back at round {state.round}" in said
+            assert "signed with the owner's key" in said  # it is in the swarm's home
+            assert len((await recover(swarm)).splitlines()) == 2, "where it was is kept as well"
+
+            vouched = len(swarm.of("bootstrap", "RoundVouched"))
+            back = await swarm.start_peer("peer0")
+            started = swarm.of("peer0", "PeerStarted")[-1]["time"]
+
+            def since() -> list[int]:
+                return [each["round"] for each in swarm.of("peer0", "RoundCertified") if each["time"] > started]
+
+            await swarm.until(lambda: len(since()) >= 4, [bootstrap, back], LONG_S)
+            assert since()[0] == state.round + 1
+            await swarm.until(lambda: len(swarm.of("bootstrap", "RoundVouched")) > vouched, [bootstrap, back], LONG_S)
+            assert state.round < swarm.of("bootstrap", "RoundVouched")[-1]["round"] <= max(since())
 
     asyncio.run(scenario())
