@@ -54,6 +54,7 @@ STOP_TRAINER_S = 3.0
 STOP_CONVEYOR_S = 2.0
 LINGER_S = 3.0  # after everybody has the last head, and after the last state sent: for followers that still fetch
 LINGER_MAX_S = 30.0
+VOUCHED_S = 12.0  # of waiting for the owner's word that the run is over: its bootstrap asks every five, if there is one
 WORD_S = 5.0  # for the owner's newest checkpoint, before the first look
 SERVE_OUT_S = 300.0  # a whole state over a slow uplink
 
@@ -450,17 +451,23 @@ class Stay:
         self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
 
     async def _linger(self, parts: _Parts, leaving: "asyncio.Future[str]") -> None:
-        """Serves the last state until everybody in the roster has it, the stages behind know that the last round is over,
-        and followers had time to ask for it; what is on its way then is sent to its end."""
+        """Serves the last state until everybody in the roster has it, the stages behind know that the last round is over, the
+        run's owner has vouched for it, and followers had time to ask for it; what is on its way then is sent to its end."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + LINGER_MAX_S
+        deadline, vouched_by = loop.time() + LINGER_MAX_S, loop.time() + VOUCHED_S
         total = parts.averaging.driver.machine.last_round or 0
 
         def is_needed() -> bool:
             behind = total if parts.conveyor is None else parts.conveyor.behind
             return not parts.averaging.driver.everybody_at_head() or behind < total
 
-        while not leaving.done() and loop.time() < deadline and is_needed():
+        def is_vouched() -> bool:
+            checkpoint = parts.averaging.machine.checkpoint
+            return checkpoint is not None and checkpoint.is_last
+
+        while not leaving.done() and loop.time() < deadline:
+            if not is_needed() and (is_vouched() or loop.time() >= vouched_by):
+                break
             await asyncio.wait({leaving}, timeout=0.2)
         deadline, quiet_since = loop.time() + SERVE_OUT_S, loop.time()
         while not leaving.done() and loop.time() < min(deadline, quiet_since + LINGER_S):

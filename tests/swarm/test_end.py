@@ -29,7 +29,7 @@ def test_a_newcomer_to_a_run_that_is_over_is_told_so_and_begins_nothing():
             assert swarm.of("peer1", "RoundCertified") == []
             assert swarm.of("peer1", "Left")[-1]["reason"] == "the run is complete"
 
-            # Who holds the final model comes back, and a newcomer that is there then gets it.
+            # Whoever holds the final model may come back: it is what it was.
             returned = await swarm.start_peer("peer0")
             assert await asyncio.wait_for(returned.process.wait(), LONG_S) == 0
             assert len({each["anchor_digest"] for each in swarm.of("peer0", "RunComplete")}) == 1
