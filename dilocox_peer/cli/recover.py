@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dilocox_peer.peer.state.keeper import Keeper
     from dilocox_peer.peer.state.left import LeftBranch
 
+AHEAD_MS = 3_600_000  # what a bootstrap signs before it hears of this word counts less; then it counts on from there
+
 Say = Callable[[str], None]
 
 
@@ -131,7 +133,7 @@ def _vouch(keeper: "Keeper", manifest: "Manifest", backup: "Backup", owner: Sign
     stage = backup.certificates[-1].stage
     chain = Chain(genesis_of(manifest, stage), backup.certificates)
     known = keeper.durable.checkpoint if keeper.durable is not None else None
-    sequence = max(time.time_ns() // 1_000_000, 0 if known is None else known.sequence + 1)
+    sequence = max(time.time_ns() // 1_000_000 + AHEAD_MS, 0 if known is None else known.sequence + 1)
     unsigned = Checkpoint(
         stage, manifest.genesis(stage), chain.height, chain.place.round, chain.head, sequence,
         ends_run(chain, chain.height, plan_bounds(manifest)),
