@@ -45,7 +45,7 @@ from dilocox_peer.peer.takeover import Move, Takeover
 from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.peer.training.trainer import Trainer
-from dilocox_peer.peer.waiting import LOOK_S, Waiting
+from dilocox_peer.peer.waiting import Waiting
 from dilocox_peer.pipeline.data import has_text, load_corpus
 from dilocox_peer.signing import SEED_BYTES
 
@@ -416,7 +416,7 @@ class Stay:
             asyncio.create_task(parts.guardian.run(), name="copies of other stages"),
         }
         conducting = asyncio.create_task(self._conduct(parts), name="conduct")
-        waiting = asyncio.create_task(_wait_in_vain(parts.waiting), name="waiting")
+        waiting = asyncio.create_task(parts.waiting.run(), name="waiting")
         network = asyncio.create_task(parts.transport.wait_for_failure(), name="network")
         moving = asyncio.create_task(_next_move(parts.takeover), name="takeover")
         everything: set[asyncio.Future[Any]] = {*tasks, conducting, waiting, network, moving, self._failed, leaving}
@@ -484,14 +484,6 @@ class Stay:
             async with asyncio.timeout(SAY_GOODBYE_S):
                 await parts.directory.leave(timeout_s=SAY_GOODBYE_S)
                 await parts.averaging.driver.drained()
-
-
-async def _wait_in_vain(waiting: Waiting) -> None:
-    """Returns when the run is over and its model not to be had."""
-    while True:
-        if waiting.look(asyncio.get_running_loop().time()):
-            return
-        await asyncio.sleep(LOOK_S)
 
 
 async def _next_move(takeover: Takeover | None) -> Move:

@@ -1,6 +1,8 @@
 """What a peer waits for that only others can give, told in one line: the owner's signature, somebody who holds the run's
-state, or nothing any more, because the run is over. Pure but for the clock it is given; the machine decides, this tells.
+state, or nothing any more, because the run is over. The machine decides, this tells.
 """
+
+import asyncio
 
 from dilocox_peer.events import Listener, OwnerAwaited, RunIsOver, StateAwaited
 from dilocox_peer.manifest import Manifest
@@ -12,7 +14,7 @@ LOOK_S = 1.0
 
 
 class Waiting:
-    """`look` now and then."""
+    """`run` it, or `look` now and then."""
 
     def __init__(self, manifest: Manifest, stage: int, machine: RoundMachine, listener: Listener) -> None:
         self._start_peers = manifest.rounds.start_peers
@@ -22,6 +24,13 @@ class Waiting:
         self._wait: Wait | None = None
         self._since = 0.0
         self._told: object = None
+
+    async def run(self) -> None:
+        """Returns when the run is over and its model not to be had."""
+        while True:
+            if self.look(asyncio.get_running_loop().time()):
+                return
+            await asyncio.sleep(LOOK_S)
 
     def look(self, now: float) -> bool:
         """Whether there is nothing to wait for any more: the run is complete, and nobody who holds its model is here."""
