@@ -167,7 +167,9 @@ class Forger:
             return Reply({}, [])
         self._served += 1
         tell("StateServed", to=peer, mode=self._mode, lie=self._order.get("lie"))
-        state = replace(self._state, head=Digest(header.get("head", self._state.head)), round=10**6)
+        head = header.get("head", self._state.head)
+        number = next((each.value.round for each in self._forged if each.head == head), 10**6)
+        state = replace(self._state, head=Digest(head), round=number)
         said, parts = state.header(), list(state.parts())
         donor = next(iter(self._said), None)
         if self._mode == "donor" and donor is not None:

@@ -31,6 +31,8 @@ from tests.hostile.forgery import branch, sybils
 EVERY_S = 1.0
 ORDERS = Path()
 STATE: list[AnchorState] = []  # what is served for a forged head: one for all of them
+ROUNDS: dict[Digest, int] = {}  # of the forged heads, ours and our accomplices'
+MAX_ROUNDS = 100_000
 
 
 class Forges(RoundMachine):
@@ -52,6 +54,7 @@ class Forges(RoundMachine):
 
     def handle(self, event: Input, now: float) -> list[Action]:
         if isinstance(event, Received) and event.sender in self._insiders and isinstance(event.message, ChainPage):
+            ROUNDS.update((each.head, each.value.round) for each in event.message.certificates)
             return []  # it is not taken in by its accomplices
         actions = super().handle(event, now)
         if now >= self._next_s:
@@ -86,6 +89,9 @@ class Forges(RoundMachine):
                 max_peers=self._owner.max_peers, state_digest=STATE[0].digest,
             ),
         )  # fmt: skip
+        if len(ROUNDS) > MAX_ROUNDS:
+            ROUNDS.clear()
+        ROUNDS.update((each.head, each.value.round) for each in self._forged[start:])
         self._shown += 1
         place, tip = self._chain.place_at(start), self._forged[-1]
         signers = {peer for peer, _ in self._forged[start].signatures} & set(place.roster)
@@ -119,11 +125,11 @@ def turn() -> None:
 
     async def lie(self: StateServer, head: Digest) -> Reply:
         reply = await serve_at(self, head)
-        if reply.header or not ORDERS.exists():
+        if reply.header or head not in ROUNDS:
             return reply
-        tell("StateServed", head=head.hex())
+        tell("StateServed", head=head.hex(), round=ROUNDS[head])
         state = AnchorState.of(
-            STATE[0].layout, head=head, round_number=10**6, anchor=STATE[0].anchor, momentum=STATE[0].momentum
+            STATE[0].layout, head=head, round_number=ROUNDS[head], anchor=STATE[0].anchor, momentum=STATE[0].momentum
         )
         return Reply({**state.header(), "final": True}, list(state.parts()))
 
