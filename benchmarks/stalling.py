@@ -3,6 +3,8 @@
 Real processes on loopback. One of four members, or two of eight, turns hostile after some rounds (tests/hostile); the honest
 ones' rounds a minute, contributions a round and bytes a round are measured from five rounds later on, and compared
 with a swarm of the same size, in the same run, in which nobody turns: `honest`. Only honest peers' contributions count.
+`absent` is a swarm of the honest ones alone: a plan is made for so many contributors as there are, so with fewer of them its
+rounds and codec are others, whatever became of the rest.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from tests.hostile.machines import MODES
 TURN_AFTER = 6  # rounds
 SETTLED_ROUNDS = 5
 PATIENCE_S = 300.0
+ABSENT = "absent"
 ATTACKS = ("offers nothing", "hangs", "plans astray", "claims", "outbids", "leads nothing", "omits", "equivocates")
 
 
@@ -41,9 +44,9 @@ class Measured:
 
 async def measure(mode: str, *, num_peers: int, num_hostile: int, seconds: float) -> Measured:
     """One swarm, from its start to its end."""
-    rounds = {"total": 100_000, "inner_steps": 32, "start_peers": num_peers}
     honest = [f"honest{index}" for index in range(num_peers - num_hostile)]
-    hostile = [f"hostile{index}" for index in range(num_hostile)]
+    hostile = [] if mode == ABSENT else [f"hostile{index}" for index in range(num_hostile)]
+    rounds = {"total": 100_000, "inner_steps": 32, "start_peers": len(honest) + len(hostile)}
     async with WatchedSwarm(preset("tiny", rounds=rounds, limits={"max_peers": 16})) as swarm:
         await swarm.start_bootstrap()
         program = ("-m", "tests.hostile.member", mode, str(TURN_AFTER))
@@ -107,7 +110,7 @@ async def run(arguments: argparse.Namespace) -> None:
     options: dict[str, Any] = {"num_peers": arguments.peers, "num_hostile": num_hostile, "seconds": arguments.seconds}
     undisturbed = await measure("honest", **options)
     print(row("honest", undisturbed, undisturbed), flush=True)
-    for mode in arguments.mode or ATTACKS:
+    for mode in arguments.mode or (ABSENT, *ATTACKS):
         print(row(mode, await measure(mode, **options), undisturbed), flush=True)
 
 
@@ -115,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--mode", action="append", choices=MODES)
+    parser.add_argument("--mode", action="append", choices=(ABSENT, *MODES))
     asyncio.run(run(parser.parse_args()))
 
 

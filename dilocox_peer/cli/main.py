@@ -401,6 +401,29 @@ def leave(name: NameOption = "default", home: HomeOption = None) -> None:
 
 
 @app.command()
+def recover(
+    tip: Annotated[
+        str | None, typer.Argument(help="Of the branch to go back to; without it: what is kept.", show_default=False)
+    ] = None,
+    run: Annotated[str, typer.Option(help="Beginning of the run's id, of a peer of several runs.")] = "",
+    owner_key: Annotated[
+        Path | None,
+        typer.Option(
+            help="Sign for that branch, so that the others follow.", show_default="owner.key in --home, if there"
+        ),
+    ] = None,
+    name: NameOption = "default",
+    home: HomeOption = None,
+    identity_path: IdentityOption = None,
+) -> None:
+    """Go back to rounds that this peer has left for a better supported branch. The peer must not be running."""
+    from dilocox_peer.cli.home import PeerHome, default_home
+    from dilocox_peer.cli.recover import RecoverRequest, run_recover
+
+    run_recover(RecoverRequest(tip, PeerHome.at(home, name, identity_path), run, owner_key, home or default_home()))
+
+
+@app.command()
 def status(
     link: Annotated[
         str | None,

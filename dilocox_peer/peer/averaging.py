@@ -5,20 +5,22 @@ What the machine wants of states and contributions is done here: adopting anothe
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from dilocox_peer.admission import Right
 from dilocox_peer.compression.aggregate import contribution_norm
 from dilocox_peer.compression.contribution import blob_limits, raw_bytes
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
-from dilocox_peer.events import Listener
+from dilocox_peer.events import BranchKept, Failed, Listener
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.network.transport import Reply
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.rounds.adaptive_planner import planner_of
+from dilocox_peer.peer.rounds.chain import Certificate
 from dilocox_peer.peer.rounds.contract import FetchState, StateComputed, StateInstalled, StateMissing
 from dilocox_peer.peer.rounds.driver import BLOB_SERVICE, RoundDriver
 from dilocox_peer.peer.rounds.machine import RoundMachine
@@ -63,6 +65,7 @@ class Averaging:
         """In the loop it will run in. trainer: held, at the keeper's state. conveyor: of a run with several stages.
         disk: one thread; what is written there is written in order."""
         self._me = presence.me
+        self._run_id = manifest.run_id
         self._transport = presence.transport
         self._trainer = trainer
         self._keeper = keeper
@@ -149,6 +152,8 @@ class Averaging:
                 self.driver.post(StateMissing(action.head))
                 return
             # Not before: should no donor have it, our chain is still the certificates that wait.
+            if action.leaves:
+                await self._keep_branch(action.leaves)
             settles_ours = self.conductor.drop_waiting()
             keep = action.keep_movement and not settles_ours
             await asyncio.wrap_future(self._trainer.install(state, keep_movement=keep))
@@ -159,6 +164,18 @@ class Averaging:
             self.driver.post(StateInstalled(state.head, state.digest))
         finally:
             self.conductor.state_fetches -= 1
+
+    async def _keep_branch(self, leaves: Sequence[Certificate]) -> None:
+        """What is dropped for a better chain stays on disk. A disk that refuses is told, and does not keep us from it."""
+        chain, state = tuple(self.machine.chain), self._trainer.state()
+        keep = partial(self._keeper.left.keep, self._run_id, chain, tuple(leaves), state)
+        try:
+            kept = await asyncio.get_running_loop().run_in_executor(self._disk, keep)
+        except OSError as error:
+            self._listener(Failed("keeping our branch", f"{error.strerror or error}: it cannot be gone back to"))
+            return
+        if kept is not None:
+            self._listener(BranchKept(kept.first_round, kept.last_round, kept.tip))
 
     async def _own_state(self, head: Digest) -> AnchorState | None:
         return await asyncio.get_running_loop().run_in_executor(self._disk, self._keeper.stored, head)

@@ -123,13 +123,13 @@ class Registrar:
             await asyncio.sleep(LOOK_FIRST_S)
 
     async def _recall(self, stages: Sequence[int]) -> None:
-        """What the peers of stages that have not begun here know of the owner's word: our log may have been lost."""
+        """What the peers of these stages know of the owner's word: our log may have been lost, or somebody has signed with
+        the same key elsewhere (`recover`)."""
         for stage in stages:
-            desk = self._desks[stage]
-            if not desk.has_begun and desk.checkpoint is None:
-                with suppress(RunUnreachable):
-                    if (found := await self._directory.word(stage)) is not None:
-                        desk.post(OwnerVouched(found[0]))
+            with suppress(RunUnreachable):
+                found = await self._directory.word(stage)
+                if found is not None and found[0].is_newer(self._desks[stage].checkpoint):
+                    self._desks[stage].post(OwnerVouched(found[0]))
 
     async def _keep_publishing(self) -> None:
         """The checkpoints of all stages: each when it is new, and again before it expires."""

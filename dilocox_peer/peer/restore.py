@@ -1,12 +1,14 @@
 """Taking over a stage that nobody holds any more, from a copy that a peer of another stage has kept.
 
 Only where this disk has no state of the stage and nobody of the stage answers with a chain: whoever lives knows more. When
-somebody of it comes back later the heavier chain wins, as after any partition (peer/rounds/healing.py).
+somebody of it comes back later the better chain wins, as after any partition (peer/rounds/forks.py). What is said of a copy
+decides nothing but whom to ask first: chains are fetched, verified and judged before a state is.
 """
 
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dilocox_peer.dht.directory import Directory
@@ -17,13 +19,14 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.state.backup import Annals, Backup, BackupStore
 from dilocox_peer.peer.state.backup_exchange import Summary, fetch_chain, fetch_kept_state, fetch_summary
-from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import verify
-from dilocox_peer.types import Layout
+from dilocox_peer.types import PeerId
 
 ASK_S = 5.0
 MAX_ASKED = 32
+MAX_FETCHED = 8  # chains read, of those who claim the most
+CHAIN_TIMEOUT_S = 60.0  # for one of them
 RESTORE_TIMEOUT_S = 3600.0
 
 
@@ -34,9 +37,9 @@ class _Source:
     summary: Summary
     lease: Lease | None
 
-    def rank(self) -> tuple[int, int, bool]:
-        """Lowest first: by the chain's weight, then the state's round, then what costs no transfer."""
-        return -self.summary.weight, -self.summary.round, self.lease is not None
+    def rank(self) -> tuple[int, bool]:
+        """Lowest first: by the state's round as claimed, then what costs no transfer."""
+        return -self.summary.round, self.lease is not None
 
 
 async def find_backup(
@@ -65,11 +68,15 @@ async def find_backup(
     if kept is not None:
         height, weight = kept.certificates[-1].value.height, kept.certificates[-1].value.weight
         sources.append(_Source(Summary(height, kept.state.round, weight), None))
-    layout = layout_of(manifest, stage)
-    for source in sorted(sources, key=_Source.rank):
-        backup = (
-            kept if source.lease is None else await _fetch(manifest, stage, source.lease, presence, layout, listener)
-        )
+    sources = sorted(sources, key=_Source.rank)[:MAX_FETCHED]
+    judged = await _judged(manifest, stage, sources, kept, presence, directory, listener)
+    for source, annals in judged:
+        try:
+            backup = kept if source.lease is None else await _fetch(source.lease.peer, annals, manifest, presence)
+        except (PeerUnavailable, ProtocolError, StateCorrupt) as error:
+            assert source.lease is not None
+            listener(StateFetchFailed(source.lease.peer, str(error)))
+            continue
         if backup is not None:
             donor = presence.me if source.lease is None else source.lease.peer
             listener(StageRestored(stage, backup.state.round, donor, backup.state.size_bytes))
@@ -79,18 +86,40 @@ async def find_backup(
     return None
 
 
-async def _fetch(
-    manifest: Manifest, stage: int, lease: Lease, presence: Presence, layout: Layout, listener: Listener
-) -> Backup | None:
-    annals = Annals(manifest, stage, verify)
-    try:
-        await fetch_chain(presence.transport, lease.peer, annals)
-        state: AnchorState | None = await fetch_kept_state(
-            presence.transport, lease.peer, annals, layout, RESTORE_TIMEOUT_S
-        )
-    except (PeerUnavailable, ProtocolError, StateCorrupt) as error:
-        listener(StateFetchFailed(lease.peer, str(error)))
-        return None
+async def _judged(
+    manifest: Manifest,
+    stage: int,
+    sources: Sequence[_Source],
+    kept: Backup | None,
+    presence: Presence,
+    directory: Directory,
+    listener: Listener,
+) -> list[tuple[_Source, Annals]]:
+    """The sources whose chains verify, those first that are on the best of them, each with its own chain as it was read."""
+    word = await directory.word(stage)
+    checkpoint = None if word is None else word[0]
+    read: list[tuple[_Source, Annals]] = []
+    best = Annals(manifest, stage, verify, checkpoint)
+    for source in sources:
+        annals = Annals(manifest, stage, verify, checkpoint)
+        try:
+            if source.lease is not None:
+                await fetch_chain(presence.transport, source.lease.peer, annals, CHAIN_TIMEOUT_S)
+            elif kept is not None:
+                annals.take(kept.certificates)
+        except (PeerUnavailable, ProtocolError) as error:
+            listener(StateFetchFailed(source.lease.peer if source.lease is not None else presence.me, str(error)))
+            continue
+        with suppress(ProtocolError):  # of a branch that counts less
+            best.take(annals.certificates)
+        read.append((source, annals))
+    return sorted(read, key=lambda each: best.round_at(each[1].place.head) is None)
+
+
+async def _fetch(peer: PeerId, annals: Annals, manifest: Manifest, presence: Presence) -> Backup | None:
+    """Raises PeerUnavailable, ProtocolError, StateCorrupt."""
+    layout = layout_of(manifest, annals.stage)
+    state = await fetch_kept_state(presence.transport, peer, annals, layout, RESTORE_TIMEOUT_S)
     return Backup(annals.up_to(state.head), state) if state is not None else None
 
 

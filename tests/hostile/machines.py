@@ -139,7 +139,7 @@ class Equivocates(Hostile):
             return []
         value, signatures = found
         signatures[sender] = ack.signature
-        if not is_quorum(signatures, self._seat.place.roster):
+        if not is_quorum(signatures, self._seat.place.voters):
             return []
         certificate = self._seat.certificate(value, signatures, epoch=self.epoch, ballot=ack.ballot)
         half = [peer for peer in self._seat.others if self._is_other_half(peer)]

@@ -16,18 +16,24 @@ from dilocox_peer.peer.rounds.contract import Action, FetchState, Input, Persist
 from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.epochs import Epochs
 from dilocox_peer.peer.rounds.forks import Forks
+from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.types import Digest, PeerId
+
+
+class _Credulous(Jury):
+    """Asks no leader for its promises: a member that does accepts nothing of one that ignores them."""
+
+    def why_not_justified(self, ballot, value, promises):  # type: ignore[no-untyped-def]
+        return None
 
 
 class _IgnoresAccepted(Ballots):
     def _forced_value(self, promises: Mapping[PeerId, Accepted | None]) -> Value | None:
         return None
 
-    def _why_not_justified(self, ballot, value, promises):  # type: ignore[no-untyped-def]
-        """Nor does a member ask for the promises: one that does accepts no such proposal."""
-        return None
+    jury_type = _Credulous
 
 
 class _AcksEarly(Ballots):

@@ -243,7 +243,7 @@ def _heal(world: World, stop_at: float) -> Outcome:
 def _share_s(world: World) -> float:
     """I7's bound, T_d + 2 rounds, and what the faults leave behind: one copy of a whole state on top, as a peer may have
     to fetch one that was made only when the others had agreed again."""
-    return world.timing.degrade_s + 2 * ROUND_S + MAX_FETCH * world.network.state_s
+    return world.timing.degrade_s + 2 * ROUND_S + MAX_FETCH * world.network.state_s + world.hindered_s
 
 
 def _join_s(world: World) -> float:

@@ -146,6 +146,7 @@ class FaultyWorld(StallingWorld):
         super().__init__(seed, num_peers, mode, (num_peers - 1) // 3)
         self.turned_at = 10.0
         self.at_least = AT_LEAST
+        self.hindered_s = 2 * STALL_S if mode == "hangs" else 0.0  # a source that says nothing is left after one
         self.encode_messages = seed % 10 == 0
 
     def up(self) -> list[Node]:

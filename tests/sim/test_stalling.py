@@ -6,7 +6,9 @@ import pytest
 
 from tests.hostile.machines import MODES
 
-from .stalling import Measured, play
+from .stalling import Measured, play, play_faulty
+
+pytestmark = pytest.mark.timeout(600)
 
 SEEDS = range(3)
 SIZES = ((4, 1), (8, 2))
@@ -38,3 +40,9 @@ def test_a_minority_costs_no_more_than_a_tenth(mode: str, num_peers: int, num_ho
 @pytest.mark.parametrize(("num_peers", "num_hostile"), SIZES)
 def test_nobody_is_doubted_where_all_are_honest(num_peers: int, num_hostile: int) -> None:
     assert [each.named for each in undisturbed(num_peers, num_hostile)] == [frozenset()] * len(SEEDS)
+
+
+@pytest.mark.parametrize("first", range(0, 70, 10))
+def test_the_honest_heal_and_keep_every_invariant_beside_hostile_members(first: int) -> None:
+    for seed in range(first, first + 10):
+        play_faulty(seed)

@@ -375,7 +375,7 @@ class Node:
         blobs = []
         for entry in certificate.value.entries:
             if entry.blob not in self.disk.blobs:
-                if self.peer in self.world.checks.hostile:  # alone, it certified what it never had
+                if not self.world.is_honest(self.peer):  # alone, it certified what it never had
                     self.gone_for_good = True
                     self.crash()
                     return
@@ -534,6 +534,7 @@ class World:
         self.total_rounds: int | None = None  # at most: rounds may grow
         self.drift_rate = 0.0
         self.faulty = True  # the scenario's faults stop when this is cleared
+        self.hindered_s = 0.0  # that healing may take longer
         self.at_least = 1.0  # of the rounds that quiet should bring
         self.encode_messages = False
         self.tracing: Callable[[str], None] | None = None

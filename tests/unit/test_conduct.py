@@ -1,7 +1,7 @@
 """Who is waited for, and for how long not."""
 
 from dilocox_peer.events import EquivocationProved, MemberDoubted
-from dilocox_peer.peer.rounds.chain import Place, acceptance
+from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Place, acceptance
 from dilocox_peer.peer.rounds.conduct import MAX_REMEMBERED, PUT_OFF_ROUNDS, Conduct
 from dilocox_peer.peer.rounds.justified import Contradiction, Statement
 from dilocox_peer.peer.rounds.plan import Plan
@@ -129,7 +129,7 @@ def test_what_is_remembered_is_bounded() -> None:
 def test_a_proof_is_told_once_and_kept() -> None:
     place = Place(0, sha256(b"head"), 3, 2, 5, 1, ROSTER, Plan("fp16", 0, 8))
     statements = [
-        Statement(acceptance(0, place.head, 1, 0, place.round_value([], roster)), b"good")
+        Statement(bytes(ORDER_BYTES) + acceptance(0, place.head, 1, 0, place.round_value([], roster)), b"good")
         for roster in (ROSTER, ROSTER[:2])
     ]
     conduct = Conduct(ME)

@@ -1,7 +1,15 @@
 import pytest
 
 from dilocox_peer.peer.rounds.chain import Certificate, Place
-from dilocox_peer.peer.rounds.durable import LOST_VOTES_EPOCHS, Accepted, Durable, Votes, encode_record, load_log
+from dilocox_peer.peer.rounds.durable import (
+    LOST_VOTES_EPOCHS,
+    MAX_LEFT,
+    Accepted,
+    Durable,
+    Votes,
+    encode_record,
+    load_log,
+)
 from dilocox_peer.peer.rounds.plan import Plan
 from dilocox_peer.types import PeerId, sha256
 
@@ -90,3 +98,16 @@ def test_a_chain_longer_than_any_list_of_a_message_is_read_back() -> None:
     loaded = load_log(encode_record(Durable(0, tuple(chain), Votes(place.head))), GENESIS.head)
     assert loaded.durable is not None
     assert loaded.durable.appended == tuple(chain)
+
+
+def test_heads_that_were_left_are_remembered_the_newest_of_them() -> None:
+    heads = [sha256(str(number).encode()) for number in range(MAX_LEFT + 3)]
+    raw = b"".join(
+        encode_record(Durable(0, (), Votes(GENESIS.head, promised=number), left=(head,)))
+        for number, head in enumerate(heads)
+    )
+    loaded = load_log(raw, GENESIS.head).durable
+    assert loaded is not None
+    assert loaded.left == tuple(heads[3:])
+    again = load_log(encode_record(loaded), GENESIS.head).durable
+    assert again == loaded

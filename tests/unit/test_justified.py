@@ -1,10 +1,11 @@
 """Proposals that show what they rest on, and proofs of peers with two tongues."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from dilocox_peer.peer.rounds.chain import Place, acceptance
+from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Place, acceptance, vote_for
 from dilocox_peer.peer.rounds.justified import (
     Contradiction,
     Promised,
@@ -15,7 +16,7 @@ from dilocox_peer.peer.rounds.justified import (
     why_not_justified,
 )
 from dilocox_peer.peer.rounds.plan import Plan
-from dilocox_peer.types import Digest, PeerId, canonical, sha256
+from dilocox_peer.types import Digest, PeerId, sha256
 
 HEAD = sha256(b"head")
 AT = (0, HEAD, 1)
@@ -71,8 +72,13 @@ def test_what_does_not_justify_a_proposal_is_refused(promises: tuple[Promised, .
 
 
 def accepted(ballot: int, value: object = ONE, at: tuple[int, Digest, int] = AT, peer: PeerId = A) -> Statement:
-    message = acceptance(at[0], at[1], at[2], ballot, value)  # type: ignore[arg-type]
-    return Statement(message, sign(peer, message))
+    return voted(acceptance(at[0], at[1], at[2], ballot, value), 7, peer)  # type: ignore[arg-type]
+
+
+def voted(message: bytes, order: int, peer: PeerId = A) -> Statement:
+    """What a vote says, and the signature of just that."""
+    vote = vote_for(message, order, partial(sign, peer))
+    return Statement(vote[:ORDER_BYTES] + message, vote[ORDER_BYTES:])
 
 
 def said(ballot: int, earlier: tuple[int, Digest] | None) -> Statement:
@@ -115,12 +121,8 @@ def test_a_proof_is_of_one_peer_and_one_stage() -> None:
     assert why_guilty(proof, 1, verify) is None
 
 
-def test_what_is_signed_after_the_fields_that_matter_changes_nothing() -> None:
-    """An order, say: the same acceptance signed again is no second one."""
-    statements = []
-    for order, value in ((7, ONE), (8, ONE), (9, OTHER)):
-        message = canonical(["dilocox-accept", *AT, 1, value.digest(), order])
-        statements.append(Statement(message, sign(A, message)))
+def test_the_same_acceptance_in_a_later_vote_is_no_second_one() -> None:
+    statements = [voted(acceptance(*AT, 1, value), order) for order, value in ((7, ONE), (8, ONE), (9, OTHER))]
     assert why_guilty(Contradiction(A, statements[0], statements[1]), 0, verify) is None
     assert why_guilty(Contradiction(A, statements[0], statements[2]), 0, verify) is not None
 
@@ -128,10 +130,10 @@ def test_what_is_signed_after_the_fields_that_matter_changes_nothing() -> None:
 def test_a_witness_finds_the_contradiction_and_forgets_old_ballots() -> None:
     witness = Witness()
     one, other = accepted(0, ONE), accepted(0, OTHER)
-    assert witness.hears(A, one.message, one.signature) is None
-    assert witness.hears(B, other.message, other.signature) is None
-    assert witness.hears(A, other.message, other.signature) == Contradiction(A, one, other)
+    assert witness.hears(A, one) is None
+    assert witness.hears(B, other) is None
+    assert witness.hears(A, other) == Contradiction(A, one, other)
     for ballot in range(1, 100):
         statement = accepted(ballot)
-        assert witness.hears(A, statement.message, statement.signature) is None
+        assert witness.hears(A, statement) is None
     assert len(witness._said[A]) <= 16

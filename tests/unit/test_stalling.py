@@ -129,9 +129,8 @@ def test_a_member_that_votes_for_two_values_in_one_ballot_is_proven_by_the_certi
     at, place = machine._seat.at(), machine._seat.place
     other = place.round_value([], place.roster)
     table.give(PeerId(second), Received(PeerId(first), Prepare(*at, 3)))
-    machine._ballots._hear(
-        PeerId(third), machine._seat.acceptance(other, ballot=0), acceptance_of(at, PeerId(third), 0, other)
-    )
+    vote = acceptance_of(at, PeerId(third), 0, other)
+    machine._ballots._jury.hear(PeerId(third), machine._seat.voted(other, vote, ballot=0))
     table.swallow = lambda sender, to, message: isinstance(message, Ack) and sender == second
     table.offer("a", "b", "c")
     table.wait(2.0)

@@ -20,18 +20,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, is_quorum
-from dilocox_peer.peer.rounds.conduct import BALLOTS_A_HEAD, REFUSED_SPREAD
+from dilocox_peer.peer.rounds.conduct import REFUSED_SPREAD
 from dilocox_peer.peer.rounds.contract import Action, Send
 from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.justified import (
     Justification,
     Promised,
     Statement,
-    Witness,
     is_forced,
     promise_statement,
-    why_not_justified,
 )
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.messages import Ack, Nack, Offer, Prepare, Promise, Proof, Propose
@@ -41,7 +40,6 @@ from dilocox_peer.types import Digest, PeerId
 MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is normal, a stream of them is not
 MAX_JUMP = 1 << 20  # of a ballot above the last promised: of 64 peers, one that hears nobody is there after a week
 BALLOT_BACKOFF = 1.5
-MAX_ASKED = 4  # ballots of one member remembered per head
 FOREVER = float("inf")
 
 
@@ -76,30 +74,20 @@ class _Pending:
     nacked: set[Digest] = field(default_factory=set)
 
 
-@dataclass(slots=True)
-class _Asked:
-    """What one member has asked for at this head. spent: ballots of its budget; promised: by us, and not proposed in yet."""
-
-    spent: float = 0.0
-    refilled_at: float = 0.0
-    ballots: set[int] = field(default_factory=set)
-    promised: dict[int, float] = field(default_factory=dict)
-
-
 class Ballots:
     """The ballots of one (head, epoch) at one peer. `certificate` is set once a ballot of ours has its quorum."""
+
+    jury_type: type[Jury] = Jury  # the simulator plants a credulous one
 
     def __init__(self, seat: Seat, members: Members, holdings: Holdings, now: float) -> None:
         self._seat = seat
         self._members = members
         self._holdings = holdings
         self._conduct = seat.owner.conduct
+        self._jury = self.jury_type(seat, now)
         self._began_at = now
         self.offers: dict[PeerId, Entry] = {}
         self._held_at: dict[Digest, float] = {}
-        self._asked: dict[PeerId, _Asked] = {}
-        self._leaders: set[PeerId] = set()  # that proposed what we could accept
-        self._witness = Witness()
         self.own: Entry | None = None
         self.certificate: Certificate | None = None
         self.first_offer_at: float | None = None
@@ -164,7 +152,7 @@ class Ballots:
         accepted = seat.votes.accepted
         if accepted is not None and accepted.ballot == ballot:
             if accepted.value != value:
-                self._hear_leader(message, sender)
+                self._jury.hear_leader(message, sender)
                 return [], f"a second value in ballot {ballot}"
             return [self._ack(sender, ballot, value)], None
         pending = self._pending
@@ -179,15 +167,14 @@ class Ballots:
                 return [], "an offer in our name that is not ours"
         if not seat.verifies(sender, message.signature, value, epoch=seat.place.epoch, ballot=ballot):
             return [], "a signature that does not verify"
-        if reason := self._why_not_justified(ballot, value, message.promises):
+        if reason := self._jury.why_not_justified(ballot, value, message.promises):
             self._conduct.strike(sender, "led", reason)
             return [], reason
         actions: list[Action] = []
-        self._hear(sender, seat.voted(value, message.signature, ballot=ballot))
-        self._hear_promises(ballot, message.promises)
-        if asked := self._asked.get(sender):
-            asked.promised.clear()
-        if reason := self._why_not_believed(sender, value, now):
+        self._jury.hear(sender, seat.voted(value, message.signature, ballot=ballot))
+        self._jury.hear_promises(ballot, message.promises)
+        self._jury.proposed(sender)
+        if reason := self._jury.why_not_believed(sender, value, now):
             return [], reason
         guilty = [self._conduct.proof_against(peer) for peer in value.roster if peer != sender]
         # The leader may not have heard what we can prove.
@@ -196,33 +183,6 @@ class Ballots:
             self._pending = _Pending(ballot, value, sender, message.signature, message.promises, now)
         self._follow_turn(ballot, now)
         return actions, None
-
-    def _why_not_justified(self, ballot: int, value: Value, promises: Justification) -> str | None:
-        seat = self._seat
-        if ballot == 0:
-            return None
-        return why_not_justified(promises, seat.at(), ballot, value.digest(), seat.place.voters, seat.owner.verify)
-
-    def _why_not_believed(self, leader: PeerId, value: Value, now: float) -> str | None:
-        """Why we do not vote for what is within the run's bounds: a plan that does not follow, or work that nobody can do."""
-        seat = self._seat
-        if reason := seat.owner.planner.why_not(value.plan, seat.place.plan):
-            self._conduct.strike(leader, "planned", reason)
-            return reason
-        for entry in value.entries:
-            if reason := self._why_not_worked(entry, now, REFUSED_SPREAD):
-                self._conduct.strike(entry.peer, "claimed", reason)
-                return f"has an entry of {entry.peer} that {reason}"
-        return None
-
-    def _why_not_worked(self, entry: Entry, now: float, spread: float = 1.0) -> str | None:
-        """Why nobody can have done what entry claims, as far as we can know."""
-        if entry.peer == self._seat.me:
-            return None
-        most = self._conduct.most_work(entry.peer, self._seat.place.roster, self._began_at, now)
-        if most is None or entry.micro_batches <= spread * most:
-            return None
-        return f"claims {entry.micro_batches} micro-batches where at most {int(most)} can have been done"
 
     def on_ack(self, sender: PeerId, message: Ack) -> str | None:
         lead, seat = self._lead, self._seat
@@ -234,7 +194,7 @@ class Ballots:
             return "accepts and is not in the roster"
         if not seat.verifies(sender, message.signature, lead.value, epoch=seat.place.epoch, ballot=lead.ballot):
             return "a signature that does not verify"
-        self._hear(sender, seat.voted(lead.value, message.signature, ballot=lead.ballot))
+        self._jury.hear(sender, seat.voted(lead.value, message.signature, ballot=lead.ballot))
         lead.acks[sender] = message.signature
         lead.nackers.discard(sender)
         return None
@@ -263,34 +223,13 @@ class Ballots:
             return [self._nack(sender, ballot, ())], None
         actions: list[Action] = []
         if ballot > seat.votes.promised:
-            if not self._heeds(sender, ballot, now):
+            if not self._jury.heeds(sender, ballot, now, late_at=self._turn_deadline):
                 return [self._nack(sender, ballot, ())], None
             actions.append(seat.vote(promised=ballot))
         self._follow_turn(ballot, now)
         promised = seat.promise(ballot, seat.votes.accepted)
         actions.append(Send(sender, Promise(*seat.at(), ballot, seat.votes.accepted, promised.signature)))
         return actions, None
-
-    def _heeds(self, sender: PeerId, ballot: int, now: float) -> bool:
-        """Whether the ballot is within the sender's budget: every one that is heeded takes the floor from whoever has it. Who
-        is put off has to wait until it is late by our own clock; then it may be the only one left to lead."""
-        asked, ballot_s = self._asked.setdefault(sender, _Asked(refilled_at=now)), self._seat.pace.ballot_s
-        asked.spent = max(0.0, asked.spent - (now - asked.refilled_at) / ballot_s)
-        asked.refilled_at = now
-        if asked.spent + 1 > BALLOTS_A_HEAD:
-            if ballot not in asked.ballots and len(asked.ballots) >= MAX_ASKED:
-                self._conduct.strike(sender, "outbid", f"asked for {len(asked.ballots)} ballots and more on one head")
-            asked.ballots.add(ballot) if len(asked.ballots) < MAX_ASKED else None
-            return False
-        if not self._conduct.leads(sender) and now < self._turn_deadline:
-            return False
-        asked.spent += 1
-        asked.promised[ballot] = now
-        while len(asked.promised) > MAX_ASKED:
-            del asked.promised[next(iter(asked.promised))]
-        if len(asked.ballots) < MAX_ASKED:
-            asked.ballots.add(ballot)
-        return True
 
     def on_promise(self, sender: PeerId, message: Promise) -> str | None:
         lead, accepted = self._lead, message.accepted
@@ -299,60 +238,16 @@ class Ballots:
         if accepted is not None:
             if accepted.ballot >= lead.ballot:
                 return f"accepted in ballot {accepted.ballot} and promises {lead.ballot}"
-            if reason := self._why_not_accepted(accepted):
+            if reason := self._jury.why_not_accepted(accepted):
                 return reason
         named = None if accepted is None else accepted.named
         statement = promise_statement(self._seat.at(), lead.ballot, named)
         if not self._seat.owner.verify(sender, statement, message.signature):
             return "a signature that does not verify"
-        self._hear(sender, Statement(statement, message.signature))
+        self._jury.hear(sender, Statement(statement, message.signature))
         lead.promises[sender] = accepted
         lead.signed[sender] = Promised(sender, named, message.signature)
         return None
-
-    def _why_not_accepted(self, accepted: Accepted) -> str | None:
-        """Why what a promise brings cannot have been proposed to its sender, or None."""
-        seat, value = self._seat, accepted.value
-        if value.kind != "round":
-            return "accepted an epoch in a ballot"
-        if reason := seat.place.why_not(value, seat.place.epoch, seat.owner.max_peers, seat.owner.plans):
-            return reason
-        leader, ballot = seat.leader(accepted.ballot), accepted.ballot
-        if not seat.verifies(leader, accepted.signature, value, epoch=seat.place.epoch, ballot=ballot):
-            return f"accepted in ballot {accepted.ballot} what its leader did not sign"
-        if reason := self._why_not_justified(accepted.ballot, value, accepted.promises):
-            return f"accepted what {reason}"
-        self._hear(leader, seat.voted(value, accepted.signature, ballot=ballot))
-        self._hear_promises(accepted.ballot, accepted.promises)
-        return None
-
-    # ---- two tongues ----
-
-    def _hear(self, peer: PeerId, statement: Statement) -> None:
-        """Remembers what a peer signed; the proof, should it have signed the contrary before."""
-        if peer == self._seat.me or self._conduct.is_proven(peer):
-            return
-        if (proof := self._witness.hears(peer, statement)) is not None:
-            self._conduct.accuse(proof, self._seat.place.stage, self._seat.owner.verify)
-
-    def _hear_promises(self, ballot: int, promises: Justification) -> None:
-        for promised in promises:
-            message = promise_statement(self._seat.at(), ballot, promised.accepted)
-            self._hear(promised.peer, Statement(message, promised.signature))
-
-    def _hear_leader(self, message: Propose, leader: PeerId) -> None:
-        """A proposal is its leader's acceptance, and shows promises of others."""
-        seat, value, ballot = self._seat, message.value, message.ballot
-        if seat.verifies(leader, message.signature, value, epoch=seat.place.epoch, ballot=ballot):
-            self._hear(leader, seat.voted(value, message.signature, ballot=ballot))
-            if self._why_not_justified(message.ballot, message.value, message.promises) is None:
-                self._hear_promises(message.ballot, message.promises)
-
-    def hear_certificate(self, certificate: Certificate) -> None:
-        """The signatures of a verified certificate on our head."""
-        if certificate.value.kind == "round" and certificate.epoch == self._seat.place.epoch:
-            for peer, signature in certificate.signatures:
-                self._hear(peer, self._seat.voted(certificate.value, signature, ballot=certificate.ballot))
 
     def _why_not_led(self, sender: PeerId, ballot: int) -> str | None:
         """Why a ballot of sender's is not looked at, or None."""
@@ -411,7 +306,7 @@ class Ballots:
             if self._omits_what_is_here(pending, now):
                 return []
             self._pending = None
-            self._leaders.add(pending.leader)
+            self._jury.accepted_of.add(pending.leader)
             if self.proposed_at is None:  # offers are no longer waited for, only the certificate
                 self.proposed_at = now
                 self._turn_deadline = min(self._turn_deadline, now + seat.jittered(seat.pace.ballot_s))
@@ -637,7 +532,7 @@ class Ballots:
             not self._may_accept(value)
             or any(self._is_hopeless(entry.blob) for entry in value.entries)
             or seat.owner.planner.why_not(value.plan, seat.place.plan) is not None
-            or any(self._why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
+            or any(self._jury.why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
         )
 
     def _is_hopeless(self, blob: Digest) -> bool:
@@ -689,7 +584,7 @@ class Ballots:
         roster = tuple(peer for peer in roster if peer == seat.me or not self._conduct.is_proven(peer))
         entries = []
         for entry in self._entries():
-            if reason := self._why_not_worked(entry, now):
+            if reason := self._jury.why_not_worked(entry, now):
                 self._conduct.strike(entry.peer, "claimed", reason)
             else:
                 entries.append(entry)
@@ -766,7 +661,7 @@ class Ballots:
     def settle(self, certificate: Certificate, now: float) -> None:
         """What this round tells of the others; call when it is certified."""
         seat, conduct, alive = self._seat, self._conduct, self._members.alive(now)
-        self.hear_certificate(certificate)
+        self._jury.hear_certificate(certificate)
         certified = {entry.peer: entry for entry in certificate.value.entries}
         for peer in seat.others:
             entry = self.offers.get(peer)
@@ -779,16 +674,8 @@ class Ballots:
                 conduct.undelivered(peer, entry.blob, due_at=now + seat.pace.exchange_s, has_failed=not is_under_way)
         for entry in certified.values():
             conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)
-        leader = seat.leader(certificate.ballot)
-        conduct.led(leader)
-        for peer, asked in self._asked.items():
-            in_vain = [ballot for ballot, at in asked.promised.items() if now - at > seat.pace.ballot_s]
-            if peer != leader and in_vain and peer in alive and min(in_vain) < certificate.ballot:
-                conduct.strike(peer, "outbid", f"asked for ballot {in_vain[0]} and proposed nothing in it")
-        first = seat.leader(0)
-        is_first_silent = self.first_offer_at is not None and now >= self._offer_deadline + seat.pace.ballot_s
-        if certificate.ballot > 0 and first in alive and first not in self._leaders and is_first_silent:
-            conduct.strike(first, "led", "its turn came and it proposed nothing that we could accept")
+        late_at = FOREVER if self.first_offer_at is None else self._offer_deadline + seat.pace.ballot_s
+        self._jury.settle_leaders(certificate.ballot, alive, now, is_late=now >= late_at)
         conduct.round_certified(seat.place.roster, alive, now)
 
     def _begin(self, now: float) -> None:

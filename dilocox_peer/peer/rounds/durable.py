@@ -39,9 +39,10 @@ from dilocox_peer.types import Digest
 
 VERSION = 2  # 1 had no checkpoint, and votes without an order
 MAX_RECORD_BYTES = 1 << 30  # a whole chain rewritten in one record; a million rounds of eight peers fit
+MAX_LEFT = 64  # heads left for another branch that are remembered
 LOST_VOTES_EPOCHS = 1024  # epochs skipped when votes may be lost: whatever was signed before is below
 _HEADER = struct.Struct(">II")
-_PAYLOAD_STARTS = b"\x99" + bytes([VERSION])  # a list of 9 fields, of which the first is the version
+_PAYLOAD_STARTS = b"\x9a" + bytes([VERSION])  # a list of 10 fields, of which the first is the version
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +95,22 @@ class Votes:
     epoch_value: Value | None = None
 
 
+def sealed_votes(head: Digest, epoch: int) -> Votes:
+    """Votes of a peer that no longer knows how it voted at head: none in this epoch, nor in the next LOST_VOTES_EPOCHS."""
+    return Votes(head=head, epoch_signed=epoch + LOST_VOTES_EPOCHS)
+
+
 @dataclass(frozen=True, slots=True)
 class Durable:
     """One change of what is durable: keep the chain up to height keep, append, these votes. A loaded one has keep 0.
-    checkpoint: the newest of the run's owner; None: as it was."""
+    checkpoint: the newest of the run's owner; None: as it was. left: heads at which we voted and which we left for another
+    branch; of a loaded one the newest MAX_LEFT. Should it come back to one, the peer votes there no more."""
 
     keep: int
     appended: tuple[Certificate, ...]
     votes: Votes
     checkpoint: Checkpoint | None = None
+    left: tuple[Digest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,7 @@ def encode_record(durable: Durable) -> bytes:
             votes.epoch_signed,
             None if votes.epoch_value is None else votes.epoch_value.fields(),
             None if durable.checkpoint is None else checkpoint_fields(durable.checkpoint),
+            list(durable.left),
         ]
     )
     return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
@@ -138,6 +147,7 @@ def load_log(raw: bytes, genesis: Digest) -> Loaded:
     chain: list[Certificate] = []
     votes: Votes | None = None
     checkpoint: Checkpoint | None = None
+    left: tuple[Digest, ...] = ()
     start, reason, damaged = 0, "", False
     while start < len(raw):
         payload, stop = _payload_at(raw, start)
@@ -162,13 +172,13 @@ def load_log(raw: bytes, genesis: Digest) -> Loaded:
         chain[record.keep :] = record.appended
         votes, start = record.votes, stop
         checkpoint = record.checkpoint or checkpoint
+        left = (*left, *record.left)[-MAX_LEFT:]
     if votes is None and not damaged:
         return Loaded(None, start, reason)
     head = chain[-1].head if chain else genesis
     if damaged or votes is None or votes.head != head:
-        epoch = chain[-1].epoch if chain else 0
-        votes = Votes(head=head, epoch_signed=epoch + LOST_VOTES_EPOCHS)
-    return Loaded(Durable(0, tuple(chain), votes, checkpoint), start, reason)
+        votes = sealed_votes(head, chain[-1].epoch if chain else 0)
+    return Loaded(Durable(0, tuple(chain), votes, checkpoint, left), start, reason)
 
 
 def _payload_at(raw: bytes, start: int) -> tuple[bytes | None, int]:
@@ -202,6 +212,9 @@ def _decode_payload(payload: bytes) -> Durable:
     accepted = read_accepted(fields.optional())
     epoch_signed, epoch_value = fields.integer(), fields.optional()
     votes = Votes(head, promised, accepted, epoch_signed, read_value(epoch_value) if epoch_value else None)
-    checkpoint = fields.optional()
+    checkpoint, heads = fields.optional(), fields.flat(MAX_LEFT)
+    left = []
+    while heads.more:
+        left.append(heads.digest())
     fields.end()
-    return Durable(keep, appended, votes, read_checkpoint(checkpoint) if checkpoint else None)
+    return Durable(keep, appended, votes, read_checkpoint(checkpoint) if checkpoint else None, tuple(left))

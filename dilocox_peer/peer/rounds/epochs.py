@@ -170,6 +170,8 @@ class Epochs:
             return [], "proposes an epoch without us or itself"
         if reason := seat.place.why_not(value, number, seat.owner.max_peers, seat.owner.plans):
             return [], reason
+        if proven := [peer for peer in value.roster if seat.owner.conduct.is_proven(peer)]:
+            return [], f"proposes a roster with {proven[0]}, of whom there is proof that it votes twice"
         if seat.place.is_genesis and len(value.roster) < seat.owner.start_peers:
             return [], f"starts the run with {len(value.roster)} peers of {seat.owner.start_peers}"
         if self._call is not None and self._call.value is None:
@@ -249,7 +251,8 @@ class Epochs:
         is left. Newcomers join a roster that works, they do not make one beside its members: else a crowd of them that one
         member calls would be the roster's quorum."""
         seat = self._seat
-        here = self._members.at(seat.place.head, now) | {seat.me}
+        here = {peer for peer in self._members.at(seat.place.head, now) if not seat.owner.conduct.is_proven(peer)}
+        here.add(seat.me)
         old = [peer for peer in seat.place.roster if peer in here]
         return (old or sorted(here))[: seat.owner.max_peers]
 

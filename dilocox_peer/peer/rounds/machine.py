@@ -62,7 +62,7 @@ from dilocox_peer.peer.rounds.contract import (
     StateMissing,
     Tick,
 )
-from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.durable import MAX_LEFT, Durable, Votes, sealed_votes
 from dilocox_peer.peer.rounds.epochs import MAX_IN_VAIN, Epochs
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.healing import Healing
@@ -167,6 +167,7 @@ class RoundMachine:
         self._micro_batches = 0
         self._is_paused = False
         self._sent_ahead: Digest | None = None
+        self._left = durable.left if durable is not None else ()
         self._deserted_since: float | None = None
         self._ahead = 0  # the highest round of a better chain met so far
         self._again: Certificate | None = None  # its Apply waits for a blob that our disk has lost
@@ -654,6 +655,10 @@ class RoundMachine:
 
     # ---- adopting ----
 
+    def _first_votes(self) -> Votes:
+        """At a new head; where we have been before and voted, and left for another branch, no vote is given again."""
+        return sealed_votes(self.head, self.epoch) if self.head in self._left else Votes(self.head)
+
     def _sit_down(self, votes: Votes, now: float) -> None:
         """A new head: a new seat, nothing offered, no votes but these."""
         self._seat = Seat(self._owner, self._chain.place, votes)
@@ -683,14 +688,14 @@ class RoundMachine:
         self._chain.append(certificate)
         self._owner.planner.observe(certificate)
         self._anchor.applying(self._chain.height)
-        actions: list[Action] = [Persist(Durable(self._chain.height - 1, (certificate,), Votes(self.head)))]
+        actions: list[Action] = [Persist(Durable(self._chain.height - 1, (certificate,), self._first_votes()))]
         actions.append(Apply(certificate, settled))
         return actions + self._arrive([certificate])
 
     def _arrive(self, certificates: Sequence[Certificate]) -> list[Action]:
         """What every change of head brings with it."""
         self._head_since = self._now
-        self._sit_down(Votes(self.head), self._now)
+        self._sit_down(self._first_votes(), self._now)
         self._healing.rebase()
         actions: list[Action] = [
             Note(
@@ -804,6 +809,8 @@ class RoundMachine:
         if suffix is None:
             return []
         old_round = self.round
+        left = (self.head,) if self._seat.votes != Votes(self.head) and suffix.ancestor < self._chain.height else ()
+        self._left = (*self._left, *left)[-MAX_LEFT:]
         dropped = self._chain.truncate(suffix.ancestor)
         self._forks.left(suffix.ancestor, dropped)
         ancestor_round = self.round
@@ -811,7 +818,7 @@ class RoundMachine:
             self._chain.append(certificate)
             self._owner.planner.observe(certificate)
         switched = BranchSwitched(ancestor_round, old_round, self.round, self._orphans(dropped, suffix.certificates))
-        persist = Persist(Durable(suffix.ancestor, suffix.certificates, Votes(self.head)))
+        persist = Persist(Durable(suffix.ancestor, suffix.certificates, self._first_votes(), left=left))
         return [persist, Note(switched), *self._arrive(suffix.certificates)]
 
     def _orphans(self, dropped: Sequence[Certificate], adopted: Sequence[Certificate]) -> int:

@@ -316,15 +316,7 @@ class Notary:
         return [self._persist(self._chain.height, (), signed), self._note(RoundVouched(place.round, True)), *told]
 
     def _is_last(self, height: int) -> bool:
-        """Whether the run is over at height: the plan of its round ends with the run."""
-        place, total_steps = self._chain.place_at(height), self._terms.plans.total_steps
-        if place.round <= 1:
-            return place.round == 1 and total_steps is not None and self._terms.genesis.plan.first_step >= total_steps
-        for below in range(height, -1, -1):
-            earlier = self._chain.place_at(below)
-            if earlier.round <= place.round - 2:
-                return self._terms.plans.is_last(earlier.plan)
-        return False
+        return ends_run(self._chain, height, self._terms.plans)
 
     # ---- asking ----
 
@@ -355,3 +347,19 @@ class Notary:
 
     def _note(self, event: Event) -> Action:
         return Note(event)
+
+
+def ends_run(chain: Chain, height: int, plans: PlanBounds) -> bool:
+    """Whether the run is over at height of chain: the plan of its round ends with the run."""
+    place = chain.place_at(height)
+    if place.round <= 1:
+        return (
+            place.round == 1
+            and plans.total_steps is not None
+            and chain.place_at(0).plan.first_step >= plans.total_steps
+        )
+    for below in range(height, -1, -1):
+        earlier = chain.place_at(below)
+        if earlier.round <= place.round - 2:
+            return plans.is_last(earlier.plan)
+    return False

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.blobs import BlobStore
@@ -17,6 +18,7 @@ from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.state.anchors import keep_manifest
 from dilocox_peer.peer.state.backup import Backup
 from dilocox_peer.peer.state.checkpoint import load_newest, read_head, write_checkpoint
+from dilocox_peer.peer.state.left import LeftBranches
 from dilocox_peer.peer.training.outer import AnchorState, initial_state
 from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.types import Digest, PeerId
@@ -33,6 +35,7 @@ class Keeper:
         self.checkpoints = folder / f"stage{stage}" / "checkpoints"
         self.blobs = BlobStore(folder / f"stage{stage}" / "contributions")
         self.journal = Journal(folder / f"stage{stage}" / "rounds.log", manifest.genesis(stage))
+        self.left = LeftBranches(folder)
         self.durable: Durable | None = self.journal.loaded.durable  # what the journal said at the start
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-checkpoint")
         self._lock = threading.Lock()
@@ -53,8 +56,9 @@ class Keeper:
         """Whether there is no state here that the stage has agreed on."""
         return self.state.round == 0
 
-    def adopt(self, backup: Backup, *, me: PeerId) -> None:
-        """Goes on from a copy that somebody else has kept, as if it had been here. Raises OSError.
+    def adopt(self, backup: Backup, *, me: PeerId, checkpoint: Checkpoint | None = None) -> None:
+        """Goes on from a copy that was kept elsewhere, as if it had been here. checkpoint: the owner's for it, if there is a
+        new one. Raises OSError.
 
         The chain first: killed in between, there is still no state here, and it is done again.
         """
@@ -66,7 +70,7 @@ class Keeper:
             votes = Votes(head, epoch_signed=epoch + LOST_VOTES_EPOCHS)  # we may have voted there and not know it
         else:
             votes = Votes(head)
-        durable = Durable(0, backup.certificates, votes)
+        durable = Durable(0, backup.certificates, votes, checkpoint)
         self.journal.write(durable)
         self.durable = durable
         write_checkpoint(self.checkpoints, self._manifest.run_id, backup.state)

@@ -1,0 +1,158 @@
+"""What a member makes of the others' votes at one head: what it believes, whom it heeds, and what it heard them sign. Pure.
+
+Ballots ask it before they follow anybody. It holds no vote of ours, and nothing in it decides what is certified: it refuses,
+or it does not.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value
+from dilocox_peer.peer.rounds.conduct import BALLOTS_A_HEAD, REFUSED_SPREAD
+from dilocox_peer.peer.rounds.durable import Accepted
+from dilocox_peer.peer.rounds.justified import Justification, Statement, Witness, promise_statement
+from dilocox_peer.peer.rounds.justified import why_not_justified as unjustified
+from dilocox_peer.peer.rounds.messages import Propose
+from dilocox_peer.peer.rounds.seat import Seat
+from dilocox_peer.types import PeerId
+
+MAX_ASKED = 4  # ballots of one member remembered per head
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What one member has asked for at this head. spent: ballots of its budget; promised: by us, and not proposed in yet."""
+
+    spent: float = 0.0
+    refilled_at: float = 0.0
+    ballots: set[int] = field(default_factory=set)
+    promised: dict[int, float] = field(default_factory=dict)
+
+    def remember(self, ballot: int) -> None:
+        if len(self.ballots) < MAX_ASKED:
+            self.ballots.add(ballot)
+
+
+class Jury:
+    """Of one (head, epoch) at one peer."""
+
+    def __init__(self, seat: Seat, now: float) -> None:
+        self._seat = seat
+        self._conduct = seat.owner.conduct
+        self._began_at = now
+        self._asked: dict[PeerId, _Asked] = {}
+        self._witness = Witness()
+        self.accepted_of: set[PeerId] = set()  # leaders that proposed what we could accept
+
+    # ---- what is believed ----
+
+    def why_not_justified(self, ballot: int, value: Value, promises: Justification) -> str | None:
+        seat = self._seat
+        if ballot == 0:
+            return None
+        return unjustified(promises, seat.at(), ballot, value.digest(), seat.place.voters, seat.owner.verify)
+
+    def why_not_believed(self, leader: PeerId, value: Value, now: float) -> str | None:
+        """Why we do not vote for what is within the run's bounds: a plan that does not follow, or work that nobody can do."""
+        seat = self._seat
+        if reason := seat.owner.planner.why_not(value.plan, seat.place.plan):
+            self._conduct.strike(leader, "planned", reason)
+            return reason
+        for entry in value.entries:
+            if reason := self.why_not_worked(entry, now, REFUSED_SPREAD):
+                self._conduct.strike(entry.peer, "claimed", reason)
+                return f"has an entry of {entry.peer} that {reason}"
+        return None
+
+    def why_not_worked(self, entry: Entry, now: float, spread: float = 1.0) -> str | None:
+        """Why nobody can have done what entry claims, as far as we can know."""
+        if entry.peer == self._seat.me:
+            return None
+        most = self._conduct.most_work(entry.peer, self._seat.place.roster, self._began_at, now)
+        if most is None or entry.micro_batches <= spread * most:
+            return None
+        return f"claims {entry.micro_batches} micro-batches where at most {int(most)} can have been done"
+
+    def heeds(self, sender: PeerId, ballot: int, now: float, *, late_at: float) -> bool:
+        """Whether the ballot is within the sender's budget: every one that is heeded takes the floor from whoever has it. Who
+        is put off has to wait until it is late by our own clock; then it may be the only one left to lead."""
+        asked, ballot_s = self._asked.setdefault(sender, _Asked(refilled_at=now)), self._seat.pace.ballot_s
+        asked.spent = max(0.0, asked.spent - (now - asked.refilled_at) / ballot_s)
+        asked.refilled_at = now
+        if asked.spent + 1 > BALLOTS_A_HEAD:
+            if ballot not in asked.ballots and len(asked.ballots) >= MAX_ASKED:
+                self._conduct.strike(sender, "outbid", f"asked for {len(asked.ballots)} ballots and more on one head")
+            asked.remember(ballot)
+            return False
+        if not self._conduct.leads(sender) and now < late_at:
+            return False
+        asked.spent += 1
+        asked.promised[ballot] = now
+        while len(asked.promised) > MAX_ASKED:
+            del asked.promised[next(iter(asked.promised))]
+        asked.remember(ballot)
+        return True
+
+    def why_not_accepted(self, accepted: Accepted) -> str | None:
+        """Why what a promise brings cannot have been proposed to its sender, or None."""
+        seat, value = self._seat, accepted.value
+        if value.kind != "round":
+            return "accepted an epoch in a ballot"
+        if reason := seat.place.why_not(value, seat.place.epoch, seat.owner.max_peers, seat.owner.plans):
+            return reason
+        leader, ballot = seat.leader(accepted.ballot), accepted.ballot
+        if not seat.verifies(leader, accepted.signature, value, epoch=seat.place.epoch, ballot=ballot):
+            return f"accepted in ballot {accepted.ballot} what its leader did not sign"
+        if reason := self.why_not_justified(accepted.ballot, value, accepted.promises):
+            return f"accepted what {reason}"
+        self.hear(leader, seat.voted(value, accepted.signature, ballot=ballot))
+        self.hear_promises(accepted.ballot, accepted.promises)
+        return None
+
+    def proposed(self, leader: PeerId) -> None:
+        """It has done in its ballot what it asked for."""
+        if asked := self._asked.get(leader):
+            asked.promised.clear()
+
+    # ---- what they signed ----
+
+    def hear(self, peer: PeerId, statement: Statement) -> None:
+        """Remembers what a peer signed; the proof, should it have signed the contrary before."""
+        if peer == self._seat.me or self._conduct.is_proven(peer):
+            return
+        if (proof := self._witness.hears(peer, statement)) is not None:
+            self._conduct.accuse(proof, self._seat.place.stage, self._seat.owner.verify)
+
+    def hear_promises(self, ballot: int, promises: Justification) -> None:
+        for promised in promises:
+            message = promise_statement(self._seat.at(), ballot, promised.accepted)
+            self.hear(promised.peer, Statement(message, promised.signature))
+
+    def hear_leader(self, message: Propose, leader: PeerId) -> None:
+        """A proposal is its leader's acceptance, and shows promises of others."""
+        seat, value, ballot = self._seat, message.value, message.ballot
+        if seat.verifies(leader, message.signature, value, epoch=seat.place.epoch, ballot=ballot):
+            self.hear(leader, seat.voted(value, message.signature, ballot=ballot))
+            if self.why_not_justified(message.ballot, message.value, message.promises) is None:
+                self.hear_promises(message.ballot, message.promises)
+
+    def hear_certificate(self, certificate: Certificate) -> None:
+        """The signatures of a verified certificate on our head."""
+        if certificate.value.kind == "round" and certificate.epoch == self._seat.place.epoch:
+            for peer, signature in certificate.signatures:
+                self.hear(peer, self._seat.voted(certificate.value, signature, ballot=certificate.ballot))
+
+    # ---- what became of it ----
+
+    def settle_leaders(self, certified: int, alive: Collection[PeerId], now: float, *, is_late: bool) -> None:
+        """A ballot is certified: what its leader and those of others were worth. is_late: the first had its time."""
+        seat, conduct = self._seat, self._conduct
+        leader = seat.leader(certified)
+        conduct.led(leader)
+        for peer, asked in self._asked.items():
+            in_vain = [ballot for ballot, at in asked.promised.items() if now - at > seat.pace.ballot_s]
+            if peer != leader and in_vain and peer in alive and min(in_vain) < certified:
+                conduct.strike(peer, "outbid", f"asked for ballot {in_vain[0]} and proposed nothing in it")
+        first = seat.leader(0)
+        if certified > 0 and first in alive and first not in self.accepted_of and is_late:
+            conduct.strike(first, "led", "its turn came and it proposed nothing that we could accept")

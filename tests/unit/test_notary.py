@@ -1,0 +1,249 @@
+"""The run's owner in one stage: what it signs, what it never signs, and what of it outlives a restart."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
+from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
+from dilocox_peer.peer.rounds.chain import Certificate, acceptance, vote_for
+from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, Persist, Received, Send, Tick
+from dilocox_peer.peer.rounds.durable import encode_record, load_log
+from dilocox_peer.peer.rounds.messages import Cert, ChainPage, GetChain, Message, Vouch
+from dilocox_peer.peer.rounds.notary import Notary, NotaryInput, NotaryTerms
+from dilocox_peer.peer.rounds.plan import plan_bounds
+from dilocox_peer.peer.rounds.planner import genesis_of
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.signing import verify
+from dilocox_peer.types import PeerId
+from tests.certified_stage import KEYS, MANIFEST, OWNER, ROSTER, STAGE, CertifiedStage
+
+GENESIS = genesis_of(MANIFEST, STAGE)
+A, B, C = ROSTER
+STRANGER = PeerId("stranger")
+TIMING = Timing()
+PATIENCE_S = 30.0
+
+
+class Office:
+    """A notary, its log, and what it has said."""
+
+    def __init__(self, *, start_peers: int = 1, every: int = 2) -> None:
+        self.terms = NotaryTerms(STAGE, GENESIS, start_peers, 16, plan_bounds(MANIFEST), every)
+        self.log = b""
+        self.now = 0.0
+        self.open()
+
+    def open(self, wall_ms: int = 1_000_000) -> None:
+        """A start, from the log."""
+        self.sent: list[tuple[PeerId, Message]] = []
+        self.told: list[Event] = []
+        self.notary = Notary(
+            self.terms, sign=OWNER.sign, verify=verify, timing=TIMING, rng=random.Random(0), now=self.now,
+            wall_ms=wall_ms, durable=load_log(self.log, GENESIS.head).durable, patience_s=PATIENCE_S,
+        )  # fmt: skip
+
+    def give(self, *inputs: NotaryInput) -> None:
+        for happened in inputs:
+            for action in self.notary.handle(happened, self.now):
+                match action:
+                    case Persist(durable):
+                        self.log += encode_record(durable)
+                    case Send(to, message):
+                        if isinstance(message, Cert | Vouch):
+                            assert self.is_durable(message), "told before it was on disk"
+                        self.sent.append((to, message))
+                    case Note(event):
+                        self.told.append(event)
+
+    def is_durable(self, message: Cert | Vouch) -> bool:
+        durable = load_log(self.log, GENESIS.head).durable
+        assert durable is not None
+        if isinstance(message, Vouch):
+            return durable.checkpoint is not None and durable.checkpoint.sequence >= message.checkpoint.sequence
+        return message.certificate in durable.appended
+
+    def at_genesis(self, *peers: PeerId, seconds: float = 0.0) -> None:
+        """They say that they have no chain, now and every second until then."""
+        until = self.now + seconds
+        while True:
+            page = ChainPage(STAGE, GENESIS.head, 0, (), False)
+            self.give(*(Received(peer, page) for peer in peers))
+            if self.now >= until:
+                return
+            self.now += 1.0
+
+    def show(self, sender: PeerId, certificates: list[Certificate]) -> None:
+        last = certificates[-1]
+        self.give(Received(sender, ChainPage(STAGE, last.head, last.epoch, tuple(certificates), False)))
+
+    def said(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.told if isinstance(event, kind)]
+
+    @property
+    def vouched(self) -> list[int]:
+        return [event.round for event in self.told if isinstance(event, RoundVouched)]
+
+
+@pytest.fixture
+def office() -> Office:
+    return Office()
+
+
+@pytest.fixture
+def stage() -> CertifiedStage:
+    return CertifiedStage().rounds(9)
+
+
+# ---- the first roster ------------------------------------------------------------------------------------------------
+
+
+def test_the_first_roster_is_signed_when_enough_are_here_and_no_new_one_comes():
+    office = Office(start_peers=2)
+    office.give(PeerFound(A), PeerFound(B), PeerFound(C))
+    office.at_genesis(A, seconds=60.0)
+    assert office.notary.chain.height == 0, "one is not enough"
+    office.at_genesis(A, B, seconds=1.0)
+    office.at_genesis(A, B, C, seconds=TIMING.settle_s - 1.0)
+    assert office.notary.chain.height == 0, "a new one has just come: others may follow"
+    office.at_genesis(A, B, C, seconds=2.0)
+    [signed] = office.said(FirstRosterSigned)
+    assert signed.roster == tuple(sorted(ROSTER))
+    certificate = office.notary.chain.certificates[0]
+    assert GENESIS.why_not_certificate(certificate, verify, 16) is None
+    assert {to for to, message in office.sent if isinstance(message, Cert)} == set(ROSTER)
+
+
+def test_who_has_gone_is_not_in_the_first_roster():
+    office = Office(start_peers=1)
+    office.give(PeerFound(A), PeerFound(B), PeerFound(C))
+    office.at_genesis(A, B)
+    office.at_genesis(A, seconds=TIMING.settle_s - 1.0)
+    office.at_genesis(A, C, seconds=TIMING.settle_s)
+    assert office.notary.chain.place.roster == tuple(sorted((A, C)))
+
+
+def test_it_signs_once_also_after_a_restart(office: Office):
+    office.give(PeerFound(A))
+    office.at_genesis(A, seconds=5.0)
+    first = office.notary.chain.head
+    office.open()
+    assert office.notary.chain.head == first
+    office.give(PeerFound(B))
+    office.at_genesis(B, seconds=60.0)
+    assert office.notary.chain.certificates[0].head == first
+    assert office.said(FirstRosterSigned) == []
+    office.give(Received(B, GetChain(STAGE, GENESIS.head, 0, (GENESIS.head,))))
+    shown = [message for to, message in office.sent if to == B and isinstance(message, ChainPage)]
+    assert shown[-1].certificates[0].head == first, "who has missed it gets it"
+
+
+def test_with_its_log_lost_it_begins_nothing_that_its_own_word_says_has_begun(office: Office, stage: CertifiedStage):
+    word = sign_checkpoint(Checkpoint(STAGE, GENESIS.head, 4, 3, stage.certificates[3].head, 7, False), OWNER.sign)
+    office.give(PeerFound(A), OwnerVouched(word))
+    office.at_genesis(A, seconds=60.0)
+    assert office.notary.chain.height == 0
+    office.show(B, stage.certificates)
+    assert office.notary.chain.head == stage.certificates[-1].head
+    assert office.notary.checkpoint is not None
+    assert office.notary.checkpoint.sequence > word.sequence
+
+
+def test_with_its_log_lost_it_follows_those_who_have_begun(office: Office, stage: CertifiedStage):
+    office.give(PeerFound(A), PeerFound(B))
+    office.show(B, stage.certificates[:3])
+    office.at_genesis(A, seconds=60.0)
+    assert office.said(FirstRosterSigned) == []
+    assert office.notary.chain.certificates[0].head == stage.certificates[0].head
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_it_vouches_every_few_rounds_for_what_another_certificate_has_followed(office: Office, stage: CertifiedStage):
+    for height in range(1, len(stage.certificates) + 1):
+        office.show(A, stage.certificates[:height])
+    assert office.vouched == [0, 2, 4, 6, 8]
+    newest = office.notary.checkpoint
+    assert newest is not None
+    assert newest.head == stage.certificates[8].head, "the tip is round 9: it may still be left for another"
+    assert newest.why_not(stage=STAGE, genesis=GENESIS.head, owner=OWNER.peer_id, verify=verify) is None
+    sequence = newest.sequence
+    office.open(wall_ms=5)  # the clock was set back meanwhile
+    stage.rounds(3)
+    office.show(A, stage.certificates)
+    assert office.notary.checkpoint.sequence > sequence
+
+
+def test_the_last_round_is_vouched_for_at_once_and_as_the_last(office: Office):
+    stage = CertifiedStage().rounds(MANIFEST.rounds.total)
+    for start in range(0, len(stage.certificates), 16):
+        office.show(A, stage.certificates[: start + 16])
+    assert office.notary.is_over
+    assert office.notary.checkpoint is not None
+    assert (office.notary.checkpoint.round, office.notary.checkpoint.is_last) == (MANIFEST.rounds.total, True)
+
+
+def test_a_minority_that_writes_the_roster_is_not_vouched_for(office: Office, stage: CertifiedStage):
+    honest = stage.certificates[:3]
+    place = genesis_of(MANIFEST, STAGE)
+    for certificate in honest:
+        place = place.then(certificate)
+    value = place.epoch_value([A])
+    vote = vote_for(acceptance(STAGE, place.head, 2, 0, value), 9999, KEYS[A].sign)
+    minority = Certificate(STAGE, place.head, 2, 0, value, ((A, vote),))
+    assert place.why_not_certificate(minority, verify, 16) is None
+    office.show(A, [*honest, minority])
+    assert office.notary.chain.head == honest[-1].head
+    office.show(B, stage.certificates[:6])
+    assert office.notary.chain.head == stage.certificates[5].head, "the majority was only out of sight"
+
+
+def test_a_newer_word_signed_elsewhere_with_the_same_key_counts(office: Office, stage: CertifiedStage):
+    office.show(A, stage.certificates[:6])
+    other = CertifiedStage(first=2.0).rounds(4)
+    word = sign_checkpoint(Checkpoint(STAGE, GENESIS.head, 4, 3, other.certificates[3].head, 10**15, False), OWNER.sign)
+    office.give(OwnerVouched(word))
+    said = len(office.vouched)
+    stage.rounds(6)
+    office.show(A, stage.certificates)
+    assert len(office.vouched) == said, "nothing more for the chain that its own key has given up"
+    office.show(B, other.certificates)
+    assert office.notary.chain.head == other.certificates[-1].head
+    office.open()
+    assert office.notary.checkpoint == word
+
+
+# ---- what others send ------------------------------------------------------------------------------------------------
+
+
+def test_hostile_pages_are_refused_and_named_and_change_nothing(office: Office, stage: CertifiedStage):
+    office.show(A, stage.certificates[:4])
+    log, head = office.log, office.notary.chain.head
+    true = stage.certificates[4]
+    place = genesis_of(MANIFEST, STAGE)
+    unsigned = Certificate(STAGE, place.head, 1, 0, place.epoch_value([STRANGER]), ((STRANGER, bytes(72)),))
+    for forged in (
+        replace(true, signatures=()),
+        replace(true, signatures=tuple((peer, bytes(72)) for peer, _ in true.signatures)),
+        replace(true, value=replace(true.value, weight=10**6)),
+        unsigned,  # a first roster of its own
+    ):
+        office.now += 2.0
+        office.told.clear()
+        office.show(STRANGER, [forged])
+        assert [event.peer for event in office.said(MessageRefused)] == [STRANGER], forged
+        assert (office.log, office.notary.chain.head) == (log, head)
+
+
+def test_a_word_that_the_owner_has_not_signed_is_refused(office: Office, stage: CertifiedStage):
+    office.show(A, stage.certificates[:4])
+    before = office.notary.checkpoint
+    for signer in (KEYS[B], OWNER):
+        genesis = GENESIS.head if signer is not OWNER else stage.certificates[0].head  # of another run
+        word = sign_checkpoint(Checkpoint(STAGE, genesis, 2, 1, stage.certificates[1].head, 10**15, True), signer.sign)
+        office.now += 2.0
+        office.give(Received(STRANGER, Vouch(STAGE, GENESIS.head, 0, word)), OwnerVouched(word), Tick())
+    assert office.notary.checkpoint == before
+    assert len(office.said(MessageRefused)) == 2
