@@ -106,10 +106,10 @@ class Forks:
         return None
 
     def why_worse(self, suffix: Suffix) -> str:
-        """In words, of one that is not better than our chain, or than another one that goes on from it."""
+        """In words, of one that is not better than our chain, or goes on from it against a quorum that is at work."""
         theirs, ours = self.support(suffix)
         place = self._chain.place_at(suffix.ancestor)
-        other = f"ours has {ours}" if suffix.ancestor < self._chain.height else "another one is better"
+        other = f"ours has {ours}" if suffix.ancestor < self._chain.height else "a quorum of it is at work"
         return (
             f"a branch from round {place.round} on with {theirs} of the roster's {len(place.electors)} votes; {other}"
         )

@@ -7,7 +7,7 @@ and how long it is says nothing (forks.py).
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,7 +48,15 @@ class Reader(Protocol):
 class Healing:
     """Foreign chains at one peer."""
 
-    def __init__(self, reader: Reader, chain: Chain, forks: Forks) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        chain: Chain,
+        forks: Forks,
+        allowed: Callable[[Suffix], Suffix | None] = lambda path: path,
+    ) -> None:
+        """allowed: a path as far as it is to be followed by now. One that is held back does not stand in another's way."""
+        self._allowed = allowed
         self._reader = reader
         self._chain = chain
         self._forks = forks
@@ -127,10 +135,7 @@ class Healing:
         if not certificates:
             return [], None
         if (judged := self._judged.get(certificates[-1].head)) is not None:
-            return (
-                [],
-                judged,
-            )  # told again: who shows it again and again is named, also if we learned only later what it is
+            return [], judged or None  # said again: who shows it again is named, also if we learned later what it is
         found = self._foothold(certificates[0].parent)
         if found is None:
             return self.heard_of(sender, certificates[-1].head, now), None
@@ -177,16 +182,25 @@ class Healing:
 
     def _take(self, suffix: Suffix, more: bool) -> str | None:
         """Why suffix, the end of a chain, is not to be followed; None if it is, or may be when more of it is known."""
-        if self._forks.is_better(suffix, self.path):
+        if self._beats_path(suffix):
             self.path = suffix
             self._draft = None
         elif more:
             self._draft = suffix
         else:
-            reason = self._forks.why_worse(suffix)
+            is_ours_better = suffix.ancestor < self._chain.height or self._allowed(suffix) != suffix
+            reason = self._forks.why_worse(suffix) if is_ours_better else ""  # of two that beat ours: nobody's fault
             self._judge(suffix.tip, reason)
-            return reason
+            return reason or None
         return None
+
+    def _beats_path(self, suffix: Suffix) -> bool:
+        """Whether suffix is to be the path: what counts first is where each leads by now."""
+        ours = None if self.path is None else self._allowed(self.path)
+        theirs = self._allowed(suffix)
+        if (None if ours is None else ours.tip) != (None if theirs is None else theirs.tip):
+            return self._forks.is_better(theirs, ours)
+        return self._forks.is_better(suffix, self.path)
 
     def _judge(self, head: Digest, reason: str) -> None:
         self._judged[head] = reason
