@@ -105,7 +105,7 @@ async def _with_traitors(honest: Sequence[str]) -> AsyncIterator[Attacked]:
 async def _forging(
     swarm: Attacked, mode: str, honest: Sequence[str], traitors: Sequence[str]
 ) -> AsyncIterator[Outcome]:
-    for back in (0, 2):
+    for back in (0, 1, 2):
         for label in traitors:
             swarm.order_traitor(label, traitors, back=back)
         yield await swarm.attack(f"{mode}, {back} back", honest, traitors)
