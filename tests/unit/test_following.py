@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Any, cast
 
+from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
 from dilocox_peer.peer.rounds.epochs import Epochs
 from dilocox_peer.peer.rounds.following import Following
@@ -11,7 +12,7 @@ from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.messages import Heartbeat
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId
-from tests.unit.test_forks import GENESIS, A, B, Branch, C, D, E, suffix
+from tests.unit.test_forks import GENESIS, A, B, Branch, C, D, E, checkpoint_of, suffix
 
 LATE = 2**52
 
@@ -29,14 +30,20 @@ class Works:
 
 
 def allowed(
-    own: Branch, path: Suffix, heads: dict[PeerId, Digest], *, me: PeerId = A, is_wanted: bool = False
+    own: Branch,
+    path: Suffix,
+    heads: dict[PeerId, Digest],
+    *,
+    me: PeerId = A,
+    is_wanted: bool = False,
+    checkpoint: Checkpoint | None = None,
 ) -> int | None:
     """How many certificates of the path are followed by a peer that hears these, each at its head; None: it is held back."""
     chain, members = Chain(GENESIS, own.certificates), Members(me, Timing())
     for peer, head in heads.items():
         members.heard(peer, 100.0)
         members.said(peer, Heartbeat(0, head, 1, 1, 1, 1, 0, 2, 0, True, b""))
-    following = Following(me, chain, Forks(chain, max_back=None), members)
+    following = Following(me, chain, Forks(chain, max_back=None, checkpoint=checkpoint), members)
     following.watch(path, 100.0)
     found = following.allowed(path, cast("Epochs", Works(is_wanted=is_wanted)), 100.0)
     return None if found is None else len(found.certificates)
@@ -86,3 +93,14 @@ def test_a_majority_that_went_on_without_us_is_followed() -> None:
     pair = before.fork().epoch(D, E, order=3)
     assert allowed(before, suffix(before, pair), {**at(before, [B, C]), **at(pair, [D, E])}) is None
     assert allowed(before, suffix(before, pair), at(pair, [D, E]), is_wanted=True) == 1
+
+
+def test_what_the_owner_has_signed_is_followed_and_no_further() -> None:
+    before = Branch().start(A, B, C, D)
+    theirs = before.fork().epoch(D, order=3).round(D, order=4, roster=(D, E))
+    vouched = checkpoint_of(theirs, 3)
+    forged = theirs.fork().epoch(E, order=LATE)
+    heard = {**at(before, [B, C]), **at(theirs, [D]), **at(forged, [E])}
+    assert allowed(before, suffix(before, theirs), heard) is None
+    assert allowed(before, suffix(before, theirs), heard, checkpoint=vouched) == 2
+    assert allowed(before, suffix(before, forged), heard, checkpoint=vouched) == 2

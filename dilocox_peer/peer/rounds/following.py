@@ -3,7 +3,8 @@
 A view change that less than a quorum of its roster has signed draws nobody away from a quorum that is at work: a peer that hears
 nobody writes such an epoch, and a hostile one whenever it likes. It is held back, wherever on the path it is: at our head,
 before it, where our own chain goes on with what a quorum has certified, or further up, which is where somebody meets it
-who is a certificate behind. The path is followed up to there; it counts when that quorum is lost, or has come over.
+who is a certificate behind. The path is followed up to there; it counts when that quorum is lost, or has come over, or when
+the run's owner has signed what follows it.
 """
 
 from collections.abc import Collection, Sequence
@@ -42,10 +43,18 @@ class Following:
         """The path as far as it is to be followed, None: not at all. epochs: those at our head."""
         if path is None:
             return None
+        vouched = self._vouched(path)
         for index, voters in self._thin(path):
-            if self._is_held_back(path, index, voters, epochs, now):
+            if index > vouched and self._is_held_back(path, index, voters, epochs, now):
                 return path.up_to(path.heads[index - 1]) if index else None
         return path
+
+    def _vouched(self, path: Suffix) -> int:
+        """Up to which of its certificates the run's owner has signed the path where our own chain goes elsewhere; -1: none."""
+        if self._forks.checkpoint is None or self._forks.holds_checkpoint(None):
+            return -1
+        head = self._forks.checkpoint.head
+        return path.heads.index(head) if head in path.heads else -1
 
     def _is_held_back(self, path: Suffix, index: int, voters: Sequence[PeerId], epochs: Epochs, now: float) -> bool:
         if index == 0 and self._is_view_change_here(path):
