@@ -31,6 +31,7 @@ from dilocox_peer.peer.status import Status, stage_words
 from dilocox_peer.types import PeerId
 
 WATCH_PEER_S, WATCH_RUN_S = 1.0, 10.0
+MAX_NAMED = 8  # of those doubted, and of those refused: the newest
 
 
 def send(command: str, home: PeerHome) -> None:
@@ -101,6 +102,13 @@ def peer_lines(status: Mapping[str, Any]) -> list[str]:
         )
         for each in status["swarm"]
     ]
+    for each in status["doubted"][-MAX_NAMED:]:
+        how = "proven hostile" if each["proven"] else "not waited for"
+        lines.append(f"  {short(PeerId(each['peer']))} is {how}: {each['reason']}")
+    for each in status["refused"][-MAX_NAMED:]:
+        lines.append(
+            f"  {short(PeerId(each['peer']))} was refused {each['times']} times, the last time: {each['reason']}"
+        )
     for copy in status["copies"]:
         lines.append(f"  keeps a copy of stage {copy['stage']}, of round {copy['round']}, should nobody of it be left")
     last = status["last_round"]

@@ -143,6 +143,7 @@ class Averaging:
                     {"head": action.head},
                     layout=self._trainer.state().layout,
                     expected=action.state_digest,
+                    round_number=action.round,
                     timeout_s=STATE_TIMEOUT_S,
                     listener=self._listener,
                 )

@@ -19,6 +19,7 @@ from dilocox_peer.events import (
     Failed,
     Left,
     MemberDoubted,
+    MessageRefused,
     NeighbourLinked,
     NeighbourLost,
     NeighbourSeen,
@@ -35,6 +36,7 @@ from dilocox_peer.events import (
     StageClaimed,
     StageCopied,
     StageSeen,
+    StateFetchFailed,
     SwarmSeen,
     TrainingProgress,
 )
@@ -155,6 +157,7 @@ class Status:
     doubted: dict[PeerId, tuple[str, bool]] = field(
         default_factory=dict
     )  # why it is not waited for; whether that is proven
+    refused: dict[PeerId, tuple[str, int]] = field(default_factory=dict)  # what was last refused of it; how often
     copies: dict[int, int] = field(default_factory=dict)  # other stages of which one is kept here: its round
 
     # ---- what is read ------------------------------------------------------------------------------------------------
@@ -321,6 +324,8 @@ class Status:
                 self._doubt(peer, reason, is_proven=False)
             case EquivocationProved(peer, reason):
                 self._doubt(peer, reason, is_proven=True)
+            case MessageRefused(peer, reason) | StateFetchFailed(peer, reason):
+                self._refuse(peer, reason)
             case BranchSwitched():
                 self.orphaned += event.orphaned_contributions
             case StageCopied(stage, number):
@@ -459,6 +464,13 @@ class Status:
         while len(self.doubted) > MAX_DOUBTED:
             del self.doubted[next(iter(self.doubted))]
 
+    def _refuse(self, peer: PeerId, reason: str) -> None:
+        """Apart from the doubted: strangers, of which there may be any number, do not push those out."""
+        _, times = self.refused.pop(peer, ("", 0))
+        self.refused[peer] = (printable(reason), times + 1)
+        while len(self.refused) > MAX_DOUBTED:
+            del self.refused[next(iter(self.refused))]
+
     def _here(self, peer: PeerId, stage: int | None, is_here: bool) -> None:
         if stage is None:
             return
@@ -559,6 +571,9 @@ def summary(status: Status, now: float) -> dict[str, Any]:
         "doubted": [
             {"peer": peer, "reason": reason, "proven": is_proven}
             for peer, (reason, is_proven) in status.doubted.items()
+        ],
+        "refused": [
+            {"peer": peer, "reason": reason, "times": times} for peer, (reason, times) in status.refused.items()
         ],
         "copies": [{"stage": stage, "round": number} for stage, number in sorted(status.copies.items())],
         "swarm": [

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from dilocox_peer.errors import ProtocolError
+from dilocox_peer.events import Event, StateFetchFailed
 from dilocox_peer.peer.state.backup import BackupStore
 from dilocox_peer.peer.state.backup_exchange import BackupServer, Kept
 from dilocox_peer.peer.state.checkpoint import write_checkpoint
-from dilocox_peer.peer.state.statesync import StateServer
+from dilocox_peer.peer.state.statesync import StateServer, fetch_state
+from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.signing import verify
 from dilocox_peer.types import PeerId
 from tests.certified_stage import MANIFEST, STAGE, CertifiedStage, annals_of
@@ -77,3 +79,32 @@ async def test_a_wait_that_is_no_time_is_refused(tmp_path: Path, wait_s: float) 
     for request in ({"after": 4, "wait_s": wait_s}, {"round": 4, "wait_s": wait_s}):
         with pytest.raises(ProtocolError):
             await server.serve(ASKER, request)
+
+
+class Donors:
+    """What a transport is to `fetch_state`: each donor replies with a state, and says of it what it likes."""
+
+    def __init__(self, replies: dict[PeerId, tuple[AnchorState, dict[str, object]]]) -> None:
+        self._replies = replies
+
+    async def fetch(
+        self, peer: PeerId, _kind: str, _request: object, **_limits: object
+    ) -> tuple[dict[str, object], bytearray]:
+        state, said = self._replies[peer]
+        return {**state.header(), **said}, bytearray(b"".join(bytes(part) for part in state.parts()))
+
+
+async def test_a_donor_that_gives_the_right_bytes_another_round_is_not_believed() -> None:
+    """No digest covers the round: a state of a round after the last would end the run where it is installed."""
+    state = CertifiedStage().rounds(3).states[3]
+    liar, honest = PeerId("liar"), PeerId("honest")
+    donors = Donors({liar: (state, {"round": 10**6, "final": True}), honest: (state, {})})
+    told: list[Event] = []
+    found = await fetch_state(
+        donors,  # type: ignore[arg-type]
+        (liar, honest), {"head": state.head}, layout=state.layout, expected=state.digest, timeout_s=1.0,
+        listener=told.append, round_number=3,
+    )  # fmt: skip
+    assert found is not None
+    assert (found.round, found.is_final) == (3, False)
+    assert [event.donor for event in told if isinstance(event, StateFetchFailed)] == [liar]

@@ -24,6 +24,7 @@ from dilocox_peer.events import (
     StageClaimed,
     StageCopied,
     StageSeen,
+    StateFetchFailed,
     SwarmSeen,
 )
 from dilocox_peer.peer.status import MAX_LINE, MAX_LOG, MAX_PEERS, STALLED_S, Status, printable, stage_words, summary
@@ -253,3 +254,23 @@ def test_who_is_doubted_is_said_with_the_reason_and_a_proof_outweighs_it():
     ]
     flood = folded(*(MemberDoubted(PeerId(f"p{number}"), "nothing", 0) for number in range(1000)))
     assert len(flood.doubted) == 64
+
+
+def test_whose_messages_and_states_were_refused_is_said_with_the_last_reason_and_how_often():
+    found = folded(
+        MessageRefused(PeerId("x"), "a branch that nobody has signed"),
+        StateFetchFailed(PeerId("y"), "another state than was certified"),
+        MessageRefused(PeerId("x"), "a checkpoint\a of nobody's"),
+    )
+    assert summary(found, 100.0)["refused"] == [
+        {"peer": "y", "reason": "another state than was certified", "times": 1},
+        {"peer": "x", "reason": "a checkpoint\ufffd of nobody's", "times": 2},
+    ]
+    flood = folded(
+        MemberDoubted(PeerId("z"), "nothing", 0),
+        *(MessageRefused(PeerId(f"p{number}"), "nothing") for number in range(1000)),
+    )
+    assert (len(flood.refused), len(flood.doubted)) == (64, 1)
+    lines = peer_lines(summary(flood, 100.0))
+    assert "  …z is not waited for: nothing" in lines
+    assert "  …p999 was refused 1 times, the last time: nothing" in lines

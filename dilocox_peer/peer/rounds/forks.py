@@ -105,6 +105,15 @@ class Forks:
             return f"a branch from round {place.round} on that nobody of the roster there has signed"
         return None
 
+    def why_worse(self, suffix: Suffix) -> str:
+        """In words, of one that is not better than our chain, or goes on from it against a quorum that is at work."""
+        theirs, ours = self.support(suffix)
+        place = self._chain.place_at(suffix.ancestor)
+        other = f"ours has {ours}" if suffix.ancestor < self._chain.height else "a quorum of it is at work"
+        return (
+            f"a branch from round {place.round} on with {theirs} of the roster's {len(place.electors)} votes; {other}"
+        )
+
     def support(self, suffix: Suffix) -> tuple[int, int]:
         """How many electors of the place where suffix begins stand on it, and how many on our chain there."""
         place = self._chain.place_at(suffix.ancestor)

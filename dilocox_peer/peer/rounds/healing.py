@@ -7,7 +7,7 @@ and how long it is says nothing (forks.py).
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,14 +48,22 @@ class Reader(Protocol):
 class Healing:
     """Foreign chains at one peer."""
 
-    def __init__(self, reader: Reader, chain: Chain, forks: Forks) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        chain: Chain,
+        forks: Forks,
+        allowed: Callable[[Suffix], Suffix | None] = lambda path: path,
+    ) -> None:
+        """allowed: a path as far as it is to be followed by now. One that is held back does not stand in another's way."""
+        self._allowed = allowed
         self._reader = reader
         self._chain = chain
         self._forks = forks
         self._most = reader.plans.longest_chain
         self.path: Suffix | None = None
         self._draft: Suffix | None = None
-        self._judged: OrderedDict[Digest, None] = OrderedDict()
+        self._judged: OrderedDict[Digest, str] = OrderedDict()  # why each is not followed
         self._shunned: dict[Digest, float] = {}
         self._asked: PeerId | None = None
         self._asked_until = 0.0
@@ -124,8 +132,10 @@ class Healing:
         asked = self._asked == sender
         if asked:
             self._asked = None
-        if not certificates or certificates[-1].head in self._judged:
+        if not certificates:
             return [], None
+        if (judged := self._judged.get(certificates[-1].head)) is not None:
+            return [], judged or None  # said again: who shows it again is named, also if we learned later what it is
         found = self._foothold(certificates[0].parent)
         if found is None:
             return self.heard_of(sender, certificates[-1].head, now), None
@@ -142,11 +152,12 @@ class Healing:
         if not suffix.certificates or self._knows(suffix.tip, now) or self._is_draft(suffix):
             return [], None  # nothing new: no further question, or two pages would beget questions for ever
         if (reason := self._forks.why_not(suffix)) is None:
-            self._take(suffix, more)
+            reason = self._take(suffix, more)
         elif more and self._forks.may_be_vouched(suffix):
-            self._draft = suffix
+            self._draft, reason = suffix, None
         else:
-            self._judge(suffix.tip)
+            self._judge(suffix.tip, reason)
+        if reason is not None:
             return [], reason
         return (self._ask(sender, now) if more and asked else []), None
 
@@ -169,17 +180,30 @@ class Healing:
     def _is_draft(self, suffix: Suffix) -> bool:
         return self._draft is not None and suffix.tip in self._draft.heads
 
-    def _take(self, suffix: Suffix, more: bool) -> None:
-        if self._forks.is_better(suffix, self.path):
+    def _take(self, suffix: Suffix, more: bool) -> str | None:
+        """Why suffix, the end of a chain, is not to be followed; None if it is, or may be when more of it is known."""
+        if self._beats_path(suffix):
             self.path = suffix
             self._draft = None
         elif more:
             self._draft = suffix
         else:
-            self._judge(suffix.tip)
+            is_ours_better = suffix.ancestor < self._chain.height or self._allowed(suffix) != suffix
+            reason = self._forks.why_worse(suffix) if is_ours_better else ""  # of two that beat ours: nobody's fault
+            self._judge(suffix.tip, reason)
+            return reason or None
+        return None
 
-    def _judge(self, head: Digest) -> None:
-        self._judged[head] = None
+    def _beats_path(self, suffix: Suffix) -> bool:
+        """Whether suffix is to be the path: what counts first is where each leads by now."""
+        ours = None if self.path is None else self._allowed(self.path)
+        theirs = self._allowed(suffix)
+        if (None if ours is None else ours.tip) != (None if theirs is None else theirs.tip):
+            return self._forks.is_better(theirs, ours)
+        return self._forks.is_better(suffix, self.path)
+
+    def _judge(self, head: Digest, reason: str) -> None:
+        self._judged[head] = reason
         if len(self._judged) > MAX_JUDGED:
             self._judged.popitem(last=False)
 
@@ -196,10 +220,11 @@ class Healing:
         """Our chain has changed: what it has by now is no longer ahead."""
         self.path = self._rebased(self.path)
         self._draft = self._rebased(self._draft)
-        if self.path is not None and (
-            self._forks.why_not(self.path) is not None or not self._forks.is_better(self.path, None)
-        ):
-            self._judge(self.path.tip)
+        if self.path is None:
+            return
+        reason = self._forks.why_not(self.path)
+        if reason is not None or not self._forks.is_better(self.path, None):
+            self._judge(self.path.tip, reason or self._forks.why_worse(self.path))
             self.path = None
 
     def _rebased(self, suffix: Suffix | None) -> Suffix | None:

@@ -8,6 +8,7 @@ file. This file puts its parts together; docs/protocol.md tells the story:
     holdings.py    which blobs are here          epochs.py    a new roster when the quorum is lost, and at genesis
     chain.py       what was agreed               healing.py   other chains, and the best of them
     forks.py       which of two chains counts (../../checkpoints.py: what the run's owner vouches for)
+    following.py   how far a better one is followed by now
     timing.py      bounds and learned times      anchorage.py which anchor we hold, and getting another one whole
 
 The chain (what was agreed; `head`) and the anchor we hold are kept apart. A certificate is adopted when its blobs, or a
@@ -34,7 +35,7 @@ from dilocox_peer.events import (
 )
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.ballots import Ballots
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Entry, Place, Suffix, Verifier, is_quorum, leader
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Entry, Place, Suffix, Verifier, leader
 from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import (
     Action,
@@ -64,6 +65,7 @@ from dilocox_peer.peer.rounds.contract import (
 )
 from dilocox_peer.peer.rounds.durable import MAX_LEFT, Durable, Votes, sealed_votes
 from dilocox_peer.peer.rounds.epochs import MAX_IN_VAIN, Epochs
+from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.healing import Healing
 from dilocox_peer.peer.rounds.holdings import Holdings
@@ -160,7 +162,8 @@ class RoundMachine:
         self._holdings = Holdings(timing)
         checkpoint = durable.checkpoint if durable is not None else None
         self._forks = Forks(self._chain, max_back=max_back, checkpoint=checkpoint)
-        self._healing = Healing(self._owner, self._chain, self._forks)
+        self._following = Following(me, self._chain, self._forks, self._members)
+        self._healing = Healing(self._owner, self._chain, self._forks, self._allowed)
         self._anchor = Anchorage(
             (me, incarnation), self._chain, self._forks, self._members, timing, rng, stored_states, now
         )
@@ -168,7 +171,6 @@ class RoundMachine:
         self._is_paused = False
         self._sent_ahead: Digest | None = None
         self._left = durable.left if durable is not None else ()
-        self._deserted_since: float | None = None
         self._ahead = 0  # the highest round of a better chain met so far
         self._again: Certificate | None = None  # its Apply waits for a blob that our disk has lost
         self._head_since = now
@@ -497,39 +499,17 @@ class RoundMachine:
 
     @property
     def _path(self) -> Suffix | None:
-        """The better chain to follow. One that begins at our head by writing the roster anew is not followed at once: a
-        peer that hears nobody writes such an epoch, and a hostile one whenever it likes. It counts when the run's owner
-        vouches for it, when a quorum of the roster is on it, or when our own quorum is lost, also to the path itself. One
-        that no member of the roster has signed counts only where no member is left."""
-        path, place = self._healing.path, self._chain.place
-        if path is None or path.ancestor != place.height or path.certificates[0].value.kind != "epoch":
-            return path
-        if place.is_genesis or self._owner.peer in path.certificates[0].value.roster:
-            return path
-        if self._forks.holds_checkpoint(path) and not self._forks.holds_checkpoint(None):
-            return path
-        support, _ = self._forks.support(path)
-        here = self._members.alive(self._now) | {self._owner.peer}
-        if support == 0 and any(peer in here for peer in self.voters):
-            return None
-        if 2 * support > len(self.voters) or self._epochs.is_wanted(self._now):
-            return path
-        if self._deserted_since is not None and self._now - self._deserted_since >= self._epochs.patience_s / 2:
-            return path
-        stay = {peer for peer in self.voters if self._members.head_of(peer) not in path.heads}
-        return None if is_quorum(stay, self.voters) else path
+        """The better chain to follow, as far as it is to be followed by now."""
+        return self._following.allowed(self._healing.path, self._epochs, self._now)
+
+    def _allowed(self, path: Suffix) -> Suffix | None:
+        return self._following.allowed(path, self._epochs, self._now)
 
     def _watch_path(self) -> None:
-        """Notes since when those of our roster who are here and not on the path are no quorum: nothing comes of waiting."""
         path = self._healing.path
-        here = self._members.alive(self._now) | {self._owner.peer}
+        self._following.watch(path, self._now)
         if path is not None:
             self._ahead = max(self._ahead, path.certificates[-1].value.round)
-            here = {peer for peer in here if self._members.head_of(peer) not in path.heads}
-        if path is None or is_quorum(here, self.voters):
-            self._deserted_since = None
-        elif self._deserted_since is None:
-            self._deserted_since = self._now
 
     # ---- messages ----
 

@@ -99,7 +99,7 @@ class Notary:
         self._wall_offset_s = wall_ms / 1000 - now
         self._chain = Chain(terms.genesis, durable.appended if durable is not None else ())
         self._forks = Forks(self._chain, max_back=None, checkpoint=durable.checkpoint if durable is not None else None)
-        self._healing = Healing(self, self._chain, self._forks)
+        self._healing = Healing(self, self._chain, self._forks, self._settled)
         self._known: dict[PeerId, _Known] = {}
         self._minority_since: dict[Digest, float] = {}
         self._settled_at = now
@@ -270,7 +270,13 @@ class Notary:
 
     def _follow(self) -> list[Action]:
         """Our copy of the chain is the best one known; there is no state to wait for."""
-        path = self._settled(self._healing.path) if self._healing.path is not None else None
+        path = self._healing.path
+        for certificate in path.certificates if path is not None else ():
+            if certificate.value.kind == "epoch":
+                self._minority_since.setdefault(certificate.head, self._now)
+        if len(self._minority_since) > MAX_REMEMBERED:
+            self._minority_since.clear()
+        path = self._settled(path) if path is not None else None
         if path is None or not self._forks.is_better(path, None):
             return []
         dropped = self._chain.truncate(path.ancestor)
@@ -286,12 +292,10 @@ class Notary:
         for certificate in path.certificates:
             signers = {peer for peer, _ in certificate.signatures}
             if certificate.value.kind == "epoch" and not place.is_genesis and not is_quorum(signers, place.voters):
-                since = self._minority_since.setdefault(certificate.head, self._now)
+                since = self._minority_since.get(certificate.head, self._now)
                 if not signers & set(place.voters) or self._now - since < self._patience_s:
                     break
             place, settled = place.then(certificate), settled + 1
-        if len(self._minority_since) > MAX_REMEMBERED:
-            self._minority_since.clear()
         return path.up_to(path.heads[settled - 1]) if settled else None
 
     def _vouch(self) -> list[Action]:

@@ -103,8 +103,11 @@ async def fetch_state(
     expected: bytes,
     timeout_s: float,
     listener: Listener,
+    round_number: int | None = None,
 ) -> AnchorState | None:
     """The first donor's state that verifies: its own digest, and `expected` (the certified digest) when it is known.
+
+    round_number: of the state asked for, as the certificates say; no digest covers what the donor says of it.
 
     None when no donor has one. A wrong one is reported and the next donor asked. Cancelled: nothing is kept.
     """
@@ -122,6 +125,8 @@ async def fetch_state(
                 raise StateCorrupt(f"state {state.digest.hex()[:12]} where {expected.hex()[:12]} was certified")
             if request.get("head", state.head) != state.head:
                 raise StateCorrupt("state of another head than asked for")
+            if round_number is not None and state.round != round_number:
+                raise StateCorrupt(f"state said to be of round {state.round} where round {round_number} was certified")
         except (PeerUnavailable, ProtocolError, StateCorrupt) as error:
             listener(StateFetchFailed(donor, str(error)))
             continue

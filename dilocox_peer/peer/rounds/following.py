@@ -1,0 +1,99 @@
+"""How far a better chain is to be followed by now. Pure.
+
+A view change that less than a quorum of its roster has signed draws nobody away from a quorum that is at work: a peer that hears
+nobody writes such an epoch, and a hostile one whenever it likes. It is held back, wherever on the path it is: at our head,
+before it, where our own chain goes on with what a quorum has certified, or further up, which is where somebody meets it
+who is a certificate behind. The path is followed up to there; it counts when that quorum is lost, or has come over, or when
+the run's owner has signed what follows it.
+"""
+
+from collections.abc import Collection, Sequence
+
+from dilocox_peer.peer.rounds.chain import Chain, Suffix, is_quorum
+from dilocox_peer.peer.rounds.epochs import Epochs
+from dilocox_peer.peer.rounds.forks import Forks
+from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.types import Digest, PeerId
+
+_Thin = tuple[tuple[int, tuple[PeerId, ...]], ...]
+
+
+class Following:
+    """Of one peer. `watch` whenever time has passed, before `allowed`."""
+
+    def __init__(self, me: PeerId, chain: Chain, forks: Forks, members: Members) -> None:
+        self._me = me
+        self._chain = chain
+        self._forks = forks
+        self._members = members
+        self._deserted_since: float | None = None
+        self._seen: tuple[Suffix, _Thin] | None = None
+
+    def watch(self, path: Suffix | None, now: float) -> None:
+        """Notes since when those of our roster who are here and not on the path are no quorum: nothing comes of waiting."""
+        here = self._here(now)
+        if path is not None and self._is_view_change_here(path):
+            here = self._not_on(path.heads, here)
+        if path is None or is_quorum(here, self._chain.place.voters):
+            self._deserted_since = None
+        elif self._deserted_since is None:
+            self._deserted_since = now
+
+    def allowed(self, path: Suffix | None, epochs: Epochs, now: float) -> Suffix | None:
+        """The path as far as it is to be followed, None: not at all. epochs: those at our head."""
+        if path is None:
+            return None
+        vouched = self._vouched(path)
+        for index, voters in self._thin(path):
+            if index > vouched and self._is_held_back(path, index, voters, epochs, now):
+                return path.up_to(path.heads[index - 1]) if index else None
+        return path
+
+    def _vouched(self, path: Suffix) -> int:
+        """Up to which of its certificates the run's owner has signed the path where our own chain goes elsewhere; -1: none."""
+        if self._forks.checkpoint is None or self._forks.holds_checkpoint(None):
+            return -1
+        head = self._forks.checkpoint.head
+        return path.heads.index(head) if head in path.heads else -1
+
+    def _is_held_back(self, path: Suffix, index: int, voters: Sequence[PeerId], epochs: Epochs, now: float) -> bool:
+        if index == 0 and self._is_view_change_here(path):
+            return self._is_held_back_here(path, epochs, now)
+        if index == 0 and self._chain.certificates[path.ancestor].value.kind == "epoch":
+            return False  # ours is no better founded: the votes have decided
+        return is_quorum(self._not_on(path.heads[index:], self._here(now)), voters)
+
+    def _is_held_back_here(self, path: Suffix, epochs: Epochs, now: float) -> bool:
+        """Of one at our head. One that none of our roster has signed counts only where none of it is left."""
+        voters = self._chain.place.voters
+        support, _ = self._forks.support(path)
+        if support == 0 and any(peer in voters for peer in self._here(now)):
+            return True
+        if 2 * support > len(voters) or epochs.is_wanted(now):
+            return False
+        if self._deserted_since is not None and now - self._deserted_since >= epochs.patience_s / 2:
+            return False
+        return is_quorum(self._not_on(path.heads, voters), voters)
+
+    def _is_view_change_here(self, path: Suffix) -> bool:
+        return path.ancestor == self._chain.height and path.certificates[0].value.kind == "epoch"
+
+    def _thin(self, path: Suffix) -> _Thin:
+        """The view changes of the path that no quorum has signed, nor we: where, and whose quorum it would have been."""
+        if self._seen is not None and self._seen[0] is path:
+            return self._seen[1]
+        place, found = self._chain.place_at(path.ancestor), []
+        for index, certificate in enumerate(path.certificates):
+            is_view_change = certificate.value.kind == "epoch" and not place.is_genesis
+            signers = {peer for peer, _ in certificate.signatures} if is_view_change else set()
+            if is_view_change and self._me not in signers and not is_quorum(signers, place.voters):
+                found.append((index, place.voters))
+            place = place.then(certificate)
+        self._seen = path, tuple(found)
+        return self._seen[1]
+
+    def _here(self, now: float) -> set[PeerId]:
+        return self._members.alive(now) | {self._me}
+
+    def _not_on(self, heads: Collection[Digest], peers: Collection[PeerId]) -> set[PeerId]:
+        return {peer for peer in peers if self._members.head_of(peer) not in heads}

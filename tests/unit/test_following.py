@@ -1,0 +1,106 @@
+"""A view change of a minority draws nobody away from a quorum that is at work, wherever on the path it is."""
+
+from collections.abc import Collection
+from typing import Any, cast
+
+from dilocox_peer.checkpoints import Checkpoint
+from dilocox_peer.peer.rounds.chain import Chain, Suffix
+from dilocox_peer.peer.rounds.epochs import Epochs
+from dilocox_peer.peer.rounds.following import Following
+from dilocox_peer.peer.rounds.forks import Forks
+from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.messages import Heartbeat
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.types import Digest, PeerId
+from tests.unit.test_forks import GENESIS, A, B, Branch, C, D, E, checkpoint_of, suffix
+
+LATE = 2**52
+
+
+class Works:
+    """Epochs where nobody wants one."""
+
+    patience_s = 25.0
+
+    def __init__(self, *, is_wanted: bool = False) -> None:
+        self._is_wanted = is_wanted
+
+    def is_wanted(self, now: float) -> bool:
+        return self._is_wanted
+
+
+def allowed(
+    own: Branch,
+    path: Suffix,
+    heads: dict[PeerId, Digest],
+    *,
+    me: PeerId = A,
+    is_wanted: bool = False,
+    checkpoint: Checkpoint | None = None,
+) -> int | None:
+    """How many certificates of the path are followed by a peer that hears these, each at its head; None: it is held back."""
+    chain, members = Chain(GENESIS, own.certificates), Members(me, Timing())
+    for peer, head in heads.items():
+        members.heard(peer, 100.0)
+        members.said(peer, Heartbeat(0, head, 1, 1, 1, 1, 0, 2, 0, True, b""))
+    following = Following(me, chain, Forks(chain, max_back=None, checkpoint=checkpoint), members)
+    following.watch(path, 100.0)
+    found = following.allowed(path, cast("Epochs", Works(is_wanted=is_wanted)), 100.0)
+    return None if found is None else len(found.certificates)
+
+
+def at(branch: Branch, peers: Collection[PeerId]) -> dict[PeerId, Any]:
+    return dict.fromkeys(peers, branch.place.head)
+
+
+def test_a_hostile_pair_further_up_is_not_followed_by_who_is_a_round_behind() -> None:
+    """Four, two of them hostile, the first one honest: half of the roster with its first peer is a quorum that is at work."""
+    behind = Branch().start(A, B, C, D).round(A, B, C, order=2)
+    ahead = behind.fork().round(B, C, D, order=3)
+    forged = ahead.fork().epoch(C, D, order=LATE)
+    for order in range(LATE, LATE + 20):
+        forged.round(C, D, order=order + 1)
+    heard = {**at(ahead, [B]), **at(forged, [C, D])}
+    assert allowed(behind, suffix(behind, forged), heard) == 1, "up to the round that a quorum has certified"
+    assert allowed(ahead, suffix(ahead, forged), heard) is None
+    assert allowed(behind, suffix(behind, forged), at(forged, [C, D])) == 22, "where nobody stays, it is gone after"
+
+
+def test_a_pair_that_leaves_a_round_of_its_own_behind_draws_nobody_back() -> None:
+    """Two of five have chosen whose votes certify a round, one honest one beside their own, and fork before it."""
+    before = Branch().start(A, B, C, D, E).round(A, B, C, order=2)
+    ours = before.fork().round(A, D, E, order=3)
+    forged = before.fork().epoch(D, E, order=LATE)
+    path = suffix(ours, forged)
+    chain = Chain(GENESIS, ours.certificates)
+    assert Forks(chain, max_back=None).is_better(path, None), "by votes alone it counts more"
+    heard = {**at(ours, [B, C]), **at(forged, [D, E])}
+    assert allowed(ours, path, heard) is None
+    assert allowed(ours, path, at(forged, [D, E])) == 1, "but where the quorum is gone it is all there is"
+
+
+def test_two_minorities_that_meet_go_by_the_votes() -> None:
+    before = Branch().start(A, B, C, D, E)
+    ours, theirs = before.fork().epoch(A, order=3), before.fork().epoch(B, C, order=3)
+    heard = {**at(theirs, [B, C]), **at(before, [D, E])}
+    assert allowed(ours, suffix(ours, theirs), heard) == 1
+
+
+def test_a_majority_that_went_on_without_us_is_followed() -> None:
+    before = Branch().start(A, B, C, D, E)
+    theirs = before.fork().epoch(B, C, D, order=3).round(B, C, order=4)
+    assert allowed(before, suffix(before, theirs), at(theirs, [B, C, D])) == 2
+    pair = before.fork().epoch(D, E, order=3)
+    assert allowed(before, suffix(before, pair), {**at(before, [B, C]), **at(pair, [D, E])}) is None
+    assert allowed(before, suffix(before, pair), at(pair, [D, E]), is_wanted=True) == 1
+
+
+def test_what_the_owner_has_signed_is_followed_and_no_further() -> None:
+    before = Branch().start(A, B, C, D)
+    theirs = before.fork().epoch(D, order=3).round(D, order=4, roster=(D, E))
+    vouched = checkpoint_of(theirs, 3)
+    forged = theirs.fork().epoch(E, order=LATE)
+    heard = {**at(before, [B, C]), **at(theirs, [D]), **at(forged, [E])}
+    assert allowed(before, suffix(before, theirs), heard) is None
+    assert allowed(before, suffix(before, theirs), heard, checkpoint=vouched) == 2
+    assert allowed(before, suffix(before, forged), heard, checkpoint=vouched) == 2
