@@ -46,7 +46,7 @@ class OffersNothing(Hostile):
         super()._close(base, self._fake(entry) if self.has_turned else entry)
 
     def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
-        if self._offered_at != self.head and self._seat.is_member:
+        if self._offered_at != self.head and self._seat.is_voter:
             self._offered_at = self.head
             mine = self._fake(Entry(self._owner.peer, self._owner.incarnation, self.head, 10, 8, self.state_digest))
             actions += [Send(peer, Offer(*self._seat.at(), mine)) for peer in self._seat.others]
@@ -84,7 +84,7 @@ class Outbids(Hostile):
         if now < self._outbid_at:
             return actions
         self._outbid_at = now + OUTBID_EVERY_S
-        if not self._seat.is_member:
+        if not self._seat.is_voter:
             return actions
         if self._ballot_head != self.head:
             self._ballot_head, self._ballot = self.head, 0
