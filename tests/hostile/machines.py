@@ -46,7 +46,7 @@ class OffersNothing(Hostile):
         super()._close(base, self._fake(entry) if self.has_turned else entry)
 
     def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
-        if self._offered_at != self.head and self._seat.is_voter:
+        if self._offered_at != self.head and self._seat.is_member:
             self._offered_at = self.head
             mine = self._fake(Entry(self._owner.peer, self._owner.incarnation, self.head, 10, 8, self.state_digest))
             actions += [Send(peer, Offer(*self._seat.at(), mine)) for peer in self._seat.others]
