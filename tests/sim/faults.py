@@ -15,6 +15,7 @@ from dilocox_peer.peer.rounds.chain import Certificate, Place, Suffix, Value
 from dilocox_peer.peer.rounds.contract import Action, FetchState, Input, Persist
 from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.epochs import Epochs
+from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.machine import RoundMachine
@@ -179,10 +180,10 @@ def electors_are_whoever_signed() -> Iterator[None]:
 def newcomers_make_rosters_beside_members() -> Iterator[None]:
     """An epoch that nobody of the roster signed is followed like another."""
 
-    def path(machine: RoundMachine) -> Suffix | None:
-        return machine._healing.path
+    def allowed(_following: Following, path: Suffix | None, _epochs: Epochs, _now: float) -> Suffix | None:
+        return path
 
-    with patch.object(RoundMachine, "_path", property(path)):
+    with patch.object(Following, "allowed", allowed):
         yield
 
 

@@ -125,6 +125,8 @@ class Invariants:
         reason = place.why_not_certificate(certificate, self._verify, 64, self._bounds())
         if reason is not None:
             raise Violation(f"a certificate that does not verify: {reason}")
+        if place.founder is not None and [peer for peer, _ in certificate.signatures] != [place.founder]:
+            raise Violation("a run that somebody else than its owner has begun")
         key = (certificate.parent, certificate.epoch)
         if certificate.value.kind == "round":
             # Not is_quorum of the code under test alone: count again.
@@ -164,6 +166,7 @@ class Invariants:
     def _check_move(self, node: "Node", old: Digest, new: Digest) -> None:
         before, after = self._path(old), self._path(new)
         if after[: len(before)] == before:
+            self._check_extension(node, after[len(before) :])
             return
         shared = 0
         while shared < len(after) and before[shared] == after[shared]:
@@ -183,6 +186,14 @@ class Invariants:
             raise Violation(
                 f"I9: {node.peer} left a branch that {len(stay)} of {len(electors)} stand on for one with {len(go)}"
             )
+
+    def _check_extension(self, node: "Node", heads: list[Digest]) -> None:
+        """A voter does not go along with a roster that none of the voters has signed."""
+        for head in heads:
+            place = self._places[self._parents[head]]
+            votes = {peer for each in self._all if each.head == head for peer, _ in each.signatures}
+            if node.peer in place.voters and head not in self._vouched and not votes & set(place.voters):
+                raise Violation(f"I9: {node.peer}, a voter, followed a roster that no voter signed")
 
     def _latest_votes(self, electors: tuple[PeerId, ...], head: Digest) -> dict[PeerId, Digest]:
         """Where each elector stands by its latest vote in any certificate there is: the first head of that branch after

@@ -15,7 +15,7 @@ RARE = {  # where the search begins for these
     "a leader that ignores accepted values": 60,
     "no epoch after genesis": 70,
     "votes in an epoch after it signed a newer one": 90,
-    "any branch is better": 0,
+    "any branch is better": 70,
 }
 
 

@@ -61,7 +61,15 @@ class Following:
             return self._is_held_back_here(path, epochs, now)
         if index == 0 and self._chain.certificates[path.ancestor].value.kind == "epoch":
             return False  # ours is no better founded: the votes have decided
-        return is_quorum(self._not_on(path.heads[index:], self._here(now)), voters)
+        here = self._not_on(path.heads[index:], self._here(now))
+        if index > 0:  # those who left before it, with us, are at no work there
+            here = {peer for peer in here if not self._is_on_our_branch(peer, path.ancestor)}
+        return is_quorum(here, voters)
+
+    def _is_on_our_branch(self, peer: PeerId, ancestor: int) -> bool:
+        head = self._chain.head if peer == self._me else self._members.head_of(peer)
+        height = None if head is None else self._chain.height_of(head)
+        return height is not None and height > ancestor
 
     def _is_held_back_here(self, path: Suffix, epochs: Epochs, now: float) -> bool:
         """Of one at our head. One that none of our roster has signed counts only where none of it is left."""
