@@ -61,7 +61,16 @@ class Following:
             return self._is_held_back_here(path, epochs, now)
         if index == 0 and self._chain.certificates[path.ancestor].value.kind == "epoch":
             return False  # ours is no better founded: the votes have decided
-        return is_quorum(self._not_on(path.heads[index:], self._here(now)), voters)
+        stay = self._not_on(path.heads[index:], self._here(now))
+        if index:
+            stay = {peer for peer in stay if not self._is_elsewhere(peer, path)}
+        return is_quorum(stay, voters)
+
+    def _is_elsewhere(self, peer: PeerId, path: Suffix) -> bool:
+        """Whether it is on what our chain has in the path's place: there is no going on from the path's beginning for it."""
+        head = self._chain.head if peer == self._me else self._members.head_of(peer)
+        height = None if head is None else self._chain.height_of(head)
+        return height is not None and height > path.ancestor
 
     def _is_held_back_here(self, path: Suffix, epochs: Epochs, now: float) -> bool:
         """Of one at our head. One that none of our roster has signed counts only where none of it is left."""
