@@ -86,6 +86,15 @@ def test_two_minorities_that_meet_go_by_the_votes() -> None:
     assert allowed(ours, suffix(ours, theirs), heard) == 1
 
 
+def test_who_is_on_a_branch_of_its_own_holds_nobody_at_the_beginning_of_another() -> None:
+    """A pair comes back from a partition to a chain that others, a pair by then too, have gone on with."""
+    before = Branch().start(A, B, C, D)
+    ours = before.fork().epoch(A, order=3)
+    theirs = before.fork().round(B, C, D, order=3).epoch(C, D, order=4).round(C, D, order=5)
+    heard = {**at(ours, [B]), **at(theirs, [C, D])}
+    assert allowed(ours, suffix(ours, theirs), heard) == 3
+
+
 def test_a_majority_that_went_on_without_us_is_followed() -> None:
     before = Branch().start(A, B, C, D, E)
     theirs = before.fork().epoch(B, C, D, order=3).round(B, C, order=4)
