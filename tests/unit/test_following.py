@@ -113,3 +113,12 @@ def test_what_the_owner_has_signed_is_followed_and_no_further() -> None:
     assert allowed(before, suffix(before, theirs), heard) is None
     assert allowed(before, suffix(before, theirs), heard, checkpoint=vouched) == 2
     assert allowed(before, suffix(before, forged), heard, checkpoint=vouched) == 2
+
+
+def test_a_roster_of_strangers_further_up_is_not_followed_while_a_voter_is_here_though_the_others_are_silent() -> None:
+    """Found by hostile seed 6952: cut off from the others, a round behind, and shown what they had certified and more."""
+    strangers = (PeerId("stranger0"), PeerId("stranger1"))
+    behind = Branch().start(A, B, C, D).round(A, B, C, order=2)
+    ahead = behind.fork().round(B, C, D, order=3)
+    forged = ahead.fork().epoch(*strangers, order=LATE).round(*strangers, order=LATE)
+    assert allowed(behind, suffix(behind, forged), {strangers[0]: forged.place.head}, is_wanted=True) == 1

@@ -7,15 +7,24 @@ who is a certificate behind. The path is followed up to there; it counts when th
 the run's owner has signed what follows it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from dataclasses import dataclass
 
-from dilocox_peer.peer.rounds.chain import Chain, Suffix, is_quorum
+from dilocox_peer.peer.rounds.chain import Chain, Suffix, is_quorum, votes_on
 from dilocox_peer.peer.rounds.epochs import Epochs
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.types import Digest, PeerId
 
-_Thin = tuple[tuple[int, tuple[PeerId, ...]], ...]
+
+@dataclass(frozen=True, slots=True)
+class _Thin:
+    """A view change that no quorum has signed. index: on the path. voters: whose quorum it would have been. is_bare: none of
+    them has signed it, nor anything after it on the path."""
+
+    index: int
+    voters: tuple[PeerId, ...]
+    is_bare: bool
 
 
 class Following:
@@ -27,7 +36,7 @@ class Following:
         self._forks = forks
         self._members = members
         self._deserted_since: float | None = None
-        self._seen: tuple[Suffix, _Thin] | None = None
+        self._seen: tuple[Suffix, tuple[_Thin, ...]] | None = None
 
     def watch(self, path: Suffix | None, now: float) -> None:
         """Notes since when those of our roster who are here and not on the path are no quorum: nothing comes of waiting."""
@@ -44,9 +53,9 @@ class Following:
         if path is None:
             return None
         vouched = self._vouched(path)
-        for index, voters in self._thin(path):
-            if index > vouched and self._is_held_back(path, index, voters, epochs, now):
-                return path.up_to(path.heads[index - 1]) if index else None
+        for thin in self._thin(path):
+            if thin.index > vouched and self._is_held_back(path, thin, epochs, now):
+                return path.up_to(path.heads[thin.index - 1]) if thin.index else None
         return path
 
     def _vouched(self, path: Suffix) -> int:
@@ -56,9 +65,12 @@ class Following:
         head = self._forks.checkpoint.head
         return path.heads.index(head) if head in path.heads else -1
 
-    def _is_held_back(self, path: Suffix, index: int, voters: Sequence[PeerId], epochs: Epochs, now: float) -> bool:
+    def _is_held_back(self, path: Suffix, thin: _Thin, epochs: Epochs, now: float) -> bool:
+        index, voters = thin.index, thin.voters
         if index == 0 and self._is_view_change_here(path):
             return self._is_held_back_here(path, epochs, now)
+        if thin.is_bare and any(peer in voters for peer in self._here(now)):
+            return True
         if index == 0 and self._chain.certificates[path.ancestor].value.kind == "epoch":
             return False  # ours is no better founded: the votes have decided
         here = self._not_on(path.heads[index:], self._here(now))
@@ -86,7 +98,7 @@ class Following:
     def _is_view_change_here(self, path: Suffix) -> bool:
         return path.ancestor == self._chain.height and path.certificates[0].value.kind == "epoch"
 
-    def _thin(self, path: Suffix) -> _Thin:
+    def _thin(self, path: Suffix) -> tuple[_Thin, ...]:
         """The view changes of the path that no quorum has signed, nor we: where, and whose quorum it would have been."""
         if self._seen is not None and self._seen[0] is path:
             return self._seen[1]
@@ -95,7 +107,8 @@ class Following:
             is_view_change = certificate.value.kind == "epoch" and not place.is_genesis
             signers = {peer for peer, _ in certificate.signatures} if is_view_change else set()
             if is_view_change and self._me not in signers and not is_quorum(signers, place.voters):
-                found.append((index, place.voters))
+                is_bare = not any(peer in place.voters for peer in votes_on(path.certificates[index:]))
+                found.append(_Thin(index, place.voters, is_bare))
             place = place.then(certificate)
         self._seen = path, tuple(found)
         return self._seen[1]
