@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import os
-import pickle
 import sys
 import time
 from contextlib import AsyncExitStack, suppress
@@ -27,9 +26,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
+
 from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.dht.records import Lease
+from dilocox_peer.dht.records import Lease, decode_word, encode_word
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.invitation import parse_invitation
 from dilocox_peer.manifest import Manifest
@@ -50,6 +51,7 @@ from dilocox_peer.peer.rounds.messages import (
 from dilocox_peer.peer.rounds.outbox import Outbox
 from dilocox_peer.peer.rounds.plan import plan_bounds
 from dilocox_peer.peer.rounds.planner import genesis_of
+from dilocox_peer.peer.state.backup import MAX_CHAIN_BYTES, decode_chain, encode_chain
 from dilocox_peer.peer.state.statesync import STATE_SERVICE
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.pipeline.model import layout_of
@@ -307,13 +309,16 @@ class Forger:
         return None
 
     def _record(self, word: Checkpoint | None) -> None:
-        kept = pickle.dumps((self._recorded, list(self._chain.certificates), word))
+        chain = encode_chain(self._chain.certificates)
+        kept: bytes = msgpack.packb([self._recorded, chain, None if word is None else encode_word(word)])
         path = Path(self._order["file"])
         path.with_suffix(".new").write_bytes(kept)
         path.with_suffix(".new").replace(path)
 
     def _replay(self) -> None:
-        raws, certificates, word = pickle.loads(Path(self._order["file"]).read_bytes())
+        raws, chain, told = msgpack.unpackb(Path(self._order["file"]).read_bytes())
+        certificates = decode_chain(chain, MAX_CHAIN_BYTES)
+        word = None if told is None else decode_word(told)
         place = self._chain.place
         for peer in self._victims:
             for at in range(self._ticks % 7, len(raws), 7):
