@@ -173,6 +173,18 @@ def parse_multiaddr(text: str, role: Role) -> Address:
     raise ConfigError(f"address {_shown(text)} goes on after the PeerID: write it as {_example(role)}")
 
 
+def address_range(host: str) -> str:
+    """The range of addresses that host lies in, /24 of IPv4 and /48 of IPv6: who holds one of it easily holds more. Empty for
+    names, and for addresses of a machine or a house, where everybody shares one."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    if not address.is_global:
+        return ""
+    return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
+
+
 def with_any_port(maddrs: Iterable[str]) -> tuple[str, ...]:
     """Listening addresses on the same hosts, at ports of the system's choice, each host once."""
     hosts = dict.fromkeys(

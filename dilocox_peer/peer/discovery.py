@@ -38,7 +38,7 @@ class Discovery:
         num_stages: int,
         directory: Directory,
         conveyor: Conveyor | None,
-        on_found: Callable[[PeerId], None],
+        on_found: Callable[[PeerId, str], None],
         on_word: Callable[[Checkpoint], None],
         vouched: Callable[[], Checkpoint | None],
         look_now: asyncio.Event,
@@ -46,7 +46,8 @@ class Discovery:
         look_at_admission: Callable[[], Awaitable[None]] | None,
         listener: Listener,
     ) -> None:
-        """conveyor: of a run with several stages. on_found: for each peer of our stage, once, when it has been dialled.
+        """conveyor: of a run with several stages. on_found: for each peer of our stage, once, when it has been dialled, with the
+        range of addresses that it is seen in.
         on_word: for the owner's newest checkpoint of our stage, each time it is read. vouched: the newest that the rounds know.
         acquaintances: the file that the next start reads. look_at_admission: of a run that is not open; raises RunRefused
         when this peer is not let in any more, which ends `run`."""
@@ -131,9 +132,11 @@ class Discovery:
                 await asyncio.to_thread(write_acquaintances, self._acquaintances, met)
         for lease in newcomers:
             self._known.add(lease.peer)
+            addresses = ""
             with suppress(PeerUnavailable):
                 await self._transport.connect(lease.peer, lease.addresses)
-            self._on_found(lease.peer)
+                addresses = await self._transport.range_of(lease.peer)
+            self._on_found(lease.peer, addresses)
 
 
 def _swarm_seen(leases: Mapping[int, Sequence[Lease]]) -> SwarmSeen:

@@ -168,9 +168,10 @@ class Registrar:
             try:
                 async with slots:
                     await self._transport.connect(lease.peer, lease.addresses, DIAL_S)
+                    addresses = await self._transport.range_of(lease.peer)
             except PeerUnavailable:
                 return  # the next look tries again
-            self._desks[lease.stage].meet(lease.peer)
+            self._desks[lease.stage].meet(lease.peer, addresses)
 
         new = [lease for lease in leases if not self._desks[lease.stage].knows(lease.peer)]
         await asyncio.gather(*(dial(lease) for lease in new))
@@ -216,8 +217,8 @@ class _Desk:
     def knows(self, peer: PeerId) -> bool:
         return peer in self._known
 
-    def meet(self, peer: PeerId) -> None:
-        if self.post(PeerFound(peer)):
+    def meet(self, peer: PeerId, addresses: str) -> None:
+        if self.post(PeerFound(peer, addresses)):
             self._known.add(peer)
 
     def post(self, happened: NotaryInput) -> bool:

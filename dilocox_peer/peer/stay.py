@@ -277,7 +277,7 @@ class Stay:
             num_stages=manifest.stages.count,
             directory=directory,
             conveyor=conveyor,
-            on_found=lambda peer: averaging.driver.post(PeerFound(peer)),
+            on_found=lambda peer, addresses: averaging.driver.post(PeerFound(peer, addresses)),
             on_word=lambda word: averaging.driver.post(OwnerVouched(word)),
             vouched=lambda: averaging.machine.checkpoint,
             look_now=self._look_now,

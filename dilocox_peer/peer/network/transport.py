@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from dilocox_peer.admission import NOTHING_SHOWN, Admission, Right
 from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError
-from dilocox_peer.invitation import parse_multiaddr, parse_multiaddrs
+from dilocox_peer.invitation import address_range, parse_multiaddr, parse_multiaddrs
 from dilocox_peer.peer.network.bandwidth import Bandwidth
 from dilocox_peer.peer.network.bulk import (
     PeerGone,
@@ -333,6 +333,14 @@ class Transport:
         return [
             text.split("/")[2] for text in texts if "/p2p-circuit" not in text and text.startswith(("/ip4/", "/ip6/"))
         ]
+
+    async def range_of(self, peer: PeerId) -> str:
+        """The range of addresses that our connection with peer leads to; empty if that says nothing. Raises PeerUnavailable."""
+        try:
+            hosts = await self.seen_at(peer)
+        except TimeoutError:
+            return ""
+        return next((found for found in map(address_range, hosts) if found), "")
 
     # -- messages -----------------------------------------------------------------------------------------------------
 

@@ -176,6 +176,9 @@ class Ballots:
         self._jury.proposed(sender)
         if reason := self._jury.why_not_believed(sender, value, now):
             return [], reason
+        if reason := self._members.why_crowded(seat.place.roster, value.roster, seat.owner.max_peers):
+            self._conduct.strike(sender, "led", reason)
+            return [], reason
         guilty = [self._conduct.proof_against(peer) for peer in value.roster if peer != sender]
         # The leader may not have heard what we can prove.
         actions += [Send(sender, Proof(*seat.at(), proof)) for proof in guilty if proof is not None]

@@ -30,9 +30,11 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class PeerFound:
-    """Discovery (DHT, or an inbound connection) says this peer works on our stage."""
+    """Discovery (DHT, or an inbound connection) says this peer works on our stage. range: of addresses that our connection
+    leads to, "" if it says nothing (relayed, or within a house)."""
 
     peer: PeerId
+    range: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -383,8 +383,10 @@ class RoundMachine:
                 pass
             case Received(sender, message):
                 return self._receive(sender, message)
-            case PeerFound(peer):
-                if self._members.add(peer):
+            case PeerFound(peer, addresses):
+                is_new = self._members.add(peer)
+                self._members.seen_in(peer, addresses)
+                if is_new:
                     return [Send(peer, self._heartbeat())]
             case PeerRefused(peer):
                 self._members.refused(peer)

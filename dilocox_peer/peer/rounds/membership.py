@@ -4,7 +4,8 @@ Liveness is what we heard ourselves, never a lease. It decides who is waited for
 that must not fork depends on it.
 """
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from dilocox_peer.peer.rounds.messages import Heartbeat
@@ -25,10 +26,26 @@ class Seen:
     left: int = -1
     said: Heartbeat | None = None
     answered_at: float = NEVER  # when we last told it where we are, unasked
+    range: str = ""  # of its addresses, as far as our own connection tells
 
     @property
     def has_left(self) -> bool:
         return self.left >= self.incarnation
+
+
+def within_shares(
+    stay: Iterable[PeerId], join: Iterable[PeerId], range_of: Callable[[PeerId], str], max_peers: int
+) -> list[PeerId]:
+    """Those who stay, and the newcomers as far as no range of addresses has more than a quarter of the places (two at
+    least). Who is in stays: where a peer is seen from may change, and a roster must not come apart by it."""
+    roster, most = list(stay), max(2, max_peers // 4)
+    taken = Counter(range_of(peer) for peer in roster)
+    for peer in join:
+        addresses = range_of(peer)
+        if not addresses or taken[addresses] < most:
+            taken[addresses] += 1
+            roster.append(peer)
+    return roster
 
 
 class Members:
@@ -55,6 +72,11 @@ class Members:
             del self._seen[min(self._seen, key=lambda each: (self._seen[each].heard_at, each))]
         self._seen[peer] = Seen()
         return True
+
+    def seen_in(self, peer: PeerId, addresses: str) -> None:
+        """Our connection to peer leads to this range of addresses."""
+        if addresses and peer in self._seen:
+            self._seen[peer].range = addresses
 
     def heard(self, peer: PeerId, now: float) -> Seen:
         self.add(peer)
@@ -145,7 +167,18 @@ class Members:
             if (me_too if peer == self._me else self.is_alive(peer, now) or (peer in offered and not self._gone(peer)))
         ]
         join = sorted(peer for peer in self.at(head, now) if peer not in old)
-        return tuple([*stay, *join][:max_peers])
+        return tuple(within_shares(stay, join, self._range_of, max_peers)[:max_peers])
+
+    def why_crowded(self, before: Collection[PeerId], after: Iterable[PeerId], max_peers: int) -> str | None:
+        """Why the newcomers in this roster are too many of one range of addresses, or None."""
+        roster = list(after)
+        stay = [peer for peer in roster if peer in before]
+        kept = within_shares(stay, [peer for peer in roster if peer not in before], self._range_of, max_peers)
+        crowd = [peer for peer in roster if peer not in kept]
+        return f"a roster with too many newcomers from {self._range_of(crowd[0])}" if crowd else None
+
+    def _range_of(self, peer: PeerId) -> str:
+        return seen.range if (seen := self._seen.get(peer)) is not None else ""
 
     def _gone(self, peer: PeerId) -> bool:
         return (seen := self._seen.get(peer)) is not None and seen.has_left

@@ -33,7 +33,7 @@ from dilocox_peer.peer.rounds.contract import (
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.healing import Healing
-from dilocox_peer.peer.rounds.membership import MAX_KNOWN
+from dilocox_peer.peer.rounds.membership import MAX_KNOWN, within_shares
 from dilocox_peer.peer.rounds.messages import Cert, ChainPage, GetChain, Heartbeat, Message, Vouch
 from dilocox_peer.peer.rounds.plan import PlanBounds
 from dilocox_peer.peer.rounds.refusals import Refusals
@@ -64,9 +64,10 @@ class NotaryTerms:
 
 @dataclass(slots=True)
 class _Known:
-    """A peer of the stage. at_genesis: when it was last heard to have no chain."""
+    """A peer of the stage. at_genesis: when it was last heard to have no chain. range: of its addresses."""
 
     asked_at: float
+    range: str = ""
     is_asked: bool = True
     at_genesis: float = float("-inf")
 
@@ -153,8 +154,8 @@ class Notary:
         self._now = now
         actions: list[Action] = []
         match event:
-            case PeerFound(peer):
-                actions += self._meet(peer)
+            case PeerFound(peer, addresses):
+                actions += self._meet(peer, addresses)
             case OwnerVouched(checkpoint):
                 self._hear(checkpoint)
             case PeerRefused(peer):
@@ -173,12 +174,12 @@ class Notary:
             actions += self._vouch()
         return actions + self._poll()
 
-    def _meet(self, peer: PeerId) -> list[Action]:
+    def _meet(self, peer: PeerId, addresses: str = "") -> list[Action]:
         if peer in self._known:
             return []
         if len(self._known) >= MAX_KNOWN:
             del self._known[min(self._known, key=lambda each: self._known[each].asked_at)]
-        self._known[peer] = _Known(self._now)
+        self._known[peer] = _Known(self._now, addresses)
         return [self._question(peer)]
 
     def _receive(self, sender: PeerId, message: Message) -> list[Action]:
@@ -256,7 +257,8 @@ class Notary:
         if not here or self._forks.checkpoint is not None:  # begun long ago, should our log be lost: it is looked for
             return []
         genesis = self._terms.genesis
-        value = genesis.epoch_value(here[: self._terms.max_peers])
+        roster = within_shares((), here, lambda peer: self._known[peer].range, self._terms.max_peers)
+        value = genesis.epoch_value(roster[: self._terms.max_peers])
         message = acceptance(genesis.stage, genesis.head, FIRST_EPOCH, 0, value)
         vote = vote_for(message, self._wall_ms, self._sign)
         certificate = Certificate(genesis.stage, genesis.head, FIRST_EPOCH, 0, value, ((self._owner, vote),))

@@ -1,0 +1,65 @@
+"""How many newcomers of one range of addresses a roster takes in."""
+
+import pytest
+
+from dilocox_peer.invitation import address_range
+from dilocox_peer.peer.rounds.membership import Members, within_shares
+from dilocox_peer.peer.rounds.messages import Heartbeat
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.types import PeerId, sha256
+
+HEAD = sha256(b"head")
+FARM = "203.0.113.0/24"
+MEMBERS = tuple(PeerId(name) for name in "abcdef")
+SYBILS = tuple(PeerId(f"sybil{number:02d}") for number in range(30))
+
+
+def members_that_know(*, range_of_sybils: str) -> Members:
+    members = Members(MEMBERS[0], Timing())
+    for peer in (*MEMBERS[1:], *SYBILS):
+        members.heard(peer, 0.0)
+        members.said(peer, Heartbeat(0, HEAD, 1, 1, 1, 1, 0, 2, 0, True, b""))
+        if peer in SYBILS:
+            members.seen_in(peer, range_of_sybils)
+    return members
+
+
+def next_roster(members: Members) -> tuple[PeerId, ...]:
+    return members.next_roster(MEMBERS, (), HEAD, me_too=True, max_peers=16, now=1.0)
+
+
+def test_thirty_of_one_range_get_a_quarter_of_the_places() -> None:
+    roster = next_roster(members_that_know(range_of_sybils=FARM))
+    assert roster[:6] == MEMBERS
+    assert len(roster) == 6 + 4
+
+
+def test_peers_of_one_house_and_relayed_ones_are_not_counted_together() -> None:
+    assert len(next_roster(members_that_know(range_of_sybils=""))) == 16
+
+
+def test_a_proposed_roster_with_a_crowd_is_refused_by_who_sees_it() -> None:
+    members = members_that_know(range_of_sybils=FARM)
+    assert members.why_crowded(MEMBERS, (*MEMBERS, *SYBILS[:4]), 16) is None
+    assert FARM in (members.why_crowded(MEMBERS, (*MEMBERS, *SYBILS[:5]), 16) or "")
+
+
+def test_who_is_in_stays_also_where_all_are_seen_in_one_range() -> None:
+    assert within_shares(MEMBERS, SYBILS, lambda peer: FARM, 16) == list(MEMBERS)
+
+
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [
+        ("9.9.9.9", "9.9.9.0/24"),
+        ("2620:fe:0:1::9", "2620:fe::/48"),
+        ("127.0.0.1", ""),
+        ("192.168.1.7", ""),
+        ("10.1.2.3", ""),
+        ("::1", ""),
+        ("fe80::1", ""),
+        ("example.org", ""),
+    ],
+)
+def test_the_range_of_an_address(host: str, found: str) -> None:
+    assert address_range(host) == found
