@@ -9,7 +9,7 @@ from dilocox_peer.peer.rounds.planner import FixedPlanner
 from dilocox_peer.peer.state.backup import Annals
 from dilocox_peer.peer.training.outer import AnchorState, initial_state
 from dilocox_peer.signing import SigningKey, verify
-from dilocox_peer.types import sha256
+from dilocox_peer.types import PeerId, sha256
 
 OWNER = SigningKey(bytes(32))
 MANIFEST = preset("tiny", stages={"count": 2}, rounds={"total": 40, "inner_steps": 4}).signed_by(OWNER)
@@ -28,6 +28,7 @@ class CertifiedStage:
         self.place = Annals(MANIFEST, stage, verify).place
         self.certificates: list[Certificate] = []
         self.states: list[AnchorState] = []
+        self.roster = ROSTER
         self._value = first
         self._order = int(1000 * first)
         self._append(self.place.epoch_value(ROSTER), epoch=1)
@@ -35,7 +36,7 @@ class CertifiedStage:
     def _append(self, value: Value, epoch: int) -> None:
         place = self.place
         message = acceptance(self.stage, place.head, epoch, 0, value)
-        keys = {OWNER.peer_id: OWNER} if place.is_genesis else KEYS
+        keys = {OWNER.peer_id: OWNER} if place.is_genesis else {peer: KEYS[peer] for peer in self.roster}
         signatures = tuple(
             (peer, vote_for(message, self._order + place.height, key.sign)) for peer, key in keys.items()
         )
@@ -51,8 +52,16 @@ class CertifiedStage:
 
     def round(self) -> "CertifiedStage":
         digest = self.states[-1].digest
-        entries = [Entry(peer, 1, sha256(peer.encode()), 10, 4, digest) for peer in ROSTER]
-        self._append(self.place.round_value(entries, ROSTER, self._planner.next(self.place.plan)), self.place.epoch)
+        entries = [Entry(peer, 1, sha256(peer.encode()), 10, 4, digest) for peer in self.roster]
+        self._append(
+            self.place.round_value(entries, self.roster, self._planner.next(self.place.plan)), self.place.epoch
+        )
+        return self
+
+    def seized(self, *roster: PeerId) -> "CertifiedStage":
+        """These write a view change without asking the others, and certify alone from here on."""
+        self.roster = roster
+        self._append(self.place.epoch_value(roster), self.place.epoch + 1)
         return self
 
     def rounds(self, count: int) -> "CertifiedStage":

@@ -1,8 +1,8 @@
 """`evaluate`: follows a run and evaluates the anchors of its rounds. Takes no part in it and stops no training peer.
 
-Two tasks: one keeps asking for the newest round (the answer waits until there is one) of all stages, one evaluates the
-newest that is here; so rounds that come faster than they can be evaluated are passed over, and the last one never is. The
-anchors of one evaluation are always of one round: a stage that has gone further serves it from its checkpoints.
+Two tasks: one keeps looking for the newest round whose states certificates of all stages name, one evaluates the newest that is
+here; so rounds that come faster than they can be evaluated are passed over, and the last one never is. That a round is the last
+one the certificates say, no donor does.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,18 +19,33 @@ from dilocox_peer.admission import Right
 from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.lifetime import Stop, run_until_stopped
-from dilocox_peer.errors import PeerUnavailable, RunUnreachable
-from dilocox_peer.events import DataMeasured, Evaluated, Event, Failed, Left, Listener, RunComplete, StateFetched
+from dilocox_peer.errors import RunUnreachable
+from dilocox_peer.events import (
+    DataMeasured,
+    Evaluated,
+    Event,
+    Failed,
+    Left,
+    Listener,
+    Remark,
+    RunComplete,
+    StateFetched,
+)
 from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddrs
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.types import PeerId
+
+if TYPE_CHECKING:
+    from dilocox_peer.dht.directory import Directory
+    from dilocox_peer.peer.network.transport import Transport
+    from dilocox_peer.peer.state.survey import Survey
+    from dilocox_peer.peer.training.outer import AnchorState
 
 ROUND_BYTES = 64 * 1024  # evaluated after a round, always the same ones
 FINAL_BYTES = 256 * 1024  # and after the last
 BATCH = 32
-ASK_S = 15.0
-RETRY_S = 0.5
+LOOK_S = 0.5
+OVER_S = 20.0  # of nobody with the final model before we go
 NICENESS = 5  # training goes first
 
 Batch = tuple[Any, Any]
@@ -117,7 +132,8 @@ class _Evaluator:
                 follow.result()
             self._listener(Left(stop.reason or "the run is complete"))
 
-    async def _follow(self, transport: "Transport", directory: "Directory", manifest: Manifest) -> None:  # type: ignore[name-defined]  # noqa: F821
+    async def _follow(self, transport: "Transport", directory: "Directory", manifest: Manifest) -> None:
+        from dilocox_peer.peer.state.survey import surveys
         from dilocox_peer.peer.training.average import AnchorAverage
         from dilocox_peer.peer.training.outer import initial_state
         from dilocox_peer.pipeline.data import load_corpus
@@ -129,39 +145,17 @@ class _Evaluator:
         self._listener(DataMeasured(corpus.unigram_entropy(), corpus.bigram_entropy(), corpus.validation_bytes))
         whole = await asyncio.to_thread(build_stage, manifest)
         stages = range(manifest.stages.count)
-        newest = [await asyncio.to_thread(initial_state, manifest, stage) for stage in stages]
-        arrived = asyncio.Event()
-        arrived.set()
+        found = surveys(manifest, transport=transport, directory=directory, listener=self._quiet)
+        anchors = _Anchors([await asyncio.to_thread(initial_state, manifest, stage) for stage in stages])
         averages: list[AnchorAverage] = []
 
-        async def ask() -> None:
-            nonlocal newest
-            reached = 0
-            layouts = [state.layout for state in newest]
-            is_final = False
-            while not is_final:
-                first = await self._state(transport, directory, 0, {"after": reached, "wait_s": ASK_S}, layouts[0])
-                if first is None:
-                    await asyncio.sleep(RETRY_S)
-                    continue
-                reached, is_final = first.round, first.is_final
-                request = {"round": reached, "wait_s": ASK_S}
-                others = [self._state(transport, directory, stage, request, layouts[stage]) for stage in stages[1:]]
-                states = [first, *await asyncio.gather(*others)]
-                if all(state is not None for state in states):
-                    newest = states
-                    arrived.set()
-                elif is_final:
-                    reached, is_final = reached - 1, False  # the last one is not given up
-                    await asyncio.sleep(RETRY_S)  # its state of stage 0 is there at once, the other perhaps in minutes
-
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(ask(), name="ask for states")
+            tasks.create_task(self._keep_looking(found, anchors, transport), name="look for states")
             while True:
-                await arrived.wait()
-                arrived.clear()
-                states = newest
-                is_last = states[0].is_final
+                states, is_last = await anchors.next()
+                if not states:
+                    self._listener(Remark("the run is complete, and nobody who holds its final model is here"))
+                    return
                 limit = FINAL_BYTES if is_last else ROUND_BYTES
 
                 if self._average is not None:
@@ -186,26 +180,35 @@ class _Evaluator:
                         self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
                     return
 
-    async def _state(self, transport, directory, stage: int, request: dict[str, Any], layout):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        """The state of a stage that any of its peers has, or None for now. Raises RunUnreachable when our own p2pd is gone."""
-        from dilocox_peer.peer.state.statesync import fetch_state
+    async def _keep_looking(self, found: "Sequence[Survey]", anchors: "_Anchors", transport: "Transport") -> None:
+        """Puts newer states into anchors until the last round's are in it, or nobody has them any more. Raises RunUnreachable
+        when our own p2pd is gone."""
+        from dilocox_peer.peer.state.survey import common_tip, fetch_all, newest_common
 
-        try:
-            leases = await directory.peers(stage)
-        except RunUnreachable as error:  # one slow answer in a run of days
-            if transport.is_down:
-                raise
-            self._listener(Failed("evaluation", str(error)))
-            return None
-        donors: list[PeerId] = []
-        for lease in leases:
-            donors.append(lease.peer)
-            with suppress(PeerUnavailable):
-                await transport.connect(lease.peer, lease.addresses)
-        return await fetch_state(
-            transport, donors, request,
-            layout=layout, expected=b"", timeout_s=60.0, listener=self._quiet,
-        )  # fmt: skip
+        reached, over_since = 0, None
+        while True:
+            try:
+                await asyncio.gather(*(survey.look() for survey in found))
+            except RunUnreachable as error:  # one slow answer in a run of days
+                if transport.is_down:
+                    raise
+                self._listener(Failed("evaluation", str(error)))
+            is_over = all(survey.annals.is_over for survey in found)
+            tip = await common_tip(found) if is_over else None
+            wanted = tip or newest_common(found)
+            if wanted is not None and (tip is not None or wanted[0].round > reached):
+                states = await fetch_all(found, wanted)
+                if states is not None:
+                    reached = states[0].round
+                    anchors.put(states, is_last=tip is not None)
+                    if tip is not None:
+                        return
+            now = asyncio.get_running_loop().time()
+            over_since = (now if over_since is None else over_since) if is_over else None
+            if over_since is not None and now - over_since > OVER_S:
+                anchors.put((), is_last=True)
+                return
+            await asyncio.sleep(LOOK_S)
 
     def _until_leaving(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches; an error when we leave, as nobody can cancel a thread and the process waits for it."""
@@ -218,3 +221,23 @@ class _Evaluator:
         """Passes on what is out of the ordinary only: the evaluator fetches a state every round."""
         if not isinstance(event, StateFetched):
             self._listener(event)
+
+
+class _Anchors:
+    """The newest states, for the one who evaluates them: older ones that it did not come to are passed over."""
+
+    def __init__(self, states: "Sequence[AnchorState]") -> None:
+        self._newest = tuple(states), False
+        self._arrived = asyncio.Event()
+        self._arrived.set()
+
+    def put(self, states: "Sequence[AnchorState]", *, is_last: bool) -> None:
+        """is_last: nothing comes after these; no states: nor are the last ones to be had."""
+        self._newest = tuple(states), is_last
+        self._arrived.set()
+
+    async def next(self) -> "tuple[tuple[AnchorState, ...], bool]":
+        """Waits for states that were not given yet; and whether they are the last."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        return self._newest

@@ -81,7 +81,6 @@ class Averaging:
             layout=self._layout,
             disk=disk,
         )
-        self._states.set_is_final(lambda state: self.machine.is_finished and state.head == self.machine.head)
         self.driver = RoundDriver(
             self.machine,
             transport=self._transport,
@@ -127,7 +126,6 @@ class Averaging:
         self.driver.post(StateComputed(state.head, state.digest))
 
     def _on_merged(self) -> None:
-        self._states.on_merged()
         self._keeper.save(self._trainer.state())
 
     async def _adopt_state(self, action: FetchState) -> None:

@@ -18,6 +18,7 @@ from dilocox_peer.events import Event, Failed, Listener, StageCopied
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.rounds.chain import Certificate
+from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.backup import BackupStore, is_due, rest_s, stages_to_keep
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain, fetch_summary
 from dilocox_peer.peer.state.statesync import fetch_state
@@ -28,6 +29,7 @@ from dilocox_peer.types import Digest
 FIRST_COPY_S, LOOK_S = 5.0, 20.0
 ASK_S = 10.0
 COPY_TIMEOUT_S = 3600.0
+PATIENCE_S = 60.0  # with view changes that a minority signed: two looks
 DONORS_TRIED = 3
 
 
@@ -61,6 +63,7 @@ class Guardian:
         self._run_folder = run_folder
         self._directory = directory
         self._listener = listener
+        self._patience = Patience(PATIENCE_S)
         self._kept: dict[int, Kept] = {}
         self._rest_s = 0.0
         self._server = BackupServer(stage, certificates=certificates, kept=self._kept)
@@ -123,7 +126,8 @@ class Guardian:
         summary = await fetch_summary(self._transport, lease.peer, store.stage, ASK_S)
         if summary is None or not is_due(summary.round, kept.round if kept is not None else None):
             return False
-        annals = await asyncio.to_thread(store.annals)
+        word = await self._directory.word(store.stage)
+        annals = await asyncio.to_thread(store.annals, word[0] if word is not None else None, self._patience)
         await fetch_chain(self._transport, lease.peer, annals)
         layout = layout_of(self._manifest, store.stage)
         for head, digest in annals.newest_proven():

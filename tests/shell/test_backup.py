@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from dilocox_peer.peer import guardian as guardian_module
 from dilocox_peer.peer import takeover as takeover_module
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.guardian import Guardian, backup_store
+from dilocox_peer.peer.network.bulk import Reply
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.restore import find_backup
 from dilocox_peer.peer.state.backup import COPY_ROUNDS, Backup, BackupStore
@@ -53,9 +55,9 @@ class Node:
         await self.presence.transport.serve(BACKUP_SERVICE, server.serve)
         await self.directory.announce(self.presence.lease(stage))
 
-    async def hold(self, stage: CertifiedStage, state: Callable[[], AnchorState]) -> None:
-        """As a peer of the stage, that has this state now."""
-        states = StateServer(
+    async def hold(self, stage: CertifiedStage, state: Callable[[], AnchorState], *, is_lying: bool = False) -> None:
+        """As a peer of the stage, that has this state now. is_lying: it gives it to whoever asks for any."""
+        states = (_Lies if is_lying else StateServer)(
             current=state, checkpoints=self.folder, run_id=MANIFEST.run_id, layout=state().layout,
             disk=ThreadPoolExecutor(1),
         )  # fmt: skip
@@ -87,6 +89,13 @@ async def make_node(make_transport: MakeTransport, tmp_path: Path) -> AsyncItera
             return nodes[-1]
 
         yield make
+
+
+class _Lies(StateServer):
+    """Gives the state it has, whichever is asked for."""
+
+    async def serve(self, peer: PeerId, header: dict[str, Any]) -> Reply:
+        return await super().serve(peer, {"head": self._current().head})
 
 
 class _Liar(BackupStore):
@@ -180,14 +189,12 @@ async def test_a_run_that_begins_asks_and_goes_on_without_a_word(make_node: Make
     assert newcomer.events == []
 
 
-async def exported(node: Node) -> list[str]:
-    """What is said when the whole model is taken from the run that node is in."""
-    said: list[str] = []
+async def exported(node: Node, said: list[str], timeout_s: float = 30.0) -> None:
+    """Takes the whole model from the run that node is in. said: on the way."""
     await node.directory.publish_manifest(MANIFEST)
     invitation = Invitation(MANIFEST.run_id, node.presence.transport.addresses)
-    model = await fetch_whole_model(invitation, timeout_s=30, say=said.append)
+    model = await fetch_whole_model(invitation, timeout_s=timeout_s, say=said.append)
     assert model.origin.round == 3
-    return said
 
 
 async def test_a_model_is_exported_with_the_proof_of_every_stage(make_node: MakeNode) -> None:
@@ -195,14 +202,15 @@ async def test_a_model_is_exported_with_the_proof_of_every_stage(make_node: Make
     for node, number in ((head, 0), (later, 1)):
         stage = CertifiedStage(stage=number).rounds(4)
         await node.hold(stage, lambda stage=stage: stage.states[3])  # type: ignore[misc]
-    said = await exported(head)
-    assert sorted(line for line in said if "certified" in line) == [
-        f"stage {number}: round 3 as 3 of 3 peers certified it" for number in (0, 1)
-    ]
+    said: list[str] = []
+    await exported(head, said)
+    assert [line.split(",")[0] for line in said] == [f"stage {number}: round 3" for number in (0, 1)]
+    assert all(line.endswith("as 3 of 3 peers certified it") for line in said)
 
 
 @pytest.mark.parametrize(
-    ("lie", "why"), [("round", "calls round 2 round 3"), ("state", "not the one"), ("head", "leads to")]
+    ("lie", "why"),
+    [("round", "round 9 where round 3 was certified"), ("state", "was certified"), ("head", "another head")],
 )
 async def test_a_state_that_was_never_certified_is_not_exported(make_node: MakeNode, lie: str, why: str) -> None:
     head, later = await make_node("head"), await make_node("later")
@@ -210,15 +218,17 @@ async def test_a_state_that_was_never_certified_is_not_exported(make_node: MakeN
     await head.hold(honest, lambda: honest.states[3])
     true, other = stage.states[3], stage.states[1]
     lies = {
-        "round": replace(stage.states[2], round=3),
+        "round": replace(true, round=9),
         "state": AnchorState.of(
             true.layout, head=true.head, round_number=3, anchor=other.anchor, momentum=other.momentum
         ),
         "head": replace(true, head=honest.states[3].head),
     }
-    await later.hold(stage, lambda: lies[lie])
-    with pytest.raises(DilocoxError, match=why):
-        await exported(head)
+    await later.hold(stage, lambda: lies[lie], is_lying=True)
+    said: list[str] = []
+    with pytest.raises(DilocoxError, match="no round of which all stages are served"):
+        await exported(head, said, timeout_s=8.0)
+    assert any(why in line for line in said), said
 
 
 @pytest.mark.parametrize(

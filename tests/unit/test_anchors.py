@@ -1,20 +1,17 @@
-"""One same round of all stages: what to ask donors for, and what a disk holds."""
-
-from types import SimpleNamespace
+"""One same round of all stages, on a disk."""
 
 import numpy as np
 import pytest
 
 from dilocox_peer.config import preset
 from dilocox_peer.errors import ConfigError, StateCorrupt
-from dilocox_peer.peer.state.anchors import SameRound, assemble, keep_manifest, kept_manifest, load_from_disk
+from dilocox_peer.peer.state.anchors import keep_manifest, kept_manifest, load_from_disk
 from dilocox_peer.peer.state.checkpoint import write_checkpoint
 from dilocox_peer.peer.training.outer import AnchorState, initial_state
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import sha256
 
 MANIFEST = preset("tiny", stages={"count": 2}).signed_by(SigningKey(b"o" * 32))
-WAIT_S = 15.0
 
 
 def state_of(stage, round_number, branch=""):
@@ -43,73 +40,6 @@ def tensor_in(state, stage):
     name = "model.embed_tokens.weight" if stage == 0 else "lm_head.weight"
     spec, start, stop = next(span for span in state.layout.spans() if span[0].name == name)
     return state.anchor_N().numpy()[start:stop].reshape(spec.shape)
-
-
-# -- from donors
-
-
-def test_the_newest_of_every_stage_is_asked_for_first():
-    same = SameRound(2)
-    assert same.requests(WAIT_S) == {stage: {"after": 0, "wait_s": WAIT_S} for stage in (0, 1)}
-    same.add(0, state_of(0, 5))
-    assert same.requests(WAIT_S) == {1: {"after": 0, "wait_s": WAIT_S}}
-    same.add(1, state_of(1, 5))
-    assert same.requests(WAIT_S) == {}
-    assert [state.round for state in same.found()] == [5, 5]
-
-
-def test_a_stage_ahead_is_asked_once_for_the_round_of_the_one_behind():
-    same = SameRound(2)
-    same.add(0, state_of(0, 7))
-    same.add(1, state_of(1, 5))
-    assert same.requests(WAIT_S) == {0: {"round": 5, "wait_s": 0.0}}
-    same.add(0, state_of(0, 5))
-    assert [state.round for state in same.found()] == [5, 5]
-
-
-def test_a_stage_behind_is_waited_for_when_the_other_has_forgotten_its_round():
-    same = SameRound(2)
-    same.add(0, state_of(0, 7))
-    same.add(1, state_of(1, 5))
-    same.requests(WAIT_S)  # stage 0 has not got round 5 any more
-    assert same.requests(WAIT_S) == {1: {"round": 7, "wait_s": WAIT_S}}
-    same.add(1, state_of(1, 8))  # it jumped past, and has forgotten round 7
-    assert same.requests(WAIT_S) == {1: {"round": 7, "wait_s": 0.0}}
-    assert same.requests(WAIT_S) == {0: {"round": 8, "wait_s": WAIT_S}}
-    same.add(0, state_of(0, 8))
-    assert [state.round for state in same.found()] == [8, 8]
-    assert same.describe() == "stage 0: 8, stage 1: 8"
-
-
-def test_three_stages_meet_whatever_each_has_forgotten():
-    """Donors that go on while they are asked, and keep two rounds: the search ends within a few turns."""
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        now, same, turns = list(rng.integers(1, 4, 3)), SameRound(3), 0
-        while same.found() is None:
-            turns += 1
-            assert turns < 60
-            for stage, request in same.requests(WAIT_S).items():
-                wanted = request.get("round")
-                if wanted is not None and request["wait_s"]:
-                    now[stage] = max(now[stage], wanted)
-                if wanted is None:
-                    same.add(stage, SimpleNamespace(round=int(now[stage])))
-                elif now[stage] - 1 <= wanted <= now[stage]:
-                    same.add(stage, SimpleNamespace(round=int(wanted)))
-            now = [each + int(rng.random() < 0.3) for each in now]
-            now = [min(each, min(now) + 2) for each in now]
-        assert len({state.round for state in same.found()}) == 1
-
-
-def test_the_whole_model_has_every_stages_tensors_and_says_where_it_is_from():
-    states = [state_of(stage, 4) for stage in (0, 1)]
-    model = assemble(MANIFEST, states)
-    assert model.origin.round == 4
-    assert model.origin.heads == tuple(state.head.hex() for state in states)
-    assert model.num_parameters == sum(state.layout.num_elements for state in states)
-    for stage, state in enumerate(states):
-        assert np.array_equal(tensor(model, stage), tensor_in(state, stage))
 
 
 # -- from a disk

@@ -7,6 +7,7 @@ import pytest
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Certificate
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_EPOCHS
+from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.backup import (
     Annals,
     BackupStore,
@@ -52,6 +53,20 @@ def test_what_does_not_verify_changes_nothing() -> None:
         with pytest.raises(ProtocolError, match=why):
             annals.take(certificates)
         assert list(annals.certificates) == stage.certificates[:3]
+
+
+def test_a_view_change_of_one_member_to_the_end_of_the_run_is_not_the_end() -> None:
+    honest, lone = CertifiedStage().rounds(3), CertifiedStage().rounds(3).seized(ROSTER[0]).rounds(37)
+    annals = Annals(MANIFEST, STAGE, verify, patience=Patience(30.0))
+    annals.take(lone.certificates, now=0.0)
+    assert list(annals.certificates) == honest.certificates
+    assert not annals.is_over
+    honest.rounds(37)
+    annals.take(honest.certificates, now=29.0)
+    assert annals.is_over
+    with pytest.raises(ProtocolError, match=r"rounds back|counts less"):
+        annals.take(lone.certificates, now=31.0)
+    assert list(annals.certificates) == honest.certificates
 
 
 def test_a_chain_longer_than_the_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

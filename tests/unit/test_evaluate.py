@@ -1,7 +1,6 @@
-"""The evaluator asks for as long as the run lasts."""
+"""The evaluator looks for as long as the run lasts."""
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,58 +8,53 @@ import pytest
 
 from dilocox_peer.cli import evaluate
 from dilocox_peer.errors import RunUnreachable
-from dilocox_peer.events import Event, Failed, RunComplete
-from dilocox_peer.peer.training.outer import AnchorState, initial_state
-from tests.cut_runs import corpus, manifest_of
+from dilocox_peer.events import Event, Failed
 
 
-class SilentDirectory:
-    async def peers(self, stage: int) -> list[Any]:
+class Unreachable:
+    """A survey while the directory gives no answer; after `looks` of them the test is over."""
+
+    annals = SimpleNamespace(is_over=False)
+
+    def __init__(self, looks: int) -> None:
+        self._looks = looks
+
+    async def look(self) -> None:
+        self._looks -= 1
+        if self._looks < 0:
+            raise KeyboardInterrupt
         raise RunUnreachable("the directory gave no answer within 10 s")
 
+    def states(self) -> list[Any]:
+        return []
 
-def ask(*, is_down: bool) -> tuple[Any, list[Event]]:
-    """What one question brings while the directory is silent, and what was told."""
+
+def look(monkeypatch: pytest.MonkeyPatch, *, is_down: bool) -> list[Event]:
+    """What is told while the directory is silent."""
     events: list[Event] = []
     unused: Any = None
+    monkeypatch.setattr(evaluate, "LOOK_S", 0.0)
     evaluator = evaluate._Evaluator(unused, unused, unused, (), (), events.append, None)
-    return asyncio.run(evaluator._state(SimpleNamespace(is_down=is_down), SilentDirectory(), 0, {}, unused)), events
+    survey: Any = Unreachable(2)
+    transport: Any = SimpleNamespace(is_down=is_down)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(evaluator._keep_looking([survey], evaluate._Anchors([]), transport))
+    return events
 
 
-def test_a_directory_that_does_not_answer_once_is_asked_again():
-    state, events = ask(is_down=False)
-    assert state is None
-    assert [type(event) for event in events] == [Failed]
+def test_a_directory_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch):
+    assert [type(event) for event in look(monkeypatch, is_down=False)] == [Failed, Failed]
 
 
-def test_the_end_of_our_own_network_daemon_ends_it():
+def test_the_end_of_our_own_network_daemon_ends_it(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(RunUnreachable):
-        ask(is_down=True)
+        look(monkeypatch, is_down=True)
 
 
-def test_the_last_round_is_not_fetched_again_and_again_while_another_stage_is_missing(monkeypatch: pytest.MonkeyPatch):
-    """Stage 0 has its last state at once, whole; without a pause it would be asked for as fast as the network can."""
-    manifest = manifest_of(2)
-    asked: list[str] = []
-    pause = asyncio.sleep
-
-    async def slept(seconds: float) -> None:
-        asked.append(f"slept {seconds}")
-        await pause(0)
-
-    async def state_of(_transport: Any, _directory: Any, stage: int, _request: Any, _layout: Any) -> AnchorState | None:
-        asked.append(f"stage {stage}")
-        is_missing = stage == 1 and asked.count("stage 1") == 1
-        return None if is_missing else replace(initial_state(manifest, stage), round=1, is_final=True)
-
-    unused: Any = None
-    events: list[Event] = []
-    evaluator = evaluate._Evaluator(unused, unused, unused, (), (), events.append, None)
-    monkeypatch.setattr(evaluator, "_state", state_of)
-    monkeypatch.setattr("dilocox_peer.pipeline.data.load_corpus", lambda *_, **__: corpus())
-    monkeypatch.setattr(evaluate, "ROUND_BYTES", 512)
-    monkeypatch.setattr(evaluate, "FINAL_BYTES", 512)
-    monkeypatch.setattr(asyncio, "sleep", slept)
-    asyncio.run(evaluator._follow(unused, unused, manifest))
-    assert asked == ["stage 0", "stage 1", f"slept {evaluate.RETRY_S}", "stage 0", "stage 1"]
-    assert sum(isinstance(event, RunComplete) for event in events) == 2
+async def test_states_that_nobody_came_to_evaluate_are_passed_over_and_the_last_are_not():
+    first, second, last = ([object()] for _ in range(3))
+    anchors = evaluate._Anchors(first)  # type: ignore[arg-type]
+    assert await anchors.next() == (tuple(first), False)
+    anchors.put(second, is_last=False)  # type: ignore[arg-type]
+    anchors.put(last, is_last=True)  # type: ignore[arg-type]
+    assert await anchors.next() == (tuple(last), True)

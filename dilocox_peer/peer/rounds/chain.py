@@ -394,3 +394,19 @@ def suffix_of(chain: Chain, start: int, certificates: Sequence[Certificate]) -> 
     while shared < len(certificates) and chain.height_of(certificates[shared].head) is not None:
         shared += 1
     return Suffix(start + shared, tuple(certificates[shared:]))
+
+
+def ends_run(chain: Chain, height: int, plans: PlanBounds) -> bool:
+    """Whether the run is over at height of chain: the plan of its round ends with the run."""
+    place = chain.place_at(height)
+    if place.round <= 1:
+        return (
+            place.round == 1
+            and plans.total_steps is not None
+            and chain.place_at(0).plan.first_step >= plans.total_steps
+        )
+    for below in range(height, -1, -1):
+        earlier = chain.place_at(below)
+        if earlier.round <= place.round - 2:
+            return plans.is_last(earlier.plan)
+    return False

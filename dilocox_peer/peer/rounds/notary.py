@@ -7,9 +7,8 @@ everybody is away learns where the run is, or that it is over.
     no chain  -> (enough peers at genesis, no new one for settle_s) -> first roster signed, made durable, told
     following -> (`every` rounds since the last checkpoint, or the end) -> checkpoint signed, made durable, told
 
-It follows no roster that a minority wrote until that branch has stood for `patience_s`: the majority may only be out of
-sight, and a checkpoint would draw it away from its work. One that nobody of the roster before it signed it never follows: that
-is for the owner to decide. The first roster is signed once; that it was is what the log is for.
+It follows no roster that a minority wrote until that branch has stood for `patience_s` (patience.py): a checkpoint would draw
+the majority away from its work. The first roster is signed once; that it was is what the log is for.
 """
 
 import random
@@ -18,7 +17,16 @@ from dataclasses import dataclass
 
 from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Verifier, acceptance, is_quorum, vote_for
+from dilocox_peer.peer.rounds.chain import (
+    Certificate,
+    Chain,
+    Place,
+    Suffix,
+    Verifier,
+    acceptance,
+    ends_run,
+    vote_for,
+)
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Note,
@@ -35,6 +43,7 @@ from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.healing import Healing
 from dilocox_peer.peer.rounds.membership import MAX_KNOWN, within_shares
 from dilocox_peer.peer.rounds.messages import Cert, ChainPage, GetChain, Heartbeat, Message, Vouch
+from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.plan import PlanBounds
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.timing import Timing
@@ -45,7 +54,6 @@ POLL_S = 5.0
 ASKED_AT_ONCE, ASKED_OF_ROSTER = 3, 2
 PATIENCE_S = 120.0  # five times what a roster waits for its quorum
 FIRST_EPOCH = 1
-MAX_REMEMBERED = 1024  # branches of minorities
 
 NotaryInput = Tick | PeerFound | PeerRefused | Received | OwnerVouched
 
@@ -96,13 +104,12 @@ class Notary:
         self._verify = verify
         self._timing = timing
         self._rng = rng
-        self._patience_s = patience_s
+        self._patience = Patience(patience_s)
         self._wall_offset_s = wall_ms / 1000 - now
         self._chain = Chain(terms.genesis, durable.appended if durable is not None else ())
         self._forks = Forks(self._chain, max_back=None, checkpoint=durable.checkpoint if durable is not None else None)
         self._healing = Healing(self, self._chain, self._forks, self._settled)
         self._known: dict[PeerId, _Known] = {}
-        self._minority_since: dict[Digest, float] = {}
         self._settled_at = now
         self._refusals = Refusals()
         self._poll_at = now
@@ -273,11 +280,6 @@ class Notary:
     def _follow(self) -> list[Action]:
         """Our copy of the chain is the best one known; there is no state to wait for."""
         path = self._healing.path
-        for certificate in path.certificates if path is not None else ():
-            if certificate.value.kind == "epoch":
-                self._minority_since.setdefault(certificate.head, self._now)
-        if len(self._minority_since) > MAX_REMEMBERED:
-            self._minority_since.clear()
         path = self._settled(path) if path is not None else None
         if path is None or not self._forks.is_better(path, None):
             return []
@@ -289,16 +291,7 @@ class Notary:
         return [self._persist(path.ancestor, path.certificates)]
 
     def _settled(self, path: Suffix) -> Suffix | None:
-        """The path as far as it is to be followed by now, None: not at all."""
-        place, settled = self._chain.place_at(path.ancestor), 0
-        for certificate in path.certificates:
-            signers = {peer for peer, _ in certificate.signatures}
-            if certificate.value.kind == "epoch" and not place.is_genesis and not is_quorum(signers, place.voters):
-                since = self._minority_since.get(certificate.head, self._now)
-                if not signers & set(place.voters) or self._now - since < self._patience_s:
-                    break
-            place, settled = place.then(certificate), settled + 1
-        return path.up_to(path.heads[settled - 1]) if settled else None
+        return self._patience.settled(self._chain, path, self._forks.checkpoint, self._now)
 
     def _vouch(self) -> list[Action]:
         """The next checkpoint, when it is due: of the newest head that another one has followed, or of the last."""
@@ -365,19 +358,3 @@ class Notary:
 
     def _note(self, event: Event) -> Action:
         return Note(event)
-
-
-def ends_run(chain: Chain, height: int, plans: PlanBounds) -> bool:
-    """Whether the run is over at height of chain: the plan of its round ends with the run."""
-    place = chain.place_at(height)
-    if place.round <= 1:
-        return (
-            place.round == 1
-            and plans.total_steps is not None
-            and chain.place_at(0).plan.first_step >= plans.total_steps
-        )
-    for below in range(height, -1, -1):
-        earlier = chain.place_at(below)
-        if earlier.round <= place.round - 2:
-            return plans.is_last(earlier.plan)
-    return False

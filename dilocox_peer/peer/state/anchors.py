@@ -1,7 +1,6 @@
-"""The anchors of all stages after one same round: chosen among what donors send or what lies on a disk.
+"""The anchors of all stages after one same round, put together, and found on a disk.
 
-A whole model is only ever put together from one round, and from states whose digests verify. No network here: `SameRound`
-says what to ask for next, cli/source.py asks.
+A whole model is only ever put together from one round, and from states whose digests verify. No network here.
 """
 
 from collections import Counter
@@ -18,60 +17,6 @@ from dilocox_peer.pipeline.whole import Origin, WholeModel, tensors_of, union
 from dilocox_peer.types import RunId
 
 MANIFEST_FILE = "manifest.json"
-KEEP_ROUNDS = 3
-
-
-Request = dict[str, int | float]
-"""What a donor is asked for, in the words of peer/state/statesync.py."""
-
-
-class SameRound:
-    """Pure: takes states of stages as they come, until there is one round of which all stages' states are here.
-
-    First the newest of every stage. Where they differ, the stages ahead are asked once for the round of the one furthest
-    behind, which they may still have on disk; then the stages behind for the round of the furthest, when they get there.
-    """
-
-    def __init__(self, num_stages: int) -> None:
-        self._states: list[dict[int, AnchorState]] = [{} for _ in range(num_stages)]
-        self._tried: set[tuple[int, int]] = set()
-
-    def add(self, stage: int, state: AnchorState) -> None:
-        kept = self._states[stage]
-        kept[state.round] = state
-        for old in sorted(kept)[:-KEEP_ROUNDS]:
-            del kept[old]
-
-    def newest(self, stage: int) -> int:
-        """The newest round we have of a stage; 0 for none: nothing is agreed before round 1."""
-        return max(self._states[stage], default=0)
-
-    def requests(self, wait_s: float) -> dict[int, Request]:
-        """stage -> what to ask its peers for now; empty when found. wait_s: how long they may keep a question."""
-        if self.found() is not None:
-            return {}
-        stages = range(len(self._states))
-        if unknown := [stage for stage in stages if not self._states[stage]]:
-            return {stage: {"after": 0, "wait_s": wait_s} for stage in unknown}
-        rounds = [self.newest(stage) for stage in stages]
-        nearest, furthest = min(rounds), max(rounds)
-        ahead = [stage for stage in stages if nearest not in self._states[stage]]
-        if not self._tried & {(stage, nearest) for stage in ahead}:
-            self._tried |= {(stage, nearest) for stage in ahead}
-            return {stage: {"round": nearest, "wait_s": 0.0} for stage in ahead}
-        behind = [stage for stage in stages if furthest not in self._states[stage]]
-        return {stage: {"round": furthest, "wait_s": wait_s} for stage in behind}
-
-    def found(self) -> tuple[AnchorState, ...] | None:
-        """The states of the newest round that all stages have, first stage first."""
-        common = set.intersection(*(set(kept) for kept in self._states))
-        if not common:
-            return None
-        return tuple(kept[max(common)] for kept in self._states)
-
-    def describe(self) -> str:
-        """Where every stage is, for a message."""
-        return ", ".join(f"stage {stage}: {self.newest(stage) or 'none'}" for stage in range(len(self._states)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ part; `BackupStore` its disk. What is kept is what was certified when it was cop
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError, StateCorrupt
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.blobs import fsync_folder
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Verifier, suffix_of
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Verifier, ends_run, suffix_of
 from dilocox_peer.peer.rounds.forks import Forks
+from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.plan import plan_bounds
 from dilocox_peer.peer.rounds.planner import genesis_of
 from dilocox_peer.peer.rounds.wire import certificate_fields, read_certificate, unpack
@@ -42,9 +44,18 @@ NEWEST_TRIED = 3  # heads whose states a donor may still have on disk
 class Annals:
     """The chain of a stage as somebody outside knows it. Whatever it takes in is verified first."""
 
-    def __init__(self, manifest: Manifest, stage: int, verify: Verifier, checkpoint: Checkpoint | None = None) -> None:
-        """checkpoint: the newest of the run's owner, verified, where one is known."""
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        verify: Verifier,
+        checkpoint: Checkpoint | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        """checkpoint: the newest of the run's owner, verified, where one is known. patience: with view changes that no quorum
+        signed; None: they count at once."""
         self.stage = stage
+        self.patience = patience
         self._verify = verify
         self._max_peers = manifest.limits.max_peers
         self._plans = plan_bounds(manifest)
@@ -59,12 +70,23 @@ class Annals:
     def place(self) -> Place:
         return self._chain.place
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the run's last round is certified."""
+        return self._plans.total_steps is not None and ends_run(self._chain, self._chain.height, self._plans)
+
+    def hear(self, checkpoint: Checkpoint) -> None:
+        """What the run's owner has signed, verified; the newest counts."""
+        if checkpoint.is_newer(self._forks.checkpoint):
+            self._forks.checkpoint = checkpoint
+
     def locator(self) -> list[Digest]:
         return self._chain.locator()
 
-    def take(self, certificates: Sequence[Certificate], sender: PeerId | None = None) -> None:
-        """Goes on with these, from the head of ours that the first one follows. Raises ProtocolError: nothing is taken of
-        certificates that do not verify, or of a branch that is not better than what is known (forks.py)."""
+    def take(self, certificates: Sequence[Certificate], sender: PeerId | None = None, now: float = 0.0) -> None:
+        """Goes on with these, from the head of ours that the first one follows, as far as they are believed by now (monotonic
+        seconds). Raises ProtocolError: nothing is taken of certificates that do not verify, or of a branch that is not better
+        than what is known (forks.py)."""
         if not certificates:
             return
         height = self._chain.height_of(certificates[0].parent)
@@ -83,6 +105,11 @@ class Annals:
             return
         if reason := self._forks.why_not(suffix):
             raise ProtocolError(sender, reason)
+        if self.patience is not None:
+            believed = self.patience.settled(self._chain, suffix, self._forks.checkpoint, now)
+            if believed is None:
+                return
+            suffix = believed
         if not self._forks.is_better(suffix, None):
             raise ProtocolError(
                 sender, f"a branch that parts at round {self._chain.place_at(suffix.ancestor).round} and counts less"
@@ -91,10 +118,10 @@ class Annals:
         for certificate in suffix.certificates:
             self._chain.append(certificate)
 
-    def newest_proven(self) -> list[tuple[Digest, bytes]]:
+    def newest_proven(self, most: int = NEWEST_TRIED) -> list[tuple[Digest, bytes]]:
         """(head, digest of the state there) of the newest heads whose state a later certificate names, newest first."""
         proven = [(each.parent, each.value.state_digest) for each in self.certificates[1:] if each.value.state_digest]
-        return proven[: -NEWEST_TRIED - 1 : -1]
+        return proven[: -most - 1 : -1]
 
     def digest_at(self, head: Digest) -> bytes:
         """Of the state at head, b"" if no certificate names it."""
@@ -191,15 +218,16 @@ class BackupStore:
         self._verify = verify
         self.stage = stage
 
-    def annals(self) -> Annals:
-        """The chain on disk; that of a damaged file, or of none, is empty."""
-        annals = Annals(self._manifest, self.stage, self._verify)
-        try:
-            raw = (self._folder / "chain").read_bytes()
-            annals.take(decode_chain(raw, MAX_CHAIN_BYTES))
-        except (OSError, ProtocolError):
-            return Annals(self._manifest, self.stage, self._verify)
-        return annals
+    def annals(self, checkpoint: Checkpoint | None = None, patience: Patience | None = None) -> Annals:
+        """The chain on disk, to go on with; that of a damaged file, or of none, is empty. checkpoint, patience: of what is
+        taken in from here on."""
+        kept = Annals(self._manifest, self.stage, self._verify)
+        with suppress(OSError, ProtocolError):
+            kept.take(decode_chain((self._folder / "chain").read_bytes(), MAX_CHAIN_BYTES))
+        kept.patience = patience
+        if checkpoint is not None:
+            kept.hear(checkpoint)
+        return kept
 
     def load(self) -> Backup | None:
         """What was saved last, verified; None if there is nothing whole."""

@@ -127,7 +127,7 @@ async def fetch_chain(transport: Transport, peer: PeerId, annals: Annals, timeou
         )
         height = annals.place.height
         page = await asyncio.to_thread(decode_chain, body, MAX_PAGE_BYTES, peer)
-        await asyncio.to_thread(annals.take, page, peer)
+        await asyncio.to_thread(annals.take, page, peer, asyncio.get_running_loop().time())
         if header.get("more") is not True or annals.place.height <= height:
             return
     raise PeerSilent(peer, f"its chain was not complete within {timeout_s:g} s")

@@ -95,14 +95,6 @@ def read_head(folder: Path, run_id: RunId, layout: Layout, head: Digest) -> Anch
     return None
 
 
-def read_round(folder: Path, run_id: RunId, layout: Layout, round_number: int) -> AnchorState | None:
-    """The state after a round, if a checkpoint of it is in folder and verifies."""
-    try:
-        return read_checkpoint(_path(folder, round_number), run_id, layout)
-    except (StateCorrupt, OSError):
-        return None
-
-
 def read_checkpoint(path: Path, run_id: RunId, layout: Layout) -> AnchorState:
     """The state in path, its digest computed anew. Raises StateCorrupt with the reason, OSError."""
     metadata = _metadata(path)

@@ -1,14 +1,14 @@
 """Whole anchor states between peers: serving ours, fetching another's, verified before it is used.
 
-Who asks names a head, or a round, or a round after which it wants the newest (then the answer waits for one: followers such
-as the evaluator need no polling). What is served is immutable: the newest merged state, else a checkpoint on disk.
+A request names a head, and wants the state there or its digest alone. What is served is immutable: the newest merged state,
+else a checkpoint on disk.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,16 @@ from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt
 from dilocox_peer.events import Listener, StateFetched, StateFetchFailed
 from dilocox_peer.peer.network.transport import Reply, Transport
 from dilocox_peer.peer.state.being_sent import BeingSent
-from dilocox_peer.peer.state.checkpoint import read_head, read_round
+from dilocox_peer.peer.state.checkpoint import read_head
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, PeerId, RunId
 
 STATE_SERVICE = "state"
-MAX_WAIT_S = 20.0  # below what the transport lets a handler take
 STALL_S = 30.0
 
 
 class StateServer:
-    """Serves states; `on_merged` wakes those who wait for a newer one."""
+    """Serves states."""
 
     def __init__(
         self, *, current: Callable[[], AnchorState], checkpoints: Path, run_id: RunId, layout: Layout, disk: Executor
@@ -36,62 +35,45 @@ class StateServer:
         self._run_id = run_id
         self._layout = layout
         self._disk = disk
-        self._newer = asyncio.Event()
         self._being_sent = BeingSent()
-        self._is_final: Callable[[AnchorState], bool] = lambda state: False
-
-    def set_is_final(self, is_final: Callable[[AnchorState], bool]) -> None:
-        """is_final: whether the run ends with a state; those who follow it need to know."""
-        self._is_final = is_final
-
-    def on_merged(self) -> None:
-        newer, self._newer = self._newer, asyncio.Event()
-        newer.set()
 
     async def serve(self, _peer: PeerId, header: dict[str, Any]) -> Reply:
-        """The reply to a request {head: bytes}, {after: round, wait_s: seconds} or {round: round, wait_s: seconds}; an empty
-        body when we have it not."""
+        """The reply to a request {head: bytes}; an empty one when we have it not. With {want: "digest"} without the
+        body, and of the newest state alone: no disk is read for it."""
         match header:
+            case {"head": bytes(head), "want": "digest"} if len(head) == DIGEST_BYTES:
+                state = self._current()
+                return Reply(state.header() if state.head == head else {}, [])
             case {"head": bytes(head)} if len(head) == DIGEST_BYTES:
                 return await self._at(Digest(head))
-            # A time that is no number would break the order of the event loop's timers, so: at least 0.
-            case {"after": int(after), "wait_s": float(wait_s)} if after >= -1 and wait_s >= 0:
-                return self._reply(await self._after(after, min(wait_s, MAX_WAIT_S)))
-            case {"round": int(number), "wait_s": float(wait_s)} if number >= 0 and wait_s >= 0:
-                return await self._of_round(number, min(wait_s, MAX_WAIT_S))
             case _:
-                raise ProtocolError(_peer, "a request for state that names neither head nor round")
-
-    def _reply(self, state: AnchorState | None) -> Reply:
-        if state is None:
-            return Reply({}, [])
-        return Reply({**state.header(), "final": self._is_final(state)}, list(state.parts()))
+                raise ProtocolError(_peer, "a request for state that names no head")
 
     async def _at(self, head: Digest) -> Reply:
         state = self._current()
         if state.head == head:
-            return self._reply(state)
-        return await self._from_disk(head, lambda: read_head(self._checkpoints, self._run_id, self._layout, head))
+            return _reply(state)
 
-    async def _of_round(self, number: int, wait_s: float) -> Reply:
-        state = await self._after(number - 1, wait_s)
-        if state is None or state.round == number:
-            return self._reply(state)
-        return await self._from_disk(number, lambda: read_round(self._checkpoints, self._run_id, self._layout, number))
-
-    async def _from_disk(self, key: Digest | int, read: Callable[[], AnchorState | None]) -> Reply:
         async def reply() -> Reply:
-            return self._reply(await asyncio.get_running_loop().run_in_executor(self._disk, read))
+            read = partial(read_head, self._checkpoints, self._run_id, self._layout, head)
+            return _reply(await asyncio.get_running_loop().run_in_executor(self._disk, read))
 
-        return await self._being_sent.reply(key, reply)
+        return await self._being_sent.reply(head, reply)
 
-    async def _after(self, after: int, wait_s: float) -> AnchorState | None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                while self._current().round <= after:
-                    await self._newer.wait()
-        state = self._current()
-        return state if state.round > after else None
+
+def _reply(state: AnchorState | None) -> Reply:
+    return Reply({}, []) if state is None else Reply(state.header(), list(state.parts()))
+
+
+async def fetch_digest(transport: Transport, peer: PeerId, head: Digest, timeout_s: float) -> bytes:
+    """The digest that peer says its state at head has, b"" when it has none. Raises PeerUnavailable, ProtocolError."""
+    request = {"head": head, "want": "digest"}
+    header, _ = await transport.fetch(peer, STATE_SERVICE, request, max_body_bytes=0, timeout_s=timeout_s)
+    match header:
+        case {"head": bytes(said), "digest": bytes(digest)} if said == head and len(digest) == DIGEST_BYTES:
+            return digest
+        case _:
+            return b""
 
 
 async def fetch_state(

@@ -20,7 +20,7 @@ Invariants
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,6 @@ class AnchorState:
     anchor: memoryview
     momentum: memoryview
     digest: Digest
-    is_final: bool = False  # the run ends with it, as the peer says that it was fetched from
 
     @classmethod
     def of(
@@ -116,7 +115,7 @@ class AnchorState:
         )
         if state.digest != digest:
             raise StateCorrupt(f"state {state.digest.hex()[:12]} was announced as {digest.hex()[:12]}")
-        return replace(state, is_final=header.get("final") is True)
+        return state
 
     @property
     def size_bytes(self) -> int:

@@ -1,0 +1,64 @@
+"""What somebody without a vote believes of view changes that no quorum signed."""
+
+import pytest
+
+from dilocox_peer.checkpoints import Checkpoint
+from dilocox_peer.peer.rounds import patience as patience_module
+from dilocox_peer.peer.rounds.chain import Certificate, Chain, Suffix
+from dilocox_peer.peer.rounds.patience import Patience
+from dilocox_peer.peer.rounds.planner import genesis_of
+from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage
+
+A, B, C = ROSTER
+GENESIS = genesis_of(MANIFEST, STAGE)
+BEFORE = 3  # certificates that all three signed: the first roster, two rounds
+
+
+def settled(patience: Patience, stage: CertifiedStage, now: float, checkpoint: Checkpoint | None = None) -> int:
+    """How many certificates of the whole chain are believed."""
+    path = Suffix(0, tuple(stage.certificates))
+    found = patience.settled(Chain(GENESIS), path, checkpoint, now)
+    return 0 if found is None else len(found.certificates)
+
+
+def word(certificate: Certificate) -> Checkpoint:
+    value = certificate.value
+    return Checkpoint(STAGE, GENESIS.head, value.height, value.round, certificate.head, 1, False)
+
+
+def test_a_view_change_of_a_minority_counts_once_it_has_stood() -> None:
+    patience, stage = Patience(30.0), CertifiedStage().rounds(2).seized(A).rounds(3)
+    assert [settled(patience, stage, now) for now in (100.0, 129.9, 130.0)] == [BEFORE, BEFORE, BEFORE + 4]
+
+
+def test_one_that_a_quorum_signed_counts_at_once() -> None:
+    assert settled(Patience(30.0), CertifiedStage().rounds(2).seized(A, B).rounds(1), 0.0) == BEFORE + 2
+
+
+def test_one_that_no_voter_of_the_roster_signed_never_counts() -> None:
+    patience, stage = Patience(30.0), CertifiedStage().rounds(2).seized(A).seized(B)
+    settled(patience, stage, 0.0)
+    assert settled(patience, stage, 10**6) == BEFORE + 1, "B is not of the roster that A made of itself"
+
+
+def test_what_the_owner_has_signed_counts_at_once() -> None:
+    stage = CertifiedStage().rounds(2).seized(A).rounds(2)
+    assert settled(Patience(30.0), stage, 0.0, word(stage.certificates[BEFORE])) == BEFORE + 3
+    assert settled(Patience(30.0), stage, 0.0, word(stage.certificates[1])) == BEFORE, "below it only"
+
+
+def test_what_is_behind_an_open_one_is_timed_too() -> None:
+    patience, stage = Patience(30.0), CertifiedStage().rounds(2).seized(A, B).rounds(1).seized(A).seized(A)
+    believed = BEFORE + 2
+    assert settled(patience, stage, 0.0) == believed + 2, "half of two, with the first of them, are a quorum"
+    stage = CertifiedStage().rounds(2).seized(C).rounds(1)
+    settled(patience, stage, 0.0)
+    assert settled(patience, stage, 30.0) == BEFORE + 2
+
+
+def test_those_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience_module, "MAX_REMEMBERED", 4)
+    patience = Patience(30.0)
+    for first in range(10):
+        settled(patience, CertifiedStage(float(first + 1)).rounds(1).seized(A), float(first))
+    assert len(patience._since) == 4
