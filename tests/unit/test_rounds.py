@@ -1084,3 +1084,31 @@ def test_rounds_go_on_among_any_number_of_peers(size: int) -> None:
         table.offer(*names)
         assert {machine.round for machine in table.machines.values()} == {expected}
     assert len(table.heads()) == 1
+
+
+def test_what_strangers_say_of_the_last_state_counts_nothing_beside_the_roster() -> None:
+    """No certificate names the digest of the run's last state: more identities than the roster has would decide it."""
+    table = Table("a", "b", "c", total_rounds=2).start()
+    table.offer("a", "b", "c")
+    table.offer("a", "b", "c")
+    finished = table.machine("a")
+    assert finished.is_finished
+    newcomer, place, forged = PeerId("n"), finished.chain[-1], sha256(b"forged")
+    for blobs in table.blobs.values():
+        blobs.clear()  # too old to be merged one after another
+    table.sit(newcomer)
+    table.wait(3.0)  # it hears the others; nobody gives it a state yet
+    for _ in range(5):
+        for number in range(5):
+            stranger = PeerId(f"stranger{number}")
+            table.give(newcomer, PeerFound(stranger), Received(stranger, Heartbeat(
+                0, place.head, place.epoch, incarnation=1, height=place.value.height, round=place.value.round,
+                weight=place.value.weight, training_round=3, micro_batches=0, ready=True, state_digest=forged,
+            )))  # fmt: skip
+        table.wait(1.0)
+    asked = [action for action in table.did("n", FetchState) if action.donors]
+    assert asked
+    assert {action.state_digest for action in asked} == {finished.state_digest}
+    assert {peer for action in asked for peer in action.donors} == {"a", "b", "c"}
+    table.give(newcomer, StateInstalled(place.head, finished.state_digest))
+    assert table.machine("n").is_finished

@@ -8,7 +8,7 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from dilocox_peer.peer.rounds.chain import Chain, Suffix
+from dilocox_peer.peer.rounds.chain import Chain, Suffix, place_after
 from dilocox_peer.peer.rounds.contract import FetchState
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.membership import Members
@@ -103,7 +103,7 @@ class Anchorage:
             return []
         self._aim(self._chain.head if path is None else path.tip)
         for head in [self._chain.head] if path is None else reversed(path.heads):
-            donors, named = self._donors(head, now)
+            donors, named = self._donors(head, path, now)
             suffix = None if path is None else path.up_to(head)
             if donors and (suffix is None or self._forks.is_better(suffix, None)):  # half a better branch may be worse
                 return self._ask(head, suffix, donors, self._certified_digest(head, path) or named, now)
@@ -163,8 +163,9 @@ class Anchorage:
         leaves = () if suffix is None else tuple(self._chain.certificates[suffix.ancestor :])
         return [FetchState(head, round_number, digest, donors, keep, leaves)]
 
-    def _donors(self, head: Digest, now: float) -> tuple[tuple[PeerId, ...], bytes]:
-        """Who holds the state at head, and the digest that most of them name; who names another is left out."""
+    def _donors(self, head: Digest, path: Suffix | None, now: float) -> tuple[tuple[PeerId, ...], bytes]:
+        """Who holds the state at head, and its digest: the certified one, else the one that most of the voters there name,
+        whatever others say. Who names another is left out."""
         digests: dict[bytes, list[PeerId]] = {}
         for peer in sorted(self._members.at(head, now)):
             said = self._members[peer].said
@@ -172,8 +173,23 @@ class Anchorage:
             digests.setdefault(said.state_digest, []).append(peer)
         if not digests:
             return (), b""
-        named = min(digests, key=lambda digest: (-len(digests[digest]), digest))
+        named = self._certified_digest(head, path)
+        if named not in digests:
+            voters = self._voters_at(head, path) if len(digests) > 1 else frozenset()
+
+            def rank(digest: bytes) -> tuple[int, int, bytes]:
+                peers = digests[digest]
+                return -len(voters.intersection(peers)), -len(peers), digest
+
+            named = min(digests, key=rank)
         return tuple(digests[named]), named
+
+    def _voters_at(self, head: Digest, path: Suffix | None) -> frozenset[PeerId]:
+        if path is None or head not in path.heads:
+            height = self._chain.height_of(head)
+            assert height is not None, "a head of our chain"
+            return frozenset(self._chain.place_at(height).voters)
+        return frozenset(place_after(self._chain.place_at(path.ancestor), path.up_to(head).certificates).voters)
 
     def _certified_digest(self, head: Digest, path: Suffix | None) -> bytes:
         children = () if path is None else path.certificates
