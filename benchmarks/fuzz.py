@@ -7,6 +7,7 @@ nothing else, send mutated requests to the directory, messages, fetch streams, l
 strangers are nodes of the directory too and answer with garbage when they are asked. Ends with 1 unless bootstrap and peers
 are the processes they were, answer their control sockets, go on certifying rounds, and have grown by at most 64 MB since the
 warm-up. Standstills of the event loops are what the product itself measures (lag_ms_max), the worst of half a minute each.
+The strangers run at the lowest priority: on a machine of their own they would take no processor time from the swarm.
 Expected beforehand: nothing ends; a peer takes 100 directory requests and 200 messages a second of each stranger, so four
 strangers reach the decoders of two targets 2000 times a second at most; what is refused costs 0.1 ms of the loop.
 """
@@ -14,6 +15,7 @@ strangers reach the decoders of two targets 2000 times a second at most; what is
 import argparse
 import asyncio
 import json
+import os
 import secrets
 import sys
 import time
@@ -408,6 +410,7 @@ async def fuzz(arguments: argparse.Namespace) -> dict[str, Any]:
         began_at, warm_from = time.monotonic(), 0
         rounds_before = rounds()
         run_id = str(swarm.manifest.run_id)
+        os.nice(19)  # strangers have processors of their own; here they take what the swarm leaves
         async with (
             strangers(swarm.link, arguments.strangers, arguments.seed, targets, fire) as made,
             link_strangers(targets, run_id, arguments.seed, fire),

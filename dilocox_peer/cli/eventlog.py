@@ -1,36 +1,84 @@
 """Events as lines: on standard output for people (time, level, sentence) or as JSON for programs, and in a log file that
-is rotated; and back from such a file."""
+is rotated; and back from such a file.
 
+Lines are written by threads of their own: a pipe that nobody reads, or a disk that hangs, must not stop the network.
+"""
+
+import atexit
 import json
 import os
+import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.events import Event, Listener
+from dilocox_peer.events import Event, Failed, Listener
 from dilocox_peer.peer.status import printable
 
 MAX_LINE_BYTES = 1 << 20
-_ONE_LINE = threading.Lock()
+MAX_WAITING = 4096  # events, for whoever writes them
+CLOSE_S = 2.0
 _STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red"}
+
+
+class Queued:
+    """A listener that has a thread do its work, in order. What comes when `most` events wait is dropped, counted and told."""
+
+    def __init__(self, write: Callable[[Event, float], None], *, most: int = MAX_WAITING) -> None:
+        """write: an event and its time (seconds since 1970); in the thread."""
+        self._write = write
+        self._waiting: queue.Queue[tuple[Event, float] | None] = queue.Queue(most)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._work, name="event log", daemon=True)
+        self._thread.start()
+
+    def __call__(self, event: Event) -> None:
+        try:
+            self._waiting.put_nowait((event, time.time()))
+        except queue.Full:
+            self._dropped += 1
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Waits for what is still to be written, at most so long. May be called twice."""
+        with suppress(queue.Full):
+            self._waiting.put(None, timeout=timeout_s)
+            self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while (waiting := self._waiting.get()) is not None:
+            self._write(*waiting)
+            if self._dropped and self._waiting.empty():
+                dropped, self._dropped = self._dropped, 0
+                self._write(
+                    Failed("event log", f"{dropped} lines were lost: whoever reads it is too slow"), time.time()
+                )
 
 
 def event_printer(*, as_json: bool) -> Listener:
     """A listener that writes each event as one line. Debug events (progress) are left out of the lines for people."""
-    if as_json:
-        return lambda event: _write_json(event, sys.stdout)
-    console = Console(highlight=False, soft_wrap=True)
-    return lambda event: _write_line(event, console)
+    out, console = sys.stdout, Console(highlight=False, soft_wrap=True)
+
+    def write(event: Event, at_s: float) -> None:
+        with suppress(OSError, ValueError):  # whoever read us may be gone, which must not stop us from leaving
+            if as_json:
+                out.write(json.dumps(event.record(at_s), allow_nan=True) + "\n")
+                out.flush()
+            else:
+                _write_line(event, at_s, console)
+
+    queued = Queued(write)
+    atexit.register(queued.close)
+    return queued
 
 
 class EventFile:
@@ -42,8 +90,8 @@ class EventFile:
         self._path = path
         self._max_bytes = max_bytes
         self._keep = keep
-        self._lock = threading.Lock()
         self._open()
+        self._queued = Queued(self._write)
 
     def __enter__(self) -> Self:
         return self
@@ -51,12 +99,15 @@ class EventFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._lock:
-            self._file.close()
+        self._queued.close()
+        self._file.close()
 
     def __call__(self, event: Event) -> None:
-        line = json.dumps(event.record(time.time()), allow_nan=True).encode() + b"\n"
-        with self._lock, suppress(OSError, ValueError):  # a full disk, or the end: the log must not stop the peer
+        self._queued(event)
+
+    def _write(self, event: Event, at_s: float) -> None:
+        line = json.dumps(event.record(at_s), allow_nan=True).encode() + b"\n"
+        with suppress(OSError, ValueError):  # a full disk, or the end: the log must not stop the peer
             if self._size and self._size + len(line) > self._max_bytes:
                 self._rotate()
             self._file.write(line)
@@ -118,17 +169,9 @@ def _kinds() -> dict[str, TypeAdapter[Any]]:
     return {kind.__name__: TypeAdapter(kind) for kind in Event.__subclasses__()}
 
 
-def _write_json(event: Event, out: TextIO) -> None:
-    line = json.dumps(event.record(time.time()), allow_nan=True) + "\n"
-    # The checkpoint writer tells from its own thread; whoever read us may be gone, which must not stop us from leaving.
-    with _ONE_LINE, suppress(BrokenPipeError):
-        out.write(line)
-        out.flush()
-
-
-def _write_line(event: Event, console: Console) -> None:
+def _write_line(event: Event, at_s: float, console: Console) -> None:
     if event.level == "debug":
         return
-    stamp = time.strftime("%H:%M:%S")
+    stamp = time.strftime("%H:%M:%S", time.localtime(at_s))
     text = "\n".join(printable(line, MAX_LINE_BYTES) for line in event.line().split("\n"))
     console.print(f"{stamp} {text}", style=_STYLES[event.level], markup=False)

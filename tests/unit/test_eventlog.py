@@ -1,10 +1,14 @@
 """Events survive their JSONL form; the file is rotated by size and count; a damaged one is read as far as it goes."""
 
 import json
+import os
+import subprocess
+import sys
+import threading
 
 import pytest
 
-from dilocox_peer.cli.eventlog import EventFile, read_event, read_event_file
+from dilocox_peer.cli.eventlog import EventFile, Queued, read_event, read_event_file
 from dilocox_peer.cli.replay import Player
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Remark
@@ -76,3 +80,41 @@ def test_a_player_gives_what_is_due_at_its_speed_and_stops_when_told():
     assert str(player) == "replay 4x"
     assert [event.text for event, _ in player.advance(10.0)] == ["c"]
     assert player.is_over
+
+
+def test_whoever_tells_does_not_wait_for_a_pipe_that_nobody_reads():
+    """And what was lost is told when it is read again."""
+    reads, writes = os.pipe()
+    with os.fdopen(reads, "rb") as reader, os.fdopen(writes, "w") as writer:
+        written = []
+
+        def write(event, at_s):
+            writer.write(json.dumps(event.record(at_s)) + "\n")
+            writer.flush()
+            written.append(event)
+
+        queued = Queued(write, most=8)
+        for index in range(400):  # each 1 kB: more than a pipe holds
+            queued(Remark(f"{index:03}" + 1000 * "x"))
+        assert len(written) < 400
+        lines = threading.Thread(target=lambda: [json.loads(line) for line in iter(reader.readline, b"")])
+        lines.start()
+        queued.close(timeout_s=10)
+        writer.close()
+        lines.join(10)
+    assert "lines were lost" in written[-1].line()
+    kept = [event.text[:3] for event in written[:-1]]
+    assert kept == sorted(kept)
+    lost = int(written[-1].reason.split()[0])
+    assert len(kept) + lost == 400
+
+
+def test_the_end_of_a_command_does_not_lose_its_last_lines():
+    code = (
+        "from dilocox_peer.cli.eventlog import event_printer\n"
+        "from dilocox_peer.events import Remark\n"
+        "tell = event_printer(as_json=True)\n"
+        "for number in range(1000): tell(Remark(str(number)))\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60).stdout
+    assert [json.loads(line)["text"] for line in out.splitlines()] == [str(number) for number in range(1000)]
