@@ -8,6 +8,7 @@ from dilocox_peer.events import EquivocationProved, MemberDoubted
 from dilocox_peer.peer.rounds.chain import Entry
 from dilocox_peer.peer.rounds.contract import Closed, Received
 from dilocox_peer.peer.rounds.durable import Accepted
+from dilocox_peer.peer.rounds.jury import MAX_ASKED
 from dilocox_peer.peer.rounds.justified import Contradiction, Statement
 from dilocox_peer.peer.rounds.messages import Ack, Nack, Offer, Prepare, Promise, Proof, Propose
 from dilocox_peer.types import PeerId, sha256
@@ -60,6 +61,9 @@ def test_ballots_beyond_the_budget_are_not_heeded() -> None:
         table.give(PeerId(first), Received(PeerId(third), Prepare(*at, ballot)))
     assert [message.ballot for message in table.said(first, Promise)] == [2, 5]
     assert [message.promised for message in table.said(first, Nack)] == [5, 5]
+    for ballot in range(14, 300, 3):
+        table.give(PeerId(first), Received(PeerId(third), Prepare(*at, ballot)))
+    assert len(table.said(first, Nack)) == MAX_ASKED, "each would be work that it has us do"
     table.offer("a", "b", "c")
     table.wait(30.0)
     assert (table.machine(first).round, table.machine(first).epoch) == (1, 1)

@@ -227,7 +227,7 @@ class Ballots:
         actions: list[Action] = []
         if ballot > seat.votes.promised:
             if not self._jury.heeds(sender, ballot, now, late_at=self._turn_deadline):
-                return [self._nack(sender, ballot, ())], None
+                return [self._nack(sender, ballot, ())] if self._jury.is_answered(sender) else [], None
             actions.append(seat.vote(promised=ballot))
         self._follow_turn(ballot, now)
         promised = seat.promise(ballot, seat.votes.accepted)

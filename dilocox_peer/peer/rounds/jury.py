@@ -21,12 +21,14 @@ MAX_ASKED = 4  # ballots of one member remembered per head
 
 @dataclass(slots=True)
 class _Asked:
-    """What one member has asked for at this head. spent: ballots of its budget; promised: by us, and not proposed in yet."""
+    """What one member has asked for at this head. spent: ballots of its budget; promised: by us, and not proposed in yet;
+    refused: how often."""
 
     spent: float = 0.0
     refilled_at: float = 0.0
     ballots: set[int] = field(default_factory=set)
     promised: dict[int, float] = field(default_factory=dict)
+    refused: int = 0
 
     def remember(self, ballot: int) -> None:
         if len(self.ballots) < MAX_ASKED:
@@ -92,6 +94,13 @@ class Jury:
             del asked.promised[next(iter(asked.promised))]
         asked.remember(ballot)
         return True
+
+    def is_answered(self, sender: PeerId) -> bool:
+        """Whether a ballot that is not heeded gets an answer: a few a head do, and more would be work that anybody can have
+        us do."""
+        asked = self._asked[sender]
+        asked.refused += 1
+        return asked.refused <= MAX_ASKED
 
     def why_not_accepted(self, accepted: Accepted) -> str | None:
         """Why what a promise brings cannot have been proposed to its sender, or None."""
