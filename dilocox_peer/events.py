@@ -5,18 +5,21 @@ A pure core returns them in `Note` actions; the session stamps them with wall ti
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dilocox_peer.types import PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Root. `level`: what a log shows it as; `line()`: one line for a person."""
+    """Root. `line()`: one line for a person."""
+
+    LEVEL: ClassVar[str] = "info"
 
     @property
     def level(self) -> str:
-        return "info"
+        """What a log shows it as: debug, info, warning or error; by its kind, but for the few that overrule it."""
+        return self.LEVEL
 
     def line(self) -> str:
         return " ".join([type(self).__name__, *(f"{key}={value}" for key, value in asdict(self).items())])
@@ -94,9 +97,7 @@ class SwarmSeen(Event):
     stages: tuple[int, ...]
     peers: tuple[SeenPeer, ...]
 
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,7 @@ class StageSeen(Event):
     paused: tuple[PeerId, ...]
     leader: PeerId | None
 
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +157,7 @@ class NeighbourLost(Event):
     peer: PeerId
     reason: str
 
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         return f"{short(self.peer)} is gone ({self.reason}); the round goes on without it"
@@ -192,9 +189,7 @@ class NeighbourUnlinked(Event):
     stage: int
     reason: str
 
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         return (
@@ -223,9 +218,7 @@ class PipelineProgress(Event):
     wire_bytes_sent: int = 0
     wire_bytes_received: int = 0
 
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +231,7 @@ class RoundClosed(Event):
     blob_bytes: int
     raw_bytes: int
 
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +293,7 @@ class EpochStarted(Event):
     roster: tuple[PeerId, ...]
     reason: str
 
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         count = len(self.roster)
@@ -382,9 +371,7 @@ class StateAwaited(Event):
     stage: int
     vouched_round: int | None
 
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         vouched = "" if self.vouched_round is None else f" (its owner vouches for round {self.vouched_round})"
@@ -415,9 +402,7 @@ class BranchKept(Event):
     last_round: int
     tip: str
 
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         rounds = (
@@ -433,9 +418,7 @@ class ContributionRefused(Event):
     peer: PeerId
     reason: str
 
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         return f"contribution of {short(self.peer)} refused: {self.reason}"
@@ -446,9 +429,7 @@ class MessageRefused(Event):
     peer: PeerId
     reason: str
 
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         return f"message of {short(self.peer)} refused: {self.reason}"
@@ -462,9 +443,7 @@ class MemberDoubted(Event):
     reason: str
     rounds: int
 
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         how_long = f"for {self.rounds} rounds" if self.rounds else "until they do"
@@ -478,9 +457,7 @@ class EquivocationProved(Event):
     peer: PeerId
     reason: str
 
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         return f"{short(self.peer)} is proven hostile, and out of the rosters we write: {self.reason}"
@@ -502,9 +479,7 @@ class StateFetchFailed(Event):
     donor: PeerId
     reason: str
 
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         return f"state from {short(self.donor)} not usable: {self.reason}; asking another peer"
@@ -554,9 +529,7 @@ class CheckpointWritten(Event):
     size_bytes: int
     seconds: float
 
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
@@ -582,9 +555,7 @@ class TrainingProgress(Event):
     daemon_bytes_received: int = 0
     lag_ms_max: float = 0.0
 
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
@@ -642,9 +613,7 @@ class Failed(Event):
     where: str
     reason: str
 
-    @property
-    def level(self) -> str:
-        return "error"
+    LEVEL = "error"
 
     def line(self) -> str:
         return f"{self.where}: {self.reason}"
