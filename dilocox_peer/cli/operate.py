@@ -70,7 +70,7 @@ def show_peer(home: PeerHome, *, as_json: bool, watch: bool) -> None:
 
 
 def peer_lines(status: Mapping[str, Any]) -> list[str]:
-    """A peer's summary (peer/status.py), or a bootstrap's (health.py), for a person."""
+    """A peer's summary (peer/summary.py), or a bootstrap's (health.py), for a person."""
     if status.get("role") == ROLE:
         return [
             f"bootstrap {short(PeerId(status['peer']))}  {judge(status)[1]}",

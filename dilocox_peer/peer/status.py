@@ -7,7 +7,7 @@ same `take`, with the time at which they happened.
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from dilocox_peer.events import (
     BootstrapReady,
@@ -534,88 +534,3 @@ def printable(text: str, most: int = MAX_LINE) -> str:
     """text as a terminal may be given it: no control characters (a reason may come from a stranger), and not endless."""
     clean = text if text.isprintable() else "".join(each if each.isprintable() else "�" for each in text)
     return clean if len(clean) <= most else clean[: most - 1] + "…"
-
-
-def summary(status: Status, now: float) -> dict[str, Any]:
-    """The JSON form, for `status --json` and programs that watch a peer."""
-    health, why = status.health(now)
-    joined, progress, pipeline = status.joined, status.progress, status.pipeline
-    daemon = status.daemon_bytes_per_s()
-    return {
-        "peer": status.me,
-        "run": joined.run if joined is not None else None,
-        "run_name": joined.run_name if joined is not None else None,
-        "phase": status.phase,
-        "health": health,
-        "why": why,
-        "paused": status.paused,
-        "stage": status.stage,
-        "stages": status.num_stages,
-        "round": progress.round if progress is not None else None,
-        "total_rounds": status.total_rounds or None,
-        "micro_batches": progress.micro_batches if progress is not None else 0,
-        "tokens": progress.tokens if progress is not None else 0,
-        "tokens_per_s": round(status.tokens_per_s(), 1),
-        "busy": status.busy(),
-        "train_loss": _number(progress.train_loss) if progress is not None else None,
-        "memory_bytes": progress.memory_bytes if progress is not None else None,
-        "lag_ms_p99": progress.lag_ms_p99 if progress is not None else None,
-        "lag_ms_max": progress.lag_ms_max if progress is not None else None,
-        "up_bytes_per_s": round(status.up_bytes_per_s(), 1),
-        "down_bytes_per_s": round(status.down_bytes_per_s(), 1),
-        "link_overhead": status.link_overhead(),
-        "daemon_up_bytes_per_s": round(daemon[0], 1) if daemon is not None else None,
-        "daemon_down_bytes_per_s": round(daemon[1], 1) if daemon is not None else None,
-        "linked": pipeline.linked if pipeline is not None else None,
-        "addresses": list(status.addresses),
-        "doubted": [
-            {"peer": peer, "reason": reason, "proven": is_proven}
-            for peer, (reason, is_proven) in status.doubted.items()
-        ],
-        "refused": [
-            {"peer": peer, "reason": reason, "times": times} for peer, (reason, times) in status.refused.items()
-        ],
-        "copies": [{"stage": stage, "round": number} for stage, number in sorted(status.copies.items())],
-        "swarm": [
-            {
-                "stage": stage,
-                "tokens_per_s": round(status.stage_speed(stage), 1),
-                "is_whole_speed": status.stage_speed_is_whole(stage),
-                "thin": status.is_thin(stage),
-                "peers": [
-                    {
-                        "peer": peer.peer,
-                        "tokens_per_s": peer.tokens_per_s,
-                        "round": peer.round,
-                        "reachability": peer.reachability,
-                        "here": peer.is_here,
-                        "paused": peer.is_paused,
-                        "leader": peer.is_leader,
-                    }
-                    for peer in status.of_stage(stage)
-                ],
-            }
-            for stage in range(status.num_stages)
-        ],
-        "last_round": _round_summary(status.rounds[-1]) if status.rounds else None,
-    }
-
-
-def _round_summary(last: Round) -> dict[str, Any]:
-    return {
-        "round": last.number,
-        "contributors": last.contributors,
-        "own_included": last.own_included,
-        "train_loss": _number(last.train_loss),
-        "val_loss": last.val_loss,
-        "codec": last.codec,
-        "rank": last.rank or None,
-        "inner_steps": last.inner_steps,
-        "delay_s": last.delay_s,
-        "bytes_sent": last.bytes_sent,
-        "allreduce_bytes": round(last.allreduce_bytes),
-    }
-
-
-def _number(value: float) -> float | None:
-    return None if value != value else round(value, 5)

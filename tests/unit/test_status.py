@@ -27,7 +27,8 @@ from dilocox_peer.events import (
     StateFetchFailed,
     SwarmSeen,
 )
-from dilocox_peer.peer.status import MAX_LINE, MAX_LOG, MAX_PEERS, STALLED_S, Status, printable, stage_words, summary
+from dilocox_peer.peer.status import MAX_LINE, MAX_LOG, MAX_PEERS, STALLED_S, Status, printable, stage_words
+from dilocox_peer.peer.summary import summary
 from dilocox_peer.types import PeerId
 from tests.unit.dashboard_data import LAST, MATES, ME, certified, joined, progress, status
 
