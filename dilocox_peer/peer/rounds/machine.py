@@ -45,8 +45,6 @@ from dilocox_peer.peer.rounds.contract import (
     BlobMissing,
     BlobRefused,
     Closed,
-    FetchBlob,
-    FetchState,
     ForgetBlobs,
     Input,
     Leaving,
@@ -97,12 +95,6 @@ from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
 from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
-
-__all__ = [
-    "Action", "Apply", "BlobHeld", "BlobLost", "BlobMissing", "BlobRefused", "Closed", "FetchBlob", "FetchState", "ForgetBlobs",
-    "Input", "Leaving", "Note", "OwnerVouched", "PeerFound", "PeerRefused", "Persist", "Progress", "Received", "RoundMachine", "Send",
-    "StateComputed", "StateInstalled", "StateMissing", "Tick", "Timing",
-]  # fmt: skip
 
 Wait = Literal["owner", "state"]
 
