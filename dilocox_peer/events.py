@@ -96,7 +96,6 @@ class SwarmSeen(Event):
 
     stages: tuple[int, ...]
     peers: tuple[SeenPeer, ...]
-
     LEVEL = "debug"
 
 
@@ -109,7 +108,6 @@ class StageSeen(Event):
     here: tuple[PeerId, ...]
     paused: tuple[PeerId, ...]
     leader: PeerId | None
-
     LEVEL = "debug"
 
 
@@ -156,7 +154,6 @@ class NeighbourSeen(Event):
 class NeighbourLost(Event):
     peer: PeerId
     reason: str
-
     LEVEL = "warning"
 
     def line(self) -> str:
@@ -188,13 +185,11 @@ class NeighbourUnlinked(Event):
     peer: PeerId
     stage: int
     reason: str
-
     LEVEL = "warning"
 
     def line(self) -> str:
-        return (
-            f"link with {short(self.peer)} of stage {self.stage} ended ({self.reason}); its micro-batches go elsewhere"
-        )
+        what = f"link with {short(self.peer)} of stage {self.stage}"
+        return f"{what} ended ({self.reason}); its micro-batches go elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +212,6 @@ class PipelineProgress(Event):
     bytes_received: int
     wire_bytes_sent: int = 0
     wire_bytes_received: int = 0
-
     LEVEL = "debug"
 
 
@@ -230,7 +224,6 @@ class RoundClosed(Event):
     train_loss: float
     blob_bytes: int
     raw_bytes: int
-
     LEVEL = "debug"
 
 
@@ -240,7 +233,7 @@ class RoundCertified(Event):
 
     codec, rank, inner_steps: the round's plan; rank 0: of no use to the codec. delay_s: from our own close of a round to
     this merge, in which training went on; None when nothing of ours was closed. expected_rounds: of the run, if rounds stay
-    as long as they are; 0: it has no end.
+    as long as they are; 0: it has no end. norms, clip_factors: of the contributions, in order; of one alone 0.0 and 1.0.
     """
 
     round: int
@@ -261,6 +254,8 @@ class RoundCertified(Event):
     inner_steps: int = 0
     delay_s: float | None = None
     expected_rounds: int = 0
+    norms: tuple[float, ...] = ()
+    clip_factors: tuple[float, ...] = ()
 
     def line(self) -> str:
         count = len(self.contributors)
@@ -292,7 +287,6 @@ class EpochStarted(Event):
     epoch: int
     roster: tuple[PeerId, ...]
     reason: str
-
     LEVEL = "warning"
 
     def line(self) -> str:
@@ -370,7 +364,6 @@ class StateAwaited(Event):
 
     stage: int
     vouched_round: int | None
-
     LEVEL = "warning"
 
     def line(self) -> str:
@@ -383,8 +376,7 @@ class StateAwaited(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunIsOver(Event):
-    """The owner vouches for the run's last round, and nobody who holds the final model is here. own_round: of the state on
-    our disk."""
+    """The owner vouches for the last round, and nobody with the final model is here. own_round: of the state on our disk."""
 
     round: int
     own_round: int
@@ -401,34 +393,48 @@ class BranchKept(Event):
     first_round: int
     last_round: int
     tip: str
-
     LEVEL = "warning"
 
     def line(self) -> str:
-        rounds = (
-            f"rounds {self.first_round}-{self.last_round}"
-            if self.last_round > self.first_round
-            else f"round {self.last_round}"
+        rounds = f"rounds {self.first_round}-" if self.last_round > self.first_round else "round "
+        return (
+            f"{rounds}{self.last_round} of our branch are kept: `dilocox-peer recover` goes back to them ({self.tip})"
         )
-        return f"{rounds} of our branch are kept: `dilocox-peer recover` goes back to them ({self.tip})"
 
 
 @dataclass(frozen=True, slots=True)
 class ContributionRefused(Event):
-    peer: PeerId
-    reason: str
+    """What a peer offered to a round, or proposed as its leader, is malformed or not finite: no mean takes it."""
 
+    peer: PeerId
+    round: int
+    reason: str
     LEVEL = "warning"
 
     def line(self) -> str:
-        return f"contribution of {short(self.peer)} refused: {self.reason}"
+        return f"contribution of {short(self.peer)} to round {self.round} refused: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionClipped(Event):
+    """A contribution was too large beside the others' (limits.norm_clip) and was scaled down by factor, below 1, in the mean.
+    norm: Euclidean, of all that it decodes to; median_norm: of the round's contributions, those of norm 0 left out."""
+
+    peer: PeerId
+    round: int
+    norm: float
+    median_norm: float
+    factor: float
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        return f"contribution of {short(self.peer)} to round {self.round} clipped: its norm {self.norm:.3g}, the group's median {self.median_norm:.3g}, scaled by {self.factor:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRefused(Event):
     peer: PeerId
     reason: str
-
     LEVEL = "warning"
 
     def line(self) -> str:
@@ -442,7 +448,6 @@ class MemberDoubted(Event):
     peer: PeerId
     reason: str
     rounds: int
-
     LEVEL = "warning"
 
     def line(self) -> str:
@@ -456,7 +461,6 @@ class EquivocationProved(Event):
 
     peer: PeerId
     reason: str
-
     LEVEL = "warning"
 
     def line(self) -> str:
@@ -478,7 +482,6 @@ class StateFetched(Event):
 class StateFetchFailed(Event):
     donor: PeerId
     reason: str
-
     LEVEL = "warning"
 
     def line(self) -> str:
@@ -528,7 +531,6 @@ class CheckpointWritten(Event):
     path: str
     size_bytes: int
     seconds: float
-
     LEVEL = "debug"
 
 
@@ -554,14 +556,12 @@ class TrainingProgress(Event):
     daemon_bytes_sent: int = 0
     daemon_bytes_received: int = 0
     lag_ms_max: float = 0.0
-
     LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """Mean validation loss of the anchor of a round, nats per byte. average_loss: of the running average of the anchors
-    so far; None where nobody asked for it."""
+    """Mean validation loss of a round's anchor, nats per byte. average_loss: of the averaged anchors; None: not asked for."""
 
     round: int
     val_loss: float
@@ -612,7 +612,6 @@ class Failed(Event):
 
     where: str
     reason: str
-
     LEVEL = "error"
 
     def line(self) -> str:

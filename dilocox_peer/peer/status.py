@@ -12,6 +12,8 @@ from typing import Literal
 from dilocox_peer.events import (
     BootstrapReady,
     BranchSwitched,
+    ContributionClipped,
+    ContributionRefused,
     EpochStarted,
     EquivocationProved,
     Evaluated,
@@ -40,6 +42,7 @@ from dilocox_peer.events import (
     SwarmSeen,
     TrainingProgress,
 )
+from dilocox_peer.peer.contributions import Contributions, Round
 from dilocox_peer.types import PeerId
 
 RATE_WINDOW_S = 5.0  # over which speeds and rates are shown
@@ -69,36 +72,6 @@ class Sample:
     link_received: int = 0
     daemon_sent: int = 0
     daemon_received: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One certified outer round. raw_bytes: of our movement in float32. val_loss: None where nobody told."""
-
-    number: int
-    at_s: float
-    contributors: int
-    roster: int
-    own_included: bool
-    train_loss: float
-    codec: str
-    rank: int
-    inner_steps: int
-    delay_s: float | None
-    bytes_sent: int
-    raw_bytes: int
-    val_loss: float | None = None
-
-    @property
-    def allreduce_bytes(self) -> float:
-        """What a ring all-reduce of float32 gradients after every inner step would have had this peer send, 0 alone."""
-        members = max(1, self.contributors)
-        return 2 * (members - 1) / members * self.raw_bytes * self.inner_steps
-
-    @property
-    def times_less(self) -> float | None:
-        """All-reduce's bytes for each byte sent; None where there is nothing to compare."""
-        return self.allreduce_bytes / self.bytes_sent if self.bytes_sent > 0 and self.allreduce_bytes else None
 
 
 @dataclass(slots=True)
@@ -158,6 +131,7 @@ class Status:
         default_factory=dict
     )  # why it is not waited for; whether that is proven
     refused: dict[PeerId, tuple[str, int]] = field(default_factory=dict)  # what was last refused of it; how often
+    contributions: Contributions = field(default_factory=Contributions)  # those not taken as they were
     copies: dict[int, int] = field(default_factory=dict)  # other stages of which one is kept here: its round
 
     # ---- what is read ------------------------------------------------------------------------------------------------
@@ -326,6 +300,8 @@ class Status:
                 self._doubt(peer, reason, is_proven=True)
             case MessageRefused(peer, reason) | StateFetchFailed(peer, reason):
                 self._refuse(peer, reason)
+            case ContributionRefused() | ContributionClipped():
+                self.contributions.take(event)
             case BranchSwitched():
                 self.orphaned += event.orphaned_contributions
             case StageCopied(stage, number):
@@ -420,8 +396,11 @@ class Status:
                 delay_s=event.delay_s,
                 bytes_sent=event.bytes_sent,
                 raw_bytes=event.raw_bytes,
+                refused=self.contributions.num_refused(event.round),
+                clipped=sum(factor < 1.0 for factor in event.clip_factors),
             )
         )
+        self.contributions.weigh(event)
         for peer in event.contributors:
             seen = self.peers.get(peer)
             if seen is not None:

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from dilocox_peer.peer.status import Round, Status
+from dilocox_peer.peer.contributions import Round
+from dilocox_peer.peer.status import Status, printable
 
 
 def summary(status: Status, now: float) -> dict[str, Any]:
@@ -44,6 +45,28 @@ def summary(status: Status, now: float) -> dict[str, Any]:
         "refused": [
             {"peer": peer, "reason": reason, "times": times} for peer, (reason, times) in status.refused.items()
         ],
+        "contributions_refused": [
+            {
+                "peer": peer,
+                "round": each.refused.round,
+                "reason": printable(each.refused.reason),
+                "times": each.num_refused,
+            }
+            for peer, each in status.contributions.by_peer.items()
+            if each.refused is not None
+        ],
+        "contributions_clipped": [
+            {
+                "peer": peer,
+                "round": each.clipped.round,
+                "norm": each.clipped.norm,
+                "median_norm": each.clipped.median_norm,
+                "factor": each.clipped.factor,
+                "times": each.num_clipped,
+            }
+            for peer, each in status.contributions.by_peer.items()
+            if each.clipped is not None
+        ],
         "copies": [{"stage": stage, "round": number} for stage, number in sorted(status.copies.items())],
         "swarm": [
             {
@@ -66,14 +89,20 @@ def summary(status: Status, now: float) -> dict[str, Any]:
             }
             for stage in range(status.num_stages)
         ],
-        "last_round": _round_summary(status.rounds[-1]) if status.rounds else None,
+        "last_round": _round_summary(status.rounds[-1], status) if status.rounds else None,
     }
 
 
-def _round_summary(last: Round) -> dict[str, Any]:
+def _round_summary(last: Round, status: Status) -> dict[str, Any]:
     return {
         "round": last.number,
         "contributors": last.contributors,
+        "weighed": [
+            {"peer": peer, "norm": norm, "clip_factor": factor}
+            for peer, (norm, factor) in status.contributions.weighed.items()
+        ],
+        "refused": last.refused,
+        "clipped": last.clipped,
         "own_included": last.own_included,
         "train_loss": _number(last.train_loss),
         "val_loss": last.val_loss,

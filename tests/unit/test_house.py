@@ -37,7 +37,7 @@ PACKS_BY_HAND = {
 }  # fmt: skip
 """Modules outside wire/ that import msgpack or msgspec."""
 
-NEVER_HAPPENS = {"ContributionRefused"}
+NEVER_HAPPENS: set[str] = set()
 """Event classes that nothing constructs."""
 
 TWO_ROWS = {"head": 2}
@@ -48,7 +48,7 @@ READS_A_CLOCK = {"cli/hours.py", "cli/idle.py", "dht/validators.py"}
 
 LONG = {
     "cli/main.py": 696, "events.py": 629, "peer/links/conveyor.py": 598, "peer/network/transport.py": 685,
-    "peer/rounds/ballots.py": 679, "peer/rounds/machine.py": 803, "peer/status.py": 536, "peer/stay.py": 502,
+    "peer/rounds/ballots.py": 679, "peer/rounds/machine.py": 803, "peer/status.py": 515, "peer/stay.py": 502,
     "pipeline/link.py": 529, "pipeline/scheduler.py": 520,
 }  # fmt: skip
 """Module -> the lines it may have."""
@@ -60,11 +60,11 @@ PRIVATE = {
     "shell/test_entry.py": 13, "shell/test_transport.py": 7, "shell/test_transport_faults.py": 4, "sim/faults.py": 1,
     "sim/hostile.py": 1, "sim/hostile_scenario.py": 8, "sim/pipeline_faults.py": 7, "sim/pipeline_scenario.py": 2,
     "sim/scenario.py": 1, "unit/test_admission.py": 2, "unit/test_adopting.py": 12, "unit/test_checks.py": 1,
-    "unit/test_conduct.py": 1, "unit/test_conductor.py": 25, "unit/test_controller.py": 1,
+    "unit/test_conduct.py": 1, "unit/test_conductor.py": 19, "unit/test_controller.py": 1,
     "unit/test_conveyor.py": 50, "unit/test_data.py": 7, "unit/test_desk.py": 4, "unit/test_driver.py": 12,
     "unit/test_evaluate.py": 5, "unit/test_hours.py": 1, "unit/test_identity.py": 4, "unit/test_justified.py": 1,
     "unit/test_keeper.py": 1, "unit/test_lag.py": 1, "unit/test_lowrank.py": 1, "unit/test_muon.py": 1,
-    "unit/test_outer.py": 5, "unit/test_rounds.py": 21, "unit/test_scheduler.py": 3, "unit/test_stage_loop.py": 10,
+    "unit/test_outer.py": 5, "unit/test_rounds.py": 13, "unit/test_scheduler.py": 3, "unit/test_stage_loop.py": 10,
     "unit/test_stalling.py": 19,
 }  # fmt: skip
 """Test file -> how often it reaches into what is private to another object."""

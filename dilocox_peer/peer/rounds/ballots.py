@@ -18,9 +18,10 @@ Invariants: promised never falls; accepted.ballot <= promised; one value a ballo
 
 from collections.abc import Sequence
 
+from dilocox_peer.events import ContributionRefused
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, is_quorum
 from dilocox_peer.peer.rounds.conduct import REFUSED_SPREAD
-from dilocox_peer.peer.rounds.contract import Action, Send
+from dilocox_peer.peer.rounds.contract import Action, Note, Send
 from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.jury import Jury
@@ -594,6 +595,15 @@ class Ballots:
 
     def _nack(self, to: PeerId, ballot: int, blobs: tuple[Digest, ...]) -> Action:
         return Send(to, Nack(*self._seat.at(), ballot, self._seat.votes.promised, blobs))
+
+    def on_refused(self, blob: Digest, reason: str) -> list[Action]:
+        """A blob that no mean can take. Who answers for it: those that offered it themselves, else the leader that proposes
+        it; that an entry in a proposal names a peer proves nothing of that peer."""
+        self._holdings.refused(blob)
+        pending, guilty = self._pending, sorted(peer for peer, entry in self.offers.items() if entry.blob == blob)
+        if not guilty and pending is not None and any(entry.blob == blob for entry in pending.value.entries):
+            guilty, reason = [pending.leader], f"{reason} (it proposed it)"
+        return [Note(ContributionRefused(peer, self._seat.place.round + 1, reason)) for peer in guilty]
 
     # ---- timers ----
 

@@ -395,8 +395,8 @@ class RoundMachine:
                 self._holdings.held(blob, self.round + 1)
                 self._ballots.on_held(blob, now)
                 self._conduct.came(blob)
-            case BlobRefused(blob):
-                self._holdings.refused(blob)
+            case BlobRefused(blob, reason):
+                return self._ballots.on_refused(blob, reason)
             case BlobMissing(blob):
                 self._holdings.missing(blob, now)
                 self._conduct.failed(blob, self._members.alive(now))
