@@ -1,4 +1,4 @@
-"""A peer's hour in a run of three stages, as events: what the dashboard's tests, benchmark and screenshots are drawn from."""
+"""A peer's hour in a run of three stages, as events: invented, for the dashboard's tests and benchmark."""
 
 from collections.abc import Iterator
 
