@@ -1,6 +1,6 @@
 """How long the dashboard takes to draw: the picture, its escape codes, and folding an event. No assertion, a table.
 
-    python benchmarks/dashboard.py [--svg docs/images]
+    python benchmarks/dashboard.py
 
 Wall time counts what other processes take in between; CPU time of the thread does not, so where their maxima differ the
 processor was somebody else's. first: the first time in this process, caches empty.
@@ -29,9 +29,7 @@ TIMES = 300
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--svg", type=Path, help="write the screenshots of the README there")
-    svg = parser.parse_args().svg
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {TIMES} times each\n")
     print(f"{'ms':<34}{'wall':^24}{'CPU':^32}")
     print(f"{'':<34}{'min':>8}{'median':>8}{'max':>8}{'first':>8}{'min':>8}{'median':>8}{'max':>8}")
@@ -43,25 +41,8 @@ def main() -> None:
             f"picture and codes {size.width}x{size.height}",
             lambda size=size, console=console: as_text(render(found, size, now), size, console),
         )
-        if svg is not None and size.width <= 120:
-            write_svg(svg / f"dashboard-{size.width}x{size.height}.svg", size)
     happened = list(events())
     _row(f"fold of {len(happened)} events", lambda: _fold(happened))
-
-
-def write_svg(path: Path, size: Size) -> None:
-    found, now = status()
-    console = Console(
-        width=size.width,
-        height=size.height,
-        record=True,
-        file=io.StringIO(),
-        color_system="truecolor",
-        force_terminal=True,
-    )
-    console.print(render(found, size, now), end="")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(console.export_svg(title="dilocox-peer join"))
 
 
 def _fold(happened: list) -> None:

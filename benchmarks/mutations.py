@@ -15,19 +15,17 @@ import msgpack
 from dilocox_peer.dht.entry import Record, encode_dictionary, node_id_of
 from dilocox_peer.dht.records import (
     BUCKETS,
-    CertificatePointer,
     Lease,
     bucket_of,
     dht_id,
     lease_key,
     manifest_key,
-    pointer_key,
 )
 from dilocox_peer.dht.validators import RecordValidator
 from dilocox_peer.pipeline.frames import MAGIC, pack_header
 from dilocox_peer.pipeline.link_frames import Kind
 from dilocox_peer.signing import SigningKey
-from dilocox_peer.types import Digest, RunId
+from dilocox_peer.types import RunId
 
 SERVICES = ("dial-back", "blob", "state", "backup")
 METHODS = ("rpc_ping", "rpc_store", "rpc_find")
@@ -45,7 +43,6 @@ class Mutations:
         self._node_id = node_id_of(raw_peer) or b""
         self._keys = [dht_id(manifest_key(run_id))]
         for stage in range(3):
-            self._keys.append(dht_id(pointer_key(run_id, stage)))
             self._keys += [dht_id(lease_key(run_id, stage, bucket)) for bucket in range(BUCKETS)]
         self._pools: dict[str, list[bytes]] = {}
         self._own_key = dht_id(lease_key(run_id, 0, bucket_of(key.peer_id)))
@@ -145,19 +142,15 @@ class Mutations:
     # -- the directory ------------------------------------------------------------------------------------------------
 
     def record(self) -> Record:
-        """One that holds: a lease or a pointer of our own."""
+        """One that holds: a lease of our own."""
         rng = self.rng
         expires_s = time.time() + rng.uniform(1, 110)
-        if rng.random() < 0.5:
-            key, value = self._own_key, Lease(
-                peer=self._key.peer_id, stage=0, incarnation=rng.randrange(2**40), addresses=(), protocol=1,
-                tokens_per_s=1.0, memory_bytes=1, reachability="relayed", round=rng.randrange(100), has_left=True,
-            ).to_bytes()  # fmt: skip
-        else:
-            key = dht_id(pointer_key(self._run_id, 0))
-            value = CertificatePointer(rng.randrange(100), 0, Digest(rng.randbytes(32))).to_bytes()
-        unsigned = Record(key, msgpack.packb(str(self._key.peer_id)), msgpack.packb(value), expires_s)
-        return Record(key, unsigned.subkey, self._validator.sign_value(unsigned), expires_s)
+        value = Lease(
+            peer=self._key.peer_id, stage=0, incarnation=rng.randrange(2**40), addresses=(), protocol=1,
+            tokens_per_s=1.0, memory_bytes=1, reachability="relayed", round=rng.randrange(100), has_left=True,
+        ).to_bytes()  # fmt: skip
+        unsigned = Record(self._own_key, msgpack.packb(str(self._key.peer_id)), msgpack.packb(value), expires_s)
+        return Record(self._own_key, unsigned.subkey, self._validator.sign_value(unsigned), expires_s)
 
     def node(self, info: Any) -> None:
         rng = self.rng

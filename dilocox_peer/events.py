@@ -5,18 +5,21 @@ A pure core returns them in `Note` actions; the session stamps them with wall ti
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dilocox_peer.types import PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Root. `level`: what a log shows it as; `line()`: one line for a person."""
+    """Root. `line()`: one line for a person."""
+
+    LEVEL: ClassVar[str] = "info"
 
     @property
     def level(self) -> str:
-        return "info"
+        """What a log shows it as: debug, info, warning or error; by its kind, but for the few that overrule it."""
+        return self.LEVEL
 
     def line(self) -> str:
         return " ".join([type(self).__name__, *(f"{key}={value}" for key, value in asdict(self).items())])
@@ -93,10 +96,7 @@ class SwarmSeen(Event):
 
     stages: tuple[int, ...]
     peers: tuple[SeenPeer, ...]
-
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +108,7 @@ class StageSeen(Event):
     here: tuple[PeerId, ...]
     paused: tuple[PeerId, ...]
     leader: PeerId | None
-
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +154,7 @@ class NeighbourSeen(Event):
 class NeighbourLost(Event):
     peer: PeerId
     reason: str
-
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         return f"{short(self.peer)} is gone ({self.reason}); the round goes on without it"
@@ -191,15 +185,11 @@ class NeighbourUnlinked(Event):
     peer: PeerId
     stage: int
     reason: str
-
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
-        return (
-            f"link with {short(self.peer)} of stage {self.stage} ended ({self.reason}); its micro-batches go elsewhere"
-        )
+        what = f"link with {short(self.peer)} of stage {self.stage}"
+        return f"{what} ended ({self.reason}); its micro-batches go elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +212,7 @@ class PipelineProgress(Event):
     bytes_received: int
     wire_bytes_sent: int = 0
     wire_bytes_received: int = 0
-
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +224,7 @@ class RoundClosed(Event):
     train_loss: float
     blob_bytes: int
     raw_bytes: int
-
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +233,7 @@ class RoundCertified(Event):
 
     codec, rank, inner_steps: the round's plan; rank 0: of no use to the codec. delay_s: from our own close of a round to
     this merge, in which training went on; None when nothing of ours was closed. expected_rounds: of the run, if rounds stay
-    as long as they are; 0: it has no end.
+    as long as they are; 0: it has no end. norms, clip_factors: of the contributions, in order; of one alone 0.0 and 1.0.
     """
 
     round: int
@@ -270,6 +254,8 @@ class RoundCertified(Event):
     inner_steps: int = 0
     delay_s: float | None = None
     expected_rounds: int = 0
+    norms: tuple[float, ...] = ()
+    clip_factors: tuple[float, ...] = ()
 
     def line(self) -> str:
         count = len(self.contributors)
@@ -301,10 +287,7 @@ class EpochStarted(Event):
     epoch: int
     roster: tuple[PeerId, ...]
     reason: str
-
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         count = len(self.roster)
@@ -381,10 +364,7 @@ class StateAwaited(Event):
 
     stage: int
     vouched_round: int | None
-
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         vouched = "" if self.vouched_round is None else f" (its owner vouches for round {self.vouched_round})"
@@ -396,8 +376,7 @@ class StateAwaited(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunIsOver(Event):
-    """The owner vouches for the run's last round, and nobody who holds the final model is here. own_round: of the state on
-    our disk."""
+    """The owner vouches for the last round, and nobody with the final model is here. own_round: of the state on our disk."""
 
     round: int
     own_round: int
@@ -414,41 +393,49 @@ class BranchKept(Event):
     first_round: int
     last_round: int
     tip: str
-
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
-        rounds = (
-            f"rounds {self.first_round}-{self.last_round}"
-            if self.last_round > self.first_round
-            else f"round {self.last_round}"
+        rounds = f"rounds {self.first_round}-" if self.last_round > self.first_round else "round "
+        return (
+            f"{rounds}{self.last_round} of our branch are kept: `dilocox-peer recover` goes back to them ({self.tip})"
         )
-        return f"{rounds} of our branch are kept: `dilocox-peer recover` goes back to them ({self.tip})"
 
 
 @dataclass(frozen=True, slots=True)
 class ContributionRefused(Event):
-    peer: PeerId
-    reason: str
+    """What a peer offered to a round, or proposed as its leader, is malformed or not finite: no mean takes it."""
 
-    @property
-    def level(self) -> str:
-        return "warning"
+    peer: PeerId
+    round: int
+    reason: str
+    LEVEL = "warning"
 
     def line(self) -> str:
-        return f"contribution of {short(self.peer)} refused: {self.reason}"
+        return f"contribution of {short(self.peer)} to round {self.round} refused: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionClipped(Event):
+    """A contribution was too large beside the others' (limits.norm_clip) and was scaled down by factor, below 1, in the mean.
+    norm: Euclidean, of all that it decodes to; median_norm: of the round's contributions, those of norm 0 left out."""
+
+    peer: PeerId
+    round: int
+    norm: float
+    median_norm: float
+    factor: float
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        return f"contribution of {short(self.peer)} to round {self.round} clipped: its norm {self.norm:.3g}, the group's median {self.median_norm:.3g}, scaled by {self.factor:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRefused(Event):
     peer: PeerId
     reason: str
-
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         return f"message of {short(self.peer)} refused: {self.reason}"
@@ -461,10 +448,7 @@ class MemberDoubted(Event):
     peer: PeerId
     reason: str
     rounds: int
-
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         how_long = f"for {self.rounds} rounds" if self.rounds else "until they do"
@@ -477,10 +461,7 @@ class EquivocationProved(Event):
 
     peer: PeerId
     reason: str
-
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         return f"{short(self.peer)} is proven hostile, and out of the rosters we write: {self.reason}"
@@ -501,10 +482,7 @@ class StateFetched(Event):
 class StateFetchFailed(Event):
     donor: PeerId
     reason: str
-
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         return f"state from {short(self.donor)} not usable: {self.reason}; asking another peer"
@@ -553,10 +531,7 @@ class CheckpointWritten(Event):
     path: str
     size_bytes: int
     seconds: float
-
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,16 +556,12 @@ class TrainingProgress(Event):
     daemon_bytes_sent: int = 0
     daemon_bytes_received: int = 0
     lag_ms_max: float = 0.0
-
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """Mean validation loss of the anchor of a round, nats per byte. average_loss: of the running average of the anchors
-    so far; None where nobody asked for it."""
+    """Mean validation loss of a round's anchor, nats per byte. average_loss: of the averaged anchors; None: not asked for."""
 
     round: int
     val_loss: float
@@ -641,10 +612,7 @@ class Failed(Event):
 
     where: str
     reason: str
-
-    @property
-    def level(self) -> str:
-        return "error"
+    LEVEL = "error"
 
     def line(self) -> str:
         return f"{self.where}: {self.reason}"

@@ -69,12 +69,14 @@ def run_evaluator(
     os.nice(NICENESS)
     listener = event_printer(as_json=json_log)
     with Identity.open(home.identity_path) as identity:
-        evaluator = _Evaluator(invitation, home, identity, tuple(data), tuple(host_maddrs), listener, average)
+        evaluator = Evaluator(invitation, home, identity, tuple(data), tuple(host_maddrs), listener, average)
         code = run_until_stopped(evaluator.run, until_stdin_closes=until_stdin_closes)
     raise typer.Exit(code)
 
 
-class _Evaluator:
+class Evaluator:
+    """`run` it: joins as a reader and follows the rounds."""
+
     def __init__(
         self,
         invitation: Invitation,
@@ -119,7 +121,7 @@ class _Evaluator:
                 right=Right.READ,
             )
             await come_in(newcomer, manifest, transport=transport, directory=directory)
-            follow = asyncio.create_task(self._follow(transport, directory, manifest), name="evaluate")
+            follow = asyncio.create_task(self.follow(transport, directory, manifest), name="evaluate")
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait({follow, stopped}, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
@@ -132,7 +134,8 @@ class _Evaluator:
                 follow.result()
             self._listener(Left(stop.reason or "the run is complete"))
 
-    async def _follow(self, transport: "Transport", directory: "Directory", manifest: Manifest) -> None:
+    async def follow(self, transport: "Transport", directory: "Directory", manifest: Manifest) -> None:
+        """Evaluates until the last round is, or nobody has its states any more. Raises RunUnreachable."""
         from dilocox_peer.peer.state.survey import surveys
         from dilocox_peer.peer.training.average import AnchorAverage
         from dilocox_peer.peer.training.outer import initial_state
@@ -146,11 +149,11 @@ class _Evaluator:
         whole = await asyncio.to_thread(build_stage, manifest)
         stages = range(manifest.stages.count)
         found = surveys(manifest, transport=transport, directory=directory, listener=self._quiet)
-        anchors = _Anchors([await asyncio.to_thread(initial_state, manifest, stage) for stage in stages])
+        anchors = Anchors([await asyncio.to_thread(initial_state, manifest, stage) for stage in stages])
         averages: list[AnchorAverage] = []
 
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_looking(found, anchors, transport), name="look for states")
+            tasks.create_task(self.keep_looking(found, anchors, transport), name="look for states")
             while True:
                 states, is_last = await anchors.next()
                 if not states:
@@ -180,7 +183,7 @@ class _Evaluator:
                         self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
                     return
 
-    async def _keep_looking(self, found: "Sequence[Survey]", anchors: "_Anchors", transport: "Transport") -> None:
+    async def keep_looking(self, found: "Sequence[Survey]", anchors: "Anchors", transport: "Transport") -> None:
         """Puts newer states into anchors until the last round's are in it, or nobody has them any more. Raises RunUnreachable
         when our own p2pd is gone."""
         from dilocox_peer.peer.state.survey import common_tip, fetch_all, newest_common
@@ -223,7 +226,7 @@ class _Evaluator:
             self._listener(event)
 
 
-class _Anchors:
+class Anchors:
     """The newest states, for the one who evaluates them: older ones that it did not come to are passed over."""
 
     def __init__(self, states: "Sequence[AnchorState]") -> None:

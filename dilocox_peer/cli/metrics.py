@@ -9,7 +9,8 @@ from prometheus_client.registry import Collector
 
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.peer.status import Status
+from dilocox_peer.peer.contributions import Contributions
+from dilocox_peer.peer.status import Status, printable
 
 Rows = list[tuple[str, str, float]]
 
@@ -38,6 +39,7 @@ class PeerCollector(Collector):
             peers.add_metric([str(stage)], holders)
             speed.add_metric([str(stage)], tokens_per_s)
         yield from (peers, speed)
+        yield from self._observer.read(lambda status: list(_of_contributions(status.contributions)))
 
 
 @contextmanager
@@ -57,6 +59,35 @@ def metrics_server(observer: Observer, host: str, port: int) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join(2.0)
+
+
+def _of_contributions(contributions: Contributions) -> Iterator[Metric]:
+    """By peer, as both are about somebody. The reason stands in a label, for who reads the figures has no other place for it."""
+    refused = CounterMetricFamily(
+        "dilocox_contributions_refused", "Of a peer, since our start: malformed or not finite.", labels=["peer"]
+    )
+    reason = GaugeMetricFamily(
+        "dilocox_contribution_refused_round", "Where a peer's was last refused, and why.", labels=["peer", "reason"]
+    )
+    clipped = CounterMetricFamily(
+        "dilocox_contributions_clipped", "Of a peer, since our start: too large beside the others'.", labels=["peer"]
+    )
+    norm = GaugeMetricFamily("dilocox_contribution_norm", "In the last merged round; 0 of one alone.", labels=["peer"])
+    factor = GaugeMetricFamily(
+        "dilocox_contribution_clip_factor",
+        "In the last merged round: 1, or less where it was clipped.",
+        labels=["peer"],
+    )
+    for peer, each in contributions.by_peer.items():
+        if each.refused is not None:
+            refused.add_metric([peer], each.num_refused)
+            reason.add_metric([peer, printable(each.refused.reason)], each.refused.round)
+        if each.clipped is not None:
+            clipped.add_metric([peer], each.num_clipped)
+    for peer, (size, share) in contributions.weighed.items():
+        norm.add_metric([peer], size)
+        factor.add_metric([peer], share)
+    yield from (refused, reason, clipped, norm, factor)
 
 
 def _figures(status: Status) -> tuple[Rows, Rows, list[tuple[int, int, float]]]:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from dilocox_peer.events import Event, Listener
-from dilocox_peer.peer.status import Status, summary
+from dilocox_peer.peer.status import Status
+from dilocox_peer.peer.summary import summary
 
 T = TypeVar("T")
 

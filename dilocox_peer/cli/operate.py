@@ -70,7 +70,7 @@ def show_peer(home: PeerHome, *, as_json: bool, watch: bool) -> None:
 
 
 def peer_lines(status: Mapping[str, Any]) -> list[str]:
-    """A peer's summary (peer/status.py), or a bootstrap's (health.py), for a person."""
+    """A peer's summary (peer/summary.py), or a bootstrap's (health.py), for a person."""
     if status.get("role") == ROLE:
         return [
             f"bootstrap {short(PeerId(status['peer']))}  {judge(status)[1]}",
@@ -107,7 +107,16 @@ def peer_lines(status: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {short(PeerId(each['peer']))} is {how}: {each['reason']}")
     for each in status["refused"][-MAX_NAMED:]:
         lines.append(
-            f"  {short(PeerId(each['peer']))} was refused {each['times']} times, the last time: {each['reason']}"
+            f"  {short(PeerId(each['peer']))} was refused {_times(each['times'])}, the last time: {each['reason']}"
+        )
+    for each in status["contributions_refused"][-MAX_NAMED:]:
+        lines.append(
+            f"  {short(PeerId(each['peer']))} had contributions refused {_times(each['times'])}, last in round {each['round']}: {each['reason']}"
+        )
+    for each in status["contributions_clipped"][-MAX_NAMED:]:
+        lines.append(
+            f"  {short(PeerId(each['peer']))} had contributions clipped {_times(each['times'])}, last in round {each['round']}: "
+            f"norm {each['norm']:.3g}, the group's median {each['median_norm']:.3g}, scaled by {each['factor']:.3g}"
         )
     for copy in status["copies"]:
         lines.append(f"  keeps a copy of stage {copy['stage']}, of round {copy['round']}, should nobody of it be left")
@@ -118,6 +127,10 @@ def peer_lines(status: Mapping[str, Any]) -> list[str]:
             f"{size_of(last['bytes_sent'])} sent"
         )
     return lines
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def stage_line(stage: int, here: Sequence[bool], tokens_per_s: float, *, is_whole: bool, is_thin: bool) -> str:

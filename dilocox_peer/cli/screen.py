@@ -20,7 +20,8 @@ from rich.style import Style
 from dilocox_peer.cli.demo_table import size as size_of
 from dilocox_peer.cli.demo_table import sparkline
 from dilocox_peer.events import short
-from dilocox_peer.peer.status import LogLine, MapPeer, Round, Status, stage_words
+from dilocox_peer.peer.contributions import Round
+from dilocox_peer.peer.status import LogLine, MapPeer, Status, stage_words
 
 MIN_WIDTH, MIN_HEIGHT = 76, 20  # below, one panel at a time
 PANELS = ("my peer", "swarm", "rounds", "log")
@@ -166,6 +167,7 @@ def _help(view: View, width: int) -> list[Line]:
         ("", ""),
         ("who", "contributions in the certificate, of the roster"),
         ("delay", "from our own close of a round to the merge of its certificate; training goes on meanwhile"),
+        ("* ✖ ⇣", "of a round: without our own contribution; one was refused; one was too large and clipped"),
         ("less", "bytes of a float32 ring all-reduce after every inner step, for each byte this peer sent"),
     ]
     return [
@@ -282,7 +284,11 @@ def _full(peers: Sequence[MapPeer], status: Status, width: int) -> list[Line]:
         more = ", ".join(word for word in ("me" if me else "", "leader" if peer.is_leader else "") if word)
         if more and width > 50:
             words += f"  {more}"
-        lines.append([("  ", ""), _glyph(peer, status), (words, "dim" if not peer.counts else "")])
+        line = [("  ", ""), _glyph(peer, status), (words, "dim" if not peer.counts else "")]
+        if width > 50 and (each := status.contributions.by_peer.get(peer.peer)) is not None:
+            said = ((each.num_refused, "refused"), (each.num_clipped, "clipped"))
+            line.append(("  " + ", ".join(f"{count} {word}" for count, word in said if count), "yellow"))
+        lines.append(line)
     return lines or [[("    -", "dim")]]
 
 
@@ -354,8 +360,13 @@ def _round_line(each: Round, number: str, codec: str, before_s: float | None, *,
         ]
     else:
         line.append((f" {less:>6}", "green"))
+    marks = "".join(
+        f"{mark}{count if wide else ''}" for mark, count in (("✖", each.refused), ("⇣", each.clipped)) if count
+    )
     if not each.own_included:
-        line.append(("  not mine" if wide else "*", "yellow"))
+        marks = "not mine" if wide and not marks else f"*{marks}"
+    if marks:
+        line.append((f"  {marks}" if wide else marks, "yellow"))
     return line
 
 

@@ -166,27 +166,3 @@ def needed_rank(layout: Layout, mean_N: Tensor, names: Collection[str], *, rank:
         weighted += effective_rank(values, float(mean_MN.double().square().sum())) * spec.num_elements
         elements += spec.num_elements
     return math.ceil(weighted / elements) if elements else 0
-
-
-def observation_of(
-    layout: Layout,
-    *,
-    mean_N: Tensor,
-    sent_N: Tensor,
-    residual_N: Tensor,
-    low_rank: Sequence[str],
-    rank: int,
-    round_number: int,
-) -> Observation:
-    """The round's observation over the tensors named in low_rank, each weighted by its size.
-
-    mean_N: the averaged movement. sent_N: movement + residual before, residual_N: what encoding it lost.
-    """
-    names = frozenset(low_rank)
-    lost, sent = 0.0, 0.0
-    for spec, start, stop in layout.spans():
-        if spec.name in names:
-            lost += float(residual_N[start:stop].double().square().sum())
-            sent += float(sent_N[start:stop].double().square().sum())
-    needed = needed_rank(layout, mean_N, names, rank=rank) or rank
-    return Observation(round_number, needed, min(1.0, lost / sent) if sent > 0 else 0.0)

@@ -108,7 +108,7 @@ def clip_factors(norms: Sequence[float], micro_batches: Sequence[int], *, norm_c
     over missed rounds may be larger, one of a slow peer is never held to less than the group's. Medians are lower
     ones, over what is not zero: idle peers cannot clip the others to nothing.
     """
-    median_norm = _lower_median([norm for norm in norms if norm > 0.0])
+    median_norm = median_norm_of(norms)
     median_count = _lower_median([float(count) for count in micro_batches if count > 0])
     if median_norm == 0.0 or median_count == 0.0:
         return (1.0,) * len(norms)
@@ -117,6 +117,11 @@ def clip_factors(norms: Sequence[float], micro_batches: Sequence[int], *, norm_c
         limit = norm_clip * median_norm * min(max(count / median_count, 1.0), MAX_LATE_SCALE)
         factors.append(1.0 if norm <= limit else _rounded_down(limit / norm))
     return tuple(factors)
+
+
+def median_norm_of(norms: Sequence[float]) -> float:
+    """The lower median of the norms that are not zero, which the limit is a multiple of; 0.0 without any."""
+    return _lower_median([norm for norm in norms if norm > 0.0])
 
 
 def contribution_norm(raw: Blob, layout: Layout) -> float:

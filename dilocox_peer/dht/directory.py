@@ -22,14 +22,12 @@ from dilocox_peer.dht.records import (
     LEASE_TTL_S,
     MAX_ADDRESSES,
     MAX_TTL_S,
-    CertificatePointer,
     Lease,
     bucket_of,
     decode_word,
     encode_word,
     lease_key,
     manifest_key,
-    pointer_key,
     revocations_key,
     word_key,
 )
@@ -283,27 +281,6 @@ class Directory:
                 if expires_s > self._clock():
                     words.append((decode_word(raw), expires_s - self._clock()))
         return max(words, key=lambda word: (word[0].sequence, word[1]), default=None)
-
-    # -- pointers -----------------------------------------------------------------------------------------------------
-
-    async def publish_pointer(self, stage: int, pointer: CertificatePointer, timeout_s: float = 10.0) -> None:
-        """Writes our hint where the stage's chain is, for MAX_TTL_S."""
-        await self._publish(pointer_key(self._run_id, stage), pointer.to_bytes(), MAX_TTL_S, "pointer", timeout_s)
-
-    async def pointers(self, stage: int, timeout_s: float = 10.0) -> dict[PeerId, CertificatePointer]:
-        """Everybody's hints; each says only what its writer claims."""
-        key = pointer_key(self._run_id, stage)
-        found: dict[PeerId, CertificatePointer] = {}
-        for peer, (raw, expires_s) in sorted((await self._get([key], timeout_s)).get(key, {}).items()):
-            with suppress(ValueError):
-                if expires_s > self._clock():
-                    found[peer] = CertificatePointer.from_bytes(raw)
-        return found
-
-    async def newest_pointer(self, stage: int, timeout_s: float = 10.0) -> CertificatePointer | None:
-        """The hint with the highest round, then epoch. A liar's may be; ask `pointers` if it cannot be confirmed."""
-        found = await self.pointers(stage, timeout_s)
-        return max(found.values(), key=lambda pointer: (pointer.round, pointer.epoch, pointer.head), default=None)
 
     # -- the node -----------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ MAX_STAGES = 256
 # up to 64 of them (manifest limits.max_peers) each key has about 16.
 BUCKETS = 4
 MAX_LEASE_BYTES = 4096
-MAX_POINTER_BYTES = 200
 MAX_WORD_BYTES = 256
 MAX_ADDRESSES = 8
 MAX_COUNT = 2**53  # counters and sizes above it are nonsense, and no longer exact as JSON numbers
@@ -38,7 +37,7 @@ MAX_PROTOCOL = 2**16
 _FORMAT: Final = 1
 
 Reachability = Literal["direct", "relayed"]
-RecordKind = Literal["lease", "manifest", "pointer", "revocations", "word"]
+RecordKind = Literal["lease", "manifest", "revocations", "word"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,26 +109,6 @@ class Lease:
             admission=admission,
             expires_s=expires_s,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class CertificatePointer:
-    """A hint where a stage's chain is: the newest certificate its writer knows. Verify the certificate, not this."""
-
-    round: int
-    epoch: int
-    head: Digest
-
-    def to_bytes(self) -> bytes:
-        return canonical(["pointer", _FORMAT, self.round, self.epoch, self.head])
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> "CertificatePointer":
-        """Raises ValueError with what is wrong."""
-        round_, epoch, head = _unpack(raw, "pointer", num_fields=3, max_bytes=MAX_POINTER_BYTES)
-        if type(head) is not bytes or len(head) != DIGEST_BYTES:
-            raise ValueError(f"head is no digest of {DIGEST_BYTES} bytes")
-        return cls(_count("round", round_), _count("epoch", epoch), Digest(head))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +199,6 @@ def lease_key(run_id: RunId, stage: int, bucket: int) -> str:
     return f"dilocox/{run_id}/lease/{stage}/{bucket}"
 
 
-def pointer_key(run_id: RunId, stage: int) -> str:
-    return f"dilocox/{run_id}/pointer/{stage}"
-
-
 def word_key(run_id: RunId, stage: int) -> str:
     return f"dilocox/{run_id}/word/{stage}"
 
@@ -241,7 +216,6 @@ def slots(run_id: RunId) -> Iterator[Slot]:
     yield Slot(manifest_key(run_id), "manifest")
     yield Slot(revocations_key(run_id), "revocations")
     for stage in range(MAX_STAGES):
-        yield Slot(pointer_key(run_id, stage), "pointer", stage)
         yield Slot(word_key(run_id, stage), "word", stage)
         for bucket in range(BUCKETS):
             yield Slot(lease_key(run_id, stage, bucket), "lease", stage, bucket)

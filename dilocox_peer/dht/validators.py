@@ -22,7 +22,6 @@ from dilocox_peer.admission import Gate, Revocations, Right
 from dilocox_peer.dht.records import (
     CLOCK_SKEW_S,
     MAX_TTL_S,
-    CertificatePointer,
     Lease,
     ManifestRecord,
     RevocationsRecord,
@@ -128,9 +127,6 @@ class RecordValidator:
                 if lease.stage != slot.stage or bucket_of(writer) != slot.bucket:
                     raise ValueError(f"a lease of stage {lease.stage} does not belong under {slot.key}")
                 self._check_admission(writer, lease.admission)
-            case "pointer":
-                CertificatePointer.from_bytes(payload)
-                self._check_admission(writer, b"")
             case "manifest":
                 self._check_manifest(payload)
             case "revocations":
@@ -140,7 +136,7 @@ class RecordValidator:
 
     def _may_be_out(self, slot: Slot, writer: PeerId) -> bool:
         """Whether the gate does not let writer in, by what it has been shown: what was verified once is looked at again."""
-        if self._gate is None or slot.kind not in ("lease", "pointer"):
+        if self._gate is None or slot.kind != "lease":
             return False
         return self._gate.refusal(writer, Right.JOIN, self._clock()) is not None
 

@@ -7,11 +7,13 @@ same `take`, with the time at which they happened.
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from dilocox_peer.events import (
     BootstrapReady,
     BranchSwitched,
+    ContributionClipped,
+    ContributionRefused,
     EpochStarted,
     EquivocationProved,
     Evaluated,
@@ -40,6 +42,7 @@ from dilocox_peer.events import (
     SwarmSeen,
     TrainingProgress,
 )
+from dilocox_peer.peer.contributions import Contributions, Round
 from dilocox_peer.types import PeerId
 
 RATE_WINDOW_S = 5.0  # over which speeds and rates are shown
@@ -69,36 +72,6 @@ class Sample:
     link_received: int = 0
     daemon_sent: int = 0
     daemon_received: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One certified outer round. raw_bytes: of our movement in float32. val_loss: None where nobody told."""
-
-    number: int
-    at_s: float
-    contributors: int
-    roster: int
-    own_included: bool
-    train_loss: float
-    codec: str
-    rank: int
-    inner_steps: int
-    delay_s: float | None
-    bytes_sent: int
-    raw_bytes: int
-    val_loss: float | None = None
-
-    @property
-    def allreduce_bytes(self) -> float:
-        """What a ring all-reduce of float32 gradients after every inner step would have had this peer send, 0 alone."""
-        members = max(1, self.contributors)
-        return 2 * (members - 1) / members * self.raw_bytes * self.inner_steps
-
-    @property
-    def times_less(self) -> float | None:
-        """All-reduce's bytes for each byte sent; None where there is nothing to compare."""
-        return self.allreduce_bytes / self.bytes_sent if self.bytes_sent > 0 and self.allreduce_bytes else None
 
 
 @dataclass(slots=True)
@@ -158,6 +131,7 @@ class Status:
         default_factory=dict
     )  # why it is not waited for; whether that is proven
     refused: dict[PeerId, tuple[str, int]] = field(default_factory=dict)  # what was last refused of it; how often
+    contributions: Contributions = field(default_factory=Contributions)  # those not taken as they were
     copies: dict[int, int] = field(default_factory=dict)  # other stages of which one is kept here: its round
 
     # ---- what is read ------------------------------------------------------------------------------------------------
@@ -326,6 +300,8 @@ class Status:
                 self._doubt(peer, reason, is_proven=True)
             case MessageRefused(peer, reason) | StateFetchFailed(peer, reason):
                 self._refuse(peer, reason)
+            case ContributionRefused() | ContributionClipped():
+                self.contributions.take(event)
             case BranchSwitched():
                 self.orphaned += event.orphaned_contributions
             case StageCopied(stage, number):
@@ -420,8 +396,11 @@ class Status:
                 delay_s=event.delay_s,
                 bytes_sent=event.bytes_sent,
                 raw_bytes=event.raw_bytes,
+                refused=self.contributions.num_refused(event.round),
+                clipped=sum(factor < 1.0 for factor in event.clip_factors),
             )
         )
+        self.contributions.weigh(event)
         for peer in event.contributors:
             seen = self.peers.get(peer)
             if seen is not None:
@@ -534,88 +513,3 @@ def printable(text: str, most: int = MAX_LINE) -> str:
     """text as a terminal may be given it: no control characters (a reason may come from a stranger), and not endless."""
     clean = text if text.isprintable() else "".join(each if each.isprintable() else "�" for each in text)
     return clean if len(clean) <= most else clean[: most - 1] + "…"
-
-
-def summary(status: Status, now: float) -> dict[str, Any]:
-    """The JSON form, for `status --json` and programs that watch a peer."""
-    health, why = status.health(now)
-    joined, progress, pipeline = status.joined, status.progress, status.pipeline
-    daemon = status.daemon_bytes_per_s()
-    return {
-        "peer": status.me,
-        "run": joined.run if joined is not None else None,
-        "run_name": joined.run_name if joined is not None else None,
-        "phase": status.phase,
-        "health": health,
-        "why": why,
-        "paused": status.paused,
-        "stage": status.stage,
-        "stages": status.num_stages,
-        "round": progress.round if progress is not None else None,
-        "total_rounds": status.total_rounds or None,
-        "micro_batches": progress.micro_batches if progress is not None else 0,
-        "tokens": progress.tokens if progress is not None else 0,
-        "tokens_per_s": round(status.tokens_per_s(), 1),
-        "busy": status.busy(),
-        "train_loss": _number(progress.train_loss) if progress is not None else None,
-        "memory_bytes": progress.memory_bytes if progress is not None else None,
-        "lag_ms_p99": progress.lag_ms_p99 if progress is not None else None,
-        "lag_ms_max": progress.lag_ms_max if progress is not None else None,
-        "up_bytes_per_s": round(status.up_bytes_per_s(), 1),
-        "down_bytes_per_s": round(status.down_bytes_per_s(), 1),
-        "link_overhead": status.link_overhead(),
-        "daemon_up_bytes_per_s": round(daemon[0], 1) if daemon is not None else None,
-        "daemon_down_bytes_per_s": round(daemon[1], 1) if daemon is not None else None,
-        "linked": pipeline.linked if pipeline is not None else None,
-        "addresses": list(status.addresses),
-        "doubted": [
-            {"peer": peer, "reason": reason, "proven": is_proven}
-            for peer, (reason, is_proven) in status.doubted.items()
-        ],
-        "refused": [
-            {"peer": peer, "reason": reason, "times": times} for peer, (reason, times) in status.refused.items()
-        ],
-        "copies": [{"stage": stage, "round": number} for stage, number in sorted(status.copies.items())],
-        "swarm": [
-            {
-                "stage": stage,
-                "tokens_per_s": round(status.stage_speed(stage), 1),
-                "is_whole_speed": status.stage_speed_is_whole(stage),
-                "thin": status.is_thin(stage),
-                "peers": [
-                    {
-                        "peer": peer.peer,
-                        "tokens_per_s": peer.tokens_per_s,
-                        "round": peer.round,
-                        "reachability": peer.reachability,
-                        "here": peer.is_here,
-                        "paused": peer.is_paused,
-                        "leader": peer.is_leader,
-                    }
-                    for peer in status.of_stage(stage)
-                ],
-            }
-            for stage in range(status.num_stages)
-        ],
-        "last_round": _round_summary(status.rounds[-1]) if status.rounds else None,
-    }
-
-
-def _round_summary(last: Round) -> dict[str, Any]:
-    return {
-        "round": last.number,
-        "contributors": last.contributors,
-        "own_included": last.own_included,
-        "train_loss": _number(last.train_loss),
-        "val_loss": last.val_loss,
-        "codec": last.codec,
-        "rank": last.rank or None,
-        "inner_steps": last.inner_steps,
-        "delay_s": last.delay_s,
-        "bytes_sent": last.bytes_sent,
-        "allreduce_bytes": round(last.allreduce_bytes),
-    }
-
-
-def _number(value: float) -> float | None:
-    return None if value != value else round(value, 5)

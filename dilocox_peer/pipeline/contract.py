@@ -242,9 +242,7 @@ class MicroBatchDone(Event):
     loss: float
     seconds: float
 
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +254,7 @@ class MicroBatchResent(Event):
     to: PeerId | None
     reason: str
 
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
     def line(self) -> str:
         to = short(self.to) if self.to is not None else "nobody yet"
@@ -274,9 +270,7 @@ class RouteChanged(Event):
     percent: tuple[tuple[PeerId, int], ...]
     reason: str
 
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"
 
     def line(self) -> str:
         shown = ", ".join(f"{part} % {short(peer)}" for peer, part in self.percent)
@@ -290,9 +284,7 @@ class HopRefused(Event):
     peer: PeerId
     reason: str
 
-    @property
-    def level(self) -> str:
-        return "warning"
+    LEVEL = "warning"
 
     def line(self) -> str:
         return f"micro-batch of {short(self.peer)} refused: {self.reason}"
@@ -308,6 +300,4 @@ class MicroBatchTimed(Event):
     moments: tuple[tuple[str, float], ...]
     encode_s: float = 0.0
 
-    @property
-    def level(self) -> str:
-        return "debug"
+    LEVEL = "debug"

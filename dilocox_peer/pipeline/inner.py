@@ -7,8 +7,6 @@ decay applies to matrices (embedding and head included) and not to the 1-D norm 
 of a whole layer to 0 for no regularisation. Who decides when to step is peer/training/trainer.py.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -33,14 +31,6 @@ def schedule(position: float, *, warmup: float) -> float:
 def ramp(steps_done: int) -> float:
     """Share of its learning rate that a peer takes which joined under way and has done so many steps since."""
     return min(1.0, (steps_done + 1) / RAMP_STEPS)
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """grad_norm: of the mean gradient, before clipping."""
-
-    learning_rate: float
-    grad_norm: float
 
 
 class InnerOptimizer:
@@ -100,8 +90,8 @@ class InnerOptimizer:
             if len(spec.shape) == 2 and spec.name not in (EMBEDDING, HEAD)
         ]
 
-    def step(self, *, micro_batches: int, share: float) -> StepReport:
-        """One step with the mean of the gradients of `micro_batches` micro-batches, then zeroes them.
+    def step(self, *, micro_batches: int, share: float) -> float:
+        """One step with the mean of the gradients of `micro_batches` micro-batches, which are then zero. Gives its learning rate.
 
         share: of the peak learning rate (schedule, ramp). Raises FloatingPointError for a gradient that is not finite; the
         parameters are then untouched.
@@ -122,4 +112,4 @@ class InnerOptimizer:
         if self._muon is not None:
             self._muon.step(learning_rate)
         self._model.zero_grad()
-        return StepReport(learning_rate, norm)
+        return learning_rate

@@ -16,7 +16,6 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import (
     LEASE_TTL_S,
     MAX_TTL_S,
-    CertificatePointer,
     Lease,
     bucket_of,
     dht_id,
@@ -28,7 +27,7 @@ from dilocox_peer.manifest import Manifest, RunSection
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.signing import SigningKey
-from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.types import PeerId
 
 from .conftest import MakeTransport
 
@@ -147,17 +146,6 @@ async def test_the_largest_manifest_passes(make_node: MakeNode) -> None:
     key = manifest_key(RUN)
     assert await boot._node.store(key, padded, time.time() + 60, subkey=str(identity.peer_id))
     assert await joiner.fetch_manifest() == MANIFEST
-
-
-async def test_pointers_are_hints_and_the_newest_is_the_highest(make_node: MakeNode) -> None:
-    a, key_a, _ = await make_node("a")
-    b, key_b, _ = await make_node("b")
-    assert await a.newest_pointer(0) is None
-    old, new = CertificatePointer(3, 1, Digest(bytes(32))), CertificatePointer(4, 0, Digest(b"\1" * 32))
-    await a.publish_pointer(0, new)
-    await b.publish_pointer(0, old)
-    assert await b.newest_pointer(0) == new
-    assert await a.pointers(0) == {key_a.peer_id: new, key_b.peer_id: old}
 
 
 async def test_a_bootstrap_that_is_no_directory_is_named(make_node: MakeNode, make_transport: MakeTransport) -> None:

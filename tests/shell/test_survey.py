@@ -11,6 +11,7 @@ import pytest
 from dilocox_peer.cli import evaluate
 from dilocox_peer.events import Evaluated, Event, MessageRefused, Remark, RunComplete, StateFetchFailed
 from dilocox_peer.peer.identity import encode_key
+from dilocox_peer.peer.state import survey as survey_module
 from dilocox_peer.peer.state.survey import Survey, common_tip, fetch_all, newest_common, surveys
 from dilocox_peer.peer.training.outer import AnchorState
 from tests.certified_stage import MANIFEST, ROSTER, CertifiedStage
@@ -29,6 +30,11 @@ def forged(state: AnchorState) -> AnchorState:
     """Other values at the same head."""
     zeros = bytes(len(state.anchor))
     return AnchorState.of(state.layout, head=state.head, round_number=state.round, anchor=zeros, momentum=zeros)
+
+
+@pytest.fixture(autouse=True)
+def the_directory_is_read_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey_module, "DIRECTORY_EVERY_S", 0.0)
 
 
 @pytest.fixture
@@ -81,7 +87,6 @@ async def test_one_member_cannot_tell_a_reader_that_the_run_is_over(
     assert survey.annals.place == stage.place, "as far as the quorum went"
     assert not survey.annals.is_over
     await honest.hold(stage.round(), lambda: stage.states[-1])
-    survey._looked_at = float("-inf")
     await survey.look()
     assert survey.annals.place == stage.place, "which goes on"
     assert not survey.annals.is_over
@@ -113,12 +118,10 @@ async def test_the_last_state_is_the_one_that_most_voters_name(make_member: Make
     await members[0].hold(stage, lambda: lie)
     await survey.look()
     assert survey.annals.is_over
-    survey._looked_at = float("-inf")
     await members[1].hold(stage, lambda: stage.states[-1])
     await survey.look()
     assert await survey.tip() is None, "one against one"
     await members[2].hold(stage, lambda: stage.states[-1])
-    survey._looked_at = float("-inf")
     await survey.look()
     tip = await survey.tip()
     assert tip is not None
@@ -134,10 +137,10 @@ async def followed(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     monkeypatch.setattr(evaluate, "LOOK_S", 0.05)
     monkeypatch.setattr(evaluate, "OVER_S", 0.5)
     unused: Any = None
-    evaluator = evaluate._Evaluator(unused, unused, unused, (), (), node.events.append, None)
+    evaluator = evaluate.Evaluator(unused, unused, unused, (), (), node.events.append, None)
     await node.directory.publish_manifest(MANIFEST)
     async with asyncio.timeout(60):
-        await evaluator._follow(node.presence.transport, node.directory, MANIFEST)
+        await evaluator.follow(node.presence.transport, node.directory, MANIFEST)
     return node.events
 
 

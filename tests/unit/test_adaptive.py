@@ -10,8 +10,8 @@ from dilocox_peer.compression.adaptive import (
     RankSettings,
     effective_rank,
     inner_steps_of,
+    needed_rank,
     next_rank,
-    observation_of,
     spectrum,
 )
 from dilocox_peer.compression.lowrank import LowRankCodec
@@ -98,11 +98,9 @@ def test_the_energy_rule_alone_collapses_inside_its_own_sketch_and_the_guarded_o
             mean += decoded / 3
         inside = spectrum(decoded, bare)
         bare = min(bare, effective_rank(inside, sum(value**2 for value in inside), energy=0.9))
-        observed = observation_of(
-            layout, mean_N=mean.flatten(), sent_N=sent.flatten(), residual_N=residuals[-1].flatten(), low_rank=["w"],
-            rank=guarded.rank, round_number=round_number,
-        )  # fmt: skip
-        assert guarded.observe(observed) >= 16
+        needed = needed_rank(layout, mean.flatten(), ["w"], rank=guarded.rank)
+        lost = float(residuals[-1].square().sum() / sent.square().sum())
+        assert guarded.observe(Observation(round_number, needed, lost)) >= 16
     assert bare < 12
 
 
@@ -111,17 +109,7 @@ def test_the_rank_of_a_movement_that_lost_its_rank_is_found():
     ranks = AdaptiveRank(SETTINGS)
     mean = torch.cat([matrix(96, 128, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]).flatten(), torch.ones(96)])
     for round_number in range(1, WINDOW + 1):
-        ranks.observe(
-            observation_of(
-                layout,
-                mean_N=mean,
-                sent_N=mean,
-                residual_N=0.2 * mean,
-                low_rank=["w"],
-                rank=ranks.rank,
-                round_number=round_number,
-            )
-        )
+        ranks.observe(Observation(round_number, needed_rank(layout, mean, ["w"], rank=ranks.rank), 0.04))
     assert ranks.rank == 6
 
 
@@ -146,18 +134,8 @@ def test_inner_steps_follow_the_rank_in_the_faithful_mode():
     assert [inner_steps_of(rank, first_rank=16, first_inner_steps=32) for rank in (24, 16, 8, 1)] == [32, 32, 16, 4]
 
 
-def test_no_low_rank_tensor_means_no_change():
-    layout = Layout.of([("norm", (4,))])
-    observed = observation_of(
-        layout,
-        mean_N=torch.ones(4),
-        sent_N=torch.ones(4),
-        residual_N=torch.zeros(4),
-        low_rank=[],
-        rank=7,
-        round_number=1,
-    )
-    assert (observed.needed, observed.residual) == (7, 0.0)
+def test_without_a_low_rank_tensor_no_rank_is_needed():
+    assert needed_rank(Layout.of([("norm", (4,))]), torch.ones(4), [], rank=7) == 0
 
 
 def test_settings_of_a_layout():

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from dilocox_peer.compression.aggregate import clip_factors
 from dilocox_peer.config import preset
+from dilocox_peer.events import ContributionClipped, RoundCertified
 from dilocox_peer.peer.rounds.blobs import BlobStore
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
 from dilocox_peer.peer.rounds.contract import Apply, BlobLost
@@ -15,6 +17,7 @@ from dilocox_peer.peer.rounds.plan import first_plan
 from dilocox_peer.peer.training import conductor as conductor_module
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.timetable import Timetable
+from dilocox_peer.peer.training.trainer import Merged
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, sha256
 
@@ -29,6 +32,16 @@ def done(**result):
     return future
 
 
+def merge(blobs, _weights, *, round_number, **_named):
+    """As the trainer's: the last of several contributions is ten times as large as the others."""
+    norms = (*[2.0] * (len(blobs) - 1), 20.0) if len(blobs) > 1 else (0.0,) * len(blobs)
+    merged = Future()
+    merged.set_result(
+        Merged(round_number, sha256(b"state"), norms, clip_factors(norms, [8] * len(norms), norm_clip=4.0), 0)
+    )
+    return merged
+
+
 def stage(blobs, disk, told, *, micro_batches=4):
     """(conductor, machine) with a trainer whose contribution holds so many micro-batches."""
     trainer = SimpleNamespace(
@@ -36,7 +49,7 @@ def stage(blobs, disk, told, *, micro_batches=4):
         close=lambda: done(
             train_loss=2.5, blob=b"b", micro_batches=micro_batches, lost=0.0, raw_bytes=8
         ),
-        merge=lambda *_given, **_named: done(state_digest=sha256(b"state"), needed_rank=0),
+        merge=merge,
         withdraw=done,
     )  # fmt: skip
     machine = SimpleNamespace(
@@ -50,6 +63,10 @@ def stage(blobs, disk, told, *, micro_batches=4):
     return conductor, machine
 
 
+async def merge_next(conductor):
+    await conductor._merge(conductor._waiting[0])
+
+
 async def test_who_has_not_closed_a_round_tells_no_loss_of_it():
     """Who has paused, say: else its last loss came again with every round that the others certify."""
     told = []
@@ -61,10 +78,25 @@ async def test_who_has_not_closed_a_round_tells_no_loss_of_it():
             certificate = Certificate(0, place.head, 1, 0, place.round_value([], [ME]), ((ME, b"s"),))
             place = place.then(certificate)
             conductor.on_apply(Apply(certificate, None))
-            await conductor._merge(conductor._waiting[0])
+            await merge_next(conductor)
     first, second = [event.train_loss for event in told if type(event).__name__ == "RoundCertified"]
     assert first == 2.5
     assert math.isnan(second)
+
+
+async def test_a_contribution_that_is_clipped_is_told_with_its_norm_and_the_groups(tmp_path):
+    blobs, told = BlobStore(tmp_path), []
+    entries = [Entry(PeerId(f"p{number}"), 1, blobs.put(bytes([number])), 1, 8) for number in range(3)]
+    certificate = Certificate(0, PLACE.head, 1, 0, PLACE.round_value(entries, [ME]), ((ME, b"s"),))
+    with ThreadPoolExecutor(1) as disk:
+        conductor, _ = stage(blobs, disk, told)
+        conductor.on_apply(Apply(certificate, None))
+        await merge_next(conductor)
+    certified, clipped = told[:2]
+    assert isinstance(certified, RoundCertified)
+    assert (certified.norms, certified.clip_factors) == ((2.0, 2.0, 20.0), (1.0, 1.0, 0.3984375))
+    assert clipped == ContributionClipped(PeerId("p2"), 1, 20.0, 2.0, 0.3984375)
+    assert clipped.line().endswith("clipped: its norm 20, the group's median 2, scaled by 0.398")
 
 
 @pytest.mark.parametrize(("micro_batches", "is_kept"), [(4, False), (0, True)])
@@ -115,7 +147,7 @@ async def test_a_close_that_came_too_late_is_no_exchange():
         machine.head = certificate.head
         await closing
         conductor.on_apply(Apply(certificate, None))
-        await conductor._merge(conductor._waiting[0])
+        await merge_next(conductor)
         await conductor._close()
     [certified] = [event for event in told if type(event).__name__ == "RoundCertified"]
     assert certified.delay_s is None
@@ -137,11 +169,11 @@ async def test_a_contribution_that_is_damaged_on_disk_is_asked_for_again_and_mer
         conductor._post, conductor._is_due = posted.append, lambda progress: False
         (tmp_path / digest.hex()).write_bytes(b"damaged")
         conductor.on_apply(Apply(certificate, None))
-        await conductor._merge(conductor._waiting[0])
+        await merge_next(conductor)
         assert posted == [BlobLost(digest, certificate)]
         assert not conductor._situation().ready
         blobs.put(b"contribution")
         assert conductor._situation().ready
-        await conductor._merge(conductor._waiting[0])
+        await merge_next(conductor)
     assert [type(happened).__name__ for happened in posted] == ["BlobLost", "StateComputed"]
     assert not conductor._waiting

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from dilocox_peer.errors import PeerUnavailable, ProtocolError
+from dilocox_peer.events import MessageRefused
 from dilocox_peer.peer.rounds import driver as driver_module
 from dilocox_peer.peer.rounds.chain import Entry
 from dilocox_peer.peer.rounds.contract import BlobHeld, FetchBlob, ForgetBlobs, Persist, Progress, Received, Tick
@@ -128,8 +130,40 @@ async def test_a_contribution_is_bounded_by_what_is_possible_whatever_an_offer_s
         )  # fmt: skip
         offer = Entry(PeerId("liar"), 1, sha256(blob), 2**40, 8)  # the size of another's blob, as a stranger says it
         [wanted] = Holdings(Timing()).want(offer.blob, [offer.peer], round_number=1, now=0.0)
-        assert await driver._fetched(wanted) == BlobHeld(offer.blob)
+        assert await fetched(driver, wanted) == BlobHeld(offer.blob)
     assert bounds == [100]
+
+
+async def fetched(driver: RoundDriver, wanted: FetchBlob) -> Any:
+    return await driver._fetched(wanted)
+
+
+async def test_a_source_that_sends_something_else_is_named_and_the_next_one_is_asked() -> None:
+    blob, told = b"contribution", []
+    replies: dict[str, bytes | Exception] = {
+        "liar": b"another", "flooder": ProtocolError(PeerId("flooder"), "a body of 2000 bytes, at most 100"),
+        "gone": PeerUnavailable(PeerId("gone"), "dead"), "honest": blob,
+    }  # fmt: skip
+
+    async def fetch(source: PeerId, *_arguments: Any, **_options: Any) -> tuple[dict[str, Any], bytearray]:
+        reply = replies[source]
+        if isinstance(reply, Exception):
+            raise reply
+        return {}, bytearray(reply)
+
+    blobs = SimpleNamespace(get=lambda digest: None, put=lambda raw: None)
+    with ThreadPoolExecutor(1) as disk:
+        driver = RoundDriver(
+            NOTHING, transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=cast("Any", blobs), journal=NOTHING,
+            disk=disk, check_blob=lambda raw: None, max_blob_bytes=100, on_apply=NOTHING, on_fetch_state=NOTHING,
+            on_change=NOTHING, listener=told.append,
+        )  # fmt: skip
+        wanted = FetchBlob(sha256(blob), tuple(map(PeerId, replies)))
+        assert await fetched(driver, wanted) == BlobHeld(sha256(blob))
+    assert told == [
+        MessageRefused(PeerId("liar"), "sent another contribution than it was asked for"),
+        MessageRefused(PeerId("flooder"), "sent no contribution when asked for one: a body of 2000 bytes, at most 100"),
+    ]
 
 
 async def test_a_message_that_finds_a_fault_in_the_machine_costs_itself_and_nothing_else() -> None:

@@ -34,11 +34,11 @@ def look(monkeypatch: pytest.MonkeyPatch, *, is_down: bool) -> list[Event]:
     events: list[Event] = []
     unused: Any = None
     monkeypatch.setattr(evaluate, "LOOK_S", 0.0)
-    evaluator = evaluate._Evaluator(unused, unused, unused, (), (), events.append, None)
+    evaluator = evaluate.Evaluator(unused, unused, unused, (), (), events.append, None)
     survey: Any = Unreachable(2)
     transport: Any = SimpleNamespace(is_down=is_down)
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(evaluator._keep_looking([survey], evaluate._Anchors([]), transport))
+        asyncio.run(evaluator.keep_looking([survey], evaluate.Anchors([]), transport))
     return events
 
 
@@ -53,7 +53,7 @@ def test_the_end_of_our_own_network_daemon_ends_it(monkeypatch: pytest.MonkeyPat
 
 async def test_states_that_nobody_came_to_evaluate_are_passed_over_and_the_last_are_not():
     first, second, last = ([object()] for _ in range(3))
-    anchors = evaluate._Anchors(first)  # type: ignore[arg-type]
+    anchors = evaluate.Anchors(first)  # type: ignore[arg-type]
     assert await anchors.next() == (tuple(first), False)
     anchors.put(second, is_last=False)  # type: ignore[arg-type]
     anchors.put(last, is_last=True)  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[2] / "dilocox_peer"
 ROOMS = {"state": 3, "links": 3, "training": 2, "rounds": 1, "network": 0}  # the folders of peer
 TOP = 4  # its own modules
 FLOOR = {"cli": 4, "peer": 3, "pipeline": 2, "compression": 1, "dht": 1}  # everything at the top level: 0
-ALLOWED_SIDEWAYS = {("pipeline", "compression")}
 
 
 def _modules() -> list[Path]:

@@ -62,12 +62,12 @@ def test_a_step_takes_the_mean_over_its_micro_batches():
     one, four = build(), build()
     one.flat_grad_N.copy_(gradient(one, 1))
     four.flat_grad_N.copy_(gradient(four, 1) * 4)
-    report = InnerOptimizer(one, INNER).step(micro_batches=1, share=1.0)
-    assert InnerOptimizer(four, INNER).step(micro_batches=4, share=1.0) == report
+    rate = InnerOptimizer(one, INNER).step(micro_batches=1, share=1.0)
+    assert InnerOptimizer(four, INNER).step(micro_batches=4, share=1.0) == rate == INNER.learning_rate
     assert torch.equal(one.flat_N, four.flat_N)
 
 
-def test_a_large_gradient_is_clipped_and_reported_unclipped():
+def test_a_large_gradient_is_clipped():
     large, small = build(), build()
     optimizers = [InnerOptimizer(model, INNER) for model in (large, small)]
     direction = gradient(large, 1)
@@ -75,8 +75,8 @@ def test_a_large_gradient_is_clipped_and_reported_unclipped():
     for _ in range(2):  # AdamW's first step alone would hide the size
         large.flat_grad_N.copy_(unit * 50)
         small.flat_grad_N.copy_(unit)
-        reports = [optimizer.step(micro_batches=1, share=1.0) for optimizer in optimizers]
-    assert [report.grad_norm for report in reports] == pytest.approx([50.0, 1.0], rel=1e-5)
+        for optimizer in optimizers:
+            optimizer.step(micro_batches=1, share=1.0)
     assert torch.allclose(large.flat_N, small.flat_N, atol=1e-7)
 
 

@@ -2,7 +2,8 @@
 
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.operate import peer_lines
-from dilocox_peer.peer.status import Status, summary
+from dilocox_peer.peer.status import Status
+from dilocox_peer.peer.summary import summary
 from tests.unit.dashboard_data import certified, joined, progress
 
 

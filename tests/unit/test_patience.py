@@ -58,7 +58,9 @@ def test_what_is_behind_an_open_one_is_timed_too() -> None:
 
 def test_those_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience_module, "MAX_REMEMBERED", 4)
-    patience = Patience(30.0)
-    for first in range(10):
-        settled(patience, CertifiedStage(float(first + 1)).rounds(1).seized(A), float(first))
-    assert len(patience._since) == 4
+    patience, oldest = Patience(30.0), CertifiedStage().rounds(1).seized(A)
+    settled(patience, oldest, 0.0)
+    for first in range(4):
+        settled(patience, CertifiedStage(float(first + 2)).rounds(1).seized(A), 1.0)
+    assert settled(patience, oldest, 40.0) == BEFORE - 1, "forgotten, and timed anew"
+    assert settled(patience, oldest, 70.0) == BEFORE

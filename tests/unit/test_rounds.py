@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from dilocox_peer.events import BranchSwitched, EpochStarted, MessageRefused, NeighbourLost
+from dilocox_peer.events import BranchSwitched, ContributionRefused, EpochStarted, MessageRefused, NeighbourLost
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, acceptance, vote_for
 from dilocox_peer.peer.rounds.contract import (
     Action,
@@ -54,6 +54,7 @@ from dilocox_peer.peer.rounds.messages import (
     Propose,
 )
 from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
+from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId, sha256
 
@@ -198,6 +199,9 @@ class Table:
     def machine(self, name: str) -> RoundMachine:
         return self.machines[PeerId(name)]
 
+    def seat(self, name: str) -> Seat:
+        return self.machine(name)._seat
+
     def by_rank(self) -> list[str]:
         """Names in the order in which they lead at the common head."""
         machine = next(iter(self.machines.values()))
@@ -302,6 +306,25 @@ def test_a_blob_refused_by_the_others_is_left_out() -> None:
     table.wait(10.0)
     assert contributors(table, "a") == ["a", "c"]
     assert len(table.heads()) == 1
+    for honest in ("a", "c"):
+        assert table.noted(honest, ContributionRefused) == [ContributionRefused(PeerId("b"), 1, "malformed")]
+
+
+def test_for_a_bad_blob_that_nobody_has_offered_the_leader_that_proposes_it_answers() -> None:
+    """It may name anybody as its author: entries are not signed by those they are of."""
+    table = Table("a", "b", "c").start()
+    leader = table.by_rank()[0]
+    framed, witness = (name for name in table.by_rank() if name != leader)
+    place = table.seat(witness).place
+    blob = sha256(b"made up")
+    table.bad.add(blob)
+    value = place.round_value([Entry(PeerId(framed), 1, blob, 10, 8)], place.roster)
+    at = (0, place.head, place.epoch)
+    table.give(PeerId(witness), Received(PeerId(leader), proposal(at, leader, 0, value)))
+    table.wait(10.0)
+    assert table.noted(witness, ContributionRefused) == [
+        ContributionRefused(PeerId(leader), 1, "malformed (it proposed it)")
+    ]
 
 
 def test_a_leaders_vote_for_its_own_bad_blob_does_not_come_back() -> None:
@@ -431,13 +454,13 @@ def test_a_restarted_leader_proposes_the_same_value_in_the_same_ballot() -> None
 def test_a_promise_survives_a_restart() -> None:
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
-    at = table.machine(first)._seat.at()
+    at = table.seat(first).at()
     table.give(PeerId(third), Received(PeerId(second), Prepare(*at, 1)))
     assert [message.ballot for message in table.said(third, Promise)] == [1]
     head = table.machine(third).head
     table.sit(PeerId(third), incarnation=2, stored_states={head})
     table.give(PeerId(third), StateInstalled(head, b""))
-    value = table.machine(third)._seat.place.round_value([], table.machine(third).roster)
+    value = table.seat(third).place.round_value([], table.machine(third).roster)
     table.give(PeerId(third), Received(PeerId(first), proposal(at, first, 0, value)))
     assert [message.promised for message in table.said(third, Nack)] == [1]
     assert not table.said(third, Ack)
@@ -446,7 +469,7 @@ def test_a_promise_survives_a_restart() -> None:
 def test_one_leftover_promise_does_not_stop_a_quorum_without_it() -> None:
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
-    table.give(PeerId(second), Received(PeerId(third), Prepare(*table.machine(first)._seat.at(), 2)))
+    table.give(PeerId(second), Received(PeerId(third), Prepare(*table.seat(first).at(), 2)))
     table.offer("a", "b", "c")
     assert [message.promised for message in table.said(second, Nack)] == [2]
     assert table.machine(first).chain[-1].ballot == 0
@@ -455,7 +478,7 @@ def test_one_leftover_promise_does_not_stop_a_quorum_without_it() -> None:
 def test_a_leader_refused_for_ballots_that_nobody_leads_soon_asks_above_them() -> None:
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
-    at = table.machine(first)._seat.at()
+    at = table.seat(first).at()
     table.give(PeerId(second), Received(PeerId(third), Prepare(*at, 2)))
     table.give(PeerId(third), Received(PeerId(second), Prepare(*at, 4)))
     table.offer("a", "b", "c")
@@ -467,7 +490,7 @@ def test_a_leader_refused_for_ballots_that_nobody_leads_soon_asks_above_them() -
 def test_a_leader_gives_way_to_whoever_leads_the_higher_ballot() -> None:
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
-    at = table.machine(first)._seat.at()
+    at = table.seat(first).at()
     table.swallow = lambda sender, to, message: isinstance(message, Ack)
     table.offer("a", "b", "c")
     table.give(PeerId(third), Received(PeerId(second), Prepare(*at, 4)))
@@ -480,7 +503,7 @@ def test_a_first_leader_that_promised_before_its_restart_asks_at_once() -> None:
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
     head = table.machine(first).head
-    table.give(PeerId(first), Received(PeerId(second), Prepare(*table.machine(first)._seat.at(), 1)))
+    table.give(PeerId(first), Received(PeerId(second), Prepare(*table.seat(first).at(), 1)))
     table.sit(PeerId(first), incarnation=2, stored_states={head})
     table.give(PeerId(first), StateInstalled(head, b""))
     table.offer(first, incarnation=2)
@@ -504,7 +527,7 @@ def test_nobody_uses_the_numbers_of_ballots_up() -> None:
     """One PREPARE, or a refusal that claimed such a promise, and the next ballot of everybody else was too high to be read."""
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
-    at, highest = table.machine(first)._seat.at(), (1 << 40) - (1 << 40) % 3
+    at, highest = table.seat(first).at(), (1 << 40) - (1 << 40) % 3
     for name in (first, second):
         assert refusals(table, name, third, Prepare(*at, highest - 1)) == [
             f"prepares ballot {highest - 1}, far above 0"
@@ -561,7 +584,7 @@ def test_a_message_of_another_stage_is_passed_over_without_a_word() -> None:
 
 def test_who_left_is_greeted_no_more_until_it_says_that_it_is_back() -> None:
     table = Table("a", "b", "c").start()
-    table.give(PeerId("a"), Received(PeerId("c"), Leave(*table.machine("c")._seat.at(), 1)))
+    table.give(PeerId("a"), Received(PeerId("c"), Leave(*table.seat("c").at(), 1)))
     table.leave_the_room(PeerId("c"))
     table.offer("a", "b")
     assert table.machine("a").roster == ("a", "b")
@@ -588,7 +611,7 @@ def test_an_ack_with_a_wrong_signature_does_not_count() -> None:
     table.swallow = lambda sender, to, message: isinstance(message, Ack)
     table.offer("a", "b", "c")
     proposed = table.said(first, Propose)[0]
-    at = table.machine(first)._seat.at()
+    at = table.seat(first).at()
     ack = Ack(*at, 0, proposed.value.digest(), b"x" * 32)
     assert refusals(table, first, second, ack) == ["a signature that does not verify"]
     assert table.machine(first).round == 0

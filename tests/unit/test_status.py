@@ -3,10 +3,15 @@
 import json
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
+from dilocox_peer.cli.metrics import PeerCollector
+from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.operate import peer_lines
 from dilocox_peer.cli.screen import Size, render
 from dilocox_peer.events import (
+    ContributionClipped,
+    ContributionRefused,
     EquivocationProved,
     Evaluated,
     Failed,
@@ -27,7 +32,8 @@ from dilocox_peer.events import (
     StateFetchFailed,
     SwarmSeen,
 )
-from dilocox_peer.peer.status import MAX_LINE, MAX_LOG, MAX_PEERS, STALLED_S, Status, printable, stage_words, summary
+from dilocox_peer.peer.status import MAX_LINE, MAX_LOG, MAX_PEERS, STALLED_S, Status, printable, stage_words
+from dilocox_peer.peer.summary import summary
 from dilocox_peer.types import PeerId
 from tests.unit.dashboard_data import LAST, MATES, ME, certified, joined, progress, status
 
@@ -273,4 +279,56 @@ def test_whose_messages_and_states_were_refused_is_said_with_the_last_reason_and
     assert (len(flood.refused), len(flood.doubted)) == (64, 1)
     lines = peer_lines(summary(flood, 100.0))
     assert "  …z is not waited for: nothing" in lines
-    assert "  …p999 was refused 1 times, the last time: nothing" in lines
+    assert "  …p999 was refused once, the last time: nothing" in lines
+
+
+def test_whose_contributions_were_refused_or_clipped_is_said_with_the_reason():
+    bad, large = PeerId("12D3bad"), PeerId("12D3huge")
+    found = folded(
+        joined(),
+        ContributionRefused(bad, 6, "unreadable"),
+        ContributionRefused(bad, 7, "layers.0\a holds values that are not finite"),
+        certified(7, contributors=3, norms=(2.0, 2.0, 20.0), clip_factors=(1.0, 1.0, 0.375)),
+        ContributionClipped(large, 7, 20.0, 2.0, 0.375),
+    )
+    said = summary(found, 100.0)
+    assert said["contributions_refused"] == [
+        {"peer": bad, "round": 7, "reason": "layers.0\ufffd holds values that are not finite", "times": 2}
+    ]
+    assert said["contributions_clipped"] == [
+        {"peer": large, "round": 7, "norm": 20.0, "median_norm": 2.0, "factor": 0.375, "times": 1}
+    ]
+    assert (said["last_round"]["refused"], said["last_round"]["clipped"]) == (1, 1)
+    assert [each["clip_factor"] for each in said["last_round"]["weighed"]] == [1.0, 1.0, 0.375]
+    lines = "\n".join(peer_lines(said))
+    assert "…12D3bad had contributions refused 2 times, last in round 7: layers.0\ufffd holds values" in lines
+    assert (
+        "…12D3huge had contributions clipped once, last in round 7: norm 20, the group's median 2, scaled by 0.375"
+        in lines
+    )
+    flood = folded(*(ContributionRefused(PeerId(f"p{number}"), 1, "nothing") for number in range(1000)))
+    assert len(flood.contributions.by_peer) == 64
+
+
+def test_a_round_of_an_older_log_has_no_norms():
+    found = folded(certified(7))
+    assert (found.contributions.weighed, found.rounds[-1].clipped) == ({}, 0)
+
+
+def test_the_metrics_name_whose_contributions_were_refused_or_clipped_and_why():
+    observer = Observer()
+    for event in (
+        ContributionRefused(PeerId("bad"), 7, "not finite"),
+        certified(7, contributors=2, norms=(2.0, 20.0), clip_factors=(1.0, 0.375)),
+        ContributionClipped(MATES[0], 7, 20.0, 2.0, 0.375),
+    ):
+        observer.take(event, 100.0)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(PeerCollector(observer))
+    lines = generate_latest(registry).decode().splitlines()
+    assert 'dilocox_contributions_refused_total{peer="bad"} 1.0' in lines
+    assert 'dilocox_contribution_refused_round{peer="bad",reason="not finite"} 7.0' in lines
+    assert f'dilocox_contributions_clipped_total{{peer="{MATES[0]}"}} 1.0' in lines
+    assert f'dilocox_contribution_norm{{peer="{MATES[0]}"}} 20.0' in lines
+    assert f'dilocox_contribution_clip_factor{{peer="{ME}"}} 1.0' in lines
+    assert f'dilocox_contribution_clip_factor{{peer="{MATES[0]}"}} 0.375' in lines

@@ -10,26 +10,25 @@ from dilocox_peer.admission import Gate, Grant, Revocations, Right
 from dilocox_peer.dht.records import (
     CLOCK_SKEW_S,
     LEASE_TTL_S,
+    MAX_LEASE_BYTES,
     MAX_TTL_S,
-    CertificatePointer,
     Lease,
     bucket_of,
     dht_id,
     lease_key,
     manifest_key,
-    pointer_key,
     revocations_key,
+    word_key,
 )
 from dilocox_peer.dht.validators import RecordValidator
 from dilocox_peer.manifest import AdmissionSection, Manifest, RunSection
 from dilocox_peer.signing import SigningKey
-from dilocox_peer.types import Digest, PeerId, RunId
+from dilocox_peer.types import PeerId, RunId
 
 NOW = 1_795_000_000.0
 OWNER, KEY, OTHER = (SigningKey(bytes([n]) * 32) for n in (1, 2, 3))
 MANIFEST = Manifest().signed_by(OWNER)
 RUN = MANIFEST.run_id
-HEAD = Digest(bytes(32))
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,9 @@ def lease_record(writer: SigningKey = KEY, stage: int = 0, **options: Any) -> Re
 
 
 def test_own_records_are_valid_to_everybody() -> None:
-    pointer = CertificatePointer(1, 0, HEAD)
     for good in (
         lease_record(),
-        record(pointer_key(RUN, 2), pointer.to_bytes()),
+        lease_record(stage=2),
         record(manifest_key(RUN), MANIFEST.to_bytes()),
     ):
         for reader in (validator(KEY), validator(OTHER), validator(None)):
@@ -110,9 +108,10 @@ def test_a_changed_byte_anywhere_is_refused(position: int, change: int) -> None:
 
 
 def test_a_signature_is_bound_to_key_subkey_and_expiration() -> None:
-    good = record(pointer_key(RUN, 1), CertificatePointer(1, 0, HEAD).to_bytes())
+    good = lease_record(stage=1)
+    of_another_key = record(lease_key(RUN, 2, bucket_of(KEY.peer_id)), lease_of(KEY, stage=1).to_bytes())
     assert validator().validate(good)
-    assert not validator().validate(replace(good, key=dht_id(pointer_key(RUN, 2))))
+    assert "not signed" in str(validator().refusal(replace(of_another_key, key=good.key)))
     assert not validator().validate(replace(good, expiration_time=good.expiration_time + 1))
     assert not validator().validate(replace(good, subkey=msgpack.packb(OTHER.peer_id)))
 
@@ -143,8 +142,8 @@ def test_an_expired_record_is_the_readers_to_drop() -> None:
 
 
 def test_keys_of_others_do_not_exist() -> None:
-    value = CertificatePointer(1, 0, HEAD).to_bytes()
-    for key in ("anything", pointer_key(RunId("ab" * 32), 0), pointer_key(RUN, 256), lease_key(RUN, 0, 99)):
+    value = lease_of(KEY).to_bytes()
+    for key in ("anything", lease_key(RunId("ab" * 32), 0, 0), lease_key(RUN, 256, 0), lease_key(RUN, 0, 99)):
         assert validator().refusal(record(key, value)) == "the key is none of this run's"
 
 
@@ -157,22 +156,22 @@ def test_a_lease_belongs_to_its_own_stage_and_bucket() -> None:
 
 
 def test_a_value_is_of_the_kind_its_key_is_for() -> None:
-    pointer, lease = CertificatePointer(1, 0, HEAD).to_bytes(), lease_of(KEY).to_bytes()
+    lease = lease_of(KEY).to_bytes()
     key = lease_key(RUN, 0, bucket_of(KEY.peer_id))
-    for name, value in ((key, pointer), (pointer_key(RUN, 0), lease), (manifest_key(RUN), lease), (key, b"")):
+    for name, value in ((key, MANIFEST.to_bytes()), (manifest_key(RUN), lease), (word_key(RUN, 0), lease), (key, b"")):
         assert not validator().validate(record(name, value))
 
 
 @pytest.mark.parametrize("value", [None, 1, "text", [b"x"], {"a": 1}, msgpack.ExtType(0x50, b"x")])
 def test_a_value_that_is_no_byte_string_never_reaches_hiveminds_unpacking(value: object) -> None:
     subkey = msgpack.packb(KEY.peer_id)
-    unsigned = Record(dht_id(pointer_key(RUN, 0)), subkey, msgpack.packb(value), NOW + 1)
+    unsigned = Record(dht_id(lease_key(RUN, 0, bucket_of(KEY.peer_id))), subkey, msgpack.packb(value), NOW + 1)
     signed = replace(unsigned, value=validator().sign_value(unsigned))
     assert "value" in str(validator().refusal(signed))
 
 
 def test_an_oversized_value_is_refused() -> None:
-    assert not validator().validate(record(pointer_key(RUN, 0), bytes(300)))
+    assert not validator().validate(record(lease_key(RUN, 0, bucket_of(KEY.peer_id)), bytes(MAX_LEASE_BYTES + 1)))
     assert not validator().validate(record(manifest_key(RUN), bytes(100_000)))
 
 
@@ -230,14 +229,6 @@ def test_a_lease_without_a_pass_that_is_good_is_not_stored(shown: bytes, reason:
     assert reason in str(gated()[0].refusal(gated_lease(shown)))
 
 
-def test_hints_are_those_of_the_admitted() -> None:
-    guard, gate = gated()
-    hint = record(pointer_key(GATED, 0), CertificatePointer(1, 0, HEAD).to_bytes())
-    assert "not admitted" in str(guard.refusal(hint))
-    gate.show(KEY.peer_id, pass_of(KEY), NOW)
-    assert guard.refusal(hint) is None
-
-
 def test_a_lease_of_one_who_was_put_out_is_not_stored_any_more() -> None:
     guard, gate = gated()
     assert guard.validate(gated_lease(pass_of(KEY)))
@@ -261,7 +252,7 @@ def test_only_the_owners_revocations_are_stored_whoever_brings_them() -> None:
 
 @given(st.binary(max_size=200), st.binary(max_size=100), st.binary(max_size=300), st.floats())
 def test_no_record_raises(key: bytes, subkey: bytes, value: bytes, expires_s: float) -> None:
-    for known in (key, dht_id(pointer_key(RUN, 0)), dht_id(manifest_key(RUN))):
+    for known in (key, dht_id(lease_key(RUN, 0, 0)), dht_id(manifest_key(RUN))):
         for name in (subkey, msgpack.packb(KEY.peer_id), msgpack.packb(PeerId("x"))):
             assert not SHARED.validate(Record(known, name, value, expires_s))
             assert not SHARED.validate(Record(known, name, value, NOW))

@@ -17,16 +17,15 @@ Invariants: promised never falls; accepted.ballot <= promised; one value a ballo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+from dilocox_peer.events import ContributionRefused
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, is_quorum
 from dilocox_peer.peer.rounds.conduct import REFUSED_SPREAD
-from dilocox_peer.peer.rounds.contract import Action, Send
+from dilocox_peer.peer.rounds.contract import Action, Note, Send
 from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.justified import (
-    Justification,
     Promised,
     Statement,
     is_forced,
@@ -34,44 +33,13 @@ from dilocox_peer.peer.rounds.justified import (
 )
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.messages import Ack, Nack, Offer, Prepare, Promise, Proof, Propose
+from dilocox_peer.peer.rounds.proposals import FOREVER, Lead, Pending
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.types import Digest, PeerId
 
 MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is normal, a stream of them is not
 MAX_JUMP = 1 << 20  # of a ballot above the last promised: of 64 peers, one that hears nobody is there after a week
 BALLOT_BACKOFF = 1.5
-FOREVER = float("inf")
-
-
-@dataclass(slots=True)
-class _Lead:
-    """A ballot of ours. value: None while promises are gathered."""
-
-    ballot: int
-    started_at: float
-    promises: dict[PeerId, Accepted | None] = field(default_factory=dict)
-    signed: dict[PeerId, Promised] = field(default_factory=dict)
-    value: Value | None = None
-    shown: Justification = ()
-    acks: dict[PeerId, bytes] = field(default_factory=dict)
-    nackers: set[PeerId] = field(default_factory=set)
-    nacked: dict[Digest, set[PeerId]] = field(default_factory=dict)
-    resend_at: float = 0.0
-    outbid: int = 0  # highest ballot that a NACK named as promised
-    outbid_at: float = FOREVER  # when to ask above it, if whoever leads it has not been heard by then
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A proposal of another that is accepted as soon as its blobs are here."""
-
-    ballot: int
-    value: Value
-    leader: PeerId
-    signature: bytes
-    promises: Justification
-    since: float
-    nacked: set[Digest] = field(default_factory=set)
 
 
 class Ballots:
@@ -97,8 +65,8 @@ class Ballots:
         self._under_way = seat.votes.promised  # highest ballot somebody was heard to lead
         self._turn_deadline = FOREVER
         self._turns_taken = 0
-        self._lead: _Lead | None = None
-        self._pending: _Pending | None = None
+        self._lead: Lead | None = None
+        self._pending: Pending | None = None
         self._excluded: set[Digest] = set()
         self._offer_again_at = FOREVER
         self.proposed_at: float | None = None
@@ -183,7 +151,7 @@ class Ballots:
         # The leader may not have heard what we can prove.
         actions += [Send(sender, Proof(*seat.at(), proof)) for proof in guilty if proof is not None]
         if pending is None or ballot > pending.ballot:
-            self._pending = _Pending(ballot, value, sender, message.signature, message.promises, now)
+            self._pending = Pending(ballot, value, sender, message.signature, message.promises, now)
         self._follow_turn(ballot, now)
         return actions, None
 
@@ -333,7 +301,7 @@ class Ballots:
             actions.append(self._nack(pending.leader, pending.ballot, tuple(sorted(bad))))
         return actions
 
-    def _omits_what_is_here(self, pending: _Pending, now: float) -> bool:
+    def _omits_what_is_here(self, pending: Pending, now: float) -> bool:
         """Whether the proposal leaves out, by the leader's choice, what we hold and it is not late yet: later it is accepted
         all the same, as the leader may not have got it. One that is put off for having done so is given less time."""
         if is_forced(pending.promises):
@@ -377,12 +345,12 @@ class Ballots:
         self._interrupted = None
         if interrupted is not None and interrupted.ballot == seat.votes.promised:
             # Proposed before a crash: the same value in the same ballot may be proposed again, and no other.
-            lead = _Lead(interrupted.ballot, now, shown=interrupted.promises)
+            lead = Lead(interrupted.ballot, now, shown=interrupted.promises)
             return self._propose(lead, interrupted.value, now)
         is_first = self._under_way == seat.votes.promised == self._turn and self._turns_taken == 0
         if is_first and seat.leader(0) == seat.me and self._offers_are_in(now):
             if seat.votes.promised == 0 and seat.votes.accepted is None:
-                return self._propose(_Lead(0, now), self._own_value(now), now)
+                return self._propose(Lead(0, now), self._own_value(now), now)
             return self._lead_above(seat.votes.promised, now)  # a promise from before a restart forbids ballot 0
         if now < self._turn_deadline and not self._turn_is_lost(now):
             return []
@@ -454,11 +422,11 @@ class Ballots:
         assert ballot > seat.votes.promised, f"ballot {ballot} after {seat.votes.promised}"
         self._follow_turn(ballot, now)
         own = {seat.me: seat.promise(ballot, seat.votes.accepted)}
-        self._lead = _Lead(ballot, now, promises={seat.me: seat.votes.accepted}, signed=own)
+        self._lead = Lead(ballot, now, promises={seat.me: seat.votes.accepted}, signed=own)
         self._lead.resend_at = now + seat.jittered(seat.timing.retry_s)
         return [seat.vote(promised=ballot), *send_all(seat.others, Prepare(*seat.at(), ballot))]
 
-    def _go_on_leading(self, lead: _Lead, now: float) -> list[Action]:
+    def _go_on_leading(self, lead: Lead, now: float) -> list[Action]:
         seat = self._seat
         if lead.ballot < seat.votes.promised:
             self._lead = None
@@ -484,7 +452,7 @@ class Ballots:
                 actions += self._ask_again(lead)
         return actions
 
-    def _choose(self, lead: _Lead, now: float) -> list[Action]:
+    def _choose(self, lead: Lead, now: float) -> list[Action]:
         """With a quorum of promises: the accepted value of the highest ballot, else one of our own."""
         if not self._is_quorum(lead.promises):
             return []
@@ -513,7 +481,7 @@ class Ballots:
             return []
         return self._propose(lead, self._own_value(now), now)
 
-    def _promises_without_hindrance(self, lead: _Lead, now: float) -> dict[PeerId, Accepted | None]:
+    def _promises_without_hindrance(self, lead: Lead, now: float) -> dict[PeerId, Accepted | None]:
         """The promises without any value, if they are a quorum; else those without the values whose blobs are not here, bad or
         not, and those that we would refuse.
 
@@ -546,7 +514,7 @@ class Ballots:
         accepted = [each for each in promises.values() if each is not None]
         return max(accepted, key=lambda each: each.ballot).value if accepted else None
 
-    def _propose(self, lead: _Lead, value: Value, now: float) -> list[Action]:
+    def _propose(self, lead: Lead, value: Value, now: float) -> list[Action]:
         """Accepts value ourselves, durably, before anyone else hears of it: one value a ballot, even after a crash."""
         seat = self._seat
         self._lead, lead.value = lead, value
@@ -568,7 +536,7 @@ class Ballots:
             return actions
         return [*actions, *send_all(seat.others, Propose(*seat.at(), lead.ballot, value, signature, lead.shown))]
 
-    def _ask_again(self, lead: _Lead) -> list[Action]:
+    def _ask_again(self, lead: Lead) -> list[Action]:
         seat = self._seat
         if lead.value is None:
             silent = [peer for peer in seat.others if peer not in lead.promises]
@@ -576,7 +544,7 @@ class Ballots:
         silent = [peer for peer in seat.others if peer not in lead.acks]
         return [*send_all(silent, Propose(*seat.at(), lead.ballot, lead.value, lead.acks[seat.me], lead.shown))]
 
-    def _could_ack(self, lead: _Lead, now: float) -> set[PeerId]:
+    def _could_ack(self, lead: Lead, now: float) -> set[PeerId]:
         return {peer for peer in self._seat.order if peer not in lead.nackers and self._members.is_alive(peer, now)}
 
     def _own_value(self, now: float) -> Value:
@@ -627,6 +595,15 @@ class Ballots:
 
     def _nack(self, to: PeerId, ballot: int, blobs: tuple[Digest, ...]) -> Action:
         return Send(to, Nack(*self._seat.at(), ballot, self._seat.votes.promised, blobs))
+
+    def on_refused(self, blob: Digest, reason: str) -> list[Action]:
+        """A blob that no mean can take. Who answers for it: those that offered it themselves, else the leader that proposes
+        it; that an entry in a proposal names a peer proves nothing of that peer."""
+        self._holdings.refused(blob)
+        pending, guilty = self._pending, sorted(peer for peer, entry in self.offers.items() if entry.blob == blob)
+        if not guilty and pending is not None and any(entry.blob == blob for entry in pending.value.entries):
+            guilty, reason = [pending.leader], f"{reason} (it proposed it)"
+        return [Note(ContributionRefused(peer, self._seat.place.round + 1, reason)) for peer in guilty]
 
     # ---- timers ----
 

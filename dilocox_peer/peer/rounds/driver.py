@@ -118,13 +118,17 @@ class RoundDriver:
         try:
             message = decode_message(raw, sender)
         except ProtocolError as error:
-            if self._refusals.is_due(sender, asyncio.get_running_loop().time()):
-                self._listener(MessageRefused(sender, error.reason))
+            self._tell_refusal(sender, error.reason, asyncio.get_running_loop().time())
             return
         received = Received(sender, message)
         if self._put(received):
             self._sizes[id(received)] = len(raw)
             self._queued_bytes += len(raw)
+
+    def _tell_refusal(self, peer: PeerId, reason: str, now: float) -> None:
+        """Once a second and peer at most: a flood of nonsense must not become a flood of events."""
+        if self._refusals.is_due(peer, now):
+            self._listener(MessageRefused(peer, reason))
 
     def post(self, happened: Input) -> None:
         """Queues an input."""
@@ -163,8 +167,7 @@ class RoundDriver:
             return self.machine.handle(happened, now)
         except Exception as error:  # the boundary to other peers
             _logger.exception("a message of %s could not be handled; it was dropped", happened.sender)
-            if self._refusals.is_due(happened.sender, now):
-                self._listener(MessageRefused(happened.sender, f"{type(error).__name__} in handling it"))
+            self._tell_refusal(happened.sender, f"{type(error).__name__} in handling it", now)
             return ()
 
     @asynccontextmanager
@@ -252,7 +255,10 @@ class RoundDriver:
                     timeout_s=BLOB_TIMEOUT_S,
                     stall_timeout_s=BLOB_STALL_S,
                 )
-            except (PeerUnavailable, ProtocolError):
+            except PeerUnavailable:
+                continue
+            except ProtocolError as error:
+                self._tell_refusal(source, f"sent no contribution when asked for one: {error.reason}", loop.time())
                 continue
             try:
                 stored = await loop.run_in_executor(self._disk, self._check_and_store, bytes(body), action.blob)
@@ -260,6 +266,7 @@ class RoundDriver:
                 return BlobRefused(action.blob, str(error))
             if stored:
                 return BlobHeld(action.blob)
+            self._tell_refusal(source, "sent another contribution than it was asked for", loop.time())
         return BlobMissing(action.blob)
 
     def _check_and_store(self, blob: bytes, expected: Digest) -> bool:

@@ -45,8 +45,6 @@ from dilocox_peer.peer.rounds.contract import (
     BlobMissing,
     BlobRefused,
     Closed,
-    FetchBlob,
-    FetchState,
     ForgetBlobs,
     Input,
     Leaving,
@@ -97,12 +95,6 @@ from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
 from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
-
-__all__ = [
-    "Action", "Apply", "BlobHeld", "BlobLost", "BlobMissing", "BlobRefused", "Closed", "FetchBlob", "FetchState", "ForgetBlobs",
-    "Input", "Leaving", "Note", "OwnerVouched", "PeerFound", "PeerRefused", "Persist", "Progress", "Received", "RoundMachine", "Send",
-    "StateComputed", "StateInstalled", "StateMissing", "Tick", "Timing",
-]  # fmt: skip
 
 Wait = Literal["owner", "state"]
 
@@ -403,8 +395,8 @@ class RoundMachine:
                 self._holdings.held(blob, self.round + 1)
                 self._ballots.on_held(blob, now)
                 self._conduct.came(blob)
-            case BlobRefused(blob):
-                self._holdings.refused(blob)
+            case BlobRefused(blob, reason):
+                return self._ballots.on_refused(blob, reason)
             case BlobMissing(blob):
                 self._holdings.missing(blob, now)
                 self._conduct.failed(blob, self._members.alive(now))

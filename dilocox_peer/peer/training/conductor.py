@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from dilocox_peer.compression.aggregate import median_norm_of
 from dilocox_peer.compression.ladder import LOW_RANK
-from dilocox_peer.events import Failed, Listener, PlanChanged, RoundCertified, RoundClosed
+from dilocox_peer.events import ContributionClipped, Failed, Listener, PlanChanged, RoundCertified, RoundClosed
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.blobs import BlobStore
 from dilocox_peer.peer.rounds.chain import Certificate, Entry
@@ -23,7 +24,7 @@ from dilocox_peer.peer.training.clock import RoundClock
 from dilocox_peer.peer.training.measured import Measured
 from dilocox_peer.peer.training.pace import Situation, Step, next_step
 from dilocox_peer.peer.training.timetable import Timetable
-from dilocox_peer.peer.training.trainer import Trainer
+from dilocox_peer.peer.training.trainer import Merged, Trainer
 from dilocox_peer.types import Digest, PeerId
 
 TICK_S = 0.1  # how often progress is read and the clock asked
@@ -243,7 +244,7 @@ class Conductor:
         self._post(StateComputed(certificate.head, merged.state_digest))
         if value.kind == "round":
             self._measured.on_merge(exchange_s, needed_rank=merged.needed_rank)
-            self._tell(action, merged.state_digest, exchange_s)
+            self._tell(action, merged, exchange_s)
         self._on_merged()
 
     def _read(self, certificate: Certificate) -> list[bytes] | Entry:
@@ -282,7 +283,7 @@ class Conductor:
                 )
             )
 
-    def _tell(self, action: Apply, state_digest: bytes, exchange_s: float | None) -> None:
+    def _tell(self, action: Apply, merged: Merged, exchange_s: float | None) -> None:
         value = action.certificate.value
         now, sent = time.monotonic(), self._bytes_sent()
         plan = self._machine.plan_for(value.round)
@@ -300,14 +301,20 @@ class Conductor:
                 bytes_sent=sent - self._sent_before,
                 raw_bytes=self._raw_bytes,
                 train_loss=self._close_loss,
-                anchor_digest=state_digest.hex(),
+                anchor_digest=merged.state_digest.hex(),
                 codec=plan.codec,
                 rank=plan.rank if plan.codec == LOW_RANK else 0,
                 inner_steps=plan.inner_steps,
                 delay_s=None if exchange_s is None else round(exchange_s, 3),
                 expected_rounds=self._machine.expected_rounds or 0,
+                norms=merged.norms,
+                clip_factors=merged.clip_factors,
             )
         )
+        median_norm = median_norm_of(merged.norms)
+        for entry, norm, factor in zip(value.entries, merged.norms, merged.clip_factors, strict=True):
+            if factor < 1.0:
+                self._listener(ContributionClipped(entry.peer, value.round, norm, median_norm, factor))
         self._tell_plan(value.round)
         self._last_merge_s, self._sent_before = now, sent
         self._close_loss = math.nan  # of this round; who does not close the next one has no loss to tell of it

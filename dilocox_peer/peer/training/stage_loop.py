@@ -166,9 +166,8 @@ class StageLoop:
             return  # all of it was computed with weights that have been replaced: the version is these alone
         self._book.load = self._bench.load_share()
         share = self._book.learning_rate_share(self._optimizer.steps_done)
-        report = self._optimizer.step(micro_batches=self._in_gradient, share=share)
+        self._book.learning_rate = self._optimizer.step(micro_batches=self._in_gradient, share=share)
         self._in_gradient = 0
-        self._book.learning_rate = report.learning_rate
 
     def _make_version(self) -> None:
         """The current weights may be changed from here on: moved to the other buffer if forwards are out on them."""

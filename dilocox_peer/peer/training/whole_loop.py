@@ -66,8 +66,7 @@ class WholeLoop:
         self._book.done(loss, time.perf_counter() - started)
         if self._since_step == inner.accumulate:
             share = self._book.learning_rate_share(self._optimizer.steps_done)
-            report = self._optimizer.step(micro_batches=self._since_step, share=share)
-            self._book.learning_rate = report.learning_rate
+            self._book.learning_rate = self._optimizer.step(micro_batches=self._since_step, share=share)
             self._since_step = 0
         self._publish()
         return True
