@@ -74,8 +74,9 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
     from dilocox_peer.compression.codec import uniform_policy
     from dilocox_peer.compression.contribution import blob_limits, encode_contribution
     from dilocox_peer.errors import PeerUnavailable, ProtocolError
+    from dilocox_peer.network.transport import Reply, Transport
     from dilocox_peer.peer.identity import Identity
-    from dilocox_peer.peer.network.transport import Reply, Transport
+    from dilocox_peer.peer.planning.plan import Plan, PlanBounds
     from dilocox_peer.peer.rounds.blobs import BlobStore
     from dilocox_peer.peer.rounds.chain import Entry
     from dilocox_peer.peer.rounds.contract import Apply, Closed, FetchState, PeerFound, StateComputed, StateMissing
@@ -83,7 +84,6 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
     from dilocox_peer.peer.rounds.durable import Durable
     from dilocox_peer.peer.rounds.journal import Journal
     from dilocox_peer.peer.rounds.machine import RoundMachine
-    from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
     from dilocox_peer.peer.rounds.timing import Timing
     from dilocox_peer.signing import verify
     from dilocox_peer.types import Digest, Layout, PeerId, RunId, sha256

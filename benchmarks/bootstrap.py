@@ -31,7 +31,7 @@ def dial_many(address: str, count: int) -> None:
     """The process with the connections: says when they are there, and ends with its standard input."""
     import trio
 
-    from dilocox_peer.pipeline.link_host import Host
+    from dilocox_peer.network.link_host import Host
 
     where, _, peer = address.rpartition("/p2p/")
 

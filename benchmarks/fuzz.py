@@ -35,8 +35,8 @@ from swarm import WatchedSwarm, header, spread
 
 from dilocox_peer.config import preset
 from dilocox_peer.invitation import parse_invitation, parse_multiaddr
+from dilocox_peer.model.partition import with_cut
 from dilocox_peer.peer.control import ask, socket_path
-from dilocox_peer.pipeline.partition import with_cut
 
 DIRECTORY_PER_S, MESSAGES_PER_S, STREAMS_PER_S, BARE_PER_S = 90, 180, 20, 5  # of one stranger, to one target
 # Ticks; messages at once. A thousand at once are the end of the sender's own p2pd: it answers nothing from then on.
@@ -215,9 +215,9 @@ async def strangers(
 ) -> AsyncIterator[list[Stranger]]:
     import tempfile
 
+    from dilocox_peer.network.daemon import raw_peer
+    from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer.identity import Identity
-    from dilocox_peer.peer.network.daemon import raw_peer
-    from dilocox_peer.peer.network.transport import Transport
 
     invitation = parse_invitation(link)
     async with AsyncExitStack() as stack:
@@ -246,9 +246,9 @@ def fire_at_link(link_id: str, address: str, run_id: str, seed: int) -> None:
 
     import trio
 
-    from dilocox_peer.pipeline.frames import pack_header
-    from dilocox_peer.pipeline.link_frames import Kind
-    from dilocox_peer.pipeline.link_host import Host, abort
+    from dilocox_peer.network.frames import pack_header
+    from dilocox_peer.network.link_frames import Kind
+    from dilocox_peer.network.link_host import Host, abort
     from dilocox_peer.signing import SigningKey
 
     logging.disable(logging.CRITICAL)

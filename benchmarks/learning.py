@@ -30,7 +30,7 @@ from pathlib import Path
 import torch
 from learning_sim import Method, Outcomes, Study, run
 
-from dilocox_peer.pipeline.data import load_corpus
+from dilocox_peer.model.data import load_corpus
 
 SYNC_ADAMW_LR = 4e-3
 SYNC_MUON_LR = 2.7e-2

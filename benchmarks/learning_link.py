@@ -2,7 +2,7 @@
 
     python benchmarks/learning_link.py [--mbit 0.5 2 100] [--step-s 0.05] [--delay-s 0.05] [--seeds 0]
 
-Four replicas, as learning.py has them, and the peer's own planner (peer/rounds/adaptive_planner.py), fed by reports as certificates carry them.
+Four replicas, as learning.py has them, and the peer's own planner (peer/planning/adaptive_planner.py), fed by reports as certificates carry them.
 An exchange takes `delay + 8 * blob bytes * 3 / uplink` seconds; training goes on meanwhile, and a round whose exchange takes
 longer than it lasts goes on until it is done (overlap `arrival`). All train the same number of steps. Plans: the two that learning.py found best at
 about 224 times fewer bytes, each kept; and adapted from the first of them, with several shares of a round that the exchange may take.
@@ -19,18 +19,18 @@ import torch
 from learning import DEFAULTS, header
 from learning_sim import Method, Pending, Study, Swarm, bytes_of_round
 
-from dilocox_peer.compression.controller import BUDGET, Controller, Limits, Setting
 from dilocox_peer.compression.ladder import LADDER
 from dilocox_peer.config import preset
-from dilocox_peer.peer.rounds.adaptive_planner import LinkPlanner
+from dilocox_peer.model.data import load_corpus
+from dilocox_peer.model.inner import schedule
+from dilocox_peer.model.transformer import EMBEDDING, HEAD, layout_of
+from dilocox_peer.peer.planning.adaptive_planner import LinkPlanner
+from dilocox_peer.peer.planning.controller import BUDGET, Controller, Limits, Setting
+from dilocox_peer.peer.planning.measured import Measured
+from dilocox_peer.peer.planning.plan import Plan, plan_bounds
+from dilocox_peer.peer.planning.planner import FixedPlanner, Planner
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
-from dilocox_peer.peer.rounds.plan import Plan, plan_bounds
-from dilocox_peer.peer.rounds.planner import FixedPlanner, Planner
-from dilocox_peer.peer.training.measured import Measured
 from dilocox_peer.peer.training.outer import stage_policy
-from dilocox_peer.pipeline.data import load_corpus
-from dilocox_peer.pipeline.inner import schedule
-from dilocox_peer.pipeline.model import EMBEDDING, HEAD, layout_of
 from dilocox_peer.types import Digest, PeerId, sha256
 
 TIMES_FEWER = 200.0

@@ -31,14 +31,14 @@ from dilocox_peer.compression.policy import VECTOR_CODEC, policy_named
 from dilocox_peer.compression.topk import CHUNK
 from dilocox_peer.config import preset
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.data import Corpus
+from dilocox_peer.model.inner import InnerOptimizer, schedule
+from dilocox_peer.model.stage import Stage, build_stage
+from dilocox_peer.model.transformer import EMBEDDING, HEAD, LayerRange, StageModel
+from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value
 from dilocox_peer.peer.rounds.messages import Ack, Cert, Heartbeat, Offer, Propose, encode_message
-from dilocox_peer.peer.rounds.plan import Plan
 from dilocox_peer.peer.training.outer import AnchorState, Outcome, OuterLoop, OuterSettings, initial_state
-from dilocox_peer.pipeline.data import Corpus
-from dilocox_peer.pipeline.inner import InnerOptimizer, schedule
-from dilocox_peer.pipeline.model import EMBEDDING, HEAD, LayerRange, StageModel
-from dilocox_peer.pipeline.stage import Stage, build_stage
 from dilocox_peer.types import Digest, Layout, PeerId, TensorSpec
 
 EMA_DECAY = 0.8  # of the running average of anchors, a round

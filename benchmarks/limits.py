@@ -15,7 +15,7 @@ from swarm import WatchedSwarm, header
 
 from dilocox_peer.config import preset
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.pipeline.partition import with_cut
+from dilocox_peer.model.partition import with_cut
 
 WARM_UP_S = 10.0
 COLUMNS = ("bytes_sent", "bytes_received", "wire_bytes_sent", "wire_bytes_received")

@@ -27,7 +27,7 @@ from statistics import median
 
 import psutil
 
-from dilocox_peer.pipeline.link import Arrived, Link, LinkdEnded, Linked, LinkSettings
+from dilocox_peer.network.link import Arrived, Link, LinkdEnded, Linked, LinkSettings
 
 MB = 1 << 20
 

@@ -22,8 +22,8 @@ from dilocox_peer.dht.records import (
     manifest_key,
 )
 from dilocox_peer.dht.validators import RecordValidator
-from dilocox_peer.pipeline.frames import MAGIC, pack_header
-from dilocox_peer.pipeline.link_frames import Kind
+from dilocox_peer.network.frames import MAGIC, pack_header
+from dilocox_peer.network.link_frames import Kind
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import RunId
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from dilocox_peer.config import preset
-from dilocox_peer.pipeline.activations import BodyFormat
-from dilocox_peer.pipeline.data import Corpus, SourceFile
-from dilocox_peer.pipeline.passes import Passes
+from dilocox_peer.model.activations import BodyFormat
+from dilocox_peer.model.data import Corpus, SourceFile
+from dilocox_peer.model.passes import Passes
 from dilocox_peer.signing import SigningKey
 
 PORT = 9000
@@ -132,8 +132,8 @@ def run_stage(args: argparse.Namespace) -> dict[str, Any]:
 
 def run_single(args: argparse.Namespace) -> dict[str, Any]:
     """Both stages' compute in one process, and the step: the reference."""
-    from dilocox_peer.pipeline.inner import InnerOptimizer
-    from dilocox_peer.pipeline.stage import build_stage
+    from dilocox_peer.model.inner import InnerOptimizer
+    from dilocox_peer.model.stage import build_stage
 
     torch.set_num_threads(1)
     manifest = manifest_of(args)

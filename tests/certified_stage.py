@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from dilocox_peer.config import preset
+from dilocox_peer.peer.planning.plan import plan_bounds
+from dilocox_peer.peer.planning.planner import FixedPlanner
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, acceptance, vote_for
-from dilocox_peer.peer.rounds.plan import plan_bounds
-from dilocox_peer.peer.rounds.planner import FixedPlanner
 from dilocox_peer.peer.state.backup import Annals
 from dilocox_peer.peer.training.outer import AnchorState, initial_state
 from dilocox_peer.signing import SigningKey, verify

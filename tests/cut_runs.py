@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from dilocox_peer.config import preset
-from dilocox_peer.pipeline.data import Corpus, SourceFile
-from dilocox_peer.pipeline.inner import InnerOptimizer, schedule
-from dilocox_peer.pipeline.model import layout_of
-from dilocox_peer.pipeline.stage import build_stage
+from dilocox_peer.model.data import Corpus, SourceFile
+from dilocox_peer.model.inner import InnerOptimizer, schedule
+from dilocox_peer.model.stage import build_stage
+from dilocox_peer.model.transformer import layout_of
 from dilocox_peer.types import PeerId
 
 

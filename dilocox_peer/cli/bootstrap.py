@@ -29,17 +29,17 @@ from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
 from dilocox_peer.events import BootstrapReady, Failed, Left, Listener, Remark
 from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddr, parse_multiaddrs, with_port_raised
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.network.p2pd import check_listenable
 from dilocox_peer.peer.control import ControlRefused, Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity, read_key
 from dilocox_peer.peer.lag import LoopLag
-from dilocox_peer.peer.network.p2pd import check_listenable
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import RunId
 
 if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
+    from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer.desk import Desk
-    from dilocox_peer.peer.network.transport import Transport
     from dilocox_peer.peer.registrar import Registrar
 
 DEFAULT_PORT = 4711
@@ -131,7 +131,7 @@ def run_bootstrap(request: BootstrapRequest) -> None:
     listener = event_printer(as_json=request.json_log)
     with Identity.open(request.home.identity_path) as identity:
         with interruptible():  # not in the loop, where hivemind's import would keep Ctrl-C waiting
-            from dilocox_peer.peer.network.daemon import quiet_hivemind
+            from dilocox_peer.network.daemon import quiet_hivemind
 
             quiet_hivemind()
 
@@ -248,9 +248,9 @@ async def _open(
     index: int,
 ) -> _Served:
     from dilocox_peer.dht.directory import Directory
+    from dilocox_peer.network.transport import Relay, Transport
     from dilocox_peer.peer import dialback
     from dilocox_peer.peer.desk import Desk, OwnerRecords
-    from dilocox_peer.peer.network.transport import Relay, Transport
 
     listen, announce = _addresses(request, index)
     gate, desk = Gate.of(manifest), None

@@ -23,7 +23,7 @@ from typing import Literal
 from dilocox_peer.admission import Gate, Grant, Right, told_to_itself, when
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import parse_multiaddr, parse_multiaddrs
-from dilocox_peer.pipeline.memory import size
+from dilocox_peer.model.memory import size
 from dilocox_peer.types import PeerId
 
 Status = Literal["ok", "warn", "fail", "skipped"]
@@ -314,7 +314,7 @@ def look_at_key(path: Path) -> Check:
 
 
 def look_at_ports(host_maddrs: Sequence[str]) -> Check:
-    from dilocox_peer.peer.network.p2pd import check_listenable
+    from dilocox_peer.network.p2pd import check_listenable
 
     texts = parse_multiaddrs(host_maddrs, "listen")
     try:

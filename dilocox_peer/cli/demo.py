@@ -24,7 +24,7 @@ from dilocox_peer.cli.timeline import render_svg, table
 from dilocox_peer.config import preset
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.pipeline.partition import cut_into
+from dilocox_peer.model.partition import cut_into
 
 REFRESH_S = 0.5
 TINY_LAYERS = 2  # of the tiny preset; a stage needs at least one

@@ -27,9 +27,9 @@ from dilocox_peer.cli.checks import Check, within
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
+from dilocox_peer.model.memory import device_bytes, size, stage_bytes
 from dilocox_peer.peer.footprint import available_memory
 from dilocox_peer.peer.identity import read_key
-from dilocox_peer.pipeline.memory import device_bytes, size, stage_bytes
 
 if TYPE_CHECKING:
     from dilocox_peer.cli.visit import Visit
@@ -206,7 +206,7 @@ def look_at_linkd() -> Check:
     """Whether the process that carries activations between stages starts. From the main thread, as linkd demands."""
     name = "linkd"
     try:
-        from dilocox_peer.pipeline.link import Link, LinkSettings
+        from dilocox_peer.network.link import Link, LinkSettings
     except ImportError as error:
         return Check(name, "skipped", f"this version has none ({error})")
     started = time.monotonic()
@@ -257,7 +257,7 @@ def look_at_memory(manifest: "Manifest", request: DoctorRequest) -> list[Check]:
 
 def _parameters(manifest: "Manifest", stage: int | None) -> list[int]:
     """Of every stage, or of the one that is meant."""
-    from dilocox_peer.pipeline.model import layout_of
+    from dilocox_peer.model.transformer import layout_of
 
     if stage is not None and stage >= manifest.stages.count:
         raise ConfigError(f"--stage {stage}: the run has stages 0 to {manifest.stages.count - 1}")
@@ -273,8 +273,8 @@ def measure(manifest: "Manifest | None", request: DoctorRequest, speeds: Sequenc
     import torch
 
     from dilocox_peer.config import preset
-    from dilocox_peer.pipeline.model import LayerRange, StageModel
-    from dilocox_peer.pipeline.partition import block_compute, cut_of, head_compute
+    from dilocox_peer.model.partition import block_compute, cut_of, head_compute
+    from dilocox_peer.model.transformer import LayerRange, StageModel
 
     of = manifest or preset("tiny")
     blocks = max(cut_of(of)) if request.stage is None else cut_of(of)[request.stage]

@@ -37,7 +37,7 @@ from dilocox_peer.peer.identity import Identity
 
 if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
-    from dilocox_peer.peer.network.transport import Transport
+    from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer.state.survey import Survey
     from dilocox_peer.peer.training.outer import AnchorState
 
@@ -98,8 +98,8 @@ class Evaluator:
 
     async def run(self, stop: Stop) -> None:
         from dilocox_peer.dht.directory import Directory
+        from dilocox_peer.network.transport import Transport
         from dilocox_peer.peer.entry import Newcomer, come_in
-        from dilocox_peer.peer.network.transport import Transport
 
         async with AsyncExitStack() as stack:
             transport = await Transport.create(
@@ -136,11 +136,11 @@ class Evaluator:
 
     async def follow(self, transport: "Transport", directory: "Directory", manifest: Manifest) -> None:
         """Evaluates until the last round is, or nobody has its states any more. Raises RunUnreachable."""
+        from dilocox_peer.model.data import load_corpus
+        from dilocox_peer.model.stage import build_stage
         from dilocox_peer.peer.state.survey import surveys
         from dilocox_peer.peer.training.average import AnchorAverage
         from dilocox_peer.peer.training.outer import initial_state
-        from dilocox_peer.pipeline.data import load_corpus
-        from dilocox_peer.pipeline.stage import build_stage
 
         corpus = await asyncio.to_thread(
             load_corpus, manifest.data.source, self._data, validation=manifest.data.validation

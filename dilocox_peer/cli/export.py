@@ -9,7 +9,7 @@ from dilocox_peer.cli.source import SourceRequest, load_model
 
 def run_export(out: Path, source: SourceRequest, *, force: bool) -> None:
     """Writes the folder, whole or not at all. Raises ConfigError, RunUnreachable, StateCorrupt."""
-    from dilocox_peer.pipeline.huggingface import check_target, write_folder
+    from dilocox_peer.model.huggingface import check_target, write_folder
 
     check_target(out, force=force)  # before anything is fetched
     model = load_model(source)

@@ -27,7 +27,7 @@ class GenerateRequest:
 
 def run_generate(request: GenerateRequest) -> None:
     """Writes prompt and continuation to standard output. Raises what load_model raises."""
-    from dilocox_peer.pipeline.sampling import Sampling, as_text, continuation
+    from dilocox_peer.model.sampling import Sampling, as_text, continuation
 
     try:
         sampling = Sampling(request.temperature, request.top_k)

@@ -12,8 +12,8 @@ from dilocox_peer.config import defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import RUN_NAME, Manifest
+from dilocox_peer.model.partition import cut_into, idle_warning
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.pipeline.partition import cut_into, idle_warning
 
 
 def write_run_file(

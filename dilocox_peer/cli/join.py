@@ -104,7 +104,7 @@ def run_join(request: JoinRequest) -> None:
         # Only now the heavy imports: a typing error in a flag should not take two seconds to be told. And not in the loop,
         # where hivemind's would keep Ctrl-C waiting.
         with interruptible():
-            from dilocox_peer.peer.network.daemon import quiet_hivemind
+            from dilocox_peer.network.daemon import quiet_hivemind
             from dilocox_peer.peer.session import Session
 
             quiet_hivemind()
@@ -139,7 +139,7 @@ def _check_machine(request: JoinRequest) -> list[Check]:
 
 
 def _settings(request: JoinRequest, invitation: Invitation, more_peers: tuple[str, ...]) -> "SessionSettings":
-    from dilocox_peer.peer.network.transport import TransportLimits
+    from dilocox_peer.network.transport import TransportLimits
     from dilocox_peer.peer.settings import SessionSettings
 
     return SessionSettings(

@@ -26,7 +26,7 @@ from dilocox_peer.events import SeenPeer, SwarmSeen, short
 from dilocox_peer.invitation import Invitation, parse_invitation
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import NotRunning, ask, follow, is_answered, socket_path
-from dilocox_peer.peer.rounds.plan import adapts_inner_steps
+from dilocox_peer.peer.planning.plan import adapts_inner_steps
 from dilocox_peer.peer.status import Status, stage_words
 from dilocox_peer.types import PeerId
 

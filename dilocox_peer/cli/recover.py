@@ -125,9 +125,9 @@ def _keep_present(
 
 def _vouch(keeper: "Keeper", manifest: "Manifest", backup: "Backup", owner: SigningKey) -> Checkpoint:
     """The owner's word for the branch, newer than what this peer has heard of it."""
+    from dilocox_peer.peer.planning.plan import plan_bounds
     from dilocox_peer.peer.rounds.chain import Chain, ends_run
-    from dilocox_peer.peer.rounds.plan import plan_bounds
-    from dilocox_peer.peer.rounds.planner import genesis_of
+    from dilocox_peer.peer.rounds.genesis import genesis_of
 
     stage = backup.certificates[-1].stage
     chain = Chain(genesis_of(manifest, stage), backup.certificates)

@@ -15,7 +15,7 @@ from dilocox_peer.invitation import parse_invitation
 from dilocox_peer.manifest import Manifest
 
 if TYPE_CHECKING:
-    from dilocox_peer.pipeline.whole import WholeModel
+    from dilocox_peer.model.whole import WholeModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def load_model(request: SourceRequest) -> "WholeModel":
     if request.link:
         return _from_run(request, request.link, console)
     if request.model is not None:
-        from dilocox_peer.pipeline.huggingface import read_folder
+        from dilocox_peer.model.huggingface import read_folder
 
         return read_folder(request.model)
     folders = request.run_folders or _run_folders(request)

@@ -24,9 +24,9 @@ from dilocox_peer.peer.identity import Identity
 if TYPE_CHECKING:
     from dilocox_peer.admission import Grant
     from dilocox_peer.dht.directory import Directory
-    from dilocox_peer.peer.network.transport import Transport
+    from dilocox_peer.model.whole import WholeModel
+    from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer.training.outer import AnchorState
-    from dilocox_peer.pipeline.whole import WholeModel
 
 PROOF_S = 10.0  # for the certificate of the next round, which names the digests of this one's states
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -70,7 +70,7 @@ async def visit(
     Raises RunUnreachable, ConfigError.
     """
     from dilocox_peer.dht.directory import Directory
-    from dilocox_peer.peer.network.transport import Transport
+    from dilocox_peer.network.transport import Transport
 
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dilocox-visit-")))

@@ -16,15 +16,17 @@ from dilocox_peer.compression.contribution import blob_limits, raw_bytes
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.events import BranchKept, Failed, Listener
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.network.transport import Reply
 from dilocox_peer.peer.links.conveyor import Conveyor
-from dilocox_peer.peer.network.transport import Reply
+from dilocox_peer.peer.planning.adaptive_planner import planner_of
+from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
+from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.presence import Presence
-from dilocox_peer.peer.rounds.adaptive_planner import planner_of
 from dilocox_peer.peer.rounds.chain import Certificate
 from dilocox_peer.peer.rounds.contract import FetchState, StateComputed, StateInstalled, StateMissing
 from dilocox_peer.peer.rounds.driver import BLOB_SERVICE, RoundDriver
 from dilocox_peer.peer.rounds.machine import RoundMachine
-from dilocox_peer.peer.rounds.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds.seats import seat_terms
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.peer.state.keeper import Keeper
@@ -34,9 +36,7 @@ from dilocox_peer.peer.training.book import Progress
 from dilocox_peer.peer.training.clock import follows
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.outer import AnchorState
-from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.peer.training.trainer import Trainer
-from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import verify
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from dilocox_peer.events import Listener, PipelineProgress, RunJoined, StageSeen, TrainingProgress
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.network import tcp_traffic
+from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.footprint import resident_bytes
 from dilocox_peer.peer.links.conveyor import Conveyor
-from dilocox_peer.peer.network import tcp_traffic
-from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.training.book import Progress
-from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.types import PeerId
 
 PROGRESS_S = 1.0

@@ -14,11 +14,11 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark, StageClaimed
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.memory import Room, stage_bytes
+from dilocox_peer.model.transformer import layout_of
 from dilocox_peer.peer.dialback import ADVICE
 from dilocox_peer.peer.footprint import available_memory, resident_bytes
 from dilocox_peer.peer.presence import Presence
-from dilocox_peer.pipeline.memory import Room, stage_bytes
-from dilocox_peer.pipeline.model import layout_of
 
 CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
 

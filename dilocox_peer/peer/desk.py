@@ -27,8 +27,8 @@ from dilocox_peer.admission import (
 )
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, PeerUnavailable
+from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.entry import ADMIT_SERVICE
-from dilocox_peer.peer.network.transport import Reply, Transport
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, RunId
 

@@ -17,8 +17,8 @@ from dilocox_peer.admission import Right
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import Address, all_loopback, parse_multiaddr
-from dilocox_peer.peer.network.bulk import Reply
-from dilocox_peer.peer.network.transport import Transport
+from dilocox_peer.network.bulk import Reply
+from dilocox_peer.network.transport import Transport
 from dilocox_peer.types import PeerId
 
 SERVICE: Final = "dial-back"

@@ -26,7 +26,7 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunRefused, RunUnreachable
 from dilocox_peer.invitation import parse_multiaddr
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.network.transport import Transport
+from dilocox_peer.network.transport import Transport
 from dilocox_peer.types import PeerId
 
 ADMIT_SERVICE: Final = "admit"

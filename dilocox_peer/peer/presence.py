@@ -14,9 +14,10 @@ from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Failed, Listener
 from dilocox_peer.invitation import visible_at
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.network.endpoint import Endpoint
+from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.links.conveyor import Conveyor
-from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.peer.training.book import Progress
 from dilocox_peer.types import PeerId
 
@@ -33,6 +34,10 @@ class Presence:
     transport: Transport
     reachability: Reachability
     admission: Admission | None = None  # of a run that is not open
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.me, self.incarnation, self.transport)
 
     @property
     def is_dialable(self) -> bool:

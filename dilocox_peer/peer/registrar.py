@@ -19,14 +19,14 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.events import Failed, Listener, MessageRefused
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.network.transport import PeerGone, Transport
+from dilocox_peer.network.transport import PeerGone, Transport
+from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, PeerRefused, Persist, Received, Send, Tick
+from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.rounds.messages import decode_message, encode_message
 from dilocox_peer.peer.rounds.notary import Notary, NotaryInput, NotaryTerms
 from dilocox_peer.peer.rounds.outbox import Outbox
-from dilocox_peer.peer.rounds.plan import plan_bounds
-from dilocox_peer.peer.rounds.planner import genesis_of
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.signing import SigningKey, verify

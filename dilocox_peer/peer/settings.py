@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dilocox_peer.admission import Grant
+from dilocox_peer.network.transport import TransportLimits
 from dilocox_peer.peer.claim import Wish
-from dilocox_peer.peer.network.transport import TransportLimits
 from dilocox_peer.types import RunId
 
 

@@ -22,6 +22,8 @@ from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
 from dilocox_peer.events import Event, Failed, Listener, NeighbourUnlinked, PeerStarted, RunComplete
 from dilocox_peer.invitation import with_any_port
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.data import has_text, load_corpus
+from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer import dialback
 from dilocox_peer.peer.acquaintances import read_acquaintances
 from dilocox_peer.peer.averaging import Averaging
@@ -30,23 +32,21 @@ from dilocox_peer.peer.claim import claim_stage, fitting_stages
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.discovery import Discovery
 from dilocox_peer.peer.entry import Newcomer, come_in, look_again
-from dilocox_peer.peer.guardian import Guardian, backup_store
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.links.conveyor import Conveyor
-from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.peer.pauses import Pauses
+from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.presence import Presence, Tenure
-from dilocox_peer.peer.restore import find_backup
 from dilocox_peer.peer.rounds.contract import Leaving, OwnerVouched, PeerFound
 from dilocox_peer.peer.settings import SessionSettings
 from dilocox_peer.peer.startup import StartUp, Step
+from dilocox_peer.peer.state.guardian import Guardian, backup_store
 from dilocox_peer.peer.state.keeper import Keeper
+from dilocox_peer.peer.state.restore import find_backup
 from dilocox_peer.peer.takeover import Move, Takeover
 from dilocox_peer.peer.tally import Tally
-from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.peer.waiting import Waiting
-from dilocox_peer.pipeline.data import has_text, load_corpus
 from dilocox_peer.signing import SEED_BYTES
 
 SAY_GOODBYE_S = 1.0
@@ -238,7 +238,7 @@ class Stay:
         """Has the keeper go on from a copy of the stage, if nobody of it is left and somebody kept one."""
         own = backup_store(self._settings.run_folder, manifest, stage)
         backup = await find_backup(
-            manifest, stage, own, presence=presence, directory=directory, listener=self._listener
+            manifest, stage, own, endpoint=presence.endpoint, directory=directory, listener=self._listener
         )
         if backup is None:
             return
@@ -296,7 +296,7 @@ class Stay:
             listener=self._listener,
         )
         guardian = Guardian(
-            presence,
+            presence.endpoint,
             stage,
             manifest=manifest,
             count=self._settings.backup_stages,

@@ -2,7 +2,7 @@
 
 A stage that stands empty stops the whole run, so a peer moves there, if its volunteer did not insist on a stage: after a
 while, in which whoever left may come back, and one after another, as all see the same. What the stage had agreed on it
-finds as any newcomer does (peer/restore.py).
+finds as any newcomer does (peer/state/restore.py).
 """
 
 import asyncio

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from dilocox_peer.events import StageSeen
+from dilocox_peer.network.tcp_traffic import Traffic
 from dilocox_peer.peer.lag import LoopLag
-from dilocox_peer.peer.network.tcp_traffic import Traffic
 
 
 @dataclass(slots=True)

@@ -34,9 +34,12 @@ from dilocox_peer.dht.records import Lease, decode_word, encode_word
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.invitation import parse_invitation
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.identity import Identity, encode_key
-from dilocox_peer.peer.network.transport import Reply, Transport
+from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.chain import Certificate, Chain
+from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.messages import (
     MAX_PAGE,
     Cert,
@@ -49,12 +52,9 @@ from dilocox_peer.peer.rounds.messages import (
     encode_message,
 )
 from dilocox_peer.peer.rounds.outbox import Outbox
-from dilocox_peer.peer.rounds.plan import plan_bounds
-from dilocox_peer.peer.rounds.planner import genesis_of
 from dilocox_peer.peer.state.backup import MAX_CHAIN_BYTES, decode_chain, encode_chain
 from dilocox_peer.peer.state.statesync import STATE_SERVICE
 from dilocox_peer.peer.training.outer import AnchorState
-from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import SEED_BYTES, SigningKey
 from dilocox_peer.types import Digest, PeerId
 from tests.hostile.forgery import branch, chain_with, sybils

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place, Value, acceptance, place_after, vote_for
-from dilocox_peer.peer.rounds.plan import PlanBounds
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import Digest, PeerId, sha256
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from dilocox_peer.peer.planning.plan import Plan, PlanBounds
+from dilocox_peer.peer.planning.planner import FixedPlanner, Planner
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, is_quorum
 from dilocox_peer.peer.rounds.contract import Action, Input, Received, Send
 from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.messages import Ack, Cert, Heartbeat, Offer, Prepare, Promise, Propose
-from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
-from dilocox_peer.peer.rounds.planner import FixedPlanner, Planner
 from dilocox_peer.types import Digest, PeerId, sha256
 
 CLAIM = 2**31

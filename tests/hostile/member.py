@@ -15,9 +15,9 @@ from torch import Tensor
 
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import encode_contribution, open_contribution
+from dilocox_peer.network.transport import Reply
 from dilocox_peer.peer import averaging
 from dilocox_peer.peer.averaging import Averaging
-from dilocox_peer.peer.network.transport import Reply
 from dilocox_peer.peer.training import trainer
 from dilocox_peer.peer.training.outer import Offer, OuterLoop
 from dilocox_peer.types import Layout, PeerId

@@ -21,9 +21,9 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.invitation import format_invitation, parse_invitation
+from dilocox_peer.network.bulk import RequestRefused
+from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.network.bulk import RequestRefused
-from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.signing import SigningKey
 from tests.swarm.watched import LONG_S, Watched
 

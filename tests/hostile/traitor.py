@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dilocox_peer.network.transport import Reply
 from dilocox_peer.peer import averaging
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.identity import read_key
-from dilocox_peer.peer.network.transport import Reply
 from dilocox_peer.peer.rounds.chain import Certificate
 from dilocox_peer.peer.rounds.contract import Action, Input, Received, Send
 from dilocox_peer.peer.rounds.machine import RoundMachine

@@ -1,4 +1,4 @@
-"""Statements on adaptation and conservation that compression/adaptive.py, controller.py and the outer loop rest on.
+"""Statements on adaptation and conservation that peer/planning/adaptive.py, controller.py and the outer loop rest on.
 
 DiLoCoX: arXiv 2506.21263. PowerSGD: arXiv 1905.13727. MuLoCo: arXiv 2505.23725.
 """
@@ -6,7 +6,12 @@ DiLoCoX: arXiv 2506.21263. PowerSGD: arXiv 1905.13727. MuLoCo: arXiv 2505.23725.
 import pytest
 import torch
 
-from dilocox_peer.compression.adaptive import (
+from dilocox_peer.compression.aggregate import aggregate
+from dilocox_peer.compression.contribution import encode_contribution
+from dilocox_peer.compression.lowrank import LowRankCodec
+from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.manifest import CompressionSection, Manifest, ModelSection
+from dilocox_peer.peer.planning.adaptive import (
     AdaptiveRank,
     Observation,
     RankSettings,
@@ -14,12 +19,7 @@ from dilocox_peer.compression.adaptive import (
     inner_steps_of,
     spectrum,
 )
-from dilocox_peer.compression.aggregate import aggregate
-from dilocox_peer.compression.contribution import encode_contribution
-from dilocox_peer.compression.controller import BUDGET, Controller, Limits, Measurement, Setting
-from dilocox_peer.compression.lowrank import LowRankCodec
-from dilocox_peer.compression.policy import policy_named
-from dilocox_peer.manifest import CompressionSection, Manifest, ModelSection
+from dilocox_peer.peer.planning.controller import BUDGET, Controller, Limits, Measurement, Setting
 from dilocox_peer.peer.training.outer import AnchorState, OuterLoop, OuterSettings, initial_state
 from dilocox_peer.types import Layout
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from dilocox_peer.manifest import CompressionSection, InnerSection, Manifest, ModelSection, OuterSection, RoundsSection
+from dilocox_peer.model.inner import InnerOptimizer
+from dilocox_peer.model.stage import build_stage
 from dilocox_peer.peer.training.outer import OuterLoop, OuterSettings, initial_state
-from dilocox_peer.pipeline.inner import InnerOptimizer
-from dilocox_peer.pipeline.stage import build_stage
 
 ROUNDS, STEPS = 5, 4
 

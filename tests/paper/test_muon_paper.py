@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dilocox_peer.pipeline.muon import Muon, orthogonalized
+from dilocox_peer.model.muon import Muon, orthogonalized
 
 
 def normal(shape, seed):

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import psutil
 import pytest
 
+from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.types import PeerId, RunId
 
 RUN = RunId("ab" * 32)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dilocox_peer.dht.directory import Directory
+from dilocox_peer.network.transport import Reply, Transport, TransportLimits
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.network.transport import Reply, Transport, TransportLimits
 from dilocox_peer.types import PeerId, RunId
 
 

@@ -13,11 +13,11 @@ from dilocox_peer.admission import Admission, Gate, Grant, Revocations, Right
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import PeerUnavailable, RunRefused, RunUnreachable
 from dilocox_peer.manifest import AdmissionSection, Manifest
+from dilocox_peer.network.bulk import PeerGone, Reply, RequestRefused
+from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.desk import Desk, OwnerRecords
 from dilocox_peer.peer.entry import Newcomer, come_in, look_again
 from dilocox_peer.peer.identity import Identity, encode_key
-from dilocox_peer.peer.network.bulk import PeerGone, Reply, RequestRefused
-from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId
 

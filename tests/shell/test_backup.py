@@ -15,15 +15,15 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Event, Failed, StageCopied, StageRestored, StateFetchFailed
 from dilocox_peer.invitation import Invitation
-from dilocox_peer.peer import guardian as guardian_module
+from dilocox_peer.network.bulk import Reply
 from dilocox_peer.peer import takeover as takeover_module
 from dilocox_peer.peer.dialback import Reachability
-from dilocox_peer.peer.guardian import Guardian, backup_store
-from dilocox_peer.peer.network.bulk import Reply
 from dilocox_peer.peer.presence import Presence
-from dilocox_peer.peer.restore import find_backup
+from dilocox_peer.peer.state import guardian as guardian_module
 from dilocox_peer.peer.state.backup import COPY_ROUNDS, Backup, BackupStore
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
+from dilocox_peer.peer.state.guardian import Guardian, backup_store
+from dilocox_peer.peer.state.restore import find_backup
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, StateServer
 from dilocox_peer.peer.takeover import Move, Takeover
 from dilocox_peer.peer.training.outer import AnchorState
@@ -66,7 +66,12 @@ class Node:
 
     async def find(self) -> Backup | None:
         return await find_backup(
-            MANIFEST, STAGE, self.store, presence=self.presence, directory=self.directory, listener=self.events.append
+            MANIFEST,
+            STAGE,
+            self.store,
+            endpoint=self.presence.endpoint,
+            directory=self.directory,
+            listener=self.events.append,
         )
 
 
@@ -130,7 +135,7 @@ async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
     await later.hold(stage, lambda: stage.states[-2])
 
     guardian = Guardian(
-        head.presence, HEAD, manifest=MANIFEST, count=1, run_folder=head.folder, directory=head.directory,
+        head.presence.endpoint, HEAD, manifest=MANIFEST, count=1, run_folder=head.folder, directory=head.directory,
         certificates=tuple, listener=head.events.append,
     )  # fmt: skip
     await guardian.serve()

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from dilocox_peer.events import Event, NeighbourLinked, NeighbourUnlinked
+from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.peer.links.conveyor import Conveyor, LinkAddress
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.peer.training.trainer import Trainer
-from dilocox_peer.pipeline.activations import BodyFormat
 from dilocox_peer.pipeline.turnstile import Pace, at_once
 from dilocox_peer.signing import SigningKey
 from tests.cut_runs import corpus, manifest_of, one_model

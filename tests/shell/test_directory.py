@@ -24,8 +24,8 @@ from dilocox_peer.dht.records import (
 )
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.manifest import Manifest, RunSection
+from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.network.transport import Transport
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId
 

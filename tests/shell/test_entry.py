@@ -22,8 +22,8 @@ from dilocox_peer.dht.entry import (
 )
 from dilocox_peer.dht.records import MAX_TTL_S, Lease, bucket_of, dht_id, lease_key
 from dilocox_peer.dht.validators import RecordValidator
-from dilocox_peer.peer.network.daemon import raw_peer
-from dilocox_peer.peer.network.transport import Transport
+from dilocox_peer.network.daemon import raw_peer
+from dilocox_peer.network.transport import Transport
 from dilocox_peer.scan import DICTIONARY_EXT
 from dilocox_peer.signing import SigningKey
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import psutil
 import pytest
 
-from dilocox_peer.pipeline.link import (
+from dilocox_peer.network.link import (
     Arrived,
     LinkdEnded,
     Linked,
@@ -26,7 +26,7 @@ from dilocox_peer.pipeline.link import (
     Traffic,
     Unlinked,
 )
-from dilocox_peer.pipeline.link import Link as _Link
+from dilocox_peer.network.link import Link as _Link
 from tests.shell.conftest import is_running
 
 MB = 1 << 20
@@ -325,8 +325,8 @@ from libp2p.peer.peerinfo import info_from_p2p_addr
 from libp2p.security.tls.transport import PROTOCOL_ID, TLSTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID, Yamux
 from multiaddr import Multiaddr
-from dilocox_peer.pipeline.frames import pack_header
-from dilocox_peer.pipeline.link_frames import Kind
+from dilocox_peer.network.frames import pack_header
+from dilocox_peer.network.link_frames import Kind
 
 def hello(role):
     return pack_header(Kind.HELLO, {"role": role, "g": 1}, 0)
@@ -409,7 +409,7 @@ def test_bytes_that_are_no_libp2p_harm_nobody(make_link: MakeLink):
 def test_linkd_ends_with_a_killed_parent():
     script = (
         "import time\n"
-        "from dilocox_peer.pipeline.link import Link, LinkSettings\n"
+        "from dilocox_peer.network.link import Link, LinkSettings\n"
         "link = Link(LinkSettings(bytes(32), ('/ip4/127.0.0.1/tcp/0',), '/x', 1000, 1000000))\n"
         "link.start(20); link.poll(0)\n"
         "print(link._linkd.process.pid, flush=True)\n"

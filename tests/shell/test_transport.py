@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable
-from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.network.transport import (
+from dilocox_peer.network.transport import (
     MAX_MESSAGE_BYTES,
     PeerGone,
     Relay,
@@ -21,6 +20,7 @@ from dilocox_peer.peer.network.transport import (
     Transport,
     TransportLimits,
 )
+from dilocox_peer.peer.identity import Identity
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId
 

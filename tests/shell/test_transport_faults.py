@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.peer.network.transport import PeerGone, PeerSilent, Transport, TransportDown
+from dilocox_peer.network.transport import PeerGone, PeerSilent, Transport, TransportDown
 
 from .conftest import RUN, MakeTransport, PeerProcess, SpawnPeer, is_running, until
 from .peer_process import blob

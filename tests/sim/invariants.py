@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.events import Event
+from dilocox_peer.peer.planning.plan import Plan, PlanBounds
 from dilocox_peer.peer.rounds.chain import Certificate, Place, Value, Verifier, is_quorum, order_of
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.messages import Ack, Cert, EpochSign, Message, Prepare, Promise, Propose
-from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
 from dilocox_peer.types import Digest, PeerId
 
 if TYPE_CHECKING:

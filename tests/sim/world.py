@@ -14,6 +14,7 @@ from functools import partial
 
 import msgpack
 
+from dilocox_peer.peer.planning.plan import Plan, PlanBounds
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
 from dilocox_peer.peer.rounds.contract import (
     Action,
@@ -52,7 +53,6 @@ from dilocox_peer.peer.rounds.messages import (
     encode_message,
 )
 from dilocox_peer.peer.rounds.notary import Notary, NotaryTerms
-from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
 from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId, canonical, sha256

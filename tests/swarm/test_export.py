@@ -13,8 +13,8 @@ import pytest
 
 from dilocox_peer.cli.local_swarm import LocalSwarm
 from dilocox_peer.config import preset
+from dilocox_peer.model.huggingface import read_folder
 from dilocox_peer.peer.state.anchors import load_from_disk
-from dilocox_peer.pipeline.huggingface import read_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

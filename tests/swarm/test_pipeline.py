@@ -9,7 +9,7 @@ import pytest
 
 from dilocox_peer.config import preset
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.pipeline.partition import with_cut
+from dilocox_peer.model.partition import with_cut
 from tests.swarm.watched import LONG_S, Watched, assert_gone, demo, family
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -145,7 +145,7 @@ def test_a_killed_linkd_is_started_again_and_nobody_leaves():
                 goal = swarm.round_of("head") + 2
                 await swarm.until(lambda: swarm.round_of("head") >= goal, peers, LONG_S)  # noqa: B023
                 pid = {"later": later, "head": head}[victim].process.pid
-                linkds = [process for process in family(pid) if "dilocox_peer.pipeline.linkd" in process.cmdline()]
+                linkds = [process for process in family(pid) if "dilocox_peer.network.linkd" in process.cmdline()]
                 assert len(linkds) == 1
                 linkds[0].send_signal(signal.SIGKILL)
                 psutil.wait_procs(linkds, timeout=10)

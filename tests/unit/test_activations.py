@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.config import preset
-from dilocox_peer.pipeline.activations import MAX_MAGNITUDE, BodyFormat
-from dilocox_peer.pipeline.inner import InnerOptimizer
-from dilocox_peer.pipeline.model import StageModel, initial_parameters, layers_of
-from dilocox_peer.pipeline.passes import Passes
+from dilocox_peer.model.activations import MAX_MAGNITUDE, BodyFormat
+from dilocox_peer.model.inner import InnerOptimizer
+from dilocox_peer.model.passes import Passes
+from dilocox_peer.model.transformer import StageModel, initial_parameters, layers_of
 from tests.cut_runs import manifest_of
 
 CPU = torch.device("cpu")

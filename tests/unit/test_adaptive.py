@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from dilocox_peer.compression import adaptive
-from dilocox_peer.compression.adaptive import (
+from dilocox_peer.compression.lowrank import LowRankCodec
+from dilocox_peer.peer.planning import adaptive
+from dilocox_peer.peer.planning.adaptive import (
     EFFECT_AFTER,
     WINDOW,
     AdaptiveRank,
@@ -14,7 +15,6 @@ from dilocox_peer.compression.adaptive import (
     next_rank,
     spectrum,
 )
-from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.types import Layout
 
 SETTINGS = RankSettings(first=16, smallest=4, largest=24)

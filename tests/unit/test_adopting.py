@@ -10,12 +10,12 @@ import pytest
 from dilocox_peer.config import preset
 from dilocox_peer.peer import averaging
 from dilocox_peer.peer.averaging import Averaging
+from dilocox_peer.peer.planning.plan import first_plan
+from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
 from dilocox_peer.peer.rounds.contract import Apply, FetchState, StateInstalled, StateMissing
-from dilocox_peer.peer.rounds.plan import first_plan
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.outer import initial_state
-from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, sha256
 

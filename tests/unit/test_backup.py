@@ -70,7 +70,7 @@ def test_a_view_change_of_one_member_to_the_end_of_the_run_is_not_the_end() -> N
 
 
 def test_a_chain_longer_than_the_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dilocox_peer.peer.rounds.plan.SPARE_EPOCHS", -78)  # of 40 rounds two certificates are left
+    monkeypatch.setattr("dilocox_peer.peer.planning.plan.SPARE_EPOCHS", -78)  # of 40 rounds two certificates are left
     stage = CertifiedStage().rounds(2)
     annals = annals_of(stage.certificates[:2])
     with pytest.raises(ProtocolError, match="more than 2 certificates"):

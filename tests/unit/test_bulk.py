@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.peer.network.bulk import (
+from dilocox_peer.network.bulk import (
     END,
     REFUSAL,
     REPLY,
@@ -21,7 +21,7 @@ from dilocox_peer.peer.network.bulk import (
     receive_request,
     send_reply,
 )
-from dilocox_peer.pipeline.frames import pack_header
+from dilocox_peer.network.frames import pack_header
 from dilocox_peer.types import PeerId
 
 PEER = PeerId("them")

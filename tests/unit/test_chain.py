@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.peer.rounds.chain import (
     Certificate,
     Chain,
@@ -20,7 +21,6 @@ from dilocox_peer.peer.rounds.chain import (
     suffix_of,
     vote_for,
 )
-from dilocox_peer.peer.rounds.plan import Plan
 from dilocox_peer.types import Digest, PeerId, sha256
 
 PLAN = Plan("fp16", 0, 8)

@@ -10,13 +10,13 @@ import pytest
 from dilocox_peer.compression.aggregate import clip_factors
 from dilocox_peer.config import preset
 from dilocox_peer.events import ContributionClipped, RoundCertified
+from dilocox_peer.peer.planning.plan import first_plan
+from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.blobs import BlobStore
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
 from dilocox_peer.peer.rounds.contract import Apply, BlobLost
-from dilocox_peer.peer.rounds.plan import first_plan
 from dilocox_peer.peer.training import conductor as conductor_module
 from dilocox_peer.peer.training.conductor import Conductor
-from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.peer.training.trainer import Merged
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, sha256

@@ -5,9 +5,10 @@ import random
 
 import pytest
 
-from dilocox_peer.compression.adaptive import EFFECT_AFTER
 from dilocox_peer.compression.contribution import encode_contribution
-from dilocox_peer.compression.controller import (
+from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.peer.planning.adaptive import EFFECT_AFTER
+from dilocox_peer.peer.planning.controller import (
     BUDGET,
     HITS_UNTIL_RICHER,
     LADDER,
@@ -19,8 +20,7 @@ from dilocox_peer.compression.controller import (
     OwnCodec,
     Setting,
 )
-from dilocox_peer.compression.policy import policy_named
-from dilocox_peer.peer.rounds.plan import Plan
+from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.types import Layout
 
 LAYOUT = Layout.of([(f"matrix{index}", (1024, 1024)) for index in range(12)] + [("norm", (1024,))])

@@ -10,15 +10,16 @@ import torch
 from dilocox_peer import admission as door
 from dilocox_peer.admission import Admission, Gate, Revocations, Right
 from dilocox_peer.events import Event, Failed, NeighbourLinked, NeighbourUnlinked
+from dilocox_peer.model.activations import BodyFormat
+from dilocox_peer.network.link import Arrived, Linked, LinkId, Unlinked
 from dilocox_peer.peer.links.body_queue import BodyQueue
 from dilocox_peer.peer.links.conveyor import FAULTS_UNTIL_DROPPED, HELLO, HOPS, Conveyor
 from dilocox_peer.peer.links.greeting import _VERSION, hello_statement
 from dilocox_peer.peer.links.shunned import LINES_PER_MINUTE, MAX_SHUNNED, SHUN_S, Shunned
+from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.peer.training.stage_loop import StageLoop
-from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.pipeline import contract
-from dilocox_peer.pipeline.activations import BodyFormat
 from dilocox_peer.pipeline.hop import (
     Cancel,
     Grad,
@@ -30,7 +31,6 @@ from dilocox_peer.pipeline.hop import (
     Step,
     encode_hops,
 )
-from dilocox_peer.pipeline.link import Arrived, Linked, LinkId, Unlinked
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, canonical
 from tests.cut_runs import manifest_of

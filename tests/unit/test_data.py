@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-import dilocox_peer.pipeline.data as data_module
+import dilocox_peer.model.data as data_module
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.pipeline.data import Corpus, SourceFile, load_corpus
+from dilocox_peer.model.data import Corpus, SourceFile, load_corpus
 from dilocox_peer.types import PeerId
 
 

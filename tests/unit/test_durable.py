@@ -1,5 +1,6 @@
 import pytest
 
+from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.peer.rounds.chain import Certificate, Place
 from dilocox_peer.peer.rounds.durable import (
     LOST_VOTES_EPOCHS,
@@ -10,7 +11,6 @@ from dilocox_peer.peer.rounds.durable import (
     encode_record,
     load_log,
 )
-from dilocox_peer.peer.rounds.plan import Plan
 from dilocox_peer.types import PeerId, sha256
 
 PLAN = Plan("fp16", 0, 8)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
+from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Value, acceptance, place_after, vote_for
 from dilocox_peer.peer.rounds.forks import Forks, supporters
-from dilocox_peer.peer.rounds.plan import Plan
 from dilocox_peer.types import Digest, PeerId, sha256
 
 OWNER = PeerId("owner")

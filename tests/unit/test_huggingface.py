@@ -9,9 +9,9 @@ import torch
 
 from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.manifest import ModelSection
-from dilocox_peer.pipeline.huggingface import FILES, config_of, read_folder, tokenizer_of, write_folder
-from dilocox_peer.pipeline.model import LayerRange, initial_parameters, stage_layout
-from dilocox_peer.pipeline.whole import Origin, WholeModel, tensors_of, union
+from dilocox_peer.model.huggingface import FILES, config_of, read_folder, tokenizer_of, write_folder
+from dilocox_peer.model.transformer import LayerRange, initial_parameters, stage_layout
+from dilocox_peer.model.whole import Origin, WholeModel, tensors_of, union
 
 SECTION = ModelSection(
     layers=3, hidden_size=48, heads=6, kv_heads=2, mlp_size=80, context=32, rope_theta=777.0, norm_eps=3e-5
@@ -136,7 +136,7 @@ def test_a_failure_in_the_middle_leaves_what_was_there(tmp_path, monkeypatch):
     def full(*_arguments, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dilocox_peer.pipeline.huggingface.save_file", full)
+    monkeypatch.setattr("dilocox_peer.model.huggingface.save_file", full)
     with pytest.raises(ConfigError, match="no space left"):
         write_folder(target, whole_model(2), force=True)
     monkeypatch.undo()

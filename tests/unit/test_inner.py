@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.manifest import InnerSection, ModelSection
-from dilocox_peer.pipeline.inner import RAMP_STEPS, InnerOptimizer, ramp, schedule
-from dilocox_peer.pipeline.model import LayerRange, StageModel, initial_parameters, num_matrix_elements
+from dilocox_peer.model.inner import RAMP_STEPS, InnerOptimizer, ramp, schedule
+from dilocox_peer.model.transformer import LayerRange, StageModel, initial_parameters, num_matrix_elements
 
 SECTION = ModelSection(layers=1, hidden_size=8, heads=2, kv_heads=1, mlp_size=8, context=8)
 INNER = InnerSection(learning_rate=0.01, weight_decay=0.1, clip_norm=1.0)

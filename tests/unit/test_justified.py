@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Place, acceptance, vote_for
 from dilocox_peer.peer.rounds.justified import (
     Contradiction,
@@ -15,7 +16,6 @@ from dilocox_peer.peer.rounds.justified import (
     why_guilty,
     why_not_justified,
 )
-from dilocox_peer.peer.rounds.plan import Plan
 from dilocox_peer.types import Digest, PeerId, sha256
 
 HEAD = sha256(b"head")

@@ -1,9 +1,9 @@
 """What of a peer survives a restart, where its parts disagree."""
 
 from dilocox_peer.config import preset
+from dilocox_peer.peer.planning.plan import first_plan
 from dilocox_peer.peer.rounds.chain import Certificate, Place
 from dilocox_peer.peer.rounds.durable import Durable, Votes
-from dilocox_peer.peer.rounds.plan import first_plan
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.training.outer import AnchorState, initial_state
 from dilocox_peer.signing import SigningKey

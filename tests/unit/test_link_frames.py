@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.pipeline.frames import MAGIC, PREFIX_BYTES, pack_header, unpack_header
-from dilocox_peer.pipeline.link import LinkSettings
-from dilocox_peer.pipeline.link_frames import (
+from dilocox_peer.network.frames import MAGIC, PREFIX_BYTES, pack_header, unpack_header
+from dilocox_peer.network.link import LinkSettings
+from dilocox_peer.network.link_frames import (
     Backoff,
     BufferReader,
     ChunkReader,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dilocox_peer.pipeline.memory import BASE_BYTES, LINKD_BYTES, Room, device_bytes, stage_bytes
+from dilocox_peer.model.memory import BASE_BYTES, LINKD_BYTES, Room, device_bytes, stage_bytes
 
 GB = 10**9
 NEEDS = [4 * GB, 2 * GB, 4 * GB]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError
+from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
 from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.justified import Contradiction, Promised, Statement
@@ -37,7 +38,6 @@ from dilocox_peer.peer.rounds.messages import (
     decode_message,
     encode_message,
 )
-from dilocox_peer.peer.rounds.plan import Plan
 from dilocox_peer.types import PeerId, sha256
 
 SENDER = PeerId("12D3KooWSender")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from dilocox_peer.manifest import ModelSection
-from dilocox_peer.pipeline.model import (
+from dilocox_peer.model.transformer import (
     LayerRange,
     StageModel,
     initial_parameters,

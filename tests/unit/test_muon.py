@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.manifest import InnerSection, ModelSection
-from dilocox_peer.pipeline.inner import InnerOptimizer
-from dilocox_peer.pipeline.model import EMBEDDING, HEAD, LayerRange, StageModel, initial_parameters
-from dilocox_peer.pipeline.muon import Muon, orthogonalized
+from dilocox_peer.model.inner import InnerOptimizer
+from dilocox_peer.model.muon import Muon, orthogonalized
+from dilocox_peer.model.transformer import EMBEDDING, HEAD, LayerRange, StageModel, initial_parameters
 
 SHAPES = [(32, 32), (16, 32), (64, 32), (32, 64), (32, 32)]
 SECTION = ModelSection(layers=2, hidden_size=16, heads=2, kv_heads=1, mlp_size=24, context=8)

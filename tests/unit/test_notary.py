@@ -7,13 +7,13 @@ import pytest
 
 from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
+from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.chain import Certificate, acceptance, vote_for
 from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, Persist, Received, Send, Tick
 from dilocox_peer.peer.rounds.durable import encode_record, load_log
+from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.messages import Cert, ChainPage, GetChain, Message, Vouch
 from dilocox_peer.peer.rounds.notary import Notary, NotaryInput, NotaryTerms
-from dilocox_peer.peer.rounds.plan import plan_bounds
-from dilocox_peer.peer.rounds.planner import genesis_of
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.signing import verify
 from dilocox_peer.types import PeerId

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 
-from dilocox_peer.peer.network.p2pd import FairReader
+from dilocox_peer.network.p2pd import FairReader
 
 
 async def test_a_flood_in_the_buffer_does_not_keep_the_loop_from_going_on() -> None:

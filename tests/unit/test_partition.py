@@ -7,8 +7,7 @@ import pytest
 from dilocox_peer.config import PRESETS, preset
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import ModelSection
-from dilocox_peer.pipeline.model import LayerRange, layers_of, layout_of, stage_layout
-from dilocox_peer.pipeline.partition import (
+from dilocox_peer.model.partition import (
     block_compute,
     block_parameters,
     choose_cut,
@@ -19,6 +18,7 @@ from dilocox_peer.pipeline.partition import (
     usual_window,
     with_cut,
 )
+from dilocox_peer.model.transformer import LayerRange, layers_of, layout_of, stage_layout
 
 
 def every_cut(layers: int, count: int):

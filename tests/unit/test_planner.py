@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.config import preset
-from dilocox_peer.peer.network.uplink import SMALLEST_BYTES, UplinkMeter
-from dilocox_peer.peer.rounds.adaptive_planner import LinkPlanner, RankPlanner, measurement_of, planner_of
+from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.network.uplink import SMALLEST_BYTES, UplinkMeter
+from dilocox_peer.peer.planning.adaptive_planner import LinkPlanner, RankPlanner, measurement_of, planner_of
+from dilocox_peer.peer.planning.measured import Measured
+from dilocox_peer.peer.planning.plan import Plan, PlanBounds, Report, first_plan, plan_bounds
+from dilocox_peer.peer.planning.planner import SURE_AFTER, FixedPlanner, JudgingPlanner, Warmup
+from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
 from dilocox_peer.peer.rounds.machine import PLANNED_FROM
-from dilocox_peer.peer.rounds.plan import Plan, PlanBounds, Report, first_plan, plan_bounds
-from dilocox_peer.peer.rounds.planner import SURE_AFTER, FixedPlanner, JudgingPlanner, Warmup
-from dilocox_peer.peer.training.measured import Measured
-from dilocox_peer.peer.training.timetable import Timetable
-from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.types import Digest, PeerId
 
 HEAD = Digest(b"h" * 32)

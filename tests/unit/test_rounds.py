@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from dilocox_peer.events import BranchSwitched, ContributionRefused, EpochStarted, MessageRefused, NeighbourLost
+from dilocox_peer.peer.planning.plan import Plan, PlanBounds
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, acceptance, vote_for
 from dilocox_peer.peer.rounds.contract import (
     Action,
@@ -53,7 +54,6 @@ from dilocox_peer.peer.rounds.messages import (
     Promise,
     Propose,
 )
-from dilocox_peer.peer.rounds.plan import Plan, PlanBounds
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId, sha256
@@ -852,7 +852,7 @@ def test_half_of_a_better_branch_is_not_adopted() -> None:
 
 def test_a_foreign_chain_longer_than_the_run_can_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody can sign a chain of his own roster, page after page; it would be kept until the memory is full."""
-    monkeypatch.setattr("dilocox_peer.peer.rounds.plan.SPARE_EPOCHS", 30)
+    monkeypatch.setattr("dilocox_peer.peer.planning.plan.SPARE_EPOCHS", 30)
     table = Table("a", "b", total_rounds=1).start()  # of 8 steps: at most 8 rounds
     machine, liar = table.machine("a"), PeerId("liar")
     place, reasons = machine._seat.place, []

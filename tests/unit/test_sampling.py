@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dilocox_peer.cli.generate import harmless
 from dilocox_peer.manifest import ModelSection
-from dilocox_peer.pipeline.model import LayerRange, StageModel, initial_parameters
-from dilocox_peer.pipeline.sampling import Sampling, as_text, choose, continuation
+from dilocox_peer.model.sampling import Sampling, as_text, choose, continuation
+from dilocox_peer.model.transformer import LayerRange, StageModel, initial_parameters
 
 SECTION = ModelSection(layers=1, hidden_size=16, heads=2, kv_heads=1, mlp_size=16, context=8, vocab_size=300)
 

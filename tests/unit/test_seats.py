@@ -1,7 +1,7 @@
 """Votes of an open run are earned: by contributions that were counted, and by work that the whole run has done meanwhile."""
 
+from dilocox_peer.peer.planning.plan import Plan, Report
 from dilocox_peer.peer.rounds.chain import Entry, Place, Value, is_quorum
-from dilocox_peer.peer.rounds.plan import Plan, Report
 from dilocox_peer.peer.rounds.seats import Seats, SeatTerms
 from dilocox_peer.types import PeerId, sha256
 

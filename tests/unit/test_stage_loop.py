@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from dilocox_peer.model.inner import InnerOptimizer
+from dilocox_peer.model.stage import build_stage
+from dilocox_peer.model.transformer import LayerRange, StageModel
+from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.peer.training.stage_loop import StageLoop
-from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.pipeline import contract
-from dilocox_peer.pipeline.inner import InnerOptimizer
-from dilocox_peer.pipeline.model import LayerRange, StageModel
 from dilocox_peer.pipeline.scheduler import Scheduler
-from dilocox_peer.pipeline.stage import build_stage
 from dilocox_peer.types import PeerId
 from tests.cut_runs import corpus, manifest_of, one_model
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.peer.network.tcp_traffic import Traffic, connections_in, is_last, look
+from dilocox_peer.network.tcp_traffic import Traffic, connections_in, is_last, look
 
 
 def test_connections_that_close_are_kept_in_the_sum_and_new_ones_are_added():

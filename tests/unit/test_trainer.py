@@ -15,12 +15,12 @@ from dilocox_peer.compression.codec import uniform_policy
 from dilocox_peer.compression.contribution import encode_contribution
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.manifest import CompressionSection, InnerSection, Manifest, ModelSection, OuterSection, RoundsSection
+from dilocox_peer.model.data import Corpus, SourceFile
+from dilocox_peer.model.inner import InnerOptimizer, schedule
+from dilocox_peer.model.stage import build_stage
+from dilocox_peer.model.transformer import layout_of
 from dilocox_peer.peer.training.outer import OuterLoop, OuterSettings, initial_state
 from dilocox_peer.peer.training.trainer import MAX_CALLS, Trainer
-from dilocox_peer.pipeline.data import Corpus, SourceFile
-from dilocox_peer.pipeline.inner import InnerOptimizer, schedule
-from dilocox_peer.pipeline.model import layout_of
-from dilocox_peer.pipeline.stage import build_stage
 from dilocox_peer.types import PeerId, sha256
 
 PEER, INCARNATION, LIMIT, DEADLINE_S = PeerId("p"), 3, 3, 30.0

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dilocox_peer.config import preset
+from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.book import LOSS_WINDOW, RoundBook
-from dilocox_peer.peer.training.timetable import Timetable
 
 FLAT_N = torch.zeros(1)
 

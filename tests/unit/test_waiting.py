@@ -6,6 +6,7 @@ import pytest
 
 from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.events import Event, OwnerAwaited, RunIsOver, StateAwaited
+from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds.contract import (
     Action,
     FetchState,
@@ -19,7 +20,6 @@ from dilocox_peer.peer.rounds.contract import (
 )
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.messages import ChainPage, Heartbeat
-from dilocox_peer.peer.rounds.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.peer.waiting import OVER_S, TELL_S, Waiting
 from dilocox_peer.signing import SigningKey, verify

@@ -6,7 +6,7 @@ The place of the first is kept when it is dropped, for the next if it is of its 
 from collections import OrderedDict
 from collections.abc import Container
 
-from dilocox_peer.pipeline.activations import Bytes
+from dilocox_peer.model.activations import Bytes
 from dilocox_peer.pipeline.hop import Grad, MicroBatchId, Step
 from dilocox_peer.pipeline.turnstile import Pace
 from dilocox_peer.types import PeerId

@@ -22,25 +22,8 @@ from dilocox_peer.admission import Admission, Right
 from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Event, Failed, Listener, NeighbourLinked, NeighbourUnlinked, Remark
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.links.body_queue import BodyQueue
-from dilocox_peer.peer.links.greeting import Greeter, Hello
-from dilocox_peer.peer.links.link_traffic import LinkTraffic
-from dilocox_peer.peer.links.shunned import Shunned
-from dilocox_peer.pipeline import contract
-from dilocox_peer.pipeline.activations import BodyFormat, Bytes
-from dilocox_peer.pipeline.contract import Work
-from dilocox_peer.pipeline.hop import (
-    MAX_MESSAGES,
-    Cancel,
-    Grad,
-    HopMessage,
-    MicroBatchId,
-    Refuse,
-    Step,
-    decode_hops,
-    encode_hops,
-)
-from dilocox_peer.pipeline.link import (
+from dilocox_peer.model.activations import BodyFormat, Bytes
+from dilocox_peer.network.link import (
     Arrived,
     Found,
     Link,
@@ -53,6 +36,23 @@ from dilocox_peer.pipeline.link import (
     RoundTrip,
     Traffic,
     Unlinked,
+)
+from dilocox_peer.peer.links.body_queue import BodyQueue
+from dilocox_peer.peer.links.greeting import Greeter, Hello
+from dilocox_peer.peer.links.link_traffic import LinkTraffic
+from dilocox_peer.peer.links.shunned import Shunned
+from dilocox_peer.pipeline import contract
+from dilocox_peer.pipeline.contract import Work
+from dilocox_peer.pipeline.hop import (
+    MAX_MESSAGES,
+    Cancel,
+    Grad,
+    HopMessage,
+    MicroBatchId,
+    Refuse,
+    Step,
+    decode_hops,
+    encode_hops,
 )
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.turnstile import Pace, Turnstile, at_once

@@ -9,7 +9,7 @@ import msgpack
 
 from dilocox_peer.admission import Admission, Right
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.pipeline.link import LinkId
+from dilocox_peer.network.link import LinkId
 from dilocox_peer.signing import SIGNATURE_BYTES, SigningKey, verify
 from dilocox_peer.types import PeerId, RunId, canonical
 

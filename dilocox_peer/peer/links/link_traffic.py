@@ -1,6 +1,6 @@
 """What the pipeline sends and receives, and what the links carry for it. Pure."""
 
-from dilocox_peer.pipeline.link import Traffic
+from dilocox_peer.network.link import Traffic
 
 
 class LinkTraffic:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from dilocox_peer.peer.rounds.plan import ANY_PLAN, NOT_MEASURED, Plan, PlanBounds, Report
+from dilocox_peer.peer.planning.plan import ANY_PLAN, NOT_MEASURED, Plan, PlanBounds, Report
 from dilocox_peer.peer.rounds.seats import EVERYBODY, Seats, SeatTerms
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
 

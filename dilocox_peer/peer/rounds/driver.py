@@ -14,7 +14,7 @@ from typing import assert_never
 
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError
 from dilocox_peer.events import Event, Failed, Listener, MessageRefused
-from dilocox_peer.peer.network.transport import PeerGone, Transport
+from dilocox_peer.network.transport import PeerGone, Transport
 from dilocox_peer.peer.rounds.blobs import BlobStore
 from dilocox_peer.peer.rounds.contract import (
     Action,

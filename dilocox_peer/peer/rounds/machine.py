@@ -33,6 +33,8 @@ from dilocox_peer.events import (
     NeighbourSeen,
     RoundVouched,
 )
+from dilocox_peer.peer.planning.plan import ANY_PLAN, Plan, PlanBounds
+from dilocox_peer.peer.planning.planner import FixedPlanner, JudgingPlanner, Planner
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import Certificate, Chain, Entry, Place, Suffix, Verifier, leader
@@ -88,8 +90,6 @@ from dilocox_peer.peer.rounds.messages import (
     Propose,
     Vouch,
 )
-from dilocox_peer.peer.rounds.plan import ANY_PLAN, Plan, PlanBounds
-from dilocox_peer.peer.rounds.planner import FixedPlanner, JudgingPlanner, Planner
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
 from dilocox_peer.peer.rounds.seats import SeatTerms

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
+from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.chain import (
     Certificate,
     Chain,
@@ -44,7 +45,6 @@ from dilocox_peer.peer.rounds.healing import Healing
 from dilocox_peer.peer.rounds.membership import MAX_KNOWN, within_shares
 from dilocox_peer.peer.rounds.messages import Cert, ChainPage, GetChain, Heartbeat, Message, Vouch
 from dilocox_peer.peer.rounds.patience import Patience
-from dilocox_peer.peer.rounds.plan import PlanBounds
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId

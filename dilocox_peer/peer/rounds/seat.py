@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dilocox_peer.peer.planning.plan import PlanBounds
+from dilocox_peer.peer.planning.planner import JudgingPlanner
 from dilocox_peer.peer.rounds.chain import (
     ORDER_BYTES,
     Certificate,
@@ -21,8 +23,6 @@ from dilocox_peer.peer.rounds.contract import Persist, Send
 from dilocox_peer.peer.rounds.durable import Accepted, Durable, Votes
 from dilocox_peer.peer.rounds.justified import Promised, Statement, promise_statement
 from dilocox_peer.peer.rounds.messages import Message
-from dilocox_peer.peer.rounds.plan import PlanBounds
-from dilocox_peer.peer.rounds.planner import JudgingPlanner
 from dilocox_peer.peer.rounds.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
 

@@ -10,8 +10,8 @@ import msgpack
 
 from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError
+from dilocox_peer.peer.planning.plan import Plan, Report
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Kind, Value
-from dilocox_peer.peer.rounds.plan import Plan, Report
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
 
 MAX_PEER_CHARS = 64  # base58 of an Ed25519 PeerID is 52

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from dilocox_peer.errors import ConfigError, ManifestMismatch, StateCorrupt
 from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest
+from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.model.whole import Origin, WholeModel, tensors_of, union
 from dilocox_peer.peer.state.checkpoint import read_checkpoint
 from dilocox_peer.peer.training.outer import AnchorState
-from dilocox_peer.pipeline.model import layout_of
-from dilocox_peer.pipeline.whole import Origin, WholeModel, tensors_of, union
 from dilocox_peer.types import RunId
 
 MANIFEST_FILE = "manifest.json"

@@ -19,16 +19,16 @@ import msgpack
 from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError, StateCorrupt
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.blobs import fsync_folder
 from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Verifier, ends_run, suffix_of
 from dilocox_peer.peer.rounds.forks import Forks
+from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.patience import Patience
-from dilocox_peer.peer.rounds.plan import plan_bounds
-from dilocox_peer.peer.rounds.planner import genesis_of
 from dilocox_peer.peer.rounds.wire import certificate_fields, read_certificate, unpack
 from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.outer import AnchorState
-from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.types import Digest, PeerId, sha256
 
 VERSION = 1

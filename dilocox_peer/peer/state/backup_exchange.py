@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilocox_peer.errors import ProtocolError, StateCorrupt
-from dilocox_peer.peer.network.bulk import PeerSilent, Reply
-from dilocox_peer.peer.network.transport import Transport
+from dilocox_peer.network.bulk import PeerSilent, Reply
+from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.rounds.chain import Certificate
 from dilocox_peer.peer.rounds.messages import MAX_LOCATOR
 from dilocox_peer.peer.state.backup import MAX_PAGE_BYTES, Annals, BackupStore, decode_chain, encode_chain, page_after

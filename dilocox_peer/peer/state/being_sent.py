@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from weakref import WeakValueDictionary
 
-from dilocox_peer.peer.network.bulk import Reply
+from dilocox_peer.network.bulk import Reply
 
 
 class BeingSent:

@@ -12,6 +12,7 @@ from pathlib import Path
 from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.transformer import layout_of
 from dilocox_peer.peer.rounds.blobs import BlobStore
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_EPOCHS, Durable, Votes
 from dilocox_peer.peer.rounds.journal import Journal
@@ -20,7 +21,6 @@ from dilocox_peer.peer.state.backup import Backup
 from dilocox_peer.peer.state.checkpoint import load_newest, read_head, write_checkpoint
 from dilocox_peer.peer.state.left import LeftBranches
 from dilocox_peer.peer.training.outer import AnchorState, initial_state
-from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.types import Digest, PeerId
 
 

@@ -18,14 +18,14 @@ from pathlib import Path
 
 from dilocox_peer.errors import ProtocolError, StateCorrupt
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.blobs import fsync_folder
 from dilocox_peer.peer.rounds.chain import Certificate, Chain, Verifier
-from dilocox_peer.peer.rounds.plan import plan_bounds
-from dilocox_peer.peer.rounds.planner import genesis_of
+from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.state.backup import MAX_CHAIN_BYTES, Backup, decode_chain, encode_chain
 from dilocox_peer.peer.state.checkpoint import read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.outer import AnchorState
-from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.types import RunId
 
 MAX_KEPT = 3

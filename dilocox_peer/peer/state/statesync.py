@@ -14,7 +14,7 @@ from typing import Any
 
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt
 from dilocox_peer.events import Listener, StateFetched, StateFetchFailed
-from dilocox_peer.peer.network.transport import Reply, Transport
+from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.state.being_sent import BeingSent
 from dilocox_peer.peer.state.checkpoint import read_head
 from dilocox_peer.peer.training.outer import AnchorState

@@ -17,14 +17,14 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.events import Listener, MessageRefused
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.network.transport import Transport
+from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.state.backup import Annals
 from dilocox_peer.peer.state.backup_exchange import fetch_chain
 from dilocox_peer.peer.state.statesync import fetch_digest, fetch_state
 from dilocox_peer.peer.training.outer import AnchorState
-from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import verify
 from dilocox_peer.types import Digest, PeerId
 

@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.training.timetable import Timetable
-from dilocox_peer.pipeline.inner import ramp, schedule
+from dilocox_peer.model.inner import ramp, schedule
+from dilocox_peer.peer.planning.timetable import Timetable
 
 LOSS_WINDOW = 32
 """Micro-batches over which the shown training loss is averaged."""

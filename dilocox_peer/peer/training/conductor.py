@@ -15,15 +15,15 @@ from dilocox_peer.compression.aggregate import median_norm_of
 from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.events import ContributionClipped, Failed, Listener, PlanChanged, RoundCertified, RoundClosed
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.planning.measured import Measured
+from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.blobs import BlobStore
 from dilocox_peer.peer.rounds.chain import Certificate, Entry
 from dilocox_peer.peer.rounds.contract import Apply, BlobLost, Closed, Input, Progress, StateComputed
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.training.book import Progress as TrainerProgress
 from dilocox_peer.peer.training.clock import RoundClock
-from dilocox_peer.peer.training.measured import Measured
 from dilocox_peer.peer.training.pace import Situation, Step, next_step
-from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.peer.training.trainer import Merged, Trainer
 from dilocox_peer.types import Digest, PeerId
 

@@ -28,7 +28,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilocox_peer.compression.adaptive import needed_rank
 from dilocox_peer.compression.aggregate import aggregate
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import Blob, ContributionEncoder, open_contribution, raw_bytes
@@ -37,7 +36,8 @@ from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.pipeline.model import EMBEDDING, HEAD, initial_parameters, layout_of
+from dilocox_peer.model.transformer import EMBEDDING, HEAD, initial_parameters, layout_of
+from dilocox_peer.peer.planning.adaptive import needed_rank
 from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, sha256
 
 TURNS = 4  # rounds in which every tensor is measured once: what its codec lost, what rank it needs

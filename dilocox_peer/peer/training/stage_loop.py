@@ -15,15 +15,15 @@ from typing import Protocol
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.activations import BodyFormat, Bytes
+from dilocox_peer.model.data import Corpus
+from dilocox_peer.model.inner import InnerOptimizer
+from dilocox_peer.model.passes import Passes
+from dilocox_peer.model.transformer import StageModel, layers_of
+from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
-from dilocox_peer.peer.training.timetable import Timetable
-from dilocox_peer.pipeline.activations import BodyFormat, Bytes
 from dilocox_peer.pipeline.contract import Backward, Body, Forward, Publish, StepNow, Turn, Work
-from dilocox_peer.pipeline.data import Corpus
 from dilocox_peer.pipeline.hop import MicroBatchId
-from dilocox_peer.pipeline.inner import InnerOptimizer
-from dilocox_peer.pipeline.model import StageModel, layers_of
-from dilocox_peer.pipeline.passes import Passes
 from dilocox_peer.types import PeerId
 
 

@@ -25,16 +25,16 @@ from typing import TypeVar
 from torch import Tensor
 
 from dilocox_peer.compression.codec import CodecPolicy
-from dilocox_peer.compression.controller import OwnCodec
 from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.data import Corpus
+from dilocox_peer.peer.planning.controller import OwnCodec
+from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.book import HoldReason, Progress, Snapshot, TrainingLoop
 from dilocox_peer.peer.training.outer import AnchorState, OuterLoop, OuterSettings, stage_policy
 from dilocox_peer.peer.training.stage_loop import StageLoop, WorkBench
-from dilocox_peer.peer.training.timetable import Timetable
 from dilocox_peer.peer.training.whole_loop import WholeLoop
 from dilocox_peer.peer.training.worker import MAX_CALLS, Worker
-from dilocox_peer.pipeline.data import Corpus
 from dilocox_peer.types import Digest, PeerId
 
 T = TypeVar("T")

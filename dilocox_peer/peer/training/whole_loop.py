@@ -6,12 +6,12 @@ from collections.abc import Callable
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.data import Corpus
+from dilocox_peer.model.inner import InnerOptimizer
+from dilocox_peer.model.stage import Stage
+from dilocox_peer.model.transformer import LayerRange, StageModel
+from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
-from dilocox_peer.peer.training.timetable import Timetable
-from dilocox_peer.pipeline.data import Corpus
-from dilocox_peer.pipeline.inner import InnerOptimizer
-from dilocox_peer.pipeline.model import LayerRange, StageModel
-from dilocox_peer.pipeline.stage import Stage
 from dilocox_peer.types import PeerId
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import trio
 
-from dilocox_peer.pipeline.frames import pack_header
-from dilocox_peer.pipeline.link_frames import Backoff, ChunkReader, Kind, Verdict, header_field, judge
-from dilocox_peer.pipeline.link_host import Host, abort
-from dilocox_peer.pipeline.link_streams import (
+from dilocox_peer.network.frames import pack_header
+from dilocox_peer.network.link_frames import Backoff, ChunkReader, Kind, Verdict, header_field, judge
+from dilocox_peer.network.link_host import Host, abort
+from dilocox_peer.network.link_streams import (
     READ_BYTES,
     Link,
     LinkLost,

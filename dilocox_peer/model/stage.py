@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.pipeline.model import LayerRange, StageModel, initial_parameters
+from dilocox_peer.model.transformer import LayerRange, StageModel, initial_parameters
 
 
 class Stage:

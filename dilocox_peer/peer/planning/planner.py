@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dilocox_peer.compression.ladder import LADDER, LOW_RANK
-from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.rounds.chain import Certificate, Place
-from dilocox_peer.peer.rounds.plan import MAX_CHANGE, Plan, PlanBounds, first_plan, plan_bounds
-from dilocox_peer.peer.rounds.seats import seat_terms
+from dilocox_peer.peer.planning.plan import MAX_CHANGE, Plan, PlanBounds, Report
 from dilocox_peer.types import Digest
 
 SURE_AFTER = 32  # certificates in a row, of a chain whose beginning a planner has not seen; then it has left its start
@@ -23,11 +20,46 @@ RICHNESS: Sequence[str] = (*LADDER, LOW_RANK)
 WARMUP_SHARE = 0.03  # of the run, after which H doubles for the first time
 
 
+class ReportedWork(Protocol):
+    """A contributor's part of a certificate, as far as plans follow from it."""
+
+    @property
+    def report(self) -> Report: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class ChainValue(Protocol):
+    """What a certificate says, as far as plans follow from it; kind: "round", or what is none."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def round(self) -> int: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def entries(self) -> Sequence[ReportedWork]: ...
+
+
+class ChainLink(Protocol):
+    """A link of the chain (rounds/chain.py), as planners see it: the room of rounds stands above this one."""
+
+    @property
+    def parent(self) -> Digest: ...
+    @property
+    def head(self) -> Digest: ...
+    @property
+    def value(self) -> ChainValue: ...
+
+
 class Planner(Protocol):
     reason: str  # why it last decided otherwise than before, "" if it never did
     is_exact: bool  # it learns nothing: whoever has the same plan before comes to the same plan
 
-    def observe(self, certificate: Certificate) -> None:
+    def observe(self, certificate: ChainLink) -> None:
         """The chain has grown by this certificate."""
 
     def next(self, before: Plan) -> Plan:
@@ -47,7 +79,7 @@ class FixedPlanner:
         self._bounds = bounds
         self._warmup = warmup
 
-    def observe(self, certificate: Certificate) -> None:
+    def observe(self, certificate: ChainLink) -> None:
         """Nothing is learned from it."""
 
     def next(self, before: Plan) -> Plan:
@@ -80,7 +112,7 @@ class Continuity:
         self._seen = 0
         self._from_the_start = True
 
-    def observe(self, certificate: Certificate) -> None:
+    def observe(self, certificate: ChainLink) -> None:
         if certificate.parent != self._head:
             self._seen = 0
             self._from_the_start = certificate.value.height == 1
@@ -124,7 +156,7 @@ class JudgingPlanner:
     def reason(self) -> str:
         return self._planner.reason
 
-    def observe(self, certificate: Certificate) -> None:
+    def observe(self, certificate: ChainLink) -> None:
         self._continuity.observe(certificate)
         self._planner.observe(certificate)
 
@@ -142,9 +174,3 @@ class JudgingPlanner:
 def _shown(plan: Plan) -> str:
     rank = f" of rank {plan.rank}" if plan.codec == LOW_RANK else ""
     return f"{plan.codec}{rank}, {plan.inner_steps} steps"
-
-
-def genesis_of(manifest: Manifest, stage: int) -> Place:
-    """Where the chain of a stage of this run begins: its first roster is the run's owner's to sign."""
-    second_plan = FixedPlanner(plan_bounds(manifest)).next(first_plan(manifest))
-    return Place.genesis(stage, manifest.genesis(stage), second_plan, manifest.owner_peer, seat_terms(manifest))

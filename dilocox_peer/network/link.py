@@ -28,8 +28,8 @@ from itertools import islice
 from typing import NewType
 
 from dilocox_peer.errors import DilocoxError, ProtocolError
-from dilocox_peer.pipeline.frames import pack_header
-from dilocox_peer.pipeline.link_frames import (
+from dilocox_peer.network.frames import pack_header
+from dilocox_peer.network.link_frames import (
     CREDIT_SHARE,
     MAX_OWNER_HEADER_BYTES,
     Buffer,
@@ -245,7 +245,7 @@ class Link:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-        command = [sys.executable, "-P", "-m", "dilocox_peer.pipeline.linkd", str(theirs.fileno()), str(os.getpid())]
+        command = [sys.executable, "-P", "-m", "dilocox_peer.network.linkd", str(theirs.fileno()), str(os.getpid())]
         try:
             process = subprocess.Popen(
                 command,

@@ -4,8 +4,8 @@ import asyncio
 import threading
 import time
 
-from dilocox_peer.peer.network.bulk import CHUNK_BYTES
-from dilocox_peer.peer.network.uplink import UplinkMeter
+from dilocox_peer.network.bulk import CHUNK_BYTES
+from dilocox_peer.network.uplink import UplinkMeter
 from dilocox_peer.token_bucket import TokenBucket
 
 LEAST_CHUNK_BYTES = 4096

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilocox_peer.pipeline.model import StageModel
+from dilocox_peer.model.transformer import StageModel
 
 NUM_BYTES = 256
 _FIRST = b"\n"  # what an empty prompt stands for: a model needs something to go on from

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.manifest import InnerSection
-from dilocox_peer.pipeline.model import EMBEDDING, HEAD, StageModel, num_matrix_elements
-from dilocox_peer.pipeline.muon import Muon
+from dilocox_peer.model.muon import Muon
+from dilocox_peer.model.transformer import EMBEDDING, HEAD, StageModel, num_matrix_elements
 
 RAMP_STEPS = 20
 """Steps over which a peer without optimizer moments raises its learning rate: AdamW's first steps are as large as its

@@ -11,7 +11,7 @@ from enum import Enum, IntEnum
 from typing import Any, TypeVar
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.pipeline.frames import MAX_HEADER_BYTES, PREFIX_BYTES, Prefix, unpack_header, unpack_prefix
+from dilocox_peer.network.frames import MAX_HEADER_BYTES, PREFIX_BYTES, Prefix, unpack_header, unpack_prefix
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview

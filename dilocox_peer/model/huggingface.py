@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from dilocox_peer import __version__
 from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.manifest import ModelSection, first_error
-from dilocox_peer.pipeline.whole import Origin, WholeModel, union
+from dilocox_peer.model.whole import Origin, WholeModel, union
 
 FORMAT = "dilocox-export-1"
 NUM_BYTES = 256

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest, ModelSection
-from dilocox_peer.pipeline.partition import cut_of
+from dilocox_peer.model.partition import cut_of
 from dilocox_peer.types import Layout, TensorSpec, canonical, sha256
 
 EMBEDDING = "model.embed_tokens.weight"

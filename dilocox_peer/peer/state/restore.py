@@ -16,10 +16,10 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt
 from dilocox_peer.events import Failed, Listener, StageRestored, StateFetchFailed
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.presence import Presence
+from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.state.backup import Annals, Backup, BackupStore
 from dilocox_peer.peer.state.backup_exchange import Summary, fetch_chain, fetch_kept_state, fetch_summary
-from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import verify
 from dilocox_peer.types import PeerId
 
@@ -47,7 +47,7 @@ async def find_backup(
     stage: int,
     own: BackupStore,
     *,
-    presence: Presence,
+    endpoint: Endpoint,
     directory: Directory,
     listener: Listener,
 ) -> Backup | None:
@@ -56,32 +56,32 @@ async def find_backup(
     own: our own copy, if there is one. Raises RunUnreachable.
     """
     of_stage = await directory.peers(stage)
-    if any(await _summaries(presence, of_stage, stage)):
+    if any(await _summaries(endpoint, of_stage, stage)):
         return None
     others = [
         lease for other in range(manifest.stages.count) if other != stage for lease in await directory.peers(other)
     ]
-    asked = random.Random(presence.incarnation).sample(others, min(len(others), MAX_ASKED))
-    summaries = await _summaries(presence, asked, stage)
+    asked = random.Random(endpoint.incarnation).sample(others, min(len(others), MAX_ASKED))
+    summaries = await _summaries(endpoint, asked, stage)
     sources = [_Source(summary, lease) for summary, lease in zip(summaries, asked, strict=True) if summary]
     kept = await asyncio.to_thread(own.load)
     if kept is not None:
         height, weight = kept.certificates[-1].value.height, kept.certificates[-1].value.weight
         sources.append(_Source(Summary(height, kept.state.round, weight), None))
     sources = sorted(sources, key=_Source.rank)[:MAX_FETCHED]
-    judged = await _judged(manifest, stage, sources, kept, presence, directory, listener)
+    judged = await _judged(manifest, stage, sources, kept, endpoint, directory, listener)
     for source, annals in judged:
         try:
-            backup = kept if source.lease is None else await _fetch(source.lease.peer, annals, manifest, presence)
+            backup = kept if source.lease is None else await _fetch(source.lease.peer, annals, manifest, endpoint)
         except (PeerUnavailable, ProtocolError, StateCorrupt) as error:
             assert source.lease is not None
             listener(StateFetchFailed(source.lease.peer, str(error)))
             continue
         if backup is not None:
-            donor = presence.me if source.lease is None else source.lease.peer
+            donor = endpoint.me if source.lease is None else source.lease.peer
             listener(StageRestored(stage, backup.state.round, donor, backup.state.size_bytes))
             return backup
-    if others and await _has_begun(presence, asked):
+    if others and await _has_begun(endpoint, asked):
         listener(Failed(f"stage {stage}", "nobody holds its state any more, nobody kept a copy: it begins anew"))
     return None
 
@@ -91,7 +91,7 @@ async def _judged(
     stage: int,
     sources: Sequence[_Source],
     kept: Backup | None,
-    presence: Presence,
+    endpoint: Endpoint,
     directory: Directory,
     listener: Listener,
 ) -> list[tuple[_Source, Annals]]:
@@ -104,11 +104,11 @@ async def _judged(
         annals = Annals(manifest, stage, verify, checkpoint)
         try:
             if source.lease is not None:
-                await fetch_chain(presence.transport, source.lease.peer, annals, CHAIN_TIMEOUT_S)
+                await fetch_chain(endpoint.transport, source.lease.peer, annals, CHAIN_TIMEOUT_S)
             elif kept is not None:
                 annals.take(kept.certificates)
         except (PeerUnavailable, ProtocolError) as error:
-            listener(StateFetchFailed(source.lease.peer if source.lease is not None else presence.me, str(error)))
+            listener(StateFetchFailed(source.lease.peer if source.lease is not None else endpoint.me, str(error)))
             continue
         with suppress(ProtocolError):  # of a branch that counts less
             best.take(annals.certificates)
@@ -116,29 +116,29 @@ async def _judged(
     return sorted(read, key=lambda each: best.round_at(each[1].place.head) is None)
 
 
-async def _fetch(peer: PeerId, annals: Annals, manifest: Manifest, presence: Presence) -> Backup | None:
+async def _fetch(peer: PeerId, annals: Annals, manifest: Manifest, endpoint: Endpoint) -> Backup | None:
     """Raises PeerUnavailable, ProtocolError, StateCorrupt."""
     layout = layout_of(manifest, annals.stage)
-    state = await fetch_kept_state(presence.transport, peer, annals, layout, RESTORE_TIMEOUT_S)
+    state = await fetch_kept_state(endpoint.transport, peer, annals, layout, RESTORE_TIMEOUT_S)
     return Backup(annals.up_to(state.head), state) if state is not None else None
 
 
-async def _has_begun(presence: Presence, leases: Sequence[Lease]) -> bool:
+async def _has_begun(endpoint: Endpoint, leases: Sequence[Lease]) -> bool:
     """Whether some of them have certified a round of their own stage."""
-    own = await asyncio.gather(*(_summary(presence, lease, lease.stage) for lease in leases))
+    own = await asyncio.gather(*(_summary(endpoint, lease, lease.stage) for lease in leases))
     return any(summary is not None and summary.round > 0 for summary in own)
 
 
-async def _summaries(presence: Presence, leases: Sequence[Lease], stage: int) -> list[Summary | None]:
-    return await asyncio.gather(*(_summary(presence, lease, stage) for lease in leases))
+async def _summaries(endpoint: Endpoint, leases: Sequence[Lease], stage: int) -> list[Summary | None]:
+    return await asyncio.gather(*(_summary(endpoint, lease, stage) for lease in leases))
 
 
-async def _summary(presence: Presence, lease: Lease, stage: int) -> Summary | None:
+async def _summary(endpoint: Endpoint, lease: Lease, stage: int) -> Summary | None:
     """What one peer says that it has of the stage; None also when it does not answer in time."""
-    if lease.peer == presence.me:
+    if lease.peer == endpoint.me:
         return None
     try:
-        await presence.transport.connect(lease.peer, lease.addresses, ASK_S)
-        return await fetch_summary(presence.transport, lease.peer, stage, ASK_S)
+        await endpoint.transport.connect(lease.peer, lease.addresses, ASK_S)
+        return await fetch_summary(endpoint.transport, lease.peer, stage, ASK_S)
     except (PeerUnavailable, ProtocolError):
         return None

@@ -10,14 +10,21 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dilocox_peer.compression.adaptive import AdaptiveRank, Observation, RankSettings, inner_steps_of
-from dilocox_peer.compression.controller import Controller, Limits, Measurement, Setting
 from dilocox_peer.compression.ladder import LOW_RANK, codecs_beside
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.rounds.chain import Certificate, Entry
-from dilocox_peer.peer.rounds.plan import Plan, PlanBounds, adapts_inner_steps, first_plan, plan_bounds, total_steps
-from dilocox_peer.peer.rounds.planner import Continuity, FixedPlanner, Planner, Warmup, is_a_step
-from dilocox_peer.pipeline.model import EMBEDDING, HEAD
+from dilocox_peer.model.transformer import EMBEDDING, HEAD
+from dilocox_peer.peer.planning.adaptive import AdaptiveRank, Observation, RankSettings, inner_steps_of
+from dilocox_peer.peer.planning.controller import Controller, Limits, Measurement, Setting
+from dilocox_peer.peer.planning.plan import Plan, PlanBounds, adapts_inner_steps, first_plan, plan_bounds, total_steps
+from dilocox_peer.peer.planning.planner import (
+    ChainLink,
+    Continuity,
+    FixedPlanner,
+    Planner,
+    ReportedWork,
+    Warmup,
+    is_a_step,
+)
 from dilocox_peer.types import Layout
 
 UNMEASURED_KBPS = 1_000_000  # of a peer whose contributions never filled a buffer
@@ -40,7 +47,7 @@ class LinkPlanner:
         self._continuity = Continuity()
         self.reason = ""
 
-    def observe(self, certificate: Certificate) -> None:
+    def observe(self, certificate: ChainLink) -> None:
         value = certificate.value
         self._continuity.observe(certificate)
         if value.kind != "round" or self._is_warming_up(value.plan.first_step) or self._bounds.is_last(value.plan):
@@ -78,7 +85,7 @@ class RankPlanner:
         self._continuity = Continuity()
         self.reason = ""
 
-    def observe(self, certificate: Certificate) -> None:
+    def observe(self, certificate: ChainLink) -> None:
         value = certificate.value
         self._continuity.observe(certificate)
         needed = [entry.report.needed_rank for entry in value.entries if entry.report.needed_rank]
@@ -122,7 +129,7 @@ def planner_of(manifest: Manifest, layout: Layout) -> Planner:
     return FixedPlanner(bounds, warmup=warmup)
 
 
-def measurement_of(round_number: int, entries: Sequence[Entry]) -> Measurement | None:
+def measurement_of(round_number: int, entries: Sequence[ReportedWork]) -> Measurement | None:
     """What a round's contributors report, as the controller takes it; None if nobody measured a step yet.
 
     Peers share a round's steps by their speed, so the time of a step is the harmonic mean of theirs.

@@ -1,6 +1,6 @@
 """linkd: moves frames between this peer and its neighbours, over libp2p, in a process of its own.
 
-    python -m dilocox_peer.pipeline.linkd SOCKET PARENT     (started by link.py, never by hand)
+    python -m dilocox_peer.network.linkd SOCKET PARENT     (started by link.py, never by hand)
 
 It understands nothing of what it moves. Its parent speaks to it over the inherited socket; when that ends, so does linkd.
 A process of its own because py-libp2p cannot be imported beside hivemind, because its threads of Python would take the
@@ -25,11 +25,11 @@ from typing import NoReturn
 
 import trio
 
-from dilocox_peer.pipeline.frames import pack_header
-from dilocox_peer.pipeline.link_frames import BufferReader, Frame, Kind
-from dilocox_peer.pipeline.link_host import Host, choose_ports
-from dilocox_peer.pipeline.link_neighbours import Config, Neighbours
-from dilocox_peer.pipeline.link_streams import LinkLost, Outbox, one_line, say
+from dilocox_peer.network.frames import pack_header
+from dilocox_peer.network.link_frames import BufferReader, Frame, Kind
+from dilocox_peer.network.link_host import Host, choose_ports
+from dilocox_peer.network.link_neighbours import Config, Neighbours
+from dilocox_peer.network.link_streams import LinkLost, Outbox, one_line, say
 
 FLUSH_TIMEOUT_S = 1.0  # for what is still queued when the parent has closed its socket
 

@@ -1,7 +1,7 @@
 """A whole model at one round: every tensor under its Hugging Face name, and where it comes from.
 
 The stages of a run hold disjoint tensors, so the whole is their union. Pure: who brings the tensors is peer/state/anchors.py
-(from a run) or pipeline/huggingface.py (from an exported folder).
+(from a run) or model/huggingface.py (from an exported folder).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import torch
 
 from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.manifest import ModelSection
-from dilocox_peer.pipeline.model import LayerRange, StageModel, stage_layout
+from dilocox_peer.model.transformer import LayerRange, StageModel, stage_layout
 from dilocox_peer.types import Layout
 
 Array = npt.NDArray[np.float32]

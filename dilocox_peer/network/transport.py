@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from dilocox_peer.admission import NOTHING_SHOWN, Admission, Right
 from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError
 from dilocox_peer.invitation import address_range, parse_multiaddr, parse_multiaddrs
-from dilocox_peer.peer.network.bandwidth import Bandwidth
-from dilocox_peer.peer.network.bulk import (
+from dilocox_peer.network.bandwidth import Bandwidth
+from dilocox_peer.network.bulk import (
     PeerGone,
     PeerSilent,
     Reply,
@@ -33,7 +33,7 @@ from dilocox_peer.peer.network.bulk import (
     send_reply,
     send_request,
 )
-from dilocox_peer.peer.network.daemon import (
+from dilocox_peer.network.daemon import (
     daemon_class,
     mend_bindings,
     one_line,
@@ -42,8 +42,8 @@ from dilocox_peer.peer.network.daemon import (
     stop_daemon,
     visible_addresses,
 )
-from dilocox_peer.peer.network.p2pd import check_listenable
-from dilocox_peer.peer.network.runtime_dir import RuntimeDir
+from dilocox_peer.network.p2pd import check_listenable
+from dilocox_peer.network.runtime_dir import RuntimeDir
 from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
 

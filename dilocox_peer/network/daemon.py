@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from dilocox_peer.errors import ConfigError, RunUnreachable
 from dilocox_peer.invitation import Address, parse_multiaddr
-from dilocox_peer.peer.network.bulk import PeerGone
-from dilocox_peer.peer.network.p2pd import FairReader, HandlerTasks, PendingCalls, diagnose, launch_command
+from dilocox_peer.network.bulk import PeerGone
+from dilocox_peer.network.p2pd import FairReader, HandlerTasks, PendingCalls, diagnose, launch_command
 from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:

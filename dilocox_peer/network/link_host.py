@@ -35,7 +35,7 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.utils.address_validation import expand_wildcard_address
 from multiaddr import Multiaddr
 
-from dilocox_peer.pipeline.link_streams import READ_BYTES, LinkLost, Stream
+from dilocox_peer.network.link_streams import READ_BYTES, LinkLost, Stream
 
 UNSENT_BYTES = 128 * 1024  # of a connection in the kernel; a ping waits behind these at most
 # A body that comes in over a slow link wakes us for every few segments, 0.2 ms of CPU each time: more than all else. While

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dilocox_peer.pipeline.activations import BodyFormat, Bytes
-from dilocox_peer.pipeline.model import StageModel
+from dilocox_peer.model.activations import BodyFormat, Bytes
+from dilocox_peer.model.transformer import StageModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Every round the controller takes in what was measured (links, time of an inner step, fixed delay, the codec's loss) and
 says what the coming plans should be: codec, rank, inner_steps. One peer proposes, all use what was certified
-(peer/rounds/adaptive_planner.py); what is in flight keeps its shape.
+(peer/planning/adaptive_planner.py); what is in flight keeps its shape.
 
     seconds of communication  = delay + 8 * blob bytes * (peers - 1) / uplink
     seconds of a round        = H * seconds of an inner step
@@ -33,11 +33,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dilocox_peer.compression.adaptive import EFFECT_AFTER, AdaptiveRank, Observation, RankSettings
 from dilocox_peer.compression.contribution import blob_limits, raw_bytes
 from dilocox_peer.compression.ladder import LADDER, LOW_RANK
 from dilocox_peer.compression.lowrank import LowRankCodec, largest_rank, matrix_shape, num_groups
 from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.peer.planning.adaptive import EFFECT_AFTER, AdaptiveRank, Observation, RankSettings
 from dilocox_peer.types import Layout
 
 BUDGET = 0.25  # where nothing else is said

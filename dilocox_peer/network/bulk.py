@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
-from dilocox_peer.pipeline.frames import PREFIX_BYTES, Prefix, pack_header, unpack_header, unpack_prefix
+from dilocox_peer.network.frames import PREFIX_BYTES, Prefix, pack_header, unpack_header, unpack_prefix
 from dilocox_peer.types import PeerId
 
 REQUEST: Final = 1

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import trio
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.pipeline.frames import pack_header
-from dilocox_peer.pipeline.link_frames import (
+from dilocox_peer.network.frames import pack_header
+from dilocox_peer.network.link_frames import (
     CREDIT_SHARE,
     SMALL_BODY_BYTES,
     Buffer,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.rounds.plan import Plan, first_plan, plan_bounds, total_steps
+from dilocox_peer.peer.planning.plan import Plan, first_plan, plan_bounds, total_steps
 
 REMEMBERED = 8
 

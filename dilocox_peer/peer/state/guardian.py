@@ -16,13 +16,13 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt
 from dilocox_peer.events import Event, Failed, Listener, StageCopied
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.presence import Presence
+from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.rounds.chain import Certificate
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.backup import BackupStore, is_due, rest_s, stages_to_keep
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain, fetch_summary
 from dilocox_peer.peer.state.statesync import fetch_state
-from dilocox_peer.pipeline.model import layout_of
 from dilocox_peer.signing import verify
 from dilocox_peer.types import Digest
 
@@ -43,7 +43,7 @@ class Guardian:
 
     def __init__(
         self,
-        presence: Presence,
+        endpoint: Endpoint,
         stage: int,
         *,
         manifest: Manifest,
@@ -54,9 +54,9 @@ class Guardian:
         listener: Listener,
     ) -> None:
         """count: stages to keep copies of. certificates: of our own stage's chain."""
-        self._me = presence.me
-        self._transport = presence.transport
-        self._rng = random.Random(f"{presence.me} {presence.incarnation} copies")
+        self._me = endpoint.me
+        self._transport = endpoint.transport
+        self._rng = random.Random(f"{endpoint.me} {endpoint.incarnation} copies")
         self._stage = stage
         self._manifest = manifest
         self._count = min(count, manifest.stages.count - 1)
