@@ -55,13 +55,14 @@ class Queued:
             self._thread.join(timeout_s)
 
     def _work(self) -> None:
-        while (waiting := self._waiting.get()) is not None:
-            self._write(*waiting)
-            if self._dropped and self._waiting.empty():
+        while True:
+            waiting = self._waiting.get()
+            if self._dropped:
                 dropped, self._dropped = self._dropped, 0
-                self._write(
-                    Failed("event log", f"{dropped} lines were lost: whoever reads it is too slow"), time.time()
-                )
+                self._write(Failed("event log", f"{dropped} lines were lost: whoever reads it is too slow"), time.time())
+            if waiting is None:
+                return
+            self._write(*waiting)
 
 
 def event_printer(*, as_json: bool) -> Listener:
