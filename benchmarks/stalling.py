@@ -4,7 +4,9 @@ Real processes on loopback. One of four members, or two of eight, turns hostile 
 ones' rounds a minute, contributions a round and bytes a round are measured from five rounds later on, and compared
 with a swarm of the same size, in the same run, in which nobody turns: `honest`. Only honest peers' contributions count.
 `absent` is a swarm of the honest ones alone: a plan is made for so many contributors as there are, so with fewer of them its
-rounds and codec are others, whatever became of the rest.
+rounds and codec are others, whatever became of the rest. CPU: of the honest peers for each micro-batch counted, all they do,
+and processors that the hostile ones take: on one machine they take them from
+the others, at home they do not.
 """
 
 import argparse
@@ -13,6 +15,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import psutil
 
 from benchmarks.swarm import WatchedSwarm, header, spread
 from dilocox_peer.config import preset
@@ -36,6 +40,13 @@ class Measured:
     bytes_a_round: list[float] = field(default_factory=list)
     named: dict[str, int] = field(default_factory=dict)
     wrongly_named: dict[str, int] = field(default_factory=dict)
+    cpu_s: float = 0.0  # of all honest peers
+    hostile_cpu_s: float = 0.0
+
+    @property
+    def cpu_ms_a_micro_batch(self) -> float:
+        """Of the honest peers' processors, all they do, for each micro-batch that was counted."""
+        return 1000 * self.cpu_s / max(1, sum(self.micro_batches))
 
     @property
     def rounds_a_minute(self) -> float:
@@ -62,11 +73,15 @@ async def measure(mode: str, *, num_peers: int, num_hostile: int, seconds: float
         first = highest()
         loop = asyncio.get_running_loop()
         began = loop.time()
+        pids = [child.process.pid for child in started]
+        before = [cpu_s(pid) for pid in pids]
         while (left := began + seconds - loop.time()) > 0:
             await swarm.next_change(min(left, 1.0))
         took = loop.time() - began
+        spent = [cpu_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
         names = {swarm.of(label, "PeerStarted")[0]["peer"] for label in honest}
         measured = Measured(took, highest() - first)
+        measured.cpu_s, measured.hostile_cpu_s = sum(spent[: len(honest)]), sum(spent[len(honest) :])
         doubts: dict[str, set[str]] = {}
         seen: set[int] = set()
         for label in honest:
@@ -85,6 +100,13 @@ async def measure(mode: str, *, num_peers: int, num_hostile: int, seconds: float
         return measured
 
 
+def cpu_s(pid: int) -> float:
+    """Processor seconds of a peer's process and those it has started."""
+    process = psutil.Process(pid)
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
 def row(mode: str, measured: Measured, undisturbed: Measured) -> str:
     def of(mine: Sequence[float], theirs: Sequence[float]) -> str:
         return f"{statistics.mean(mine) / max(statistics.mean(theirs), 1e-9):.2f}" if mine and theirs else "-"
@@ -94,6 +116,7 @@ def row(mode: str, measured: Measured, undisturbed: Measured) -> str:
         f"{mode:17} {measured.rounds_a_minute:6.1f} ({rate:.2f})   {spread(measured.contributions or [0], '.0f'):10} "
         f"({of(measured.contributions, undisturbed.contributions)})   {spread([each / 1000 for each in measured.bytes_a_round] or [0], '.0f'):16} "
         f"({of(measured.bytes_a_round, undisturbed.bytes_a_round)})   {spread(measured.micro_batches or [0], '.0f'):18} "
+        f"{measured.cpu_ms_a_micro_batch:5.0f} ({measured.cpu_ms_a_micro_batch / undisturbed.cpu_ms_a_micro_batch:.2f}) {measured.hostile_cpu_s / measured.seconds:5.2f}   "
         f"{len(measured.named)} by {max(measured.named.values(), default=0)}; wrongly {len(measured.wrongly_named)}"
     )
 
@@ -105,7 +128,7 @@ async def run(arguments: argparse.Namespace) -> None:
         f"# {num_hostile} of {arguments.peers} hostile from round {TURN_AFTER}; {arguments.seconds:.0f} s measured, of honest peers"
     )
     print(
-        "mode              rounds a minute   contributions a round    kB a round               micro-batches      named"
+        "mode              rounds a minute   contributions a round    kB a round               micro-batches      CPU ms each, hostile   named"
     )
     options: dict[str, Any] = {"num_peers": arguments.peers, "num_hostile": num_hostile, "seconds": arguments.seconds}
     undisturbed = await measure("honest", **options)

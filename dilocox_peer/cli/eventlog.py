@@ -59,7 +59,9 @@ class Queued:
             waiting = self._waiting.get()
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
-                self._write(Failed("event log", f"{dropped} lines were lost: whoever reads it is too slow"), time.time())
+                self._write(
+                    Failed("event log", f"{dropped} lines were lost: whoever reads it is too slow"), time.time()
+                )
             if waiting is None:
                 return
             self._write(*waiting)
