@@ -16,6 +16,14 @@ def load(made_of_an_interrupt: Exception | None) -> None:
             raise made_of_an_interrupt from None
 
 
+@pytest.fixture(autouse=True)
+def heeds_ctrl_c():
+    """A background job of a shell begins without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("made_of_it", [RecursionError(), None], ids=["another error", "nothing"])
 def test_an_interrupt_that_an_import_garbles_is_an_interrupt(made_of_it):
     before = signal.getsignal(signal.SIGINT)
