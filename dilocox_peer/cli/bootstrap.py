@@ -21,8 +21,9 @@ import typer
 
 from dilocox_peer.admission import Gate
 from dilocox_peer.cli.eventlog import event_printer
+from dilocox_peer.cli.flags import BootstrapFlags
 from dilocox_peer.cli.health import RunHealth, report
-from dilocox_peer.cli.home import PeerHome, owner_key_path
+from dilocox_peer.cli.home import default_home, owner_key_path
 from dilocox_peer.cli.lifetime import Stop, interruptible, run_until_stopped
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
@@ -46,26 +47,6 @@ DEFAULT_PORT = 4711
 BEAT_S = 30.0  # the manifest record expires after four
 MAX_LINK_ADDRESSES = 4
 MAX_RUNS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class BootstrapRequest:
-    """The flags of `bootstrap`, as given; port and addresses are of the first run."""
-
-    paths: tuple[Path, ...]
-    home: PeerHome
-    port: int | None
-    host_maddrs: tuple[str, ...]
-    announce_maddrs: tuple[str, ...]
-    initial_peers: tuple[str, ...]
-    owner_home: Path  # where the owner's key and records are, unless said otherwise
-    owner_key: Path | None
-    json_log: bool
-    until_stdin_closes: bool
-
-    @property
-    def listen(self) -> tuple[str, ...]:
-        return self.host_maddrs or (f"/ip4/0.0.0.0/tcp/{DEFAULT_PORT if self.port is None else self.port}",)
 
 
 @dataclass
@@ -115,30 +96,30 @@ class _Served:
         )
 
 
-def run_bootstrap(request: BootstrapRequest) -> None:
+def run_bootstrap(flags: BootstrapFlags) -> None:
     """Serves until it is told to stop. Raises ConfigError, RunUnreachable; nothing is started before all is checked."""
-    if request.port is not None and request.host_maddrs:
+    if flags.port is not None and flags.host_maddrs:
         raise ConfigError("--port and --host-maddrs both say where to listen: pass one of them")
-    manifests = _manifests(request.paths)
-    owner_keys = _owner_keys(request, manifests)
-    parse_multiaddrs(request.initial_peers, "peer")
+    manifests = _manifests(flags.paths)
+    owner_keys = _owner_keys(flags, manifests)
+    parse_multiaddrs(flags.initial_peers, "peer")
     for index in range(len(manifests)):
-        for address in _addresses(request, index)[0]:
+        for address in _addresses(flags, index)[0]:
             check_listenable(
-                parse_multiaddr(address, "listen"), flag="--host-maddrs" if request.host_maddrs else "--port"
+                parse_multiaddr(address, "listen"), flag="--host-maddrs" if flags.host_maddrs else "--port"
             )
-    request.home.make()
-    listener = event_printer(as_json=request.json_log)
-    with Identity.open(request.home.identity_path) as identity:
+    flags.peer_home.make()
+    listener = event_printer(as_json=flags.log.is_json)
+    with Identity.open(flags.peer_home.identity_path) as identity:
         with interruptible():  # not in the loop, where hivemind's import would keep Ctrl-C waiting
             from dilocox_peer.network.daemon import quiet_hivemind
 
             quiet_hivemind()
 
         async def work(stop: Stop) -> None:
-            await _serve(manifests, owner_keys, identity, request, listener, stop)
+            await _serve(manifests, owner_keys, identity, flags, listener, stop)
 
-        code = run_until_stopped(work, until_stdin_closes=request.until_stdin_closes)
+        code = run_until_stopped(work, until_stdin_closes=flags.until_stdin_closes)
     raise typer.Exit(code)
 
 
@@ -156,38 +137,39 @@ def _manifests(paths: Sequence[Path]) -> list[Manifest]:
     return manifests
 
 
-def _owner_keys(request: BootstrapRequest, manifests: Sequence[Manifest]) -> dict[RunId, SigningKey]:
+def _owner_keys(flags: BootstrapFlags, manifests: Sequence[Manifest]) -> dict[RunId, SigningKey]:
     """The owner's key, for the runs that it signed. Raises ConfigError where one was named that signed none of them, or where
     one is there and cannot be read."""
-    beside = request.home.folder / "owner.key"
-    path = owner_key_path(request.owner_key, request.owner_home)
-    if request.owner_key is None and not path.exists() and beside.exists():
+    beside = flags.peer_home.folder / "owner.key"
+    path = owner_key_path(flags.owner_key, flags.home)
+    if flags.owner_key is None and not path.exists() and beside.exists():
         path = beside
     try:
         key = read_key(path, flag="--owner-key")
     except ConfigError:
-        if request.owner_key is not None or path.exists():
+        if flags.owner_key is not None or path.exists():
             raise  # one that is there and cannot be read: without it no run begins, and that is not seen until hours later
         return {}
     signed = {manifest.run_id: key for manifest in manifests if manifest.owner_peer == key.peer_id}
-    if request.owner_key is not None and not signed:
+    if flags.owner_key is not None and not signed:
         raise ConfigError(
             f"--owner-key {path} signed none of these runs: pass the key that `sign` used, or leave it out"
         )
     return signed
 
 
-def _addresses(request: BootstrapRequest, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _addresses(flags: BootstrapFlags, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(listen, announce) of the run with that index. Raises ConfigError."""
-    listen = with_port_raised(parse_multiaddrs(request.listen, "listen"), "listen", index)
-    return listen, with_port_raised(parse_multiaddrs(request.announce_maddrs, "announce"), "announce", index)
+    said = flags.host_maddrs or (f"/ip4/0.0.0.0/tcp/{DEFAULT_PORT if flags.port is None else flags.port}",)
+    listen = with_port_raised(parse_multiaddrs(said, "listen"), "listen", index)
+    return listen, with_port_raised(parse_multiaddrs(flags.announce_maddrs, "announce"), "announce", index)
 
 
 async def _serve(
     manifests: Sequence[Manifest],
     owner_keys: Mapping[RunId, SigningKey],
     identity: Identity,
-    request: BootstrapRequest,
+    flags: BootstrapFlags,
     listener: Listener,
     stop: Stop,
 ) -> None:
@@ -196,7 +178,7 @@ async def _serve(
         stopped = asyncio.create_task(stop.wait())
         stack.callback(stopped.cancel)
         starting = asyncio.create_task(
-            _start(stack, manifests, owner_keys, identity, request, listener, stop), name="start-up"
+            _start(stack, manifests, owner_keys, identity, flags, listener, stop), name="start-up"
         )
         either: set[asyncio.Future[Any]] = {starting, stopped}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -205,7 +187,7 @@ async def _serve(
             for served in runs:
                 addresses = tuple(served.transport.addresses)
                 listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link, addresses))
-                if (remark := _on_admission(served, request)) is not None:
+                if (remark := _on_admission(served, flags)) is not None:
                     listener(remark)
             await _keep(runs, listener, stopped)
         else:
@@ -220,7 +202,7 @@ async def _start(
     manifests: Sequence[Manifest],
     owner_keys: Mapping[RunId, SigningKey],
     identity: Identity,
-    request: BootstrapRequest,
+    flags: BootstrapFlags,
     listener: Listener,
     stop: Stop,
 ) -> list[_Served]:
@@ -229,11 +211,11 @@ async def _start(
     watching = asyncio.create_task(lag.watch(), name="lag")
     stack.callback(watching.cancel)
     runs = [
-        await _open(stack, manifest, owner_keys.get(manifest.run_id), identity, request, listener, index)
+        await _open(stack, manifest, owner_keys.get(manifest.run_id), identity, flags, listener, index)
         for index, manifest in enumerate(manifests)
     ]
     await stack.enter_async_context(
-        ControlServer(socket_path(request.home.folder), _controls(identity, runs, lag, stop), clock=time.time)
+        ControlServer(socket_path(flags.peer_home.folder), _controls(identity, runs, lag, stop), clock=time.time)
     )
     return runs
 
@@ -243,7 +225,7 @@ async def _open(
     manifest: Manifest,
     owner_key: SigningKey | None,
     identity: Identity,
-    request: BootstrapRequest,
+    flags: BootstrapFlags,
     listener: Listener,
     index: int,
 ) -> _Served:
@@ -252,19 +234,19 @@ async def _open(
     from dilocox_peer.peer import dialback
     from dilocox_peer.peer.desk import Desk, OwnerRecords
 
-    listen, announce = _addresses(request, index)
+    listen, announce = _addresses(flags, index)
     gate, desk = Gate.of(manifest), None
     if gate is not None:
-        desk = Desk.open(gate, OwnerRecords(request.owner_home, manifest.run_id), owner_key)
+        desk = Desk.open(gate, OwnerRecords(flags.home or default_home(), manifest.run_id), owner_key)
         stack.callback(desk.close)
     transport = await Transport.create(
-        request.home.identity_path,
+        flags.peer_home.identity_path,
         identity.peer_id,
         namespace=manifest.run_id,
-        initial_peers=request.initial_peers,
+        initial_peers=flags.initial_peers,
         host_maddrs=listen,
         announce_maddrs=announce,
-        runtime_dir=request.home.runtime_of(index),
+        runtime_dir=flags.peer_home.runtime_of(index),
         relay=Relay(force_reachability="public"),  # peers behind a NAT are reached through it
     )
     stack.push_async_callback(transport.close)
@@ -278,7 +260,7 @@ async def _open(
         await desk.beat(directory)
     await directory.publish_manifest(manifest)
     await dialback.serve(transport, right=None)
-    registrar = _registrar(manifest, owner_key, transport, directory, request, listener)
+    registrar = _registrar(manifest, owner_key, transport, directory, flags, listener)
     if registrar is not None:
         registering = asyncio.create_task(registrar.run(), name="notaries")
         stack.push_async_callback(_end, registering)
@@ -287,7 +269,7 @@ async def _open(
     return served
 
 
-def _on_admission(served: _Served, request: BootstrapRequest) -> Remark | None:
+def _on_admission(served: _Served, flags: BootstrapFlags) -> Remark | None:
     """What the owner of a run that is not open has to do, beside handing the link out."""
     if served.desk is None:
         return None
@@ -295,7 +277,7 @@ def _on_admission(served: _Served, request: BootstrapRequest) -> Remark | None:
     listed = f"the {len(served.desk.gate.members)} listed and " if served.desk.gate.members else ""
     if served.desk.can_redeem:
         return Remark(f"run {name!r} takes {listed}invited peers: `dilocox-peer invite` makes a link for each")
-    path = owner_key_path(request.owner_key, request.owner_home)
+    path = owner_key_path(flags.owner_key, flags.home)
     return Remark(
         f"run {name!r} takes {listed}invited peers, and the owner's key is not at {path}: invitations for one peer work, others do not"
     )
@@ -306,7 +288,7 @@ def _registrar(
     key: SigningKey | None,
     transport: "Transport",
     directory: "Directory",
-    request: BootstrapRequest,
+    flags: BootstrapFlags,
     listener: Listener,
 ) -> "Registrar | None":
     """The owner's part in the run, if its key is here."""
@@ -319,7 +301,7 @@ def _registrar(
         return None
     from dilocox_peer.peer.registrar import Registrar
 
-    folder = request.home.run_folder(manifest.run_id)
+    folder = flags.peer_home.run_folder(manifest.run_id)
     return Registrar(manifest, key, transport=transport, directory=directory, folder=folder, listener=listener)
 
 

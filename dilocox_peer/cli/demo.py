@@ -7,7 +7,6 @@ import asyncio
 import json
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from dilocox_peer.cli.demo_table import render, round_line, size
+from dilocox_peer.cli.flags import DemoFlags
 from dilocox_peer.cli.init import write_whole
 from dilocox_peer.cli.local_swarm import ChildEnded, LocalSwarm
 from dilocox_peer.cli.report import build_report, verdict
@@ -34,78 +34,61 @@ PIPELINED_CODEC = "int2"
 TUNED_LEARNING_RATES = {"adamw": 4e-3, "muon": 2.7e-2}  # of the tiny preset
 
 
-@dataclass(frozen=True, slots=True)
-class DemoRequest:
-    stages: int
-    replicas: int
-    rounds: int | None
-    inner_steps: int | None
-    overlap: str | None
-    codec: str | None
-    inner_optimizer: str | None
-    data: tuple[Path, ...]
-    report: Path | None
-    seed: int
-    timeout_s: float
-    schedule: str | None = None
-    trace: Path | None = None
-
-
 class DemoFailed(DilocoxError):
     """The swarm did not do what it should; the message says what and where to look."""
 
 
-def run_demo(request: DemoRequest) -> None:
+def run_demo(flags: DemoFlags) -> None:
     """Runs the swarm to its last round. Raises DemoFailed, ConfigError; KeyboardInterrupt after Ctrl-C."""
-    manifest = demo_manifest(request)
-    if request.report is not None:
-        request.report.parent.mkdir(parents=True, exist_ok=True)
+    manifest = demo_manifest(flags)
+    if flags.report is not None:
+        flags.report.parent.mkdir(parents=True, exist_ok=True)
 
     async def main() -> None:
-        await _Demo(request, manifest).run()
+        await _Demo(flags, manifest).run()
 
     asyncio.run(main())
 
 
-def demo_manifest(request: DemoRequest) -> Manifest:
+def demo_manifest(flags: DemoFlags) -> Manifest:
     """The demo's manifest, not yet signed. Raises ConfigError for values that do not exist."""
-    if request.trace is not None and request.stages == 1:
+    if flags.trace is not None and flags.stages == 1:
         raise ConfigError("--trace: one stage sends no micro-batches; use --stages 2 or more")
-    for path in request.data:
+    for path in flags.data:
         if not path.exists():
             raise ConfigError(f"--data {path} does not exist: pass a text file, a JSONL file or a folder of them")
-    usual_rounds = WHOLE_ROUNDS if request.stages == 1 and request.inner_steps is None else PIPELINED_ROUNDS
-    rounds: dict[str, Any] = {"start_peers": request.replicas, "total": request.rounds or usual_rounds}
+    usual_rounds = WHOLE_ROUNDS if flags.stages == 1 and flags.inner_steps is None else PIPELINED_ROUNDS
+    rounds: dict[str, Any] = {"start_peers": flags.replicas, "total": flags.rounds or usual_rounds}
     compression: dict[str, Any] = {}
     overrides: dict[str, dict[str, Any]] = {
-        "run": {"name": "demo", "seed": request.seed},
-        "stages": {"count": request.stages},
+        "run": {"name": "demo", "seed": flags.seed},
+        "stages": {"count": flags.stages},
         "rounds": rounds,
     }
-    if request.overlap is not None:
-        overrides["outer"] = {"overlap": request.overlap}
-    if request.stages > 1:
+    if flags.overlap is not None:
+        overrides["outer"] = {"overlap": flags.overlap}
+    if flags.stages > 1:
         rounds["inner_steps"], compression["codec"] = PIPELINED_INNER_STEPS, PIPELINED_CODEC
-    if request.inner_steps is not None:  # who chooses gets what was chosen, to the end
-        rounds["inner_steps"], compression["adapt"] = request.inner_steps, "off"
-    if request.codec is not None:
-        compression |= {"codec": request.codec, "adapt": "off"}
+    if flags.inner_steps is not None:  # who chooses gets what was chosen, to the end
+        rounds["inner_steps"], compression["adapt"] = flags.inner_steps, "off"
+    if flags.codec is not None:
+        compression |= {"codec": flags.codec, "adapt": "off"}
     overrides["compression"] = compression
-    if request.inner_optimizer is not None:
-        learning_rate = TUNED_LEARNING_RATES.get(request.inner_optimizer, 4e-3)
-        overrides["inner"] = {"optimizer": request.inner_optimizer, "learning_rate": learning_rate}
-    if request.data:
+    if flags.inner_optimizer is not None:
+        learning_rate = TUNED_LEARNING_RATES.get(flags.inner_optimizer, 4e-3)
+        overrides["inner"] = {"optimizer": flags.inner_optimizer, "learning_rate": learning_rate}
+    if flags.data:
         overrides["data"] = {"source": "files"}
-    if request.stages > 1:
-        overrides["model"] = {"layers": max(TINY_LAYERS, request.stages)}
-        overrides["stages"] = {"schedule": request.schedule or "carry"}
-    return cut_into(preset("tiny", **overrides), request.stages)
+    if flags.stages > 1:
+        overrides["model"] = {"layers": max(TINY_LAYERS, flags.stages)}
+        overrides["stages"] = {"schedule": flags.schedule or "carry"}
+    return cut_into(preset("tiny", **overrides), flags.stages)
 
 
 class _Demo:
-    def __init__(self, request: DemoRequest, manifest: Manifest) -> None:
-        self._request = request
-        self._swarm = LocalSwarm(manifest, self._on_event, data=request.data)
+    def __init__(self, flags: DemoFlags, manifest: Manifest) -> None:
+        self._flags = flags
+        self._swarm = LocalSwarm(manifest, self._on_event, data=flags.data)
         self._view = SwarmView(self._swarm.manifest)
         self._printed_round = 0
         self._console = Console()
@@ -125,12 +108,10 @@ class _Demo:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt)
         try:
-            async with asyncio.timeout(self._request.timeout_s), self._swarm:
+            async with asyncio.timeout(self._flags.timeout), self._swarm:
                 await self._train()
         except TimeoutError:
-            raise DemoFailed(
-                f"not done after {self._request.timeout_s:.0f} s: raise --timeout or lower --rounds"
-            ) from None
+            raise DemoFailed(f"not done after {self._flags.timeout:.0f} s: raise --timeout or lower --rounds") from None
         except ChildEnded as error:
             for line in error.tail:
                 typer.echo(line, err=True)
@@ -145,16 +126,16 @@ class _Demo:
     async def _train(self) -> None:
         manifest = self._swarm.manifest
         typer.echo(
-            f"demo: {self._request.stages} stage{'' if self._request.stages == 1 else 's'} x {self._request.replicas} replicas, "
+            f"demo: {self._flags.stages} stage{'' if self._flags.stages == 1 else 's'} x {self._flags.replicas} replicas, "
             f"{manifest.rounds.total} rounds, run {manifest.run_id[:12]}"
         )
         bootstrap = await self._swarm.start_bootstrap()
         peers = []
-        stages = self._request.stages
+        stages = self._flags.stages
         more = ["--backup-stages", "0"]  # all disks are this one
-        if self._request.trace is not None:
+        if self._flags.trace is not None:
             more.append("--trace")
-        total = stages * self._request.replicas
+        total = stages * self._flags.replicas
         evaluator = None
         for index in range(total):
             if index == total - 1:  # before the last peer, as the rounds begin with it: a short run is over soon after
@@ -194,21 +175,21 @@ class _Demo:
     def _finish(self) -> None:
         report = build_report(
             self._view,
-            stages=self._request.stages,
-            replicas=self._request.replicas,
+            stages=self._flags.stages,
+            replicas=self._flags.replicas,
         )
-        if self._request.report is not None:
-            write_whole(self._request.report, (json.dumps(report, indent=1) + "\n").encode())
+        if self._flags.report is not None:
+            write_whole(self._flags.report, (json.dumps(report, indent=1) + "\n").encode())
         self._summary(report)
-        if self._request.trace is not None:
-            self._draw_timeline(self._request.trace)
+        if self._flags.trace is not None:
+            self._draw_timeline(self._flags.trace)
         problems = verdict(report)
         if problems:
             raise DemoFailed("; ".join(problems))
 
     def _draw_timeline(self, path: Path) -> None:
         timed = list(self._view.timed)
-        title = f"{self._request.stages} x {self._request.replicas}, {self._swarm.manifest.stages.schedule}"
+        title = f"{self._flags.stages} x {self._flags.replicas}, {self._swarm.manifest.stages.schedule}"
         write_whole(path, render_svg(timed, title=title).encode())
         typer.echo("")
         for line in table(timed):
@@ -235,5 +216,5 @@ class _Demo:
             f"heads and anchors              {len(heads)} for {len(report['heads'])} peers: {', '.join(head[:12] for head in heads)}"
         )
         typer.echo(f"time, start to end             {time.monotonic() - self._started:.0f} s")
-        if self._request.report is not None:
-            typer.echo(f"report                         {self._request.report}")
+        if self._flags.report is not None:
+            typer.echo(f"report                         {self._flags.report}")

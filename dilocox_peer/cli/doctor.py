@@ -24,6 +24,7 @@ from dilocox_peer import __version__
 from dilocox_peer.admission import Gate
 from dilocox_peer.cli import checks
 from dilocox_peer.cli.checks import Check, within
+from dilocox_peer.cli.flags import DoctorFlags
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
@@ -52,28 +53,15 @@ NO_LINK = "needs the run's link: dilocox-peer doctor LINK"
 _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorRequest:
-    """The flags of `doctor`."""
-
-    link: str | None
-    home: PeerHome
-    device: str
-    threads: int
-    stage: int | None
-    host_maddrs: tuple[str, ...]
-    as_json: bool
-
-
-def run_doctor(request: DoctorRequest) -> None:
+def run_doctor(flags: DoctorFlags) -> None:
     """Prints what was found; exit code 1 when something failed. Raises ConfigError for a link that is none."""
-    invitation = parse_invitation(request.link) if request.link else None
-    parse_multiaddrs(request.host_maddrs, "listen")
+    home, invitation = flags.peer_home, parse_invitation(flags.link) if flags.link else None
+    parse_multiaddrs(flags.host_maddrs, "listen")
     console = Console(highlight=False)
     errors = Console(stderr=True)
     with errors.status("looking") as status:
-        found = examine(request, invitation, on_start=lambda what: status.update(f"looking at {what}"))
-    if request.as_json:
+        found = examine(flags, home, invitation, on_start=lambda what: status.update(f"looking at {what}"))
+    if flags.as_json:
         typer.echo(json.dumps(report(found), indent=2))
     else:
         console.print(render(found))
@@ -111,13 +99,16 @@ def report(found: Sequence[Check]) -> dict[str, object]:
 
 
 def examine(
-    request: DoctorRequest, invitation: Invitation | None, *, on_start: Callable[[str], None] = lambda _what: None
+    flags: DoctorFlags,
+    home: PeerHome,
+    invitation: Invitation | None,
+    *,
+    on_start: Callable[[str], None] = lambda _what: None,
 ) -> list[Check]:
     """Every check, in order. Takes as long as the slowest parts: about ten seconds when all is well."""
     on_start("this machine")
-    home = request.home
-    found = asyncio.run(_quick(lambda: checks.quick_checks(home.folder, home.identity_path, request.host_maddrs)))
-    device = asyncio.run(within("device", TORCH_S, lambda: abandonable(lambda: look_at_device(request.device))))
+    found = asyncio.run(_quick(lambda: checks.quick_checks(home.folder, home.identity_path, flags.host_maddrs)))
+    device = asyncio.run(within("device", TORCH_S, lambda: abandonable(lambda: look_at_device(flags.device))))
     found.append(device)
     on_start("linkd")
     found.append(look_at_linkd())
@@ -127,7 +118,7 @@ def examine(
         found += [Check(name, "skipped", NO_LINK) for name in ("bootstrap", *VISIT_CHECKS)]
     else:
         on_start("the run")
-        outside = asyncio.run(look_at_run(invitation, request.host_maddrs, home))
+        outside = asyncio.run(look_at_run(invitation, flags.host_maddrs, home))
         found += outside.found
         manifest, speeds = outside.manifest, outside.speeds
     on_start("memory and speed")
@@ -135,14 +126,14 @@ def examine(
         why = NO_LINK if invitation is None else "the run's settings are not known"
         found.append(Check("memory", "skipped", f"{size(available_memory())} free; {why}"))
     else:
-        found += look_at_memory(manifest, request)
-        disk = checks.look_at_disk(home.folder, _parameters(manifest, request.stage))
+        found += look_at_memory(manifest, flags)
+        disk = checks.look_at_disk(home.folder, _parameters(manifest, flags.stage))
         found = [disk if check.name == "disk" else check for check in found]
     if device.status == "fail":
         found.append(Check("throughput", "skipped", "the device cannot be used"))
     else:
         found.append(
-            asyncio.run(within("throughput", TORCH_S, lambda: abandonable(lambda: measure(manifest, request, speeds))))
+            asyncio.run(within("throughput", TORCH_S, lambda: abandonable(lambda: measure(manifest, flags, speeds))))
         )
     return found
 
@@ -237,17 +228,17 @@ def look_at_linkd() -> Check:
         link.close(5.0)
 
 
-def look_at_memory(manifest: "Manifest", request: DoctorRequest) -> list[Check]:
+def look_at_memory(manifest: "Manifest", flags: DoctorFlags) -> list[Check]:
     """Of the machine, and of the accelerator when there is one."""
-    parameters = _parameters(manifest, request.stage)
-    is_alone, on_cpu = manifest.stages.count == 1, not request.device.startswith("cuda")
+    parameters = _parameters(manifest, flags.stage)
+    is_alone, on_cpu = manifest.stages.count == 1, not flags.device.startswith("cuda")
     needs = [stage_bytes(count, is_alone=is_alone, on_cpu=on_cpu) for count in parameters]
     found = [checks.judge_memory(available_memory(), needs, where="machine")]
     if not on_cpu:
         import torch
 
         try:
-            free = torch.cuda.mem_get_info(torch.device(request.device))[0]
+            free = torch.cuda.mem_get_info(torch.device(flags.device))[0]
         except (RuntimeError, AssertionError) as error:
             return [*found, Check("memory (device)", "fail", str(error).splitlines()[0], "use --device cpu")]
         on_device = [device_bytes(count, is_alone=is_alone) for count in parameters]
@@ -265,7 +256,7 @@ def _parameters(manifest: "Manifest", stage: int | None) -> list[int]:
     return [layout_of(manifest, each).num_elements for each in stages]
 
 
-def measure(manifest: "Manifest | None", request: DoctorRequest, speeds: Sequence[float]) -> Check:
+def measure(manifest: "Manifest | None", flags: DoctorFlags, speeds: Sequence[float]) -> Check:
     """Forward and backward of random micro-batches for MEASURE_S; of the tiny preset when no run is given.
 
     A large stage is measured on some of its blocks, and the rest reckoned by their multiplications.
@@ -277,17 +268,17 @@ def measure(manifest: "Manifest | None", request: DoctorRequest, speeds: Sequenc
     from dilocox_peer.model.transformer import LayerRange, StageModel
 
     of = manifest or preset("tiny")
-    blocks = max(cut_of(of)) if request.stage is None else cut_of(of)[request.stage]
+    blocks = max(cut_of(of)) if flags.stage is None else cut_of(of)[flags.stage]
     block, head = block_compute(of.model), head_compute(of.model)
-    limit = STEP_OPERATIONS if request.device == "cpu" else 100 * STEP_OPERATIONS
+    limit = STEP_OPERATIONS if flags.device == "cpu" else 100 * STEP_OPERATIONS
     measured, batch = checks.affordable(
         blocks, of.inner.micro_batch, context=of.model.context, block=block, head=head, limit=limit
     )
     section = of.model.model_copy(update={"layers": measured})
     before = torch.get_num_threads()
-    torch.set_num_threads(request.threads)
+    torch.set_num_threads(flags.threads)
     try:
-        model = StageModel(section, LayerRange.of(section), device=request.device)
+        model = StageModel(section, LayerRange.of(section), device=flags.device)
         with torch.no_grad():
             model.flat_N.normal_(std=0.02)
         generator = torch.Generator().manual_seed(0)

@@ -10,14 +10,13 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from dilocox_peer.admission import Right
 from dilocox_peer.cli.eventlog import event_printer
-from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.cli.flags import EvaluateFlags
 from dilocox_peer.cli.lifetime import Stop, run_until_stopped
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import (
@@ -51,49 +50,29 @@ NICENESS = 5  # training goes first
 Batch = tuple[Any, Any]
 
 
-def run_evaluator(
-    link: str,
-    *,
-    home: PeerHome,
-    data: Sequence[Path],
-    host_maddrs: Sequence[str],
-    json_log: bool,
-    until_stdin_closes: bool,
-    average: float | None = None,
-) -> None:
-    """Evaluates until the run's last round is, or until stopped. average: decay a round of a running average of the
-    anchors that is evaluated beside them; it is this process's own, and costs the swarm nothing. Raises ConfigError, RunUnreachable, RunRefused."""
-    invitation = parse_invitation(link)
-    parse_multiaddrs(host_maddrs, "listen")
-    home.make()
+def run_evaluator(flags: EvaluateFlags) -> None:
+    """Evaluates until the run's last round is, or until stopped. The running average that --average asks for is this process's
+    own, and costs the swarm nothing. Raises ConfigError, RunUnreachable, RunRefused."""
+    invitation = parse_invitation(flags.link)
+    parse_multiaddrs(flags.host_maddrs, "listen")
+    flags.peer_home.make()
     os.nice(NICENESS)
-    listener = event_printer(as_json=json_log)
-    with Identity.open(home.identity_path) as identity:
-        evaluator = Evaluator(invitation, home, identity, tuple(data), tuple(host_maddrs), listener, average)
-        code = run_until_stopped(evaluator.run, until_stdin_closes=until_stdin_closes)
+    listener = event_printer(as_json=flags.log.is_json)
+    with Identity.open(flags.peer_home.identity_path) as identity:
+        evaluator = Evaluator(flags, invitation, identity, listener)
+        code = run_until_stopped(evaluator.run, until_stdin_closes=flags.until_stdin_closes)
     raise typer.Exit(code)
 
 
 class Evaluator:
     """`run` it: joins as a reader and follows the rounds."""
 
-    def __init__(
-        self,
-        invitation: Invitation,
-        home: PeerHome,
-        identity: Identity,
-        data: tuple[Path, ...],
-        host_maddrs: tuple[str, ...],
-        listener: Listener,
-        average: float | None,
-    ) -> None:
+    def __init__(self, flags: EvaluateFlags, invitation: Invitation, identity: Identity, listener: Listener) -> None:
+        self._flags = flags
         self._invitation = invitation
-        self._home = home
+        self._home = flags.peer_home
         self._identity = identity
-        self._data = data
-        self._host_maddrs = host_maddrs
         self._listener = listener
-        self._average = average
         self._leaving = threading.Event()
 
     async def run(self, stop: Stop) -> None:
@@ -107,7 +86,7 @@ class Evaluator:
                 self._identity.peer_id,
                 namespace=self._invitation.run_id,
                 initial_peers=self._invitation.addresses,
-                host_maddrs=self._host_maddrs,
+                host_maddrs=self._flags.host_maddrs,
                 runtime_dir=self._home.runtime,
             )
             stack.push_async_callback(transport.close)
@@ -143,7 +122,7 @@ class Evaluator:
         from dilocox_peer.peer.training.outer import initial_state
 
         corpus = await asyncio.to_thread(
-            load_corpus, manifest.data.source, self._data, validation=manifest.data.validation
+            load_corpus, manifest.data.source, self._flags.data, validation=manifest.data.validation
         )
         self._listener(DataMeasured(corpus.unigram_entropy(), corpus.bigram_entropy(), corpus.validation_bytes))
         whole = await asyncio.to_thread(build_stage, manifest)
@@ -161,8 +140,8 @@ class Evaluator:
                     return
                 limit = FINAL_BYTES if is_last else ROUND_BYTES
 
-                if self._average is not None:
-                    averages = averages or [AnchorAverage(self._average) for _ in states]
+                if self._flags.average is not None:
+                    averages = averages or [AnchorAverage(self._flags.average) for _ in states]
                     for average, state in zip(averages, states, strict=True):
                         average.take(state)
 

@@ -3,46 +3,32 @@
 import os
 import secrets
 import sys
-from dataclasses import dataclass
 
-from dilocox_peer.cli.source import SourceRequest, load_model
+from dilocox_peer.cli.flags import GenerateFlags
+from dilocox_peer.cli.source import load_model
 from dilocox_peer.errors import ConfigError
 
 ONE_THREAD_PARAMETERS = 20_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
-    """The flags. tokens: bytes to draw. seed: None for another text each time."""
-
-    prompt: str
-    source: SourceRequest
-    tokens: int
-    temperature: float
-    top_k: int
-    seed: int | None
-    device: str
-    threads: int | None
-
-
-def run_generate(request: GenerateRequest) -> None:
+def run_generate(flags: GenerateFlags) -> None:
     """Writes prompt and continuation to standard output. Raises what load_model raises."""
     from dilocox_peer.model.sampling import Sampling, as_text, continuation
 
     try:
-        sampling = Sampling(request.temperature, request.top_k)
+        sampling = Sampling(flags.temperature, flags.top_k)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    whole = load_model(request.source)
-    _use_threads(request.threads, whole.num_parameters)
+    whole = load_model(flags.source, exported=flags.model)
+    _use_threads(flags.threads, whole.num_parameters)
     try:
-        model = whole.build(device=request.device)
+        model = whole.build(device=flags.device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"--device {request.device} cannot be used here ({reason}): use --device cpu") from None
-    seed = secrets.randbits(31) if request.seed is None else request.seed
-    prompt = os.fsencode(request.prompt)  # the bytes that were typed, whatever they are
-    stream = continuation(model, prompt, sampling, num_bytes=request.tokens, seed=seed)
+        raise ConfigError(f"--device {flags.device} cannot be used here ({reason}): use --device cpu") from None
+    seed = secrets.randbits(31) if flags.seed is None else flags.seed
+    prompt = os.fsencode(flags.prompt)  # the bytes that were typed, whatever they are
+    stream = continuation(model, prompt, sampling, num_bytes=flags.tokens, seed=seed)
     is_terminal = sys.stdout.isatty()
     _write(prompt.decode(errors="replace"))
     for text in as_text(stream):

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.cli.flags import BootstrapFlags
 from dilocox_peer.peer.control import ControlRefused, NotRunning, ask, socket_path
 from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.status import printable
@@ -67,8 +67,9 @@ def run_line(each: Mapping[str, Any]) -> str:
     )
 
 
-def show_health(home: PeerHome) -> None:
+def show_health(flags: BootstrapFlags) -> None:
     """Prints the line; ends with 0 or 1."""
+    home = flags.peer_home
     try:
         is_well, line = judge(asyncio.run(ask(socket_path(home.folder), "status"))["status"])
     except NotRunning:

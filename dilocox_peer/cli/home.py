@@ -26,7 +26,7 @@ class PeerHome:
     identity_path: Path
 
     @classmethod
-    def at(cls, home: Path | None, name: str, identity_path: Path | None) -> "PeerHome":
+    def at(cls, home: Path | None, name: str, identity_path: Path | None = None) -> "PeerHome":
         """Raises ConfigError for a name that is no folder name. Makes nothing yet."""
         if not _NAME.fullmatch(name) or name in {".", ".."}:
             raise ConfigError(f"--name {name!r}: use letters, digits, . _ and -, at most 64")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from dilocox_peer.cli.flags import AdmissionMode, InitFlags, SignFlags
 from dilocox_peer.cli.home import owner_key_path
 from dilocox_peer.config import defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
@@ -16,41 +17,34 @@ from dilocox_peer.model.partition import cut_into, idle_warning
 from dilocox_peer.peer.identity import Identity
 
 
-def write_run_file(
-    path: Path,
-    *,
-    preset: str,
-    run_name: str | None,
-    stages: int | None,
-    admission: str,
-    owner_key: Path | None,
-    home: Path | None,
-    force: bool,
-) -> None:
-    """Writes the signed run.toml of a preset. Raises ConfigError; an existing file stays unless force."""
+def write_run_file(flags: InitFlags) -> None:
+    """Writes the signed run.toml of a preset. Raises ConfigError; an existing file stays unless --force."""
+    path = flags.path
     if path.is_dir():
         raise ConfigError(f"{path} is a directory: name a file in it, such as {path / 'run.toml'}")
-    if run_name is not None and not re.search(RUN_NAME, run_name):
-        raise ConfigError(f"--run-name {run_name!r}: use letters, digits, . _ and -, at most 64")
-    if path.exists() and not force:
+    if flags.run_name is not None and not re.search(RUN_NAME, flags.run_name):
+        raise ConfigError(f"--run-name {flags.run_name!r}: use letters, digits, . _ and -, at most 64")
+    if path.exists() and not flags.force:
         raise ConfigError(f"{path} exists: pass --force to overwrite it, or another name")
-    if admission == "list":
+    if flags.admission is AdmissionMode.LIST:
         raise ConfigError(f"--admission list: its members are written into {path}, under [admission]; then sign it")
-    manifest = preset_manifest(preset, run={"name": run_name or preset}, admission={"mode": admission})
+    manifest = preset_manifest(
+        flags.preset, run={"name": flags.run_name or flags.preset}, admission={"mode": flags.admission.value}
+    )
     try:
-        manifest = cut_into(manifest, stages or manifest.stages.count)
+        manifest = cut_into(manifest, flags.stages or manifest.stages.count)
     except ValueError as error:
-        raise ConfigError(f"--stages {stages}: {error}; raise model.layers in a run.toml of your own") from None
-    _sign_and_write(manifest, path, owner_key_path(owner_key, home))
+        raise ConfigError(f"--stages {flags.stages}: {error}; raise model.layers in a run.toml of your own") from None
+    _sign_and_write(manifest, path, owner_key_path(flags.owner_key, flags.home))
     typer.echo(f"next: dilocox-peer bootstrap {path}")
 
 
-def sign_run_file(path: Path, *, owner_key: Path | None, home: Path | None) -> None:
+def sign_run_file(flags: SignFlags) -> None:
     """Signs path again, in place. The settings stay, those left out are filled in; comments of the reader's own go."""
-    manifest = read_manifest(path)
-    _sign_and_write(manifest, path, owner_key_path(owner_key, home))
+    manifest = read_manifest(flags.path)
+    _sign_and_write(manifest, flags.path, owner_key_path(flags.owner_key, flags.home))
     if sections := defaulted_sections(manifest):
-        typer.echo(f"note: filled in with defaults what {path} left out of {', '.join(sections)}", err=True)
+        typer.echo(f"note: filled in with defaults what {flags.path} left out of {', '.join(sections)}", err=True)
 
 
 def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:

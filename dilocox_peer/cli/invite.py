@@ -8,14 +8,14 @@ import asyncio
 import re
 import secrets
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from dilocox_peer.admission import GRANT_ID_BYTES, Gate, Grant, Revocations, Right, owner_of, when
-from dilocox_peer.cli.home import PeerHome, default_home, owner_key_path
+from dilocox_peer.cli.flags import InviteFlags, RevokeFlags
+from dilocox_peer.cli.home import default_home, owner_key_path
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.invitation import SCHEME, Invitation, format_invitation, parse_invitation, parse_multiaddrs
@@ -34,60 +34,42 @@ MAX_DAYS = 3660
 BOOTSTRAP = "bootstrap"  # the name that one has unless it is given another
 
 
-@dataclass(frozen=True, slots=True)
-class InviteRequest:
-    """The flags of `invite`, as given."""
-
-    path: Path
-    for_peer: str | None
-    uses: int | None
-    expires: str
-    rights: str
-    addresses: tuple[str, ...]
-    link: str | None
-    owner_key: Path | None
-    home: Path | None
-    name: str
-
-
-def run_invite(request: InviteRequest) -> None:
+def run_invite(flags: InviteFlags) -> None:
     """Prints the link, alone, and on standard error what it is good for. Raises ConfigError."""
-    manifest, owner = _owned(request.path, request.owner_key, request.home)
+    manifest, owner = _owned(flags.path, flags.owner_key, flags.home)
     if manifest.admission.mode == "open":
         raise ConfigError(
             f"run {manifest.run.name!r} needs no invitations, everybody may join: "
-            f'set admission.mode = "invite" in {request.path} and sign it'
+            f'set admission.mode = "invite" in {flags.path} and sign it'
         )
-    if request.for_peer is not None and request.uses is not None:
+    if flags.for_peer is not None and flags.uses is not None:
         raise ConfigError("--for and --uses both say for whom it is: pass one of them")
     now = time.time()
     grant = Grant(
         run_id=manifest.run_id,
         grant_id=secrets.token_bytes(GRANT_ID_BYTES),
-        rights=frozenset({_right(request.rights)}),
+        rights=frozenset({_right(flags.rights)}),
         issued_ms=int(now * 1000),
-        expires_s=int(now) + seconds_of(request.expires),
-        peer=None if request.for_peer is None else _peer(request.for_peer, "--for"),
-        uses=0 if request.for_peer is not None else (request.uses or 1),
+        expires_s=int(now) + seconds_of(flags.expires),
+        peer=None if flags.for_peer is None else _peer(flags.for_peer, "--for"),
+        uses=0 if flags.for_peer is not None else (flags.uses or 1),
     ).signed_by(owner)
-    addresses = _addresses(request, manifest)
+    addresses = _addresses(flags, manifest)
     typer.echo(format_invitation(Invitation(manifest.run_id, addresses, grant)))
-    typer.echo(
-        f"{described(grant)}; `dilocox-peer revoke {request.path} {grant.grant_id.hex()}` takes it back", err=True
-    )
+    typer.echo(f"{described(grant)}; `dilocox-peer revoke {flags.path} {grant.grant_id.hex()}` takes it back", err=True)
 
 
-def run_revoke(path: Path, target: str, *, link: str | None, owner_key: Path | None, home: Path | None) -> None:
-    """Takes an invitation back, or puts a peer out. link: also told to the run at once. Raises ConfigError, RunUnreachable."""
+def run_revoke(flags: RevokeFlags) -> None:
+    """Takes an invitation back, or puts a peer out; with a link the run is told at once. Raises ConfigError, RunUnreachable."""
     from dilocox_peer.peer.desk import OwnerRecords
 
-    manifest, owner = _owned(path, owner_key, home)
+    manifest, owner = _owned(flags.path, flags.owner_key, flags.home)
     gate = Gate.of(manifest)
     if gate is None:
         raise ConfigError(f"run {manifest.run.name!r} is open: nobody was invited, and nobody can be put out")
-    run = None if link is None else _of_run(link, manifest)
-    what, taken_back = _target(target, manifest)
-    records = OwnerRecords(home or default_home(), manifest.run_id)
+    run = None if flags.link is None else _of_run(flags.link, manifest)
+    what, taken_back = _target(flags.target, manifest)
+    records = OwnerRecords(flags.home or default_home(), manifest.run_id)
     gate.take(records.revocations(run_id=manifest.run_id, owner=owner.peer_id))
     if run is None:
         _write_down(what, gate, None, records, owner)
@@ -144,15 +126,15 @@ def _peer(text: str, what: str) -> PeerId:
     return PeerId(text)
 
 
-def _addresses(request: InviteRequest, manifest: Manifest) -> tuple[str, ...]:
+def _addresses(flags: InviteFlags, manifest: Manifest) -> tuple[str, ...]:
     """Where the run is entered: as given, or as the bootstrap on this machine says."""
-    if request.link is not None and request.addresses:
+    if flags.link is not None and flags.address:
         raise ConfigError("--link and --address both say where the run is entered: pass one of them")
-    if request.link is not None:
-        return _of_run(request.link, manifest).addresses
-    if request.addresses:
-        return parse_multiaddrs(request.addresses, "peer")
-    socket = socket_path(PeerHome.at(request.home, request.name, None).folder)
+    if flags.link is not None:
+        return _of_run(flags.link, manifest).addresses
+    if flags.address:
+        return parse_multiaddrs(flags.address, "peer")
+    socket = socket_path(flags.peer_home.folder)
     try:
         status = asyncio.run(ask(socket, "status"))["status"]
     except (NotRunning, ControlRefused):

@@ -5,16 +5,15 @@ Around the session: the dashboard or plain lines, the control socket, the log fi
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from dilocox_peer.cli.checks import Check, one_line, quick_checks
 from dilocox_peer.cli.eventlog import EventFile, event_printer
+from dilocox_peer.cli.flags import JoinFlags
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.hours import Hours, keep_hours
 from dilocox_peer.cli.idle import keep_idle, read_usage
@@ -23,84 +22,51 @@ from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.terminal import Dashboard, Terminal, errors_as_events, is_interactive
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Failed, Remark
-from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddrs
+from dilocox_peer.invitation import parse_invitation, parse_multiaddrs
 from dilocox_peer.peer.control import Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.settings import SessionSettings
 from dilocox_peer.peer.startup import StartUp, Step
 
 if TYPE_CHECKING:
     from dilocox_peer.peer.session import Session
-    from dilocox_peer.peer.settings import SessionSettings
 
 OPERATOR = "operator"  # who pauses by key or command; apart from the hours
 MIN_MBIT_S = 0.1  # below, a reply's pieces would come later than a fetcher waits
 LAST_WORDS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class JoinRequest:
-    """The flags of `join`, as given."""
-
-    link: str
-    home: PeerHome
-    data: tuple[Path, ...]
-    stage: int | None
-    device: str
-    threads: int
-    initial_peers: tuple[str, ...]
-    host_maddrs: tuple[str, ...]
-    announce_maddrs: tuple[str, ...]
-    link_maddrs: tuple[str, ...]
-    outgoing_only: bool
-    trace: bool
-    json_log: bool
-    until_stdin_closes: bool
-    mdns: bool = False
-    plain: bool = False
-    log_file: Path | None = None
-    log_file_mb: float = 10.0
-    log_file_count: int = 5
-    metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
-    nice: int = 0
-    max_upload_mbit_s: float | None = None
-    max_download_mbit_s: float | None = None
-    hours: str | None = None
-    max_memory_gb: float | None = None
-    backup_stages: int = 1
-    only_idle: bool = False
-
-
-def run_join(request: JoinRequest) -> None:
+def run_join(flags: JoinFlags) -> None:
     """Trains until the run is complete or somebody stops it. Raises ConfigError, RunUnreachable, RunRefused."""
-    invitation = parse_invitation(request.link)
-    more_peers = parse_multiaddrs(request.initial_peers, "peer")
-    parse_multiaddrs(request.host_maddrs, "listen")
-    parse_multiaddrs(request.announce_maddrs, "announce")
-    parse_multiaddrs(request.link_maddrs, "listen")
-    for path in request.data:
+    home, choices = flags.peer_home, flags.choices
+    invitation = parse_invitation(flags.link)
+    more_peers = parse_multiaddrs(choices.initial_peers, "peer")
+    parse_multiaddrs(choices.host_maddrs, "listen")
+    parse_multiaddrs(choices.announce_maddrs, "announce")
+    parse_multiaddrs(choices.link_maddrs, "listen")
+    for path in choices.data:
         if not path.exists():
             raise ConfigError(f"--data {path} does not exist: pass a text file, a JSONL file or a folder of them")
-    hours = Hours.parse(request.hours) if request.hours is not None else None
-    for flag, mbit_s in (("--max-upload", request.max_upload_mbit_s), ("--max-download", request.max_download_mbit_s)):
+    hours = Hours.parse(flags.hours) if flags.hours is not None else None
+    for flag, mbit_s in (("--max-upload", flags.at_most.max_upload), ("--max-download", flags.at_most.max_download)):
         if mbit_s is not None and not MIN_MBIT_S <= mbit_s <= 1e6:
             raise ConfigError(f"{flag} {mbit_s:g}: at least {MIN_MBIT_S:g} Mbit/s; leave it out for no limit")
-    if request.only_idle:
+    if flags.only_idle:
         read_usage()  # or the system cannot tell
-    warnings = _check_machine(request)
-    request.home.make()
-    if request.nice:
-        os.nice(request.nice)
+    warnings = _check_machine(home, choices.host_maddrs)
+    home.make()
+    if flags.nice:
+        os.nice(flags.nice)
     observer = Observer()
     with ExitStack() as stack:
-        if request.log_file is not None:
-            file = EventFile(request.log_file, max_bytes=int(request.log_file_mb * 1e6), keep=request.log_file_count)
+        if flags.log_file is not None:
+            file = EventFile(flags.log_file, max_bytes=int(flags.log_file_size * 1e6), keep=flags.log_file_count)
             observer.add(stack.enter_context(file))
-        identity = stack.enter_context(Identity.open(request.home.identity_path))
-        if request.metrics_port is not None:
+        identity = stack.enter_context(Identity.open(home.identity_path))
+        if flags.metrics_port is not None:
             from dilocox_peer.cli.metrics import metrics_server
 
-            stack.enter_context(metrics_server(observer, request.metrics_host, request.metrics_port))
+            stack.enter_context(metrics_server(observer, flags.metrics_host, flags.metrics_port))
         # Only now the heavy imports: a typing error in a flag should not take two seconds to be told. And not in the loop,
         # where hivemind's would keep Ctrl-C waiting.
         with interruptible():
@@ -109,77 +75,52 @@ def run_join(request: JoinRequest) -> None:
 
             quiet_hivemind()
 
-        settings = _settings(request, invitation, more_peers)
+        settings = SessionSettings(
+            run_id=invitation.run_id,
+            initial_peers=(*invitation.addresses, *more_peers),
+            grant=invitation.grant,
+            runtime_dir=home.runtime,
+            identity_path=home.identity_path,
+            run_folder=home.run_folder(invitation.run_id),
+            choices=choices,
+            at_most=flags.at_most,
+        )
         session = Session(settings, identity, observer)
-        on_screen = not (request.plain or request.json_log or request.until_stdin_closes) and is_interactive()
+        on_screen = not (flags.plain or flags.log.is_json or flags.until_stdin_closes) and is_interactive()
         if not on_screen:
-            observer.add(event_printer(as_json=request.json_log))
+            observer.add(event_printer(as_json=flags.log.is_json))
 
         if warnings:
             observer(Remark(one_line(warnings)))
 
         async def work(stop: Stop) -> None:
-            await _stay(session, stop, observer, request, hours, on_screen=on_screen)
+            await _stay(session, stop, observer, flags, hours, on_screen=on_screen)
 
-        code = run_until_stopped(work, until_stdin_closes=request.until_stdin_closes)
+        code = run_until_stopped(work, until_stdin_closes=flags.until_stdin_closes)
     raise typer.Exit(code)
 
 
-def _check_machine(request: JoinRequest) -> list[Check]:
+def _check_machine(home: PeerHome, host_maddrs: Sequence[str]) -> list[Check]:
     """The doctor's quick checks, before anything is made or started: warnings come back. Raises ConfigError.
 
     Takes some 0.1 s. Before the key is locked, or the check would find it in use.
     """
     with StartUp(Step.MACHINE).named():
-        found = quick_checks(request.home.folder, request.home.identity_path, request.host_maddrs)
+        found = quick_checks(home.folder, home.identity_path, host_maddrs)
         failed = [check for check in found if check.status == "fail"]
         if failed:
             raise ConfigError(one_line(failed))
     return [check for check in found if check.status == "warn" and check.name != "key file"]  # opening it says more
 
 
-def _settings(request: JoinRequest, invitation: Invitation, more_peers: tuple[str, ...]) -> "SessionSettings":
-    from dilocox_peer.network.transport import TransportLimits
-    from dilocox_peer.peer.settings import SessionSettings
-
-    return SessionSettings(
-        run_id=invitation.run_id,
-        initial_peers=(*invitation.addresses, *more_peers),
-        host_maddrs=request.host_maddrs,
-        announce_maddrs=request.announce_maddrs,
-        runtime_dir=request.home.runtime,
-        identity_path=request.home.identity_path,
-        run_folder=request.home.run_folder(invitation.run_id),
-        data=request.data,
-        stage=request.stage,
-        device=request.device,
-        threads=request.threads,
-        link_maddrs=request.link_maddrs,
-        outgoing_only=request.outgoing_only,
-        trace=request.trace,
-        mdns=request.mdns,
-        backup_stages=request.backup_stages,
-        grant=invitation.grant,
-        max_memory_bytes=None if request.max_memory_gb is None else int(request.max_memory_gb * 1e9),
-        limits=TransportLimits(
-            upload_bytes_per_s=_bytes_per_s(request.max_upload_mbit_s),
-            download_bytes_per_s=_bytes_per_s(request.max_download_mbit_s),
-        ),
-    )
-
-
-def _bytes_per_s(mbit_s: float | None) -> float | None:
-    return None if mbit_s is None else mbit_s * 1e6 / 8
-
-
 async def _stay(
-    session: "Session", stop: Stop, observer: Observer, request: JoinRequest, hours: Hours | None, *, on_screen: bool
+    session: "Session", stop: Stop, observer: Observer, flags: JoinFlags, hours: Hours | None, *, on_screen: bool
 ) -> None:
     """The session, and everything that looks at it or steers it."""
 
     def pause() -> str:
         session.pause(OPERATOR, "asked to")
-        return f"paused; the swarm goes on. `dilocox-peer resume{request.home.name_flag}` trains on"
+        return f"paused; the swarm goes on. `dilocox-peer resume{flags.peer_home.name_flag}` trains on"
 
     def resume() -> str:
         session.resume(OPERATOR, "asked to")
@@ -193,14 +134,14 @@ async def _stay(
     controls = Controls(status=observer.summary, pause=pause, resume=resume, leave=leave)
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(
-            ControlServer(socket_path(request.home.folder), controls, clock=observer.clock)
+            ControlServer(socket_path(flags.peer_home.folder), controls, clock=observer.clock)
         )
         observer.add(server.tell)
         if on_screen:
             stack.enter_context(_screen(observer, controls))
         if hours is not None:
             _keep(stack, keep_hours(hours, session), "--hours", observer)
-        if request.only_idle:
+        if flags.only_idle:
             _keep(stack, keep_idle(session), "--only-idle", observer)
         await session.run(stop.wait())
 

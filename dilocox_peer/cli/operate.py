@@ -16,6 +16,7 @@ from rich.console import Console
 
 from dilocox_peer.cli.demo_table import size as size_of
 from dilocox_peer.cli.eventlog import read_event
+from dilocox_peer.cli.flags import PeerFlags, StatusFlags
 from dilocox_peer.cli.health import ROLE, judge
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.observer import Observer
@@ -34,10 +35,19 @@ WATCH_PEER_S, WATCH_RUN_S = 1.0, 10.0
 MAX_NAMED = 8  # of those doubted, and of those refused: the newest
 
 
-def send(command: str, home: PeerHome) -> None:
+def send(command: str, flags: PeerFlags) -> None:
     """One command to the peer of this home; prints what it says. Raises NotRunning, ControlRefused."""
-    answer = asyncio.run(ask(_socket(home), command))
+    answer = asyncio.run(ask(_socket(flags.peer_home), command))
     typer.echo(answer["said"])
+
+
+def show_status(flags: StatusFlags) -> None:
+    """Of the run that the link names, or of the peer of this home. Raises NotRunning, ControlRefused, ConfigError, RunUnreachable,
+    RunRefused."""
+    if flags.link is None:
+        asyncio.run(_show_peer(_socket(flags.peer_home), as_json=flags.as_json, watch=flags.watch))
+    else:
+        asyncio.run(_show_run(parse_invitation(flags.link), as_json=flags.as_json, watch=flags.watch))
 
 
 def _socket(home: PeerHome) -> Path:
@@ -54,19 +64,14 @@ def _socket(home: PeerHome) -> Path:
 # ---- a peer of this machine ------------------------------------------------------------------------------------------
 
 
-def show_peer(home: PeerHome, *, as_json: bool, watch: bool) -> None:
-    """How the peer does, once or again and again. Raises NotRunning, ControlRefused."""
-    path = _socket(home)
-
-    async def show() -> None:
-        while True:
-            status = (await ask(path, "status"))["status"]
-            typer.echo(json.dumps(status) if as_json else "\n".join(peer_lines(status)))
-            if not watch:
-                return
-            await asyncio.sleep(WATCH_PEER_S)
-
-    asyncio.run(show())
+async def _show_peer(path: Path, *, as_json: bool, watch: bool) -> None:
+    """How the peer does, once or again and again."""
+    while True:
+        status = (await ask(path, "status"))["status"]
+        typer.echo(json.dumps(status) if as_json else "\n".join(peer_lines(status)))
+        if not watch:
+            return
+        await asyncio.sleep(WATCH_PEER_S)
 
 
 def peer_lines(status: Mapping[str, Any]) -> list[str]:
@@ -144,9 +149,9 @@ def stage_line(stage: int, here: Sequence[bool], tokens_per_s: float, *, is_whol
     return f"  stage {stage}: {count} peer{'' if count == 1 else 's'}, {speed}{', thin' if is_thin else ''}"
 
 
-def attach(home: PeerHome) -> None:
+def attach(flags: PeerFlags) -> None:
     """The dashboard of a peer that runs in another process. Raises NotRunning."""
-    path = _socket(home)
+    path = _socket(flags.peer_home)
     observer = Observer()
 
     def take(record: dict[str, Any]) -> None:
@@ -203,12 +208,8 @@ def attach(home: PeerHome) -> None:
 # ---- a run, without joining ------------------------------------------------------------------------------------------
 
 
-def show_run(link: str, *, as_json: bool, watch: bool) -> None:
-    """Who holds which stage of a run, as announced. Raises ConfigError, RunUnreachable, RunRefused."""
-    asyncio.run(_show_run(parse_invitation(link), as_json=as_json, watch=watch))
-
-
 async def _show_run(invitation: Invitation, *, as_json: bool, watch: bool) -> None:
+    """Who holds which stage of a run, as announced."""
     async with visit(invitation) as open_visit:
         manifest = await open_visit.directory.fetch_manifest()
         while True:

@@ -5,7 +5,6 @@ With the owner's key it also signs a checkpoint for the branch: then the others 
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import typer
 
 from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.cli.demo_table import size
+from dilocox_peer.cli.flags import RecoverFlags
 from dilocox_peer.cli.home import PeerHome, owner_key_path
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.peer.control import is_answered, socket_path
@@ -30,41 +30,31 @@ AHEAD_MS = 3_600_000  # what a bootstrap signs before it hears of this word coun
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class RecoverRequest:
-    """The flags of `recover`. run: the beginning of a run id. owner_key: given; None: the usual one, if it is there."""
-
-    tip: str | None
-    home: PeerHome
-    run: str
-    owner_key: Path | None
-    owner_home: Path
-
-
-def run_recover(request: RecoverRequest, say: Say = typer.echo) -> None:
+def run_recover(flags: RecoverFlags, say: Say = typer.echo) -> None:
     """Lists what is kept, or goes back to one. Raises ConfigError, StateCorrupt."""
-    kept = _kept(request)
-    if request.tip is None:
+    home = flags.peer_home
+    kept = _kept(home, flags.run)
+    if flags.tip is None:
         for folder, branch in kept:
             say(_line(folder, branch))
         if not kept:
-            say(f"nothing is kept here: {request.home.folder} has never left a branch of its own")
+            say(f"nothing is kept here: {home.folder} has never left a branch of its own")
         return
-    chosen = [(folder, branch) for folder, branch in kept if branch.tip.startswith(request.tip.lower())]
+    chosen = [(folder, branch) for folder, branch in kept if branch.tip.startswith(flags.tip.lower())]
     if len(chosen) != 1:
         what = "no branch" if not chosen else f"{len(chosen)} branches"
-        raise ConfigError(f"{what} of this peer begins with {request.tip!r}: `dilocox-peer recover` lists them")
-    if is_answered(socket_path(request.home.folder)):
-        raise ConfigError(f"this peer is running: `dilocox-peer leave{request.home.name_flag}` first, then recover")
-    with Identity.open(request.home.identity_path) as identity:
-        _go_back(*chosen[0], request, identity, say)
+        raise ConfigError(f"{what} of this peer begins with {flags.tip!r}: `dilocox-peer recover` lists them")
+    if is_answered(socket_path(home.folder)):
+        raise ConfigError(f"this peer is running: `dilocox-peer leave{home.name_flag}` first, then recover")
+    with Identity.open(home.identity_path) as identity:
+        _go_back(*chosen[0], flags, identity, say)
 
 
-def _kept(request: RecoverRequest) -> "list[tuple[Path, LeftBranch]]":
+def _kept(home: PeerHome, run: str) -> "list[tuple[Path, LeftBranch]]":
     """(run folder, branch), of each run the newest first."""
     from dilocox_peer.peer.state.left import LeftBranches
 
-    folders = sorted((request.home.folder / "runs").glob(f"{request.run[:16]}*"))
+    folders = sorted((home.folder / "runs").glob(f"{run[:16]}*"))
     return [(folder, branch) for folder in folders for branch in LeftBranches(folder).found()]
 
 
@@ -74,7 +64,7 @@ def _line(folder: Path, branch: "LeftBranch") -> str:
     return f"{branch.tip}  stage {branch.stage}, {rounds}, left {when}, {size(branch.size_bytes)}, run {folder.name}"
 
 
-def _go_back(folder: Path, branch: "LeftBranch", request: RecoverRequest, identity: Identity, say: Say) -> None:
+def _go_back(folder: Path, branch: "LeftBranch", flags: RecoverFlags, identity: Identity, say: Say) -> None:
     from dilocox_peer.peer.state.anchors import kept_manifest
     from dilocox_peer.peer.state.keeper import Keeper
     from dilocox_peer.peer.state.left import LeftBranches
@@ -82,7 +72,7 @@ def _go_back(folder: Path, branch: "LeftBranch", request: RecoverRequest, identi
     manifest = kept_manifest(folder)
     if manifest is None:
         raise ConfigError(f"{folder} has no settings of its run: join the run once, then recover")
-    owner = _owner_key(request, manifest)
+    owner = _owner_key(flags, manifest)
     branches = LeftBranches(folder)
     try:
         backup = branches.load(branch, manifest, verify)
@@ -140,13 +130,13 @@ def _vouch(keeper: "Keeper", manifest: "Manifest", backup: "Backup", owner: Sign
     return sign_checkpoint(unsigned, owner.sign)
 
 
-def _owner_key(request: RecoverRequest, manifest: "Manifest") -> SigningKey | None:
-    path = owner_key_path(request.owner_key, request.owner_home)
-    if request.owner_key is None and not path.exists():
+def _owner_key(flags: RecoverFlags, manifest: "Manifest") -> SigningKey | None:
+    path = owner_key_path(flags.owner_key, flags.home)
+    if flags.owner_key is None and not path.exists():
         return None
     key = read_key(path, flag="--owner-key")
     if key.peer_id == manifest.owner_peer:
         return key
-    if request.owner_key is not None:
+    if flags.owner_key is not None:
         raise ConfigError(f"--owner-key {path} has not signed run {manifest.run.name!r}: pass the key that has")
     return None

@@ -2,11 +2,11 @@
 
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
 from dilocox_peer.cli.eventlog import read_event_file
+from dilocox_peer.cli.flags import ReplayFlags
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.screen import Size, View, render
 from dilocox_peer.cli.terminal import Dashboard, Terminal, is_interactive
@@ -58,9 +58,10 @@ class Player:
         return "replay: stopped" if self.is_stopped else f"replay {self.speed:g}x"
 
 
-def run_replay(path: Path, *, speed: float) -> None:
+def run_replay(flags: ReplayFlags) -> None:
     """Plays the file to its end, and stays there until q. Without a terminal: shows the end. Raises ConfigError."""
     events: list[Timed] = []
+    path = flags.path
     for timed in read_event_file(path):
         events.append(timed)
         if len(events) > MAX_EVENTS:
@@ -68,7 +69,7 @@ def run_replay(path: Path, *, speed: float) -> None:
     if not events:
         raise ConfigError(f"{path} has no events: pass a file that `join --log-file` wrote")
     events.sort(key=lambda timed: timed[1])
-    player = Player(events, speed)
+    player = Player(events, flags.speed)
     observer = Observer(clock=lambda: player.now_s)
     if not is_interactive():
         for event, at_s in events:

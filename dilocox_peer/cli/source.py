@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from dilocox_peer.cli.flags import SourceFlags
 from dilocox_peer.cli.home import PeerHome, default_home
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, StateCorrupt
@@ -18,50 +18,37 @@ if TYPE_CHECKING:
     from dilocox_peer.model.whole import WholeModel
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRequest:
-    """The flags, as given: at most one of link, model and run_folders; none means the runs in `home`."""
-
-    link: str | None = None
-    model: Path | None = None
-    run_folders: tuple[Path, ...] = ()
-    home: Path | None = None
-    name: str | None = None
-    manifest: Path | None = None
-    timeout_s: float = 120.0
-
-
-def load_model(request: SourceRequest) -> "WholeModel":
-    """The model, whole and verified. Remarks go to standard error. Raises ConfigError, RunUnreachable, StateCorrupt."""
+def load_model(flags: SourceFlags, *, exported: Path | None = None) -> "WholeModel":
+    """The model, whole and verified. exported: a folder of one. Remarks go to standard error. Raises ConfigError, RunUnreachable, StateCorrupt."""
     given = [
         name
-        for name, value in (("LINK", request.link), ("--model", request.model), ("--run-folder", request.run_folders))
+        for name, value in (("LINK", flags.link), ("--model", exported), ("--run-folder", flags.run_folder))
         if value
     ]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)}: give one of them")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    if request.link:
-        return _from_run(request, request.link, console)
-    if request.model is not None:
+    if flags.link:
+        return _from_run(flags, flags.link, console)
+    if exported is not None:
         from dilocox_peer.model.huggingface import read_folder
 
-        return read_folder(request.model)
-    folders = request.run_folders or _run_folders(request)
-    return _from_disk(folders, request.manifest, console)
+        return read_folder(exported)
+    folders = flags.run_folder or _run_folders(flags)
+    return _from_disk(folders, flags.manifest, console)
 
 
-def _from_run(request: SourceRequest, link: str, console: Console) -> "WholeModel":
+def _from_run(flags: SourceFlags, link: str, console: Console) -> "WholeModel":
     invitation = parse_invitation(link)
     from dilocox_peer.cli.visit import READER, fetch_whole_model
 
-    reader = PeerHome.at(request.home, READER, None)
+    reader = PeerHome.at(flags.home, READER)
 
     with console.status(f"asking run {invitation.run_id[:12]}"):
         return asyncio.run(
             fetch_whole_model(
                 invitation,
-                timeout_s=request.timeout_s,
+                timeout_s=flags.timeout,
                 say=lambda line: console.print(line, style="dim", markup=False),
                 reader=reader,
             )
@@ -101,13 +88,13 @@ def _manifest_for(folders: Sequence[Path], manifest_path: Path | None) -> Manife
     return next(iter(kept.values()))
 
 
-def _run_folders(request: SourceRequest) -> tuple[Path, ...]:
+def _run_folders(flags: SourceFlags) -> tuple[Path, ...]:
     """Folders of the one run that the peers in home (or the one of that name) hold states of."""
-    home = request.home or default_home()
-    pattern = f"peers/{request.name or '*'}/runs/*"
+    home = flags.home or default_home()
+    pattern = f"peers/{flags.name or '*'}/runs/*"
     folders = sorted(path for path in home.glob(pattern) if any(path.glob("stage*/checkpoints/anchor-*.safetensors")))
-    if request.manifest is not None:
-        wanted = read_signed_manifest(request.manifest).run_id[:16]
+    if flags.manifest is not None:
+        wanted = read_signed_manifest(flags.manifest).run_id[:16]
         folders = [folder for folder in folders if folder.name == wanted]
     if not folders:
         raise ConfigError(f"no checkpoint of a run in {home / pattern}: pass the run's link, --run-folder or --home")

@@ -6,7 +6,6 @@ Which that is, dht/assignment.py decides; here it is fed with what the machine h
 import asyncio
 import random
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from dilocox_peer.dht.assignment import Claimant, better_stage, choose_stage
 from dilocox_peer.dht.directory import Directory
@@ -19,17 +18,9 @@ from dilocox_peer.model.transformer import layout_of
 from dilocox_peer.peer.dialback import ADVICE
 from dilocox_peer.peer.footprint import available_memory, resident_bytes
 from dilocox_peer.peer.presence import Presence
+from dilocox_peer.peer.settings import Wish
 
 CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What the volunteer says of it. stage: None leaves it to the swarm's need; max_memory_bytes: None allows all there is."""
-
-    stage: int | None
-    device: str
-    max_memory_bytes: int | None
 
 
 async def claim_stage(

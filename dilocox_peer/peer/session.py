@@ -33,7 +33,7 @@ class Session:
             identity,
             Tally(),
             self._pauses,
-            Reachability(outgoing_only=settings.outgoing_only),
+            Reachability(outgoing_only=settings.choices.outgoing_only),
             listener,
         )
 

@@ -1,39 +1,96 @@
-"""What a volunteer decides of a session."""
+"""What a volunteer decides of a session, and where it stands. Each of the decisions is a flag of `join`, declared here and
+nowhere else; so this loads nothing heavy: `--help` reads it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from dilocox_peer.admission import Grant
-from dilocox_peer.network.transport import TransportLimits
-from dilocox_peer.peer.claim import Wish
+from dilocox_peer.flags import Flag
 from dilocox_peer.types import RunId
+
+if TYPE_CHECKING:
+    from dilocox_peer.network.transport import TransportLimits
+
+ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)
+
+ListenAddresses = Annotated[tuple[str, ...], Flag("Listen here, e.g. /ip4/0.0.0.0/tcp/4711; may repeat.", shown=False)]
+AnnouncedAddresses = Annotated[
+    tuple[str, ...], Flag("Tell others to dial this, e.g. /ip4/PUBLIC/tcp/4711.", shown=False)
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """How this peer takes part."""
+
+    data: Annotated[
+        tuple[Path, ...], Flag("Text files, JSONL or folders to train on; may repeat.", shown="as the run says")
+    ] = ()
+    stage: Annotated[int | None, Flag("Insist on this stage.", shown=False, least=0)] = None
+    device: Annotated[str, Flag("cpu, cuda or cuda:N.")] = "cpu"
+    threads: Annotated[int, Flag("Threads of the training.", least=1)] = 1
+    initial_peers: Annotated[tuple[str, ...], Flag("More multiaddrs to enter by, beside the link's.", shown=False)] = ()
+    host_maddrs: ListenAddresses = ANY_PORT
+    announce_maddrs: AnnouncedAddresses = ()
+    link_maddrs: Annotated[
+        tuple[str, ...],
+        Flag("Listen here for activations of neighbouring stages.", shown="like --host-maddrs, any port"),
+    ] = ()
+    outgoing_only: Annotated[bool, Flag("Others cannot dial this computer: it holds stage 0, which dials.")] = False
+    trace: Annotated[bool, Flag("Log where each micro-batch's time goes.")] = False
+    mdns: Annotated[bool, Flag("Find neighbours of the same local network by mDNS.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtMost:
+    """What it gives of this machine. None: no limit."""
+
+    max_upload: Annotated[
+        float | None, Flag("Mbit/s for contributions, state and activations sent.", shown="no limit")
+    ] = None
+    max_download: Annotated[
+        float | None, Flag("Mbit/s for contributions, state and activations received.", shown="no limit")
+    ] = None
+    max_memory: Annotated[
+        float | None, Flag("GB; a stage that needs more is not taken.", shown="what is free", least=0.001)
+    ] = None
+    backup_stages: Annotated[
+        int, Flag("Other stages of which to keep a copy on disk, should nobody of them be left.", least=0)
+    ] = 1
+
+    @property
+    def limits(self) -> "TransportLimits":
+        from dilocox_peer.network.transport import TransportLimits  # it loads hivemind
+
+        up, down = (None if mbit_s is None else mbit_s * 1e6 / 8 for mbit_s in (self.max_upload, self.max_download))
+        return TransportLimits(upload_bytes_per_s=up, download_bytes_per_s=down)
 
 
 @dataclass(frozen=True, slots=True)
+class Wish:
+    """What the volunteer says of the stage. stage: None leaves it to the swarm's need; max_memory_bytes: None allows all
+    there is."""
+
+    stage: int | None
+    device: str
+    max_memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """Folders are of this peer alone; run_folder holds what survives a restart."""
+    """Folders are of this peer alone; run_folder holds what survives a restart. initial_peers: with those of the link."""
 
     run_id: RunId
     initial_peers: tuple[str, ...]
-    host_maddrs: tuple[str, ...]
-    announce_maddrs: tuple[str, ...]
+    grant: Grant | None  # the invitation in the link
     runtime_dir: Path
     identity_path: Path
     run_folder: Path
-    data: tuple[Path, ...]
-    stage: int | None
-    device: str
-    threads: int
-    limits: TransportLimits = field(default_factory=TransportLimits)
-    link_maddrs: tuple[str, ...] = ()  # empty: like host_maddrs, at ports of the system's choice
-    trace: bool = False
-    outgoing_only: bool = False  # others cannot dial us
-    mdns: bool = False  # look for neighbours' links on the local network
-    max_memory_bytes: int | None = None  # None: as much as is free
-    backup_stages: int = 1  # other stages of which a copy is kept
-    grant: Grant | None = None  # the invitation in the link
+    choices: Choices
+    at_most: AtMost
 
     @property
     def wish(self) -> Wish:
-        """Of a stage."""
-        return Wish(self.stage, self.device, self.max_memory_bytes)
+        gb = self.at_most.max_memory
+        return Wish(self.choices.stage, self.choices.device, None if gb is None else int(gb * 1e9))

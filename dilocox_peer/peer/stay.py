@@ -132,16 +132,16 @@ class Stay:
     # ---- start-up ----------------------------------------------------------------------------------------------------
 
     async def _start(self, stack: AsyncExitStack) -> _Parts:
-        settings = self._settings
+        settings, choices = self._settings, self._settings.choices
         transport = await Transport.create(
             settings.identity_path,
             self._me,
             namespace=settings.run_id,
             initial_peers=(*settings.initial_peers, *read_acquaintances(self._acquaintances)),
-            host_maddrs=settings.host_maddrs,
-            announce_maddrs=settings.announce_maddrs,
+            host_maddrs=choices.host_maddrs,
+            announce_maddrs=choices.announce_maddrs,
             runtime_dir=settings.runtime_dir,
-            limits=settings.limits,
+            limits=settings.at_most.limits,
         )
         stack.push_async_callback(transport.close)
         at = self._startup
@@ -164,10 +164,10 @@ class Stay:
         if stage == 0:
             at.step = Step.TEXT
             corpus = await asyncio.to_thread(
-                load_corpus, manifest.data.source, settings.data, validation=manifest.data.validation
+                load_corpus, manifest.data.source, choices.data, validation=manifest.data.validation
             )
         at.step = Step.DEVICE
-        _check_device(settings.device)
+        _check_device(choices.device)
         at.step = Step.DISK
         try:
             keeper = await asyncio.get_running_loop().run_in_executor(
@@ -190,8 +190,8 @@ class Stay:
             corpus=corpus,
             stage=stage,
             bench=conveyor,
-            device=settings.device,
-            threads=settings.threads,
+            device=choices.device,
+            threads=choices.threads,
             on_failure=on_failure,
             timetable=timetable,
         )
@@ -204,7 +204,7 @@ class Stay:
             stack.push_async_callback(self._stop_conveyor, conveyor)
             at.step = Step.LINKD
             await asyncio.to_thread(conveyor.start)
-        self._listener(run_joined(manifest, self._me, stage, device=settings.device, threads=settings.threads))
+        self._listener(run_joined(manifest, self._me, stage, device=choices.device, threads=choices.threads))
         at.step = Step.ROUNDS
         averaging = Averaging(
             presence,
@@ -299,7 +299,7 @@ class Stay:
             presence.endpoint,
             stage,
             manifest=manifest,
-            count=self._settings.backup_stages,
+            count=self._settings.at_most.backup_stages,
             run_folder=self._settings.run_folder,
             directory=directory,
             certificates=lambda: averaging.machine.chain,
@@ -326,7 +326,7 @@ class Stay:
         if wish.stage is not None:
             return None
         fits = fitting_stages(manifest, wish)
-        if not has_text(manifest.data.source, self._settings.data):
+        if not has_text(manifest.data.source, self._settings.choices.data):
             fits = [each for each in fits if each > 0]
         return Takeover(
             presence,
@@ -343,7 +343,7 @@ class Stay:
     ) -> Conveyor | None:
         if manifest.stages.count == 1:
             return None
-        settings = self._settings
+        settings, choices = self._settings, self._settings.choices
         return Conveyor(
             manifest,
             stage,
@@ -351,11 +351,11 @@ class Stay:
             run_id=settings.run_id,
             incarnation=self._incarnation,
             link_seed=secrets.token_bytes(SEED_BYTES),
-            listen=settings.link_maddrs or with_any_port(settings.host_maddrs),
+            listen=choices.link_maddrs or with_any_port(choices.host_maddrs),
             listener=self._from_thread(self._listener),
             on_failure=on_failure,
-            trace=settings.trace,
-            mdns=settings.mdns,
+            trace=choices.trace,
+            mdns=choices.mdns,
             pace=presence.transport.bandwidth.reserve_upload,
             pace_in=presence.transport.bandwidth.reserve_download,
             admission=presence.admission,

@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from dilocox_peer.cli import bootstrap
-from dilocox_peer.cli.bootstrap import BootstrapRequest
-from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.cli.flags import BootstrapFlags
 from dilocox_peer.cli.lifetime import Stop
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.events import Left
@@ -184,18 +183,7 @@ def test_a_taken_port_has_another_port_as_its_remedy(tmp_path, runs):
 
 
 async def test_a_bootstrap_that_is_stopped_while_it_starts_announces_nothing(tmp_path, runs, monkeypatch):
-    request = BootstrapRequest(
-        paths=tuple(runs[:1]),
-        home=PeerHome.at(tmp_path, "bootstrap", None),
-        port=None,
-        host_maddrs=("/ip4/127.0.0.1/tcp/0",),
-        announce_maddrs=(),
-        initial_peers=(),
-        owner_home=tmp_path,
-        owner_key=None,
-        json_log=False,
-        until_stdin_closes=False,
-    )
+    flags = BootstrapFlags(paths=tuple(runs[:1]), home=tmp_path, host_maddrs=("/ip4/127.0.0.1/tcp/0",))
     stop, said = Stop(until_stdin_closes=False), []
     ended = asyncio.Event()
 
@@ -209,6 +197,6 @@ async def test_a_bootstrap_that_is_stopped_while_it_starts_announces_nothing(tmp
     monkeypatch.setattr(bootstrap, "_open", never)
     with Identity.open(tmp_path / "identity.key") as identity:
         async with asyncio.timeout(10):
-            await bootstrap._serve([read_signed_manifest(runs[0])], {}, identity, request, said.append, stop)
+            await bootstrap._serve([read_signed_manifest(runs[0])], {}, identity, flags, said.append, stop)
     assert said == [Left("interrupted")]
     assert ended.is_set()

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from dilocox_peer.checkpoints import sign_checkpoint
+from dilocox_peer.cli.flags import RecoverFlags
 from dilocox_peer.cli.home import PeerHome
-from dilocox_peer.cli.recover import RecoverRequest, run_recover
+from dilocox_peer.cli.recover import run_recover
 from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.peer.identity import Identity, encode_key
 from dilocox_peer.peer.state.backup import Backup
@@ -86,7 +87,9 @@ def home(tmp_path: Path) -> PeerHome:
 
 def recover(home: PeerHome, tip: str | None = None, owner_key: Path | None = None) -> list[str]:
     said: list[str] = []
-    run_recover(RecoverRequest(tip, home, "", owner_key, home.folder.parent.parent), said.append)
+    run_recover(
+        RecoverFlags(tip=tip, name=home.folder.name, home=home.folder.parent.parent, owner_key=owner_key), said.append
+    )
     return said
 
 

@@ -1,0 +1,308 @@
+"""The flags of every command, each declared once: a field's name, type, default and help are the option's, and the command reads
+the field. Light, as `--help` loads all of it. How a field becomes an option: command.py.
+
+A field is called like its option, units and all; where Python has no such name, `name` says the option's.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.flags import Flag, Positional
+from dilocox_peer.peer.settings import ANY_PORT, AnnouncedAddresses, AtMost, Choices, ListenAddresses
+
+
+class LogFormat(StrEnum):
+    """auto: lines for people; json: one event a line, for programs."""
+
+    AUTO = "auto"
+    JSON = "json"
+
+    @property
+    def is_json(self) -> bool:
+        return self is LogFormat.JSON
+
+
+class AdmissionMode(StrEnum):
+    """Of the manifest's admission section."""
+
+    OPEN = "open"
+    INVITE = "invite"
+    LIST = "list"
+
+
+RunFile = Annotated[Path, Positional("The run's signed run.toml.", metavar="RUN_FILE")]
+Name = Annotated[str, Flag("Names this peer on this machine: its key and state live in a folder of that name.")]
+Home = Annotated[Path | None, Flag("Folder for keys and state.", shown="$XDG_DATA_HOME/dilocox-peer")]
+IdentityPath = Annotated[Path | None, Flag("Key file; made if missing.", shown="in the peer's folder")]
+OwnerKey = Annotated[Path | None, Flag("The key that signed it.", shown="owner.key in --home")]
+Log = Annotated[LogFormat, Flag("auto: lines for people; json: an event a line.")]
+UntilStdinCloses = Annotated[bool, Flag("Leave when standard input ends (for supervisors).", hidden=True)]
+Device = Annotated[str, Flag("cpu, cuda or cuda:N.")]
+
+
+class OfPeer:
+    """Flags that name a peer of this machine: what they have in common, and where it lives."""
+
+    name: str
+    home: Path | None
+    identity_path: Path | None = None  # of commands that need no key
+
+    @property
+    def peer_home(self) -> PeerHome:
+        """Raises ConfigError for a name that is no folder name."""
+        return PeerHome.at(self.home, self.name, self.identity_path)
+
+
+# ---- of a run's owner ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitFlags:
+    path: Annotated[Path, Positional("File to write.")] = Path("run.toml")
+    preset: Annotated[str, Flag("tiny, small, 125m or 1.3b.")] = "tiny"
+    stages: Annotated[int | None, Flag("Pipeline stages.", shown="the preset's", least=1)] = None
+    run_name: Annotated[str | None, Flag("Shown to volunteers.", shown="the preset")] = None
+    admission: Annotated[
+        AdmissionMode, Flag("open: everybody may join; invite: whom you invite; list: edit the file.")
+    ] = AdmissionMode.OPEN
+    owner_key: Annotated[Path | None, Flag("The owner's key; made if missing.", shown="owner.key in --home")] = None
+    home: Home = None
+    force: Annotated[bool, Flag("Overwrite the file.", has_opposite=True)] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignFlags:
+    path: Annotated[Path, Positional("The run.toml to sign.")] = Path("run.toml")
+    owner_key: Annotated[Path | None, Flag("The owner's key.", shown="owner.key in --home")] = None
+    home: Home = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapFlags(OfPeer):
+    """port and addresses: of the first run."""
+
+    paths: Annotated[
+        tuple[Path, ...], Positional("Signed run.toml of each run.", shown="run.toml", metavar="RUN_FILES")
+    ] = (Path("run.toml"),)
+    port: Annotated[
+        int | None,
+        Flag("TCP port on all interfaces, further runs the next ones; 0: any.", shown="4711", least=0, most=65535),
+    ] = None
+    host_maddrs: ListenAddresses = ()
+    announce_maddrs: AnnouncedAddresses = ()
+    initial_peers: Annotated[
+        tuple[str, ...], Flag("Multiaddrs of other bootstraps or peers of the run.", shown=False)
+    ] = ()
+    health: Annotated[bool, Flag("Say in one line how the one that runs does; exit code 0 or 1.")] = False
+    owner_key: Annotated[
+        Path | None,
+        Flag(
+            "The owner's key: signs first rosters and checkpoints, and redeems invitations.",
+            shown="owner.key, in --home or beside the state",
+        ),
+    ] = None
+    name: Name = "bootstrap"
+    home: Home = None
+    identity_path: IdentityPath = None
+    log: Log = LogFormat.AUTO
+    until_stdin_closes: UntilStdinCloses = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteFlags(OfPeer):
+    path: RunFile = Path("run.toml")
+    for_peer: Annotated[
+        str | None,
+        Flag("Invite this peer alone; nobody has to redeem it.", name="for", metavar="PEERID", shown=False),
+    ] = None
+    uses: Annotated[int | None, Flag("Invite so many, whoever comes first.", shown="1", least=1, most=10_000)] = None
+    expires: Annotated[str, Flag("After so long it is worth nothing, nor is who came in by it: 90m, 12h, 7d, 4w.")] = (
+        "30d"
+    )
+    rights: Annotated[str, Flag("join: train and read; read: export, evaluate, generate alone.")] = "join"
+    address: Annotated[
+        tuple[str, ...],
+        Flag("Multiaddr where the run is entered; may repeat.", shown="the bootstrap's on this machine"),
+    ] = ()
+    link: Annotated[str | None, Flag("The link that `bootstrap` printed, instead of --address.", shown=False)] = None
+    owner_key: OwnerKey = None
+    name: Name = "bootstrap"
+    home: Home = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevokeFlags:
+    path: RunFile
+    target: Annotated[
+        str, Positional("An invitation's id, the link it is in, or the PeerID of who came in.", metavar="WHAT")
+    ]
+    link: Annotated[
+        str | None, Flag("Tell the run at once, over its link; for a bootstrap on another machine.", shown=False)
+    ] = None
+    owner_key: OwnerKey = None
+    home: Home = None
+
+
+# ---- of a peer -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinFlags(OfPeer):
+    link: Annotated[str, Positional("The dilocox:// link that `bootstrap` printed.")]
+    name: Name = "default"
+    choices: Choices
+    plain: Annotated[bool, Flag("Plain lines in a terminal too, no dashboard.")] = False
+    log_file: Annotated[Path | None, Flag("Append every event to this JSONL file as well.", shown=False)] = None
+    log_file_size: Annotated[float, Flag("MB after which it is rotated.", least=0.001)] = 10.0
+    log_file_count: Annotated[int, Flag("Rotated files to keep.", least=0, most=1000)] = 5
+    metrics_port: Annotated[int | None, Flag("Serve Prometheus metrics there.", shown="off", least=1, most=65535)] = (
+        None
+    )
+    metrics_host: Annotated[str, Flag("Address of the metrics; if not loopback, others can read them.")] = "127.0.0.1"
+    nice: Annotated[int, Flag("Give way to other programs; 19: to all.", least=0, most=19)] = 0
+    at_most: AtMost
+    hours: Annotated[
+        str | None, Flag("Train only then, local time, e.g. 22:00-07:00; paused otherwise.", shown=False)
+    ] = None
+    only_idle: Annotated[bool, Flag("Train only while other programs leave the processor alone.")] = False
+    home: Home = None
+    identity_path: IdentityPath = None
+    log: Log = LogFormat.AUTO
+    until_stdin_closes: UntilStdinCloses = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerFlags(OfPeer):
+    """Of the commands to a peer of this machine that need nothing but its name."""
+
+    name: Name = "default"
+    home: Home = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverFlags(OfPeer):
+    tip: Annotated[str | None, Positional("Of the branch to go back to; without it: what is kept.", shown=False)] = None
+    run: Annotated[str, Flag("Beginning of the run's id, of a peer of several runs.")] = ""
+    owner_key: Annotated[
+        Path | None, Flag("Sign for that branch, so that the others follow.", shown="owner.key in --home, if there")
+    ] = None
+    name: Name = "default"
+    home: Home = None
+    identity_path: IdentityPath = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusFlags(OfPeer):
+    link: Annotated[
+        str | None, Positional("The run's link: who holds what; without it: the peer on this machine.", shown=False)
+    ] = None
+    name: Name = "default"
+    as_json: Annotated[bool, Flag("One JSON object.", name="json")] = False
+    watch: Annotated[bool, Flag("Again and again, until Ctrl-C.")] = False
+    home: Home = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayFlags:
+    path: Annotated[Path, Positional("A JSONL file that `join --log-file` wrote.")]
+    speed: Annotated[float, Flag("Times as fast as it happened.", least=0.01, most=100_000)] = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorFlags(OfPeer):
+    link: Annotated[str | None, Positional("The run's link; without it only this machine is checked.", shown=False)] = (
+        None
+    )
+    name: Name = "default"
+    device: Device = "cpu"
+    threads: Annotated[int, Flag("Threads of the training, for the throughput.", least=1)] = 1
+    stage: Annotated[int | None, Flag("The stage meant to be joined.", shown=False, least=0)] = None
+    host_maddrs: ListenAddresses = ANY_PORT
+    home: Home = None
+    identity_path: IdentityPath = None
+    as_json: Annotated[bool, Flag("One JSON object instead of a table.", name="json")] = False
+
+
+# ---- of who looks on -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoFlags:
+    stages: Annotated[int, Flag("Pipeline stages.", least=1)] = 2
+    replicas: Annotated[int, Flag("Peers of each stage.", least=1, most=16)] = 2
+    rounds: Annotated[
+        int | None, Flag("Outer rounds, if they stay as long as they begin: 128, with stages 32.", least=1)
+    ] = None
+    inner_steps: Annotated[int | None, Flag("Inner steps a round (H).", shown=False, least=1)] = None
+    overlap: Annotated[str | None, Flag("arrival, one-step or none.", shown=False)] = None
+    codec: Annotated[str | None, Flag("none, fp16, int8, int4, int2, sign, topk or lowrank-int4.", shown=False)] = None
+    inner_optimizer: Annotated[str | None, Flag("adamw or muon.", shown=False)] = None
+    schedule: Annotated[str | None, Flag("carry or flush.", shown=False)] = None
+    trace: Annotated[Path | None, Flag("Draw where the micro-batches' time went, as an SVG picture.", shown=False)] = (
+        None
+    )
+    data: Annotated[tuple[Path, ...], Flag("Text to train on instead of the standard library.", shown=False)] = ()
+    report: Annotated[Path | None, Flag("Write the JSON report here.", shown=False)] = None
+    seed: Annotated[int, Flag("Of the run.", least=0)] = 0
+    timeout: Annotated[float, Flag("Seconds after which the demo gives up.", least=10)] = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateFlags(OfPeer):
+    link: Annotated[str, Positional("The run's link.")]
+    name: Name = "evaluator"
+    data: Annotated[tuple[Path, ...], Flag(shown=False)] = ()
+    host_maddrs: ListenAddresses = ANY_PORT
+    home: Home = None
+    log: Log = LogFormat.AUTO
+    average: Annotated[
+        float | None,
+        Flag(
+            "Also evaluate a running average of the anchors, with this decay a round.",
+            shown=False,
+            least=0.0,
+            most=0.999,
+        ),
+    ] = None
+    until_stdin_closes: UntilStdinCloses = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFlags:
+    """Where a model is taken from: at most one of link and run_folder (and generate's --model); none means the runs in home."""
+
+    link: Annotated[
+        str | None, Positional("The run's dilocox:// link; without it: what lies on this disk.", shown=False)
+    ] = None
+    run_folder: Annotated[
+        tuple[Path, ...], Flag("A peer's folder of the run (HOME/peers/NAME/runs/RUN); may repeat.", shown=False)
+    ] = ()
+    home: Home = None
+    name: Annotated[str | None, Flag("Look at this peer of --home alone.", shown="all of them")] = None
+    manifest: Annotated[Path | None, Flag("The run's run.toml, where the folder lacks it.", shown=False)] = None
+    timeout: Annotated[float, Flag("Seconds to wait for a round that all stages have.", least=1)] = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportFlags:
+    out: Annotated[Path, Flag("Folder to write.")] = Path("model")
+    source: SourceFlags
+    force: Annotated[bool, Flag("Replace an export that is there.", has_opposite=True)] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateFlags:
+    prompt: Annotated[str, Positional("Text to go on from.")]
+    model: Annotated[Path | None, Flag("A folder that `export` wrote, instead of a run.", shown=False)] = None
+    tokens: Annotated[int, Flag("Bytes to write.", least=0)] = 256
+    temperature: Annotated[float, Flag("0: always the likeliest.", least=0.0)] = 0.8
+    top_k: Annotated[int, Flag("Draw among that many likeliest; 0: all.", least=0)] = 40
+    seed: Annotated[
+        int | None, Flag("Equal seeds give equal text.", shown="another each time", least=0, most=2**63 - 1)
+    ] = None
+    device: Device = "cpu"
+    threads: Annotated[int | None, Flag("Of the computation.", shown="1 for a small model, else all", least=1)] = None
+    source: SourceFlags

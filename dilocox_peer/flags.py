@@ -1,0 +1,33 @@
+"""What the command line has to know of a field of a frozen dataclass, beside its name, type and default.
+
+    stage: Annotated[int | None, Flag("Insist on this stage.", shown=False, least=0)] = None
+
+is the option `--stage`, its variable DILOCOX_<COMMAND>_STAGE, and the setting that the command reads. cli/command.py makes the
+one out of the other; here is the mark alone, for rooms that know of no command line.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """An option. name: where the field cannot be called like the option. shown: in place of the default, in the help; False:
+    nothing. A value under `least` or over `most` is refused."""
+
+    help: str | None = None
+    name: str = ""
+    shown: str | bool = True
+    least: float | None = None
+    most: float | None = None
+    has_opposite: bool = False  # `--no-NAME` as well
+    hidden: bool = False
+    metavar: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Positional:
+    """An argument that is told from others by its place."""
+
+    help: str
+    shown: str | bool = True
+    metavar: str | None = None
