@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from dilocox_peer.admission import Grant
 from dilocox_peer.flags import Flag
 from dilocox_peer.types import RunId
 
 if TYPE_CHECKING:
+    from dilocox_peer.admission import Grant
     from dilocox_peer.network.transport import TransportLimits
 
 ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)
@@ -83,7 +83,7 @@ class SessionSettings:
 
     run_id: RunId
     initial_peers: tuple[str, ...]
-    grant: Grant | None  # the invitation in the link
+    grant: "Grant | None"  # the invitation in the link
     runtime_dir: Path
     identity_path: Path
     run_folder: Path
