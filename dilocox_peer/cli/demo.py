@@ -19,7 +19,7 @@ from dilocox_peer.cli.flags import DemoFlags
 from dilocox_peer.cli.init import write_whole
 from dilocox_peer.cli.local_swarm import ChildEnded, LocalSwarm
 from dilocox_peer.cli.report import build_report, verdict
-from dilocox_peer.cli.swarm_view import SwarmView
+from dilocox_peer.cli.swarm_view import SwarmView, progress_of
 from dilocox_peer.cli.timeline import render_svg, table
 from dilocox_peer.config import preset
 from dilocox_peer.errors import ConfigError, DilocoxError
@@ -207,7 +207,7 @@ class _Demo:
             typer.echo(f"  of its bigram entropy        {final / bigram:.2f} x {bigram:.4f}   (unigram {unigram:.4f})")
         typer.echo(f"tokens                         {report['tokens']:,}, {report['tokens_per_second']:,.0f} a second")
         ratio = report["allreduce_bytes_per_token"] / max(1e-9, report["outer_bytes_per_token"])
-        sent = size(sum(peer.bytes_sent for peer in self._view.peers.values()))
+        sent = size(sum(progress_of(peer).bytes_sent for peer in self._view.peers.values()))
         typer.echo(f"sent by all peers              {sent}, {report['outer_bytes_per_token']:.1f} bytes a token")
         typer.echo(
             f"  than float32 all-reduce      {ratio:.0f} times fewer ({report['allreduce_bytes_per_token']:.0f} bytes a token)"

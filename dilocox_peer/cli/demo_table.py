@@ -4,7 +4,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dilocox_peer.cli.swarm_view import RoundView, SwarmView
+from dilocox_peer.cli.swarm_view import RoundView, SwarmView, pipeline_of, progress_of
+from dilocox_peer.peer.status import Status
 
 _BARS = "▁▂▃▄▅▆▇█"
 _ROUNDS_SHOWN = 8
@@ -53,12 +54,21 @@ def _peers(view: SwarmView) -> Table:
     for name in ("stage", "round", "loss", "tok/s", "busy", "sent", "received"):
         table.add_column(name, justify="right")
     table.add_column("state")
-    for label, peer in sorted(view.peers.items()):
+    for label, status in view.peers.items():
+        of, links = progress_of(status), pipeline_of(status)
         table.add_row(
-            f"{label} …{peer.peer[-6:]}", str(peer.stage), str(min(peer.round, view.expected_rounds)), _loss(peer.train_loss),
-            f"{peer.tokens_per_s:,.0f}", _share(peer.busy), size(peer.bytes_sent + peer.pipeline_bytes_sent), size(peer.bytes_received), peer.state,
+            f"{label} …{status.me[-6:]}", str(status.stage), str(min(of.round, view.expected_rounds)), _loss(of.train_loss),
+            f"{of.tokens_per_s:,.0f}", _share(links.busy), size(of.bytes_sent + links.bytes_sent), size(of.bytes_received), _state(status),
         )  # fmt: skip
     return table
+
+
+def _state(status: Status) -> str:
+    if status.complete is not None:
+        return "complete"
+    if status.left is not None:
+        return "left"
+    return "joining" if status.progress is None else "training"
 
 
 def _rounds(view: SwarmView) -> Table:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from dilocox_peer.cli.children import Child, Children
+from dilocox_peer.cli.eventlog import read_event
 from dilocox_peer.cli.init import write_whole
 from dilocox_peer.config import to_toml
 from dilocox_peer.errors import DilocoxError
+from dilocox_peer.events import BootstrapReady, PeerStarted
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.identity import Identity
 
@@ -111,10 +113,11 @@ class LocalSwarm:
             return
 
     def _take(self, label: str, record: dict[str, Any]) -> None:
-        if record["event"] == "BootstrapReady":
-            self.link = record["link"]
-        elif record["event"] == "PeerStarted":
-            self._started.add(label)
+        match read_event(record):
+            case (BootstrapReady(link=link), _):
+                self.link = link
+            case (PeerStarted(), _):
+                self._started.add(label)
         self._on_event(label, record)
         self._changed.set()
 

@@ -11,19 +11,23 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from dilocox_peer.cli.swarm_view import RoundView, SwarmView
+from dilocox_peer.cli.swarm_view import RoundView, SwarmView, pipeline_of, progress_of
 
 
 def build_report(view: SwarmView, *, stages: int, replicas: int) -> dict[str, Any]:
     """What `demo --report` writes, as a JSON-able dictionary."""
     digests: dict[str, dict[str, str]] = {}
-    for peer in view.peers.values():
-        digests.setdefault(str(peer.stage), {})[peer.peer] = peer.anchor_digest
+    heads: dict[str, str] = {}
+    peers = view.peers.values()
+    for peer in peers:
+        last = peer.complete or peer.certified
+        heads[peer.me], digest = ("", "") if last is None else (last.head, last.anchor_digest)
+        digests.setdefault(str(peer.stage), {})[peer.me] = digest
     tokens = view.tokens
-    by_stage = {peer.stage: peer.num_parameters for peer in view.peers.values()}
+    by_stage = {peer.stage: peer.certified.raw_bytes // 4 for peer in peers if peer.certified is not None}
     num_parameters = sum(by_stage.values())
-    num_heads = sum(peer.stage == 0 for peer in view.peers.values())
-    mean_sent = fmean(peer.bytes_sent for peer in view.peers.values()) if view.peers else 0.0
+    num_heads = sum(peer.stage == 0 for peer in peers)
+    mean_sent = fmean(progress_of(peer).bytes_sent for peer in peers) if peers else 0.0
     step_tokens = view.tokens_of(view.manifest.inner.accumulate)
     return {
         "stages": stages,
@@ -42,14 +46,12 @@ def build_report(view: SwarmView, *, stages: int, replicas: int) -> dict[str, An
         "allreduce_bytes_per_token": round(
             2 * (replicas - 1) / replicas * 4 * num_parameters / stages / step_tokens, 4
         ),
-        "heads": {peer.peer: peer.head for peer in view.peers.values()},
+        "heads": heads,
         "anchor_digests": digests,
-        "pipeline_bytes_per_token": round(
-            sum(peer.pipeline_bytes_sent for peer in view.peers.values()) / max(1, tokens), 4
-        ),
+        "pipeline_bytes_per_token": round(sum(pipeline_of(peer).bytes_sent for peer in peers) / max(1, tokens), 4),
         "resent_micro_batches": view.resent_micro_batches,
         "orphaned_contributions": view.orphaned_contributions,
-        "loop_lag_ms_p99": {peer.peer: peer.lag_ms_p99 for peer in view.peers.values()},
+        "loop_lag_ms_p99": {peer.me: progress_of(peer).lag_ms_p99 for peer in peers},
         "events": view.events,
         "errors": view.errors,
     }

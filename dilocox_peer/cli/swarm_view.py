@@ -1,4 +1,5 @@
-"""What a watcher of several peers knows: a fold over their events. Pure; the demo's table and report are drawn from it."""
+"""What a watcher of several peers knows: the status of each, and what is of the swarm as a whole. Pure; the demo's table and report
+are drawn from it."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -6,41 +7,28 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from dilocox_peer.cli.eventlog import read_event
 from dilocox_peer.cli.timeline import Timed, read
+from dilocox_peer.events import (
+    DataMeasured,
+    Evaluated,
+    Event,
+    Failed,
+    PipelineProgress,
+    RoundCertified,
+    StageCopied,
+    StageSeen,
+    SwarmSeen,
+    TrainingProgress,
+)
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.types import PeerId
+from dilocox_peer.peer.status import Status
+from dilocox_peer.pipeline.contract import MicroBatchTimed
 
-MAX_KEPT_EVENTS = 2000  # of the report's log; routine progress is not logged
+MAX_KEPT_EVENTS = 2000  # of the report's log
 MAX_KEPT_TIMED = 20_000  # micro-batches of a traced demo, the newest
-_ROUTINE = frozenset(
-    {
-        "TrainingProgress", "PipelineProgress", "RoundClosed", "CheckpointWritten", "Evaluated", "RoundCertified",
-        "MicroBatchTimed", "RouteChanged",
-    }
-)  # fmt: skip
-
-
-@dataclass
-class PeerView:
-    """One peer as its events show it."""
-
-    label: str
-    stage: int = 0
-    peer: PeerId = PeerId("")
-    round: int = 0
-    tokens: int = 0
-    tokens_per_s: float = 0.0
-    train_loss: float = float("nan")
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    lag_ms_p99: float = 0.0
-    busy: float = 0.0
-    resent: int = 0
-    pipeline_bytes_sent: int = 0
-    num_parameters: int = 0  # of its stage
-    head: str = ""
-    anchor_digest: str = ""
-    state: str = "starting"
+_NO_PROGRESS = TrainingProgress(0, 0, 0, 0.0, float("nan"), 0, 0, 0.0)
+_NO_PIPELINE = PipelineProgress(0, 0.0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass
@@ -73,7 +61,7 @@ class SwarmView:
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self.expected_rounds = manifest.rounds.total
-        self.peers: dict[str, PeerView] = {}
+        self.statuses: dict[str, Status] = {}  # of every process, also of those that are no peers
         self.rounds: dict[int, RoundView] = {}
         self.initial_val_loss: float | None = None
         self.final_val_loss: float | None = None
@@ -81,53 +69,52 @@ class SwarmView:
         self.unigram_entropy: float | None = None
         self.first_training_s: float | None = None
         self.last_round_s: float | None = None
-        self.orphaned_contributions = 0
         self.events: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self.timed: deque[Timed] = deque(maxlen=MAX_KEPT_TIMED)
 
     def take(self, label: str, record: Mapping[str, Any]) -> None:
         """Folds in one event of the process `label`, in its JSONL form (events.Event.record)."""
-        kind, now = str(record.get("event")), float(record.get("time", 0.0))
-        if kind not in _ROUTINE and len(self.events) < MAX_KEPT_EVENTS:
+        known = read_event(record)
+        if (known is None or _is_logged(known[0])) and len(self.events) < MAX_KEPT_EVENTS:
             self.events.append({"process": label, **record})
-        match kind:
-            case "PeerStarted":
-                self.peers[label] = PeerView(label, stage=record["stage"], peer=record["peer"], state="joining")
-            case "TrainingProgress":
-                self._progress(self.peers[label], record)
-                if record["tokens"] and self.first_training_s is None:
-                    self.first_training_s = now
-            case "MicroBatchTimed":
-                self._timed(label, record)
-            case "PipelineProgress":
-                view = self.peers[label]
-                view.busy, view.resent = record["busy"], record["resent"]
-                view.pipeline_bytes_sent = record["bytes_sent"]
-            case "RoundCertified":
-                self._certified(self.peers[label], record, now)
-            case "Evaluated":
-                self._evaluated(record)
-            case "DataMeasured":
-                self.bigram_entropy, self.unigram_entropy = record["bigram_entropy"], record["unigram_entropy"]
-            case "BranchSwitched":
-                self.orphaned_contributions += record["orphaned_contributions"]
-            case "RunComplete" if label in self.peers:
-                view = self.peers[label]
-                view.state, view.head, view.anchor_digest = "complete", record["head"], record["anchor_digest"]
-            case "Left" if label in self.peers and self.peers[label].state != "complete":
-                self.peers[label].state = "left"
-            case "Failed":
-                self.errors.append(f"{label}: {record['where']}: {record['reason']}")
+        if known is None:
+            return
+        event, now = known
+        status = self.statuses.setdefault(label, Status())
+        status.take(event, now)
+        match event:
+            case TrainingProgress() if event.tokens and self.first_training_s is None:
+                self.first_training_s = now
+            case MicroBatchTimed():
+                if (timed := read(label, status.stage or 0, event)) is not None:
+                    self.timed.append(timed)
+            case RoundCertified():
+                self._certified(status.stage or 0, event, now)
+            case Evaluated(number, loss):
+                self._evaluated(number, loss)
+            case DataMeasured():
+                self.bigram_entropy, self.unigram_entropy = event.bigram_entropy, event.unigram_entropy
+            case Failed(where, reason):
+                self.errors.append(f"{label}: {where}: {reason}")
+
+    @property
+    def peers(self) -> dict[str, Status]:
+        """Those that have started, by label."""
+        return {label: status for label, status in sorted(self.statuses.items()) if status.started is not None}
 
     @property
     def tokens(self) -> int:
         """Trained, counted once: at stage 0, where micro-batches start."""
-        return sum(view.tokens for view in self.peers.values() if view.stage == 0)
+        return sum(progress_of(status).tokens for status in self.peers.values() if status.stage == 0)
 
     @property
     def resent_micro_batches(self) -> int:
-        return sum(view.resent for view in self.peers.values())
+        return sum(pipeline_of(status).resent for status in self.peers.values())
+
+    @property
+    def orphaned_contributions(self) -> int:
+        return sum(status.orphaned for status in self.statuses.values())
 
     @property
     def tokens_per_s(self) -> float:
@@ -139,41 +126,41 @@ class SwarmView:
     def tokens_of(self, micro_batches: int) -> int:
         return micro_batches * self.manifest.inner.micro_batch * self.manifest.model.context
 
-    def _progress(self, view: PeerView, record: Mapping[str, Any]) -> None:
-        view.round, view.tokens, view.tokens_per_s = record["round"], record["tokens"], record["tokens_per_s"]
-        view.train_loss, view.lag_ms_p99 = record["train_loss"], record["lag_ms_p99"]
-        view.bytes_sent, view.bytes_received = record["bytes_sent"], record["bytes_received"]
-        if view.state == "joining":
-            view.state = "training"
-
-    def _timed(self, label: str, record: Mapping[str, Any]) -> None:
-        timed = read(label, self.peers[label].stage, record)
-        if timed is not None:
-            self.timed.append(timed)
-
-    def _certified(self, view: PeerView, record: Mapping[str, Any], now: float) -> None:
-        number = int(record["round"])
-        seen = self.rounds.setdefault(number, RoundView(number, first_seen_s=now))
-        seen.stage_contributors[view.stage] = len(record["contributors"])
-        if view.stage == 0:
-            seen.micro_batches = record["micro_batches"]
-        seen.bytes_sent.append(record["bytes_sent"])
-        seen.raw_bytes.append(record["raw_bytes"])
-        if record["delay_s"] is not None:
-            seen.delays_s.append(record["delay_s"])
-        view.num_parameters = record["raw_bytes"] // 4
-        if view.stage == 0:
-            seen.codec, seen.rank, seen.inner_steps = record["codec"], record["rank"], record["inner_steps"]
-            self.expected_rounds = max(number, record["expected_rounds"])
-        if record["train_loss"] == record["train_loss"]:
-            seen.train_losses.append(record["train_loss"])
-        view.head, view.anchor_digest = record["head"], record["anchor_digest"]
+    def _certified(self, stage: int, event: RoundCertified, now: float) -> None:
+        seen = self.rounds.setdefault(event.round, RoundView(event.round, first_seen_s=now))
+        seen.stage_contributors[stage] = len(event.contributors)
+        seen.bytes_sent.append(event.bytes_sent)
+        seen.raw_bytes.append(event.raw_bytes)
+        if event.delay_s is not None:
+            seen.delays_s.append(event.delay_s)
+        if stage == 0:
+            seen.micro_batches = event.micro_batches
+            seen.codec, seen.rank, seen.inner_steps = event.codec, event.rank, event.inner_steps
+            self.expected_rounds = max(event.round, event.expected_rounds)
+        if event.train_loss == event.train_loss:
+            seen.train_losses.append(event.train_loss)
         self.last_round_s = now
 
-    def _evaluated(self, record: Mapping[str, Any]) -> None:
-        number, loss = int(record["round"]), float(record["val_loss"])
+    def _evaluated(self, number: int, loss: float) -> None:
         if number == 0:
             self.initial_val_loss = loss
         elif number in self.rounds:
             self.rounds[number].val_loss = loss
         self.final_val_loss = loss
+
+
+def progress_of(status: Status) -> TrainingProgress:
+    """What the peer said of its training last; zeros before."""
+    return status.progress or _NO_PROGRESS
+
+
+def pipeline_of(status: Status) -> PipelineProgress:
+    """The same of its links; zeros also with a single stage."""
+    return status.pipeline or _NO_PIPELINE
+
+
+def _is_logged(event: Event) -> bool:
+    """Whether the report's log has it. Rounds have their own place there; of the routine it has who was where."""
+    if isinstance(event, RoundCertified | Evaluated):
+        return False
+    return event.level != "debug" or isinstance(event, SwarmSeen | StageSeen | StageCopied)

@@ -1,6 +1,6 @@
-"""Where the micro-batches' time went: a picture of a few seconds, and a table of means. Pure: records in, text out.
+"""Where the micro-batches' time went: a picture of a few seconds, and a table of means. Pure: events in, text out.
 
-The records are MicroBatchTimed events of peers on one machine, whose monotonic clocks are one clock. A row for each peer:
+The events are the MicroBatchTimed of peers on one machine, whose monotonic clocks are one clock. A row for each peer:
 on top what its torch thread computed, below a line for each micro-batch with what it waited for. One micro-batch at one
 stage goes
 
@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from statistics import fmean
+
+from dilocox_peer.pipeline.contract import MicroBatchTimed
 
 MAX_WINDOW_S = 2.0  # of the picture
 WIDTH, LEFT, LANE, ROW, TOP = 1400, 150, 14, 3, 64
@@ -53,17 +55,12 @@ class Timed:
         return self.moments["backward_end"]
 
 
-def read(peer: str, stage: int, record: Mapping[str, object]) -> Timed | None:
-    """What a MicroBatchTimed record says; None if the micro-batch did not come to its end here."""
-    match record:
-        case {"id": {"head": str(head), "index": int(index)}, "moments": list() | tuple() as moments}:
-            times = {str(name): float(moment) for name, moment in moments}
-            encode_s = record.get("encode_s")
-            if not {"forward_start", "backward_end"} <= times.keys():
-                return None
-            return Timed(peer, stage, (head, index), times, encode_s if isinstance(encode_s, float) else 0.0)
-        case _:
-            return None
+def read(peer: str, stage: int, event: MicroBatchTimed) -> Timed | None:
+    """What the event says; None if the micro-batch did not come to its end here."""
+    moments = dict(event.moments)
+    if not {"forward_start", "backward_end"} <= moments.keys():
+        return None
+    return Timed(peer, stage, (event.id.head, event.id.index), moments, event.encode_s)
 
 
 def shares(timed: Sequence[Timed]) -> dict[int, dict[str, float]]:

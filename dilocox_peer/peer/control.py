@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dilocox_peer.errors import ConfigError, DilocoxError
-from dilocox_peer.events import Event
+from dilocox_peer.events import Event, PeerStarted, RunJoined, StageSeen, SwarmSeen
 
 MAX_REQUEST_BYTES = 4096
 MAX_REPLY_BYTES = 1 << 20
@@ -34,7 +34,6 @@ KEPT, KEPT_ROUTINE = 400, 120  # events a newcomer is told of: those worth a lin
 REQUEST_S = 10.0
 ANSWER_S = 10.0
 _SOCKET_PATH_BYTES = 100  # sockaddr_un holds 104 on macOS
-_SMALL_TALK = frozenset({"TrainingProgress", "PipelineProgress", "RoundClosed", "CheckpointWritten", "MicroBatchTimed"})
 
 
 class NotRunning(DilocoxError):
@@ -71,27 +70,24 @@ class Memory:
 
     def __init__(self) -> None:
         self._serial = 0
-        self._first: list[tuple[int, dict[str, Any]]] = []
         self._worth_a_line: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEPT)
         self._routine: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEPT_ROUTINE)
-        self._latest: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._latest: dict[type[Event], tuple[int, dict[str, Any]]] = {}
 
-    def keep(self, record: dict[str, Any]) -> None:
+    def keep(self, event: Event, record: dict[str, Any]) -> None:
+        """record: the event's."""
         self._serial += 1
         kept = (self._serial, record)
-        kind = str(record["event"])
-        if kind in ("RunJoined", "PeerStarted"):
-            self._first = [each for each in self._first if each[1]["event"] != kind] + [kept]
-        elif kind in ("SwarmSeen", "StageSeen"):
-            self._latest[kind] = kept
-        elif kind in _SMALL_TALK:
+        if isinstance(event, RunJoined | PeerStarted | SwarmSeen | StageSeen):
+            self._latest[type(event)] = kept
+        elif event.level == "debug":
             self._routine.append(kept)
         else:
             self._worth_a_line.append(kept)
 
     def records(self) -> list[dict[str, Any]]:
         """In the order in which they happened."""
-        kept = [*self._first, *self._worth_a_line, *self._routine, *self._latest.values()]
+        kept = [*self._worth_a_line, *self._routine, *self._latest.values()]
         return [record for _serial, record in sorted(kept, key=lambda each: each[0])]
 
 
@@ -133,10 +129,10 @@ class ControlServer:
         record = event.record(self._clock())
         with suppress(RuntimeError):  # the loop has ended: nobody listens any more
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._publish, record)
+                self._loop.call_soon_threadsafe(self._publish, event, record)
 
-    def _publish(self, record: dict[str, Any]) -> None:
-        self._memory.keep(record)
+    def _publish(self, event: Event, record: dict[str, Any]) -> None:
+        self._memory.keep(event, record)
         if self._subscribers:
             line = _line(record)
             for queue in self._subscribers:

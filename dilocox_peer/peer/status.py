@@ -31,7 +31,6 @@ from dilocox_peer.events import (
     PipelineProgress,
     Resumed,
     RoundCertified,
-    RoundClosed,
     RunComplete,
     RunJoined,
     SeenPeer,
@@ -110,6 +109,7 @@ class Status:
     progress: TrainingProgress | None = None
     pipeline: PipelineProgress | None = None
     paused: str | None = None
+    certified: RoundCertified | None = None  # the last
     num_rounds: int = 0  # merged here; `rounds` keeps the newest
     expected_rounds: int = 0  # of the run, as the last certificate lets expect
     complete: RunComplete | None = None
@@ -286,8 +286,6 @@ class Status:
                 self._take_progress(event, at_s)
             case PipelineProgress():
                 self.pipeline = event
-            case RoundClosed():
-                pass
             case RoundCertified():
                 self._take_round(event, at_s)
             case Evaluated(number, val_loss):
@@ -379,7 +377,7 @@ class Status:
         return self.joined.share if self.joined is not None else 1
 
     def _take_round(self, event: RoundCertified, at_s: float) -> None:
-        self.expected_rounds = event.expected_rounds
+        self.certified, self.expected_rounds = event, event.expected_rounds
         self.last_round_s = at_s
         self.num_rounds += 1
         self.rounds.append(

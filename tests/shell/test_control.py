@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.cli.flags import PeerFlags
 from dilocox_peer.cli.operate import send
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.events import Remark, RunJoined
@@ -145,11 +145,11 @@ async def test_connections_are_bounded(tmp_path):
 
 
 async def test_who_asks_for_a_peer_that_does_not_run_is_told_the_names_that_do(tmp_path):
-    homes = {name: PeerHome.at(tmp_path, name, None) for name in ("a", "b", "default")}
-    homes["b"].make()  # was here once
+    homes = {name: PeerFlags(home=tmp_path, name=name) for name in ("a", "b", "default")}
+    homes["b"].peer_home.make()  # was here once
     with pytest.raises(NotRunning, match="no peer is running here"):
         await asyncio.to_thread(send, "pause", homes["default"])
-    async with server(socket_path(homes["a"].folder)):
+    async with server(socket_path(homes["a"].peer_home.folder)):
         with pytest.raises(NotRunning, match="no peer is running here as 'default': pass --name a, which does"):
             await asyncio.to_thread(send, "pause", homes["default"])
         await asyncio.to_thread(send, "pause", homes["a"])
@@ -165,9 +165,9 @@ def test_a_long_home_has_a_short_socket_of_its_own():
 
 def test_memory_keeps_who_we_are_and_forgets_old_talk():
     memory = Memory()
-    memory.keep(joined().record(0.0))
+    memory.keep(joined(), joined().record(0.0))
     for index in range(3 * KEPT):
-        memory.keep(Remark(str(index)).record(float(index)))
+        memory.keep(Remark(str(index)), Remark(str(index)).record(float(index)))
     records = memory.records()
     assert records[0]["event"] == RunJoined.__name__
     assert len(records) == KEPT + 1

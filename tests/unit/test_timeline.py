@@ -1,10 +1,14 @@
 """Where the micro-batches' time went."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 
 from dilocox_peer.cli.timeline import Timed, read, render_svg, shares, table
+from dilocox_peer.pipeline.contract import MicroBatchTimed
+from dilocox_peer.pipeline.hop import MicroBatchId
+from dilocox_peer.types import PeerId
 
 
 def head(index: int, start: float, *, behind: float = 0.05) -> Timed:
@@ -55,12 +59,10 @@ def test_nothing_timed_gives_no_picture():
         render_svg([], title="")
 
 
-def test_a_record_that_did_not_come_to_its_end_is_left_out():
-    moments = [["forward_start", 1.0], ["backward_end", 2.0]]
-    record = {"id": {"head": "a", "incarnation": 1, "index": 4}, "moments": moments, "encode_s": 0.5}
-    assert read("peer0", 1, record) == Timed("peer0", 1, ("a", 4), {"forward_start": 1.0, "backward_end": 2.0}, 0.5)
-    assert read("peer0", 1, {**record, "moments": moments[:1]}) is None
-    assert read("peer0", 1, {}) is None
+def test_a_micro_batch_that_did_not_come_to_its_end_is_left_out():
+    timed = MicroBatchTimed(MicroBatchId(PeerId("a"), 1, 4), (("forward_start", 1.0), ("backward_end", 2.0)), 0.5)
+    assert read("peer0", 1, timed) == Timed("peer0", 1, ("a", 4), {"forward_start": 1.0, "backward_end": 2.0}, 0.5)
+    assert read("peer0", 1, replace(timed, moments=timed.moments[:1])) is None
 
 
 def test_the_table_has_a_line_for_each_stage():
