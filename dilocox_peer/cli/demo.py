@@ -20,7 +20,7 @@ from dilocox_peer.cli.init import write_whole
 from dilocox_peer.cli.local_swarm import ChildEnded, LocalSwarm
 from dilocox_peer.cli.report import build_report, verdict
 from dilocox_peer.cli.swarm_view import SwarmView, progress_of
-from dilocox_peer.cli.timeline import render_svg, table
+from dilocox_peer.cli.timeline import chrome_trace, render_svg, table
 from dilocox_peer.config import preset
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.manifest import Manifest
@@ -190,7 +190,8 @@ class _Demo:
     def _draw_timeline(self, path: Path) -> None:
         timed = list(self._view.timed)
         title = f"{self._flags.stages} x {self._flags.replicas}, {self._swarm.manifest.stages.schedule}"
-        write_whole(path, render_svg(timed, title=title).encode())
+        is_trace = path.suffix == ".json"
+        write_whole(path, (json.dumps(chrome_trace(timed)) if is_trace else render_svg(timed, title=title)).encode())
         typer.echo("")
         for line in table(timed):
             typer.echo(line)

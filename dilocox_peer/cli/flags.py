@@ -241,9 +241,13 @@ class DemoFlags:
     codec: Annotated[str | None, Flag("none, fp16, int8, int4, int2, sign, topk or lowrank-int4.", shown=False)] = None
     inner_optimizer: Annotated[str | None, Flag("adamw or muon.", shown=False)] = None
     schedule: Annotated[str | None, Flag("carry or flush.", shown=False)] = None
-    trace: Annotated[Path | None, Flag("Draw where the micro-batches' time went, as an SVG picture.", shown=False)] = (
-        None
-    )
+    trace: Annotated[
+        Path | None,
+        Flag(
+            "Draw where the micro-batches' time went: an SVG picture or, as FILE.json, a trace for ui.perfetto.dev.",
+            shown=False,
+        ),
+    ] = None
     data: Annotated[tuple[Path, ...], Flag("Text to train on instead of the standard library.", shown=False)] = ()
     report: Annotated[Path | None, Flag("Write the JSON report here.", shown=False)] = None
     seed: Annotated[int, Flag("Of the run.", least=0)] = 0

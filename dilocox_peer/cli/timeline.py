@@ -1,4 +1,5 @@
-"""Where the micro-batches' time went: a picture of a few seconds, and a table of means. Pure: events in, text out.
+"""Where the micro-batches' time went: a picture of a few seconds, a trace of all of it for Perfetto or Chrome, and a table of means.
+Pure: events in, text out.
 
 The events are the MicroBatchTimed of peers on one machine, whose monotonic clocks are one clock. A row for each peer:
 on top what its torch thread computed, below a line for each micro-batch with what it waited for. One micro-batch at one
@@ -10,7 +11,7 @@ and the time between two neighbouring moments belongs to one of SHARES.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from statistics import fmean
@@ -28,6 +29,7 @@ MEANINGS = {
     "forward": "forward", "turn": "forward, loss, backward", "backward": "backward", "slot": "waits for a slot",
     "queue": "waits for the torch thread", "behind": "on the wire and at the stages behind",
 }  # fmt: skip
+COMPUTED = ("forward", "turn", "backward")  # by the torch thread
 SHARES = ("slot", "wire", "queue", "compute", "encode")
 
 
@@ -107,17 +109,14 @@ def render_svg(timed: Sequence[Timed], *, title: str) -> str:
     first, last = min(_first(each) for each in timed), max(each.end for each in timed)
     start = first + max(0.0, (last - first - MAX_WINDOW_S) / 2)
     end = min(last, start + MAX_WINDOW_S)
-    rows: dict[tuple[int, str], list[Timed]] = defaultdict(list)
-    for each in timed:
-        if each.end > start and _first(each) < end:
-            rows[each.stage, each.peer].append(each)
+    rows = _rows(each for each in timed if each.end > start and _first(each) < end)
     scale = (WIDTH - LEFT - 20) / (end - start)
 
     def x(moment: float) -> float:
         return LEFT + (min(max(moment, start), end) - start) * scale
 
     parts, y = [], TOP
-    for (stage, peer), of_peer in sorted(rows.items()):
+    for (stage, peer), of_peer in rows:
         row, height = _row(of_peer, x, y)
         parts.append(f'<text x="8" y="{y + 11}">stage {stage}, {escape(peer)}</text>')
         parts += row
@@ -133,21 +132,66 @@ def render_svg(timed: Sequence[Timed], *, title: str) -> str:
     )
 
 
+def chrome_trace(timed: Sequence[Timed]) -> dict[str, object]:
+    """All that was timed in the Trace Event Format's JSON object form, which ui.perfetto.dev and chrome://tracing open.
+
+    A process for each peer; its thread 0 is the torch thread, the others are lanes of micro-batches, as in the picture.
+    Microseconds since the first moment.
+    """
+    rows = _rows(timed)
+    start = min((_first(each) for each in timed), default=0.0)
+    events: list[dict[str, object]] = []
+    for pid, ((stage, peer), of_peer) in enumerate(rows, start=1):
+        lanes = _lanes(of_peer)
+        names = ["torch", *(f"micro-batches {lane}" for lane in range(1, 2 + max(lane for _each, lane in lanes)))]
+        events.append(
+            {"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": f"stage {stage}, {peer}"}}
+        )
+        events += [
+            {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+            for tid, name in enumerate(names)
+        ]
+        for each, lane in lanes:
+            for kind, (begin, end) in _spans(each):
+                of = {
+                    "name": MEANINGS[kind], "cat": kind, "ph": "X", "pid": pid,
+                    "ts": round(1e6 * (begin - start), 3), "dur": round(1e6 * (end - begin), 3),
+                    "args": {"head": each.key[0], "index": each.key[1]},
+                }  # fmt: skip
+                events += [{**of, "tid": tid} for tid in ((0, lane + 1) if kind in COMPUTED else (lane + 1,))]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _rows(timed: Iterable[Timed]) -> list[tuple[tuple[int, str], list[Timed]]]:
+    """((stage, peer), its micro-batches) of each, in that order."""
+    rows: dict[tuple[int, str], list[Timed]] = defaultdict(list)
+    for each in timed:
+        rows[each.stage, each.peer].append(each)
+    return sorted(rows.items())
+
+
+def _lanes(timed: Iterable[Timed]) -> list[tuple[Timed, int]]:
+    """(micro-batch, lane) in the order in which they came; those of one lane follow each other."""
+    free_at: list[float] = []
+    found = []
+    for each in sorted(timed, key=_first):
+        lane = next((index for index, until in enumerate(free_at) if until <= _first(each)), len(free_at))
+        free_at[lane : lane + 1] = [each.end]
+        found.append((each, lane))
+    return found
+
+
 def _row(timed: Sequence[Timed], x: Callable[[float], float], y: int) -> tuple[list[str], int]:
     """The drawing of a peer, and its height."""
     parts: list[str] = []
-    free_at: list[float] = []
-    for each in sorted(timed, key=_first):
-        lane = next((index for index, until in enumerate(free_at) if until <= _first(each)), len(free_at))
-        if lane == len(free_at):
-            free_at.append(0.0)
-        free_at[lane] = each.end
+    lanes = _lanes(timed)
+    for each, lane in lanes:
         for kind, span in _spans(each):
-            if kind in ("forward", "turn", "backward"):
+            if kind in COMPUTED:
                 parts.append(_box(x, span, y, LANE, COLOURS[kind]))
             if lane < MAX_LANES:
                 parts.append(_box(x, span, y + LANE + 3 + lane * (ROW + 1), ROW, COLOURS[kind]))
-    return parts, LANE + 3 + min(len(free_at), MAX_LANES) * (ROW + 1)
+    return parts, LANE + 3 + min(1 + max(lane for _each, lane in lanes), MAX_LANES) * (ROW + 1)
 
 
 def _spans(each: Timed) -> list[tuple[str, tuple[float, float]]]:
