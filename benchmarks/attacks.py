@@ -1,4 +1,4 @@
-"""What forgers get: `python -m benchmarks.attacks [--only stranger|members]`.
+"""What forgers get: `PYTHONPATH=. python benchmarks/attacks.py [--only stranger|members]`.
 
 Real processes on loopback, the attacks of tests/hostile/fork_attacks.py, one line each: how long it was watched, how often the attacker
 showed its branch, the honest peers' rounds before and after, how many of them gave up certified rounds, how many name the attacker
@@ -10,7 +10,8 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from benchmarks.swarm import header
+from swarm import header
+
 from tests.hostile.attacked import Attacked, Outcome
 from tests.hostile.fork_attacks import by_a_stranger, by_members, collect, record
 

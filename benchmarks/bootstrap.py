@@ -19,8 +19,11 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from dilocox_peer.types import RunId
 
 DIAL_BATCH = 25
 SETTLE_S = 3.0
@@ -65,7 +68,7 @@ def connected(address: str, count: int) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def nodes(link: str, count: int) -> AsyncIterator[list]:
+async def nodes(link: str, count: int) -> AsyncIterator[list[Any]]:
     """Real nodes of the run's directory."""
     from dilocox_peer.cli.visit import visit
     from dilocox_peer.invitation import parse_invitation
@@ -74,7 +77,7 @@ async def nodes(link: str, count: int) -> AsyncIterator[list]:
         yield [(await stack.enter_async_context(visit(parse_invitation(link)))).directory for _ in range(count)]
 
 
-async def announce(directories: list, run_id: str, count: int, stages: int) -> float:
+async def announce(directories: list[Any], run_id: RunId, count: int, stages: int) -> float:
     """Stores the leases of so many peers; seconds it took."""
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.dht.records import MAX_ADDRESSES, Lease
@@ -86,9 +89,12 @@ async def announce(directories: list, run_id: str, count: int, stages: int) -> f
         through = directories[number % len(directories)]
         key = SigningKey(number.to_bytes(32, "big"))
         node, transport = through._node, through._transport
-        own, node.protocol.record_validator = node.protocol.record_validator, RecordValidator(run_id, key, time.time)
+        validator = RecordValidator(run_id, key, time.time)
+        own, node.protocol.record_validator = node.protocol.record_validator, validator
         try:
-            peer = Directory(node=node, transport=transport, run_id=run_id, key=key, initial_peers=(), clock=time.time)
+            peer = Directory(
+                node=node, transport=transport, run_id=run_id, key=key, initial_peers=(), validator=validator, clock=time.time,
+            )  # fmt: skip
             addresses = tuple(
                 f"/ip4/203.0.113.{index}/tcp/{4000 + number}/p2p/{key.peer_id}" for index in range(MAX_ADDRESSES)
             )

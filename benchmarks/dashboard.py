@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from dilocox_peer.cli.screen import Size, render
 from dilocox_peer.cli.terminal import as_text
+from dilocox_peer.events import Event
 from dilocox_peer.peer.status import Status
 from tests.unit.dashboard_data import events, status
 
@@ -45,7 +46,7 @@ def main() -> None:
     _row(f"fold of {len(happened)} events", lambda: _fold(happened))
 
 
-def _fold(happened: list) -> None:
+def _fold(happened: list[tuple[float, Event]]) -> None:
     found = Status()
     for at_s, event in happened:
         found.take(event, at_s)

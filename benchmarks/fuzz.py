@@ -28,6 +28,8 @@ from typing import Any
 
 import psutil
 
+from dilocox_peer.types import RunId
+
 sys.path.insert(0, str(Path(__file__).parent))  # where it is started by its path from elsewhere
 
 from mutations import METHODS, SERVICES, Mutations
@@ -253,7 +255,7 @@ def fire_at_link(link_id: str, address: str, run_id: str, seed: int) -> None:
 
     logging.disable(logging.CRITICAL)
     key = SigningKey(secrets.token_bytes(32))
-    mutations = Mutations(seed, run_id, key, b"")
+    mutations = Mutations(seed, RunId(run_id), key, b"")
     rng, over, sent = mutations.rng, threading.Event(), 0
 
     async def one(host: Host) -> None:

@@ -26,6 +26,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from learning_sim import Method, Outcomes, Study, run
@@ -170,7 +171,7 @@ def variant(spec: str) -> Method:
     return replace(chosen(base)[0], name=name, **values)
 
 
-def read_records(path: Path) -> list[dict]:
+def read_records(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     names = first_names()
@@ -195,9 +196,9 @@ def text_digest(corpus) -> str:
     return hashlib.sha256(inputs.numpy().tobytes() + str(corpus.train_bytes).encode()).hexdigest()[:12]
 
 
-def table(records: list[dict]) -> str:
+def table(records: list[dict[str, Any]]) -> str:
     """One row a method: over its seeds, gaps to the references of the same seed and number of steps."""
-    of_method: dict[tuple[str, int], list[dict]] = {}
+    of_method: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for record in records:
         of_method.setdefault((record["name"], record["steps"]), []).append(record)
     references = {
@@ -248,7 +249,7 @@ PAIRS = (
 )
 
 
-def pair_table(records: list[dict]) -> str:
+def pair_table(records: list[dict[str, Any]]) -> str:
     """The paired comparisons, seed by seed."""
     losses = {(record["name"], record["steps"], record["seed"]): record["loss"] for record in records}
     names = first_names()
@@ -269,7 +270,7 @@ def pair_table(records: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def plots(records: list[dict], folder: Path, names: list[str]) -> None:
+def plots(records: list[dict[str, Any]], folder: Path, names: list[str]) -> None:
     """learning-tokens.png and learning-bytes.png: mean over the seeds of each method."""
     try:
         import matplotlib as mpl

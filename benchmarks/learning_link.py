@@ -12,6 +12,7 @@ the adapted is near the better of the two kept.
 
 import argparse
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -19,6 +20,7 @@ import torch
 from learning import DEFAULTS, header
 from learning_sim import Method, Pending, Study, Swarm, bytes_of_round
 
+from dilocox_peer.compression.codec import TensorCodec
 from dilocox_peer.compression.ladder import LADDER
 from dilocox_peer.config import preset
 from dilocox_peer.model.data import load_corpus
@@ -31,7 +33,7 @@ from dilocox_peer.peer.planning.plan import Plan, plan_bounds
 from dilocox_peer.peer.planning.planner import FixedPlanner, Planner
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
 from dilocox_peer.peer.training.outer import stage_policy
-from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.types import Digest, PeerId, TensorSpec, sha256
 
 TIMES_FEWER = 200.0
 
@@ -57,7 +59,7 @@ class LinkedSwarm(Swarm):
         second = first.next()
         self._place = replace(Place.genesis(0, Digest(bytes(32)), second), roster=peers)
         self._plans = {1: first, 2: second}
-        self._policies: dict[str, object] = {}
+        self._policies: dict[str, Callable[[TensorSpec], TensorCodec]] = {}
         self._measured = Measured(tokens_a_step=1)  # a tick is a step, and what one trains counts as a token
         self._due_at = 0
         self.shares: list[float] = []

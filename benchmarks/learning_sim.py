@@ -18,6 +18,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ from dilocox_peer.model.stage import Stage, build_stage
 from dilocox_peer.model.transformer import EMBEDDING, HEAD, LayerRange, StageModel
 from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value
-from dilocox_peer.peer.rounds.messages import Ack, Cert, Heartbeat, Offer, Propose, encode_message
+from dilocox_peer.peer.rounds.messages import Ack, Cert, Heartbeat, Message, Offer, Propose, encode_message
 from dilocox_peer.peer.training.outer import AnchorState, Outcome, OuterLoop, OuterSettings, initial_state
 from dilocox_peer.types import Digest, Layout, PeerId, TensorSpec
 
@@ -179,7 +180,7 @@ class SparserTopK(SkipCodec):
         for chunk in flat_N.split(CHUNK):
             kept = -(-len(chunk) * self._kept // CHUNK)
             chunk[chunk.abs().topk(len(chunk) - kept, largest=False).indices] = 0.0
-        return codec_named(self.name).encode(flat_N.view(x.shape))
+        return bytes(codec_named(self.name).encode(flat_N.view(x.shape)))
 
 
 class DelayedNesterovLoop(OuterLoop):
@@ -194,8 +195,8 @@ class DelayedNesterovLoop(OuterLoop):
         self._slow_N = torch.zeros_like(self._gathered_N)
         self._count = 0
 
-    def merge(self, blobs, weights, *, own, round_number, head) -> Outcome:
-        outcome = super().merge(blobs, weights, own=own, round_number=round_number, head=head)
+    def merge(self, *contributions: Any, head: Digest, round_number: int, **more: Any) -> Outcome:
+        outcome = super().merge(*contributions, head=head, round_number=round_number, **more)
         gradient_N = outcome.state.momentum_N()  # with momentum 0 the mean itself
         self._gathered_N += gradient_N
         self._count += 1
@@ -206,7 +207,7 @@ class DelayedNesterovLoop(OuterLoop):
         anchor_N = outcome.state.anchor_N() + extra_N
         state = AnchorState.of(
             outcome.state.layout, head=head, round_number=round_number,
-            anchor=memoryview(anchor_N.numpy()).cast("B"), momentum=outcome.state.momentum,
+            anchor=memoryview(anchor_N.numpy().data).cast("B"), momentum=outcome.state.momentum,
         )  # fmt: skip
         self._anchor_N, self._state = anchor_N, state
         return dataclasses.replace(outcome, shift_N=outcome.shift_N + extra_N, state=state)
@@ -461,7 +462,7 @@ class Swarm:
             _copy_moments(optimizer, replica.optimizer)
             start = AnchorState.of(
                 replica.loop.state.layout, head=replica.loop.state.head, round_number=0,
-                anchor=memoryview(stage.model.flat_N.clone().numpy()).cast("B"), momentum=replica.loop.state.momentum,
+                anchor=memoryview(stage.model.flat_N.clone().numpy().data).cast("B"), momentum=replica.loop.state.momentum,
             )  # fmt: skip
             replica.loop.install(start, keep_movement=False)
         self._ema_N = self._anchor_N()
@@ -540,7 +541,7 @@ def bytes_of_round(blob_sizes: Sequence[int], *, inner_steps: int = 32) -> int:
     place = (0, digest, 0)
     offer = Offer(*place, entries[0])
     beat = Heartbeat(*place, 1 << 41, 1000, 1000, 4000, 1001, inner_steps, True, digest)
-    of_leader = [Propose(*place, 0, value, signature), Cert(*place, certificate)]
+    of_leader: list[Message] = [Propose(*place, 0, value, signature), Cert(*place, certificate)]
     ack = Ack(*place, 1000, digest, signature)
 
     def framed(size_bytes: int) -> int:

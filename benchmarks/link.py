@@ -27,7 +27,7 @@ from statistics import median
 
 import psutil
 
-from dilocox_peer.network.link import Arrived, Link, LinkdEnded, Linked, LinkSettings
+from dilocox_peer.network.link import Arrived, Link, LinkdEnded, Linked, LinkId, LinkSettings
 
 MB = 1 << 20
 
@@ -88,7 +88,7 @@ def wait(link: Link, header: bytes) -> None:
                 return
 
 
-def through_link(link: Link, neighbour: str, body: bytes, count: int) -> float:
+def through_link(link: Link, neighbour: LinkId, body: bytes, count: int) -> float:
     start = time.perf_counter()
     for number in range(count):
         while not link.send(neighbour, b"last" if number == count - 1 else b"body", body):

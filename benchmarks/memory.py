@@ -26,7 +26,7 @@ IMPORTS = (
 
 
 def pss_mb(pid: int) -> float:
-    return psutil.Process(pid).memory_full_info().pss / 1e6
+    return float(psutil.Process(pid).memory_full_info().pss) / 1e6
 
 
 def import_mb(statement: str) -> float:

@@ -99,9 +99,9 @@ class Mutations:
             case 4:
                 return b"\xdc\x10\x00" * rng.choice((3, 900)) + b"\xc0" * 500
             case 5:
-                return msgpack.packb([None] * rng.choice((100, 5000, 60_000)))
+                return bytes(msgpack.packb([None] * rng.choice((100, 5000, 60_000))))
             case 6:
-                return msgpack.packb({str(number): number for number in range(rng.choice((10, 500)))})
+                return bytes(msgpack.packb({str(number): number for number in range(rng.choice((10, 500)))}))
             case 7:
                 return rng.choice(
                     (
@@ -114,7 +114,7 @@ class Mutations:
                     )
                 )
             case _:
-                return msgpack.packb(self.value(3))
+                return bytes(msgpack.packb(self.value(3)))
 
     def nested_exts(self, depth: int, code: int) -> bytes:
         raw = b"\xc0"
@@ -218,9 +218,9 @@ class Mutations:
                 return self.broken(encode_dictionary(records))
             case 2:
                 items = [[self.value(2), self.value(2), self.value(1)] for _ in range(rng.choice((1, 3, 200)))]
-                return msgpack.packb(msgpack.ExtType(0x50, msgpack.packb([self.value(1), self.value(0), items])))
+                return bytes(msgpack.packb(msgpack.ExtType(0x50, msgpack.packb([self.value(1), self.value(0), items]))))
             case 3:
-                return msgpack.packb(msgpack.ExtType(0x50, self.packed()))
+                return bytes(msgpack.packb(msgpack.ExtType(0x50, self.packed())))
             case _:
                 return self.nested_exts(rng.choice((2, 200, 400)), 0x50)
 

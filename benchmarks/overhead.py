@@ -12,6 +12,7 @@ are 0.5 s: 0.92.
 
 import argparse
 import asyncio
+from typing import Any
 
 from swarm import WatchedSwarm, header, spread
 
@@ -42,7 +43,7 @@ async def steps_per_second(manifest: Manifest, replicas: int, seconds: float) ->
     return rate, lag, rounds
 
 
-def _training(swarm: WatchedSwarm, label: str) -> list[dict]:
+def _training(swarm: WatchedSwarm, label: str) -> list[dict[str, Any]]:
     return [record for record in swarm.of(label, "TrainingProgress") if record["tokens"] > 0]
 
 

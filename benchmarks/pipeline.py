@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from swarm import header, spread
 from testbed.netlab import Lab
@@ -29,7 +30,7 @@ ROWS = {
 }
 
 
-def run(lab: Lab, role: str, more: list[str], folder: Path) -> list[dict]:
+def run(lab: Lab, role: str, more: list[str], folder: Path) -> list[dict[str, Any]]:
     os.environ["OMP_NUM_THREADS"] = "1"
     summary = lab.run([*WORKER, role, *more], str(folder), timeout=300)
     results = []

@@ -20,6 +20,8 @@ from dilocox_peer.config import preset
 from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.model.data import Corpus, SourceFile
 from dilocox_peer.model.passes import Passes
+from dilocox_peer.network.link import LinkId
+from dilocox_peer.peer.training.stage_loop import StageLoop
 from dilocox_peer.signing import SigningKey
 
 PORT = 9000
@@ -94,6 +96,7 @@ def run_stage(args: argparse.Namespace) -> dict[str, Any]:
         manifest, peer=keys[stage].peer_id, incarnation=1, corpus=corpus, stage=stage, bench=conveyor,
         on_failure=failures.append,
     )  # fmt: skip
+    assert isinstance(trainer._loop, StageLoop)
     trainer._loop._passes = EmulatedPasses(BodyFormat.of(manifest), args.compute_ms / 1e3)
     conveyor.set_on_work(trainer.nudge)
     trainer.start(initial_state(manifest, stage))
@@ -101,7 +104,7 @@ def run_stage(args: argparse.Namespace) -> dict[str, Any]:
     if stage == 0:
         link = SigningKey(seeds[1]).peer_id
         address = f"/ip4/{os.environ['PEER_IPS'].split(',')[1]}/tcp/{PORT}/p2p/{link}"
-        conveyor.set_neighbours([LinkAddress(keys[1].peer_id, link, (address,))])
+        conveyor.set_neighbours([LinkAddress(keys[1].peer_id, LinkId(link), (address,))])
     tick = threading.Event()
     warm, steps = args.micro_batches * args.warm_steps, args.micro_batches * args.steps
 
@@ -113,6 +116,7 @@ def run_stage(args: argparse.Namespace) -> dict[str, Any]:
             tick.wait(0.002)
         return time.perf_counter()
 
+    assert conveyor._link._linkd is not None
     linkd = conveyor._link._linkd.process.pid
     began, cpu_before, bytes_before = reach(warm), cpu_s(linkd), conveyor.status().bytes_sent
     main_before = cpu_s(os.getpid())

@@ -1,4 +1,4 @@
-"""What members that want rounds to stop cost the others: `python -m benchmarks.stalling [--peers 8] [--seconds 90] [--mode MODE]`.
+"""What members that want rounds to stop cost the others: `PYTHONPATH=. python benchmarks/stalling.py [--peers 8] [--seconds 90] [--mode MODE]`.
 
 Real processes on loopback. One of four members, or two of eight, turns hostile after some rounds (tests/hostile); the honest
 ones' rounds a minute, contributions a round and bytes a round are measured from five rounds later on, and compared
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
+from swarm import WatchedSwarm, header, spread
 
-from benchmarks.swarm import WatchedSwarm, header, spread
 from dilocox_peer.config import preset
 from tests.hostile.machines import MODES
 
@@ -104,7 +104,7 @@ def cpu_s(pid: int) -> float:
     """Processor seconds of a peer's process and those it has started."""
     process = psutil.Process(pid)
     times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    return float(sum(each.user + each.system for each in times))
 
 
 def row(mode: str, measured: Measured, undisturbed: Measured) -> str:

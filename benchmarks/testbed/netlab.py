@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 SUBNET = "10.77.0."
 PREFIX = "netlab"  # namespaces are named netlab<pid of the owner>-hub, netlab<pid>-0, netlab<pid>-1, ...
@@ -331,7 +332,8 @@ def switch(delays_ms, loss):
         ports.append(port)
     index = {port: i for i, port in enumerate(ports)}
     owner = {bytes.fromhex(mac(i).replace(":", "")): i for i in range(len(ports))}
-    waiting, order = [], itertools.count()
+    waiting: list[Any] = []
+    order = itertools.count()
     print("ready", flush=True)
     while True:
         late = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None

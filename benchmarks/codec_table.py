@@ -1,9 +1,9 @@
 """Speed, size, error and memory of every codec on one thread, beside the machine's copy bandwidth in the same run.
 
-    python benchmarks/codecs.py [--elements 10000000] [--repeats 7] [--codec int2 ...]
-    python benchmarks/codecs.py --large            # 100M floats
-    python benchmarks/codecs.py --outer-step       # one outer step of 24 matrices of 4096 x 1024, lowrank-int4 at rank 64
-    python benchmarks/codecs.py --hivemind         # hivemind's codecs and its PowerSGD on the same tensors
+    python benchmarks/codec_table.py [--elements 10000000] [--repeats 7] [--codec int2 ...]
+    python benchmarks/codec_table.py --large            # 100M floats
+    python benchmarks/codec_table.py --outer-step       # one outer step of 24 matrices of 4096 x 1024, lowrank-int4 at rank 64
+    python benchmarks/codec_table.py --hivemind         # hivemind's codecs and its PowerSGD on the same tensors
 
 --hivemind runs whole only in an environment with `numpy<2.4` (hivemind 1.1.12 decodes with calls that newer ones refuse) and
 bitsandbytes (its blockwise codec): python -m venv there && there/bin/pip install . 'numpy<2.4' bitsandbytes.
@@ -28,6 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -115,8 +116,8 @@ def outer_step(repeats: int, rank: int = 64) -> None:
         residual, sent = sent, residual
         marks.append(time.process_time())
         if repeat:  # the first is a cold start
-            for name, start, stop in zip(seconds, marks, marks[1:], strict=False):
-                seconds[name].append(stop - start)
+            for name, began, ended in zip(seconds, marks, marks[1:], strict=False):
+                seconds[name].append(ended - began)
             seconds["all"].append(marks[-1] - marks[0])
     print(f"# one outer step, {layout.num_elements:,} parameters, rank {rank}: {len(blob) / 1e6:.1f} MB on the wire")
     print("step             seconds of CPU, min / median / max")
@@ -160,8 +161,8 @@ def compare_hivemind(x: torch.Tensor, repeats: int) -> None:
             codec = getattr(theirs, name)()
             packed = codec.compress(x, info)
             lost = torch.linalg.vector_norm(codec.extract(packed) - x) / torch.linalg.vector_norm(x)
-            encode = timed(lambda codec=codec: codec.compress(x, info), repeats)
-            decode = timed(lambda codec=codec, packed=packed: codec.extract(packed), repeats)
+            encode = timed(partial(codec.compress, x, info), repeats)
+            decode = timed(partial(codec.extract, packed), repeats)
         except (TypeError, ImportError) as error:
             print(f"{name:26} fails: {str(error).splitlines()[0]}")
             continue
@@ -176,8 +177,8 @@ def compare_hivemind(x: torch.Tensor, repeats: int) -> None:
             milliseconds = [1000 * each for each in timed(lambda: orthogonalize_(matrix.clone()), repeats)]
         else:
             milliseconds = [1000 * each for each in timed(lambda: torch.linalg.qr(matrix), repeats)]
-        error = float((basis.t() @ basis - torch.eye(64)).abs().max())
-        print(f"{name:26} |P'P - I| = {error:.1e}, ms {spread(milliseconds)}")
+        farthest = float((basis.t() @ basis - torch.eye(64)).abs().max())
+        print(f"{name:26} |P'P - I| = {farthest:.1e}, ms {spread(milliseconds)}")
     compare_power_sgd(x, repeats, orthogonalize_)
 
 
@@ -192,7 +193,8 @@ def compare_power_sgd(x: torch.Tensor, repeats: int, orthogonalize_: Callable[[t
 
     def of_rank(count: int, spectrum: torch.Tensor) -> torch.Tensor:
         left, right = (torch.randn(size, count, generator=generator) / size**0.5 for size in (rows, columns))
-        return (left * spectrum) @ right.t()
+        product: torch.Tensor = (left * spectrum) @ right.t()
+        return product
 
     inputs = {
         "x of above": x,
