@@ -208,4 +208,4 @@ def _whom(record: dict[str, Any]) -> str:
 
 def _is_a_move(record: dict[str, Any]) -> bool:
     """Whether a peer gave up rounds that it had; a peer that catches up gives up none."""
-    return record["event"] == "BranchSwitched" and record["ancestor_round"] < record["old_round"]
+    return record["event"] == "BranchSwitched" and bool(record["ancestor_round"] < record["old_round"])

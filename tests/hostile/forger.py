@@ -224,7 +224,7 @@ class Forger:
                     self._victims.add(lease.peer)
 
     def _is_victim(self, peer: PeerId) -> bool:
-        return self._order.get("victim", peer) == peer
+        return bool(self._order.get("victim", peer) == peer)
 
     def _forge(self, start: int) -> None:
         how: dict[str, Any] = {
@@ -237,6 +237,7 @@ class Forger:
             return
         [first, *_] = branch(self._genesis, **how, most=1)
         if self._ticks % 2:
+            assert self._genesis.founder is not None
             first = replace(first, signatures=((self._genesis.founder, dict(first.signatures)[self._me]),))
         place = self._genesis.then(first)
         self._forged = [first, *branch(place, **how)]
@@ -283,17 +284,17 @@ class Forger:
             genesis, insiders={}, outsiders=self._keys, bounds=self._bounds, max_peers=self._manifest.limits.max_peers,
             state_digest=self._state.digest, most=1,
         )[0]  # fmt: skip
+        assert genesis.founder is not None
         as_owner = replace(first, signatures=((genesis.founder, dict(first.signatures)[self._me]),))
         as_itself = replace(first, signatures=((self._me, dict(first.signatures)[self._me]),))
         end = Checkpoint(0, genesis.head, 10**6, 10**6, first.head, 2**50 + self._ticks, True)
         past = Checkpoint(0, genesis.head, 1, 0, self._chain.head_at(min(1, self._chain.height)), 2**50, False)
         words = [sign_checkpoint(each, self._key.sign) for each in (end, past)]
         for peer in self._victims:
-            for message in (
-                *(Cert(0, genesis.head, 1, each) for each in (as_owner, as_itself)),
-                *(Vouch(0, genesis.head, 1, word) for word in words),
-            ):
-                self._post(peer, message)
+            for each in (as_owner, as_itself):
+                self._post(peer, Cert(0, genesis.head, 1, each))
+            for word in words:
+                self._post(peer, Vouch(0, genesis.head, 1, word))
             self._shown += 1
         validator: Any = self._directory._validator
         validator._check_word = lambda *_given: None  # its own node takes what it says

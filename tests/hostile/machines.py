@@ -152,7 +152,7 @@ class _Ignores(Ballots):
 
 
 class _Lies(Ballots):
-    def on_prepare(self, sender, message, now):  # type: ignore[no-untyped-def]
+    def on_prepare(self, sender, message, now):
         actions, reason = super().on_prepare(sender, message, now)
         seat = self._seat
         for index, each in enumerate(actions):

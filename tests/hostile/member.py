@@ -53,7 +53,7 @@ def _offer_otherwise(change: Callable[[Offer, Layout], Offer], after_round: int)
             offer = super().offer(snapshot_N, micro_batches, codec_of=codec_of)
             return change(offer, self.state.layout) if self.state.round >= after_round else offer
 
-    trainer.OuterLoop = Changed  # type: ignore[misc]
+    trainer.OuterLoop = Changed  # type: ignore[attr-defined]
 
 
 def turn(mode: str, after_round: int) -> None:
@@ -67,7 +67,7 @@ def turn(mode: str, after_round: int) -> None:
     if mode in CONTRIBUTIONS:
         _offer_otherwise(CONTRIBUTIONS[mode], after_round)
         return
-    averaging.RoundMachine = type("Turned", (MODES[mode],), {"has_turned": property(has_turned)})  # type: ignore[misc]
+    averaging.RoundMachine = type("Turned", (MODES[mode],), {"has_turned": property(has_turned)})  # type: ignore[attr-defined,assignment]
     if mode == "hangs":
         serve = Averaging._serve_blob
 

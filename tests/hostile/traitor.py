@@ -120,7 +120,7 @@ class Forges(RoundMachine):
 
 def turn() -> None:
     """What this process makes of its rounds from now on."""
-    averaging.RoundMachine = Forges  # type: ignore[misc]
+    averaging.RoundMachine = Forges  # type: ignore[attr-defined]
     serve_at, begin = StateServer._at, Averaging.serve
 
     async def lie(self: StateServer, head: Digest) -> Reply:

@@ -6,7 +6,7 @@ DiLoCoX: arXiv 2506.21263. PowerSGD: arXiv 1905.13727. MuLoCo: arXiv 2505.23725.
 import pytest
 import torch
 
-from dilocox_peer.compression.aggregate import aggregate
+from dilocox_peer.compression.aggregate import Mean, aggregate
 from dilocox_peer.compression.contribution import encode_contribution
 from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.policy import policy_named
@@ -60,14 +60,19 @@ def test_as_the_movements_lose_rank_so_does_the_sketch():
     assert seen[-1] <= 5
 
 
+def mean_of(result: Mean) -> torch.Tensor:
+    assert result.mean_N is not None
+    return result.mean_N
+
+
 def test_the_mean_of_own_bases_has_the_rank_of_all_of_them_together():
     """Without a shared basis (PowerSGD, algorithm 1, has one) the average has up to peers * r directions, so its
     spectrum says more than a peer's own sketch."""
     layout = Layout.of([("w", (128, 128))])
     policy = policy_named("lowrank-int4", rank=8)
     blobs = [encode_contribution(layout, normal(128 * 128, seed), policy) for seed in range(4)]
-    alone = aggregate(layout, blobs[:1], [1], norm_clip=1e6).mean_N.view(128, 128)
-    together = aggregate(layout, blobs, [1] * 4, norm_clip=1e6).mean_N.view(128, 128)
+    alone = mean_of(aggregate(layout, blobs[:1], [1], norm_clip=1e6)).view(128, 128)
+    together = mean_of(aggregate(layout, blobs, [1] * 4, norm_clip=1e6)).view(128, 128)
     assert int(torch.linalg.matrix_rank(alone)) == 8
     assert int(torch.linalg.matrix_rank(together)) == 32
 
@@ -79,7 +84,7 @@ def test_independent_movements_average_to_one_over_the_root_of_their_number(num_
     layout = Layout.of([("w", (128, 128))])
     flats = [normal(128 * 128, seed) for seed in range(num_peers)]
     blobs = [encode_contribution(layout, flat, policy_named("none")) for flat in flats]
-    mean_N = aggregate(layout, blobs, [1] * num_peers, norm_clip=1e6).mean_N
+    mean_N = mean_of(aggregate(layout, blobs, [1] * num_peers, norm_clip=1e6))
     assert float(mean_N.norm() / flats[0].norm()) == pytest.approx(num_peers**-0.5, rel=0.03)
 
 

@@ -185,9 +185,12 @@ def test_any_subset_of_own_basis_contributions_is_a_round():
     peers = [normal(layout.num_elements, seed) for seed in range(3)]
     policy = policy_named("lowrank-int4", rank=2)
     blobs = [encode_contribution(layout, flat, policy) for flat in peers]
-    alone = [aggregate(layout, [blob], [1], norm_clip=1e6).mean_N for blob in blobs]
-    pair = aggregate(layout, [blobs[0], blobs[2]], [1, 1], norm_clip=1e6).mean_N
-    assert torch.equal(pair, alone[0] * 0.5 + alone[2] * 0.5)
+    groups = [[blobs[0]], [blobs[2]], [blobs[0], blobs[2]]]
+    one, other, pair = (aggregate(layout, group, [1] * len(group), norm_clip=1e6).mean_N for group in groups)
+    assert one is not None
+    assert other is not None
+    assert pair is not None
+    assert torch.equal(pair, one * 0.5 + other * 0.5)
 
 
 def test_low_rank_with_full_feedback_keeps_a_stale_residual_and_with_decay_a_bounded_one():

@@ -163,6 +163,7 @@ def test_one_step_overlap_is_the_delayed_outer_step():
             mean = sum(in_flight) / len(in_flight)
             momentum = 0.6 * momentum + mean
             anchor = anchor - 0.7 * (mean + 0.6 * momentum)
+            assert snapshots is not None
             for worker, snapshot in zip(workers, snapshots, strict=True):
                 worker.flat.copy_(anchor + (worker.flat - snapshot))
         snapshots = [worker.flat.clone() for worker in workers]

@@ -33,7 +33,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
 
 def is_running(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
@@ -63,8 +63,8 @@ async def make_transport(tmp_path: Path, no_process_left: None) -> AsyncIterator
         async def make(name: str = "peer", **options: Any) -> tuple[Transport, Identity]:
             home = tmp_path / name
             identity = stack.enter_context(Identity.open(home / "identity.key"))
-            options = {"namespace": RUN, "runtime_dir": home / "run"} | options
-            transport = await Transport.create(identity.path, identity.peer_id, **options)
+            usual: dict[str, Any] = {"namespace": RUN, "runtime_dir": home / "run"}
+            transport = await Transport.create(identity.path, identity.peer_id, **(usual | options))
             stack.push_async_callback(transport.close)
             return transport, identity
 

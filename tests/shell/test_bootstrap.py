@@ -18,7 +18,7 @@ from dilocox_peer.cli import bootstrap
 from dilocox_peer.cli.flags import BootstrapFlags
 from dilocox_peer.cli.lifetime import Stop
 from dilocox_peer.config import read_signed_manifest
-from dilocox_peer.events import Left
+from dilocox_peer.events import Event, Left
 from dilocox_peer.peer.identity import Identity
 from tests.shell.test_cli_errors import assert_refused, peer
 
@@ -184,7 +184,7 @@ def test_a_taken_port_has_another_port_as_its_remedy(tmp_path, runs):
 
 async def test_a_bootstrap_that_is_stopped_while_it_starts_announces_nothing(tmp_path, runs, monkeypatch):
     flags = BootstrapFlags(paths=tuple(runs[:1]), home=tmp_path, host_maddrs=("/ip4/127.0.0.1/tcp/0",))
-    stop, said = Stop(until_stdin_closes=False), []
+    stop, said = Stop(until_stdin_closes=False), list[Event]()
     ended = asyncio.Event()
 
     async def never(*_: object) -> None:

@@ -186,7 +186,7 @@ def test_a_link_with_a_bad_invitation_says_which_part_is_wrong(tmp_path, end, co
 
 
 @pytest.fixture
-def invite_only(tmp_path) -> Path:
+def invite_only(tmp_path: Path) -> Path:
     path = tmp_path / "run.toml"
     assert peer(tmp_path, "init", str(path), "--admission", "invite").returncode == 0
     return path

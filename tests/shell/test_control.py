@@ -7,6 +7,7 @@ import socket
 import stat
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,10 +97,10 @@ async def test_what_is_no_request_changes_nothing(tmp_path, raw):
 
 
 async def test_a_subscriber_is_told_the_past_and_the_present_in_order(tmp_path):
-    told: list[dict] = []
+    told: list[dict[str, Any]] = []
     heard = {"TrainingProgress": asyncio.Event(), "Remark": asyncio.Event()}
 
-    def take(record: dict) -> None:
+    def take(record: dict[str, Any]) -> None:
         told.append(record)
         if record["event"] in heard:
             heard[record["event"]].set()

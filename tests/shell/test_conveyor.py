@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -109,7 +110,8 @@ def test_stages_over_linkd_equal_one_model_after_20_steps(stages: int):
             manifest_of(1), micro_batches=80, cut_like=manifest, head=head.key.peer_id, incarnation=INCARNATION
         )
         for (peer,) in peers:
-            model = peer.trainer._loop._current
+            loop: Any = peer.trainer._loop
+            model = loop._current
             for spec, start, stop in model.layout.spans():
                 torch.testing.assert_close(
                     model.flat_N[start:stop].detach(), single[spec.name].flatten(), rtol=0, atol=1e-5, msg=spec.name

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import msgpack
 import pytest
 
-from dilocox_peer.dht import directory as directory_module
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import (
     LEASE_TTL_S,
@@ -22,6 +21,7 @@ from dilocox_peer.dht.records import (
     lease_key,
     manifest_key,
 )
+from dilocox_peer.dht.validators import RecordValidator
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.manifest import Manifest, RunSection
 from dilocox_peer.network.transport import Transport
@@ -60,7 +60,7 @@ async def make_node(make_transport: MakeTransport) -> AsyncIterator[MakeNode]:
         yield make
 
 
-def lease_of(identity: Identity, stage: int = 0, **fields: Any) -> Lease:
+def lease_of(identity: "Identity | FakeIdentity", stage: int = 0, **fields: Any) -> Lease:
     lease = Lease(
         peer=identity.peer_id, stage=stage, incarnation=1, addresses=(), protocol=1, tokens_per_s=1.5, memory_bytes=1 << 30,
         reachability="direct", round=0,
@@ -292,7 +292,7 @@ async def test_a_foreign_write_is_refused(attacker: Any) -> None:
     key = lease_key(RUN, 0, bucket_of(peer))
     forged = replace(lease_of(FakeIdentity(peer)), has_left=True).to_bytes()
     expires_s = time.time() + 110
-    message = directory_module.RecordValidator(RUN, evil.key).sign_value(
+    message = RecordValidator(RUN, evil.key).sign_value(
         FakeRecord(dht_id(key), msgpack.packb(evil.key.peer_id), msgpack.packb(forged), expires_s)
     )
     for signature in (bytes(64), message[-64:]):
@@ -303,13 +303,13 @@ async def test_a_foreign_write_is_refused(attacker: Any) -> None:
 async def test_an_expiry_too_late_and_foreign_keys_are_refused(attacker: Any) -> None:
     evil, boot, _, peer = attacker
     own = lease_of(FakeIdentity(evil.key.peer_id))
-    validator = directory_module.RecordValidator(RUN, evil.key)
+    validator = RecordValidator(RUN, evil.key)
 
     async def store(key: str, expires_s: float) -> list[bool]:
         subkey = evil.key.peer_id
         value = msgpack.packb(own.to_bytes())
         signed = validator.sign_value(FakeRecord(dht_id(key), msgpack.packb(subkey), value, expires_s))
-        return await evil.store(key, own.to_bytes(), subkey, expires_s, signature=signed[-64:])
+        return list(await evil.store(key, own.to_bytes(), subkey, expires_s, signature=signed[-64:]))
 
     mine = lease_key(RUN, 0, bucket_of(own.peer))
     assert await store(mine, time.time() + 1000) == [False, False]

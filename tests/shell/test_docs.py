@@ -11,6 +11,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -47,7 +48,7 @@ def command_lines(text: str) -> list[list[str]]:
 
 def parse(arguments: list[str]) -> None:
     """Raises USAGE_ERROR where the command line would. Nothing is carried out."""
-    group = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
     words = [_with_dashes(each) for each in arguments]
     if words[0].startswith("-"):
         assert words[0] in {flag for parameter in group.params for flag in parameter.opts} | {"--help", "-h"}, words
@@ -62,7 +63,7 @@ def parse(arguments: list[str]) -> None:
 
 
 def flags_of_all_commands() -> set[str]:
-    group = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
     flags = {flag for command in group.commands.values() for each in command.params for flag in each.opts}
     return flags | {"--help", "--version"}
 
@@ -111,7 +112,7 @@ def test_every_flag_and_variable_that_is_named_exists(path: Path):
     named = {flag.replace("_", "-") for flag in re.findall(r"(?<![\w-])--[a-z][a-z_-]+", code)}
     foreign = {"--rm", "--user", "--hostile"}  # docker's, and the simulator's
     assert named - foreign <= flags_of_all_commands()
-    group = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
     for name in re.findall(r"DILOCOX_[A-Z]+_[A-Z_]*[A-Z]\b", path.read_text()):
         command, _, flag = name.removeprefix("DILOCOX_").lower().partition("_")
         opts = {each for parameter in group.commands[command].params for each in parameter.opts}
@@ -153,7 +154,8 @@ def test_every_test_that_is_named_exists(path: Path):
 
 
 def test_the_help_says_the_defaults_of_flags():
-    for command in typer.main.get_command(app).commands.values():
+    group: Any = typer.main.get_command(app)
+    for command in group.commands.values():
         for parameter in command.params:
             text = getattr(parameter, "help", None) or ""
             assert "[" not in text, f"{parameter.name}: rich takes [...] for markup and shows nothing of it"
@@ -167,7 +169,8 @@ def test_the_help_says_the_defaults_of_flags():
 
 
 def test_every_flag_has_the_variable_of_its_name():
-    for name, command in typer.main.get_command(app).commands.items():
+    group: Any = typer.main.get_command(app)
+    for name, command in group.commands.items():
         for parameter in command.params:
             flag = next((each for each in parameter.opts if each.startswith("--")), None)
             if flag is None or flag == "--help":

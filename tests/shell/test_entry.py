@@ -44,7 +44,7 @@ def nested(depth: int) -> bytes:
 def leases(key: SigningKey, count: int = 1, stage: int = 0) -> tuple[bytes, list[Record]]:
     """A key of the directory, and signed leases of `count` peers that belong there."""
     expires_s = time.time() + MAX_TTL_S
-    bucket, records, number = bucket_of(key.peer_id), [], 0
+    bucket, records, number = bucket_of(key.peer_id), list[Any](), 0
     while len(records) < count:
         writer = key if not records else SigningKey(number.to_bytes(32, "little"))
         number += 1

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -236,7 +237,7 @@ def test_peers_that_dial_each_other_at_once_have_one_link(make_link: MakeLink):
     check_traffic(one, two)
     for _ in range(3):  # the second connection has come by now, or never
         before = len(one.of(RoundTrip))
-        until(lambda before=before: len(one.of(RoundTrip)) > before, one, two)
+        until(partial(lambda before: len(one.of(RoundTrip)) > before, before), one, two)
     check_traffic(one, two)
     assert len(one.of(Linked)) - len(one.of(Unlinked)) == 1
     os.kill(two.linkd, signal.SIGKILL)
@@ -262,7 +263,7 @@ def test_who_hangs_up_every_time_is_dialled_with_pauses(make_link: MakeLink):
     dialer.dial(refuser.link_id, refuser.addresses)
     began_at = time.monotonic()
     for times in range(1, 4):
-        until(lambda times=times: len(refuser.of(Linked)) == times, dialer, refuser)
+        until(partial(lambda times: len(refuser.of(Linked)) == times, times), dialer, refuser)
         refuser.hang_up(dialer.link_id)
     assert time.monotonic() - began_at > 0.75 * (REDIAL_FIRST_S + 2 * REDIAL_FIRST_S)
 
@@ -516,6 +517,6 @@ def test_a_linkd_can_be_dialled_more_often_than_it_may_have_connections(make_lin
     one, two = make_link("a"), make_link("b", max_neighbours=1)  # 36 connections
     for times in range(1, 41):
         one.dial(two.link_id, two.addresses)
-        until(lambda times=times: len(one.of(Linked)) == times == len(two.of(Linked)), one, two)
+        until(partial(lambda times: len(one.of(Linked)) == times == len(two.of(Linked)), times), one, two)
         one.hang_up(two.link_id)
-        until(lambda times=times: len(one.of(Unlinked)) == times == len(two.of(Unlinked)), one, two)
+        until(partial(lambda times: len(one.of(Unlinked)) == times == len(two.of(Unlinked)), times), one, two)

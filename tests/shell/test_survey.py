@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dilocox_peer.cli import evaluate
+from dilocox_peer.cli.flags import EvaluateFlags
 from dilocox_peer.events import Evaluated, Event, MessageRefused, Remark, RunComplete, StateFetchFailed
 from dilocox_peer.peer.identity import encode_key
 from dilocox_peer.peer.state import survey as survey_module
@@ -137,7 +138,7 @@ async def followed(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     monkeypatch.setattr(evaluate, "LOOK_S", 0.05)
     monkeypatch.setattr(evaluate, "OVER_S", 0.5)
     unused: Any = None
-    evaluator = evaluate.Evaluator(unused, unused, unused, (), (), node.events.append, None)
+    evaluator = evaluate.Evaluator(EvaluateFlags(link=""), unused, unused, node.events.append)
     await node.directory.publish_manifest(MANIFEST)
     async with asyncio.timeout(60):
         await evaluator.follow(node.presence.transport, node.directory, MANIFEST)

@@ -51,8 +51,12 @@ async def test_a_peer_killed_in_mid_fetch_is_an_error_and_no_short_body(
     transport, remote = await start(make_transport, spawn_peer, upload_bytes_per_s=UPLOAD)
     pids = {"python": [remote.process.pid], "p2pd": [remote.p2pd], "both": [remote.process.pid, remote.p2pd]}[victim]
 
+    def kill() -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
     with pytest.raises(PeerGone, match=f"the stream ended after [0-9]+ of {SIZE} bytes"):
-        await fetch_until(transport, remote, 3_000_000, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids])
+        await fetch_until(transport, remote, 3_000_000, kill)
 
     await until(lambda: not is_running(remote.p2pd))
     with pytest.raises(PeerGone):

@@ -26,7 +26,7 @@ from dilocox_peer.types import Digest, PeerId
 class _Credulous(Jury):
     """Asks no leader for its promises: a member that does accepts nothing of one that ignores them."""
 
-    def why_not_justified(self, ballot, value, promises):  # type: ignore[no-untyped-def]
+    def why_not_justified(self, ballot, value, promises):
         return None
 
 
@@ -50,7 +50,7 @@ class _ForgetsToPersist(Ballots):
 class _ForgetsPromise(Ballots):
     """Promises in memory only."""
 
-    def on_prepare(self, sender, message, now):  # type: ignore[no-untyped-def]
+    def on_prepare(self, sender, message, now):
         actions, reason = super().on_prepare(sender, message, now)
         return [action for action in actions if not isinstance(action, Persist)], reason
 
@@ -149,7 +149,7 @@ QUORUM_FAULTS = {"a quorum of one": _any_peer, "half without tie-break": _any_ha
 
 
 @contextmanager
-def wrong_quorum(rule) -> Iterator[None]:  # type: ignore[no-untyped-def]
+def wrong_quorum(rule) -> Iterator[None]:
     """The protocol under test counts quorums by this rule; the invariants keep the right one."""
     with (
         patch.object(chain, "is_quorum", rule),

@@ -225,7 +225,7 @@ class Hostile(Node):
         roster = [self.peer, *place.roster] if self.peer not in place.roster else list(place.roster)
         self._tell(EpochPropose(0, place.head, place.epoch, number, place.epoch_value(roster[:16])))
 
-    def _an_honest_machine(self):  # type: ignore[no-untyped-def]
+    def _an_honest_machine(self):
         machines = [node.machine for node in self.world.up() if node.machine is not None]
         return self.world.rng.choice(machines) if machines else None
 

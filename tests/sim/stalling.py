@@ -74,7 +74,8 @@ class StallingWorld(World):
 
     def honest_chain(self) -> list[Certificate]:
         honest = [node.machine for node in self.up() if node.peer not in self.suspects]
-        return list(max((machine.chain for machine in honest if machine is not None), key=len))
+        chains = [list(machine.chain) for machine in honest if machine is not None]
+        return max(chains, key=len)
 
     def named(self) -> set[PeerId]:
         """By honest peers: the events of hostile ones are not kept."""

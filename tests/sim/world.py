@@ -15,6 +15,7 @@ from functools import partial
 import msgpack
 
 from dilocox_peer.peer.planning.plan import Plan, PlanBounds
+from dilocox_peer.peer.planning.planner import ChainLink
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
 from dilocox_peer.peer.rounds.contract import (
     Action,
@@ -506,7 +507,7 @@ class Restless:
         self._peer = peer
         self._bounds = bounds
 
-    def observe(self, certificate: Certificate) -> None:
+    def observe(self, certificate: ChainLink) -> None:
         """Whatever was certified, it does not settle."""
 
     def next(self, before: Plan) -> Plan:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,7 @@ def test_the_readmes_commands_do_what_it_says(desk: Desk, tmp_path: Path, stages
     # -- three volunteers
     for arguments, label in ((join_a, "a"), (join_b, "b"), (join, "default")):
         mine = desk.start(arguments, label)
-        desk.until(lambda label=label: "started as 12D3KooW" in desk.said(label), START_S, label)
+        desk.until(partial(lambda label: "started as 12D3KooW" in desk.said(label), label), START_S, label)
     desk.until(lambda: rounds_in(desk.said("default")) >= 2, ROUND_S, "default")
     assert "18 checks" in desk.run(doctor)
 

@@ -24,6 +24,7 @@ def test_a_newcomer_to_a_run_that_is_over_is_told_so_and_begins_nothing():
 
             newcomer = await swarm.start_peer("peer1")
             assert await asyncio.wait_for(newcomer.process.wait(), LONG_S) == 0
+            assert newcomer.reader is not None
             await newcomer.reader
             assert [each["round"] for each in swarm.of("peer1", "RunIsOver")] == [3]
             assert swarm.of("peer1", "RoundCertified") == []
@@ -83,12 +84,14 @@ def test_with_the_owners_key_a_branch_that_was_left_is_gone_back_to_and_the_owne
                 await swarm.until(lambda: swarm.round_of("peer0") >= round_number, [bootstrap, peer], LONG_S)
                 peer.process.terminate()
                 await peer.process.wait()
+                assert peer.reader is not None
                 await peer.reader
                 return swarm.round_of("peer0")
 
             left_at = await train_until(3)
             folder = PeerHome.at(swarm.folder, "peer0", None).run_folder(swarm.manifest.run_id)
             keeper = Keeper(folder, swarm.manifest, 0, lambda _event: None)
+            assert keeper.durable is not None
             chain, state = keeper.durable.appended, keeper.state
             keeper.left.keep(swarm.manifest.run_id, chain, chain[-2:], state)  # as if it had left it just now
             keeper.close()

@@ -90,7 +90,7 @@ def test_a_stage_that_lost_its_only_peer_goes_on_from_the_copy_that_a_head_kept(
             await swarm.start_bootstrap()
             later = await swarm.start_peer("later", stage=1)
             heads = [await swarm.start_peer(f"head{index}", stage=0) for index in range(2)]
-            await swarm.until(lambda: swarm.of("head0", "StageCopied"), [later, *heads], LONG_S)
+            await swarm.until(lambda: bool(swarm.of("head0", "StageCopied")), [later, *heads], LONG_S)
             later.process.send_signal(signal.SIGKILL)
             killed_at = swarm.round_of("head0")
             newcomer = await swarm.start_peer("newcomer")  # with a disk of its own; the need tells it the stage

@@ -27,7 +27,7 @@ class Watched(LocalSwarm):
 
 def family(pid: int) -> list[psutil.Process]:
     """Every process below pid, whatever session it is in."""
-    return psutil.Process(pid).children(recursive=True)
+    return list(psutil.Process(pid).children(recursive=True))
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:

@@ -1,6 +1,7 @@
 """A peer's hour in a run of three stages, as events: invented, for the dashboard's tests and benchmark."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from dilocox_peer.events import (
     ContributionRefused,
@@ -40,7 +41,7 @@ def joined(*, stages: int = 3, stage: int = 1) -> RunJoined:
 
 
 def certified(number: int, contributors: int = 4, **changed: object) -> RoundCertified:
-    fields = {
+    fields: dict[str, Any] = {
         "round": number, "head": f"{number:064x}", "epoch": 2, "ballot": 0, "contributors": (ME, *MATES)[:contributors],
         "roster": (ME, *MATES), "micro_batches": 512 * contributors, "own_included": True, "wait_s": 61.2, "bytes_sent": 20_900_000,
         "raw_bytes": 165_200_896, "train_loss": 5.2 * 0.96**number + 1.1, "anchor_digest": "ab" * 32, "codec": "int4", "rank": 0,
@@ -50,7 +51,7 @@ def certified(number: int, contributors: int = 4, **changed: object) -> RoundCer
 
 
 def progress(second: int, *, round_number: int = ROUNDS + 1, **changed: object) -> TrainingProgress:
-    fields = {
+    fields: dict[str, Any] = {
         "round": round_number, "micro_batches": 330, "tokens": 8_400_000 + 8_700 * second, "tokens_per_s": 8_700.0,
         "train_loss": 2.6123, "bytes_sent": 650_000_000 + 350_000 * second, "bytes_received": 1_900_000_000 + 1_050_000 * second,
         "lag_ms_p99": 3.4, "busy": 0.94, "memory_bytes": 2_310_000_000, "is_training": True,

@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -28,7 +29,7 @@ WANTED = FetchState(STATE.head, 0, b"", (DONOR,), True)
 
 
 def done(result):
-    future = Future()
+    future: Future[Any] = Future()
     future.set_result(result)
     return future
 
@@ -61,10 +62,10 @@ def disk():
 
 @pytest.fixture
 def peer(disk):
-    posted, trainer = [], TrainerStub()
-    machine = SimpleNamespace(head=PLACE.head, round=0, plan_for=lambda number: first_plan(MANIFEST))
+    posted, trainer, blobs = list[Any](), cast("Any", TrainerStub()), cast("Any", None)
+    machine: Any = SimpleNamespace(head=PLACE.head, round=0, plan_for=lambda number: first_plan(MANIFEST))
     conductor = Conductor(
-        me=ME, incarnation=1, manifest=MANIFEST, machine=machine, trainer=trainer, blobs=None, disk=disk, raw_bytes=0,
+        me=ME, incarnation=1, manifest=MANIFEST, machine=machine, trainer=trainer, blobs=blobs, disk=disk, raw_bytes=0,
         post=posted.append, bytes_sent=lambda: 0, uplink_bps=lambda: 0.0, timetable=Timetable(MANIFEST),
         on_merged=lambda: None, listener=lambda event: None,
     )  # fmt: skip
@@ -100,7 +101,7 @@ async def test_what_waits_is_void_when_the_state_is_installed(peer, monkeypatch)
 async def test_a_merge_whose_blobs_are_being_read_is_void_too(peer, monkeypatch, disk):
     donors_give(monkeypatch, STATE)
     peer.conductor.on_apply(APPLY)
-    go_on = Future()
+    go_on: Future[Any] = Future()
     disk.submit(go_on.result)  # the disk has other things to do first
     merging = asyncio.create_task(peer.conductor._merge(APPLY))
     await asyncio.sleep(0)
@@ -122,7 +123,7 @@ async def test_a_movement_that_waits_to_be_settled_is_not_sent_again(peer, monke
 async def test_a_state_is_on_disk_before_the_chain_follows_it(peer, monkeypatch):
     """The machine persists the chain when it hears of the state: killed then, and the donors gone, nobody had it any more."""
     donors_give(monkeypatch, STATE)
-    written = Future()
+    written: Future[Any] = Future()
     peer._keeper.save = lambda state: written
     adopting = asyncio.create_task(Averaging._adopt_state(peer, WANTED))
     for _ in range(20):  # more turns of the loop than it takes

@@ -79,7 +79,9 @@ def test_simultaneous_joiners_settle_evenly(seed: int):
     for _ in range(peers * count):
         moved = False
         for name in rng.sample(names, len(names)):
-            better, _why = better_stage(stages(), claimant(name, fits), at[name])
+            here = at[name]
+            assert here is not None
+            better, _why = better_stage(stages(), claimant(name, fits), here)
             if better is not None:
                 at[name], moved = better, True
         if not moved:

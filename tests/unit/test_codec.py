@@ -310,7 +310,7 @@ def test_decay_touches_the_residual_only():
 
 def test_manifest_table_and_decay_know_the_same_codecs():
     for name in CODECS:
-        assert CompressionSection(codec=name).codec == name
+        assert CompressionSection.model_validate({"codec": name}).codec == name
         assert 0 < DECAY_BY_CODEC[name] <= 1
 
 

@@ -4,6 +4,7 @@ import asyncio
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ PLACE = Place.genesis(0, MANIFEST.genesis(0), first_plan(MANIFEST))
 
 
 def done(**result):
-    future = Future()
+    future: Future[Any] = Future()
     future.set_result(SimpleNamespace(**result))
     return future
 
@@ -35,7 +36,7 @@ def done(**result):
 def merge(blobs, _weights, *, round_number, **_named):
     """As the trainer's: the last of several contributions is ten times as large as the others."""
     norms = (*[2.0] * (len(blobs) - 1), 20.0) if len(blobs) > 1 else (0.0,) * len(blobs)
-    merged = Future()
+    merged: Future[Any] = Future()
     merged.set_result(
         Merged(round_number, sha256(b"state"), norms, clip_factors(norms, [8] * len(norms), norm_clip=4.0), 0)
     )
@@ -44,7 +45,7 @@ def merge(blobs, _weights, *, round_number, **_named):
 
 def stage(blobs, disk, told, *, micro_batches=4):
     """(conductor, machine) with a trainer whose contribution holds so many micro-batches."""
-    trainer = SimpleNamespace(
+    trainer: Any = SimpleNamespace(
         progress=lambda: SimpleNamespace(round=1, tokens=0),
         close=lambda: done(
             train_loss=2.5, blob=b"b", micro_batches=micro_batches, lost=0.0, raw_bytes=8
@@ -52,7 +53,7 @@ def stage(blobs, disk, told, *, micro_batches=4):
         merge=merge,
         withdraw=done,
     )  # fmt: skip
-    machine = SimpleNamespace(
+    machine: Any = SimpleNamespace(
         head=PLACE.head, round=0, state_digest=b"", expected_rounds=9, plan_for=lambda number: first_plan(MANIFEST)
     )
     conductor = Conductor(
@@ -69,7 +70,7 @@ async def merge_next(conductor):
 
 async def test_who_has_not_closed_a_round_tells_no_loss_of_it():
     """Who has paused, say: else its last loss came again with every round that the others certify."""
-    told = []
+    told: list[Any] = []
     with ThreadPoolExecutor(1) as disk:
         conductor, _ = stage(SimpleNamespace(put=sha256), disk, told)
         await conductor._close()
@@ -85,7 +86,7 @@ async def test_who_has_not_closed_a_round_tells_no_loss_of_it():
 
 
 async def test_a_contribution_that_is_clipped_is_told_with_its_norm_and_the_groups(tmp_path):
-    blobs, told = BlobStore(tmp_path), []
+    blobs, told = BlobStore(tmp_path), list[Any]()
     entries = [Entry(PeerId(f"p{number}"), 1, blobs.put(bytes([number])), 1, 8) for number in range(3)]
     certificate = Certificate(0, PLACE.head, 1, 0, PLACE.round_value(entries, [ME]), ((ME, b"s"),))
     with ThreadPoolExecutor(1) as disk:
@@ -104,7 +105,7 @@ async def test_a_close_that_came_too_late_deletes_its_own_contribution_alone(tmp
     """Idle peers' contributions are equal to the byte, so one file: the certificate that came in may name it."""
     blobs = BlobStore(tmp_path)
     with ThreadPoolExecutor(1) as disk:
-        conductor, machine = stage(blobs, disk, [], micro_batches=micro_batches)
+        conductor, machine = stage(blobs, disk, list[Any](), micro_batches=micro_batches)
         closing = asyncio.create_task(conductor._close())
         await asyncio.sleep(0)
         machine.head = sha256(b"a certificate came in")
@@ -113,11 +114,11 @@ async def test_a_close_that_came_too_late_deletes_its_own_contribution_alone(tmp
 
 
 async def test_a_pause_is_no_part_of_what_a_step_takes(monkeypatch):
-    trained, now, posted = SimpleNamespace(round=1, tokens=0, micro_batches=0), [0.0], []
+    trained, now, posted = SimpleNamespace(round=1, tokens=0, micro_batches=0), [0.0], list[Any]()
     a_step = MANIFEST.inner.accumulate * MANIFEST.inner.micro_batch * MANIFEST.model.context
     monkeypatch.setattr(conductor_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with ThreadPoolExecutor(1) as disk:
-        conductor, machine = stage(SimpleNamespace(put=sha256), disk, [])
+        conductor, machine = stage(SimpleNamespace(put=sha256), disk, list[Any]())
         conductor._trainer.progress = lambda: trained
         vars(machine).update(
             is_ready=True, may_train=True, roster=(ME,), may_offer=True, has_offered=False, last_round=9
@@ -137,7 +138,7 @@ async def test_a_pause_is_no_part_of_what_a_step_takes(monkeypatch):
 
 async def test_a_close_that_came_too_late_is_no_exchange():
     """The time from it to the merge of what came in is no time in which our contribution was on its way."""
-    told, posted = [], []
+    told, posted = list[Any](), list[Any]()
     with ThreadPoolExecutor(1) as disk:
         conductor, machine = stage(SimpleNamespace(put=sha256, forget=lambda digest: None), disk, told)
         conductor._post = posted.append
@@ -156,7 +157,7 @@ async def test_a_close_that_came_too_late_is_no_exchange():
 
 async def test_a_contribution_that_is_damaged_on_disk_is_asked_for_again_and_merged_then(tmp_path):
     """It ended the session, and once more after every restart."""
-    blobs, told, posted = BlobStore(tmp_path), [], []
+    blobs, told, posted = BlobStore(tmp_path), list[Any](), list[Any]()
     digest = blobs.put(b"contribution")
     entry = Entry(PeerId("other"), 1, digest, 12, 8)
     certificate = Certificate(0, PLACE.head, 1, 0, PLACE.round_value([entry], [ME]), ((ME, b"s"),))

@@ -6,13 +6,12 @@ import random
 import pytest
 
 from dilocox_peer.compression.contribution import encode_contribution
+from dilocox_peer.compression.ladder import LADDER, LOW_RANK
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.peer.planning.adaptive import EFFECT_AFTER
 from dilocox_peer.peer.planning.controller import (
     BUDGET,
     HITS_UNTIL_RICHER,
-    LADDER,
-    LOW_RANK,
     TOLERANCE,
     Controller,
     Limits,

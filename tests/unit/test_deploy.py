@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -36,7 +37,8 @@ def directives(path: Path) -> dict[str, list[str]]:
 
 def options_of(command: str) -> dict[str, object]:
     """flag -> parameter of a subcommand."""
-    parameters = typer.main.get_command(app).commands[command].params
+    root: Any = typer.main.get_command(app)
+    parameters = root.commands[command].params
     return {flag: parameter for parameter in parameters for flag in parameter.opts if flag.startswith("--")}
 
 
@@ -222,7 +224,7 @@ def test_the_images_steps_make_a_peer_that_starts(tmp_path):
     assert (data / "dilocox-peer" / "owner.key").exists()
 
 
-def services() -> dict[str, dict[str, object]]:
+def services() -> Any:
     return yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
 
 
@@ -260,7 +262,7 @@ def test_an_empty_variable_counts_as_not_given(monkeypatch):
     """compose.yaml sets the variables of flags that nobody gave to nothing."""
     for name in ("DILOCOX_JOIN_THREADS", "DILOCOX_JOIN_DEVICE", "DILOCOX_BOOTSTRAP_ANNOUNCE_MADDRS"):
         monkeypatch.setenv(name, "")
-    root = typer.main.get_command(app)
+    root: Any = typer.main.get_command(app)
     for command, arguments in (("join", ["dilocox://x"]), ("bootstrap", ["run.toml"])):
         sub = root.commands[command]
         context = sub.make_context(command, arguments, auto_envvar_prefix=f"DILOCOX_{command.upper()}")

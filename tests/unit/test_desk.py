@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def desk_in(home) -> Desk:
     return Desk.open(gate, OwnerRecords(home, RUN), OWNER)
 
 
-def ask(desk: Desk, key: SigningKey, grant: Grant) -> dict:
+def ask(desk: Desk, key: SigningKey, grant: Grant) -> dict[str, Any]:
     return asyncio.run(desk._admit(key.peer_id, {"grant": grant.to_bytes()})).header
 
 

@@ -115,7 +115,7 @@ async def test_a_vote_is_on_disk_while_contributions_are_being_checked() -> None
 
 async def test_a_contribution_is_bounded_by_what_is_possible_whatever_an_offer_says() -> None:
     """Who offers another's blob with a wrong size would have the honest one refused, or cut short, by everybody."""
-    blob, bounds = b"contribution", []
+    blob, bounds = b"contribution", list[Any]()
 
     async def fetch(*_arguments: Any, max_body_bytes: int, **_options: Any) -> tuple[dict[str, Any], bytearray]:
         bounds.append(max_body_bytes)
@@ -139,7 +139,7 @@ async def fetched(driver: RoundDriver, wanted: FetchBlob) -> Any:
 
 
 async def test_a_source_that_sends_something_else_is_named_and_the_next_one_is_asked() -> None:
-    blob, told = b"contribution", []
+    blob, told = b"contribution", list[Any]()
     replies: dict[str, bytes | Exception] = {
         "liar": b"another", "flooder": ProtocolError(PeerId("flooder"), "a body of 2000 bytes, at most 100"),
         "gone": PeerUnavailable(PeerId("gone"), "dead"), "honest": blob,
@@ -181,4 +181,4 @@ async def test_a_message_that_finds_a_fault_in_the_machine_costs_itself_and_noth
     )  # fmt: skip
     assert driver._handled(Received(PeerId("stranger"), Leave(0, sha256(b"head"), 1, 1)), 1.0) == ()
     assert [(event.peer, event.reason) for event in told] == [("stranger", "ZeroDivisionError in handling it")]
-    assert driver._handled(Tick(), 2.0) == [Tick()]
+    assert list(driver._handled(Tick(), 2.0)) == cast("Any", [Tick()])

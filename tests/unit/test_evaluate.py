@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dilocox_peer.cli import evaluate
+from dilocox_peer.cli.flags import EvaluateFlags
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Event, Failed
 
@@ -34,7 +35,7 @@ def look(monkeypatch: pytest.MonkeyPatch, *, is_down: bool) -> list[Event]:
     events: list[Event] = []
     unused: Any = None
     monkeypatch.setattr(evaluate, "LOOK_S", 0.0)
-    evaluator = evaluate.Evaluator(unused, unused, unused, (), (), events.append, None)
+    evaluator = evaluate.Evaluator(EvaluateFlags(link=""), unused, unused, events.append)
     survey: Any = Unreachable(2)
     transport: Any = SimpleNamespace(is_down=is_down)
     with pytest.raises(KeyboardInterrupt):

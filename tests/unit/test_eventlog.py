@@ -5,14 +5,19 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 
 import pytest
 
 from dilocox_peer.cli.eventlog import EventFile, Queued, read_event, read_event_file
 from dilocox_peer.cli.replay import Player
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.events import Failed, Remark
+from dilocox_peer.events import Event, Failed, Remark
 from tests.unit.dashboard_data import events
+
+
+def texts(timed: Iterable[tuple[Event, float]]) -> list[str]:
+    return [event.text for event, _ in timed if isinstance(event, Remark)]
 
 
 def test_every_event_comes_back_as_it_was():
@@ -33,8 +38,8 @@ def test_the_file_is_rotated_and_old_ones_go(tmp_path):
     names = sorted(each.name for each in tmp_path.iterdir())
     assert names == ["log.jsonl", "log.jsonl.1", "log.jsonl.2"]
     assert all(each.stat().st_size <= 200 for each in tmp_path.iterdir())
-    assert [event.text for event, _ in read_event_file(path)][-1] == "number 019"
-    older = [event.text for name in names[::-1] for event, _ in read_event_file(tmp_path / name)]
+    assert texts(read_event_file(path))[-1] == "number 019"
+    older = [text for name in names[::-1] for text in texts(read_event_file(tmp_path / name))]
     assert older == [f"number {index:03}" for index in range(20 - len(older), 20)]
 
 
@@ -52,14 +57,14 @@ def test_a_log_goes_on_where_it_ended(tmp_path):
     for text in ("before", "after"):
         with EventFile(path, max_bytes=10_000, keep=1) as file:
             file(Remark(text))
-    assert [event.text for event, _ in read_event_file(path)] == ["before", "after"]
+    assert texts(read_event_file(path)) == ["before", "after"]
 
 
 def test_lines_that_are_no_events_are_passed_over(tmp_path):
     path = tmp_path / "log.jsonl"
     good = json.dumps(Remark("good").record(1.0))
     path.write_bytes(b"\xff\xfe\n[1]\n" + b"[" * 100_000 + b"\n" + good.encode() + b"\n" + good.encode()[:20])
-    assert [event.text for event, _ in read_event_file(path)] == ["good"]
+    assert texts(read_event_file(path)) == ["good"]
 
 
 def test_a_file_that_cannot_be_is_one_line(tmp_path):
@@ -71,14 +76,14 @@ def test_a_file_that_cannot_be_is_one_line(tmp_path):
 
 def test_a_player_gives_what_is_due_at_its_speed_and_stops_when_told():
     player = Player([(Remark("a"), 100.0), (Remark("b"), 101.0), (Remark("c"), 130.0)], speed=2.0)
-    assert [event.text for event, _ in player.advance(0.25)] == ["a"]
-    assert [event.text for event, _ in player.advance(0.25)] == ["b"]
+    assert texts(player.advance(0.25)) == ["a"]
+    assert texts(player.advance(0.25)) == ["b"]
     player.press(" ")
     assert player.advance(100.0) == []
     player.press(" ")
     player.press("+")
     assert str(player) == "replay 4x"
-    assert [event.text for event, _ in player.advance(10.0)] == ["c"]
+    assert texts(player.advance(10.0)) == ["c"]
     assert player.is_over
 
 

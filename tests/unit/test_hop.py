@@ -2,6 +2,7 @@ import contextlib
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import msgpack
 import pytest
@@ -53,7 +54,7 @@ def test_every_message_survives_the_wire(message: HopMessage) -> None:
 
 
 def test_messages_keep_their_order_and_the_last_may_have_a_body() -> None:
-    messages = [Ack(ID, 1), Grant(ID, 2), Step(ID, 3, 12, 7)]
+    messages: list[HopMessage] = [Ack(ID, 1), Grant(ID, 2), Step(ID, 3, 12, 7)]
     assert decode_hops(encode_hops(messages), SENDER) == tuple(messages)
 
 
@@ -72,6 +73,7 @@ def test_a_loss_that_is_not_finite_arrives_as_nan() -> None:
 
 def test_a_header_of_no_or_too_many_messages_is_refused() -> None:
     one = msgpack.unpackb(encode_hops([Ack(ID)]))
+    items: Any
     for items in ([], one * (MAX_MESSAGES + 1)):
         with pytest.raises(ProtocolError):
             decode_hops(msgpack.packb(items), SENDER)
@@ -84,6 +86,7 @@ def test_a_step_header_is_small() -> None:
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_every_message_is_refused_if_cut_or_continued(message: HopMessage) -> None:
     (fields,) = msgpack.unpackb(encode_hops([message]))
+    broken: Any
     for broken in ([fields[:-1]], [[*fields, 0]], [[99, *fields[1:]]], [fields[0]], [[]], fields):
         with pytest.raises(ProtocolError):
             decode_hops(msgpack.packb(broken), SENDER)
@@ -96,6 +99,7 @@ def test_every_message_is_refused_if_cut_or_continued(message: HopMessage) -> No
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_fields_of_the_wrong_type_or_range_are_refused(message: HopMessage) -> None:
     (fields,) = msgpack.unpackb(encode_hops([message]))
+    wrong: Any
     for place in range(1, len(fields)):
         for wrong in (True, -1, 2**60, "x" * 100, b"x", [], math.nan, math.inf, "\n"):
             broken = [*fields[:place], wrong, *fields[place + 1 :]]
@@ -121,7 +125,9 @@ def test_the_shortest_times_that_are_let_in_leave_plan_and_window_finite(short: 
     )  # fmt: skip
     for peer in ("quick", "usual"):
         head.handle(Linked(PeerId(peer), 1), 0.0)
-    head.handle(Received(PeerId("usual"), replace(MESSAGES[8], service_s=0.1)), 0.0)
+    usual = MESSAGES[8]
+    assert isinstance(usual, Status)
+    head.handle(Received(PeerId("usual"), replace(usual, service_s=0.1)), 0.0)
     head.handle(Received(PeerId("quick"), told), 0.0)
     assert sum(head.plan.weights.values()) == pytest.approx(1.0)
     assert 1 <= head.window <= 32

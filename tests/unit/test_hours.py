@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -48,7 +49,7 @@ def test_has_changes_exactly_when_it_says(begin, end, second):
 
 
 async def test_outside_of_them_the_peer_is_paused_for_that_reason_alone(monkeypatch):
-    told = []
+    told: list[Any] = []
 
     class Peer:
         def pause(self, who, why):
@@ -70,7 +71,7 @@ async def test_outside_of_them_the_peer_is_paused_for_that_reason_alone(monkeypa
 
 
 async def test_hours_that_fail_are_told_and_do_not_end_the_peer():
-    events = []
+    events: list[Any] = []
 
     async def broken() -> None:
         raise OSError("no clock")

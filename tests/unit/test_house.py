@@ -7,10 +7,11 @@ what stands there when a room is cleaned is taken off with it. test_floors.py ha
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,11 +174,11 @@ def _call(node: ast.Call, found: Source) -> None:
     found.called.add(name)
     if name in BY_NAME and len(node.args) > 1:
         match node.args[:2]:
-            case [whose, ast.Constant(str(what))] if _is_private(what) and not _is_own(whose):
-                found.private.append(f"{ast.unparse(whose)}.{what}")
+            case [of, ast.Constant(str(what))] if _is_private(what) and not _is_own(of):
+                found.private.append(f"{ast.unparse(of)}.{what}")
 
 
-_LOOKS = {
+_LOOKS: dict[type[ast.AST], Callable[[Any, Source], None]] = {
     ast.ClassDef: _class,
     ast.Import: _import,
     ast.ImportFrom: _import_from,

@@ -1,5 +1,7 @@
 """What of a peer survives a restart, where its parts disagree."""
 
+from typing import Any
+
 from dilocox_peer.config import preset
 from dilocox_peer.peer.planning.plan import first_plan
 from dilocox_peer.peer.rounds.chain import Certificate, Place
@@ -15,7 +17,7 @@ ME = PeerId("me")
 
 def chain_of(length):
     """Certificates from genesis: the epoch that starts the run, then void rounds."""
-    place, chain = Place.genesis(0, MANIFEST.genesis(0), first_plan(MANIFEST)), []
+    place, chain = Place.genesis(0, MANIFEST.genesis(0), first_plan(MANIFEST)), list[Any]()
     for number in range(length):
         value = place.epoch_value([ME]) if number == 0 else place.round_value([], [ME])
         chain.append(Certificate(0, place.head, 1, 0, value, ((ME, b"s"),)))
@@ -71,7 +73,7 @@ def test_who_waits_for_a_write_finds_it_on_disk(tmp_path):
 
 
 def test_a_write_that_fails_is_told_and_ends_nobody(tmp_path):
-    told = []
+    told: list[Any] = []
     keeper = Keeper(tmp_path, MANIFEST, 0, told.append)
     keeper.checkpoints.write_bytes(b"a file where the folder belongs")
     keeper.save(state_at(sha256(b"head"), 1)).result()

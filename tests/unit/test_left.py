@@ -127,7 +127,10 @@ def test_with_the_owners_key_the_branch_is_vouched_for(home: PeerHome, tmp_path:
     key.write_bytes(encode_key(bytes(32)))
     key.chmod(0o600)
     recover(home, recover(home)[0].split()[0], key)
-    checkpoint = present(home).durable.checkpoint
+    durable = present(home).durable
+    assert durable is not None
+    checkpoint = durable.checkpoint
+    assert checkpoint is not None
     assert (checkpoint.round, checkpoint.is_last) == (3, False)
     assert checkpoint == sign_checkpoint(checkpoint, OWNER.sign)
     assert checkpoint.head == present(home).state.head

@@ -2,6 +2,7 @@
 
 import random
 import tracemalloc
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -34,11 +35,11 @@ frames = st.lists(
 )
 
 
-def wire(sent: list[tuple[Kind, dict, bytes]]) -> bytes:
+def wire(sent: list[tuple[Kind, dict[str, Any], bytes]]) -> bytes:
     return b"".join(pack_header(kind, header, len(body)) + body for kind, header, body in sent)
 
 
-def content(received: list[Frame]) -> list[tuple[int, dict, bytes]]:
+def content(received: list[Frame]) -> list[tuple[int, dict[str, Any], bytes]]:
     assert all(frame.body_bytes == sum(map(len, frame.parts)) for frame in received)
     return [(frame.kind, frame.header, b"".join(frame.parts)) for frame in received]
 
@@ -142,7 +143,7 @@ def test_a_field_of_another_type_is_the_senders_fault():
 
 
 def test_settings_that_could_never_send_are_refused():
-    good = {"key_seed": bytes(32), "listen": (), "protocol": "/x", "max_body_bytes": 1000}
+    good: dict[str, Any] = {"key_seed": bytes(32), "listen": (), "protocol": "/x", "max_body_bytes": 1000}
     LinkSettings(**good, queue_bytes=80_000)
     with pytest.raises(ValueError, match="queue_bytes 60000 holds no frame"):
         LinkSettings(**good, queue_bytes=60_000)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from typing import Any
 
 from dilocox_peer.network.p2pd import FairReader
 
@@ -10,7 +11,7 @@ async def test_a_flood_in_the_buffer_does_not_keep_the_loop_from_going_on() -> N
     stream = asyncio.StreamReader(limit=1 << 20)
     stream.feed_data(b"\x01x" * 1000)
     stream.feed_eof()
-    read, at_turn = 0, []
+    read, at_turn = 0, list[Any]()
 
     async def take_all() -> None:
         nonlocal read

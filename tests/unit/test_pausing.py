@@ -7,13 +7,13 @@ from dilocox_peer.events import Event, Paused, Resumed
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.messages import Heartbeat, decode_message, encode_message
-from dilocox_peer.peer.training.book import RoundBook
+from dilocox_peer.peer.training.book import HoldReason, RoundBook
 from dilocox_peer.types import PeerId, sha256
 
 
 @pytest.mark.parametrize("first", ["rounds", "pause"])
 def test_training_goes_on_only_when_both_have_let_go(first):
-    second = {"rounds": "pause", "pause": "rounds"}[first]
+    second: HoldReason = "pause" if first == "rounds" else "rounds"
     book = RoundBook(preset("tiny"), lambda: 0.0, Timetable(preset("tiny")))
     assert book.may_train
     book.hold(True, first)

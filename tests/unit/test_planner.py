@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from dilocox_peer.network.uplink import SMALLEST_BYTES, UplinkMeter
 from dilocox_peer.peer.planning.adaptive_planner import LinkPlanner, RankPlanner, measurement_of, planner_of
 from dilocox_peer.peer.planning.measured import Measured
 from dilocox_peer.peer.planning.plan import Plan, PlanBounds, Report, first_plan, plan_bounds
-from dilocox_peer.peer.planning.planner import SURE_AFTER, FixedPlanner, JudgingPlanner, Warmup
+from dilocox_peer.peer.planning.planner import SURE_AFTER, ChainLink, FixedPlanner, JudgingPlanner, Warmup
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
 from dilocox_peer.peer.rounds.machine import PLANNED_FROM
@@ -119,7 +120,7 @@ def test_the_rank_follows_the_spectrum_and_the_rounds_the_rank():
 
 def test_a_planner_shown_the_chain_again_decides_as_before():
     run = Run(manifest_with(), planners=1)
-    certificates = []
+    certificates: list[Any] = []
     for number in range(1, 31):
         report = exchange(run.plans[number], uplink_bps=1e6)
         before = run.place
@@ -183,9 +184,14 @@ def test_a_planner_that_learns_nothing_lets_no_step_pass():
 def test_a_planner_that_came_into_the_middle_of_a_chain_judges_after_a_while():
     """After a restart the newest 256 certificates are shown to it, and after a switch those of two branches."""
     run = Run(manifest_with(), planners=1)
-    certificates = []
+    certificates: list[Any] = []
     observe = run.planners[0].observe
-    run.planners[0].observe = lambda certificate: (certificates.append(certificate), observe(certificate))
+
+    def watched(certificate: ChainLink) -> None:
+        certificates.append(certificate)
+        observe(certificate)
+
+    run.planners[0].observe = watched  # type: ignore[method-assign]  # what it is shown, by the real one
     for number in range(1, SURE_AFTER + 12):
         run.round(exchange(run.plans[number], uplink_bps=1e6))
     planner = JudgingPlanner(planner_of(run.manifest, layout_of(run.manifest, 0)))
@@ -203,9 +209,14 @@ def test_planners_with_all_and_with_the_newest_certificates_are_within_a_step(se
     """Links that come and go, a chain of 400 rounds, and a restart after every 20: nobody refuses anybody."""
     rng = random.Random(seed)
     run = Run(manifest_with(rounds={"total": 4000}), planners=1)
-    certificates = []
+    certificates: list[Any] = []
     observe = run.planners[0].observe
-    run.planners[0].observe = lambda certificate: (certificates.append(certificate), observe(certificate))
+
+    def watched(certificate: ChainLink) -> None:
+        certificates.append(certificate)
+        observe(certificate)
+
+    run.planners[0].observe = watched  # type: ignore[method-assign]  # what it is shown, by the real one
     uplink_bps = 1e6
     for number in range(1, 401):
         if rng.random() < 0.02:

@@ -90,9 +90,9 @@ def test_each_field_is_checked() -> None:
         fields[position] = value
         with pytest.raises(ValueError, match=r"."):
             Lease.from_bytes(msgpack.packb(fields), peer=PEER, expires_s=0.0)
-    for fields in (good[:-1], [*good, 1], {"lease": 1}, "lease"):
+    for other in (good[:-1], [*good, 1], {"lease": 1}, "lease"):
         with pytest.raises(ValueError, match=r"no lease|unreadable"):
-            Lease.from_bytes(msgpack.packb(fields), peer=PEER, expires_s=0.0)
+            Lease.from_bytes(msgpack.packb(other), peer=PEER, expires_s=0.0)
 
 
 def test_an_oversized_lease_is_refused_before_it_is_read() -> None:

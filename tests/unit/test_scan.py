@@ -25,7 +25,8 @@ values = st.recursive(
 
 
 def check(raw: bytes, **bounds: int) -> None:
-    scan(raw, **({"max_bytes": BYTES, "max_depth": DEPTH, "max_items": ITEMS} | bounds), nested_exts=HIVEMIND_EXTS)
+    limits: dict[str, Any] = {"max_bytes": BYTES, "max_depth": DEPTH, "max_items": ITEMS} | bounds
+    scan(raw, **limits, nested_exts=HIVEMIND_EXTS)
 
 
 def nested(depth: int, raw: bytes = b"\xc0") -> bytes:
@@ -105,7 +106,7 @@ def shown_by_hivemind(raw: bytes) -> Exception | None:
     deepest = 0
     depth = 0
 
-    class Watched(MSGPackSerializer):
+    class Watched(MSGPackSerializer):  # type: ignore[misc]  # hivemind has no types
         @classmethod
         def _decode_ext_types(cls, type_code: int, data: bytes) -> Any:
             nonlocal depth, deepest

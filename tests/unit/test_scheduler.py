@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 
@@ -68,14 +69,20 @@ class Bench:
     """A scheduler and what it said; time stands still unless moved."""
 
     def __init__(
-        self, stage: int, num_stages: int = 3, *, mode: str = "carry", accumulate: int = 4, **more: object
+        self,
+        stage: int,
+        num_stages: int = 3,
+        *,
+        mode: Literal["carry", "flush"] = "carry",
+        accumulate: int = 4,
+        **more: object,
     ) -> None:
-        options = {"max_slots": 16, "timing": HopTiming(), "trace": False} | more
+        options: dict[str, Any] = {"max_slots": 16, "timing": HopTiming(), "trace": False} | more
         self.now = 0.0
         self.machine = Scheduler(
             me=ME, incarnation=1, stage=stage, num_stages=num_stages, mode=mode, accumulate=accumulate,
             rng=random.Random(1), now=0.0, **options,
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
         self.stage = stage
         self.holds_bodies = False
 
@@ -385,6 +392,7 @@ def test_a_callee_is_not_late_while_the_body_waits_for_our_upload_limit() -> Non
     id_, callee, call = bench.begin()
     bench.says(ForwardDone(id_, b"y", 0.1))
     ((_, step),) = bench.get(callee, Grant(id_, call))
+    assert isinstance(step, Step)
     assert bench.tick(100.0) == []
     bench.feed(StepSent(callee, step))
     assert bench.tick(29.0) == []
@@ -615,13 +623,14 @@ def test_messages_of_strangers_and_unknown_ids_are_dropped() -> None:
     stranger = PeerId("stranger")
     for message in (Reserve(id_of(1), 0), Grant(id_of(1)), Ack(id_of(1)), Cancel(id_of(1)), STATUS):
         assert bench.get(stranger, message) == []
-    for peer, message in (
+    answers: tuple[tuple[PeerId, HopMessage], ...] = (
         (UP, Ack(id_of(1))),
         (UP, Cancel(id_of(1))),
         (DOWN, Grant(id_of(1))),
         (DOWN, Wait(id_of(1), 1)),
-    ):
-        assert bench.get(peer, message) == []
+    )
+    for peer, answer in answers:
+        assert bench.get(peer, answer) == []
     assert bench.machine.protocol_errors == 0
 
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,7 +17,8 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def text_of(found: Status, now: float, size: Size, view: View = View(), **console: object) -> str:
-    out = Console(**{"width": size.width, "height": size.height, "color_system": None, **console})
+    shape: dict[str, Any] = {"width": size.width, "height": size.height, "color_system": None, **console}
+    out = Console(**shape)
     with out.capture() as captured:
         out.print(render(found, size, now, view), end="")
     return captured.get()

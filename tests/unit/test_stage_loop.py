@@ -124,7 +124,7 @@ class Pipe:
                 return
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        found = {}
+        found: dict[str, Any] = {}
         for loop in self.loops:
             layout, flat_N = loop._current.layout, loop.close().flat_N
             found |= {spec.name: flat_N[start:stop].view(spec.shape) for spec, start, stop in layout.spans()}
@@ -193,7 +193,7 @@ def replaced_with_two_in_the_gradient() -> tuple[Pipe, torch.Tensor, list[int]]:
         steps.append(micro_batches)
         return step(micro_batches=micro_batches, share=share)
 
-    head._optimizer.step = recorded
+    head._optimizer.step = recorded  # type: ignore[method-assign]  # how often, by the real one
     target = torch.randn_like(head._current.flat_N)
     head.replace(target, certified=0)
     while head.train_on():

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from test_rounds import TIMING, Table, acceptance_of, contributors, promised, proposal, refusals
-
 from dilocox_peer.events import EquivocationProved, MemberDoubted
 from dilocox_peer.peer.rounds.chain import Entry
 from dilocox_peer.peer.rounds.contract import Closed, Received
@@ -12,6 +10,7 @@ from dilocox_peer.peer.rounds.jury import MAX_ASKED
 from dilocox_peer.peer.rounds.justified import Contradiction, Statement
 from dilocox_peer.peer.rounds.messages import Ack, Nack, Offer, Prepare, Promise, Proof, Propose
 from dilocox_peer.types import PeerId, sha256
+from tests.unit.test_rounds import TIMING, Table, acceptance_of, contributors, promised, proposal, refusals
 
 
 def test_an_offer_at_once_does_not_end_the_round_of_those_still_training() -> None:

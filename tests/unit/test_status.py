@@ -14,6 +14,7 @@ from dilocox_peer.events import (
     ContributionRefused,
     EquivocationProved,
     Evaluated,
+    Event,
     Failed,
     Left,
     MemberDoubted,
@@ -38,7 +39,7 @@ from dilocox_peer.types import PeerId
 from tests.unit.dashboard_data import LAST, MATES, ME, certified, joined, progress, status
 
 
-def folded(*events: object, at_s: float = 100.0) -> Status:
+def folded(*events: Event, at_s: float = 100.0) -> Status:
     found = Status()
     for event in events:
         found.take(event, at_s)
@@ -243,7 +244,7 @@ def test_what_p2pd_sends_is_a_rate_and_unknown_where_the_system_does_not_say():
         found.take(
             progress(second, daemon_bytes_sent=1000 * second, daemon_bytes_received=500 * second), 100.0 + second
         )
-    assert found.daemon_bytes_per_s() == (pytest.approx(1000.0), pytest.approx(500.0))
+    assert found.daemon_bytes_per_s() == pytest.approx((1000.0, 500.0))
     assert summary(found, 113.0)["daemon_down_bytes_per_s"] == 500.0
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -58,7 +59,7 @@ def swarm(*, digests: tuple[str, str] = ("d1", "d1"), validation: float | None =
     return view
 
 
-def report_of(view: SwarmView) -> dict:
+def report_of(view: SwarmView) -> dict[str, Any]:
     return build_report(view, stages=1, replicas=2)
 
 

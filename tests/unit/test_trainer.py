@@ -20,7 +20,8 @@ from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import build_stage
 from dilocox_peer.model.transformer import layout_of
 from dilocox_peer.peer.training.outer import OuterLoop, OuterSettings, initial_state
-from dilocox_peer.peer.training.trainer import MAX_CALLS, Trainer
+from dilocox_peer.peer.training.trainer import Trainer
+from dilocox_peer.peer.training.worker import MAX_CALLS
 from dilocox_peer.types import PeerId, sha256
 
 PEER, INCARNATION, LIMIT, DEADLINE_S = PeerId("p"), 3, 3, 30.0
