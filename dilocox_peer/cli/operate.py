@@ -209,7 +209,7 @@ def attach(flags: PeerFlags) -> None:
 
 
 async def _show_run(invitation: Invitation, *, as_json: bool, watch: bool) -> None:
-    """Who holds which stage of a run, as announced."""
+    """Prints which peer holds which stage of a run, as announced."""
     async with visit(invitation) as open_visit:
         manifest = await open_visit.directory.fetch_manifest()
         while True:
