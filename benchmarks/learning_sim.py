@@ -61,7 +61,7 @@ class Method:
 
     What the swarm's protocol does not have, to see what it would bring: island: replicas that train as one, on the draws of
     all of them, with nothing counted inside. owner_codec: reduce-scatter, where the owner of each part sends its mean on in
-    this codec and keeps what that loses. momentum_codec: Muon's momentum goes with the movement, and its mean replaces it.
+    this codec and keeps what that loses. momentum_codec: Muon's momentum goes with the pseudo-gradient, and its mean replaces it.
     """
 
     name: str
@@ -463,7 +463,7 @@ class Swarm:
                 replica.loop.state.layout, head=replica.loop.state.head, round_number=0,
                 anchor=memoryview(stage.model.flat_N.clone().numpy()).cast("B"), momentum=replica.loop.state.momentum,
             )  # fmt: skip
-            replica.loop.install(start, keep_movement=False)
+            replica.loop.install(start, keep_pseudo_gradient=False)
         self._ema_N = self._anchor_N()
 
 

@@ -26,7 +26,7 @@ MAX_WEIGHT = 4
 """Of a contribution, times the group's median: micro-batches are what a peer says of itself."""
 
 MAX_LATE_SCALE = 4.0
-"""Movement that gathered over missed rounds may be that much larger than the group's, before clipping starts."""
+"""Pseudo-gradient that gathered over missed rounds may be that much larger than the group's, before clipping starts."""
 
 KEPT_ELEMENTS = 1 << 24  # decoded contributions kept at once: 64 MB
 _LANES = 16384

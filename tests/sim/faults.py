@@ -65,12 +65,12 @@ class _NeverCallsEpochs(Epochs):
         return super().advance(now, first_offer_at=first_offer_at) if self._seat.place.is_genesis else []
 
 
-class _KeepsMovement(RoundMachine):
-    """Keeps its movement over every branch switch, also where it is in the new branch already."""
+class _KeepsPseudoGradient(RoundMachine):
+    """Keeps its pseudo-gradient over every branch switch, also where it is in the new branch already."""
 
     def handle(self, event: Input, now: float) -> list[Action]:
         return [
-            replace(action, keep_movement=True) if isinstance(action, FetchState) and action.donors else action
+            replace(action, keep_pseudo_gradient=True) if isinstance(action, FetchState) and action.donors else action
             for action in super().handle(event, now)
         ]
 
@@ -93,7 +93,7 @@ FAULTS: dict[str, type[RoundMachine]] = {
     "PROMISE without Persist": _with("ForgetsPromise", ballots_=_ForgetsPromise),
     "EPOCH signature without Persist": _with("SignsEpochsUnbacked", epochs_=_SignsEpochsUnbacked),
     "no epoch after genesis": _with("NeverCallsEpochs", epochs_=_NeverCallsEpochs),
-    "movement kept over every switch": _KeepsMovement,
+    "pseudo-gradient kept over every switch": _KeepsPseudoGradient,
     "applied without its blobs": _AppliesWithoutBlobs,
 }
 

@@ -2,10 +2,10 @@
 
 I1 one certificate of a quorum per (head, epoch). I2 a chain grows on its head. I9 nobody leaves a branch that a quorum of the
 roster where it begins stands on, by the latest vote of each.
-I3 whoever signed held every blob and had made it durable. I4 no movement twice in a chain. I5 movement = settled +
+I3 whoever signed held every blob and had made it durable. I4 no pseudo-gradient twice in a chain. I5 pseudo-gradient = settled +
 pending + orphaned. I8 a live quorum certifies within as many ballots as its roster has members; from `quiet` on.
 
-Not here: I7 is about time (scenario.py). I6, decode(own) + residual' = movement sent + residual, is about numbers, which
+Not here: I7 is about time (scenario.py). I6, decode(own) + residual' = pseudo-gradient sent + residual, is about numbers, which
 the toy training of world.py has none of: tests/unit/test_outer.py holds the real outer loop and codecs to it.
 """
 

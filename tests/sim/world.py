@@ -1,6 +1,6 @@
 """A seeded world of real round machines: one heap of (time, event), a lossy network, disks that survive crashes.
 
-Toy training stands in for the trainer: a peer makes movement units; a contribution names the units it carries; an
+Toy training stands in for the trainer: a peer makes pseudo-gradient units; a contribution names the units it carries; an
 anchor is a hash over what was applied and the set of units inside. So a unit applied twice, or lost without being
 counted, shows at once (invariants.py). Everything random comes from one generator: a seed is a run.
 """
@@ -82,7 +82,7 @@ Unit = tuple[str, int, int]  # peer, incarnation, number
 
 @dataclass(frozen=True)
 class Anchor:
-    """digest: over what was applied; units: the movement inside."""
+    """digest: over what was applied; units: the pseudo-gradient inside."""
 
     digest: Digest
     units: frozenset[Unit]
@@ -95,7 +95,7 @@ class Anchor:
         for part in parts:
             carried = units_of(part)  # also of a malformed one: a quorum that refuses none of its own may certify it
             if units & carried:
-                raise Violation(f"I4: movement applied twice: {sorted(units & carried)[:3]}")
+                raise Violation(f"I4: pseudo-gradient applied twice: {sorted(units & carried)[:3]}")
             units |= carried
         return Anchor(sha256(self.digest, *parts), frozenset(units))
 
@@ -104,7 +104,7 @@ FIRST_ANCHOR = Anchor(sha256(b"first anchor"), frozenset())
 
 
 def blob_of(units: Iterable[Unit], malformed: bool) -> bytes:
-    return canonical(["bad" if malformed else "movement", [list(unit) for unit in sorted(units)]])
+    return canonical(["bad" if malformed else "pseudo_gradient", [list(unit) for unit in sorted(units)]])
 
 
 def units_of(blob: bytes) -> set[Unit]:
@@ -347,7 +347,7 @@ class Node:
         mine = {unit for unit in self.produced if unit in anchor.units}
         before = self.anchor.units & self.produced if self.anchor is not None else frozenset()
         self.orphaned |= before - mine
-        if not action.keep_movement:
+        if not action.keep_pseudo_gradient:
             self.orphaned |= self.pending - mine
             self.pending.clear()
         self.orphaned -= mine

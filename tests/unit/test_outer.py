@@ -127,7 +127,7 @@ def test_without_our_contribution_the_local_parameters_only_follow_the_anchor():
 
 @pytest.mark.parametrize("codec", ["none", "fp16"])
 @pytest.mark.parametrize("seed", range(5))
-def test_movement_is_settled_plus_pending_whatever_arrives_when(codec, seed):
+def test_pseudo_gradient_is_settled_plus_pending_whatever_arrives_when(codec, seed):
     """I5 and I6: over random closes, unequal arrival, missed certificates and withdrawals, all that was trained is in
     certified contributions, in the residual, or in anchor - local: exactly, as multiples of 2**-12 add up exactly."""
     rng = random.Random(seed)
@@ -224,12 +224,12 @@ def test_a_served_state_does_not_change_while_training_goes_on():
     assert served.anchor.readonly
 
 
-def test_an_installed_state_carries_the_movement_or_drops_it():
+def test_an_installed_state_carries_the_pseudo_gradient_or_drops_it():
     for keep in (True, False):
         peer = Peer()
         peer.local += vector(1, 0.01)
         peer.offer(3)
-        local = peer.loop.install(state_of(vector(5), vector(6), 9), keep_movement=keep)
+        local = peer.loop.install(state_of(vector(5), vector(6), 9), keep_pseudo_gradient=keep)
         assert not peer.loop.has_offer
         assert peer.loop.state.round == 9
         after = peer.local + local if keep else local

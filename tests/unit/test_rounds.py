@@ -781,7 +781,7 @@ def test_the_lighter_side_of_a_partition_adopts_the_heavier_and_counts_what_it_l
     assert table.heads() == {heavier}
     (event,) = table.noted("c", BranchSwitched)
     assert (event.old_round, event.new_round, event.orphaned_contributions) == (2, 2, 2)
-    assert table.did("c", FetchState)[-1].keep_movement
+    assert table.did("c", FetchState)[-1].keep_pseudo_gradient
     table.offer("a", "b")
     table.wait(2.0)
     assert "c" in table.machine("a").roster
@@ -918,7 +918,9 @@ def test_a_blob_that_everybody_lost_is_made_up_for_by_a_whole_state() -> None:
         blobs.discard(lost)
     table.give(PeerId("c"), BlobLost(lost, certificate))
     table.wait(4 * TIMING.blob_retry_s)
-    assert [(asked.head, asked.keep_movement) for asked in table.did("c", FetchState)] == [(certificate.head, False)]
+    assert [(asked.head, asked.keep_pseudo_gradient) for asked in table.did("c", FetchState)] == [
+        (certificate.head, False)
+    ]
     assert table.machine("c").is_ready
 
 

@@ -104,7 +104,7 @@ class Report:
 
     uplink_kbps: of its contributions. step_us: one of its inner steps, in microseconds. exchange_ms: from a round's close
     to its merge. lost_permille: of the energy of what was to be sent, the part that stayed in its residual.
-    needed_rank: that holds nearly all energy of the averaged movement (lowrank-int4 only).
+    needed_rank: that holds nearly all energy of the averaged pseudo-gradient (lowrank-int4 only).
     """
 
     uplink_kbps: int = 0

@@ -33,10 +33,10 @@ LOCATOR_DENSE = 8  # newest heads named one by one in a locator; older ones at d
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One offered contribution. (peer, incarnation, base head) names its movement; the base is the certificate's parent.
+    """One offered contribution. (peer, incarnation, base head) names its pseudo-gradient; the base is the certificate's parent.
 
     incarnation: wall-clock milliseconds at the start of the peer's process; the newest is the peer.
-    state_digest: of the anchor state this movement was taken against, b"" if unknown. report: for the plans to come.
+    state_digest: of the anchor state this pseudo-gradient was taken against, b"" if unknown. report: for the plans to come.
     """
 
     peer: PeerId

@@ -228,7 +228,7 @@ class RoundMachine:
     @property
     def is_ready(self) -> bool:
         """Whether the anchor at `head` is ours, or will be once the Applies already given are done: no FetchState is
-        needed. False: training makes no sense, its movement could not be offered."""
+        needed. False: training makes no sense, its pseudo-gradient could not be offered."""
         return self._anchor.is_current
 
     @property

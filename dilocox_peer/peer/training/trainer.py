@@ -165,7 +165,7 @@ class Trainer:
 
         No blobs: a void round, or a certificate that only moves the head. Done when anchor and local parameters are
         (`state` is new a little earlier, `progress` not later). If the round was not closed here yet, it is over now
-        and its movement goes with the next. Fails with MalformedBlob or RuntimeError; nothing has changed then.
+        and its pseudo-gradient goes with the next. Fails with MalformedBlob or RuntimeError; nothing has changed then.
         """
         outer = self._started()
         blobs, weights = tuple(blobs), tuple(weights)
@@ -185,7 +185,7 @@ class Trainer:
         return self._outer_then_torch(step, lambda shift_N: self._loop.shift(shift_N, certified=round_number))
 
     def withdraw(self) -> "Future[None]":
-        """The head moved under our offer: its movement is pending again, and its round goes on."""
+        """The head moved under our offer: its pseudo-gradient is pending again, and its round goes on."""
         outer = self._started()
 
         def step() -> tuple[None, None]:
@@ -194,18 +194,18 @@ class Trainer:
 
         return self._outer_then_torch(step, lambda _: self._loop.withdraw())
 
-    def install(self, state: AnchorState, *, keep_movement: bool) -> "Future[None]":
-        """Adopts another state. keep_movement: our unsettled movement stays on top of it; else local parameters become
+    def install(self, state: AnchorState, *, keep_pseudo_gradient: bool) -> "Future[None]":
+        """Adopts another state. keep_pseudo_gradient: our unsettled pseudo-gradient stays on top of it; else local parameters become
         its anchor. Optimizer moments stay. An offer that was out is withdrawn."""
         outer = self._started()
 
         def step() -> tuple[None, Tensor]:
-            local_N = outer.install(state, keep_movement=keep_movement)
+            local_N = outer.install(state, keep_pseudo_gradient=keep_pseudo_gradient)
             self._state = state
             return None, local_N
 
         def apply(local_N: Tensor) -> None:
-            if keep_movement:
+            if keep_pseudo_gradient:
                 self._loop.shift(local_N, certified=state.round)
             else:
                 self._loop.replace(local_N, certified=state.round)
