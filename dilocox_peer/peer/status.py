@@ -14,7 +14,6 @@ from dilocox_peer.events import (
     BranchSwitched,
     ContributionClipped,
     ContributionRefused,
-    EpochStarted,
     EquivocationProved,
     Evaluated,
     Event,
@@ -41,6 +40,7 @@ from dilocox_peer.events import (
     StateFetchFailed,
     SwarmSeen,
     TrainingProgress,
+    ViewChanged,
 )
 from dilocox_peer.peer.contributions import Contributions, Round
 from dilocox_peer.types import PeerId
@@ -115,7 +115,7 @@ class Status:
     complete: RunComplete | None = None
     left: str | None = None
     failure: str | None = None
-    epoch: int = 0
+    view: int = 0
     orphaned: int = 0
     started_s: float | None = None
     last_event_s: float | None = None
@@ -292,8 +292,8 @@ class Status:
                 self._take_round(event, at_s)
             case Evaluated(number, val_loss):
                 self._take_evaluation(number, val_loss)
-            case EpochStarted(epoch):
-                self.epoch = epoch
+            case ViewChanged(view):
+                self.view = view
             case MemberDoubted(peer, reason):
                 self._doubt(peer, reason, is_proven=False)
             case EquivocationProved(peer, reason):
@@ -494,7 +494,7 @@ class Status:
             return f"waits: nobody holds stage {', '.join(map(str, empty))}"
         if self.started is None:
             return "fetching what it needs"
-        return "waits for the others to begin" if not self.epoch else "about to train"
+        return "waits for the others to begin" if not self.view else "about to train"
 
     def _stall_cause(self) -> str:
         if empty := self.empty_stages():

@@ -65,7 +65,7 @@ GENESIS = sha256(b"genesis of the simulated stage")
 PLAN = Plan("fp16", 0, 8)
 TIMING = Timing(
     heartbeat_s=1.0, settle_s=2.0, genesis_patience_s=4.0, offer_wait_start_s=3.0, offer_wait_cap_s=6.0, ballot_floor_s=1.5, ballot_start_s=3.0,
-    ballot_cap_s=8.0, degrade_refused_s=3.0, degrade_s=8.0, epoch_wait_s=1.5, epoch_turn_s=1.5, blob_retry_s=1.0,
+    ballot_cap_s=8.0, degrade_refused_s=3.0, degrade_s=8.0, view_wait_s=1.5, view_turn_s=1.5, blob_retry_s=1.0,
     state_retry_s=1.0, state_patience_s=30.0, shun_s=5.0, sync_wait_s=2.0, keep_rounds=8, replay_limit=6,
 )  # fmt: skip
 MAX_BACK = 16  # rounds taken back without the owner's word

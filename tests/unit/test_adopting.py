@@ -23,7 +23,7 @@ MANIFEST = preset("tiny").signed_by(SigningKey(b"o" * 32))
 ME, DONOR = PeerId("me"), PeerId("donor")
 STATE = initial_state(MANIFEST)
 PLACE = Place.genesis(0, MANIFEST.genesis(0), first_plan(MANIFEST))
-APPLY = Apply(Certificate(0, PLACE.head, 1, 0, PLACE.epoch_value([ME]), ((ME, b"s"),)), None)
+APPLY = Apply(Certificate(0, PLACE.head, 1, 0, PLACE.view_change([ME]), ((ME, b"s"),)), None)
 WANTED = FetchState(STATE.head, 0, b"", (DONOR,), True)
 
 

@@ -12,7 +12,7 @@ from dilocox_peer.compression.ladder import codecs_beside
 from dilocox_peer.manifest import Manifest
 
 MAX_RANK = 4096
-SPARE_EPOCHS = 4096  # in a chain, beside one a round: far more than a run has
+SPARE_VIEWS = 4096  # in a chain, beside one a round: far more than a run has
 MAX_CHANGE = 2  # of H from one round to the next, as a factor
 
 
@@ -56,7 +56,7 @@ class PlanBounds:
     def longest_chain(self) -> int | None:
         """Certificates that a chain of this run can have; None if it does not end."""
         rounds = self.most_rounds
-        return None if rounds is None else 2 * rounds + SPARE_EPOCHS
+        return None if rounds is None else 2 * rounds + SPARE_VIEWS
 
     @property
     def most_rounds(self) -> int | None:

@@ -175,7 +175,7 @@ class Apply:
 
     own: the entry of ours that it settles, or None: then our pseudo-gradient stays and goes with the next contribution.
     All or nothing; answered by StateComputed. `Persist` with the new chain precedes it. A certificate without entries
-    (a void round, an epoch) leaves the anchor as it is and is answered too.
+    (a void round, a view change) leaves the anchor as it is and is answered too.
     """
 
     certificate: Certificate

@@ -291,7 +291,7 @@ class Conductor:
             RoundCertified(
                 round=value.round,
                 head=action.certificate.head.hex(),
-                epoch=action.certificate.epoch,
+                view=action.certificate.view,
                 ballot=action.certificate.ballot,
                 contributors=tuple(entry.peer for entry in value.entries),
                 roster=value.roster,
