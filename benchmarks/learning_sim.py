@@ -34,7 +34,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.data import Corpus
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import Stage, build_stage
-from dilocox_peer.model.transformer import EMBEDDING, HEAD, LayerRange, StageModel
+from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, LayerRange, StageModel
 from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value
 from dilocox_peer.peer.rounds.messages import Ack, Cert, Heartbeat, Offer, Propose, encode_message
@@ -434,7 +434,7 @@ class Swarm:
             if name.startswith("topk:"):
                 sparser, vector_codec = SparserTopK(int(name.split(":")[1])), codec_named(VECTOR_CODEC)
                 return lambda spec: sparser if len(spec.shape) > 1 else vector_codec
-            return policy_named(name, rank=method.rank, never_low_rank=(EMBEDDING, HEAD))
+            return policy_named(name, rank=method.rank, never_low_rank=(EMBEDDING, LM_HEAD))
 
         if "=" in codec:
             pairs = [part.split("=") for part in codec.split()]

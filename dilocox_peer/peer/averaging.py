@@ -225,7 +225,7 @@ def _follower(conveyor: Conveyor) -> Callable[[Progress], bool]:
         return follows(
             progress.round,
             own=progress.micro_batches,
-            heads=conveyor.recent_heads,
+            origins=conveyor.recent_origins,
             certified_at_stage_0=conveyor.certified_at_stage_0,
         )
 

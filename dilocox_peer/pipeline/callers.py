@@ -166,7 +166,7 @@ class Callers:
         flight.body, flight.round, flight.state = body, message.round, State.READY
         self._desk.mark(flight, "arrived")
         heapq.heappush(self._ready, (flight.call, flight))
-        self._known.note_head(peer, message)
+        self._known.note_origin(peer, message)
         caller = self._known.callers[peer]
         if message.window != caller.window:
             caller.window = message.window

@@ -57,7 +57,7 @@ class _CountsTwice(Scheduler):
     def _received(self, received: Received) -> None:
         before = self.duplicates
         super()._received(received)
-        if self._is_head and self.duplicates > before:
+        if self._is_origin and self.duplicates > before:
             self.completed_total += 1
 
 

@@ -36,7 +36,7 @@ from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.transformer import EMBEDDING, HEAD, initial_parameters, layout_of
+from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, initial_parameters, layout_of
 from dilocox_peer.peer.planning.adaptive import needed_rank
 from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, sha256
 
@@ -312,7 +312,7 @@ class OuterLoop:
 
 def stage_policy(codec: str, rank: int) -> CodecPolicy:
     """The policy of a stage's contributions by a codec's name; rank: of lowrank-int4. Raises MalformedBlob for other names."""
-    return policy_named(codec, rank=max(rank, 1), never_low_rank=(EMBEDDING, HEAD))
+    return policy_named(codec, rank=max(rank, 1), never_low_rank=(EMBEDDING, LM_HEAD))
 
 
 def initial_state(manifest: Manifest, stage: int = 0) -> AnchorState:
