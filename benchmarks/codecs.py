@@ -38,7 +38,7 @@ from dilocox_peer.compression.contribution import ContributionEncoder, open_cont
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback_by_tensor
 from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.topk import position_bits
-from dilocox_peer.peer.training.outer import AnchorState, OuterLoop, OuterSettings
+from dilocox_peer.peer.training.outer import AnchorState, OuterOptimizer, OuterSettings
 from dilocox_peer.types import Digest, Layout
 
 COLUMNS = 4096
@@ -95,7 +95,7 @@ def measure(codec: TensorCodec, x: torch.Tensor, repeats: int) -> str:
 
 
 def outer_step(repeats: int, rank: int = 64) -> None:
-    """Seconds for 100M parameters: pseudo-gradient + residual, encode, decode the own, new residual; as OuterLoop.offer does."""
+    """Seconds for 100M parameters: pseudo-gradient + residual, encode, decode the own, new residual; as OuterOptimizer.offer does."""
     layout = Layout.of([(f"matrix{index}", (4096, 1024)) for index in range(24)])
     codec = LowRankCodec(rank)
     encoder = ContributionEncoder(layout, lambda _spec: codec)
@@ -124,7 +124,7 @@ def outer_step(repeats: int, rank: int = 64) -> None:
         print(f"{name:16} {spread(each)}" + ("   (goal: 0.7)" if name == "all" else ""))
     print(f"copy             {spread(timed(lambda: sent.copy_(pseudo_gradient), repeats))}")
     print(
-        f"OuterLoop.offer  {spread(real_offers(layout, codec, pseudo_gradient, repeats))}   (all that, and what it measures)"
+        f"OuterOptimizer.offer  {spread(real_offers(layout, codec, pseudo_gradient, repeats))}   (all that, and what it measures)"
     )
 
 
@@ -132,7 +132,7 @@ def real_offers(layout: Layout, codec: TensorCodec, pseudo_gradient: torch.Tenso
     """CPU seconds of the peer's own call, the snapshot ready."""
     zeros = bytes(4 * layout.num_elements)
     state = AnchorState.of(layout, head=Digest(bytes(32)), round_number=0, anchor=zeros, momentum=zeros)
-    outer = OuterLoop(OuterSettings(0.7, 0.6, lambda _spec: codec), state)
+    outer = OuterOptimizer(OuterSettings(0.7, 0.6, lambda _spec: codec), state)
     seconds = []
     for _ in range(repeats + 1):
         snapshot = pseudo_gradient.clone()

@@ -38,7 +38,7 @@ from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, LayerRange, Stage
 from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value
 from dilocox_peer.peer.rounds.messages import Ack, Cert, Heartbeat, Offer, Propose, encode_message
-from dilocox_peer.peer.training.outer import AnchorState, Outcome, OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import AnchorState, Outcome, OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.types import Digest, Layout, PeerId, TensorSpec
 
 EMA_DECAY = 0.8  # of the running average of anchors, a round
@@ -182,7 +182,7 @@ class SparserTopK(SkipCodec):
         return codec_named(self.name).encode(flat_N.view(x.shape))
 
 
-class DelayedNesterovLoop(OuterLoop):
+class DelayedNesterovLoop(OuterOptimizer):
     """Delayed Nesterov (Liu et al., arXiv 2401.09135): every round is a plain step, the momentum moves once in `every`
     rounds, by the mean of those rounds' gradients, and is applied in equal parts."""
 
@@ -239,9 +239,9 @@ class _Replica:
         self.optimizer = InnerOptimizer(self.stage.model, manifest.inner)
         state = initial_state(manifest)
         if method.momentum_every > 1:
-            self.loop: OuterLoop = DelayedNesterovLoop(settings, state, every=method.momentum_every)
+            self.loop: OuterOptimizer = DelayedNesterovLoop(settings, state, every=method.momentum_every)
         else:
-            self.loop = OuterLoop(settings, state)
+            self.loop = OuterOptimizer(settings, state)
         self.peers = [peer_name(index * method.island + each) for each in range(method.island)]
         self.speed = method.speeds[index % len(method.speeds)]
         self.arrival = method.arrivals[index % len(method.arrivals)]

@@ -1,5 +1,5 @@
 """A micro-batch at one peer ("flight"), and the desk that the parts of a scheduler share. Pure records: who moves them is
-scheduler.py (its computing), callers.py (up to READY) and calls.py (its call downstream).
+scheduler.py (its computing), upstream.py (up to READY) and downstream.py (its call downstream).
 
 The life of a flight, a later stage's from WAITING, an origin's from FORWARDING on:
 

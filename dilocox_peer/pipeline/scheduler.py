@@ -4,10 +4,10 @@ A pure machine: inputs and time in, actions out; the same object runs in the sim
 in the peer. It never reads a clock, a socket or a body. Callers are the linked peers of the stage before, callees those
 of the stage after. This file is its door, and what is computed here; its parts:
 
-    callers.py    slots, bodies that come in, answers         hop.py       what neighbours say
-    calls.py      our calls downstream; what happens when a   slots.py     who may send us a body; answers not yet
+    upstream.py    slots, bodies that come in, answers         hop.py       what neighbours say
+    downstream.py      our calls downstream; what happens when a   slots.py     who may send us a body; answers not yet
                   callee is late, refuses or dies                          acknowledged
-    knowledge.py  what is known of the others and told them:  routes.py    to which callee
+    neighbourhood.py  what is known of the others and told them:  routes.py    to which callee
                   speeds, plan, window, rounds                versions.py  which parameters a micro-batch uses
     flight.py     a micro-batch here, and its states          contract.py  inputs, works, actions
 
@@ -22,8 +22,6 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dilocox_peer.pipeline.callers import Callers
-from dilocox_peer.pipeline.calls import Calls
 from dilocox_peer.pipeline.contract import (
     Action,
     Backward,
@@ -54,12 +52,14 @@ from dilocox_peer.pipeline.contract import (
     Unlinked,
     Work,
 )
+from dilocox_peer.pipeline.downstream import Downstream
 from dilocox_peer.pipeline.flight import RECENT, Desk, Flight, State
 from dilocox_peer.pipeline.hop import Ack, Cancel, Grad, Grant, MicroBatchId, Refuse, Reserve, Status, Step, Wait
-from dilocox_peer.pipeline.knowledge import Knowledge, Role
+from dilocox_peer.pipeline.neighbourhood import Neighbourhood, Role
 from dilocox_peer.pipeline.routes import Callee, Plan
 from dilocox_peer.pipeline.slots import Slots
 from dilocox_peer.pipeline.turnstile import Turnstile
+from dilocox_peer.pipeline.upstream import Upstream
 from dilocox_peer.pipeline.versions import Mode, Versions
 from dilocox_peer.types import PeerId
 
@@ -69,8 +69,8 @@ class Scheduler:
 
     slots_type: type[Slots] = Slots  # the simulator plants faulty ones
     versions_type: type[Versions] = Versions
-    callers_type: type[Callers] = Callers
-    calls_type: type[Calls] = Calls
+    callers_type: type[Upstream] = Upstream
+    calls_type: type[Downstream] = Downstream
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Scheduler:
 
         self._desk = Desk(timing, now, trace=trace)
         self._slots = self.slots_type(1)
-        self._known = Knowledge(self._desk, role, self._slots)
+        self._known = Neighbourhood(self._desk, role, self._slots)
         self._callers = self.callers_type(
             self._desk,
             self._known,

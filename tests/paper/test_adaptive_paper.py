@@ -20,7 +20,7 @@ from dilocox_peer.peer.planning.adaptive import (
     spectrum,
 )
 from dilocox_peer.peer.planning.controller import BUDGET, Controller, Limits, Measurement, Setting
-from dilocox_peer.peer.training.outer import AnchorState, OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import AnchorState, OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.types import Layout
 
 
@@ -102,7 +102,7 @@ def test_pseudo_gradient_is_conserved_to_the_bit_with_unequal_arrival_and_missed
     zeros = memoryview(bytes(4 * layout.num_elements))
     state = AnchorState.of(layout, head=manifest.genesis(0), round_number=0, anchor=zeros, momentum=zeros)
     settings = OuterSettings(1.0, 0.0, policy_named("none"), norm_clip=1e6)
-    loops = [OuterLoop(settings, state) for _ in range(4)]
+    loops = [OuterOptimizer(settings, state) for _ in range(4)]
     local = [torch.zeros(layout.num_elements) for _ in loops]
     moved, settled = ([torch.zeros(layout.num_elements) for _ in loops] for _ in range(2))
     generator = torch.Generator().manual_seed(0)

@@ -13,7 +13,7 @@ from dilocox_peer.compression.feedback import residual_after, with_feedback
 from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.manifest import CompressionSection, Manifest, ModelSection, OuterSection
-from dilocox_peer.peer.training.outer import OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, initial_state
 
 LOSSY = ["fp16", "int8", "int4", "int2", "sign", "topk", "lowrank-int4"]
 MODEL = ModelSection(layers=1, hidden_size=16, heads=2, kv_heads=1, mlp_size=16, context=8)
@@ -86,7 +86,7 @@ def test_pseudo_gradient_is_conserved_with_unequal_arrival(name):
     codec_now = [name]
     settings = OuterSettings(1.0, 0.0, lambda spec: policy_named(codec_now[0])(spec), residual_decay=1.0, norm_clip=1e6)
     state = initial_state(manifest)
-    loops = [OuterLoop(settings, state) for _ in range(3)]
+    loops = [OuterOptimizer(settings, state) for _ in range(3)]
     local = [state.anchor_N() for _ in loops]
     moved = [torch.zeros(state.layout.num_elements) for _ in loops]
     settled = [torch.zeros(state.layout.num_elements) for _ in loops]

@@ -227,7 +227,7 @@ def pure_modules() -> set[str]:
             if name.endswith("/"):
                 pure |= {path for path in known if path.startswith(name)}
             elif name.endswith(".py"):
-                # "`pipeline/scheduler.py` and its parts `callers.py`": beside the one named before.
+                # "`pipeline/scheduler.py` and its parts `upstream.py`": beside the one named before.
                 path = name if name in known else f"{folder}/{name}"
                 assert path in known, f"ARCHITECTURE.md calls {name} pure, and there is no such module"
                 pure.add(path)

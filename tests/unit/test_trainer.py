@@ -19,7 +19,7 @@ from dilocox_peer.model.data import Corpus, SourceFile
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import build_stage
 from dilocox_peer.model.transformer import layout_of
-from dilocox_peer.peer.training.outer import OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.peer.training.trainer import MAX_CALLS, Trainer
 from dilocox_peer.types import PeerId, sha256
 
@@ -114,7 +114,7 @@ class Sequential:
         self.corpus = text_corpus()
         self.stage = build_stage(manifest)
         self.optimizer = InnerOptimizer(self.stage.model, manifest.inner)
-        self.outer = OuterLoop(OuterSettings.of(manifest), initial_state(manifest))
+        self.outer = OuterOptimizer(OuterSettings.of(manifest), initial_state(manifest))
         self.round, self.in_round, self.closed, self.new, self.index = 1, 0, 0, 0, 0
         self.offered = self.held = self.blocked = False
         self.certified = 0

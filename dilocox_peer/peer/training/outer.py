@@ -169,7 +169,7 @@ class _Offered:
     micro_batches: int
 
 
-class OuterLoop:
+class OuterOptimizer:
     """See the module. One owner thread; tensors given to it are its own from then on, tensors it gives are not."""
 
     def __init__(self, settings: OuterSettings, state: AnchorState) -> None:

@@ -31,7 +31,7 @@ from dilocox_peer.model.data import Corpus
 from dilocox_peer.peer.planning.controller import OwnCodec
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.book import HoldReason, Progress, Snapshot, TrainingLoop
-from dilocox_peer.peer.training.outer import AnchorState, OuterLoop, OuterSettings, stage_policy
+from dilocox_peer.peer.training.outer import AnchorState, OuterOptimizer, OuterSettings, stage_policy
 from dilocox_peer.peer.training.stage_loop import StageLoop, WorkBench
 from dilocox_peer.peer.training.whole_loop import WholeLoop
 from dilocox_peer.peer.training.worker import MAX_CALLS, Worker
@@ -101,7 +101,7 @@ class Trainer:
         self._own_codec = OwnCodec() if manifest.compression.adapt == "link" else None
         self._policies: dict[tuple[str, int], CodecPolicy] = {}
         self._outer_settings = OuterSettings.of(manifest)
-        self._outer: OuterLoop | None = None
+        self._outer: OuterOptimizer | None = None
         self._state: AnchorState | None = None
         self._on_failure = on_failure
         self._clock = clock
@@ -125,7 +125,7 @@ class Trainer:
     def start(self, state: AnchorState) -> None:
         """Begins to train round state.round + 1 on top of state. Once."""
         assert self._outer is None, "already started"
-        outer = self._outer = OuterLoop(self._outer_settings, state)
+        outer = self._outer = OuterOptimizer(self._outer_settings, state)
         self._state = state
         self._loop.begin(outer.state.anchor_N(), state.round)
         self._torch.start()
@@ -232,7 +232,7 @@ class Trainer:
         for worker in (self._torch, self._executor):
             worker.join(max(0.0, deadline - time.monotonic()))
 
-    def _encode(self, outer: OuterLoop, snapshot: Snapshot) -> Closing:
+    def _encode(self, outer: OuterOptimizer, snapshot: Snapshot) -> Closing:
         """In the outer thread."""
         plan = self._timetable.plan(snapshot.round)
         codec = plan.codec if self._own_codec is None else self._own_codec.codec(plan.codec)
@@ -253,7 +253,7 @@ class Trainer:
             self._policies[key] = stage_policy(codec, rank)
         return self._policies[key]
 
-    def _started(self) -> OuterLoop:
+    def _started(self) -> OuterOptimizer:
         assert self._outer is not None, "not started"
         return self._outer
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dilocox_peer.pipeline.contract import Body
 from dilocox_peer.pipeline.flight import RECENT, Desk, Flight, State
 from dilocox_peer.pipeline.hop import Ack, Cancel, Grad, Grant, MicroBatchId, Refuse, Reserve, Step, Wait
-from dilocox_peer.pipeline.knowledge import Knowledge
+from dilocox_peer.pipeline.neighbourhood import Neighbourhood
 from dilocox_peer.pipeline.slots import AnswerCache, CallKey, Slots
 from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.types import PeerId
@@ -27,13 +27,13 @@ class _Answer:
     loss: float
 
 
-class Callers:
+class Upstream:
     """flights: by the caller's key, from its Reserve to our answer."""
 
     def __init__(
         self,
         desk: Desk,
-        known: Knowledge,
+        known: Neighbourhood,
         slots: Slots,
         *,
         max_slots: int,

@@ -2,7 +2,7 @@
 
 It holds the books on who is linked, and what follows from them: the plan (which callee gets what part of our
 micro-batches), the window, the number of slots, and how far the stages before and behind have certified. It decides about
-no micro-batch; callers.py, calls.py and scheduler.py read it. Pure: inputs and the desk's time in, Statuses out.
+no micro-batch; upstream.py, downstream.py and scheduler.py read it. Pure: inputs and the desk's time in, Statuses out.
 """
 
 from collections import Counter, deque
@@ -49,7 +49,7 @@ class Role:
         return self.stage == self.num_stages - 1
 
 
-class Knowledge:
+class Neighbourhood:
     """window: how many micro-batches we may have under way: an origin's window, or half of our slots."""
 
     def __init__(self, desk: Desk, role: Role, slots: Slots) -> None:
@@ -257,7 +257,7 @@ class Knowledge:
         return max(1, min(int(-(-2 * (stations + on_the_way) // 1)), role.accumulate, MAX_WINDOW))
 
     def resize(self) -> None:
-        """As many slots as callers and replicas ask for now; whoever waits for one is granted it by callers.py."""
+        """As many slots as callers and replicas ask for now; whoever waits for one is granted it by upstream.py."""
         self._slots.capacity = self._capacity()
         if not self._is_origin:
             self.window = self._compute_window()
