@@ -101,7 +101,7 @@ class SwarmSeen(Event):
 
 @dataclass(frozen=True, slots=True)
 class StageSeen(Event):
-    """Who averages with us, as their heartbeats say; told when it changes. here: heard lately; paused: of them."""
+    """The peers that average with us, as their heartbeats say; told when it changes. here: heard lately; paused: of them."""
 
     stage: int
     roster: tuple[PeerId, ...]

@@ -154,7 +154,7 @@ class LimitsSection(_Section):
 
 
 class AdmissionSection(_Section):
-    """Who may take part. What the modes do is in admission.py."""
+    """Admission. What the modes do is in admission.py."""
 
     mode: Literal["open", "invite", "list"] = Field(
         "open",

@@ -18,7 +18,7 @@ PATIENCE_S = 45.0  # with an empty stage, in which whoever left may come back; f
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims. fits: the stages whose memory it has. is_dialable: whether others can reach it; if not it can only be a
+    """A peer that claims a stage. fits: the stages whose memory it has. is_dialable: whether others can reach it; if not it can only be a
     origin, which dials and is not dialled."""
 
     peer: PeerId
@@ -79,7 +79,7 @@ def take_over(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: i
     """(stage, turn): an empty stage that claimant, whose lease is among those of stage `mine`, could move to, and how many
     others could and come first; (None, 0) if there is none.
 
-    Who can be spared goes in order: of the stages with the most peers, there the newest. The oldest that can be dialled
+    Peers that can be spared go in order: of the stages with the most peers, there the newest. The oldest that can be dialled
     stays, unless somebody else does.
     """
     spare: list[tuple[int, int, PeerId]] = []

@@ -4,7 +4,7 @@ Clipping and the run's learning-rate schedule are the same for both.
 
 The schedule is a pure function of the position in the run, so peers of any speed agree on it without talking. Weight
 decay applies to matrices (embedding and head included) and not to the 1-D norm weights: decaying those pulls the scale
-of a whole layer to 0 for no regularisation. Who decides when to step is peer/training/trainer.py.
+of a whole layer to 0 for no regularisation. peer/training/trainer.py decides when to step.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Who else is in the run: reads the directory again and again, and has what it finds dialled.
+"""Finds the other peers of the run: reads the directory again and again, and has what it finds dialled.
 
 The peers of our stage are made known to the rounds, those of the stages beside ours to the pipeline; of the others we only
 tell how many there are.

@@ -366,7 +366,7 @@ class Status:
 
     @property
     def total_rounds(self) -> int:
-        """Of the run, as far as can be told now; 0: not known."""
+        """Rounds of the run, as far as can be told now; 0: not known."""
         if self.expected_rounds:
             return self.expected_rounds
         return self.joined.total_rounds if self.joined is not None else 0
@@ -458,7 +458,7 @@ class Status:
             known.is_here = is_here
 
     def _peer(self, peer: PeerId, stage: int) -> MapPeer | None:
-        """The peer's place on the map; None when that is full. Who comes back on another stage has moved there."""
+        """The peer's place on the map; None when that is full. A peer that comes back on another stage has moved there."""
         known = self.peers.get(peer)
         if known is not None and known.stage != stage:
             del self.peers[peer]
@@ -473,7 +473,7 @@ class Status:
                 self.log.append(LogLine(at_s, event.level, printable(line.strip())))
 
     def _rate(self, counter: Callable[[Sample], int]) -> float:
-        """Of the newest samples, units a second."""
+        """Rate of the newest samples, units a second."""
         if len(self.samples) < 2:
             return 0.0
         newest = self.samples[-1]

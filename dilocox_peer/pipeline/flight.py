@@ -36,7 +36,7 @@ class State(Enum):
 
 
 class Phase(Enum):
-    """Of the call downstream."""
+    """State of the call downstream."""
 
     PARKED = auto()
     RESERVED = auto()

@@ -131,7 +131,7 @@ class Upstream:
             self._desk.send(peer, Wait(message.id, self._slots.num_waiting, message.call))
 
     def grant(self) -> None:
-        """Tells those whose turn it is. Who waits for the download limit is in the line like who waits for a slot."""
+        """Tells those whose turn it is. A micro-batch that waits for the download limit stands in the same line as one that waits for a slot."""
         for key in self._slots.grant(lambda: self._entry.passes(self._desk.now)):
             flight = self.flights[key]
             flight.state = State.GRANTED

@@ -4,7 +4,7 @@ Decides nothing: which micro-batch goes where is scheduler.py, the bytes on the 
 work here (`WorkBench` of stage_loop.py) and puts results back; the session says whom to dial. All of them touch the
 scheduler under one lock; frames are sent by this thread alone, small messages of one moment together.
 
-Who is at the other end of a link: linkd has authenticated a link identity; a HELLO, signed by the peer, says whose it is.
+The peer at the other end of a link: linkd has authenticated a link identity; a HELLO, signed by the peer, says whose it is.
 Nothing else is taken from a link before it. A neighbour whose frames break the protocol is dropped, and for a while
 neither dialled nor heard (shunned.py).
 """

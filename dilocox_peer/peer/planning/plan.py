@@ -60,7 +60,7 @@ class PlanBounds:
 
     @property
     def most_rounds(self) -> int | None:
-        """Of the run, were all as short as they may be; None: it does not end."""
+        """Rounds of the run, were all as short as they may be; None: it does not end."""
         return None if self.total_steps is None else -(-self.total_steps // self.smallest_inner_steps)
 
     def is_last(self, plan: Plan) -> bool:

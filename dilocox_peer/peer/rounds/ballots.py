@@ -597,7 +597,7 @@ class Ballots:
         return Send(to, Nack(*self._seat.at(), ballot, self._seat.votes.promised, blobs))
 
     def on_refused(self, blob: Digest, reason: str) -> list[Action]:
-        """A blob that no mean can take. Who answers for it: those that offered it themselves, else the leader that proposes
+        """A blob that no mean can take. Those answer for it that offered it themselves, else the leader that proposes
         it; that an entry in a proposal names a peer proves nothing of that peer."""
         self._holdings.refused(blob)
         pending, guilty = self._pending, sorted(peer for peer, entry in self.offers.items() if entry.blob == blob)

@@ -202,7 +202,7 @@ class RoundMachine:
 
     @property
     def roster(self) -> tuple[PeerId, ...]:
-        """Who contributes to the next round, in order; empty at genesis. Those of them that vote: `voters`."""
+        """The peers that contribute to the next round, in order; empty at genesis. Those of them that vote: `voters`."""
         return self._chain.place.roster
 
     @property
@@ -217,7 +217,7 @@ class RoundMachine:
 
     @property
     def leader(self) -> PeerId | None:
-        """Who proposes first at this head; None at genesis."""
+        """The peer that proposes first at this head; None at genesis."""
         return leader(self.voters, self.head, 0) if self.voters else None
 
     @property
@@ -256,7 +256,7 @@ class RoundMachine:
     @property
     def _is_left_behind(self) -> bool:
         """Whether we are to certify nothing before we have the run's state: it is over, or it has begun and what we hold is
-        where it began. Who comes back to a run is not to begin it anew alone."""
+        where it began. A peer that comes back to a run must not begin it anew alone."""
         checkpoint = self.checkpoint
         if checkpoint is not None and checkpoint.is_last and self._chain.height_of(checkpoint.head) is None:
             return True

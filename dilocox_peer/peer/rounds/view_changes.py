@@ -247,7 +247,7 @@ class ViewChanges:
         return self._seat.is_member or not any(peer in here for peer in self._seat.place.roster)
 
     def _candidates(self, now: float) -> list[PeerId]:
-        """Who could be in the new roster: ready at this head and here, members in their order; others only where no member
+        """The peers that could be in the new roster: ready at this head and here, members in their order; others only where no member
         is left. Newcomers join a roster that works, they do not make one beside its members: else a crowd of them that one
         member calls would be the roster's quorum."""
         seat = self._seat

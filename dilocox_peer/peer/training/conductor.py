@@ -155,7 +155,7 @@ class Conductor:
         progress = self._trainer.progress()
         closed_here = self._offered_at == self._machine.head  # and the machine may not have looked at it yet
         return Situation(
-            # Who trains nothing has no end of a round to merge at.
+            # A peer that trains nothing has no end of a round to merge at.
             overlap="arrival" if self._is_paused() else self._manifest.outer.overlap,
             # The machine is at a new head before its actions are carried out (the journal is flushed first): until the
             # certificate has reached us, what we would close belongs to the old one.

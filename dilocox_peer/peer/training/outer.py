@@ -1,6 +1,6 @@
 """The outer loop of one peer: anchor, outer momentum, residual, and the pseudo-gradient it has offered.
 
-Pure arithmetic on flat float32 CPU vectors; no threads, no clock, no network. Who trains, and when, is trainer.py; the
+Pure arithmetic on flat float32 CPU vectors; no threads, no clock, no network. trainer.py decides who trains, and when; the
 agreement on which contributions count is rounds/machine.py. Source: DiLoCo (arXiv 2311.08105, algorithm 1) and DiLoCoX
 (2506.21263, one-step-delay overlap).
 

@@ -37,7 +37,7 @@ class WorkBench(Protocol):
         handed out."""
 
     def packed(self, micro_batch: MicroBatchId, seconds: float) -> None:
-        """Of the work that is about to be reported as done so much was packing and unpacking."""
+        """Seconds of packing and unpacking in the work that is about to be reported as done."""
 
     def forward_done(self, micro_batch: MicroBatchId, body: bytes, seconds: float) -> None: ...
 
