@@ -62,7 +62,7 @@ def read(peer: str, stage: int, event: MicroBatchTimed) -> Timed | None:
     moments = dict(event.moments)
     if not {"forward_start", "backward_end"} <= moments.keys():
         return None
-    return Timed(peer, stage, (event.id.head, event.id.index), moments, event.encode_s)
+    return Timed(peer, stage, (event.id.origin, event.id.index), moments, event.encode_s)
 
 
 def shares(timed: Sequence[Timed]) -> dict[int, dict[str, float]]:

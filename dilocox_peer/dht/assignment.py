@@ -79,7 +79,7 @@ def take_over(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: i
     """(stage, turn): an empty stage that claimant, whose lease is among those of stage `mine`, could move to, and how many
     others could and come first; (None, 0) if there is none.
 
-    Who can be spared goes in order: of the stages with the most peers, there the newest. The oldest that can be dialled
+    Peers that can be spared go in order: of the stages with the most peers, there the newest. The oldest that can be dialled
     stays, unless somebody else does.
     """
     spare: list[tuple[int, int, PeerId]] = []

@@ -322,6 +322,19 @@ def test_tests_touch_nothing_private_of_another_object():
     ratchet({path: len(what) for path, what in private.items()}, PRIVATE, where=private, remedy=remedy)
 
 
+PUZZLES = re.compile(r"""(?:^|[.:;|]\s+|\"\"\"|\#\s)((?:Who|Of the)\s[^.]{0,40})""", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "path", [*sorted(PACKAGE.rglob("*.py")), *sorted(REPOSITORY.glob("*.md")), *sorted(REPOSITORY.glob("docs/*.md"))],
+    ids=lambda path: str(path.relative_to(REPOSITORY)),
+)  # fmt: skip
+def test_no_sentence_begins_with_who_or_of_the(path: Path):
+    """Its subject comes late or never: a reader has to begin again."""
+    text = "\n".join(line for line in path.read_text().splitlines() if "](" not in line and not line.startswith("## "))
+    assert PUZZLES.findall(text) == []
+
+
 # -- the reader itself -------------------------------------------------------------------------------------------------
 
 

@@ -76,8 +76,8 @@ class Jury:
         return f"claims {entry.micro_batches} micro-batches where at most {int(most)} can have been done"
 
     def heeds(self, sender: PeerId, ballot: int, now: float, *, late_at: float) -> bool:
-        """Whether the ballot is within the sender's budget: every one that is heeded takes the floor from whoever has it. Who
-        is put off has to wait until it is late by our own clock; then it may be the only one left to lead."""
+        """Whether the ballot is within the sender's budget: every one that is heeded takes the floor from whoever has it. A
+        member that is put off has to wait until it is late by our own clock; then it may be the only one left to lead."""
         asked, ballot_s = self._asked.setdefault(sender, _Asked(refilled_at=now)), self._seat.pace.ballot_s
         asked.spent = max(0.0, asked.spent - (now - asked.refilled_at) / ballot_s)
         asked.refilled_at = now
