@@ -16,7 +16,7 @@ Expected beforehand: elementwise passes over pieces that stay in cache take 0.05
 8 passes (5 GB/s at best), int2 in 12 (3 GB/s), each decodes in 5 to 9. topk sorts: 10 ns an element, 0.4 GB/s.
 lowrank-int4 (rank 64, the input's rows as they are) encodes in 2 matrix products of 128 operations an element, 3 more or
 less from a cold start, and decodes in one: at 85 GFLOP/s 1.5 ns each, so 1.3 GB/s warm, 0.6 cold, 2.7 decoding.
---outer-step, for 100M: movement, feedback and residual 0.1 s, encode 0.4, decode 0.15; merging 0.15 for each contribution.
+--outer-step, for 100M: pseudo-gradient, feedback and residual 0.1 s, encode 0.4, decode 0.15; merging 0.15 for each contribution.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from dilocox_peer.compression.contribution import ContributionEncoder, open_cont
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback_by_tensor
 from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.topk import position_bits
-from dilocox_peer.peer.training.outer import AnchorState, OuterLoop, OuterSettings
+from dilocox_peer.peer.training.outer import AnchorState, OuterOptimizer, OuterSettings
 from dilocox_peer.types import Digest, Layout
 
 COLUMNS = 4096
@@ -95,18 +95,18 @@ def measure(codec: TensorCodec, x: torch.Tensor, repeats: int) -> str:
 
 
 def outer_step(repeats: int, rank: int = 64) -> None:
-    """Seconds for 100M parameters: movement + residual, encode, decode the own, new residual; as OuterLoop.offer does."""
+    """Seconds for 100M parameters: pseudo-gradient + residual, encode, decode the own, new residual; as OuterOptimizer.offer does."""
     layout = Layout.of([(f"matrix{index}", (4096, 1024)) for index in range(24)])
     codec = LowRankCodec(rank)
     encoder = ContributionEncoder(layout, lambda _spec: codec)
     decays = decay_by_codec(layout, lambda _spec: codec)
     generator = torch.Generator().manual_seed(0)
-    movement, residual = torch.randn(layout.num_elements, generator=generator), torch.zeros(layout.num_elements)
+    pseudo_gradient, residual = torch.randn(layout.num_elements, generator=generator), torch.zeros(layout.num_elements)
     sent, scratch, blob = torch.zeros(layout.num_elements), torch.empty(4096 * 1024), b""
     seconds: dict[str, list[float]] = {"feedback": [], "encode": [], "decode, residual": [], "all": []}
     for repeat in range(repeats + 1):
         marks = [time.process_time()]
-        with_feedback_by_tensor(movement, residual, layout, decays, out=sent)
+        with_feedback_by_tensor(pseudo_gradient, residual, layout, decays, out=sent)
         marks.append(time.process_time())
         blob = encoder.encode(sent)
         marks.append(time.process_time())
@@ -122,20 +122,20 @@ def outer_step(repeats: int, rank: int = 64) -> None:
     print("step             seconds of CPU, min / median / max")
     for name, each in seconds.items():
         print(f"{name:16} {spread(each)}" + ("   (goal: 0.7)" if name == "all" else ""))
-    print(f"copy             {spread(timed(lambda: sent.copy_(movement), repeats))}")
+    print(f"copy             {spread(timed(lambda: sent.copy_(pseudo_gradient), repeats))}")
     print(
-        f"OuterLoop.offer  {spread(real_offers(layout, codec, movement, repeats))}   (all that, and what it measures)"
+        f"OuterOptimizer.offer  {spread(real_offers(layout, codec, pseudo_gradient, repeats))}   (all that, and what it measures)"
     )
 
 
-def real_offers(layout: Layout, codec: TensorCodec, movement: torch.Tensor, repeats: int) -> list[float]:
+def real_offers(layout: Layout, codec: TensorCodec, pseudo_gradient: torch.Tensor, repeats: int) -> list[float]:
     """CPU seconds of the peer's own call, the snapshot ready."""
     zeros = bytes(4 * layout.num_elements)
     state = AnchorState.of(layout, head=Digest(bytes(32)), round_number=0, anchor=zeros, momentum=zeros)
-    outer = OuterLoop(OuterSettings(0.7, 0.6, lambda _spec: codec), state)
+    outer = OuterOptimizer(OuterSettings(0.7, 0.6, lambda _spec: codec), state)
     seconds = []
     for _ in range(repeats + 1):
-        snapshot = movement.clone()
+        snapshot = pseudo_gradient.clone()
         started = time.process_time()
         outer.offer(snapshot, 1)
         seconds.append(time.process_time() - started)

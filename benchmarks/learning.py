@@ -1,6 +1,6 @@
 """Does compressed, overlapped averaging learn as well as AllReduce? Real training, several seeds, one process.
 
-Trains the tiny preset through the peer's own Stage, InnerOptimizer, codecs and OuterLoop (learning_sim.py) and prints, for
+Trains the tiny preset through the peer's own Stage, InnerOptimizer, codecs and OuterOptimizer (learning_sim.py) and prints, for
 every method, validation loss, the gap to both synchronous references (AdamW and Muon at tuned learning rates) and the
 bytes a peer sends against a ring AllReduce of float32 gradients. Gaps are taken seed by seed, then averaged: seeds share
 initial parameters and data draws. Plots: validation loss over tokens and over bytes.

@@ -23,7 +23,7 @@ from dilocox_peer.compression.ladder import LADDER
 from dilocox_peer.config import preset
 from dilocox_peer.model.data import load_corpus
 from dilocox_peer.model.inner import schedule
-from dilocox_peer.model.transformer import EMBEDDING, HEAD, layout_of
+from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, layout_of
 from dilocox_peer.peer.planning.adaptive_planner import LinkPlanner
 from dilocox_peer.peer.planning.controller import BUDGET, Controller, Limits, Setting
 from dilocox_peer.peer.planning.measured import Measured
@@ -133,7 +133,7 @@ def swarm(study: Study, link: Link, codec: str, inner_steps: int, budget: float 
         limits = Limits(codecs=LADDER, times_fewer=TIMES_FEWER, budget=budget)
         start = Setting(codec, 16, inner_steps)
         planner = LinkPlanner(
-            Controller(layout_of(manifest, 0), start, limits, never_low_rank=(EMBEDDING, HEAD)), bounds
+            Controller(layout_of(manifest, 0), start, limits, never_low_rank=(EMBEDDING, LM_HEAD)), bounds
         )
     return LinkedSwarm(study, DEFAULTS, link, planner, Plan(codec, 16, inner_steps))
 

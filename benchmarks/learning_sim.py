@@ -34,11 +34,11 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.data import Corpus
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import Stage, build_stage
-from dilocox_peer.model.transformer import EMBEDDING, HEAD, LayerRange, StageModel
+from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, LayerRange, StageModel
 from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value
 from dilocox_peer.peer.rounds.messages import Ack, Cert, Heartbeat, Offer, Propose, encode_message
-from dilocox_peer.peer.training.outer import AnchorState, Outcome, OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import AnchorState, Outcome, OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.types import Digest, Layout, PeerId, TensorSpec
 
 EMA_DECAY = 0.8  # of the running average of anchors, a round
@@ -61,7 +61,7 @@ class Method:
 
     What the swarm's protocol does not have, to see what it would bring: island: replicas that train as one, on the draws of
     all of them, with nothing counted inside. owner_codec: reduce-scatter, where the owner of each part sends its mean on in
-    this codec and keeps what that loses. momentum_codec: Muon's momentum goes with the movement, and its mean replaces it.
+    this codec and keeps what that loses. momentum_codec: Muon's momentum goes with the pseudo-gradient, and its mean replaces it.
     """
 
     name: str
@@ -182,7 +182,7 @@ class SparserTopK(SkipCodec):
         return codec_named(self.name).encode(flat_N.view(x.shape))
 
 
-class DelayedNesterovLoop(OuterLoop):
+class DelayedNesterovLoop(OuterOptimizer):
     """Delayed Nesterov (Liu et al., arXiv 2401.09135): every round is a plain step, the momentum moves once in `every`
     rounds, by the mean of those rounds' gradients, and is applied in equal parts."""
 
@@ -239,9 +239,9 @@ class _Replica:
         self.optimizer = InnerOptimizer(self.stage.model, manifest.inner)
         state = initial_state(manifest)
         if method.momentum_every > 1:
-            self.loop: OuterLoop = DelayedNesterovLoop(settings, state, every=method.momentum_every)
+            self.loop: OuterOptimizer = DelayedNesterovLoop(settings, state, every=method.momentum_every)
         else:
-            self.loop = OuterLoop(settings, state)
+            self.loop = OuterOptimizer(settings, state)
         self.peers = [peer_name(index * method.island + each) for each in range(method.island)]
         self.speed = method.speeds[index % len(method.speeds)]
         self.arrival = method.arrivals[index % len(method.arrivals)]
@@ -434,7 +434,7 @@ class Swarm:
             if name.startswith("topk:"):
                 sparser, vector_codec = SparserTopK(int(name.split(":")[1])), codec_named(VECTOR_CODEC)
                 return lambda spec: sparser if len(spec.shape) > 1 else vector_codec
-            return policy_named(name, rank=method.rank, never_low_rank=(EMBEDDING, HEAD))
+            return policy_named(name, rank=method.rank, never_low_rank=(EMBEDDING, LM_HEAD))
 
         if "=" in codec:
             pairs = [part.split("=") for part in codec.split()]
@@ -463,7 +463,7 @@ class Swarm:
                 replica.loop.state.layout, head=replica.loop.state.head, round_number=0,
                 anchor=memoryview(stage.model.flat_N.clone().numpy()).cast("B"), momentum=replica.loop.state.momentum,
             )  # fmt: skip
-            replica.loop.install(start, keep_movement=False)
+            replica.loop.install(start, keep_pseudo_gradient=False)
         self._ema_N = self._anchor_N()
 
 

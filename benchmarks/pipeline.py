@@ -62,11 +62,11 @@ def main() -> None:
                 folder = Path(temporary)
                 common = ["--schedule", schedule, "--micro-batches", str(micro_batches), "--steps", str(steps)]
                 single = median(each["micro_batches_per_s"] for each in run(lab, "single", common, folder / "single"))
-                head, last = run(lab, "stage", common, folder / "stage")
-                ours.append(head["micro_batches_per_s"] / (2 * single))
-                megabytes = (head["bytes_sent"] + last["bytes_sent"]) / 1e6
-                cpu.append(1e3 * (head["linkd_cpu_s"] + last["linkd_cpu_s"]) / megabytes)
-                window = head["window"]
+                origin, last = run(lab, "stage", common, folder / "stage")
+                ours.append(origin["micro_batches_per_s"] / (2 * single))
+                megabytes = (origin["bytes_sent"] + last["bytes_sent"]) / 1e6
+                cpu.append(1e3 * (origin["linkd_cpu_s"] + last["linkd_cpu_s"]) / megabytes)
+                window = origin["window"]
                 if not args.no_gloo:
                     gloo.append(run(lab, "gloo", common, folder / "gloo")[0]["micro_batches_per_s"] / (2 * single))
         shown = spread(gloo) if gloo else "-"

@@ -124,7 +124,7 @@ def run_stage(args: argparse.Namespace) -> dict[str, Any]:
         "resent": conveyor.status().resent, "rtt_s": next(iter(conveyor.status().rtt_s.values()), None),
     }  # fmt: skip
     if stage == 1:
-        tick.wait(3.0)  # the head may still wait for an answer
+        tick.wait(3.0)  # the origin may still wait for an answer
     conveyor.stop(5.0)
     trainer.stop(5.0)
     return result

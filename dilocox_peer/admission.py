@@ -1,4 +1,4 @@
-"""Who may come in: invitations that the run's owner signed, what they allow, and which of them were taken back. Pure.
+"""Admission to a run: invitations that the run's owner signed, what they allow, and which of them were taken back. Pure.
 
 A `Grant` is an invitation. One that names a peer is at once its pass: what it shows to the others. One for many names how
 many; whoever holds the owner's key makes a pass of it for each peer that asks, and counts (`Registrar`). A pass has the id
@@ -70,7 +70,7 @@ class Grant:
         return self.peer is not None
 
     def allows(self, right: Right) -> bool:
-        """Who may join may read: a newcomer fetches the others' state first."""
+        """A right to join is one to read: a newcomer fetches the others' state first."""
         return right in self.rights or (right is Right.READ and Right.JOIN in self.rights)
 
     def signed_by(self, owner: SigningKey) -> "Grant":
@@ -194,7 +194,7 @@ class Revocations:
 
 
 class Gate:
-    """Who may come in to a run that is not open. Of one process; what it says may differ from what others say for a while.
+    """What a process asks before it lets a peer in to a run that is not open. Of one process; what it says may differ from what others say for a while.
 
     Asked by the network's loop and by the pipeline's thread; every answer rests on one look-up of each table.
     """
@@ -326,7 +326,7 @@ class Registrar:
         return not grant.is_pass and peer not in self._used.get(grant.grant_id, set())
 
     def own_pass(self, peer: PeerId, now: float) -> Grant:
-        """Of the process that holds the owner's key. Written down nowhere: it makes itself another when it starts again."""
+        """Key of the process that holds the owner's key. Written down nowhere: it makes itself another when it starts again."""
         unsigned = Grant(
             run_id=self._gate.run_id,
             grant_id=secrets.token_bytes(GRANT_ID_BYTES),

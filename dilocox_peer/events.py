@@ -101,7 +101,7 @@ class SwarmSeen(Event):
 
 @dataclass(frozen=True, slots=True)
 class StageSeen(Event):
-    """Who averages with us, as their heartbeats say; told when it changes. here: heard lately; paused: of them."""
+    """The peers that average with us, as their heartbeats say; told when it changes. here: heard lately; paused: of them."""
 
     stage: int
     roster: tuple[PeerId, ...]
@@ -238,7 +238,7 @@ class RoundCertified(Event):
 
     round: int
     head: str
-    epoch: int
+    view: int
     ballot: int
     contributors: tuple[PeerId, ...]
     roster: tuple[PeerId, ...]
@@ -281,17 +281,17 @@ class PlanChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class EpochStarted(Event):
+class ViewChanged(Event):
     """The roster lost its quorum and was written anew by who is left."""
 
-    epoch: int
+    view: int
     roster: tuple[PeerId, ...]
     reason: str
     LEVEL = "warning"
 
     def line(self) -> str:
         count = len(self.roster)
-        return f"epoch {self.epoch} with {count} peer{'' if count == 1 else 's'}: {self.reason}"
+        return f"view {self.view} with {count} peer{'' if count == 1 else 's'}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

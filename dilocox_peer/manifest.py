@@ -88,7 +88,7 @@ class InnerSection(_Section):
 
 
 class OuterSection(_Section):
-    """Nesterov on the averaged movements (DiLoCo, arXiv 2311.08105)."""
+    """Nesterov on the averaged pseudo-gradients (DiLoCo, arXiv 2311.08105)."""
 
     learning_rate: float = Field(0.7, gt=0, description="outer step size")
     momentum: float = Field(0.6, ge=0, lt=1, description="outer Nesterov momentum")
@@ -154,7 +154,7 @@ class LimitsSection(_Section):
 
 
 class AdmissionSection(_Section):
-    """Who may take part. What the modes do is in admission.py."""
+    """Admission. What the modes do is in admission.py."""
 
     mode: Literal["open", "invite", "list"] = Field(
         "open",

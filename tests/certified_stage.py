@@ -31,16 +31,16 @@ class CertifiedStage:
         self.roster = ROSTER
         self._value = first
         self._order = int(1000 * first)
-        self._append(self.place.epoch_value(ROSTER), epoch=1)
+        self._append(self.place.view_change(ROSTER), view=1)
 
-    def _append(self, value: Value, epoch: int) -> None:
+    def _append(self, value: Value, view: int) -> None:
         place = self.place
-        message = acceptance(self.stage, place.head, epoch, 0, value)
+        message = acceptance(self.stage, place.head, view, 0, value)
         keys = {OWNER.peer_id: OWNER} if place.is_genesis else {peer: KEYS[peer] for peer in self.roster}
         signatures = tuple(
             (peer, vote_for(message, self._order + place.height, key.sign)) for peer, key in keys.items()
         )
-        certificate = Certificate(self.stage, place.head, epoch, 0, value, signatures)
+        certificate = Certificate(self.stage, place.head, view, 0, value, signatures)
         self.certificates.append(certificate)
         self.place = self.place.then(certificate)
         self._value += 1.0
@@ -53,15 +53,13 @@ class CertifiedStage:
     def round(self) -> "CertifiedStage":
         digest = self.states[-1].digest
         entries = [Entry(peer, 1, sha256(peer.encode()), 10, 4, digest) for peer in self.roster]
-        self._append(
-            self.place.round_value(entries, self.roster, self._planner.next(self.place.plan)), self.place.epoch
-        )
+        self._append(self.place.round_value(entries, self.roster, self._planner.next(self.place.plan)), self.place.view)
         return self
 
     def seized(self, *roster: PeerId) -> "CertifiedStage":
         """These write a view change without asking the others, and certify alone from here on."""
         self.roster = roster
-        self._append(self.place.epoch_value(roster), self.place.epoch + 1)
+        self._append(self.place.view_change(roster), self.place.view + 1)
         return self
 
     def rounds(self, count: int) -> "CertifiedStage":

@@ -37,7 +37,7 @@ def manifest_of(stages: int, *, schedule: str = "flush", optimizer: str = "adamw
 
 
 def one_model(
-    manifest: Any, *, micro_batches: int, cut_like: Any, head: PeerId = PeerId("peer0"), incarnation: int = 1
+    manifest: Any, *, micro_batches: int, cut_like: Any, origin: PeerId = PeerId("peer0"), incarnation: int = 1
 ) -> dict[str, torch.Tensor]:
     """The same steps by one whole model, its gradient clipped stage by stage, as the stages of `cut_like` do alone."""
     stage = build_stage(manifest)
@@ -48,7 +48,13 @@ def one_model(
     share_of = 8 * inner.accumulate
     for index in range(micro_batches):
         x, y = data.train_batch(
-            seed=0, peer=head, incarnation=incarnation, round_number=1, index=index, batch=inner.micro_batch, context=16
+            seed=0,
+            peer=origin,
+            incarnation=incarnation,
+            round_number=1,
+            index=index,
+            batch=inner.micro_batch,
+            context=16,
         )
         stage.train_micro_batch(x, y)
         if (index + 1) % inner.accumulate:

@@ -333,7 +333,7 @@ def look_at_disk(home: Path, parameters: Sequence[int] | None) -> Check:
 
 
 def free_bytes(folder: Path) -> int:
-    """Of the disk that folder is or would be on."""
+    """Free bytes of the disk that folder is or would be on."""
     return shutil.disk_usage(_nearest(folder)).free
 
 

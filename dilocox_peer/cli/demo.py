@@ -160,7 +160,7 @@ class _Demo:
             if index == total - 1:  # before the last peer, as the rounds begin with it: a short run is over soon after
                 evaluator = await self._swarm.start_evaluator()
             # One after another: four interpreters that import torch at once on two cores start no sooner. The last stage
-            # first: heads find those they need when they come.
+            # first: origins find those they need when they come.
             stage = stages - 1 - index % stages
             peers.append(await self._swarm.start_peer(f"peer{index}", stage=stage if stages > 1 else None, more=more))
             typer.echo(f"peer{index} is up, {time.monotonic() - self._started:.0f} s")

@@ -238,7 +238,7 @@ def look_at_linkd() -> Check:
 
 
 def look_at_memory(manifest: "Manifest", request: DoctorRequest) -> list[Check]:
-    """Of the machine, and of the accelerator when there is one."""
+    """Memory of the machine, and of the accelerator when there is one."""
     parameters = _parameters(manifest, request.stage)
     is_alone, on_cpu = manifest.stages.count == 1, not request.device.startswith("cuda")
     needs = [stage_bytes(count, is_alone=is_alone, on_cpu=on_cpu) for count in parameters]

@@ -129,7 +129,7 @@ def _owned(path: Path, owner_key: Path | None, home: Path | None) -> tuple[Manif
 
 
 def _right(text: str) -> Right:
-    """Who may join may read, so `join,read` is `join`."""
+    """A right to join is one to read, so `join,read` is `join`."""
     named = {part.strip() for part in text.split(",")}
     if not named <= {"join", "read"}:
         raise ConfigError(f"--rights {text!r}: write join or read")

@@ -36,7 +36,7 @@ class LogFormat(StrEnum):
 
 
 class AdmissionMode(StrEnum):
-    """Of the manifest's admission section."""
+    """Values of the manifest's admission section."""
 
     OPEN = "open"
     INVITE = "invite"

@@ -204,7 +204,7 @@ def attach(home: PeerHome) -> None:
 
 
 def show_run(link: str, *, as_json: bool, watch: bool) -> None:
-    """Who holds which stage of a run, as announced. Raises ConfigError, RunUnreachable, RunRefused."""
+    """Prints which peer holds which stage of a run, as announced. Raises ConfigError, RunUnreachable, RunRefused."""
     asyncio.run(_show_run(parse_invitation(link), as_json=as_json, watch=watch))
 
 

@@ -22,7 +22,7 @@ def build_report(view: SwarmView, *, stages: int, replicas: int) -> dict[str, An
     tokens = view.tokens
     by_stage = {peer.stage: peer.num_parameters for peer in view.peers.values()}
     num_parameters = sum(by_stage.values())
-    num_heads = sum(peer.stage == 0 for peer in view.peers.values())
+    num_origins = sum(peer.stage == 0 for peer in view.peers.values())
     mean_sent = fmean(peer.bytes_sent for peer in view.peers.values()) if view.peers else 0.0
     step_tokens = view.tokens_of(view.manifest.inner.accumulate)
     return {
@@ -38,7 +38,7 @@ def build_report(view: SwarmView, *, stages: int, replicas: int) -> dict[str, An
         "unigram_entropy": view.unigram_entropy,
         "tokens": tokens,
         "tokens_per_second": round(view.tokens_per_s, 1),
-        "outer_bytes_per_token": round(mean_sent / max(1, tokens / max(1, num_heads)), 4),
+        "outer_bytes_per_token": round(mean_sent / max(1, tokens / max(1, num_origins)), 4),
         "allreduce_bytes_per_token": round(
             2 * (replicas - 1) / replicas * 4 * num_parameters / stages / step_tokens, 4
         ),

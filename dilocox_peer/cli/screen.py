@@ -220,7 +220,7 @@ def _my_peer(status: Status, width: int, rows: int, now: float) -> list[Line]:
         _row("traffic", [(f"{size_of(progress.bytes_sent + link_sent)} sent, {size_of(progress.bytes_received + link_received)} received", "")])
     )  # fmt: skip
     lines.append(_row("stage", [(f"{joined.num_parameters:,} parameters", "")]))
-    trouble = f"epoch {status.epoch}, {status.orphaned} orphaned"
+    trouble = f"view {status.view}, {status.orphaned} orphaned"
     if pipeline is not None:
         trouble += f", {pipeline.resent} resent"
     lines.append(_row("history", [(trouble, "")]))

@@ -46,7 +46,7 @@ class PeerView:
 @dataclass
 class RoundView:
     """One outer round, put together from all peers that certified it. micro_batches: of stage 0, where they start;
-    raw_bytes: of a peer's movement as float32, for each peer. delays_s: from each peer's close to
+    raw_bytes: of a peer's pseudo-gradient as float32, for each peer. delays_s: from each peer's close to
     its merge. codec, rank, inner_steps: of stage 0."""
 
     number: int

@@ -56,12 +56,12 @@ class Timed:
 def read(peer: str, stage: int, record: Mapping[str, object]) -> Timed | None:
     """What a MicroBatchTimed record says; None if the micro-batch did not come to its end here."""
     match record:
-        case {"id": {"head": str(head), "index": int(index)}, "moments": list() | tuple() as moments}:
+        case {"id": {"origin": str(origin), "index": int(index)}, "moments": list() | tuple() as moments}:
             times = {str(name): float(moment) for name, moment in moments}
             encode_s = record.get("encode_s")
             if not {"forward_start", "backward_end"} <= times.keys():
                 return None
-            return Timed(peer, stage, (head, index), times, encode_s if isinstance(encode_s, float) else 0.0)
+            return Timed(peer, stage, (origin, index), times, encode_s if isinstance(encode_s, float) else 0.0)
         case _:
             return None
 

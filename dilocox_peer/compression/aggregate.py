@@ -26,7 +26,7 @@ MAX_WEIGHT = 4
 """Of a contribution, times the group's median: micro-batches are what a peer says of itself."""
 
 MAX_LATE_SCALE = 4.0
-"""Movement that gathered over missed rounds may be that much larger than the group's, before clipping starts."""
+"""Pseudo-gradient that gathered over missed rounds may be that much larger than the group's, before clipping starts."""
 
 KEPT_ELEMENTS = 1 << 24  # decoded contributions kept at once: 64 MB
 _LANES = 16384
@@ -95,7 +95,7 @@ def _aggregate_kept(
 
 def capped_weights(micro_batches: Sequence[int]) -> tuple[int, ...]:
     """Each at most MAX_WEIGHT times the upper median of those that are not zero, so that no single one of three can say
-    that it has done nearly all the work. Who really has is heard for what four usual peers do; of two nobody is usual."""
+    that it has done nearly all the work. A peer that really has counts as four usual peers; of two peers none is usual."""
     ordered = sorted(count for count in micro_batches if count > 0)
     most = MAX_WEIGHT * ordered[len(ordered) // 2] if ordered else 0
     return tuple(min(count, most) for count in micro_batches)

@@ -1,6 +1,6 @@
 """Magnitudes on the wire: bfloat16, little-endian, 0 or within 2**-100 .. 2**112.
 
-bfloat16 and not float16, as movements and their residuals range over more than float16 does. The limits keep decoders away
+bfloat16 and not float16, as pseudo-gradients and their residuals range over more than float16 does. The limits keep decoders away
 from denormals (which some machines flush to 0) and from infinity.
 """
 

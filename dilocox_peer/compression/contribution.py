@@ -1,11 +1,11 @@
-"""A contribution: the encoded movement of a whole stage, as one blob.
+"""A contribution: the encoded pseudo-gradient of a whole stage, as one blob.
 
     header length u32 (big-endian) | msgpack header | payload of tensor 0 | payload of tensor 1 | ...
     header: ["dilocox-contribution", version, layout digest, [codec of each tensor], [payload bytes of each tensor]]
 
 Self-describing: whoever knows the layout can decode it. Blobs come from strangers: every size is checked against the
 layout before anything is decoded, and nothing is decoded before the header is whole. Lists, not dictionaries, so that
-equal movements give equal bytes. Combining contributions is aggregate.py.
+equal pseudo-gradients give equal bytes. Combining contributions is aggregate.py.
 """
 
 import math
@@ -57,7 +57,7 @@ class Contribution:
 
 
 class ContributionEncoder:
-    """Encodes the movements of one stage, round after round, with one encoder for each tensor that has use for it.
+    """Encodes the pseudo-gradients of one stage, round after round, with one encoder for each tensor that has use for it.
 
     Asks the policy anew each time; a tensor that changes its codec starts afresh.
     """
@@ -72,13 +72,13 @@ class ContributionEncoder:
         self._codec_of = codec_of
 
     def reset(self) -> None:
-        """Forgets every round: for movements that have nothing to do with those before."""
+        """Forgets every round: for pseudo-gradients that have nothing to do with those before."""
         self._encoders.clear()
 
     def encode(self, flat_N: Tensor) -> bytes:
         """The blob of flat_N. flat_N: (layout.num_elements,) float32, CPU, contiguous; not modified.
 
-        Deterministic in the movements since the last reset.
+        Deterministic in the pseudo-gradients since the last reset.
         """
         layout = self._layout
         assert flat_N.shape == (layout.num_elements,), f"{tuple(flat_N.shape)} for a layout of {layout.num_elements}"
@@ -132,7 +132,7 @@ def open_contribution(raw: Blob, layout: Layout) -> Contribution:
 
 
 def decode_contribution(raw: Blob, layout: Layout, out_N: Tensor) -> None:
-    """Writes the decoded movement into out_N ((layout.num_elements,) float32, CPU).
+    """Writes the decoded pseudo-gradient into out_N ((layout.num_elements,) float32, CPU).
 
     Raises MalformedBlob with the reason; out_N is then unspecified. No further memory of out's size is taken.
     """
@@ -163,7 +163,7 @@ def blob_limits(layout: Layout, codec_of: CodecPolicy | None = None) -> tuple[in
 
 
 def raw_bytes(layout: Layout) -> int:
-    """Size of the same movement as plain float32, to compare with."""
+    """Size of the same pseudo-gradient as plain float32, to compare with."""
     return 4 * layout.num_elements
 
 

@@ -1,8 +1,8 @@
 """Error feedback: what a codec loses in one round goes with the next one.
 
 Pure arithmetic on flat float32 vectors; who owns the residual, and when a new one replaces the old, is peer/training/outer.py.
-Source: Karimireddy et al. (arXiv 1901.09847); for movements DiLoCoX (2506.21263) and SparseLoCo (2508.15706). Decay touches
-codec error only, never the movement itself.
+Source: Karimireddy et al. (arXiv 1901.09847); for pseudo-gradients DiLoCoX (2506.21263) and SparseLoCo (2508.15706). Decay touches
+codec error only, never the pseudo-gradient itself.
 """
 
 from collections.abc import Mapping
@@ -26,19 +26,19 @@ def decay_by_codec(layout: Layout, codec_of: CodecPolicy) -> tuple[float, ...]:
     return tuple(DECAY_BY_CODEC[codec_of(spec).name] for spec in layout.tensors)
 
 
-def with_feedback(movement_N: Tensor, residual_N: Tensor, decay: float, *, out: Tensor | None = None) -> Tensor:
-    """movement + decay * residual, in out or a new vector: what is to be encoded."""
-    return torch.add(movement_N, residual_N, alpha=decay, out=out)
+def with_feedback(pseudo_gradient_N: Tensor, residual_N: Tensor, decay: float, *, out: Tensor | None = None) -> Tensor:
+    """pseudo-gradient + decay * residual, in out or a new vector: what is to be encoded."""
+    return torch.add(pseudo_gradient_N, residual_N, alpha=decay, out=out)
 
 
 def with_feedback_by_tensor(
-    movement_N: Tensor, residual_N: Tensor, layout: Layout, decays: tuple[float, ...], *, out: Tensor
+    pseudo_gradient_N: Tensor, residual_N: Tensor, layout: Layout, decays: tuple[float, ...], *, out: Tensor
 ) -> Tensor:
     """with_feedback with a decay for each tensor of the layout. out must be neither of the two."""
     if len(set(decays)) == 1:
-        return with_feedback(movement_N, residual_N, decays[0], out=out)
+        return with_feedback(pseudo_gradient_N, residual_N, decays[0], out=out)
     for (_spec, start, stop), decay in zip(layout.spans(), decays, strict=True):
-        with_feedback(movement_N[start:stop], residual_N[start:stop], decay, out=out[start:stop])
+        with_feedback(pseudo_gradient_N[start:stop], residual_N[start:stop], decay, out=out[start:stop])
     return out
 
 

@@ -3,7 +3,7 @@
 - none, fp16: everywhere.
 - One-dimensional tensors (norm weights: a thousandth of a model, every element scales a whole channel) get int8 whenever
   the named codec loses more than fp16 does.
-- Matrices get the named codec; of lowrank-int4 only those that it pays for: not embedding and head, whose movements have
+- Matrices get the named codec; of lowrank-int4 only those that it pays for: not embedding and head, whose pseudo-gradients have
   rows of their own and a wide spectrum, and not small ones, where r * (m + n) * bits exceeds the 2 * m * n bits of int2.
   Those get int2.
 Source: PowerSGD (arXiv 1905.13727), which leaves vectors as they are; that low rank costs more on embedding and head was

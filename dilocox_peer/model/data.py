@@ -289,7 +289,7 @@ def _hash_fraction(name: str) -> float:
 
 
 def _entropy(counts: npt.NDArray[np.int64]) -> float:
-    """Of the distribution these counts are of, in nats."""
+    """Entropy of the distribution that these counts are of, in nats."""
     present = counts[counts > 0]
     total = int(present.sum())
     return math.log(total) - float((present * np.log(present)).sum()) / total if total else 0.0

@@ -4,7 +4,7 @@ Clipping and the run's learning-rate schedule are the same for both.
 
 The schedule is a pure function of the position in the run, so peers of any speed agree on it without talking. Weight
 decay applies to matrices (embedding and head included) and not to the 1-D norm weights: decaying those pulls the scale
-of a whole layer to 0 for no regularisation. Who decides when to step is peer/training/trainer.py.
+of a whole layer to 0 for no regularisation. peer/training/trainer.py decides when to step.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dilocox_peer.manifest import InnerSection
 from dilocox_peer.model.muon import Muon
-from dilocox_peer.model.transformer import EMBEDDING, HEAD, StageModel, num_matrix_elements
+from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, StageModel, num_matrix_elements
 
 RAMP_STEPS = 20
 """Steps over which a peer without optimizer moments raises its learning rate: AdamW's first steps are as large as its
@@ -77,7 +77,7 @@ class InnerOptimizer:
         decayed = [matrices]
         if self._section.optimizer == "muon":
             spans = model.layout.spans()
-            decayed = [slice(start, stop) for spec, start, stop in spans if spec.name in (EMBEDDING, HEAD)]
+            decayed = [slice(start, stop) for spec, start, stop in spans if spec.name in (EMBEDDING, LM_HEAD)]
         ranges = [(part, decay) for part in decayed] + [(slice(matrices.stop, model.layout.num_elements), 0.0)]
         return [(part, decay) for part, decay in ranges if part.stop > part.start]
 
@@ -87,7 +87,7 @@ class InnerOptimizer:
         return [
             (model.flat_N[start:stop].view(spec.shape), model.flat_grad_N[start:stop].view(spec.shape))
             for spec, start, stop in model.layout.spans()
-            if len(spec.shape) == 2 and spec.name not in (EMBEDDING, HEAD)
+            if len(spec.shape) == 2 and spec.name not in (EMBEDDING, LM_HEAD)
         ]
 
     def step(self, *, micro_batches: int, share: float) -> float:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic Newton-Schulz step: steepest at 0, and singular values end within about 0.7 to 1.2, not at 1."""
+"""Coefficients of the quintic Newton-Schulz step: steepest at 0, and singular values end within about 0.7 to 1.2, not at 1."""
 
 NUM_STEPS = 5
 _TINY_NORM = 1e-7

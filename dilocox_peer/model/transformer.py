@@ -22,7 +22,7 @@ from dilocox_peer.types import Layout, TensorSpec, canonical, sha256
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
-HEAD = "lm_head.weight"
+LM_HEAD = "lm_head.weight"
 EMBEDDING_STD = 0.5
 HEAD_STD = 0.02
 
@@ -76,7 +76,7 @@ def stage_layout(section: ModelSection, layers: LayerRange) -> Layout:
             (prefix + "post_attention_layernorm.weight", (hidden,)),
         ]
     if layers.is_last_stage:
-        matrices.append((HEAD, (section.vocab_size, hidden)))
+        matrices.append((LM_HEAD, (section.vocab_size, hidden)))
         vectors.append((FINAL_NORM, (hidden,)))
     return Layout.of(matrices + vectors)
 
@@ -138,7 +138,7 @@ class StageModel:
         self._embedding_VD = self._weight(EMBEDDING) if layers.is_first_stage else None
         self._layers = [self._layer(f"model.layers.{index}.") for index in range(layers.first, layers.last + 1)]
         self._final_norm_D = self._weight(FINAL_NORM) if layers.is_last_stage else None
-        self._head_VD = self._weight(HEAD) if layers.is_last_stage else None
+        self._head_VD = self._weight(LM_HEAD) if layers.is_last_stage else None
         self._cos_T1K, self._sin_T1K = _rotary_tables(section, self.flat_N.device)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -250,7 +250,7 @@ def _standard_deviation(spec: TensorSpec, section: ModelSection) -> float:
     """1/sqrt(fan-in); what adds to the residual stream smaller by sqrt(2 layers), so that the sum stays of order 1."""
     if spec.name == EMBEDDING:
         return EMBEDDING_STD
-    if spec.name == HEAD:
+    if spec.name == LM_HEAD:
         return HEAD_STD
     deviation: float = spec.shape[1] ** -0.5
     if spec.name.endswith(("o_proj.weight", "down_proj.weight")):

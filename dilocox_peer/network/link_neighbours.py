@@ -1,7 +1,7 @@
 """The neighbours of a linkd: whom it dials, who dials it, and the links that come of it.
 
 A link to a neighbour is one TLS connection with two streams: `control` for small frames, pings and pongs, and `bulk` for
-bodies, so that a small frame waits for one chunk of a body, not for the body. Who dials opens both. When both sides dial
+bodies, so that a small frame waits for one chunk of a body, not for the body. The side that dials opens both. When both sides dial
 at once, both connections are read and each side writes to the one it had first (link_frames.judge). A link is lost as a
 whole: when a connection ends, a frame is malformed, a neighbour is silent, or a write does not end, all its connections
 are closed, the parent is told, and a neighbour that we dial is dialled again. What runs inside a link is link_streams.py.
@@ -231,7 +231,7 @@ class Neighbours:
             say(text)
 
     async def _greet(self, conn: Any, net_stream: Any) -> Session:
-        # Who dials sends no body before our answer; what a stranger sends here, on any number of streams, is not kept.
+        # The side that dials sends no body before our answer; what a stranger sends here, on any number of streams, is not kept.
         stream, reader = net_stream.muxed_stream, ChunkReader(0)
         with trio.fail_after(OPEN_TIMEOUT_S):
             hello, early = await first_frame(stream, reader)

@@ -1,7 +1,7 @@
 """Messages and bulk fetches between the peers of a run, over hivemind's go-libp2p daemon in our own asyncio loop.
 
 The daemon (p2pd) is a child process in a session of its own, so that Ctrl-C in a terminal does not end it before we could
-say goodbye; it dies with us. Who sends is authenticated by libp2p. Here are deadlines, size caps and the shortcomings of
+say goodbye; it dies with us. libp2p authenticates the sender. Here are deadlines, size caps and the shortcomings of
 hivemind's bindings that would otherwise hang or leak (each named where it is mended); what the bytes mean is decided
 elsewhere. Importing this module does not import hivemind (that pulls in torch); `Transport.create` does.
 """

@@ -153,8 +153,8 @@ class Averaging:
             if action.leaves:
                 await self._keep_branch(action.leaves)
             settles_ours = self.conductor.drop_waiting()
-            keep = action.keep_movement and not settles_ours
-            await asyncio.wrap_future(self._trainer.install(state, keep_movement=keep))
+            keep = action.keep_pseudo_gradient and not settles_ours
+            await asyncio.wrap_future(self._trainer.install(state, keep_pseudo_gradient=keep))
             # On disk before the chain follows it: killed in between, with the donors gone, we would be at a head that nothing
             # here leads to. A disk that refuses is told, and what is in memory is still right.
             await asyncio.shield(asyncio.wrap_future(self._keeper.save(state)))
@@ -225,7 +225,7 @@ def _follower(conveyor: Conveyor) -> Callable[[Progress], bool]:
         return follows(
             progress.round,
             own=progress.micro_batches,
-            heads=conveyor.recent_heads,
+            origins=conveyor.recent_origins,
             certified_at_stage_0=conveyor.certified_at_stage_0,
         )
 

@@ -10,7 +10,7 @@ MAX_CENSURED = 64  # peers; a stage has no more at a time
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One certified outer round. raw_bytes: of our movement in float32. val_loss: None where nobody told. refused, clipped:
+    """One certified outer round. raw_bytes: of our pseudo-gradient in float32. val_loss: None where nobody told. refused, clipped:
     of the contributions offered to it, and of those in its mean."""
 
     number: int

@@ -1,6 +1,6 @@
 """Whether others can dial us: a newcomer asks peers of its run to open a connection to the addresses it announces.
 
-Who is asked dials only the host that the asker's own connection comes from, so nobody can have it knock at other machines'
+The peer that is asked dials only the host that the asker's own connection comes from, so nobody can have it knock at other machines'
 doors, a few ports of it, and says no more than yes or no. It takes a greeting of libp2p for a yes: p2pd itself would not dial
 a peer that it is connected with. linkd's port is not tried; it is reachable where p2pd's is, or a port was opened for it.
 """

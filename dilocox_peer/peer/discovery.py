@@ -1,4 +1,4 @@
-"""Who else is in the run: reads the directory again and again, and has what it finds dialled.
+"""Finds the other peers of the run: reads the directory again and again, and has what it finds dialled.
 
 The peers of our stage are made known to the rounds, those of the stages beside ours to the pipeline; of the others we only
 tell how many there are.
@@ -109,7 +109,7 @@ class Discovery:
             others = (other for other in range(self._num_stages) if other not in seen)
             seen |= {other: await self._directory.peers(other) for other in others}
         if self._conveyor is not None and 0 in seen:
-            self._conveyor.set_listed_heads(len(seen[0]))
+            self._conveyor.set_listed_origins(len(seen[0]))
         return seen
 
     async def _find_neighbours(self, conveyor: Conveyor) -> dict[int, list[Lease]]:

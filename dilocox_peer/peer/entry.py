@@ -37,7 +37,7 @@ PASS_FILE, REVOCATIONS_FILE = "pass", "revocations"
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """Who asks to be let in. grant: of its link. folder: of the run, where the pass is kept."""
+    """A peer that asks to be let in. grant: of its link. folder: of the run, where the pass is kept."""
 
     me: PeerId
     grant: Grant | None

@@ -1,4 +1,4 @@
-"""Who holds training here, and why: the operator, the hours, an idle watch. It goes on when all of them have let go.
+"""The holders of training here, and their reasons: the operator, the hours, an idle watch. It goes on when all of them have let go.
 
 Only our own micro-batches pause: the rounds go on, and what others certify is merged (conductor.py).
 """
@@ -33,7 +33,7 @@ class Pauses:
 
     @property
     def reasons(self) -> Mapping[str, str]:
-        """Who holds training, and why; empty: nobody does."""
+        """Each holder of training, and its reason; empty: nobody holds it."""
         return self._reasons
 
     @property

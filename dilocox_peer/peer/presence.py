@@ -27,7 +27,7 @@ LEASE_S = 30.0
 
 @dataclass(frozen=True)
 class Presence:
-    """Who and where this peer is, from one start of its network to the next."""
+    """This peer's identity and place on the network, from one start of its network to the next."""
 
     me: PeerId
     incarnation: int
@@ -62,7 +62,7 @@ class Presence:
 
 
 class Tenure:
-    """Of the stage that we train: its lease says how fast, how far, and where its links are to be had."""
+    """Our lease of the stage that we train: it says how fast, how far, and where its links are to be had."""
 
     def __init__(
         self,

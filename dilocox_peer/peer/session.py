@@ -39,7 +39,7 @@ class Session:
 
     @property
     def pauses(self) -> Mapping[str, str]:
-        """Who holds training here, and why; empty: nobody does."""
+        """Each holder of training here, and its reason; empty: nobody holds it."""
         return self._pauses.reasons
 
     def pause(self, who: str, why: str) -> None:

@@ -14,7 +14,6 @@ from dilocox_peer.events import (
     BranchSwitched,
     ContributionClipped,
     ContributionRefused,
-    EpochStarted,
     EquivocationProved,
     Evaluated,
     Event,
@@ -41,6 +40,7 @@ from dilocox_peer.events import (
     StateFetchFailed,
     SwarmSeen,
     TrainingProgress,
+    ViewChanged,
 )
 from dilocox_peer.peer.contributions import Contributions, Round
 from dilocox_peer.types import PeerId
@@ -115,7 +115,7 @@ class Status:
     complete: RunComplete | None = None
     left: str | None = None
     failure: str | None = None
-    epoch: int = 0
+    view: int = 0
     orphaned: int = 0
     started_s: float | None = None
     last_event_s: float | None = None
@@ -292,8 +292,8 @@ class Status:
                 self._take_round(event, at_s)
             case Evaluated(number, val_loss):
                 self._take_evaluation(number, val_loss)
-            case EpochStarted(epoch):
-                self.epoch = epoch
+            case ViewChanged(view):
+                self.view = view
             case MemberDoubted(peer, reason):
                 self._doubt(peer, reason, is_proven=False)
             case EquivocationProved(peer, reason):
@@ -366,7 +366,7 @@ class Status:
 
     @property
     def total_rounds(self) -> int:
-        """Of the run, as far as can be told now; 0: not known."""
+        """Rounds of the run, as far as can be told now; 0: not known."""
         if self.expected_rounds:
             return self.expected_rounds
         return self.joined.total_rounds if self.joined is not None else 0
@@ -458,7 +458,7 @@ class Status:
             known.is_here = is_here
 
     def _peer(self, peer: PeerId, stage: int) -> MapPeer | None:
-        """The peer's place on the map; None when that is full. Who comes back on another stage has moved there."""
+        """The peer's place on the map; None when that is full. A peer that comes back on another stage has moved there."""
         known = self.peers.get(peer)
         if known is not None and known.stage != stage:
             del self.peers[peer]
@@ -473,7 +473,7 @@ class Status:
                 self.log.append(LogLine(at_s, event.level, printable(line.strip())))
 
     def _rate(self, counter: Callable[[Sample], int]) -> float:
-        """Of the newest samples, units a second."""
+        """Rate of the newest samples, units a second."""
         if len(self.samples) < 2:
             return 0.0
         newest = self.samples[-1]
@@ -494,7 +494,7 @@ class Status:
             return f"waits: nobody holds stage {', '.join(map(str, empty))}"
         if self.started is None:
             return "fetching what it needs"
-        return "waits for the others to begin" if not self.epoch else "about to train"
+        return "waits for the others to begin" if not self.view else "about to train"
 
     def _stall_cause(self) -> str:
         if empty := self.empty_stages():

@@ -65,7 +65,7 @@ class NetworkLost(DilocoxError):
 
 @dataclass
 class Resident:
-    """Who stays, and what outlives one stay. stage: None: to be claimed."""
+    """The peer, and what outlives one stay of it. stage: None: to be claimed."""
 
     settings: SessionSettings
     identity: Identity

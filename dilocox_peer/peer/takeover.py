@@ -1,4 +1,4 @@
-"""Leaving a stage that can spare us for one that nobody holds any more. Who goes, dht/assignment.py decides.
+"""Leaving a stage that can spare us for one that nobody holds any more. dht/assignment.py decides which peer goes.
 
 A stage that stands empty stops the whole run, so a peer moves there, if its volunteer did not insist on a stage: after a
 while, in which whoever left may come back, and one after another, as all see the same. What the stage had agreed on it

@@ -94,7 +94,7 @@ class ForwardDone:
 
 @dataclass(frozen=True, slots=True)
 class BackwardDone:
-    """The answer to Backward and Turn: the gradient of the input (None at a head), and the loss (of a Turn)."""
+    """The answer to Backward and Turn: the gradient of the input (None at an origin), and the loss (of a Turn)."""
 
     id: MicroBatchId
     body: Body | None
@@ -111,7 +111,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Our stage trains round `training`; `certified` rounds are certified. issue_limit: micro-batches that a head may
+    """Our stage trains round `training`; `certified` rounds are certified. issue_limit: micro-batches that an origin may
     issue in this round, None for no limit."""
 
     training: int
@@ -128,7 +128,7 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """True: a head issues nothing new until False."""
+    """True: an origin issues nothing new until False."""
 
     is_held: bool
 
@@ -161,7 +161,7 @@ Input = (
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """body None: we are its head, draw the data. Keep the activations until Backward or Release of id. ForwardDone."""
+    """body None: we are its origin, draw the data. Keep the activations until Backward or Release of id. ForwardDone."""
 
     id: MicroBatchId
     version: int
@@ -235,7 +235,7 @@ Action = Send | Release | Note
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchDone(Event):
-    """At its head: round it was issued in, its loss, seconds from forward to backward."""
+    """At its origin: round it was issued in, its loss, seconds from forward to backward."""
 
     id: MicroBatchId
     round: int
@@ -258,9 +258,7 @@ class MicroBatchResent(Event):
 
     def line(self) -> str:
         to = short(self.to) if self.to is not None else "nobody yet"
-        return (
-            f"micro-batch {self.id.index} of {short(self.id.head)} goes from {short(self.from_)} to {to}: {self.reason}"
-        )
+        return f"micro-batch {self.id.index} of {short(self.id.origin)} goes from {short(self.from_)} to {to}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A micro-batch at one peer ("flight"), and the desk that the parts of a scheduler share. Pure records: who moves them is
-scheduler.py (its computing), callers.py (up to READY) and calls.py (its call downstream).
+scheduler.py (its computing), upstream.py (up to READY) and downstream.py (its call downstream).
 
-The life of a flight, a later stage's from WAITING, a head's from FORWARDING on:
+The life of a flight, a later stage's from WAITING, an origin's from FORWARDING on:
 
     WAITING -> GRANTED -> READY -> FORWARDING -> CALLING -> RETURNED -> BACKWARDING -> answered
     (last stage: READY -> TURNING -> answered)
@@ -19,7 +19,7 @@ from dilocox_peer.pipeline.hop import MAX_WINDOW, HopMessage, MicroBatchId
 from dilocox_peer.pipeline.slots import CallKey
 from dilocox_peer.types import PeerId
 
-RECENT = 64  # micro-batches whose heads vote on the round; also what a heap may hold in vain
+RECENT = 64  # micro-batches whose origins vote on the round; also what a heap may hold in vain
 BLAME_EVERY_S = 1.0  # what one peer does wrong is noted at most so often
 
 
@@ -36,7 +36,7 @@ class State(Enum):
 
 
 class Phase(Enum):
-    """Of the call downstream."""
+    """State of the call downstream."""
 
     PARKED = auto()
     RESERVED = auto()
@@ -46,7 +46,7 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A micro-batch at this peer. key: its caller and the caller's number, None at its head. call: our number for it."""
+    """A micro-batch at this peer. key: its caller and the caller's number, None at its origin. call: our number for it."""
 
     id: MicroBatchId
     key: CallKey | None

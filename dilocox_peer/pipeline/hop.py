@@ -33,16 +33,16 @@ MAX_REASON_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchId:
-    """The index-th micro-batch that a head (a peer of stage 0) drew in this life of its process."""
+    """The index-th micro-batch that an origin (a peer of stage 0) drew in this life of its process."""
 
-    head: PeerId
+    origin: PeerId
     incarnation: int
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """I am computing this micro-batch's forward and shall want a slot. round: the one its head trains."""
+    """I am computing this micro-batch's forward and shall want a slot. round: the one its origin trains."""
 
     id: MicroBatchId
     round: int
@@ -178,7 +178,7 @@ def _fields_of(message: HopMessage) -> list[object]:
             float(message.width), float(low), float(high),
         ]  # fmt: skip
     id_ = message.id
-    fields: list[object] = [_CODES[type(message)], id_.head, id_.incarnation, id_.index, message.call]
+    fields: list[object] = [_CODES[type(message)], id_.origin, id_.incarnation, id_.index, message.call]
     match message:
         case Reserve():
             fields.append(message.round)

@@ -4,17 +4,17 @@ A pure machine: inputs and time in, actions out; the same object runs in the sim
 in the peer. It never reads a clock, a socket or a body. Callers are the linked peers of the stage before, callees those
 of the stage after. This file is its door, and what is computed here; its parts:
 
-    callers.py    slots, bodies that come in, answers         hop.py       what neighbours say
-    calls.py      our calls downstream; what happens when a   slots.py     who may send us a body; answers not yet
+    upstream.py    slots, bodies that come in, answers         hop.py       what neighbours say
+    downstream.py      our calls downstream; what happens when a   slots.py     who may send us a body; answers not yet
                   callee is late, refuses or dies                          acknowledged
-    knowledge.py  what is known of the others and told them:  routes.py    to which callee
+    neighbourhood.py  what is known of the others and told them:  routes.py    to which callee
                   speeds, plan, window, rounds                versions.py  which parameters a micro-batch uses
     flight.py     a micro-batch here, and its states          contract.py  inputs, works, actions
 
 Invariants:
 
 P1 a body is sent to a callee only after its Grant. P2 slots held never exceed the capacity at the time of the grant.
-P3 at most two versions live; a backward uses its forward's. P4 one flight of an id is computed at a time. P5 a head
+P3 at most two versions live; a backward uses its forward's. P4 one flight of an id is computed at a time. P5 an origin
 counts a micro-batch once. P6 every container is bounded by slots, window or linked peers.
 """
 
@@ -22,8 +22,6 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dilocox_peer.pipeline.callers import Callers
-from dilocox_peer.pipeline.calls import Calls
 from dilocox_peer.pipeline.contract import (
     Action,
     Backward,
@@ -54,12 +52,14 @@ from dilocox_peer.pipeline.contract import (
     Unlinked,
     Work,
 )
+from dilocox_peer.pipeline.downstream import Downstream
 from dilocox_peer.pipeline.flight import RECENT, Desk, Flight, State
 from dilocox_peer.pipeline.hop import Ack, Cancel, Grad, Grant, MicroBatchId, Refuse, Reserve, Status, Step, Wait
-from dilocox_peer.pipeline.knowledge import Knowledge, Role
+from dilocox_peer.pipeline.neighbourhood import Neighbourhood, Role
 from dilocox_peer.pipeline.routes import Callee, Plan
 from dilocox_peer.pipeline.slots import Slots
 from dilocox_peer.pipeline.turnstile import Turnstile
+from dilocox_peer.pipeline.upstream import Upstream
 from dilocox_peer.pipeline.versions import Mode, Versions
 from dilocox_peer.types import PeerId
 
@@ -69,8 +69,8 @@ class Scheduler:
 
     slots_type: type[Slots] = Slots  # the simulator plants faulty ones
     versions_type: type[Versions] = Versions
-    callers_type: type[Callers] = Callers
-    calls_type: type[Calls] = Calls
+    callers_type: type[Upstream] = Upstream
+    calls_type: type[Downstream] = Downstream
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class Scheduler:
         self._stage = stage
         self._timing = timing
         role = Role(stage, num_stages, mode, accumulate, max_slots)
-        self._is_head, self._is_last = role.is_head, role.is_last
+        self._is_origin, self._is_last = role.is_origin, role.is_last
 
         self._desk = Desk(timing, now, trace=trace)
         self._slots = self.slots_type(1)
-        self._known = Knowledge(self._desk, role, self._slots)
+        self._known = Neighbourhood(self._desk, role, self._slots)
         self._callers = self.callers_type(
             self._desk,
             self._known,
@@ -109,9 +109,9 @@ class Scheduler:
             entry=entry if entry is not None else Turnstile(0),
         )
         self._calls = self.calls_type(self._desk, self._known, number=rng.getrandbits(48))
-        self.versions = self.versions_type(mode, accumulate, admit=accumulate if self._is_head else 2 * accumulate)
+        self.versions = self.versions_type(mode, accumulate, admit=accumulate if self._is_origin else 2 * accumulate)
 
-        self._own: dict[MicroBatchId, Flight] = {}  # at a head
+        self._own: dict[MicroBatchId, Flight] = {}  # at an origin
         self._busy: dict[MicroBatchId, Flight] = {}  # bound to a version: forward begun, backward not finished
         self._running: Work | None = None
         self._runs: Flight | None = None
@@ -122,7 +122,7 @@ class Scheduler:
         self._sweep_at = now + timing.sweep_s
         self._idle_since: float | None = None
 
-        self.completed_total = 0  # at a head: micro-batches that came back, each once
+        self.completed_total = 0  # at an origin: micro-batches that came back, each once
         self.loss_total = 0.0  # sum of their losses
         self.executed_total = 0  # backwards and turns computed here
 
@@ -160,8 +160,8 @@ class Scheduler:
 
     @property
     def in_flight(self) -> int:
-        """Micro-batches begun here and not answered; at a head, what its window limits."""
-        return len(self._own) if self._is_head else len(self._busy)
+        """Micro-batches begun here and not answered; at an origin, what its window limits."""
+        return len(self._own) if self._is_origin else len(self._busy)
 
     @property
     def waiting(self) -> int:
@@ -170,7 +170,7 @@ class Scheduler:
 
     @property
     def window(self) -> int:
-        """How many micro-batches we may have under way: a head's window, or half of our slots."""
+        """How many micro-batches we may have under way: an origin's window, or half of our slots."""
         return self._known.window
 
     @property
@@ -198,20 +198,20 @@ class Scheduler:
 
     @property
     def is_drifting(self) -> bool:
-        """Whether the stages behind are two rounds late, so that a head waits for them."""
+        """Whether the stages behind are two rounds late, so that an origin waits for them."""
         return self._known.is_drifting
 
-    def recent_heads(self) -> dict[tuple[PeerId, PeerId], tuple[int, int]]:
-        """By caller and head: the latest round, and how many of our last 64 micro-batches were theirs."""
-        return self._known.recent_heads()
+    def recent_origins(self) -> dict[tuple[PeerId, PeerId], tuple[int, int]]:
+        """By caller and origin: the latest round, and how many of our last 64 micro-batches were theirs."""
+        return self._known.recent_origins()
 
-    def num_heads(self, listed: int) -> int:
-        """Heads that we work for, as far as it is plausible; listed: those with a lease."""
-        return self._known.num_heads(listed)
+    def num_origins(self, listed: int) -> int:
+        """Origins that we work for, as far as it is plausible; listed: those with a lease."""
+        return self._known.num_origins(listed)
 
     @property
     def issued_in_round(self) -> int:
-        """Micro-batches this head issued in its training round."""
+        """Micro-batches this origin issued in its training round."""
         return self._issued
 
     @property
@@ -388,7 +388,7 @@ class Scheduler:
     def _start_forward(self) -> Work | None:
         if not self.versions.may_admit:
             return None
-        if self._is_head:
+        if self._is_origin:
             return self._issue() if self._may_issue() else None
         return self._start_ready()
 

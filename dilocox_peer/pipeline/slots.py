@@ -33,7 +33,7 @@ class _Use:
 
 
 class Slots:
-    """Who holds a slot and who waits for one."""
+    """The micro-batches that hold a slot, and those that wait for one."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -7,9 +7,9 @@ V2 a version is made only when nothing in flight is bound to `current - 1`, so t
 V3 a step takes all micro-batches completed since the last one, of whichever version.
 
 `carry` steps while others are in flight; `flush` admits `accumulate` micro-batches, drains, steps (the paper's form).
-A later stage of several columns admits up to twice as many: where routes have mixed once, its count is not its heads',
+A later stage of several columns admits up to twice as many: where routes have mixed once, its count is not its origins',
 and one that stopped at exactly `accumulate` would drain at another moment than they do (8 stages x 4: .65 of the ideal
-instead of .82). With one head it comes to the same. Pure: no time, no torch.
+instead of .82). With one origin it comes to the same. Pure: no time, no torch.
 """
 
 from typing import Literal

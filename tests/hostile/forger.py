@@ -195,7 +195,7 @@ class Forger:
                 await self._directory.announce(self._lease(), timeout_s=3.0)
         place = self._chain.place
         for peer in self._victims:
-            self._post(peer, GetChain(0, place.head, place.epoch, tuple(self._chain.locator())))
+            self._post(peer, GetChain(0, place.head, place.view, tuple(self._chain.locator())))
         match self._mode:
             case "s2" | "past" | "genesis" if self._ticks % FORGE_EVERY == 0:
                 back = {"s2": 0, "genesis": 10**9}.get(self._mode, self._order.get("back", 0))
@@ -244,7 +244,7 @@ class Forger:
     def _page(self, height: int) -> ChainPage:
         tip = self._forged[-1]
         page = tuple(self._forged[height : height + MAX_PAGE])
-        return ChainPage(0, tip.head, tip.epoch, page, height + len(page) < len(self._forged))
+        return ChainPage(0, tip.head, tip.view, page, height + len(page) < len(self._forged))
 
     def _show(self) -> None:
         """Its head, as a member would, and its chain unasked: from where it leaves the agreed one."""
@@ -253,7 +253,7 @@ class Forger:
         for peer in filter(self._is_victim, self._victims):
             self._post(peer, self._beat(tip))
             if self._mode == "genesis":
-                self._post(peer, Cert(0, tip.head, tip.epoch, self._forged[0]))
+                self._post(peer, Cert(0, tip.head, tip.view, self._forged[0]))
             for height in range(start, len(self._forged), MAX_PAGE):
                 self._post(peer, self._page(height))
             self._shown += 1
@@ -261,7 +261,7 @@ class Forger:
     def _beat(self, tip: Certificate) -> Heartbeat:
         value = tip.value
         return Heartbeat(
-            0, tip.head, tip.epoch, self._incarnation, value.height, value.round, 2**40, value.round + 1, 0, True,
+            0, tip.head, tip.view, self._incarnation, value.height, value.round, 2**40, value.round + 1, 0, True,
             self._state.digest,
         )  # fmt: skip
 
@@ -328,15 +328,15 @@ class Forger:
                 self._post(peer, self._beat(tip))
                 for height in range(0, len(certificates), MAX_PAGE):
                     page = tuple(certificates[height : height + MAX_PAGE])
-                    self._post(peer, ChainPage(0, tip.head, tip.epoch, page, height + len(page) < len(certificates)))
+                    self._post(peer, ChainPage(0, tip.head, tip.view, page, height + len(page) < len(certificates)))
                 here = certificates[min(len(certificates), place.height + 1) - 1]
-                self._post(peer, Cert(0, place.head, place.epoch, here))
+                self._post(peer, Cert(0, place.head, place.view, here))
                 # The very certificates, moved to where this run is.
-                moved = replace(here, parent=place.head, epoch=place.epoch)
-                self._post(peer, Cert(0, place.head, place.epoch, moved))
+                moved = replace(here, parent=place.head, view=place.view)
+                self._post(peer, Cert(0, place.head, place.view, moved))
             if word is not None:
-                self._post(peer, Vouch(0, place.head, place.epoch, word))
-                self._post(peer, Vouch(0, place.head, place.epoch, replace(word, genesis=self._genesis.head)))
+                self._post(peer, Vouch(0, place.head, place.view, word))
+                self._post(peer, Vouch(0, place.head, place.view, replace(word, genesis=self._genesis.head)))
             self._shown += 1
 
     def _post(self, peer: PeerId, message: Message) -> None:

@@ -20,11 +20,11 @@ def sybils(number: int = SYBILS, *, seed: bytes = b"sybil") -> dict[PeerId, Sign
     return {key.peer_id: key for key in keys}
 
 
-def certified(place: Place, value: Value, epoch: int, keys: Keys, signers: Sequence[PeerId]) -> Certificate:
+def certified(place: Place, value: Value, view: int, keys: Keys, signers: Sequence[PeerId]) -> Certificate:
     """value at place with the votes of these signers, all of whose keys are ours."""
-    message = acceptance(place.stage, place.head, epoch, 0, value)
+    message = acceptance(place.stage, place.head, view, 0, value)
     votes = tuple((peer, vote_for(message, FAR_ORDER, keys[peer].sign)) for peer in sorted(signers))
-    return Certificate(place.stage, place.head, epoch, 0, value, votes)
+    return Certificate(place.stage, place.head, view, 0, value, votes)
 
 
 def branch(
@@ -42,7 +42,7 @@ def branch(
     keys = {**insiders, **outsiders}
     inside = [peer for peer in place.roster if peer in keys]  # an outsider may have a seat, without a vote
     roster = inside or sorted(keys)[:max_peers]
-    forged = [certified(place, place.epoch_value(roster), place.epoch + 1, keys, roster)]
+    forged = [certified(place, place.view_change(roster), place.view + 1, keys, roster)]
     place = place.then(forged[0])
     left = 2  # a plan is of the round after next
     while left and len(forged) < most:
@@ -57,7 +57,7 @@ def branch(
         )
         members = tuple(dict.fromkeys([*place.roster, *sorted(outsiders)]))[:max_peers]
         value = place.round_value(entries, members, plan)
-        forged.append(certified(place, value, place.epoch, keys, place.voters))
+        forged.append(certified(place, value, place.view, keys, place.voters))
         place = place.then(forged[-1])
     return forged
 

@@ -128,7 +128,7 @@ class Equivocates(Hostile):
         if key not in self._others:
             entries = message.value.entries[1:] if len(message.value.entries) > 1 else ()
             value = seat.place.round_value(entries, message.value.roster, message.value.plan)
-            signature = seat.signature(value, epoch=seat.place.epoch, ballot=message.ballot)
+            signature = seat.signature(value, view=seat.place.view, ballot=message.ballot)
             self._others[key] = (value, {seat.me: signature})
         value, signatures = self._others[key]
         return replace(message, value=value, signature=signatures[seat.me])
@@ -141,7 +141,7 @@ class Equivocates(Hostile):
         signatures[sender] = ack.signature
         if not is_quorum(signatures, self._seat.place.voters):
             return []
-        certificate = self._seat.certificate(value, signatures, epoch=self.epoch, ballot=ack.ballot)
+        certificate = self._seat.certificate(value, signatures, view=self.view, ballot=ack.ballot)
         half = [peer for peer in self._seat.others if self._is_other_half(peer)]
         return [Send(peer, Cert(*self._seat.at(), certificate)) for peer in half]
 

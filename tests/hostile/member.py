@@ -19,7 +19,7 @@ from dilocox_peer.network.transport import Reply
 from dilocox_peer.peer import averaging
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.training import trainer
-from dilocox_peer.peer.training.outer import Offer, OuterLoop
+from dilocox_peer.peer.training.outer import Offer, OuterOptimizer
 from dilocox_peer.types import Layout, PeerId
 
 from .machines import MODES
@@ -48,12 +48,12 @@ CONTRIBUTIONS: dict[str, Callable[[Offer, Layout], Offer]] = {"swells": swollen,
 def _offer_otherwise(change: Callable[[Offer, Layout], Offer], after_round: int) -> None:
     """The machine is an honest one's; what it offers is not."""
 
-    class Changed(OuterLoop):
+    class Changed(OuterOptimizer):
         def offer(self, snapshot_N: Tensor, micro_batches: int, *, codec_of: CodecPolicy | None = None) -> Offer:
             offer = super().offer(snapshot_N, micro_batches, codec_of=codec_of)
             return change(offer, self.state.layout) if self.state.round >= after_round else offer
 
-    trainer.OuterLoop = Changed  # type: ignore[misc]
+    trainer.OuterOptimizer = Changed  # type: ignore[misc]
 
 
 def turn(mode: str, after_round: int) -> None:

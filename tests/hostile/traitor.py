@@ -106,7 +106,7 @@ class Forges(RoundMachine):
         tip, value = self._forged[-1], self._forged[-1].value
         start = next((at for at, each in enumerate(self._forged) if self._chain.height_of(each.head) is None), 0)
         beat = Heartbeat(
-            0, tip.head, tip.epoch, self._owner.incarnation, value.height, value.round, 2**40, value.round + 1, 0, True,
+            0, tip.head, tip.view, self._owner.incarnation, value.height, value.round, 2**40, value.round + 1, 0, True,
             STATE[0].digest,
         )  # fmt: skip
         actions: list[Action] = []
@@ -114,7 +114,7 @@ class Forges(RoundMachine):
             actions.append(Send(peer, beat))
             for at in range(start, len(self._forged), MAX_PAGE):
                 page = self._forged[at : at + MAX_PAGE]
-                actions.append(Send(peer, ChainPage(0, tip.head, tip.epoch, page, at + len(page) < len(self._forged))))
+                actions.append(Send(peer, ChainPage(0, tip.head, tip.view, page, at + len(page) < len(self._forged))))
         return actions
 
 

@@ -20,7 +20,7 @@ from dilocox_peer.peer.planning.adaptive import (
     spectrum,
 )
 from dilocox_peer.peer.planning.controller import BUDGET, Controller, Limits, Measurement, Setting
-from dilocox_peer.peer.training.outer import AnchorState, OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import AnchorState, OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.types import Layout
 
 
@@ -47,7 +47,7 @@ def test_the_rank_comes_from_a_window_of_rounds_not_from_one():
     assert ranks.rank == 32
 
 
-def test_as_the_movements_lose_rank_so_does_the_sketch():
+def test_as_the_pseudo_gradients_lose_rank_so_does_the_sketch():
     """DiLoCoX, rank diminishment: as training goes on the pseudo-gradient needs fewer directions, and is sent with fewer."""
     ranks, seen = AdaptiveRank(RankSettings(first=32, smallest=2, largest=64)), []
     for round_number in range(1, 60):
@@ -73,8 +73,8 @@ def test_the_mean_of_own_bases_has_the_rank_of_all_of_them_together():
 
 
 @pytest.mark.parametrize("num_peers", [2, 4, 8])
-def test_independent_movements_average_to_one_over_the_root_of_their_number(num_peers):
-    """MuLoCo: movements of replicas are nearly orthogonal, which outer rate / (1 - momentum) > 1
+def test_independent_pseudo_gradients_average_to_one_over_the_root_of_their_number(num_peers):
+    """MuLoCo: pseudo-gradients of replicas are nearly orthogonal, which outer rate / (1 - momentum) > 1
     makes up for."""
     layout = Layout.of([("w", (128, 128))])
     flats = [normal(128 * 128, seed) for seed in range(num_peers)]
@@ -93,7 +93,7 @@ def test_steps_are_enough_to_hide_the_communication_four_times_over(link_bps):
     assert controller.share(controller.setting) <= BUDGET
 
 
-def test_movement_is_conserved_to_the_bit_with_unequal_arrival_and_missed_certificates():
+def test_pseudo_gradient_is_conserved_to_the_bit_with_unequal_arrival_and_missed_certificates():
     """DiLoCoX, one-step-delay overlap: no local step is lost or counted twice. With numbers whose sums are exact (small
     multiples of a power of two, groups of 1, 2 and 4) this holds without any rounding."""
     section = ModelSection(layers=1, hidden_size=16, heads=2, kv_heads=1, mlp_size=16, context=8)
@@ -102,15 +102,15 @@ def test_movement_is_conserved_to_the_bit_with_unequal_arrival_and_missed_certif
     zeros = memoryview(bytes(4 * layout.num_elements))
     state = AnchorState.of(layout, head=manifest.genesis(0), round_number=0, anchor=zeros, momentum=zeros)
     settings = OuterSettings(1.0, 0.0, policy_named("none"), norm_clip=1e6)
-    loops = [OuterLoop(settings, state) for _ in range(4)]
+    loops = [OuterOptimizer(settings, state) for _ in range(4)]
     local = [torch.zeros(layout.num_elements) for _ in loops]
     moved, settled = ([torch.zeros(layout.num_elements) for _ in loops] for _ in range(2))
     generator = torch.Generator().manual_seed(0)
 
     def train(peer):
-        movement_N = torch.randint(-8, 9, (layout.num_elements,), generator=generator) * 2.0**-8
-        local[peer].sub_(movement_N)
-        moved[peer].add_(movement_N)
+        pseudo_gradient_N = torch.randint(-8, 9, (layout.num_elements,), generator=generator) * 2.0**-8
+        local[peer].sub_(pseudo_gradient_N)
+        moved[peer].add_(pseudo_gradient_N)
 
     anchor_N = torch.zeros(layout.num_elements)
     for round_number, certified in enumerate([(0, 1, 2, 3), (1, 3), (2,), (0, 1), (), (0, 1, 2, 3)], 1):

@@ -13,7 +13,7 @@ from dilocox_peer.compression.feedback import residual_after, with_feedback
 from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.manifest import CompressionSection, Manifest, ModelSection, OuterSection
-from dilocox_peer.peer.training.outer import OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, initial_state
 
 LOSSY = ["fp16", "int8", "int4", "int2", "sign", "topk", "lowrank-int4"]
 MODEL = ModelSection(layers=1, hidden_size=16, heads=2, kv_heads=1, mlp_size=16, context=8)
@@ -58,27 +58,27 @@ def test_scaled_sign_keeps_the_share_that_the_theory_says():
 
 @pytest.mark.parametrize("name", LOSSY)
 def test_what_compression_loses_stays_bounded_and_the_rest_arrives(name):
-    """1901.09847, theorem II: with error feedback the sum of what was sent differs from the sum of the movements by the
+    """1901.09847, theorem II: with error feedback the sum of what was sent differs from the sum of the pseudo-gradients by the
     last residual only, which does not grow with the number of rounds (here: after 80 no larger than 1.5 times after 40).
     """
-    movement, codec = normal((16, 256), 7), CODECS[name]
-    residual, total = torch.zeros_like(movement), torch.zeros_like(movement)
+    pseudo_gradient, codec = normal((16, 256), 7), CODECS[name]
+    residual, total = torch.zeros_like(pseudo_gradient), torch.zeros_like(pseudo_gradient)
     norms = []
     for _ in range(80):
-        sent = with_feedback(movement, residual, 1.0)
+        sent = with_feedback(pseudo_gradient, residual, 1.0)
         y = decoded(codec, sent)
         residual = residual_after(sent, y)
         total += y
         norms.append(float(residual.norm()))
-    assert torch.allclose(total + residual, movement * 80, rtol=1e-4, atol=1e-3)
+    assert torch.allclose(total + residual, pseudo_gradient * 80, rtol=1e-4, atol=1e-3)
     assert norms[79] <= 1.5 * norms[39] + 1e-6
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_movement_is_conserved_with_unequal_arrival(name):
-    """DiLoCoX, error compensation over one-step-delay overlap: each local movement enters certified contributions once.
+def test_pseudo_gradient_is_conserved_with_unequal_arrival(name):
+    """DiLoCoX, error compensation over one-step-delay overlap: each local pseudo-gradient enters certified contributions once.
 
-    Three peers, random movements, some arrive late, certificates leave peers out in turn. What a peer's certified
+    Three peers, random pseudo-gradients, some arrive late, certificates leave peers out in turn. What a peer's certified
     contributions decoded to, plus residual, plus what is unsettled (a - w), is what it moved. With decay 1 only: a decay
     forgets a share of the residual by intention.
     """
@@ -86,15 +86,15 @@ def test_movement_is_conserved_with_unequal_arrival(name):
     codec_now = [name]
     settings = OuterSettings(1.0, 0.0, lambda spec: policy_named(codec_now[0])(spec), residual_decay=1.0, norm_clip=1e6)
     state = initial_state(manifest)
-    loops = [OuterLoop(settings, state) for _ in range(3)]
+    loops = [OuterOptimizer(settings, state) for _ in range(3)]
     local = [state.anchor_N() for _ in loops]
     moved = [torch.zeros(state.layout.num_elements) for _ in loops]
     settled = [torch.zeros(state.layout.num_elements) for _ in loops]
 
     def train(peer, seed):
-        movement = normal(state.layout.num_elements, seed) * 1e-2
-        local[peer] -= movement
-        moved[peer] += movement
+        pseudo_gradient = normal(state.layout.num_elements, seed) * 1e-2
+        local[peer] -= pseudo_gradient
+        moved[peer] += pseudo_gradient
 
     for round_number in range(1, 9):
         for peer in range(3):
@@ -129,10 +129,10 @@ def test_top_k_is_taken_chunk_by_chunk():
 
 def test_error_feedback_brings_every_element_its_turn():
     """SparseLoCo: what top-k leaves out accumulates until it is large enough; after some rounds everything was sent."""
-    movement, codec = normal((4096,), 3).abs() + 0.5, CODECS["topk"]
+    pseudo_gradient, codec = normal((4096,), 3).abs() + 0.5, CODECS["topk"]
     residual, seen = torch.zeros(4096), torch.zeros(4096, dtype=torch.bool)
     for _ in range(60):
-        sent = with_feedback(movement, residual, 1.0)
+        sent = with_feedback(pseudo_gradient, residual, 1.0)
         y = decoded(codec, sent)
         residual = residual_after(sent, y)
         seen |= y != 0
@@ -191,7 +191,7 @@ def test_any_subset_of_own_basis_contributions_is_a_round():
 
 
 def test_low_rank_with_full_feedback_keeps_a_stale_residual_and_with_decay_a_bounded_one():
-    """Karimireddy et al. feed all of it back (decay 1): with a rank below the movement's |e| / |sent| is .95, 0.8 is better."""
+    """Karimireddy et al. feed all of it back (decay 1): with a rank below the pseudo-gradient's |e| / |sent| is .95, 0.8 is better."""
     sizes = {}
     for decay in (1.0, 0.8):
         residual, encoder = torch.zeros(96, 96), LowRankCodec(6).encoder()

@@ -10,7 +10,7 @@ import torch
 from dilocox_peer.manifest import CompressionSection, InnerSection, Manifest, ModelSection, OuterSection, RoundsSection
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.stage import build_stage
-from dilocox_peer.peer.training.outer import OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, initial_state
 
 ROUNDS, STEPS = 5, 4
 
@@ -59,7 +59,7 @@ class Swarm:
 
     def __init__(self, manifest, streams):
         self.replicas = [Replica(manifest, stream) for stream in streams]
-        self.loops = [OuterLoop(OuterSettings.of(manifest), initial_state(manifest)) for _ in streams]
+        self.loops = [OuterOptimizer(OuterSettings.of(manifest), initial_state(manifest)) for _ in streams]
         self.round = 0
 
     def train(self, num_steps):

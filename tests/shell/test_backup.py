@@ -32,7 +32,7 @@ from dilocox_peer.types import PeerId
 from tests.certified_stage import MANIFEST, STAGE, CertifiedStage, annals_of
 from tests.shell.conftest import MakeTransport, until
 
-HEAD = 0  # the other stage
+FIRST = 0  # the other stage
 
 
 @dataclass
@@ -122,7 +122,7 @@ async def keep(node: Node, stage: CertifiedStage, height: int, kind: type[Backup
     node.store.save(annals_of(stage.certificates), stage.states[height - 1])
     store = kind(node.folder / "backup" / f"stage{STAGE}", MANIFEST, STAGE, verify)
     kept = {STAGE: Kept(store, annals_of(stage.certificates), stage.states[height - 1].round)}
-    await node.answer(BackupServer(HEAD, certificates=tuple, kept=kept), HEAD)
+    await node.answer(BackupServer(FIRST, certificates=tuple, kept=kept), FIRST)
 
 
 async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
@@ -135,11 +135,11 @@ async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
     await later.hold(stage, lambda: stage.states[-2])
 
     guardian = Guardian(
-        head.presence.endpoint, HEAD, manifest=MANIFEST, count=1, run_folder=head.folder, directory=head.directory,
+        head.presence.endpoint, FIRST, manifest=MANIFEST, count=1, run_folder=head.folder, directory=head.directory,
         certificates=tuple, listener=head.events.append,
     )  # fmt: skip
     await guardian.serve()
-    await head.directory.announce(head.presence.lease(HEAD))
+    await head.directory.announce(head.presence.lease(FIRST))
     copying = asyncio.create_task(guardian.run())
     await until(lambda: len(head.told(StageCopied)) == 1)
     newcomer = await make_node("newcomer")
@@ -178,7 +178,7 @@ async def test_our_own_copy_serves_too_and_a_stage_that_is_lost_is_told(make_nod
     stage = CertifiedStage().rounds(4)
     head, newcomer = await make_node("head"), await make_node("newcomer")
     begun = CertifiedStage().rounds(1)
-    await head.answer(BackupServer(HEAD, certificates=lambda: begun.certificates, kept={}), HEAD)
+    await head.answer(BackupServer(FIRST, certificates=lambda: begun.certificates, kept={}), FIRST)
     assert await newcomer.find() is None
     assert ["nobody kept a copy" in event.line() for event in newcomer.told(Failed)] == [True]
     newcomer.store.save(annals_of(stage.certificates), stage.states[2])
@@ -189,7 +189,7 @@ async def test_our_own_copy_serves_too_and_a_stage_that_is_lost_is_told(make_nod
 
 async def test_a_run_that_begins_asks_and_goes_on_without_a_word(make_node: MakeNode) -> None:
     head, newcomer = await make_node("head"), await make_node("newcomer")
-    await head.answer(BackupServer(HEAD, certificates=tuple, kept={}), HEAD)
+    await head.answer(BackupServer(FIRST, certificates=tuple, kept={}), FIRST)
     assert await newcomer.find() is None
     assert newcomer.events == []
 
@@ -253,13 +253,13 @@ async def test_the_newest_moves_to_a_stage_that_stays_empty(
     monkeypatch.setattr(takeover_module, "LOOK_S", 0.02)
     monkeypatch.setattr("dilocox_peer.dht.assignment.PATIENCE_S", 0.3)
     old, new = await make_node("old"), await make_node("new")
-    await old.directory.announce(replace(old.presence.lease(HEAD), reachability="direct"))
-    await new.directory.announce(replace(new.presence.lease(HEAD), incarnation=2, reachability="direct"))
+    await old.directory.announce(replace(old.presence.lease(FIRST), reachability="direct"))
+    await new.directory.announce(replace(new.presence.lease(FIRST), incarnation=2, reachability="direct"))
     linked, paused = {STAGE}, False
 
     def takeover_of(node: Node) -> asyncio.Task[Move]:
         takeover = Takeover(
-            node.presence, HEAD, num_stages=2, fits=(0, 1), linked_stages=lambda: linked, is_paused=lambda: paused,
+            node.presence, FIRST, num_stages=2, fits=(0, 1), linked_stages=lambda: linked, is_paused=lambda: paused,
             directory=node.directory,
         )  # fmt: skip
         return asyncio.create_task(takeover.run())

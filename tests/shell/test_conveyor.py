@@ -103,10 +103,10 @@ def linkd_of(peer: Peer) -> int:
 def test_stages_over_linkd_equal_one_model_after_20_steps(stages: int):
     manifest = manifest_of(stages)
     with running(manifest, [1] * stages, limit=80) as peers:
-        head = peers[0][0]
+        origin = peers[0][0]
         wait_until(lambda: all(peer.trainer.progress().micro_batches == 80 for peers_ in peers for peer in peers_))
         single = one_model(
-            manifest_of(1), micro_batches=80, cut_like=manifest, head=head.key.peer_id, incarnation=INCARNATION
+            manifest_of(1), micro_batches=80, cut_like=manifest, origin=origin.key.peer_id, incarnation=INCARNATION
         )
         for (peer,) in peers:
             model = peer.trainer._loop._current
@@ -118,36 +118,36 @@ def test_stages_over_linkd_equal_one_model_after_20_steps(stages: int):
 
 def test_a_killed_linkd_is_started_again_and_every_micro_batch_is_counted_once():
     manifest = manifest_of(2, schedule="carry")
-    with running(manifest, [1, 2], limit=400) as ((head,), (later, _other)):
-        wait_until(lambda: head.trainer.progress().micro_batches > 20)
+    with running(manifest, [1, 2], limit=400) as ((origin,), (later, _other)):
+        wait_until(lambda: origin.trainer.progress().micro_batches > 20)
         os.kill(linkd_of(later), signal.SIGKILL)
-        wait_until(lambda: head.saw(NeighbourUnlinked) > 0)
-        os.kill(linkd_of(head), signal.SIGKILL)
-        wait_until(lambda: head.saw(NeighbourLinked) >= 4)
-        wait_until(lambda: head.trainer.progress().micro_batches == 400)
-        assert head.conveyor._scheduler.completed_total == 400
+        wait_until(lambda: origin.saw(NeighbourUnlinked) > 0)
+        os.kill(linkd_of(origin), signal.SIGKILL)
+        wait_until(lambda: origin.saw(NeighbourLinked) >= 4)
+        wait_until(lambda: origin.trainer.progress().micro_batches == 400)
+        assert origin.conveyor._scheduler.completed_total == 400
 
 
 def test_a_peer_of_a_later_stage_that_ends_is_replaced_by_the_other():
     manifest = manifest_of(3, schedule="carry")
-    with running(manifest, [1, 2, 1], limit=300) as ((head,), (first, second), (last,)):
-        wait_until(lambda: head.trainer.progress().micro_batches > 20 and last.saw(NeighbourLinked) == 2)
+    with running(manifest, [1, 2, 1], limit=300) as ((origin,), (first, second), (last,)):
+        wait_until(lambda: origin.trainer.progress().micro_batches > 20 and last.saw(NeighbourLinked) == 2)
         os.kill(linkd_of(first), signal.SIGSTOP)  # silent, as a machine that lost its power is
         try:
-            wait_until(lambda: head.trainer.progress().micro_batches == 300)
+            wait_until(lambda: origin.trainer.progress().micro_batches == 300)
         finally:
             os.kill(linkd_of(first), signal.SIGCONT)
-        assert head.conveyor._scheduler.completed_total == 300
+        assert origin.conveyor._scheduler.completed_total == 300
         assert second.trainer.progress().micro_batches > 0
 
 
 def test_a_stranger_that_did_not_sign_its_greeting_is_not_heard():
     manifest = manifest_of(2)
-    with running(manifest, [1, 1], limit=8) as ((head,), (last,)):
-        wait_until(lambda: head.trainer.progress().micro_batches == 8)
+    with running(manifest, [1, 1], limit=8) as ((origin,), (last,)):
+        wait_until(lambda: origin.trainer.progress().micro_batches == 8)
         stranger = Peer(manifest, 0, seed=50, limit=8)
         try:
-            stranger.conveyor._greeter._me = head.key.peer_id  # claims to be the head, and signs with its own key
+            stranger.conveyor._greeter._me = origin.key.peer_id  # claims to be the origin, and signs with its own key
             stranger.conveyor.set_neighbours([last.address])
             wait_until(lambda: any("did not sign" in event.line() for event in last.events))
             assert last.saw(NeighbourLinked) == 1
@@ -163,10 +163,10 @@ def test_bodies_wait_for_the_upload_limit_and_all_arrive():
         asked.append(num_bytes)
         return 0.02
 
-    with running(manifest, [1, 1], limit=16, pace=pace) as ((head,), (_last,)):
-        wait_until(lambda: head.trainer.progress().micro_batches == 16)
+    with running(manifest, [1, 1], limit=16, pace=pace) as ((origin,), (_last,)):
+        wait_until(lambda: origin.trainer.progress().micro_batches == 16)
         assert len(asked) == 2 * 16  # every body once, in both directions
-        assert head.conveyor.status().resent == 0
+        assert origin.conveyor.status().resent == 0
 
 
 def test_a_download_limit_is_asked_before_each_body_and_each_answer():
@@ -180,23 +180,23 @@ def test_a_download_limit_is_asked_before_each_body_and_each_answer():
 
         return pace
 
-    with running(manifest, [1, 1], limit=16, pace_in=pace_of) as ((head,), (last,)):
-        wait_until(lambda: head.trainer.progress().micro_batches == 16)
+    with running(manifest, [1, 1], limit=16, pace_in=pace_of) as ((origin,), (last,)):
+        wait_until(lambda: origin.trainer.progress().micro_batches == 16)
         body = BodyFormat.of(manifest)
         assert asked[0] == [body.hidden_bytes] * 16  # a gradient for each micro-batch it sends
         assert asked[1][:16] == [body.step_bytes] * 16  # before each grant, and perhaps the next one's place
         assert len(asked[1]) <= 17
-        assert head.conveyor.status().resent == 0
+        assert origin.conveyor.status().resent == 0
         wait_until(lambda: last.conveyor.status().wire_bytes_received >= 16 * body.step_bytes)
 
 
 def test_a_paused_peer_of_a_later_stage_sends_its_callers_to_the_other():
     manifest = manifest_of(2, schedule="carry")
-    with running(manifest, [1, 2], limit=200) as ((head,), (first, second)):
-        wait_until(lambda: head.trainer.progress().micro_batches > 20 and head.saw(NeighbourLinked) == 2)
+    with running(manifest, [1, 2], limit=200) as ((origin,), (first, second)):
+        wait_until(lambda: origin.trainer.progress().micro_batches > 20 and origin.saw(NeighbourLinked) == 2)
         first.trainer.hold("pause").result(DEADLINE_S)
         done_before = first.conveyor._scheduler.executed_total
-        wait_until(lambda: head.trainer.progress().micro_batches == 200)
+        wait_until(lambda: origin.trainer.progress().micro_batches == 200)
         assert first.conveyor._scheduler.executed_total <= done_before + 1  # what it was at when it was paused
-        assert head.conveyor._scheduler.completed_total == 200
+        assert origin.conveyor._scheduler.completed_total == 200
         assert second.trainer.progress().micro_batches > 0

@@ -64,7 +64,7 @@ class Player:
             self.chain.append(certificate)
 
     def send(self, to: PeerId, certificates: tuple[Certificate, ...]) -> None:
-        page = ChainPage(self.stage, self.chain.head, self.chain.place.epoch, certificates, False)
+        page = ChainPage(self.stage, self.chain.head, self.chain.place.view, certificates, False)
         self.say(to, encode_message(page))
 
     def say(self, to: PeerId, raw: bytes) -> None:

@@ -9,17 +9,17 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from dilocox_peer.checkpoints import Checkpoint
-from dilocox_peer.peer.rounds import ballots, chain, epochs, forks
+from dilocox_peer.peer.rounds import ballots, chain, forks, view_changes
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import Certificate, Place, Suffix, Value
 from dilocox_peer.peer.rounds.contract import Action, FetchState, Input, Persist
 from dilocox_peer.peer.rounds.durable import Accepted
-from dilocox_peer.peer.rounds.epochs import Epochs
 from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.seat import Seat
+from dilocox_peer.peer.rounds.view_changes import ViewChanges
 from dilocox_peer.types import Digest, PeerId
 
 
@@ -55,22 +55,22 @@ class _ForgetsPromise(Ballots):
         return [action for action in actions if not isinstance(action, Persist)], reason
 
 
-class _SignsEpochsUnbacked(Epochs):
+class _SignsViewChangesUnbacked(ViewChanges):
     def _backed(self, persist: Action) -> list[Action]:
         return []
 
 
-class _NeverCallsEpochs(Epochs):
+class _NeverCallsViewChanges(ViewChanges):
     def advance(self, now: float, *, first_offer_at: float | None) -> list[Action]:
         return super().advance(now, first_offer_at=first_offer_at) if self._seat.place.is_genesis else []
 
 
-class _KeepsMovement(RoundMachine):
-    """Keeps its movement over every branch switch, also where it is in the new branch already."""
+class _KeepsPseudoGradient(RoundMachine):
+    """Keeps its pseudo-gradient over every branch switch, also where it is in the new branch already."""
 
     def handle(self, event: Input, now: float) -> list[Action]:
         return [
-            replace(action, keep_movement=True) if isinstance(action, FetchState) and action.donors else action
+            replace(action, keep_pseudo_gradient=True) if isinstance(action, FetchState) and action.donors else action
             for action in super().handle(event, now)
         ]
 
@@ -82,8 +82,10 @@ class _AppliesWithoutBlobs(RoundMachine):
         return []
 
 
-def _with(name: str, *, ballots_: type[Ballots] = Ballots, epochs_: type[Epochs] = Epochs) -> type[RoundMachine]:
-    return type(name, (RoundMachine,), {"ballots_type": ballots_, "epochs_type": epochs_})
+def _with(
+    name: str, *, ballots_: type[Ballots] = Ballots, view_changes_: type[ViewChanges] = ViewChanges
+) -> type[RoundMachine]:
+    return type(name, (RoundMachine,), {"ballots_type": ballots_, "views_type": view_changes_})
 
 
 FAULTS: dict[str, type[RoundMachine]] = {
@@ -91,9 +93,9 @@ FAULTS: dict[str, type[RoundMachine]] = {
     "ACK before holding the blobs": _with("AcksEarly", ballots_=_AcksEarly),
     "ACK without Persist": _with("ForgetsToPersist", ballots_=_ForgetsToPersist),
     "PROMISE without Persist": _with("ForgetsPromise", ballots_=_ForgetsPromise),
-    "EPOCH signature without Persist": _with("SignsEpochsUnbacked", epochs_=_SignsEpochsUnbacked),
-    "no epoch after genesis": _with("NeverCallsEpochs", epochs_=_NeverCallsEpochs),
-    "movement kept over every switch": _KeepsMovement,
+    "VIEW signature without Persist": _with("SignsViewChangesUnbacked", view_changes_=_SignsViewChangesUnbacked),
+    "no view change after genesis": _with("NeverCallsViewChanges", view_changes_=_NeverCallsViewChanges),
+    "pseudo-gradient kept over every switch": _KeepsPseudoGradient,
     "applied without its blobs": _AppliesWithoutBlobs,
 }
 
@@ -123,7 +125,7 @@ def _heavier(forks: Forks, left: Suffix | None, right: Suffix | None) -> bool:
 
 
 @contextmanager
-def votes_after_epochs() -> Iterator[None]:
+def votes_after_views() -> Iterator[None]:
     with patch.object(Seat, "may_vote", property(_is_member)):
         yield
 
@@ -141,7 +143,7 @@ def weight_counts() -> Iterator[None]:
 
 
 PATCHES: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "votes in an epoch after it signed a newer one": votes_after_epochs,
+    "votes in a view change after it signed a newer one": votes_after_views,
     "any branch is better": adopts_half_branches,
     "weight counts signatures": weight_counts,
 }
@@ -154,7 +156,7 @@ def wrong_quorum(rule) -> Iterator[None]:  # type: ignore[no-untyped-def]
     with (
         patch.object(chain, "is_quorum", rule),
         patch.object(ballots, "is_quorum", rule),
-        patch.object(epochs, "is_quorum", rule),
+        patch.object(view_changes, "is_quorum", rule),
     ):
         yield
 
@@ -178,9 +180,9 @@ def electors_are_whoever_signed() -> Iterator[None]:
 
 @contextmanager
 def newcomers_make_rosters_beside_members() -> Iterator[None]:
-    """An epoch that nobody of the roster signed is followed like another."""
+    """A view change that nobody of the roster signed is followed like another."""
 
-    def allowed(_following: Following, path: Suffix | None, _epochs: Epochs, _now: float) -> Suffix | None:
+    def allowed(_following: Following, path: Suffix | None, _view_changes: ViewChanges, _now: float) -> Suffix | None:
         return path
 
     with patch.object(Following, "allowed", allowed):
@@ -197,6 +199,6 @@ HOSTILE_FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "weight counts signatures": weight_counts,
     "support is counted among all signers": electors_are_whoever_signed,
     "a checkpoint of anybody's": any_signature_of_a_checkpoint,
-    "an epoch at our head is followed at once": newcomers_make_rosters_beside_members,
+    "a view change at our head is followed at once": newcomers_make_rosters_beside_members,
     "anybody starts the run": anybody_starts_the_run,
 }

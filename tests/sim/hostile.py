@@ -16,13 +16,13 @@ from dilocox_peer.peer.rounds.messages import (
     MAX_PAGE,
     Cert,
     ChainPage,
-    EpochCall,
-    EpochPropose,
     GetChain,
     Heartbeat,
     Leave,
     Message,
     Offer,
+    ViewCall,
+    ViewPropose,
     Vouch,
 )
 from dilocox_peer.types import Digest, PeerId, sha256
@@ -117,7 +117,7 @@ class Hostile(Node):
     def _mischief(self) -> None:
         rng = self.world.rng
         acts = [
-            self._forge, self._forge, self._show_all, self._show_all, self._lie_about_head, self._replay, self._call_epoch,
+            self._forge, self._forge, self._show_all, self._show_all, self._lie_about_head, self._replay, self._call_view_change,
             self._forge_genesis, self._forge_checkpoint, self._tell_held_back, self._say_goodbye_for_fun, self._offer_twice,
         ]  # fmt: skip
         rng.choice(acts)()
@@ -144,17 +144,17 @@ class Hostile(Node):
         place = place_after(self._genesis(), certificates)
         me_too = [self.peer] if self.member and self.peer in place.roster else []
         roster = rng.choice((me_too or self.sybils, self.sybils, [*me_too, *self.sybils]))
-        epoch = self._certified(
-            place, place.epoch_value(sorted(roster)), roster, epoch=place.epoch + rng.choice((1, 1, 5))
+        view = self._certified(
+            place, place.view_change(sorted(roster)), roster, view=place.view + rng.choice((1, 1, 5))
         )
-        certificates.append(epoch)
-        place = place.then(epoch)
+        certificates.append(view)
+        place = place.then(view)
         for _ in range(rng.choice((0, 1, 5, 5, 30))):
             if len(certificates) >= self.world.longest_chain:
                 break
             entries = [Entry(peer, 1, sha256(b"nothing", peer.encode()), 10, 8) for peer in place.roster]
             value = place.round_value(entries, tuple(dict.fromkeys([*place.roster, *self.sybils]))[:16])
-            certificates.append(self._certified(place, value, place.roster, epoch=place.epoch))
+            certificates.append(self._certified(place, value, place.roster, view=place.view))
             place = place.then(certificates[-1])
         self.forged = certificates
         self._show_all()
@@ -162,11 +162,11 @@ class Hostile(Node):
     def _genesis(self) -> Place:
         return self.world.genesis()
 
-    def _certified(self, place: Place, value: Value, signers: Sequence[PeerId], *, epoch: int) -> Certificate:
-        message = acceptance(0, place.head, epoch, 0, value)
+    def _certified(self, place: Place, value: Value, signers: Sequence[PeerId], *, view: int) -> Certificate:
+        message = acceptance(0, place.head, view, 0, value)
         order = self.world.rng.choice((int(1000 * self.world.now), FAR_ORDER))
         votes = tuple((peer, vote_for(message, order, self._sign(peer))) for peer in sorted(set(signers)))
-        return Certificate(0, place.head, epoch, 0, value, votes)
+        return Certificate(0, place.head, view, 0, value, votes)
 
     def _sign(self, peer: PeerId) -> Callable[[bytes], bytes]:
         assert peer == self.peer or peer in self.sybils, f"{self.peer} cannot sign for {peer}"
@@ -181,7 +181,7 @@ class Hostile(Node):
             Heartbeat(
                 0,
                 tip.head,
-                tip.epoch,
+                tip.view,
                 incarnation=self.incarnation,
                 height=value.height,
                 round=value.round,
@@ -201,7 +201,7 @@ class Hostile(Node):
         for at in range(start, len(self.forged), MAX_PAGE):
             page = tuple(self.forged[at : at + MAX_PAGE])
             tip = self.forged[-1]
-            self._tell(ChainPage(0, tip.head, tip.epoch, page, at + MAX_PAGE < len(self.forged)), [peer])
+            self._tell(ChainPage(0, tip.head, tip.view, page, at + MAX_PAGE < len(self.forged)), [peer])
 
     def _lie_about_head(self) -> None:
         rng = self.world.rng
@@ -215,15 +215,15 @@ class Hostile(Node):
             _, message = self.world.rng.choice(self._heard)
             self._tell(message)
 
-    def _call_epoch(self) -> None:
+    def _call_view_change(self) -> None:
         machine = self._an_honest_machine()
         if machine is None or not machine.chain:
             return
         place = place_after(self._genesis(), machine.chain)
-        number = place.epoch + self.world.rng.choice((1, 2, 1000))
-        self._tell(EpochCall(0, place.head, place.epoch, number))
+        number = place.view + self.world.rng.choice((1, 2, 1000))
+        self._tell(ViewCall(0, place.head, place.view, number))
         roster = [self.peer, *place.roster] if self.peer not in place.roster else list(place.roster)
-        self._tell(EpochPropose(0, place.head, place.epoch, number, place.epoch_value(roster[:16])))
+        self._tell(ViewPropose(0, place.head, place.view, number, place.view_change(roster[:16])))
 
     def _an_honest_machine(self):  # type: ignore[no-untyped-def]
         machines = [node.machine for node in self.world.up() if node.machine is not None]
@@ -233,7 +233,7 @@ class Hostile(Node):
         """A first roster that the owner has not signed, and one that says so."""
         genesis = self._genesis()
         roster = sorted([self.peer, *self.sybils])[:16]
-        certificate = self._certified(genesis, genesis.epoch_value(roster), roster, epoch=1)
+        certificate = self._certified(genesis, genesis.view_change(roster), roster, view=1)
         if self.world.owner is not None and self.world.rng.random() < 0.5:
             certificate = replace(certificate, signatures=((OWNER, certificate.signatures[0][1]),))
         elif self.world.owner is None:
@@ -258,13 +258,13 @@ class Hostile(Node):
     def _say_goodbye_for_fun(self) -> None:
         machine = self._an_honest_machine()
         if machine is not None and not self.member:
-            self._tell(Leave(0, machine.head, machine.epoch, self.incarnation))
+            self._tell(Leave(0, machine.head, machine.view, self.incarnation))
 
     def _offer_twice(self) -> None:
         machine = self._an_honest_machine()
         if machine is not None:
             blob = sha256(str(self.world.rng.random()).encode())
             victim = self.world.rng.choice(self._victims())
-            self._tell(Offer(0, machine.head, machine.epoch, Entry(victim, 1, blob, 10, 8)))  # in another's name
+            self._tell(Offer(0, machine.head, machine.view, Entry(victim, 1, blob, 10, 8)))  # in another's name
             if not self.member:
-                self._tell(Offer(0, machine.head, machine.epoch, Entry(self.peer, self.incarnation, blob, 10, 8)))
+                self._tell(Offer(0, machine.head, machine.view, Entry(self.peer, self.incarnation, blob, 10, 8)))

@@ -1,11 +1,11 @@
 """The invariants of docs/protocol.md, checked as things happen. A violation ends the run.
 
-I1 one certificate of a quorum per (head, epoch). I2 a chain grows on its head. I9 nobody leaves a branch that a quorum of the
+I1 one certificate of a quorum per (head, view). I2 a chain grows on its head. I9 nobody leaves a branch that a quorum of the
 roster where it begins stands on, by the latest vote of each.
-I3 whoever signed held every blob and had made it durable. I4 no movement twice in a chain. I5 movement = settled +
+I3 whoever signed held every blob and had made it durable. I4 no pseudo-gradient twice in a chain. I5 pseudo-gradient = settled +
 pending + orphaned. I8 a live quorum certifies within as many ballots as its roster has members; from `quiet` on.
 
-Not here: I7 is about time (scenario.py). I6, decode(own) + residual' = movement sent + residual, is about numbers, which
+Not here: I7 is about time (scenario.py). I6, decode(own) + residual' = pseudo-gradient sent + residual, is about numbers, which
 the toy training of world.py has none of: tests/unit/test_outer.py holds the real outer loop and codecs to it.
 """
 
@@ -17,7 +17,7 @@ from dilocox_peer.events import Event
 from dilocox_peer.peer.planning.plan import Plan, PlanBounds
 from dilocox_peer.peer.rounds.chain import Certificate, Place, Value, Verifier, is_quorum, order_of
 from dilocox_peer.peer.rounds.durable import Durable, Votes
-from dilocox_peer.peer.rounds.messages import Ack, Cert, EpochSign, Message, Prepare, Promise, Propose
+from dilocox_peer.peer.rounds.messages import Ack, Cert, Message, Prepare, Promise, Propose, ViewSign
 from dilocox_peer.types import Digest, PeerId
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ class Invariants:
         self._all: dict[Certificate, None] = {}
         self._certified: dict[tuple[Digest, int], Certificate] = {}
         self.forks = 0  # two certificates of one ballot place, which took a hostile signature under both
-        self._epochs: dict[tuple[Digest, int], list[tuple[PeerId, ...]]] = {}
+        self._view_changes: dict[tuple[Digest, int], list[tuple[PeerId, ...]]] = {}
         self._durable: dict[PeerId, tuple[Digest, Votes]] = {}
         self._accepted_in: dict[tuple[PeerId, Digest, int, int], Digest] = {}
-        self._signed_epochs: dict[tuple[PeerId, Digest, int], Digest] = {}
+        self._signed_views: dict[tuple[PeerId, Digest, int], Digest] = {}
         self._at: dict[PeerId, Digest] = {}
         self.events: list[tuple[PeerId, Event]] = []
         self.rounds = 0
         self.max_ballot = 0
-        self._led: dict[tuple[Digest, int], set[int]] = {}  # ballots in which somebody asked, by (head, epoch)
+        self._led: dict[tuple[Digest, int], set[int]] = {}  # ballots in which somebody asked, by (head, view)
         self._is_quiet = False
         self.max_quiet_ballots = 0
 
@@ -95,7 +95,7 @@ class Invariants:
         self._is_quiet = True
 
     def _check_ballots(self, certificate: Certificate, roster: tuple[PeerId, ...]) -> None:
-        num_ballots = len(self._led.get((certificate.parent, certificate.epoch), ()))
+        num_ballots = len(self._led.get((certificate.parent, certificate.view), ()))
         if not self._is_quiet:
             return
         self.max_quiet_ballots = max(self.max_quiet_ballots, num_ballots)
@@ -127,7 +127,7 @@ class Invariants:
             raise Violation(f"a certificate that does not verify: {reason}")
         if place.founder is not None and [peer for peer, _ in certificate.signatures] != [place.founder]:
             raise Violation("a run that somebody else than its owner has begun")
-        key = (certificate.parent, certificate.epoch)
+        key = (certificate.parent, certificate.view)
         if certificate.value.kind == "round":
             # Not is_quorum of the code under test alone: count again.
             signers = {peer for peer, _ in certificate.signatures}
@@ -140,15 +140,15 @@ class Invariants:
             if first.head != certificate.head:
                 # What a quorum of honest peers has signed stays the only one, whatever the others sign.
                 if any(is_quorum(self._honest_signers(head), voters) for head in (first.head, certificate.head)):
-                    raise Violation(f"I1: two certificates on one head in epoch {certificate.epoch}")
+                    raise Violation(f"I1: two certificates on one head in view {certificate.view}")
                 self.forks += 1
             self.rounds += 1
             self.max_ballot = max(self.max_ballot, certificate.ballot)
             self._check_ballots(certificate, place.voters)
         else:
-            rosters = self._epochs.setdefault(key, [])
+            rosters = self._view_changes.setdefault(key, [])
             if any(self._is_honest(peer) for roster in rosters for peer in set(roster) & set(certificate.value.roster)):
-                raise Violation("I1: a peer is in two epochs of one number on one head")
+                raise Violation("I1: a peer is in two view changes of one number on one head")
             rosters.append(certificate.value.roster)
         after = self._places[certificate.head] = place.then(certificate)
         self.is_captured |= not is_quorum({peer for peer in after.voters if self._is_honest(peer)}, after.voters)
@@ -226,10 +226,10 @@ class Invariants:
             return
         match message:
             case Ack():
-                self._check_backed(node, message.head, message.epoch, message.ballot, message.value)
+                self._check_backed(node, message.head, message.view, message.ballot, message.value)
             case Propose():
                 self._lead(message)
-                self._check_backed(node, message.head, message.epoch, message.ballot, message.value.digest())
+                self._check_backed(node, message.head, message.view, message.ballot, message.value.digest())
             case Prepare():
                 self._lead(message)
             case Promise():
@@ -238,31 +238,31 @@ class Invariants:
                     raise Violation(f"{node.peer} promised ballot {message.ballot} without making it durable")
                 earlier = [
                     ballot
-                    for (peer, head, epoch, ballot) in self._accepted_in
-                    if (peer, head, epoch) == (node.peer, message.head, message.epoch) and ballot < message.ballot
+                    for (peer, head, view, ballot) in self._accepted_in
+                    if (peer, head, view) == (node.peer, message.head, message.view) and ballot < message.ballot
                 ]
                 said = -1 if message.accepted is None else message.accepted.ballot
                 if earlier and max(earlier) > said:
                     raise Violation(f"{node.peer} forgot what it accepted in ballot {max(earlier)}")
-            case EpochSign():
-                self._check_epoch(node, message.head, message.number, message.value)
+            case ViewSign():
+                self._check_view_change(node, message.head, message.number, message.value)
             case Cert():
                 self.certified(message.certificate)
             case _:
                 pass
 
     def _lead(self, message: Propose | Prepare) -> None:
-        self._led.setdefault((message.head, message.epoch), set()).add(message.ballot)
+        self._led.setdefault((message.head, message.view), set()).add(message.ballot)
 
-    def _check_backed(self, node: "Node", head: Digest, epoch: int, ballot: int, digest: Digest) -> None:
+    def _check_backed(self, node: "Node", head: Digest, view: int, ballot: int, digest: Digest) -> None:
         _, votes = self._durable.get(node.peer, (None, None))
         accepted = votes.accepted if votes is not None and votes.head == head else None
         if accepted is None or accepted.ballot != ballot or accepted.value.digest() != digest:
             raise Violation(f"I3: {node.peer} accepted in ballot {ballot} without making it durable")
-        if votes is not None and votes.epoch_signed > epoch:
-            raise Violation(f"{node.peer} voted in epoch {epoch} after it signed epoch {votes.epoch_signed}")
+        if votes is not None and votes.view_change_signed > view:
+            raise Violation(f"{node.peer} voted in view {view} after it signed view {votes.view_change_signed}")
         self._check_holds(node, accepted.value)
-        key = (node.peer, head, epoch, ballot)
+        key = (node.peer, head, view, ballot)
         if self._accepted_in.setdefault(key, digest) != digest:
             raise Violation(f"{node.peer} accepted two values in ballot {ballot}")
 
@@ -270,12 +270,12 @@ class Invariants:
         if any(entry.blob not in node.disk.blobs for entry in value.entries):
             raise Violation(f"I3: {node.peer} accepted a value without holding its blobs")
 
-    def _check_epoch(self, node: "Node", head: Digest, number: int, digest: Digest) -> None:
+    def _check_view_change(self, node: "Node", head: Digest, number: int, digest: Digest) -> None:
         _, votes = self._durable.get(node.peer, (None, None))
-        if votes is None or votes.head != head or votes.epoch_signed != number:
-            raise Violation(f"{node.peer} signed epoch {number} without making it durable")
-        if self._signed_epochs.setdefault((node.peer, head, number), digest) != digest:
-            raise Violation(f"{node.peer} signed two epochs {number} on one head")
+        if votes is None or votes.head != head or votes.view_change_signed != number:
+            raise Violation(f"{node.peer} signed view {number} without making it durable")
+        if self._signed_views.setdefault((node.peer, head, number), digest) != digest:
+            raise Violation(f"{node.peer} signed two view changes {number} on one head")
 
     # ---- I5 ----
 

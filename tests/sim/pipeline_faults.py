@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from dilocox_peer.pipeline.callers import Callers
-from dilocox_peer.pipeline.calls import Calls
 from dilocox_peer.pipeline.contract import Backward, Received, Work
+from dilocox_peer.pipeline.downstream import Downstream
 from dilocox_peer.pipeline.flight import Flight, Phase, State
 from dilocox_peer.pipeline.hop import Grad
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.slots import CallKey, Slots
+from dilocox_peer.pipeline.upstream import Upstream
 from dilocox_peer.pipeline.versions import Versions
 from dilocox_peer.types import PeerId
 
@@ -57,11 +57,11 @@ class _CountsTwice(Scheduler):
     def _received(self, received: Received) -> None:
         before = self.duplicates
         super()._received(received)
-        if self._is_head and self.duplicates > before:
+        if self._is_origin and self.duplicates > before:
             self.completed_total += 1
 
 
-class _CachesById(Callers):
+class _CachesById(Upstream):
     """Keeps answers by id alone, so that another caller or a later output gets them. Does no harm alone: an answer from a
     callee that was not sent the output is dropped."""
 
@@ -69,14 +69,14 @@ class _CachesById(Callers):
         return id_
 
 
-class _TakesUnasked(Calls):
+class _TakesUnasked(Downstream):
     """Takes answers that it did not ask for. The other half of _CachesById."""
 
     def _is_answer(self, flight: Flight | None, peer: PeerId, message: Grad) -> bool:
         return flight is not None and flight.id == message.id and flight.state is State.CALLING
 
 
-class _TakesAnyGradient(Calls):
+class _TakesAnyGradient(Downstream):
     """Knows calls by micro-batch only: takes the gradient of an earlier output for that of the present one."""
 
     def on_grad(self, peer: PeerId, message: Grad, body: Any) -> None:
@@ -98,7 +98,7 @@ class _SendsUngranted(Scheduler):
             self._calls._send_step(flight)
 
 
-class _ForgetsToFree(Callers):
+class _ForgetsToFree(Upstream):
     """Keeps the slot of what was cancelled."""
 
     def _free(self, key: CallKey) -> None:
@@ -106,7 +106,7 @@ class _ForgetsToFree(Callers):
             super()._free(key)
 
 
-class _LosesCalls(Calls):
+class _LosesCalls(Downstream):
     """Forgets to send again what a callee had whose link went down."""
 
     def _move(self, flight: Flight, reason: str) -> None:
@@ -124,7 +124,7 @@ class _DropsWithoutRelease(Scheduler):
         self._desk.actions.pop()
 
 
-def _with(**parts: type[Slots] | type[Versions] | type[Callers] | type[Calls]) -> type[Scheduler]:
+def _with(**parts: type[Slots] | type[Versions] | type[Upstream] | type[Downstream]) -> type[Scheduler]:
     """A scheduler of these parts, by the name of its attribute."""
     return type("Planted", (Scheduler,), parts)
 

@@ -107,7 +107,7 @@ def _schedule_faults(world: PipelineWorld) -> None:
 
 
 def _schedule_rounds(world: PipelineWorld) -> None:
-    """Rounds of all stages, each a little at its own time; shifts with them; a head held now and then."""
+    """Rounds of all stages, each a little at its own time; shifts with them; an origin held now and then."""
     rng = world.rng
     if rng.random() < 0.4:
         return
@@ -163,7 +163,7 @@ def _leave(world: PipelineWorld, node: Node, after_s: float) -> None:
 
 
 def _quiet(world: PipelineWorld) -> PipelineOutcome:
-    """No more faults, everyone up and linked: what was issued comes back, and every head goes on completing."""
+    """No more faults, everyone up and linked: what was issued comes back, and every origin goes on completing."""
     world.trace("faults stop")
     for node in world.nodes.values():
         if node.is_up and node.machine is not None and node.machine.is_leaving:
@@ -174,7 +174,7 @@ def _quiet(world: PipelineWorld) -> PipelineOutcome:
         _feed(node, Hold(is_held=False))
         node.feed(Replicas(world.settings.layout[node.stage]))
     began = world.now
-    due = {node: set(node.machine._own) for node in world.heads() if node.machine is not None}
+    due = {node: set(node.machine._own) for node in world.origins() if node.machine is not None}
 
     def is_drained() -> bool:
         for node, ids in due.items():
@@ -187,7 +187,7 @@ def _quiet(world: PipelineWorld) -> PipelineOutcome:
     if not is_drained() and not world.run(began + patience_s, stop=is_drained):
         raise Violation(f"deadlock: not back {patience_s:.0f} s after the faults: {_left(due)}")
     drained_at = world.now
-    counts = {node: world.checks.completed[node.peer, node.incarnation] for node in world.heads()}
+    counts = {node: world.checks.completed[node.peer, node.incarnation] for node in world.origins()}
 
     def all_went_on() -> bool:
         return all(world.checks.completed[node.peer, node.incarnation] > count for node, count in counts.items())

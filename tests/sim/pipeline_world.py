@@ -283,7 +283,7 @@ class PipelineChecks:
         self.world = world
         self._granted: dict[tuple[PeerId, PeerId, int], MicroBatchId] = {}  # callee, caller, call
         self._behind: dict[tuple[PeerId, PeerId], int] = {}  # by who was told and who said it
-        self.completed: Counter[tuple[PeerId, int]] = Counter()  # by head and incarnation
+        self.completed: Counter[tuple[PeerId, int]] = Counter()  # by origin and incarnation
         self._seen: set[MicroBatchId] = set()
         self.done_at: dict[PeerId, deque[float]] = {}
         self.resent = 0
@@ -322,10 +322,10 @@ class PipelineChecks:
                 pass
 
     def works(self, node: Node, work: Work) -> None:
-        """A head does not begin what would leave the stages behind by more than two rounds, as far as it was told."""
+        """An origin does not begin what would leave the stages behind by more than two rounds, as far as it was told."""
         if node.stage or not isinstance(work, Forward):
             return
-        told = [behind for (head, _), behind in self._behind.items() if head == node.peer]
+        told = [behind for (origin, _), behind in self._behind.items() if origin == node.peer]
         if told and node.certified - min(told) >= 2:
             raise Violation(f"{node.peer} at round {node.certified} issues, a stage behind it is at {min(told)}")
 
@@ -334,7 +334,7 @@ class PipelineChecks:
         if isinstance(event, MicroBatchDone):
             if event.id in self._seen:
                 raise Violation(f"{event.id} is complete twice")
-            if (event.id.head, event.id.incarnation) != (node.peer, node.incarnation):
+            if (event.id.origin, event.id.incarnation) != (node.peer, node.incarnation):
                 raise Violation(f"{node.peer} completes {event.id}, which is not its")
             self._seen.add(event.id)
             self.completed[node.peer, node.incarnation] += 1
@@ -502,7 +502,7 @@ class PipelineWorld:
 
     # ---- what tests look at ----
 
-    def heads(self) -> list[Node]:
+    def origins(self) -> list[Node]:
         return [node for node in self.stages[0] if node.is_up]
 
     def completed(self) -> int:

@@ -312,7 +312,7 @@ def _heads(world: World) -> str:
         machine = node.machine
         assert machine is not None
         shown.append(
-            f"{node.peer}: round {machine.round} epoch {machine.epoch} head {machine.head.hex()[:6]} roster {len(machine.roster)}"
+            f"{node.peer}: round {machine.round} view {machine.view} head {machine.head.hex()[:6]} roster {len(machine.roster)}"
         )
     return "; ".join(shown)
 

@@ -1,6 +1,6 @@
 """A seeded world of real round machines: one heap of (time, event), a lossy network, disks that survive crashes.
 
-Toy training stands in for the trainer: a peer makes movement units; a contribution names the units it carries; an
+Toy training stands in for the trainer: a peer makes pseudo-gradient units; a contribution names the units it carries; an
 anchor is a hash over what was applied and the set of units inside. So a unit applied twice, or lost without being
 counted, shows at once (invariants.py). Everything random comes from one generator: a seed is a run.
 """
@@ -65,7 +65,7 @@ GENESIS = sha256(b"genesis of the simulated stage")
 PLAN = Plan("fp16", 0, 8)
 TIMING = Timing(
     heartbeat_s=1.0, settle_s=2.0, genesis_patience_s=4.0, offer_wait_start_s=3.0, offer_wait_cap_s=6.0, ballot_floor_s=1.5, ballot_start_s=3.0,
-    ballot_cap_s=8.0, degrade_refused_s=3.0, degrade_s=8.0, epoch_wait_s=1.5, epoch_turn_s=1.5, blob_retry_s=1.0,
+    ballot_cap_s=8.0, degrade_refused_s=3.0, degrade_s=8.0, view_wait_s=1.5, view_turn_s=1.5, blob_retry_s=1.0,
     state_retry_s=1.0, state_patience_s=30.0, shun_s=5.0, sync_wait_s=2.0, keep_rounds=8, replay_limit=6,
 )  # fmt: skip
 MAX_BACK = 16  # rounds taken back without the owner's word
@@ -82,7 +82,7 @@ Unit = tuple[str, int, int]  # peer, incarnation, number
 
 @dataclass(frozen=True)
 class Anchor:
-    """digest: over what was applied; units: the movement inside."""
+    """digest: over what was applied; units: the pseudo-gradient inside."""
 
     digest: Digest
     units: frozenset[Unit]
@@ -95,7 +95,7 @@ class Anchor:
         for part in parts:
             carried = units_of(part)  # also of a malformed one: a quorum that refuses none of its own may certify it
             if units & carried:
-                raise Violation(f"I4: movement applied twice: {sorted(units & carried)[:3]}")
+                raise Violation(f"I4: pseudo-gradient applied twice: {sorted(units & carried)[:3]}")
             units |= carried
         return Anchor(sha256(self.digest, *parts), frozenset(units))
 
@@ -104,7 +104,7 @@ FIRST_ANCHOR = Anchor(sha256(b"first anchor"), frozenset())
 
 
 def blob_of(units: Iterable[Unit], malformed: bool) -> bytes:
-    return canonical(["bad" if malformed else "movement", [list(unit) for unit in sorted(units)]])
+    return canonical(["bad" if malformed else "pseudo_gradient", [list(unit) for unit in sorted(units)]])
 
 
 def units_of(blob: bytes) -> set[Unit]:
@@ -347,7 +347,7 @@ class Node:
         mine = {unit for unit in self.produced if unit in anchor.units}
         before = self.anchor.units & self.produced if self.anchor is not None else frozenset()
         self.orphaned |= before - mine
-        if not action.keep_movement:
+        if not action.keep_pseudo_gradient:
             self.orphaned |= self.pending - mine
             self.pending.clear()
         self.orphaned -= mine

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from dilocox_peer.events import (
     ContributionRefused,
-    EpochStarted,
     Evaluated,
     Event,
     NeighbourLinked,
@@ -19,6 +18,7 @@ from dilocox_peer.events import (
     StateFetched,
     SwarmSeen,
     TrainingProgress,
+    ViewChanged,
 )
 from dilocox_peer.peer.status import Status
 from dilocox_peer.types import PeerId
@@ -41,7 +41,7 @@ def joined(*, stages: int = 3, stage: int = 1) -> RunJoined:
 
 def certified(number: int, contributors: int = 4, **changed: object) -> RoundCertified:
     fields = {
-        "round": number, "head": f"{number:064x}", "epoch": 2, "ballot": 0, "contributors": (ME, *MATES)[:contributors],
+        "round": number, "head": f"{number:064x}", "view": 2, "ballot": 0, "contributors": (ME, *MATES)[:contributors],
         "roster": (ME, *MATES), "micro_batches": 512 * contributors, "own_included": True, "wait_s": 61.2, "bytes_sent": 20_900_000,
         "raw_bytes": 165_200_896, "train_loss": 5.2 * 0.96**number + 1.1, "anchor_digest": "ab" * 32, "codec": "int4", "rank": 0,
         "inner_steps": 64, "delay_s": 4.7,
@@ -68,7 +68,7 @@ def events() -> Iterator[tuple[float, Event]]:
     leases += [SeenPeer(peer, 0, 7_900.0, ROUNDS, "direct") for peer in HEADS]
     leases.append(SeenPeer(LAST, 2, 9_100.0, ROUNDS, "direct"))
     yield now + 3, SwarmSeen((0, 1, 2), tuple(leases))
-    yield now + 3, EpochStarted(2, (ME, *MATES), "the run starts")
+    yield now + 3, ViewChanged(2, (ME, *MATES), "the run starts")
     for peer in MATES:
         yield now + 3, NeighbourSeen(peer)
     for peer in HEADS:

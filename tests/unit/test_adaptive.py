@@ -83,7 +83,7 @@ def test_what_was_certified_is_adopted():
 
 
 def test_the_energy_rule_alone_collapses_inside_its_own_sketch_and_the_guarded_one_does_not():
-    """As it was measured in larger runs: movements of full rank, each of three peers sends 16 directions of 128."""
+    """As it was measured in larger runs: pseudo-gradients of full rank, each of three peers sends 16 directions of 128."""
     layout = Layout.of([("w", (128, 128))])
     guarded, bare = AdaptiveRank(SETTINGS), 16
     residuals = [torch.zeros(128, 128) for _ in range(3)]
@@ -104,7 +104,7 @@ def test_the_energy_rule_alone_collapses_inside_its_own_sketch_and_the_guarded_o
     assert bare < 12
 
 
-def test_the_rank_of_a_movement_that_lost_its_rank_is_found():
+def test_the_rank_of_a_pseudo_gradient_that_lost_its_rank_is_found():
     layout = Layout.of([("w", (96, 128)), ("norm", (96,))])
     ranks = AdaptiveRank(SETTINGS)
     mean = torch.cat([matrix(96, 128, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]).flatten(), torch.ones(96)])

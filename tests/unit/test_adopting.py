@@ -23,7 +23,7 @@ MANIFEST = preset("tiny").signed_by(SigningKey(b"o" * 32))
 ME, DONOR = PeerId("me"), PeerId("donor")
 STATE = initial_state(MANIFEST)
 PLACE = Place.genesis(0, MANIFEST.genesis(0), first_plan(MANIFEST))
-APPLY = Apply(Certificate(0, PLACE.head, 1, 0, PLACE.epoch_value([ME]), ((ME, b"s"),)), None)
+APPLY = Apply(Certificate(0, PLACE.head, 1, 0, PLACE.view_change([ME]), ((ME, b"s"),)), None)
 WANTED = FetchState(STATE.head, 0, b"", (DONOR,), True)
 
 
@@ -46,8 +46,8 @@ class TrainerStub:
     def state(self):
         return STATE
 
-    def install(self, state, *, keep_movement):
-        return self._done("install and keep" if keep_movement else "install", None)
+    def install(self, state, *, keep_pseudo_gradient):
+        return self._done("install and keep" if keep_pseudo_gradient else "install", None)
 
     def merge(self, blobs, weights, **rest):
         return self._done("merge", SimpleNamespace(state_digest=sha256(b"state"), needed_rank=0))
@@ -110,7 +110,7 @@ async def test_a_merge_whose_blobs_are_being_read_is_void_too(peer, monkeypatch,
     assert peer._trainer.told == ["install and keep"]
 
 
-async def test_a_movement_that_waits_to_be_settled_is_not_sent_again(peer, monkeypatch):
+async def test_a_pseudo_gradient_that_waits_to_be_settled_is_not_sent_again(peer, monkeypatch):
     """It is in the state that is installed, if our chain's rounds are."""
     donors_give(monkeypatch, STATE)
     own = Entry(ME, 1, sha256(b"blob"), 10, 8)

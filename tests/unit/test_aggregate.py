@@ -15,7 +15,7 @@ from dilocox_peer.types import Layout
 LAYOUT = Layout.of([("a", (300, 400)), ("b", (77,))])
 
 
-def movement(seed, scale=1.0):
+def pseudo_gradient(seed, scale=1.0):
     return torch.randn(LAYOUT.num_elements, generator=torch.Generator().manual_seed(seed)) * scale
 
 
@@ -24,7 +24,7 @@ def blob_of(flat, codec="none"):
 
 
 def test_the_mean_is_one_float32_product_and_one_sum_after_the_other():
-    parts = [movement(seed) for seed in range(3)]
+    parts = [pseudo_gradient(seed) for seed in range(3)]
     weights = [5, 1, 3]
     expected = np.zeros(LAYOUT.num_elements, np.float32)
     for part, weight in zip(parts, weights, strict=True):
@@ -36,7 +36,7 @@ def test_the_mean_is_one_float32_product_and_one_sum_after_the_other():
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
 def test_the_result_does_not_depend_on_the_number_of_threads(codec):
-    blobs = [blob_of(movement(seed, 10.0 if seed == 2 else 1.0), codec) for seed in range(4)]
+    blobs = [blob_of(pseudo_gradient(seed, 10.0 if seed == 2 else 1.0), codec) for seed in range(4)]
     before = torch.get_num_threads()
     try:
         results = []
@@ -50,38 +50,38 @@ def test_the_result_does_not_depend_on_the_number_of_threads(codec):
 
 
 def test_one_contribution_is_its_own_mean_to_the_bit():
-    mean = aggregate(LAYOUT, [blob_of(movement(0))], [7], norm_clip=4.0)
-    assert torch.equal(mean.mean_N, movement(0))
+    mean = aggregate(LAYOUT, [blob_of(pseudo_gradient(0))], [7], norm_clip=4.0)
+    assert torch.equal(mean.mean_N, pseudo_gradient(0))
 
 
 def test_nothing_contributed_has_no_mean():
     assert aggregate(LAYOUT, [], [], norm_clip=4.0).mean_N is None
-    assert aggregate(LAYOUT, [blob_of(movement(0))], [0], norm_clip=4.0).mean_N is None
+    assert aggregate(LAYOUT, [blob_of(pseudo_gradient(0))], [0], norm_clip=4.0).mean_N is None
 
 
 def test_a_contribution_without_micro_batches_counts_nothing():
-    mean = aggregate(LAYOUT, [blob_of(movement(0)), blob_of(movement(1))], [0, 2], norm_clip=4.0)
-    assert torch.equal(mean.mean_N, movement(1))
+    mean = aggregate(LAYOUT, [blob_of(pseudo_gradient(0)), blob_of(pseudo_gradient(1))], [0, 2], norm_clip=4.0)
+    assert torch.equal(mean.mean_N, pseudo_gradient(1))
 
 
 def test_a_contribution_a_thousand_times_larger_is_clipped_to_the_limit():
-    blobs = [blob_of(movement(0)), blob_of(movement(1)), blob_of(movement(2, 1000.0))]
+    blobs = [blob_of(pseudo_gradient(0)), blob_of(pseudo_gradient(1)), blob_of(pseudo_gradient(2, 1000.0))]
     mean = aggregate(LAYOUT, blobs, [1, 1, 1], norm_clip=4.0)
     assert mean.clip_factors[:2] == (1.0, 1.0)
     clipped_norm = mean.norms[2] * mean.clip_factors[2]
     assert 3.7 * mean.norms[1] < clipped_norm <= 4.0 * max(mean.norms[:2])
-    expected = (movement(0) + movement(1) + movement(2, 1000.0) * mean.clip_factors[2]) / 3
+    expected = (pseudo_gradient(0) + pseudo_gradient(1) + pseudo_gradient(2, 1000.0) * mean.clip_factors[2]) / 3
     assert torch.allclose(mean.mean_N, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_malformed_blob_spoils_no_result():
     with pytest.raises(MalformedBlob):
-        aggregate(LAYOUT, [blob_of(movement(0)), blob_of(movement(1))[:-1]], [1, 1], norm_clip=4.0)
+        aggregate(LAYOUT, [blob_of(pseudo_gradient(0)), blob_of(pseudo_gradient(1))[:-1]], [1, 1], norm_clip=4.0)
 
 
 def test_the_norm_is_the_euclidean_one():
-    assert contribution_norm(blob_of(movement(3)), LAYOUT) == pytest.approx(
-        float(torch.linalg.vector_norm(movement(3).double())), rel=1e-12
+    assert contribution_norm(blob_of(pseudo_gradient(3)), LAYOUT) == pytest.approx(
+        float(torch.linalg.vector_norm(pseudo_gradient(3).double())), rel=1e-12
     )
 
 

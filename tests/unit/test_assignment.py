@@ -35,7 +35,7 @@ def test_a_peer_of_unknown_speed_counts_as_the_average_one():
     assert choose_stage(stages, claimant())[0] == 0
 
 
-def test_who_cannot_be_dialled_becomes_a_head():
+def test_who_cannot_be_dialled_becomes_a_origin():
     stages = {0: [lease("a", 0)], 1: []}
     assert choose_stage(stages, claimant(is_dialable=False))[0] == 0
     stage, why = choose_stage(stages, claimant(is_dialable=False, fits=(1,)))

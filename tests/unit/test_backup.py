@@ -6,7 +6,7 @@ import pytest
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Certificate
-from dilocox_peer.peer.rounds.durable import LOST_VOTES_EPOCHS
+from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.backup import (
     Annals,
@@ -70,7 +70,7 @@ def test_a_view_change_of_one_member_to_the_end_of_the_run_is_not_the_end() -> N
 
 
 def test_a_chain_longer_than_the_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dilocox_peer.peer.planning.plan.SPARE_EPOCHS", -78)  # of 40 rounds two certificates are left
+    monkeypatch.setattr("dilocox_peer.peer.planning.plan.SPARE_VIEWS", -78)  # of 40 rounds two certificates are left
     stage = CertifiedStage().rounds(2)
     annals = annals_of(stage.certificates[:2])
     with pytest.raises(ProtocolError, match="more than 2 certificates"):
@@ -161,7 +161,7 @@ def test_who_was_never_there_goes_on_and_who_voted_there_does_not_vote_twice(tmp
     store.save(annals_of(stage.certificates), stage.states[2])
     backup = store.load()
     assert backup is not None
-    for name, me, signed in (("new", PeerId("somebody"), 0), ("old", ROSTER[1], 1 + LOST_VOTES_EPOCHS)):
+    for name, me, signed in (("new", PeerId("somebody"), 0), ("old", ROSTER[1], 1 + LOST_VOTES_VIEWS)):
         keeper = Keeper(tmp_path / name, MANIFEST, STAGE, lambda _event: None)
         assert keeper.is_empty
         keeper.adopt(backup, me=me)
@@ -173,7 +173,7 @@ def test_who_was_never_there_goes_on_and_who_voted_there_does_not_vote_twice(tmp
             assert each.durable is not None
             assert each.durable.appended == backup.certificates
             assert each.durable.votes.head == backup.state.head
-            assert each.durable.votes.epoch_signed == signed
+            assert each.durable.votes.view_change_signed == signed
         again.close()
 
 

@@ -41,9 +41,9 @@ def entry(peer: PeerId, digest: bytes = b"") -> Entry:
 
 
 def certified(
-    place: Place, value: Value, signers: tuple[PeerId, ...], epoch: int | None = None, ballot: int = 0
+    place: Place, value: Value, signers: tuple[PeerId, ...], view: int | None = None, ballot: int = 0
 ) -> Certificate:
-    at = place.epoch if epoch is None else epoch
+    at = place.view if view is None else view
     message = acceptance(place.stage, place.head, at, ballot, value)
     return Certificate(
         place.stage,
@@ -55,8 +55,8 @@ def certified(
     )
 
 
-def first_epoch(*roster: PeerId) -> Certificate:
-    return certified(GENESIS, GENESIS.epoch_value(roster), roster, epoch=1)
+def first_view(*roster: PeerId) -> Certificate:
+    return certified(GENESIS, GENESIS.view_change(roster), roster, view=1)
 
 
 def round_after(place: Place, *entrants: PeerId, signers: tuple[PeerId, ...] | None = None) -> Certificate:
@@ -97,7 +97,7 @@ def test_majority_digest_is_the_most_frequent_and_of_those_the_lowest() -> None:
 
 
 def test_head_names_the_value_and_neither_ballot_nor_signatures() -> None:
-    place = GENESIS.then(first_epoch(A, B, C))
+    place = GENESIS.then(first_view(A, B, C))
     value = place.round_value([entry(A)], place.roster)
     one = certified(place, value, (A, B))
     other = certified(place, value, (B, C), ballot=4)
@@ -106,16 +106,16 @@ def test_head_names_the_value_and_neither_ballot_nor_signatures() -> None:
 
 
 def test_a_round_is_certified_by_a_quorum_of_its_parents_roster() -> None:
-    place = GENESIS.then(first_epoch(A, B, C))
+    place = GENESIS.then(first_view(A, B, C))
     assert why_not(place, round_after(place, A, B, signers=(A, B))) is None
     assert why_not(place, round_after(place, A, signers=(A,))) == "signatures that are no quorum of the roster"
     assert why_not(place, round_after(place, A, signers=(A, D))) == "signatures that are no quorum of the roster"
 
 
-def test_an_epoch_is_signed_by_all_of_its_own_roster() -> None:
-    assert why_not(GENESIS, first_epoch(A, B)) is None
-    value = GENESIS.epoch_value((A, B))
-    assert why_not(GENESIS, certified(GENESIS, value, (A,), epoch=1)) == "an epoch not signed by all of its roster"
+def test_a_view_change_is_signed_by_all_of_its_own_roster() -> None:
+    assert why_not(GENESIS, first_view(A, B)) is None
+    value = GENESIS.view_change((A, B))
+    assert why_not(GENESIS, certified(GENESIS, value, (A,), view=1)) == "a view change not signed by all of its roster"
 
 
 def test_genesis_has_no_quorum_for_a_round() -> None:
@@ -124,7 +124,7 @@ def test_genesis_has_no_quorum_for_a_round() -> None:
 
 
 def test_a_forged_signature_is_refused() -> None:
-    place = GENESIS.then(first_epoch(A, B, C))
+    place = GENESIS.then(first_view(A, B, C))
     good = round_after(place, A)
     forged = replace(good, signatures=(good.signatures[0], (B, b"x" * 32)))
     assert why_not(place, forged) == "a signature that does not verify"
@@ -148,21 +148,21 @@ def test_a_forged_signature_is_refused() -> None:
     ],
 )
 def test_a_value_that_does_not_follow_is_refused_with_the_reason(change: dict[str, object], reason: str) -> None:
-    place = GENESIS.then(first_epoch(A, B, C))
+    place = GENESIS.then(first_view(A, B, C))
     value = replace(place.round_value([entry(A), entry(B)], place.roster), **change)  # type: ignore[arg-type]
-    assert (place.why_not(value, place.epoch, max_peers=4) or "").startswith(reason)
+    assert (place.why_not(value, place.view, max_peers=4) or "").startswith(reason)
 
 
-def test_an_epoch_is_void_and_newer() -> None:
-    place = GENESIS.then(first_epoch(A, B))
-    value = place.epoch_value((A,))
+def test_a_view_change_is_void_and_newer() -> None:
+    place = GENESIS.then(first_view(A, B))
+    value = place.view_change((A,))
     assert place.why_not(value, 2, max_peers=4) is None
-    assert place.why_not(value, 1, max_peers=4) == "epoch 1 called in epoch 1"
-    assert place.why_not(replace(value, plan=Plan("none", 0, 1)), 2, max_peers=4) == "an epoch that is not void"
+    assert place.why_not(value, 1, max_peers=4) == "view 1 called in view 1"
+    assert place.why_not(replace(value, plan=Plan("none", 0, 1)), 2, max_peers=4) == "a view change that is not void"
 
 
 def test_locator_names_new_heads_densely_and_ends_at_genesis() -> None:
-    chain = Chain(GENESIS, [first_epoch(A, B, C)])
+    chain = Chain(GENESIS, [first_view(A, B, C)])
     for _ in range(200):
         chain.append(round_after(chain.place, A))
     heads = chain.locator()
@@ -173,7 +173,7 @@ def test_locator_names_new_heads_densely_and_ends_at_genesis() -> None:
 
 
 def test_truncate_forgets_what_was_above() -> None:
-    chain = Chain(GENESIS, [first_epoch(A, B, C)])
+    chain = Chain(GENESIS, [first_view(A, B, C)])
     kept = chain.head
     chain.append(round_after(chain.place, A))
     gone = chain.head
@@ -184,7 +184,7 @@ def test_truncate_forgets_what_was_above() -> None:
 
 
 def test_suffix_leaves_out_what_the_chain_has() -> None:
-    start = first_epoch(A, B, C)
+    start = first_view(A, B, C)
     chain = Chain(GENESIS, [start])
     child = round_after(chain.place, A)
     found = suffix_of(chain, 0, [start, child])
@@ -193,19 +193,19 @@ def test_suffix_leaves_out_what_the_chain_has() -> None:
 
 
 def test_newcomers_do_not_make_a_new_roster_beside_members() -> None:
-    place = GENESIS.then(first_epoch(A, B))
-    mixed = certified(place, place.epoch_value((A, C)), (A, C), epoch=2)
-    assert (why_not(place, mixed) or "").startswith("an epoch that seats newcomers beside members")
-    assert why_not(place, certified(place, place.epoch_value((C, D)), (C, D), epoch=2)) is None
+    place = GENESIS.then(first_view(A, B))
+    mixed = certified(place, place.view_change((A, C)), (A, C), view=2)
+    assert (why_not(place, mixed) or "").startswith("a view change that seats newcomers beside members")
+    assert why_not(place, certified(place, place.view_change((C, D)), (C, D), view=2)) is None
 
 
 def test_the_first_roster_of_an_owned_run_is_the_owners_alone_to_sign() -> None:
     genesis = replace(GENESIS, founder=D)
-    value = genesis.epoch_value((A, B))
+    value = genesis.view_change((A, B))
     for signers in ((A, B), (A, B, D), (C,)):
-        reason = genesis.why_not_certificate(certified(genesis, value, signers, epoch=1), verify, max_peers=4)
+        reason = genesis.why_not_certificate(certified(genesis, value, signers, view=1), verify, max_peers=4)
         assert (reason or "").startswith("a first roster that the run's owner")
-    assert genesis.why_not_certificate(certified(genesis, value, (D,), epoch=1), verify, max_peers=4) is None
+    assert genesis.why_not_certificate(certified(genesis, value, (D,), view=1), verify, max_peers=4) is None
 
 
 def test_a_vote_says_its_order_and_nobody_can_change_it() -> None:

@@ -98,25 +98,25 @@ def test_a_joiner_follows_the_rosters_work() -> None:
     assert clock.is_over(1, me=A, own=1, roster=roster, alive=roster, reports={**said, C: (1, 10)}, now=1.0)
 
 
-FROM_A, FROM_B = (A, A), (B, B)  # caller and head
+FROM_A, FROM_B = (A, A), (B, B)  # caller and origin
 
 
 def test_a_later_stage_closes_when_most_of_its_recent_work_is_of_the_next_round():
-    heads = {FROM_A: (4, 30), FROM_B: (3, 34)}
-    assert not follows(3, own=10, heads=heads, certified_at_stage_0=2)
-    assert follows(3, own=10, heads={**heads, FROM_B: (4, 34)}, certified_at_stage_0=2)
-    assert follows(3, own=10, heads={FROM_A: (4, 33), FROM_B: (3, 31)}, certified_at_stage_0=2)
+    origins = {FROM_A: (4, 30), FROM_B: (3, 34)}
+    assert not follows(3, own=10, origins=origins, certified_at_stage_0=2)
+    assert follows(3, own=10, origins={**origins, FROM_B: (4, 34)}, certified_at_stage_0=2)
+    assert follows(3, own=10, origins={FROM_A: (4, 33), FROM_B: (3, 31)}, certified_at_stage_0=2)
 
 
 def test_a_later_stage_closes_when_stage_0_has_certified_the_round():
-    heads = {FROM_A: (3, 64)}
-    assert follows(3, own=1, heads=heads, certified_at_stage_0=3)
-    assert not follows(3, own=1, heads=heads, certified_at_stage_0=2)
+    origins = {FROM_A: (3, 64)}
+    assert follows(3, own=1, origins=origins, certified_at_stage_0=3)
+    assert not follows(3, own=1, origins=origins, certified_at_stage_0=2)
 
 
 def test_a_later_stage_that_did_nothing_closes_only_what_stage_0_has_certified():
-    """All of the round's work may have gone to a newcomer that is in no roster yet: the heads then wait two rounds ahead, and
+    """All of the round's work may have gone to a newcomer that is in no roster yet: the origins then wait two rounds ahead, and
     nothing would come ever again."""
-    assert not follows(3, own=0, heads={FROM_A: (5, 64)}, certified_at_stage_0=2)
-    assert follows(3, own=0, heads={FROM_A: (5, 64)}, certified_at_stage_0=3)
-    assert not follows(3, own=5, heads={}, certified_at_stage_0=2)
+    assert not follows(3, own=0, origins={FROM_A: (5, 64)}, certified_at_stage_0=2)
+    assert follows(3, own=0, origins={FROM_A: (5, 64)}, certified_at_stage_0=3)
+    assert not follows(3, own=5, origins={}, certified_at_stage_0=2)

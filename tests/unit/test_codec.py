@@ -294,14 +294,14 @@ def test_unknown_codec_is_named_in_the_refusal():
 
 def test_what_a_codec_loses_is_sent_later(codec):
     """With error feedback the sum of what was decoded follows the sum of what was to be sent, whatever the codec."""
-    movement, residual, decoded_sum = normal((50, 20), 1) * 1e-3, torch.zeros(50, 20), torch.zeros(50, 20)
+    pseudo_gradient, residual, decoded_sum = normal((50, 20), 1) * 1e-3, torch.zeros(50, 20), torch.zeros(50, 20)
     for _ in range(50):
-        sent = with_feedback(movement, residual, 1.0)
+        sent = with_feedback(pseudo_gradient, residual, 1.0)
         y = decoded(codec, codec.encode(sent), sent.shape)
         residual = residual_after(sent, y)
         decoded_sum += y
-    assert torch.allclose(decoded_sum + residual, movement * 50, atol=1e-6)
-    assert float(residual.norm()) < 0.6 * float((movement * 50).norm())
+    assert torch.allclose(decoded_sum + residual, pseudo_gradient * 50, atol=1e-6)
+    assert float(residual.norm()) < 0.6 * float((pseudo_gradient * 50).norm())
 
 
 def test_decay_touches_the_residual_only():

@@ -1,4 +1,4 @@
-"""Contributions: a whole movement as one blob, and blobs from strangers."""
+"""Contributions: a whole pseudo-gradient as one blob, and blobs from strangers."""
 
 import struct
 
@@ -61,7 +61,7 @@ def test_a_policy_may_mix_codecs():
     assert raw_bytes(LAYOUT) == 72
 
 
-def test_equal_movements_give_equal_bytes():
+def test_equal_pseudo_gradients_give_equal_bytes():
     assert encode_contribution(LAYOUT, normal(18), uniform_policy("fp16")) == encode_contribution(
         LAYOUT, normal(18), uniform_policy("fp16")
     )

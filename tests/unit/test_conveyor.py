@@ -61,7 +61,7 @@ class Peer:
 
 
 @pytest.fixture
-def head() -> Iterator[Peer]:
+def origin() -> Iterator[Peer]:
     peer = Peer(0, 2)
     yield peer
     peer.conveyor._link.close(0.0)
@@ -92,51 +92,51 @@ def test_a_neighbour_without_a_pass_is_no_neighbour_and_one_that_is_put_out_is_n
         peer.conveyor._link.close(0.0)
 
 
-def test_one_link_greets_for_one_peer(head: Peer):
-    """Else each greeting adds a callee, and all but the last stay when the link ends: a head would wait for them."""
-    head.conveyor._take(Linked(LINK))
+def test_one_link_greets_for_one_peer(origin: Peer):
+    """Else each greeting adds a callee, and all but the last stay when the link ends: an origin would wait for them."""
+    origin.conveyor._take(Linked(LINK))
     for seed in range(10, 15):
-        head.greet(seed, stage=1)
-    assert sum(isinstance(event, NeighbourLinked) for event in head.events) == 1
-    assert any("a second greeting" in event.line() for event in head.events if isinstance(event, Failed))
-    head.conveyor._take(Unlinked(LINK, "gone"))
-    assert sum(isinstance(event, NeighbourUnlinked) for event in head.events) == 1
-    assert head.conveyor._scheduler.linked_callees == ()
-    assert head.conveyor.status().linked == {}
+        origin.greet(seed, stage=1)
+    assert sum(isinstance(event, NeighbourLinked) for event in origin.events) == 1
+    assert any("a second greeting" in event.line() for event in origin.events if isinstance(event, Failed))
+    origin.conveyor._take(Unlinked(LINK, "gone"))
+    assert sum(isinstance(event, NeighbourUnlinked) for event in origin.events) == 1
+    assert origin.conveyor._scheduler.linked_callees == ()
+    assert origin.conveyor.status().linked == {}
 
 
-def test_a_new_link_may_greet_again(head: Peer):
+def test_a_new_link_may_greet_again(origin: Peer):
     for _ in range(2):
-        head.conveyor._take(Linked(LINK))
-        head.greet(10, stage=1)
-        assert len(head.conveyor._scheduler.linked_callees) == 1
-        head.conveyor._take(Unlinked(LINK, "gone"))
-    assert head.conveyor._scheduler.linked_callees == ()
+        origin.conveyor._take(Linked(LINK))
+        origin.greet(10, stage=1)
+        assert len(origin.conveyor._scheduler.linked_callees) == 1
+        origin.conveyor._take(Unlinked(LINK, "gone"))
+    assert origin.conveyor._scheduler.linked_callees == ()
 
 
-def test_who_was_refused_is_hung_up_unheard_when_it_dials_in_again(head: Peer, monkeypatch: pytest.MonkeyPatch):
+def test_who_was_refused_is_hung_up_unheard_when_it_dials_in_again(origin: Peer, monkeypatch: pytest.MonkeyPatch):
     """Else each greeting costs it a link, and us a signature to check and an event."""
     hung_up: list[LinkId] = []
-    monkeypatch.setattr(head.conveyor._link, "hang_up", hung_up.append)
+    monkeypatch.setattr(origin.conveyor._link, "hang_up", hung_up.append)
     for _ in range(5):
-        head.conveyor._take(Linked(LINK))
-        head.greet(10, stage=5)  # no neighbour of stage 0
-        head.conveyor._take(Unlinked(LINK, "hung up"))
+        origin.conveyor._take(Linked(LINK))
+        origin.greet(10, stage=5)  # no neighbour of stage 0
+        origin.conveyor._take(Unlinked(LINK, "hung up"))
     assert hung_up == [LINK] * 5
-    assert sum(isinstance(event, Failed) for event in head.events) == 1
+    assert sum(isinstance(event, Failed) for event in origin.events) == 1
     later = time.monotonic() + SHUN_S + 1.0
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    head.conveyor._take(Linked(LINK))
-    head.greet(10, stage=1)
-    assert len(head.conveyor._scheduler.linked_callees) == 1
+    origin.conveyor._take(Linked(LINK))
+    origin.greet(10, stage=1)
+    assert len(origin.conveyor._scheduler.linked_callees) == 1
 
 
-def test_a_flood_of_strangers_does_not_fill_the_log(head: Peer):
+def test_a_flood_of_strangers_does_not_fill_the_log(origin: Peer):
     for number in range(3 * LINES_PER_MINUTE):
         stranger = LinkId(f"stranger{number}")
-        head.conveyor._take(Linked(stranger))
-        head.conveyor._take(Arrived(stranger, HELLO + b"?", memoryview(b""), 0.0))
-    assert sum(isinstance(event, Failed) for event in head.events) == LINES_PER_MINUTE
+        origin.conveyor._take(Linked(stranger))
+        origin.conveyor._take(Arrived(stranger, HELLO + b"?", memoryview(b""), 0.0))
+    assert sum(isinstance(event, Failed) for event in origin.events) == LINES_PER_MINUTE
 
 
 def test_shunned_links_are_forgotten_in_time_and_beyond_a_number():
@@ -175,7 +175,7 @@ class MiddlePeer(Peer):
 
     def receive(self, peer: str, index: int, call: int) -> MicroBatchId:
         """A caller's micro-batch is here, and waits to be computed."""
-        id_ = MicroBatchId(PeerId("head"), 1, index)
+        id_ = MicroBatchId(PeerId("origin"), 1, index)
         self.hear(peer, Reserve(id_, 1, call))
         self.hear(peer, Step(id_, 1, 8, call), self.activations)
         return id_
@@ -224,13 +224,13 @@ def test_a_step_that_a_lost_caller_makes_due_has_a_buffer_for_its_weights(middle
     assert middle.loop._optimizer.steps_done == steps_before + 1
 
 
-def test_the_share_of_a_later_stage_counts_the_heads_that_are_listed():
+def test_the_share_of_a_later_stage_counts_the_origins_that_are_listed():
     last = Peer(2, 3)
     try:
         conveyor, caller = last.conveyor, PeerId("a")
         conveyor._tell(contract.Linked(caller, 1))
         for number in range(10):
-            id_ = MicroBatchId(PeerId(f"head{number}"), 1, 0)
+            id_ = MicroBatchId(PeerId(f"origin{number}"), 1, 0)
             for message, body in (
                 (Reserve(id_, 1, number), None),
                 (Step(id_, 1, 8, number), b"x"),
@@ -238,7 +238,7 @@ def test_the_share_of_a_later_stage_counts_the_heads_that_are_listed():
             ):
                 conveyor._tell(contract.Received(caller, message, body))
         assert conveyor.load_share() == 2.0  # nobody is listed yet: one more than there are callers
-        conveyor.set_listed_heads(6)
+        conveyor.set_listed_origins(6)
         conveyor.set_replicas(3)
         assert conveyor.load_share() == 2.0
     finally:
@@ -303,18 +303,18 @@ def test_a_gradient_that_its_caller_cancels_while_it_waits_is_not_sent(slow: Slo
 
 
 def test_a_frame_that_finds_a_fault_in_the_scheduler_costs_its_link_alone(
-    head: Peer, monkeypatch: pytest.MonkeyPatch
+    origin: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head.conveyor._take(Linked(LINK))
-    head.greet(10, stage=1)
+    origin.conveyor._take(Linked(LINK))
+    origin.greet(10, stage=1)
     frame = HOPS + encode_hops([Grant(MicroBatchId(PeerId("peer"), 1, 1))])
 
     def fail(*_arguments: object) -> list[contract.Action]:
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(head.conveyor._scheduler, "handle", fail)
-        head.conveyor._take(Arrived(LINK, frame, memoryview(b""), 0.0))
-    head.conveyor._take(Arrived(LINK, frame, memoryview(b""), 0.0))
-    assert [event.line() for event in head.events if isinstance(event, Failed)] != []
-    assert not any(isinstance(event, NeighbourUnlinked) for event in head.events)
+        patch.setattr(origin.conveyor._scheduler, "handle", fail)
+        origin.conveyor._take(Arrived(LINK, frame, memoryview(b""), 0.0))
+    origin.conveyor._take(Arrived(LINK, frame, memoryview(b""), 0.0))
+    assert [event.line() for event in origin.events if isinstance(event, Failed)] != []
+    assert not any(isinstance(event, NeighbourUnlinked) for event in origin.events)

@@ -3,7 +3,7 @@ import pytest
 from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.peer.rounds.chain import Certificate, Place
 from dilocox_peer.peer.rounds.durable import (
-    LOST_VOTES_EPOCHS,
+    LOST_VOTES_VIEWS,
     MAX_LEFT,
     Accepted,
     Durable,
@@ -16,10 +16,10 @@ from dilocox_peer.types import PeerId, sha256
 PLAN = Plan("fp16", 0, 8)
 GENESIS = Place.genesis(0, sha256(b"genesis"), PLAN)
 ME = PeerId("me")
-FIRST = Certificate(0, GENESIS.head, 1, 0, GENESIS.epoch_value((ME,)), ((ME, b"s"),))
+FIRST = Certificate(0, GENESIS.head, 1, 0, GENESIS.view_change((ME,)), ((ME, b"s"),))
 AT_FIRST = GENESIS.then(FIRST)
 SECOND = Certificate(0, FIRST.head, 1, 0, AT_FIRST.round_value([], (ME,)), ((ME, b"s"),))
-OTHER = Certificate(0, FIRST.head, 2, 0, AT_FIRST.epoch_value((ME,)), ((ME, b"s"),))
+OTHER = Certificate(0, FIRST.head, 2, 0, AT_FIRST.view_change((ME,)), ((ME, b"s"),))
 
 STARTED = encode_record(Durable(0, (FIRST,), Votes(FIRST.head)))
 VOTED = encode_record(Durable(1, (), Votes(FIRST.head, 3, Accepted(3, SECOND.value), 2, OTHER.value)))
@@ -58,7 +58,7 @@ def test_damage_before_the_last_record_costs_the_votes() -> None:
     loaded = load_log(bytes(raw), GENESIS.head)
     assert loaded.durable is not None
     assert loaded.durable.appended == (FIRST,)
-    assert loaded.durable.votes == Votes(FIRST.head, epoch_signed=1 + LOST_VOTES_EPOCHS)
+    assert loaded.durable.votes == Votes(FIRST.head, view_change_signed=1 + LOST_VOTES_VIEWS)
 
 
 def test_a_compacted_log_loads_the_same() -> None:
@@ -87,13 +87,13 @@ def test_a_damaged_length_before_the_last_record_costs_the_votes_too(length: byt
     loaded = load_log(STARTED + length + VOTED[1:] + VOTED, GENESIS.head)
     assert loaded.valid_bytes == len(STARTED)
     assert loaded.durable is not None
-    assert loaded.durable.votes == Votes(FIRST.head, epoch_signed=1 + LOST_VOTES_EPOCHS)
+    assert loaded.durable.votes == Votes(FIRST.head, view_change_signed=1 + LOST_VOTES_VIEWS)
 
 
 def test_a_chain_longer_than_any_list_of_a_message_is_read_back() -> None:
     place, chain = GENESIS, []
     for _ in range(200):
-        chain.append(Certificate(0, place.head, place.epoch + 1, 0, place.epoch_value((ME,)), ((ME, b"s"),)))
+        chain.append(Certificate(0, place.head, place.view + 1, 0, place.view_change((ME,)), ((ME, b"s"),)))
         place = place.then(chain[-1])
     loaded = load_log(encode_record(Durable(0, tuple(chain), Votes(place.head))), GENESIS.head)
     assert loaded.durable is not None

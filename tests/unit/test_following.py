@@ -5,12 +5,12 @@ from typing import Any, cast
 
 from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
-from dilocox_peer.peer.rounds.epochs import Epochs
 from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.messages import Heartbeat
 from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.peer.rounds.view_changes import ViewChanges
 from dilocox_peer.types import Digest, PeerId
 from tests.unit.test_forks import GENESIS, A, B, Branch, C, D, E, checkpoint_of, suffix
 
@@ -18,7 +18,7 @@ LATE = 2**52
 
 
 class Works:
-    """Epochs where nobody wants one."""
+    """ViewChanges where nobody wants one."""
 
     patience_s = 25.0
 
@@ -45,7 +45,7 @@ def allowed(
         members.said(peer, Heartbeat(0, head, 1, 1, 1, 1, 0, 2, 0, True, b""))
     following = Following(me, chain, Forks(chain, max_back=None, checkpoint=checkpoint), members)
     following.watch(path, 100.0)
-    found = following.allowed(path, cast("Epochs", Works(is_wanted=is_wanted)), 100.0)
+    found = following.allowed(path, cast("ViewChanges", Works(is_wanted=is_wanted)), 100.0)
     return None if found is None else len(found.certificates)
 
 
@@ -57,7 +57,7 @@ def test_a_hostile_pair_further_up_is_not_followed_by_who_is_a_round_behind() ->
     """Four, two of them hostile, the first one honest: half of the roster with its first peer is a quorum that is at work."""
     behind = Branch().start(A, B, C, D).round(A, B, C, order=2)
     ahead = behind.fork().round(B, C, D, order=3)
-    forged = ahead.fork().epoch(C, D, order=LATE)
+    forged = ahead.fork().view(C, D, order=LATE)
     for order in range(LATE, LATE + 20):
         forged.round(C, D, order=order + 1)
     heard = {**at(ahead, [B]), **at(forged, [C, D])}
@@ -70,7 +70,7 @@ def test_a_pair_that_leaves_a_round_of_its_own_behind_draws_nobody_back() -> Non
     """Two of five have chosen whose votes certify a round, one honest one beside their own, and fork before it."""
     before = Branch().start(A, B, C, D, E).round(A, B, C, order=2)
     ours = before.fork().round(A, D, E, order=3)
-    forged = before.fork().epoch(D, E, order=LATE)
+    forged = before.fork().view(D, E, order=LATE)
     path = suffix(ours, forged)
     chain = Chain(GENESIS, ours.certificates)
     assert Forks(chain, max_back=None).is_better(path, None), "by votes alone it counts more"
@@ -81,7 +81,7 @@ def test_a_pair_that_leaves_a_round_of_its_own_behind_draws_nobody_back() -> Non
 
 def test_two_minorities_that_meet_go_by_the_votes() -> None:
     before = Branch().start(A, B, C, D, E)
-    ours, theirs = before.fork().epoch(A, order=3), before.fork().epoch(B, C, order=3)
+    ours, theirs = before.fork().view(A, order=3), before.fork().view(B, C, order=3)
     heard = {**at(theirs, [B, C]), **at(before, [D, E])}
     assert allowed(ours, suffix(ours, theirs), heard) == 1
 
@@ -89,26 +89,26 @@ def test_two_minorities_that_meet_go_by_the_votes() -> None:
 def test_who_is_on_a_branch_of_its_own_holds_nobody_at_the_beginning_of_another() -> None:
     """A pair comes back from a partition to a chain that others, a pair by then too, have gone on with."""
     before = Branch().start(A, B, C, D)
-    ours = before.fork().epoch(A, order=3)
-    theirs = before.fork().round(B, C, D, order=3).epoch(C, D, order=4).round(C, D, order=5)
+    ours = before.fork().view(A, order=3)
+    theirs = before.fork().round(B, C, D, order=3).view(C, D, order=4).round(C, D, order=5)
     heard = {**at(ours, [B]), **at(theirs, [C, D])}
     assert allowed(ours, suffix(ours, theirs), heard) == 3
 
 
 def test_a_majority_that_went_on_without_us_is_followed() -> None:
     before = Branch().start(A, B, C, D, E)
-    theirs = before.fork().epoch(B, C, D, order=3).round(B, C, order=4)
+    theirs = before.fork().view(B, C, D, order=3).round(B, C, order=4)
     assert allowed(before, suffix(before, theirs), at(theirs, [B, C, D])) == 2
-    pair = before.fork().epoch(D, E, order=3)
+    pair = before.fork().view(D, E, order=3)
     assert allowed(before, suffix(before, pair), {**at(before, [B, C]), **at(pair, [D, E])}) is None
     assert allowed(before, suffix(before, pair), at(pair, [D, E]), is_wanted=True) == 1
 
 
 def test_what_the_owner_has_signed_is_followed_and_no_further() -> None:
     before = Branch().start(A, B, C, D)
-    theirs = before.fork().epoch(D, order=3).round(D, order=4, roster=(D, E))
+    theirs = before.fork().view(D, order=3).round(D, order=4, roster=(D, E))
     vouched = checkpoint_of(theirs, 3)
-    forged = theirs.fork().epoch(E, order=LATE)
+    forged = theirs.fork().view(E, order=LATE)
     heard = {**at(before, [B, C]), **at(theirs, [D]), **at(forged, [E])}
     assert allowed(before, suffix(before, theirs), heard) is None
     assert allowed(before, suffix(before, theirs), heard, checkpoint=vouched) == 2
@@ -120,5 +120,5 @@ def test_a_roster_of_strangers_further_up_is_not_followed_while_a_voter_is_here_
     strangers = (PeerId("stranger0"), PeerId("stranger1"))
     behind = Branch().start(A, B, C, D).round(A, B, C, order=2)
     ahead = behind.fork().round(B, C, D, order=3)
-    forged = ahead.fork().epoch(*strangers, order=LATE).round(*strangers, order=LATE)
+    forged = ahead.fork().view(*strangers, order=LATE).round(*strangers, order=LATE)
     assert allowed(behind, suffix(behind, forged), {strangers[0]: forged.place.head}, is_wanted=True) == 1

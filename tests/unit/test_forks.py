@@ -37,23 +37,23 @@ class Branch:
     def place(self) -> Place:
         return place_after(GENESIS, self.certificates)
 
-    def add(self, value: Value, signers: Sequence[PeerId], epoch: int, order: int) -> "Branch":
+    def add(self, value: Value, signers: Sequence[PeerId], view: int, order: int) -> "Branch":
         place = self.place
-        message = acceptance(0, place.head, epoch, 0, value)
+        message = acceptance(0, place.head, view, 0, value)
         votes = tuple((peer, vote_for(message, order, partial(sign, peer))) for peer in signers)
-        certificate = Certificate(0, place.head, epoch, 0, value, votes)
+        certificate = Certificate(0, place.head, view, 0, value, votes)
         assert place.why_not_certificate(certificate, verify, 16) is None
         self.certificates.append(certificate)
         return self
 
     def start(self, *roster: PeerId) -> "Branch":
-        return self.add(GENESIS.epoch_value(roster), (OWNER,), 1, 1)
+        return self.add(GENESIS.view_change(roster), (OWNER,), 1, 1)
 
-    def epoch(self, *roster: PeerId, order: int) -> "Branch":
-        return self.add(self.place.epoch_value(roster), roster, self.place.epoch + 1, order)
+    def view(self, *roster: PeerId, order: int) -> "Branch":
+        return self.add(self.place.view_change(roster), roster, self.place.view + 1, order)
 
     def round(self, *signers: PeerId, order: int, roster: Sequence[PeerId] = ()) -> "Branch":
-        return self.add(self.place.round_value([], roster or self.place.roster), signers, self.place.epoch, order)
+        return self.add(self.place.round_value([], roster or self.place.roster), signers, self.place.view, order)
 
     def fork(self) -> "Branch":
         return Branch(self.certificates)
@@ -89,7 +89,7 @@ def checkpoint_of(branch: Branch, height: int, sequence: int = 1) -> Checkpoint:
 
 def test_a_thousand_certificates_of_made_up_keys_count_nothing() -> None:
     honest = Branch().start(A, B, C).round(A, B, order=2)
-    forged = Branch(honest.certificates[:1]).epoch(*SYBILS, order=9)
+    forged = Branch(honest.certificates[:1]).view(*SYBILS, order=9)
     for order in range(10, 200):
         forged.round(*SYBILS, order=order)
     assert not beats(forged, honest)
@@ -99,7 +99,7 @@ def test_a_thousand_certificates_of_made_up_keys_count_nothing() -> None:
 
 def test_a_minority_with_sybils_does_not_beat_the_majority_however_long_its_branch() -> None:
     honest = Branch().start(A, B, C).round(A, B, order=2)
-    forged = Branch(honest.certificates[:1]).epoch(C, order=9)
+    forged = Branch(honest.certificates[:1]).view(C, order=9)
     forged.round(C, order=10, roster=(C, *SYBILS[:15]))
     for order in range(11, 40):
         forged.round(C, *SYBILS[:15], order=order)
@@ -111,7 +111,7 @@ def test_who_changed_its_mind_counts_where_it_is_now() -> None:
     """A certificate that somebody kept back has votes of peers that went elsewhere since."""
     start = Branch().start(A, B, C, D, E)
     held_back = start.fork().round(A, C, D, E, order=2)
-    went_on = start.fork().epoch(A, B, order=3).round(A, B, order=4)
+    went_on = start.fork().view(A, B, order=3).round(A, B, order=4)
     assert beats(held_back, went_on)  # C, D and E stand there; A no longer does
     went_on.round(A, order=5, roster=(A, B, C))
     went_on.round(A, B, C, order=6)
@@ -121,14 +121,14 @@ def test_who_changed_its_mind_counts_where_it_is_now() -> None:
 
 def test_as_many_votes_here_as_there_the_lowest_position_decides_for_everybody() -> None:
     start = Branch().start(A, B, C, D, E)
-    one, other = start.fork().epoch(B, E, order=2), start.fork().epoch(C, D, order=3)
+    one, other = start.fork().view(B, E, order=2), start.fork().view(C, D, order=3)
     assert beats(one, other)
     assert not beats(other, one)
 
 
 def test_without_any_vote_the_lower_hash_decides() -> None:
     start = Branch().start(A)
-    branches = [start.fork().epoch(B, order=2), start.fork().epoch(C, order=2)]
+    branches = [start.fork().view(B, order=2), start.fork().view(C, order=2)]
     low, high = sorted(branches, key=lambda branch: branch.place.head)
     assert beats(low, high)
     assert not beats(high, low)
@@ -139,8 +139,8 @@ def test_a_branch_is_as_strong_as_all_that_grew_out_of_its_first_certificate() -
     start = Branch().start(A, B, C, D, E)
     trunk = start.fork().round(A, B, C, order=2)
     left = trunk.fork().round(A, B, D, order=3)
-    right = trunk.fork().epoch(C, order=4)
-    other = start.fork().epoch(D, E, order=5)
+    right = trunk.fork().view(C, order=4)
+    other = start.fork().view(D, E, order=5)
     chain = Chain(GENESIS, left.certificates)
     forks = Forks(chain, max_back=None)
     assert not forks.is_better(Suffix(1, tuple(other.certificates[1:])), None)
@@ -159,7 +159,7 @@ def test_a_chain_beats_its_own_beginning() -> None:
 
 def test_the_owners_word_goes_before_votes() -> None:
     start = Branch().start(A, B, C)
-    many, few = start.fork().round(A, B, order=2), start.fork().epoch(C, order=3).round(C, order=4)
+    many, few = start.fork().round(A, B, order=2), start.fork().view(C, order=3).round(C, order=4)
     vouched = checkpoint_of(few, 3)
     assert beats(few, many, checkpoint=vouched)
     assert not beats(many, few, checkpoint=vouched)
@@ -169,7 +169,7 @@ def test_the_owners_word_goes_before_votes() -> None:
 
 def test_nobody_goes_back_further_than_the_bound_without_the_owner() -> None:
     start = Branch().start(A, B, C)
-    ours = start.fork().epoch(C, order=2)
+    ours = start.fork().view(C, order=2)
     for order in range(3, 8):
         ours.round(C, order=order)
     late = start.fork().round(A, B, order=9)

@@ -115,16 +115,16 @@ def test_times_so_short_that_speeds_are_infinite_are_refused(place: int) -> None
 def test_the_shortest_times_that_are_let_in_leave_plan_and_window_finite(short: float) -> None:
     status = Status(1, 0, 0, 0, 0, short, 0, MAX_SECONDS, short)
     (told,) = decode_hops(encode_hops([status]), SENDER)
-    head = Scheduler(
+    origin = Scheduler(
         me=PeerId("me"), incarnation=1, stage=0, num_stages=2, mode="carry", accumulate=32, max_slots=16,
         rng=random.Random(1), now=0.0,
     )  # fmt: skip
     for peer in ("quick", "usual"):
-        head.handle(Linked(PeerId(peer), 1), 0.0)
-    head.handle(Received(PeerId("usual"), replace(MESSAGES[8], service_s=0.1)), 0.0)
-    head.handle(Received(PeerId("quick"), told), 0.0)
-    assert sum(head.plan.weights.values()) == pytest.approx(1.0)
-    assert 1 <= head.window <= 32
+        origin.handle(Linked(PeerId(peer), 1), 0.0)
+    origin.handle(Received(PeerId("usual"), replace(MESSAGES[8], service_s=0.1)), 0.0)
+    origin.handle(Received(PeerId("quick"), told), 0.0)
+    assert sum(origin.plan.weights.values()) == pytest.approx(1.0)
+    assert 1 <= origin.window <= 32
 
 
 def test_a_loss_that_no_model_has_is_refused() -> None:

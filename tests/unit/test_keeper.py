@@ -14,10 +14,10 @@ ME = PeerId("me")
 
 
 def chain_of(length):
-    """Certificates from genesis: the epoch that starts the run, then void rounds."""
+    """Certificates from genesis: the view change that starts the run, then void rounds."""
     place, chain = Place.genesis(0, MANIFEST.genesis(0), first_plan(MANIFEST)), []
     for number in range(length):
-        value = place.epoch_value([ME]) if number == 0 else place.round_value([], [ME])
+        value = place.view_change([ME]) if number == 0 else place.round_value([], [ME])
         chain.append(Certificate(0, place.head, 1, 0, value, ((ME, b"s"),)))
         place = place.then(chain[-1])
     return chain

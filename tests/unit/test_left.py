@@ -33,8 +33,8 @@ def test_a_branch_is_kept_with_its_state_and_read_back_verified(tmp_path: Path):
 
 def test_what_was_not_worked_for_is_not_kept(tmp_path: Path):
     stage, branches = CertifiedStage().rounds(2), LeftBranches(tmp_path)
-    epoch_alone = stage.certificates[:1]
-    assert branches.keep(RUN, epoch_alone, epoch_alone, stage.states[0]) is None
+    view_change_alone = stage.certificates[:1]
+    assert branches.keep(RUN, view_change_alone, view_change_alone, stage.states[0]) is None
     not_merged_yet = stage.states[0]
     assert branches.keep(RUN, stage.certificates, stage.certificates[2:], not_merged_yet) is None
     assert branches.found() == []

@@ -25,7 +25,7 @@ def dead_pid() -> int:
 def folder_of(temporary: Path, pid: int, started: int) -> Path:
     folder = temporary / f"{FOLDER.format(pid=pid, started=started)}abc_12"
     (folder / "peer").mkdir(parents=True)
-    (folder / "peer" / "anchor").write_bytes(b"movement")
+    (folder / "peer" / "anchor").write_bytes(b"pseudo_gradient")
     return folder
 
 

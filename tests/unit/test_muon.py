@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dilocox_peer.manifest import InnerSection, ModelSection
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.muon import Muon, orthogonalized
-from dilocox_peer.model.transformer import EMBEDDING, HEAD, LayerRange, StageModel, initial_parameters
+from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, LayerRange, StageModel, initial_parameters
 
 SHAPES = [(32, 32), (16, 32), (64, 32), (32, 64), (32, 32)]
 SECTION = ModelSection(layers=2, hidden_size=16, heads=2, kv_heads=1, mlp_size=24, context=8)
@@ -124,7 +124,7 @@ def test_embedding_head_and_vectors_are_adamws_and_the_rest_muons():
         moved[optimizer] = model.flat_N - before
     for spec, start, stop in model.layout.spans():
         same = torch.equal(moved["adamw"][start:stop], moved["muon"][start:stop])
-        assert same == (len(spec.shape) == 1 or spec.name in (EMBEDDING, HEAD)), spec.name
+        assert same == (len(spec.shape) == 1 or spec.name in (EMBEDDING, LM_HEAD)), spec.name
         assert moved["muon"][start:stop].any()
 
 

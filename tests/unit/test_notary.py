@@ -76,7 +76,7 @@ class Office:
 
     def show(self, sender: PeerId, certificates: list[Certificate]) -> None:
         last = certificates[-1]
-        self.give(Received(sender, ChainPage(STAGE, last.head, last.epoch, tuple(certificates), False)))
+        self.give(Received(sender, ChainPage(STAGE, last.head, last.view, tuple(certificates), False)))
 
     def said(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.told if isinstance(event, kind)]
@@ -190,7 +190,7 @@ def test_a_minority_that_writes_the_roster_is_not_vouched_for(office: Office, st
     place = genesis_of(MANIFEST, STAGE)
     for certificate in honest:
         place = place.then(certificate)
-    value = place.epoch_value([A])
+    value = place.view_change([A])
     vote = vote_for(acceptance(STAGE, place.head, 2, 0, value), 9999, KEYS[A].sign)
     minority = Certificate(STAGE, place.head, 2, 0, value, ((A, vote),))
     assert place.why_not_certificate(minority, verify, 16) is None
@@ -240,7 +240,7 @@ def test_hostile_pages_are_refused_and_named_and_change_nothing(office: Office, 
     log, head = office.log, office.notary.chain.head
     true = stage.certificates[4]
     place = genesis_of(MANIFEST, STAGE)
-    unsigned = Certificate(STAGE, place.head, 1, 0, place.epoch_value([STRANGER]), ((STRANGER, bytes(72)),))
+    unsigned = Certificate(STAGE, place.head, 1, 0, place.view_change([STRANGER]), ((STRANGER, bytes(72)),))
     for forged in (
         replace(true, signatures=()),
         replace(true, signatures=tuple((peer, bytes(72)) for peer, _ in true.signatures)),

@@ -9,7 +9,7 @@ from dilocox_peer.compression.codec import uniform_policy
 from dilocox_peer.compression.contribution import decode_contribution
 from dilocox_peer.errors import MalformedBlob, StateCorrupt
 from dilocox_peer.manifest import Manifest, RunSection
-from dilocox_peer.peer.training.outer import AnchorState, OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import AnchorState, OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.types import Digest, Layout, sha256
 
 LAYOUT = Layout.of([("a", (20, 10)), ("b", (7,))])
@@ -46,7 +46,7 @@ class Peer:
     """Local parameters on top of an outer loop, moved by random steps in multiples of 2**-12 (so sums are exact)."""
 
     def __init__(self, codec="none", **outer):
-        self.loop = OuterLoop(settings(codec, **outer), state_of(torch.zeros(SIZE)))
+        self.loop = OuterOptimizer(settings(codec, **outer), state_of(torch.zeros(SIZE)))
         self.local = torch.zeros(SIZE)
         self.trained = torch.zeros(SIZE, dtype=torch.float64)
 
@@ -65,17 +65,17 @@ class Peer:
 
 
 def test_the_first_offer_is_anchor_minus_local():
-    loop = OuterLoop(settings(), state_of(vector(1)))
+    loop = OuterOptimizer(settings(), state_of(vector(1)))
     assert torch.equal(decoded(loop.offer(vector(2), 3).blob), vector(1) - vector(2))
     assert loop.unsettled_micro_batches == 3
 
 
 def test_the_anchor_takes_a_nesterov_step_on_the_mean():
     """Two rounds against the formula at the top of peer/training/outer.py, in float64."""
-    loop = OuterLoop(settings(), state_of(vector(0)))
+    loop = OuterOptimizer(settings(), state_of(vector(0)))
     anchor, momentum = vector(0).double(), torch.zeros(SIZE, dtype=torch.float64)
     for round_number in (1, 2):
-        offers = [OuterLoop(settings(), loop.state).offer(vector(10 * round_number + k), 1).blob for k in range(3)]
+        offers = [OuterOptimizer(settings(), loop.state).offer(vector(10 * round_number + k), 1).blob for k in range(3)]
         mean = sum(decoded(blob).double() * weight for blob, weight in zip(offers, (1, 2, 5), strict=True)) / 8
         momentum = 0.6 * momentum + mean
         anchor = anchor - 0.7 * (mean + 0.6 * momentum)
@@ -104,18 +104,18 @@ def test_all_peers_of_a_certificate_reach_the_same_bits():
 
 
 def test_own_progress_is_replaced_by_the_groups():
-    loop = OuterLoop(settings(learning_rate=1.0, momentum=0.0), state_of(torch.zeros(SIZE)))
+    loop = OuterOptimizer(settings(learning_rate=1.0, momentum=0.0), state_of(torch.zeros(SIZE)))
     snapshot, other = vector(1), -vector(2)
     offer = loop.offer(snapshot.clone(), 1)
-    foreign = OuterLoop(settings(), state_of(torch.zeros(SIZE))).offer(other, 1)
+    foreign = OuterOptimizer(settings(), state_of(torch.zeros(SIZE))).offer(other, 1)
     shift = loop.merge([offer.blob, foreign.blob], [1, 1], own=True, round_number=1, head=head(1)).shift_N
     assert torch.allclose(snapshot + shift, (snapshot - vector(2)) / 2, atol=1e-6)
 
 
 def test_without_our_contribution_the_local_parameters_only_follow_the_anchor():
-    loop = OuterLoop(settings(), state_of(torch.zeros(SIZE)))
+    loop = OuterOptimizer(settings(), state_of(torch.zeros(SIZE)))
     loop.offer(vector(1), 4)
-    foreign = OuterLoop(settings(), state_of(torch.zeros(SIZE))).offer(vector(2), 1)
+    foreign = OuterOptimizer(settings(), state_of(torch.zeros(SIZE))).offer(vector(2), 1)
     outcome = loop.merge([foreign.blob], [1], own=False, round_number=1, head=head(1))
     assert torch.equal(outcome.shift_N, outcome.state.anchor_N())
     assert loop.unsettled_micro_batches == 4
@@ -127,7 +127,7 @@ def test_without_our_contribution_the_local_parameters_only_follow_the_anchor():
 
 @pytest.mark.parametrize("codec", ["none", "fp16"])
 @pytest.mark.parametrize("seed", range(5))
-def test_movement_is_settled_plus_pending_whatever_arrives_when(codec, seed):
+def test_pseudo_gradient_is_settled_plus_pending_whatever_arrives_when(codec, seed):
     """I5 and I6: over random closes, unequal arrival, missed certificates and withdrawals, all that was trained is in
     certified contributions, in the residual, or in anchor - local: exactly, as multiples of 2**-12 add up exactly."""
     rng = random.Random(seed)
@@ -224,12 +224,12 @@ def test_a_served_state_does_not_change_while_training_goes_on():
     assert served.anchor.readonly
 
 
-def test_an_installed_state_carries_the_movement_or_drops_it():
+def test_an_installed_state_carries_the_pseudo_gradient_or_drops_it():
     for keep in (True, False):
         peer = Peer()
         peer.local += vector(1, 0.01)
         peer.offer(3)
-        local = peer.loop.install(state_of(vector(5), vector(6), 9), keep_movement=keep)
+        local = peer.loop.install(state_of(vector(5), vector(6), 9), keep_pseudo_gradient=keep)
         assert not peer.loop.has_offer
         assert peer.loop.state.round == 9
         after = peer.local + local if keep else local

@@ -6,7 +6,7 @@ from dilocox_peer.compression.feedback import decay_by_codec
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.config import preset
 from dilocox_peer.errors import MalformedBlob
-from dilocox_peer.model.transformer import EMBEDDING, HEAD, layout_of
+from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, layout_of
 from dilocox_peer.peer.training.outer import OuterSettings
 from dilocox_peer.types import TensorSpec
 
@@ -39,7 +39,7 @@ def test_low_rank_is_for_large_hidden_matrices_and_the_rest_is_two_bits():
     manifest = preset("125m", compression={"codec": "lowrank-int4", "rank": 64})
     codec_of, layout = OuterSettings.of(manifest).codec_of, layout_of(manifest)
     for spec in layout.tensors:
-        is_hidden = spec.name not in (EMBEDDING, HEAD)
+        is_hidden = spec.name not in (EMBEDDING, LM_HEAD)
         expected = "int8" if len(spec.shape) == 1 else "lowrank-int4" if is_hidden else "int2"
         assert codec_of(spec).name == expected, spec.name
         if expected == "lowrank-int4":

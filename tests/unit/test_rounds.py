@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from dilocox_peer.events import BranchSwitched, ContributionRefused, EpochStarted, MessageRefused, NeighbourLost
+from dilocox_peer.events import BranchSwitched, ContributionRefused, MessageRefused, NeighbourLost, ViewChanged
 from dilocox_peer.peer.planning.plan import Plan, PlanBounds
 from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, acceptance, vote_for
 from dilocox_peer.peer.rounds.contract import (
@@ -43,7 +43,6 @@ from dilocox_peer.peer.rounds.messages import (
     Ack,
     Cert,
     ChainPage,
-    EpochCall,
     GetChain,
     Heartbeat,
     Leave,
@@ -53,6 +52,7 @@ from dilocox_peer.peer.rounds.messages import (
     Prepare,
     Promise,
     Propose,
+    ViewCall,
 )
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.peer.rounds.timing import Timing
@@ -240,7 +240,7 @@ def test_a_lone_peer_starts_and_certifies_its_round_at_once() -> None:
 def test_peers_that_start_together_are_all_in_the_first_roster() -> None:
     table = Table("a", "b", "c").start()
     assert len(table.heads()) == 1
-    assert [event.epoch for event in table.noted("a", EpochStarted)] == [1]
+    assert [event.view for event in table.noted("a", ViewChanged)] == [1]
 
 
 def test_the_run_does_not_start_before_enough_peers_are_here() -> None:
@@ -319,7 +319,7 @@ def test_for_a_bad_blob_that_nobody_has_offered_the_leader_that_proposes_it_answ
     blob = sha256(b"made up")
     table.bad.add(blob)
     value = place.round_value([Entry(PeerId(framed), 1, blob, 10, 8)], place.roster)
-    at = (0, place.head, place.epoch)
+    at = (0, place.head, place.view)
     table.give(PeerId(witness), Received(PeerId(leader), proposal(at, leader, 0, value)))
     table.wait(10.0)
     assert table.noted(witness, ContributionRefused) == [
@@ -376,8 +376,8 @@ def test_the_next_leader_proposes_when_the_first_is_silent() -> None:
     assert len(table.heads()) == 1
 
 
-def test_a_leader_that_dies_as_it_proposes_in_the_first_round_costs_a_ballot_and_no_epoch() -> None:
-    """Nothing is learned yet then, and the start value of the offer wait is longer than an epoch's patience."""
+def test_a_leader_that_dies_as_it_proposes_in_the_first_round_costs_a_ballot_and_no_view_change() -> None:
+    """Nothing is learned yet then, and the start value of the offer wait is longer than a view change's patience."""
     table = Table("a", "b", "c", "d", timing=replace(TIMING, offer_wait_start_s=30.0)).start()
     first = table.by_rank()[0]
     others = [name for name in "abcd" if name != first]
@@ -389,7 +389,7 @@ def test_a_leader_that_dies_as_it_proposes_in_the_first_round_costs_a_ballot_and
         table.give(PeerId(name), PeerRefused(PeerId(first)))
     table.wait(TIMING.alive_s)
     for name in others:
-        assert (table.machine(name).round, table.machine(name).epoch) == (1, 1)
+        assert (table.machine(name).round, table.machine(name).view) == (1, 1)
         assert contributors(table, name) == ["a", "b", "c", "d"]
 
 
@@ -540,7 +540,7 @@ def test_nobody_uses_the_numbers_of_ballots_up() -> None:
     table.swallow = lambda sender, to, message: False
     table.wait(60.0)
     assert table.heads() == {table.machine(first).head}
-    assert (table.machine(first).round, table.machine(first).epoch) == (1, 1)
+    assert (table.machine(first).round, table.machine(first).view) == (1, 1)
 
 
 # ---- what strangers send ----
@@ -656,19 +656,19 @@ def test_a_dead_peer_is_dropped_by_the_quorum_that_is_left() -> None:
     others = [name for name in "abc" if name != last]
     table.offer(*others)
     assert table.machine(others[0]).roster == tuple(others)
-    assert table.machine(others[0]).epoch == 1
+    assert table.machine(others[0]).view == 1
 
 
-# ---- epochs ----
+# ---- view changes ----
 
 
 def test_a_lost_quorum_is_written_anew_after_the_time_of_a_silent_peer() -> None:
     table = Table("a", "b").start()
     table.leave_the_room(PeerId("a"))  # roster[0]: b alone is no quorum
     table.wait(15.0)
-    assert table.machine("b").epoch == 1
+    assert table.machine("b").view == 1
     table.wait(15.0)
-    assert (table.machine("b").epoch, table.machine("b").roster) == (2, ("b",))
+    assert (table.machine("b").view, table.machine("b").roster) == (2, ("b",))
     table.offer("b")
     assert contributors(table, "b") == ["b"]
 
@@ -681,15 +681,15 @@ def test_peers_that_refuse_connections_are_given_up_sooner() -> None:
     assert table.machine("b").roster == ("b",)
 
 
-def test_the_first_of_half_a_roster_goes_on_without_an_epoch() -> None:
+def test_the_first_of_half_a_roster_goes_on_without_a_view_change() -> None:
     table = Table("a", "b").start()
     table.leave_the_room(PeerId("b"))
     table.offer("a")
     table.wait(20.0)
-    assert (table.machine("a").epoch, contributors(table, "a")) == (1, ["a"])
+    assert (table.machine("a").view, contributors(table, "a")) == (1, ["a"])
 
 
-def test_who_signed_an_epoch_votes_no_more_in_the_old_one() -> None:
+def test_who_signed_a_view_change_votes_no_more_in_the_old_view() -> None:
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
     table.leave_the_room(PeerId(first))
@@ -698,11 +698,11 @@ def test_who_signed_an_epoch_votes_no_more_in_the_old_one() -> None:
     at, place = alone._seat.at(), alone._seat.place
     table.swallow = lambda sender, to, message: True
     table.wait(40.0)
-    assert alone.epoch == 2
+    assert alone.view == 2
     value = place.round_value([], place.roster)
     table.give(PeerId(third), Received(PeerId(first), proposal(at, first, 0, value)))
     assert not table.said(third, Ack)
-    assert table.said(third, ChainPage)[-1].certificates[0].epoch == 2
+    assert table.said(third, ChainPage)[-1].certificates[0].view == 2
 
 
 def test_a_working_roster_does_not_follow_the_call_of_one_that_hears_nobody() -> None:
@@ -711,7 +711,7 @@ def test_a_working_roster_does_not_follow_the_call_of_one_that_hears_nobody() ->
     table.mute = {(peer, deaf) for peer in table.machines if peer != deaf}
     table.wait(40.0)
     others = [name for name in "abc" if name != deaf]
-    assert {table.machine(name).epoch for name in others} == {1}
+    assert {table.machine(name).view for name in others} == {1}
 
 
 def test_a_joiner_too_sees_that_offers_lead_to_nothing() -> None:
@@ -722,32 +722,32 @@ def test_a_joiner_too_sees_that_offers_lead_to_nothing() -> None:
     table.swallow = lambda sender, to, message: isinstance(message, Propose | Prepare)
     table.offer("a", "b", "c")
     table.wait(TIMING.degrade_s + 2 * TIMING.offer_wait_start_s)
-    assert {(machine.epoch, machine.roster) for machine in table.machines.values()} == {(2, ("a", "b", "c"))}
+    assert {(machine.view, machine.roster) for machine in table.machines.values()} == {(2, ("a", "b", "c"))}
 
 
 def test_a_call_that_a_quorum_beside_us_does_not_answer_comes_to_nothing() -> None:
     table = Table("a", "b", "c").start()
     first = PeerId(table.by_rank()[0])
     table.swallow = lambda sender, to, message: (
-        isinstance(message, Propose | Prepare) or (isinstance(message, EpochCall) and sender == first)
+        isinstance(message, Propose | Prepare) or (isinstance(message, ViewCall) and sender == first)
     )
     table.offer("a", "b", "c")
-    table.wait(TIMING.degrade_s + 2 * TIMING.offer_wait_start_s + 2 * TIMING.epoch_wait_s)
-    assert table.said(first, EpochCall)
+    table.wait(TIMING.degrade_s + 2 * TIMING.offer_wait_start_s + 2 * TIMING.view_wait_s)
+    assert table.said(first, ViewCall)
     assert {machine.roster for machine in table.machines.values()} == {("a", "b", "c")}
     assert len(table.heads()) == 1
 
 
-def test_epochs_in_a_row_become_more_patient() -> None:
-    """Thought of while reading: contributions slower than the patience would never arrive, each epoch makes them anew."""
+def test_view_changes_in_a_row_become_more_patient() -> None:
+    """Thought of while reading: contributions slower than the patience would never arrive, each view makes them anew."""
     table = Table("a", "b", "c").start()
     table.swallow = lambda sender, to, message: isinstance(message, Propose | Prepare)
     moments: list[float] = []
     for _ in range(4):
-        epoch = table.machine("a").epoch
+        view = table.machine("a").view
         table.offer("a", "b", "c")
         began = table.now
-        while table.machine("a").epoch == epoch:
+        while table.machine("a").view == view:
             table.wait(1.0)
         moments.append(table.now - began)
     assert moments == sorted(moments)
@@ -781,7 +781,7 @@ def test_the_lighter_side_of_a_partition_adopts_the_heavier_and_counts_what_it_l
     assert table.heads() == {heavier}
     (event,) = table.noted("c", BranchSwitched)
     assert (event.old_round, event.new_round, event.orphaned_contributions) == (2, 2, 2)
-    assert table.did("c", FetchState)[-1].keep_movement
+    assert table.did("c", FetchState)[-1].keep_pseudo_gradient
     table.offer("a", "b")
     table.wait(2.0)
     assert "c" in table.machine("a").roster
@@ -852,18 +852,18 @@ def test_half_of_a_better_branch_is_not_adopted() -> None:
 
 def test_a_foreign_chain_longer_than_the_run_can_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody can sign a chain of his own roster, page after page; it would be kept until the memory is full."""
-    monkeypatch.setattr("dilocox_peer.peer.planning.plan.SPARE_EPOCHS", 30)
+    monkeypatch.setattr("dilocox_peer.peer.planning.plan.SPARE_VIEWS", 30)
     table = Table("a", "b", total_rounds=1).start()  # of 8 steps: at most 8 rounds
     machine, liar = table.machine("a"), PeerId("liar")
     place, reasons = machine._seat.place, []
     for _ in range(5):
         page = []
         for _ in range(16):
-            value = place.epoch_value([liar])
-            signature = vote_for(acceptance(0, place.head, place.epoch + 1, 0, value), 1, signer(liar))
-            page.append(Certificate(0, place.head, place.epoch + 1, 0, value, ((liar, signature),)))
+            value = place.view_change([liar])
+            signature = vote_for(acceptance(0, place.head, place.view + 1, 0, value), 1, signer(liar))
+            page.append(Certificate(0, place.head, place.view + 1, 0, value, ((liar, signature),)))
             place = place.then(page[-1])
-        reasons += refusals(table, "a", liar, ChainPage(0, place.head, place.epoch, tuple(page), True))
+        reasons += refusals(table, "a", liar, ChainPage(0, place.head, place.view, tuple(page), True))
     assert reasons == ["a chain of more than 46 certificates beyond ours; this run has not so many"]
     path = machine._healing.path
     assert path is not None
@@ -918,7 +918,9 @@ def test_a_blob_that_everybody_lost_is_made_up_for_by_a_whole_state() -> None:
         blobs.discard(lost)
     table.give(PeerId("c"), BlobLost(lost, certificate))
     table.wait(4 * TIMING.blob_retry_s)
-    assert [(asked.head, asked.keep_movement) for asked in table.did("c", FetchState)] == [(certificate.head, False)]
+    assert [(asked.head, asked.keep_pseudo_gradient) for asked in table.did("c", FetchState)] == [
+        (certificate.head, False)
+    ]
     assert table.machine("c").is_ready
 
 
@@ -1125,7 +1127,7 @@ def test_what_strangers_say_of_the_last_state_counts_nothing_beside_the_roster()
         for number in range(5):
             stranger = PeerId(f"stranger{number}")
             table.give(newcomer, PeerFound(stranger), Received(stranger, Heartbeat(
-                0, place.head, place.epoch, incarnation=1, height=place.value.height, round=place.value.round,
+                0, place.head, place.view, incarnation=1, height=place.value.height, round=place.value.round,
                 weight=place.value.weight, training_round=3, micro_batches=0, ready=True, state_digest=forged,
             )))  # fmt: skip
         table.wait(1.0)

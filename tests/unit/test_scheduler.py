@@ -60,8 +60,8 @@ ME, UP, UP2, DOWN, DOWN2 = (PeerId(name) for name in ("me", "up", "up2", "down",
 STATUS = Status(2, 0, 0, 0, 0, 0.1, 0, 0.0, 0.1)
 
 
-def id_of(index: int, head: PeerId = UP) -> MicroBatchId:
-    return MicroBatchId(head, 1, index)
+def id_of(index: int, origin: PeerId = UP) -> MicroBatchId:
+    return MicroBatchId(origin, 1, index)
 
 
 class Bench:
@@ -111,17 +111,17 @@ class Bench:
             self.feed(Linked(peer, self.stage + (1 if peer in (DOWN, DOWN2) else -1)))
         return self
 
-    def take(self, index: int, caller: PeerId = UP, call: int | None = None, head: PeerId = UP) -> None:
+    def take(self, index: int, caller: PeerId = UP, call: int | None = None, origin: PeerId = UP) -> None:
         """A caller reserves, is granted and sends the body."""
         call = index if call is None else call
-        assert self.get(caller, Reserve(id_of(index, head), 0, call)) == [(caller, Grant(id_of(index, head), call))]
-        self.get(caller, Step(id_of(index, head), 0, 4, call), b"x")
+        assert self.get(caller, Reserve(id_of(index, origin), 0, call)) == [(caller, Grant(id_of(index, origin), call))]
+        self.get(caller, Step(id_of(index, origin), 0, 4, call), b"x")
 
-    def name_head(self, head: PeerId, caller: PeerId = UP, *, round_number: int = 0) -> None:
-        """A caller sends a micro-batch of a head, and cancels it."""
-        self.get(caller, Reserve(id_of(0, head), round_number, 0))
-        self.get(caller, Step(id_of(0, head), round_number, 4, 0), b"x")
-        self.get(caller, Cancel(id_of(0, head), 0))
+    def name_origin(self, origin: PeerId, caller: PeerId = UP, *, round_number: int = 0) -> None:
+        """A caller sends a micro-batch of an origin, and cancels it."""
+        self.get(caller, Reserve(id_of(0, origin), round_number, 0))
+        self.get(caller, Step(id_of(0, origin), round_number, 4, 0), b"x")
+        self.get(caller, Cancel(id_of(0, origin), 0))
 
     def begin(self) -> tuple[MicroBatchId, PeerId, int]:
         """Starts a forward, which must be there; its id, and the callee and number of its call."""
@@ -145,7 +145,7 @@ class Bench:
         return self.says(Tick())
 
 
-def head(**more: object) -> Bench:
+def origin(**more: object) -> Bench:
     return Bench(0, **more).link(DOWN)  # type: ignore[arg-type]
 
 
@@ -161,13 +161,13 @@ def last(**more: object) -> Bench:
 
 
 def test_a_slot_is_reserved_when_the_forward_starts() -> None:
-    id_, callee, _ = head().begin()
+    id_, callee, _ = origin().begin()
     assert callee == DOWN
     assert id_ == MicroBatchId(ME, 1, 0)
 
 
 def test_a_body_is_sent_when_granted_and_computed_whichever_comes_last() -> None:
-    bench = head()
+    bench = origin()
     id_, _, call = bench.begin()
     assert bench.get(DOWN, Grant(id_, call)) == []
     ((_, step),) = bench.says(ForwardDone(id_, b"y", 0.1))
@@ -221,22 +221,22 @@ def test_a_caller_with_too_much_outstanding_is_refused() -> None:
 
 
 def test_the_window_is_two_a_stage_and_two_a_service_time_on_the_way_at_most_accumulate() -> None:
-    bench = head(accumulate=100)
+    bench = origin(accumulate=100)
     assert bench.machine.window == 6
     bench.feed(Received(DOWN, replace(STATUS, stage=1, path_s=0.1, slowest_s=0.2)))
     bench.feed(RoundTrip(DOWN, 0.25))
     assert bench.machine.window == 10
-    small = head(accumulate=4)
+    small = origin(accumulate=4)
     assert small.machine.window == 4
 
 
-def test_one_head_of_many_later_peers_has_a_window_for_all_of_them() -> None:
+def test_one_origin_of_many_later_peers_has_a_window_for_all_of_them() -> None:
     bench = Bench(0, 2, accumulate=100).link(DOWN, DOWN2)
     assert bench.machine.window == 6
 
 
-def test_a_head_issues_its_window_and_no_more() -> None:
-    bench = head(accumulate=3)
+def test_a_origin_issues_its_window_and_no_more() -> None:
+    bench = origin(accumulate=3)
     for _ in range(3):
         bench.call()
     assert bench.work() == (None, [])
@@ -247,7 +247,7 @@ def test_a_head_issues_its_window_and_no_more() -> None:
 
 
 def test_forwards_and_backwards_alternate_when_both_are_there() -> None:
-    bench = head(accumulate=100)
+    bench = origin(accumulate=100)
     calls = [bench.call() for _ in range(4)]
     for id_, _, call in calls[:2]:
         assert bench.get(DOWN, Grad(id_, 1.0, 0, call), b"dy") == [(DOWN, Ack(id_, call))]
@@ -263,7 +263,7 @@ def test_forwards_and_backwards_alternate_when_both_are_there() -> None:
 
 
 def test_backwards_go_oldest_first() -> None:
-    bench = head(accumulate=3)
+    bench = origin(accumulate=3)
     calls = [bench.call() for _ in range(3)]
     for id_, _, call in (calls[2], calls[0]):
         bench.get(DOWN, Grad(id_, 1.0, 0, call), b"dy")
@@ -284,20 +284,20 @@ def test_forwards_go_in_the_order_of_their_grants() -> None:
 
 
 def test_nothing_is_handed_out_while_something_runs() -> None:
-    bench = head()
+    bench = origin()
     bench.begin()
     assert bench.work() == (None, [])
 
 
 @pytest.mark.parametrize("happened", [Hold(is_held=True), Leaving(), Rounds(1, 0, 0), Unlinked(DOWN)], ids=str)
-def test_a_head_that_may_not_issue_does_not(happened: object) -> None:
-    bench = head()
+def test_a_origin_that_may_not_issue_does_not(happened: object) -> None:
+    bench = origin()
     bench.feed(happened)
     assert bench.work() == (None, [])
 
 
 def test_the_issue_limit_is_one_rounds() -> None:
-    bench = head()
+    bench = origin()
     bench.feed(Rounds(1, 0, 1))
     bench.call()
     assert bench.work() == (None, [])
@@ -306,7 +306,7 @@ def test_the_issue_limit_is_one_rounds() -> None:
 
 
 def test_a_head_two_rounds_ahead_waits_until_it_is_one_ahead() -> None:
-    bench = head()
+    bench = origin()
     bench.feed(Received(DOWN, replace(STATUS, stage=1, behind=1)))
     bench.feed(Rounds(4, 3))
     assert bench.machine.is_drifting
@@ -346,7 +346,7 @@ def test_a_partial_batch_is_stepped_after_two_seconds_without_work() -> None:
 
 
 def test_a_shift_is_published_at_once_when_nothing_is_in_flight() -> None:
-    bench = head()
+    bench = origin()
     bench.feed(Shifted())
     assert bench.work()[0] == Publish()
     bench.feed(Stepped(0.0))
@@ -359,7 +359,7 @@ def test_a_shift_is_published_at_once_when_nothing_is_in_flight() -> None:
 
 
 def test_an_overdue_callee_is_asked_and_left_when_it_does_not_answer() -> None:
-    bench = head().link(DOWN2)
+    bench = origin().link(DOWN2)
     id_, callee, call = bench.call()
     other = DOWN2 if callee == DOWN else DOWN
     assert bench.tick(29.0) == []
@@ -372,7 +372,7 @@ def test_an_overdue_callee_is_asked_and_left_when_it_does_not_answer() -> None:
 
 
 def test_an_overdue_callee_that_works_on_it_is_left_alone() -> None:
-    bench = head().link(DOWN2)
+    bench = origin().link(DOWN2)
     id_, callee, call = bench.call()
     assert bench.tick(31.0) == [(callee, Reserve(id_, 0, call))]
     assert bench.get(callee, Wait(id_, 0, call)) == []
@@ -380,7 +380,7 @@ def test_an_overdue_callee_that_works_on_it_is_left_alone() -> None:
 
 
 def test_a_callee_is_not_late_while_the_body_waits_for_our_upload_limit() -> None:
-    bench = head().link(DOWN2)
+    bench = origin().link(DOWN2)
     bench.holds_bodies = True
     id_, callee, call = bench.begin()
     bench.says(ForwardDone(id_, b"y", 0.1))
@@ -392,7 +392,7 @@ def test_a_callee_is_not_late_while_the_body_waits_for_our_upload_limit() -> Non
 
 
 def test_an_only_callee_that_forgot_a_micro_batch_gets_it_again() -> None:
-    bench = head()
+    bench = origin()
     id_, _, call = bench.call()
     assert bench.tick(31.0) == [(DOWN, Reserve(id_, 0, call))]
     ((_, step),) = bench.get(DOWN, Grant(id_, call))
@@ -400,13 +400,13 @@ def test_an_only_callee_that_forgot_a_micro_batch_gets_it_again() -> None:
 
 
 def test_a_grant_that_was_not_asked_for_sends_nothing_twice() -> None:
-    bench = head()
+    bench = origin()
     id_, _, call = bench.call()
     assert bench.get(DOWN, Grant(id_, call)) == []
 
 
 def test_the_first_gradient_wins_later_ones_are_acknowledged_and_dropped() -> None:
-    bench = head().link(DOWN2)
+    bench = origin().link(DOWN2)
     id_, callee, call = bench.call()
     other = DOWN2 if callee == DOWN else DOWN
     bench.says(Unlinked(callee))
@@ -424,14 +424,14 @@ def test_the_first_gradient_wins_later_ones_are_acknowledged_and_dropped() -> No
 
 
 def test_a_gradient_of_a_callee_that_never_had_the_body_is_not_taken() -> None:
-    bench = head()
+    bench = origin()
     id_, _, call = bench.begin()
     assert bench.get(DOWN, Grad(id_, 1.0, 0, call), b"dy") == [(DOWN, Ack(id_, call))]
     assert bench.machine.duplicates == 1
 
 
 def test_calls_of_a_callee_that_is_gone_go_elsewhere_or_wait_for_a_link() -> None:
-    bench = head()
+    bench = origin()
     id_, _, call = bench.call()
     assert bench.says(Unlinked(DOWN)) == []
     bench.link()
@@ -439,7 +439,7 @@ def test_calls_of_a_callee_that_is_gone_go_elsewhere_or_wait_for_a_link() -> Non
 
 
 def test_a_refusal_sends_the_call_elsewhere_and_leaves_the_callee_alone_for_a_while() -> None:
-    bench = head()
+    bench = origin()
     id_, _, call = bench.begin()
     assert bench.get(DOWN, Refuse(id_, "too many", call)) == []
     assert bench.tick(1.1) == [(DOWN, Reserve(id_, 0, call))]
@@ -528,7 +528,7 @@ def test_what_is_computed_for_a_caller_that_is_gone_is_kept_for_its_return() -> 
 # ---- 8: rounds ------------------------------------------------------------------------------------------------------
 
 
-def test_a_later_stage_knows_the_rounds_of_its_recent_heads() -> None:
+def test_a_later_stage_knows_the_rounds_of_its_recent_origins() -> None:
     bench = last(max_slots=200)
     for index in range(70):
         bench.get(UP, Reserve(id_of(index), index // 10, index))
@@ -536,35 +536,35 @@ def test_a_later_stage_knows_the_rounds_of_its_recent_heads() -> None:
     other = id_of(0, UP2)
     bench.get(UP, Reserve(other, 9, 500))
     bench.get(UP, Step(other, 9, 50, 500), b"x")
-    assert bench.machine.recent_heads() == {(UP, UP): (6, 63), (UP, UP2): (9, 1)}
-    assert bench.machine.num_heads(listed=2) == 2
+    assert bench.machine.recent_origins() == {(UP, UP): (6, 63), (UP, UP2): (9, 1)}
+    assert bench.machine.num_origins(listed=2) == 2
 
 
-def test_a_caller_that_is_a_head_works_for_itself_alone() -> None:
+def test_a_caller_that_is_a_origin_works_for_itself_alone() -> None:
     bench = Bench(1, max_slots=200).link(UP, UP2)
     for index in range(40):
-        bench.name_head(PeerId(f"invented{index}"))
-    bench.name_head(UP, UP2)
-    assert bench.machine.recent_heads() == {(UP, UP): (0, 40), (UP2, UP2): (0, 1)}
-    assert bench.machine.num_heads(listed=1) == 2
+        bench.name_origin(PeerId(f"invented{index}"))
+    bench.name_origin(UP, UP2)
+    assert bench.machine.recent_origins() == {(UP, UP): (0, 40), (UP2, UP2): (0, 1)}
+    assert bench.machine.num_origins(listed=1) == 2
 
 
-def test_invented_heads_are_no_more_than_are_listed_or_one_more_than_callers() -> None:
+def test_invented_origins_are_no_more_than_are_listed_or_one_more_than_callers() -> None:
     """Their number makes the share of a round, and so the learning rate's place in it."""
     bench = Bench(2, max_slots=200).link(UP, UP2)
     for index in range(60):
-        bench.name_head(PeerId(f"head{index}"))
-    assert [bench.machine.num_heads(listed) for listed in (0, 2, 5, 100)] == [3, 3, 5, 60]
+        bench.name_origin(PeerId(f"origin{index}"))
+    assert [bench.machine.num_origins(listed) for listed in (0, 2, 5, 100)] == [3, 3, 5, 60]
 
 
-def test_a_caller_that_lies_about_the_round_of_others_heads_does_not_end_ours() -> None:
+def test_a_caller_that_lies_about_the_round_of_others_origins_does_not_end_ours() -> None:
     bench = last(max_slots=200).link(UP2)
     for _ in range(40):
-        bench.name_head(UP)
-    bench.name_head(UP, UP2, round_number=10**6)
-    heads = bench.machine.recent_heads()
-    assert heads == {(UP, UP): (0, 40), (UP2, UP): (10**6, 1)}
-    assert not follows(1, own=40, heads=heads, certified_at_stage_0=0)
+        bench.name_origin(UP)
+    bench.name_origin(UP, UP2, round_number=10**6)
+    origins = bench.machine.recent_origins()
+    assert origins == {(UP, UP): (0, 40), (UP2, UP): (10**6, 1)}
+    assert not follows(1, own=40, origins=origins, certified_at_stage_0=0)
 
 
 def test_round_fields_are_told_at_once_and_flow_through() -> None:
@@ -646,7 +646,7 @@ def test_a_message_in_the_wrong_direction_is_a_protocol_error() -> None:
 
 
 def test_a_traced_micro_batch_tells_the_moments_of_its_life() -> None:
-    bench = head(trace=True)
+    bench = origin(trace=True)
     id_, _, call = bench.call()
     bench.get(DOWN, Grad(id_, 1.0, 0, call), b"dy")
     bench.work()
@@ -669,7 +669,7 @@ def test_one_caller_that_lies_about_stage_0_does_not_end_our_rounds():
     assert bench.machine.stage0_certified == 4
 
 
-def test_one_callee_that_lies_about_what_is_behind_does_not_hold_a_head():
+def test_one_callee_that_lies_about_what_is_behind_does_not_hold_a_origin():
     bench = Bench(0)
     callees = [PeerId(f"callee{index}") for index in range(3)]
     for callee in callees:

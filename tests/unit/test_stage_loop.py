@@ -157,46 +157,46 @@ def test_a_forward_and_its_backward_use_the_same_weights_in_carry(seed: int):
 
 def test_a_shift_while_forwards_are_out_reaches_the_weights_and_every_snapshot():
     pipe = Pipe(manifest_of(2, schedule="carry"), limit=60)
-    head = pipe.loops[0]
+    origin = pipe.loops[0]
     for _ in range(3):
-        head.train_on()  # forwards that nobody answers yet
-    before = head._local_N().clone()
-    head.shift(torch.full_like(before, 0.25), certified=1)
-    assert torch.equal(head.close().flat_N, before + 0.25)
-    head.withdraw()
+        origin.train_on()  # forwards that nobody answers yet
+    before = origin._local_N().clone()
+    origin.shift(torch.full_like(before, 0.25), certified=1)
+    assert torch.equal(origin.close().flat_N, before + 0.25)
+    origin.withdraw()
     pipe.run()
-    assert head._pending_N is None
+    assert origin._pending_N is None
 
 
 def test_a_replaced_state_counts_no_more_and_drops_the_gradient():
     pipe = Pipe(manifest_of(2, schedule="carry"), limit=6)
     pipe.run()
-    head = pipe.loops[0]
-    target = torch.randn_like(head._current.flat_N)
-    head.replace(target, certified=3)
-    while head.train_on():
+    origin = pipe.loops[0]
+    target = torch.randn_like(origin._current.flat_N)
+    origin.replace(target, certified=3)
+    while origin.train_on():
         pass
-    assert torch.equal(head._current.flat_N.detach(), target)
-    assert head.progress.round == 4
-    assert head.progress.micro_batches == 0
+    assert torch.equal(origin._current.flat_N.detach(), target)
+    assert origin.progress.round == 4
+    assert origin.progress.micro_batches == 0
 
 
 def replaced_with_two_in_the_gradient() -> tuple[Pipe, torch.Tensor, list[int]]:
-    """A pipe whose head's weights were just replaced; by what, and the micro-batches of its steps from here on."""
+    """A pipe whose origin's weights were just replaced; by what, and the micro-batches of its steps from here on."""
     pipe = Pipe(manifest_of(2, schedule="carry"), limit=6)
     pipe.run()
-    head, steps = pipe.loops[0], []
+    origin, steps = pipe.loops[0], []
     assert pipe.benches[0].scheduler.versions.completed == 2
-    step = head._optimizer.step
+    step = origin._optimizer.step
 
     def recorded(*, micro_batches: int, share: float):
         steps.append(micro_batches)
         return step(micro_batches=micro_batches, share=share)
 
-    head._optimizer.step = recorded
-    target = torch.randn_like(head._current.flat_N)
-    head.replace(target, certified=0)
-    while head.train_on():
+    origin._optimizer.step = recorded
+    target = torch.randn_like(origin._current.flat_N)
+    origin.replace(target, certified=0)
+    while origin.train_on():
         pass
     return pipe, target, steps
 

@@ -66,7 +66,7 @@ def test_ballots_beyond_the_budget_are_not_heeded() -> None:
     assert len(table.said(first, Nack)) == MAX_ASKED, "each would be work that it has us do"
     table.offer("a", "b", "c")
     table.wait(30.0)
-    assert (table.machine(first).round, table.machine(first).epoch) == (1, 1)
+    assert (table.machine(first).round, table.machine(first).view) == (1, 1)
 
 
 def test_a_proposal_in_a_higher_ballot_needs_its_promises() -> None:
@@ -123,7 +123,7 @@ def test_a_leader_with_two_values_is_proven_everywhere_and_out_of_the_next_roste
         table.wait(20.0)
     assert table.machine(second).round == 2
     assert PeerId(first) not in table.machine(second).roster
-    assert {table.machine(name).epoch for name in (second, third, fourth)} == {1}
+    assert {table.machine(name).view for name in (second, third, fourth)} == {1}
 
 
 def test_a_member_that_votes_for_two_values_in_one_ballot_is_proven_by_the_certificate() -> None:

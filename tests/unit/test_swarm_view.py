@@ -38,7 +38,7 @@ def swarm(*, digests: tuple[str, str] = ("d1", "d1"), validation: float | None =
             certified = RoundCertified(
                 round=number,
                 head=f"h{number}",
-                epoch=1,
+                view=1,
                 ballot=0,
                 contributors=tuple(PEERS.values()),
                 roster=tuple(PEERS.values()),
@@ -135,7 +135,7 @@ def two_stages(*, heads: tuple[str, str] = ("h1", "h1")) -> SwarmView:
         view.take(label, TrainingProgress(1, 10, 5120, 1000.0, 3.0, 500, 400, 2.0).record(2.0))
         view.take(label, PipelineProgress(2, 0.5, 3, 1, 6, index, 0, 9000, 9000).record(2.0))
         certified = RoundCertified(
-            round=1, head=heads[index // 2] if stage else "h0", epoch=1, ballot=0, contributors=(peer,), roster=(peer,),
+            round=1, head=heads[index // 2] if stage else "h0", view=1, ballot=0, contributors=(peer,), roster=(peer,),
             micro_batches=64 if stage == 0 else 70, own_included=True, wait_s=1.0, bytes_sent=1000,
             raw_bytes=4000 if stage == 0 else 12000, train_loss=2.0, anchor_digest=f"d{stage}",
         )  # fmt: skip

@@ -19,7 +19,7 @@ from dilocox_peer.model.data import Corpus, SourceFile
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import build_stage
 from dilocox_peer.model.transformer import layout_of
-from dilocox_peer.peer.training.outer import OuterLoop, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.peer.training.trainer import MAX_CALLS, Trainer
 from dilocox_peer.types import PeerId, sha256
 
@@ -114,7 +114,7 @@ class Sequential:
         self.corpus = text_corpus()
         self.stage = build_stage(manifest)
         self.optimizer = InnerOptimizer(self.stage.model, manifest.inner)
-        self.outer = OuterLoop(OuterSettings.of(manifest), initial_state(manifest))
+        self.outer = OuterOptimizer(OuterSettings.of(manifest), initial_state(manifest))
         self.round, self.in_round, self.closed, self.new, self.index = 1, 0, 0, 0, 0
         self.offered = self.held = self.blocked = False
         self.certified = 0
@@ -166,8 +166,8 @@ class Sequential:
 
 def foreign_blob(manifest, seed):
     layout = layout_of(manifest)
-    movement = torch.randn(layout.num_elements, generator=torch.Generator().manual_seed(seed)) * 1e-3
-    return encode_contribution(layout, movement, uniform_policy("none"))
+    pseudo_gradient = torch.randn(layout.num_elements, generator=torch.Generator().manual_seed(seed)) * 1e-3
+    return encode_contribution(layout, pseudo_gradient, uniform_policy("none"))
 
 
 @pytest.mark.parametrize("overlap", ["arrival", "one-step", "none"])
@@ -208,10 +208,10 @@ def test_any_order_of_calls_gives_the_bits_of_one_thread(run, overlap, seed):
                 reference.held = not reference.held
                 (running.trainer.hold() if reference.held else running.trainer.resume()).result(DEADLINE_S)
             case "install":
-                shift = reference.outer.install(reference.outer.state, keep_movement=True)
+                shift = reference.outer.install(reference.outer.state, keep_pseudo_gradient=True)
                 reference.stage.model.flat_N.add_(shift)
                 reference.withdraw()
-                running.trainer.install(running.trainer.state(), keep_movement=True).result(DEADLINE_S)
+                running.trainer.install(running.trainer.state(), keep_pseudo_gradient=True).result(DEADLINE_S)
                 offer = None
         progress = running.trainer.progress()
         assert progress.round == reference.round
@@ -330,7 +330,7 @@ def test_a_joiner_trains_on_from_the_states_round_with_a_ramp(run, comes_by):
     else:
         joiner = run(manifest, corpus=text_corpus(StuckCorpus))
         joiner.trainer.hold()
-        installed = joiner.trainer.install(state, keep_movement=False)
+        installed = joiner.trainer.install(state, keep_pseudo_gradient=False)
         joiner.corpus.release.set()
         installed.result(DEADLINE_S)
         count = joiner.clock.count

@@ -110,7 +110,7 @@ def test_when_somebody_with_the_state_comes_it_is_fetched(newcomer: Newcomer):
     tip, donor = stage.certificates[-1], ROSTER[1]
     for _ in range(40):
         beat = Heartbeat(
-            STAGE, tip.head, tip.epoch, incarnation=1, height=tip.value.height, round=tip.value.round,
+            STAGE, tip.head, tip.view, incarnation=1, height=tip.value.height, round=tip.value.round,
             weight=tip.value.weight, training_round=13, micro_batches=0, ready=True, state_digest=stage.states[-1].digest,
             paused=False,
         )  # fmt: skip

@@ -4,7 +4,7 @@ Decides nothing: which micro-batch goes where is scheduler.py, the bytes on the 
 work here (`WorkBench` of stage_loop.py) and puts results back; the session says whom to dial. All of them touch the
 scheduler under one lock; frames are sent by this thread alone, small messages of one moment together.
 
-Who is at the other end of a link: linkd has authenticated a link identity; a HELLO, signed by the peer, says whose it is.
+The peer at the other end of a link: linkd has authenticated a link identity; a HELLO, signed by the peer, says whose it is.
 Nothing else is taken from a link before it. A neighbour whose frames break the protocol is dropped, and for a while
 neither dialled nor heard (shunned.py).
 """
@@ -171,7 +171,7 @@ class Conveyor:
         self._start_error: str | None = None
         self._restarts: deque[float] = deque()
         self._num_replicas = 1
-        self._listed_heads = 0
+        self._listed_origins = 0
         self._packed_s: dict[MicroBatchId, float] | None = {} if trace else None
         self._stage_of: dict[PeerId, int] = {}
         self._rtt_s: dict[PeerId, float] = {}
@@ -226,9 +226,9 @@ class Conveyor:
             self._num_replicas = max(1, count)
             self._tell(contract.Replicas(self._num_replicas))
 
-    def set_listed_heads(self, count: int) -> None:
+    def set_listed_origins(self, count: int) -> None:
         """How many peers of stage 0 the directory lists."""
-        self._listed_heads = count
+        self._listed_origins = count
 
     def leave(self) -> None:
         """Callers are told to go elsewhere."""
@@ -252,9 +252,9 @@ class Conveyor:
             )
 
     @property
-    def recent_heads(self) -> Mapping[tuple[PeerId, PeerId], tuple[int, int]]:
+    def recent_origins(self) -> Mapping[tuple[PeerId, PeerId], tuple[int, int]]:
         with self._lock:
-            return self._scheduler.recent_heads()
+            return self._scheduler.recent_origins()
 
     @property
     def certified_at_stage_0(self) -> int:
@@ -312,8 +312,8 @@ class Conveyor:
         if self._stage == 0:
             return 1.0
         with self._lock:
-            heads = self._scheduler.num_heads(self._listed_heads)
-        return max(1, heads) / self._num_replicas
+            origins = self._scheduler.num_origins(self._listed_origins)
+        return max(1, origins) / self._num_replicas
 
     def _tell(self, happened: contract.Input, *, nudge: bool = True) -> None:
         with self._lock:

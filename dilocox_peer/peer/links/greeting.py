@@ -19,7 +19,7 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who speaks over a link."""
+    """The peer that speaks over a link."""
 
     peer: PeerId
     stage: int
@@ -53,7 +53,7 @@ class Greeter:
         return canonical([_VERSION, self._me, self._stage, self._incarnation, self._key.sign(statement), *shown])
 
     def checked(self, link: LinkId, raw: bytes) -> Hello:
-        """Who greets over this link. Raises ProtocolError."""
+        """The peer that greets over this link. Raises ProtocolError."""
         if len(raw) > MAX_HELLO_BYTES:
             raise ProtocolError(None, f"a greeting of {len(raw)} bytes, at most {MAX_HELLO_BYTES}")
         try:

@@ -1,4 +1,4 @@
-"""Adaptive rank: the next rank of `lowrank-int4` from what the averaged movement needs, over a window of rounds. Pure.
+"""Adaptive rank: the next rank of `lowrank-int4` from what the averaged pseudo-gradient needs, over a window of rounds. Pure.
 
 A round gives one observation: how many directions hold nearly all of the mean's energy, and how much of what was to be
 sent stays in the residual. At the end of a window the medians decide:
@@ -8,7 +8,7 @@ sent stays in the residual. At the end of a window the medians decide:
     otherwise                               as it is
 
 Why not the energy threshold alone: inside a sketch of rank r any threshold below 1 finds fewer than r directions, whatever
-the true rank is, so it shrinks to its floor while 98 % of the movement stays behind (tests/unit/test_adaptive.py). So
+the true rank is, so it shrinks to its floor while 98 % of the pseudo-gradient stays behind (tests/unit/test_adaptive.py). So
 here the spectrum is taken of the mean itself, whose rank is up to that of all contributions together, by a sketch wider
 than r and against the mean's whole energy; and the residual has the last word.
 
@@ -67,7 +67,7 @@ class RankSettings:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One round. needed: rank that holds ENERGY of the averaged movement. residual: |e|**2 / |sent|**2 in [0, 1], the
+    """One round. needed: rank that holds ENERGY of the averaged pseudo-gradient. residual: |e|**2 / |sent|**2 in [0, 1], the
     codec's loss at this peer (1: nothing was sent)."""
 
     round: int
@@ -152,7 +152,7 @@ def spectrum(x_MN: Tensor, width: int) -> list[float]:
 
 
 def needed_rank(layout: Layout, mean_N: Tensor, names: Collection[str], *, rank: int) -> int:
-    """Rank that holds ENERGY of the averaged movement mean_N: of the matrices named, weighted by size; 0 without any.
+    """Rank that holds ENERGY of the averaged pseudo-gradient mean_N: of the matrices named, weighted by size; 0 without any.
 
     rank: in use; the search goes as far as one growth of it and a little beyond.
     """

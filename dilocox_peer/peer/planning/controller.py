@@ -152,7 +152,7 @@ class Controller:
         return (delay + 8 * blob * (peers - 1) / (uplink * link_factor)) / (setting.inner_steps * step)
 
     def _peers(self) -> int:
-        """Contributors, by the median of the window. Who is alone plans for two: the next to come must not find contributions of
+        """Contributors, by the median of the window. A peer that is alone plans for two: the next to come must not find contributions of
         full size, which cost nothing while nobody fetched them."""
         return max(2, round(statistics.median(len(each.uplinks_bps) for each in self._window)))
 

@@ -12,7 +12,7 @@ from dilocox_peer.compression.ladder import codecs_beside
 from dilocox_peer.manifest import Manifest
 
 MAX_RANK = 4096
-SPARE_EPOCHS = 4096  # in a chain, beside one a round: far more than a run has
+SPARE_VIEWS = 4096  # in a chain, beside one a round: far more than a run has
 MAX_CHANGE = 2  # of H from one round to the next, as a factor
 
 
@@ -56,11 +56,11 @@ class PlanBounds:
     def longest_chain(self) -> int | None:
         """Certificates that a chain of this run can have; None if it does not end."""
         rounds = self.most_rounds
-        return None if rounds is None else 2 * rounds + SPARE_EPOCHS
+        return None if rounds is None else 2 * rounds + SPARE_VIEWS
 
     @property
     def most_rounds(self) -> int | None:
-        """Of the run, were all as short as they may be; None: it does not end."""
+        """Rounds of the run, were all as short as they may be; None: it does not end."""
         return None if self.total_steps is None else -(-self.total_steps // self.smallest_inner_steps)
 
     def is_last(self, plan: Plan) -> bool:
@@ -104,7 +104,7 @@ class Report:
 
     uplink_kbps: of its contributions. step_us: one of its inner steps, in microseconds. exchange_ms: from a round's close
     to its merge. lost_permille: of the energy of what was to be sent, the part that stayed in its residual.
-    needed_rank: that holds nearly all energy of the averaged movement (lowrank-int4 only).
+    needed_rank: that holds nearly all energy of the averaged pseudo-gradient (lowrank-int4 only).
     """
 
     uplink_kbps: int = 0

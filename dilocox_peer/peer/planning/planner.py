@@ -1,4 +1,4 @@
-"""Who decides the plan of the round after next: a peer asks its planner when it proposes. Pure.
+"""Decides the plan of the round after next: a peer asks its planner when it proposes. Pure.
 
 A planner sees the certificates of its chain, in order, and nothing else: so peers with the same chain decide alike, after
 a restart too. So a member can judge what a leader proposes (`JudgingPlanner`): a plan more than one step away from what its

@@ -69,7 +69,7 @@ class Anchorage:
 
     @property
     def digest(self) -> bytes:
-        """Of the anchor at our head, b"" while it is not computed or not known."""
+        """Digest of the anchor at our head, b"" while it is not computed or not known."""
         return self._digest if self._is_computed and self.height == self._chain.height else b""
 
     @property
@@ -164,8 +164,8 @@ class Anchorage:
         return [FetchState(head, round_number, digest, donors, keep, leaves)]
 
     def _donors(self, head: Digest, path: Suffix | None, now: float) -> tuple[tuple[PeerId, ...], bytes]:
-        """Who holds the state at head, and its digest: the certified one, else the one that most of the voters there name,
-        whatever others say. Who names another is left out."""
+        """The peers that hold the state at head, and its digest: the certified one, else the one that most of the voters there name,
+        whatever others say. A peer that names another is left out."""
         digests: dict[bytes, list[PeerId]] = {}
         for peer in sorted(self._members.at(head, now)):
             said = self._members[peer].said

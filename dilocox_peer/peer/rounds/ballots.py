@@ -43,7 +43,7 @@ BALLOT_BACKOFF = 1.5
 
 
 class Ballots:
-    """The ballots of one (head, epoch) at one peer. `certificate` is set once a ballot of ours has its quorum."""
+    """The ballots of one (head, view) at one peer. `certificate` is set once a ballot of ours has its quorum."""
 
     jury_type: type[Jury] = Jury  # the simulator plants a credulous one
 
@@ -127,13 +127,13 @@ class Ballots:
         if pending is not None and (pending.ballot, pending.value) == (ballot, value):
             return [], None
         if value.kind != "round":
-            return [], "proposes an epoch in a ballot"
-        if reason := seat.place.why_not(value, seat.place.epoch, seat.owner.max_peers, seat.owner.plans):
+            return [], "proposes a view change in a ballot"
+        if reason := seat.place.why_not(value, seat.place.view, seat.owner.max_peers, seat.owner.plans):
             return [], reason
         for entry in value.entries:
             if entry.peer == seat.me and entry.incarnation == seat.incarnation and entry != self.own:
                 return [], "an offer in our name that is not ours"
-        if not seat.verifies(sender, message.signature, value, epoch=seat.place.epoch, ballot=ballot):
+        if not seat.verifies(sender, message.signature, value, view=seat.place.view, ballot=ballot):
             return [], "a signature that does not verify"
         if reason := self._jury.why_not_justified(ballot, value, message.promises):
             self._conduct.strike(sender, "led", reason)
@@ -163,7 +163,7 @@ class Ballots:
             return "accepts what was not proposed"
         if sender not in seat.order:
             return "accepts and is not in the roster"
-        if not seat.verifies(sender, message.signature, lead.value, epoch=seat.place.epoch, ballot=lead.ballot):
+        if not seat.verifies(sender, message.signature, lead.value, view=seat.place.view, ballot=lead.ballot):
             return "a signature that does not verify"
         self._jury.hear(sender, seat.voted(lead.value, message.signature, ballot=lead.ballot))
         lead.acks[sender] = message.signature
@@ -381,7 +381,7 @@ class Ballots:
         """The leader of this turn is gone and it would have proposed by now: no use waiting for it.
 
         It proposes when the offers are in, or late; waiting for late alone would in a first round, where nothing is
-        learned yet, let an epoch come before the next leader.
+        learned yet, let a view change come before the next leader.
         """
         leader = self._seat.leader(self._turn)
         is_waited_for = self._members.is_alive(leader, now) and self._conduct.leads(leader)
@@ -435,7 +435,7 @@ class Ballots:
         if lead.value is None:
             actions += self._choose(lead, now)
         elif self._is_quorum(lead.acks):
-            self.certificate = seat.certificate(lead.value, lead.acks, epoch=seat.place.epoch, ballot=lead.ballot)
+            self.certificate = seat.certificate(lead.value, lead.acks, view=seat.place.view, ballot=lead.ballot)
             return actions
         elif lead.nacked.keys() - self._excluded and not self._is_quorum(self._could_ack(lead, now)):
             # Those that most refuse: one member alone does not talk everybody's contributions out of the round.
@@ -523,7 +523,7 @@ class Ballots:
         if self.proposed_at is None:
             self.proposed_at = now
         actions: list[Action] = []
-        signature = seat.signature(value, epoch=seat.place.epoch, ballot=lead.ballot)
+        signature = seat.signature(value, view=seat.place.view, ballot=lead.ballot)
         accepted = Accepted(lead.ballot, value, signature, lead.shown)
         if accepted != seat.votes.accepted:
             actions += self._backed(seat.vote(promised=lead.ballot, accepted=accepted))
@@ -532,7 +532,7 @@ class Ballots:
         if self._turn_deadline == FOREVER or lead.ballot == 0:
             self._turn_deadline = now + seat.jittered(seat.pace.ballot_s)
         if self._is_quorum(lead.acks):
-            self.certificate = seat.certificate(value, lead.acks, epoch=seat.place.epoch, ballot=lead.ballot)
+            self.certificate = seat.certificate(value, lead.acks, view=seat.place.view, ballot=lead.ballot)
             return actions
         return [*actions, *send_all(seat.others, Propose(*seat.at(), lead.ballot, value, signature, lead.shown))]
 
@@ -590,14 +590,14 @@ class Ballots:
         ]
 
     def _ack(self, to: PeerId, ballot: int, value: Value) -> Action:
-        signature = self._seat.signature(value, epoch=self._seat.place.epoch, ballot=ballot)
+        signature = self._seat.signature(value, view=self._seat.place.view, ballot=ballot)
         return Send(to, Ack(*self._seat.at(), ballot, value.digest(), signature))
 
     def _nack(self, to: PeerId, ballot: int, blobs: tuple[Digest, ...]) -> Action:
         return Send(to, Nack(*self._seat.at(), ballot, self._seat.votes.promised, blobs))
 
     def on_refused(self, blob: Digest, reason: str) -> list[Action]:
-        """A blob that no mean can take. Who answers for it: those that offered it themselves, else the leader that proposes
+        """A blob that no mean can take. Those answer for it that offered it themselves, else the leader that proposes
         it; that an entry in a proposal names a peer proves nothing of that peer."""
         self._holdings.refused(blob)
         pending, guilty = self._pending, sorted(peer for peer, entry in self.offers.items() if entry.blob == blob)

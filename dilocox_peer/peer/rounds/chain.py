@@ -1,7 +1,7 @@
 """Certificates and the chain they form: what a stage has agreed on. Pure values; the protocol that makes them is machine.py,
 and which of two chains counts is decided in forks.py.
 
-A certificate's head is the hash of (stage, parent, epoch, value): the ballot and the votes are its proof, not part
+A certificate's head is the hash of (stage, parent, view, value): the ballot and the votes are its proof, not part
 of what was agreed, so one value certified in two ballots is one head.
 
 A vote is a signature with its order: a number that only grows at one peer. So of two votes of a peer everybody can tell
@@ -33,10 +33,10 @@ LOCATOR_DENSE = 8  # newest heads named one by one in a locator; older ones at d
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One offered contribution. (peer, incarnation, base head) names its movement; the base is the certificate's parent.
+    """One offered contribution. (peer, incarnation, base head) names its pseudo-gradient; the base is the certificate's parent.
 
     incarnation: wall-clock milliseconds at the start of the peer's process; the newest is the peer.
-    state_digest: of the anchor state this movement was taken against, b"" if unknown. report: for the plans to come.
+    state_digest: of the anchor state this pseudo-gradient was taken against, b"" if unknown. report: for the plans to come.
     """
 
     peer: PeerId
@@ -57,9 +57,9 @@ class Entry:
 class Value:
     """What one certificate says.
 
-    height: position in the chain, from 1. round: outer rounds completed with it (an epoch keeps its parent's, a round
+    height: position in the chain, from 1. round: outer rounds completed with it (a view change keeps its parent's, a round
     adds one, void or not). weight: sum over the chain of distinct contributors, this one included.
-    roster: who may certify the next value, in order; roster[0] breaks ties. plan: of the round after the next one (an epoch
+    roster: who may certify the next value, in order; roster[0] breaks ties. plan: of the round after the next one (a view change
     keeps its parent's). state_digest: of the anchor state at the
     parent as most of the entries report it, b"" if they report none; so state at a head is certified by the next one.
     """
@@ -89,28 +89,28 @@ class Value:
 
 @dataclass(frozen=True)
 class Certificate:
-    """A value, its place, and the votes that make it agreed: of a quorum of the parent's roster; of an epoch, those of
-    every peer of its own roster; of a run's first epoch, the owner's alone."""
+    """A value, its place, and the votes that make it agreed: of a quorum of the parent's roster; of a view change, those of
+    every peer of its own roster; of a run's first view change, the owner's alone."""
 
     stage: int
     parent: Digest
-    epoch: int
+    view: int
     ballot: int
     value: Value
     signatures: tuple[tuple[PeerId, bytes], ...]
 
     @cached_property
     def head(self) -> Digest:
-        return head_of(self.stage, self.parent, self.epoch, self.value)
+        return head_of(self.stage, self.parent, self.view, self.value)
 
 
-def head_of(stage: int, parent: Digest, epoch: int, value: Value) -> Digest:
-    return sha256(canonical(["dilocox-head", stage, parent, epoch, value.digest()]))
+def head_of(stage: int, parent: Digest, view: int, value: Value) -> Digest:
+    return sha256(canonical(["dilocox-head", stage, parent, view, value.digest()]))
 
 
-def acceptance(stage: int, parent: Digest, epoch: int, ballot: int, value: Value) -> bytes:
+def acceptance(stage: int, parent: Digest, view: int, ballot: int, value: Value) -> bytes:
     """The bytes a peer signs to accept a value in a ballot. Holding every blob of it is part of what it signs."""
-    return canonical(["dilocox-accept", stage, parent, epoch, ballot, value.digest()])
+    return canonical(["dilocox-accept", stage, parent, view, ballot, value.digest()])
 
 
 def vote_for(message: bytes, order: int, sign: Callable[[bytes], bytes]) -> bytes:
@@ -180,7 +180,7 @@ class Place:
     height: int
     round: int
     weight: int
-    epoch: int
+    view: int
     roster: tuple[PeerId, ...]
     plan: Plan
     founder: PeerId | None = None
@@ -192,7 +192,7 @@ class Place:
         cls, stage: int, head: Digest, plan: Plan, founder: PeerId | None = None, terms: SeatTerms | None = None
     ) -> "Place":
         return cls(
-            stage=stage, head=head, height=0, round=0, weight=0, epoch=0, roster=(), plan=plan, founder=founder,
+            stage=stage, head=head, height=0, round=0, weight=0, view=0, roster=(), plan=plan, founder=founder,
             seats=Seats(terms) if terms is not None else EVERYBODY,
         )  # fmt: skip
 
@@ -202,7 +202,7 @@ class Place:
         seats = self.seats.after(value, self.voters)
         return Place(
             stage=certificate.stage, head=certificate.head, height=value.height, round=value.round, weight=value.weight,
-            epoch=certificate.epoch, roster=value.roster, plan=value.plan, voters=seats.voters(value.roster), seats=seats,
+            view=certificate.view, roster=value.roster, plan=value.plan, voters=seats.voters(value.roster), seats=seats,
         )  # fmt: skip
 
     @property
@@ -223,15 +223,15 @@ class Place:
             entries=ordered, roster=tuple(roster), plan=plan or self.plan.next(), state_digest=majority_digest(ordered),
         )  # fmt: skip
 
-    def epoch_value(self, roster: Iterable[PeerId]) -> Value:
+    def view_change(self, roster: Iterable[PeerId]) -> Value:
         """The void value that makes roster the next one."""
         return Value(
             kind="epoch", height=self.height + 1, round=self.round, weight=self.weight,
             entries=(), roster=tuple(roster), plan=self.plan,
         )  # fmt: skip
 
-    def why_not(self, value: Value, epoch: int, max_peers: int, plans: PlanBounds = ANY_PLAN) -> str | None:
-        """Why value may not follow this place in epoch, or None. Signatures are not looked at."""
+    def why_not(self, value: Value, view: int, max_peers: int, plans: PlanBounds = ANY_PLAN) -> str | None:
+        """Why value may not follow this place in view, or None. Signatures are not looked at."""
         entrants = [entry.peer for entry in value.entries]
         if value.height != self.height + 1:
             return f"height {value.height} after height {self.height}"
@@ -240,9 +240,9 @@ class Place:
         if value.weight != self.weight + len(entrants):
             return f"weight {value.weight} after {self.weight} with {len(entrants)} entries"
         if value.kind == "epoch":
-            return self._why_not_epoch(value, epoch)
-        if epoch != self.epoch:
-            return f"a round of epoch {epoch} in epoch {self.epoch}"
+            return self._why_not_view_change(value, view)
+        if view != self.view:
+            return f"a round of view {view} in view {self.view}"
         if value.round != self.round + 1:
             return f"round {value.round} after round {self.round}"
         if any(left >= right for left, right in itertools.pairwise(entrants)):
@@ -253,14 +253,14 @@ class Place:
             return "a state digest that its entries do not report"
         return plans.why_not(value.plan, self.plan)
 
-    def _why_not_epoch(self, value: Value, epoch: int) -> str | None:
-        if epoch <= self.epoch:
-            return f"epoch {epoch} called in epoch {self.epoch}"
+    def _why_not_view_change(self, value: Value, view: int) -> str | None:
+        if view <= self.view:
+            return f"view {view} called in view {self.view}"
         if value.round != self.round or value.entries or value.state_digest or value.plan != self.plan:
-            return "an epoch that is not void"
+            return "a view change that is not void"
         stay = set(value.roster) & set(self.roster)
         if stay and len(stay) < len(value.roster):
-            return "an epoch that seats newcomers beside members: those who stay go on alone first"
+            return "a view change that seats newcomers beside members: those who stay go on alone first"
         return None
 
     def founder_alone(self, kind: Kind, signers: Sequence[PeerId]) -> bool:
@@ -274,7 +274,7 @@ class Place:
         if certificate.stage != self.stage or certificate.parent != self.head:
             return "a certificate of another parent"
         value, signers = certificate.value, [peer for peer, _ in certificate.signatures]
-        if reason := self.why_not(value, certificate.epoch, max_peers, plans):
+        if reason := self.why_not(value, certificate.view, max_peers, plans):
             return reason
         if len(set(signers)) != len(signers):
             return "a peer that signed twice"
@@ -283,10 +283,10 @@ class Place:
                 return f"a first roster that the run's owner ({self.founder}) has not signed"
         elif value.kind == "epoch":
             if set(signers) != set(value.roster):
-                return "an epoch not signed by all of its roster"
+                return "a view change not signed by all of its roster"
         elif not set(signers) <= set(self.voters) or not is_quorum(signers, self.voters):
             return "signatures that are no quorum of the roster"
-        message = acceptance(self.stage, self.head, certificate.epoch, certificate.ballot, value)
+        message = acceptance(self.stage, self.head, certificate.view, certificate.ballot, value)
         if not all(is_vote(verify, peer, message, vote) for peer, vote in certificate.signatures):
             return "a signature that does not verify"
         return None

@@ -168,7 +168,7 @@ class Conduct:
                 self._missed(peer, LATE)
 
     def failed(self, blob: Digest, alive: Collection[PeerId]) -> None:
-        """A contribution is not to be had. Who has gone meanwhile is not to blame."""
+        """A contribution is not to be had. A peer that has gone meanwhile is not to blame."""
         for peer, record in list(self._records.items()):
             if record.owed.pop(blob, None) is not None and peer in alive:
                 self._missed(peer, MISSED)

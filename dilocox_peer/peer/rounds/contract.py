@@ -60,7 +60,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Local training of the round is over and its encoded movement is stored as `entry.blob` (held from now on)."""
+    """Local training of the round is over and its encoded pseudo-gradient is stored as `entry.blob` (held from now on)."""
 
     base: Digest
     entry: Entry
@@ -173,9 +173,9 @@ class FetchBlob:
 class Apply:
     """All blobs of certificate are held and it extends our head: decode, mean in certificate order, outer step.
 
-    own: the entry of ours that it settles, or None: then our movement stays and goes with the next contribution.
+    own: the entry of ours that it settles, or None: then our pseudo-gradient stays and goes with the next contribution.
     All or nothing; answered by StateComputed. `Persist` with the new chain precedes it. A certificate without entries
-    (a void round, an epoch) leaves the anchor as it is and is answered too.
+    (a void round, a view change) leaves the anchor as it is and is answered too.
     """
 
     certificate: Certificate
@@ -187,8 +187,8 @@ class FetchState:
     """We are to adopt `head` and cannot replay to it: get the whole state from one of the donors, verified against
     state_digest when known (b"" otherwise: ask several donors and compare). Answer StateInstalled or StateMissing.
 
-    keep_movement: our unsettled local movement survives on top of the new anchor; otherwise local parameters become
-    the anchor (our movement is, in part, already inside it or orphaned). Without donors: from our own disk, after a
+    keep_pseudo_gradient: our unsettled local pseudo-gradient survives on top of the new anchor; otherwise local parameters become
+    the anchor (our pseudo-gradient is, in part, already inside it or orphaned). Without donors: from our own disk, after a
     restart. Applies still queued when it is installed are void. Always answered, in the end. leaves: certificates of ours
     that are dropped for it, oldest first: the shell keeps them, and the state they led to, before it installs another.
     """
@@ -197,7 +197,7 @@ class FetchState:
     round: int
     state_digest: bytes
     donors: tuple[PeerId, ...]
-    keep_movement: bool
+    keep_pseudo_gradient: bool
     leaves: tuple[Certificate, ...] = ()
 
 

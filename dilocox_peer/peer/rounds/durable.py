@@ -11,7 +11,7 @@ A record says: keep the chain up to height `keep`, append these certificates, re
 small record, and a branch switch one larger one. A record is length (4 bytes), CRC-32 (4 bytes), msgpack payload.
 A torn last record is a Persist that never finished: nothing after it in its list was carried out, so dropping it is
 right. Damage before the last record is not: votes may be lost with it; what is left is loaded with
-votes that give none in this epoch nor in the next LOST_VOTES_EPOCHS.
+votes that give none in this view change nor in the next LOST_VOTES_VIEWS.
 """
 
 import struct
@@ -40,7 +40,7 @@ from dilocox_peer.types import Digest
 VERSION = 2  # 1 had no checkpoint, and votes without an order
 MAX_RECORD_BYTES = 1 << 30  # a whole chain rewritten in one record; a million rounds of eight peers fit
 MAX_LEFT = 64  # heads left for another branch that are remembered
-LOST_VOTES_EPOCHS = 1024  # epochs skipped when votes may be lost: whatever was signed before is below
+LOST_VOTES_VIEWS = 1024  # views skipped when votes may be lost: whatever was signed before is below
 _HEADER = struct.Struct(">II")
 _PAYLOAD_STARTS = b"\x9a" + bytes([VERSION])  # a list of 10 fields, of which the first is the version
 
@@ -84,20 +84,20 @@ def read_accepted(fields: Fields | None) -> Accepted | None:
 class Votes:
     """What this peer has promised at `head`; another head, another Votes.
 
-    promised: lowest ballot it still votes in. epoch_signed: highest epoch it has signed here (0: none), with its value;
-    from then on it votes in no ballot of head's own epoch.
+    promised: lowest ballot it still votes in. view_change_signed: highest view it has signed here (0: none), with its value;
+    from then on it votes in no ballot of head's own view.
     """
 
     head: Digest
     promised: int = 0
     accepted: Accepted | None = None
-    epoch_signed: int = 0
-    epoch_value: Value | None = None
+    view_change_signed: int = 0
+    view_change: Value | None = None
 
 
-def sealed_votes(head: Digest, epoch: int) -> Votes:
-    """Votes of a peer that no longer knows how it voted at head: none in this epoch, nor in the next LOST_VOTES_EPOCHS."""
-    return Votes(head=head, epoch_signed=epoch + LOST_VOTES_EPOCHS)
+def sealed_votes(head: Digest, view: int) -> Votes:
+    """Votes of a peer that no longer knows how it voted at head: none in this view, nor in the next LOST_VOTES_VIEWS."""
+    return Votes(head=head, view_change_signed=view + LOST_VOTES_VIEWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ def encode_record(durable: Durable) -> bytes:
             votes.head,
             votes.promised,
             None if accepted is None else accepted.fields(),
-            votes.epoch_signed,
-            None if votes.epoch_value is None else votes.epoch_value.fields(),
+            votes.view_change_signed,
+            None if votes.view_change is None else votes.view_change.fields(),
             None if durable.checkpoint is None else checkpoint_fields(durable.checkpoint),
             list(durable.left),
         ]
@@ -177,7 +177,7 @@ def load_log(raw: bytes, genesis: Digest) -> Loaded:
         return Loaded(None, start, reason)
     head = chain[-1].head if chain else genesis
     if damaged or votes is None or votes.head != head:
-        votes = sealed_votes(head, chain[-1].epoch if chain else 0)
+        votes = sealed_votes(head, chain[-1].view if chain else 0)
     return Loaded(Durable(0, tuple(chain), votes, checkpoint, left), start, reason)
 
 
@@ -210,8 +210,8 @@ def _decode_payload(payload: bytes) -> Durable:
     appended = tuple(read_certificate(each) for each in fields.items(MAX_RECORD_BYTES))
     head, promised = fields.digest(), fields.integer()
     accepted = read_accepted(fields.optional())
-    epoch_signed, epoch_value = fields.integer(), fields.optional()
-    votes = Votes(head, promised, accepted, epoch_signed, read_value(epoch_value) if epoch_value else None)
+    view_change_signed, view_change = fields.integer(), fields.optional()
+    votes = Votes(head, promised, accepted, view_change_signed, read_value(view_change) if view_change else None)
     checkpoint, heads = fields.optional(), fields.flat(MAX_LEFT)
     left = []
     while heads.more:

@@ -1,7 +1,7 @@
 """How far a better chain is to be followed by now. Pure.
 
 A view change that less than a quorum of its roster has signed draws nobody away from a quorum that is at work: a peer that hears
-nobody writes such an epoch, and a hostile one whenever it likes. It is held back, wherever on the path it is: at our head,
+nobody writes such a view change, and a hostile one whenever it likes. It is held back, wherever on the path it is: at our head,
 before it, where our own chain goes on with what a quorum has certified, or further up, which is where somebody meets it
 who is a certificate behind. The path is followed up to there; it counts when that quorum is lost, or has come over, or when
 the run's owner has signed what follows it.
@@ -11,9 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from dilocox_peer.peer.rounds.chain import Chain, Suffix, is_quorum, votes_on
-from dilocox_peer.peer.rounds.epochs import Epochs
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.view_changes import ViewChanges
 from dilocox_peer.types import Digest, PeerId
 
 
@@ -48,13 +48,13 @@ class Following:
         elif self._deserted_since is None:
             self._deserted_since = now
 
-    def allowed(self, path: Suffix | None, epochs: Epochs, now: float) -> Suffix | None:
-        """The path as far as it is to be followed, None: not at all. epochs: those at our head."""
+    def allowed(self, path: Suffix | None, view_changes: ViewChanges, now: float) -> Suffix | None:
+        """The path as far as it is to be followed, None: not at all. view_changes: those at our head."""
         if path is None:
             return None
         vouched = self._vouched(path)
         for thin in self._thin(path):
-            if thin.index > vouched and self._is_held_back(path, thin, epochs, now):
+            if thin.index > vouched and self._is_held_back(path, thin, view_changes, now):
                 return path.up_to(path.heads[thin.index - 1]) if thin.index else None
         return path
 
@@ -65,10 +65,10 @@ class Following:
         head = self._forks.checkpoint.head
         return path.heads.index(head) if head in path.heads else -1
 
-    def _is_held_back(self, path: Suffix, thin: _Thin, epochs: Epochs, now: float) -> bool:
+    def _is_held_back(self, path: Suffix, thin: _Thin, view_changes: ViewChanges, now: float) -> bool:
         index, voters = thin.index, thin.voters
         if index == 0 and self._is_view_change_here(path):
-            return self._is_held_back_here(path, epochs, now)
+            return self._is_held_back_here(path, view_changes, now)
         if thin.is_bare and any(peer in voters for peer in self._here(now)):
             return True
         if index == 0 and self._chain.certificates[path.ancestor].value.kind == "epoch":
@@ -83,15 +83,15 @@ class Following:
         height = None if head is None else self._chain.height_of(head)
         return height is not None and height > ancestor
 
-    def _is_held_back_here(self, path: Suffix, epochs: Epochs, now: float) -> bool:
+    def _is_held_back_here(self, path: Suffix, view_changes: ViewChanges, now: float) -> bool:
         """Of one at our head. One that none of our roster has signed counts only where none of it is left."""
         voters = self._chain.place.voters
         support, _ = self._forks.support(path)
         if support == 0 and any(peer in voters for peer in self._here(now)):
             return True
-        if 2 * support > len(voters) or epochs.is_wanted(now):
+        if 2 * support > len(voters) or view_changes.is_wanted(now):
             return False
-        if self._deserted_since is not None and now - self._deserted_since >= epochs.patience_s / 2:
+        if self._deserted_since is not None and now - self._deserted_since >= view_changes.patience_s / 2:
             return False
         return is_quorum(self._not_on(path.heads, voters), voters)
 

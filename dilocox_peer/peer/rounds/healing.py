@@ -111,7 +111,7 @@ class Healing:
         tips = [suffix.tip for suffix in (self._draft, self.path) if suffix is not None]
         locator = tuple([*tips, *self._chain.locator()][:MAX_LOCATOR])
         place = self._chain.place
-        return [Send(peer, GetChain(place.stage, place.head, place.epoch, locator))]
+        return [Send(peer, GetChain(place.stage, place.head, place.view, locator))]
 
     def page_after(self, heads: Sequence[Digest]) -> ChainPage | None:
         """Our certificates after the first of these heads that we have; None if we have none of them."""
@@ -120,7 +120,7 @@ class Healing:
             if height is not None:
                 page = tuple(self._chain.certificates[height : height + MAX_PAGE])
                 place = self._chain.place
-                return ChainPage(place.stage, place.head, place.epoch, page, height + len(page) < self._chain.height)
+                return ChainPage(place.stage, place.head, place.view, page, height + len(page) < self._chain.height)
         return None
 
     # ---- what comes in ----

@@ -36,7 +36,7 @@ class _Asked:
 
 
 class Jury:
-    """Of one (head, epoch) at one peer."""
+    """Of one (head, view) at one peer."""
 
     def __init__(self, seat: Seat, now: float) -> None:
         self._seat = seat
@@ -106,11 +106,11 @@ class Jury:
         """Why what a promise brings cannot have been proposed to its sender, or None."""
         seat, value = self._seat, accepted.value
         if value.kind != "round":
-            return "accepted an epoch in a ballot"
-        if reason := seat.place.why_not(value, seat.place.epoch, seat.owner.max_peers, seat.owner.plans):
+            return "accepted a view change in a ballot"
+        if reason := seat.place.why_not(value, seat.place.view, seat.owner.max_peers, seat.owner.plans):
             return reason
         leader, ballot = seat.leader(accepted.ballot), accepted.ballot
-        if not seat.verifies(leader, accepted.signature, value, epoch=seat.place.epoch, ballot=ballot):
+        if not seat.verifies(leader, accepted.signature, value, view=seat.place.view, ballot=ballot):
             return f"accepted in ballot {accepted.ballot} what its leader did not sign"
         if reason := self.why_not_justified(accepted.ballot, value, accepted.promises):
             return f"accepted what {reason}"
@@ -140,14 +140,14 @@ class Jury:
     def hear_leader(self, message: Propose, leader: PeerId) -> None:
         """A proposal is its leader's acceptance, and shows promises of others."""
         seat, value, ballot = self._seat, message.value, message.ballot
-        if seat.verifies(leader, message.signature, value, epoch=seat.place.epoch, ballot=ballot):
+        if seat.verifies(leader, message.signature, value, view=seat.place.view, ballot=ballot):
             self.hear(leader, seat.voted(value, message.signature, ballot=ballot))
             if self.why_not_justified(message.ballot, message.value, message.promises) is None:
                 self.hear_promises(message.ballot, message.promises)
 
     def hear_certificate(self, certificate: Certificate) -> None:
         """The signatures of a verified certificate on our head."""
-        if certificate.value.kind == "round" and certificate.epoch == self._seat.place.epoch:
+        if certificate.value.kind == "round" and certificate.view == self._seat.place.view:
             for peer, signature in certificate.signatures:
                 self.hear(peer, self._seat.voted(certificate.value, signature, ballot=certificate.ballot))
 

@@ -1,6 +1,6 @@
 """What makes a proposal in a higher ballot believable, and what proves that a peer has spoken with two tongues. Pure values.
 
-A PROMISE is signed: (stage, head, epoch, ballot, what its sender accepted last). A value proposed in a ballot above 0
+A PROMISE is signed: (stage, head, view, ballot, what its sender accepted last). A value proposed in a ballot above 0
 comes with a quorum of promises for exactly that ballot; it must be the one of the highest accepted ballot among them, or any
 if none of them accepted anything. So no leader can pass over a value that may have a quorum, whatever it means to do.
 
@@ -23,7 +23,7 @@ MAX_STATEMENT_BYTES = 192  # either kind; an acceptance has about 110, a promise
 MAX_BALLOTS_REMEMBERED = 8  # of a peer's statements at one head
 _ACCEPT, _PROMISE = "dilocox-accept", "dilocox-promise"
 
-At = tuple[int, Digest, int]  # stage, head, epoch
+At = tuple[int, Digest, int]  # stage, head, view
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +166,10 @@ def _read_fields(message: bytes) -> _Said | None:
         return None
     if type(fields) is not list or len(fields) < 6 or canonical(fields) != message:
         return None
-    kind, stage, head, epoch, ballot = fields[:5]
-    if not (_is_digest(head) and all(type(each) is int for each in (stage, epoch, ballot))):
+    kind, stage, head, view, ballot = fields[:5]
+    if not (_is_digest(head) and all(type(each) is int for each in (stage, view, ballot))):
         return None
-    at = (stage, Digest(head), epoch)
+    at = (stage, Digest(head), view)
     if kind == _ACCEPT and _is_digest(fields[5]):
         return _Said(kind, at, ballot, Digest(fields[5]), None)
     if kind == _PROMISE and len(fields) >= 7:

@@ -5,7 +5,7 @@ file. This file puts its parts together; docs/protocol.md tells the story:
 
     contract.py    inputs and actions            seat.py      who we are at this head and what we voted there
     membership.py  who is there                  ballots.py   which offers make the next certificate
-    holdings.py    which blobs are here          epochs.py    a new roster when the quorum is lost, and at genesis
+    holdings.py    which blobs are here          view_changes.py    a new roster when the quorum is lost, and at genesis
     chain.py       what was agreed               healing.py   other chains, and the best of them
     forks.py       which of two chains counts (../../checkpoints.py: what the run's owner vouches for)
     following.py   how far a better one is followed by now
@@ -26,12 +26,12 @@ from typing import Literal
 from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.events import (
     BranchSwitched,
-    EpochStarted,
     EquivocationProved,
     MessageRefused,
     NeighbourLost,
     NeighbourSeen,
     RoundVouched,
+    ViewChanged,
 )
 from dilocox_peer.peer.planning.plan import ANY_PLAN, Plan, PlanBounds
 from dilocox_peer.peer.planning.planner import FixedPlanner, JudgingPlanner, Planner
@@ -64,7 +64,6 @@ from dilocox_peer.peer.rounds.contract import (
     Tick,
 )
 from dilocox_peer.peer.rounds.durable import MAX_LEFT, Durable, Votes, sealed_votes
-from dilocox_peer.peer.rounds.epochs import MAX_IN_VAIN, Epochs
 from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.healing import Healing
@@ -74,10 +73,6 @@ from dilocox_peer.peer.rounds.messages import (
     Ack,
     Cert,
     ChainPage,
-    EpochAnswer,
-    EpochCall,
-    EpochPropose,
-    EpochSign,
     GetChain,
     Heartbeat,
     Leave,
@@ -88,12 +83,17 @@ from dilocox_peer.peer.rounds.messages import (
     Promise,
     Proof,
     Propose,
+    ViewAnswer,
+    ViewCall,
+    ViewPropose,
+    ViewSign,
     Vouch,
 )
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
 from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.timing import Pace, Timing
+from dilocox_peer.peer.rounds.view_changes import MAX_IN_VAIN, ViewChanges
 from dilocox_peer.types import Digest, PeerId
 
 Wait = Literal["owner", "state"]
@@ -106,7 +106,7 @@ class RoundMachine:
     """One peer of one stage."""
 
     ballots_type: type[Ballots] = Ballots  # the simulator plants faulty ones
-    epochs_type: type[Epochs] = Epochs
+    view_changes_type: type[ViewChanges] = ViewChanges
 
     def __init__(
         self,
@@ -197,12 +197,12 @@ class RoundMachine:
         return self._chain.place.round
 
     @property
-    def epoch(self) -> int:
-        return self._chain.place.epoch
+    def view(self) -> int:
+        return self._chain.place.view
 
     @property
     def roster(self) -> tuple[PeerId, ...]:
-        """Who contributes to the next round, in order; empty at genesis. Those of them that vote: `voters`."""
+        """The peers that contribute to the next round, in order; empty at genesis. Those of them that vote: `voters`."""
         return self._chain.place.roster
 
     @property
@@ -217,7 +217,7 @@ class RoundMachine:
 
     @property
     def leader(self) -> PeerId | None:
-        """Who proposes first at this head; None at genesis."""
+        """The peer that proposes first at this head; None at genesis."""
         return leader(self.voters, self.head, 0) if self.voters else None
 
     @property
@@ -228,7 +228,7 @@ class RoundMachine:
     @property
     def is_ready(self) -> bool:
         """Whether the anchor at `head` is ours, or will be once the Applies already given are done: no FetchState is
-        needed. False: training makes no sense, its movement could not be offered."""
+        needed. False: training makes no sense, its pseudo-gradient could not be offered."""
         return self._anchor.is_current
 
     @property
@@ -256,7 +256,7 @@ class RoundMachine:
     @property
     def _is_left_behind(self) -> bool:
         """Whether we are to certify nothing before we have the run's state: it is over, or it has begun and what we hold is
-        where it began. Who comes back to a run is not to begin it anew alone."""
+        where it began. A peer that comes back to a run must not begin it anew alone."""
         checkpoint = self.checkpoint
         if checkpoint is not None and checkpoint.is_last and self._chain.height_of(checkpoint.head) is None:
             return True
@@ -365,7 +365,7 @@ class RoundMachine:
         now, times = self._now, [self._beat_at, self._anchor.retry_at, self._holdings.deadline()]
         if self._takes_part:
             times.append(self._ballots.deadline(now))
-            times.append(self._epochs.deadline(now, first_offer_at=self._ballots.first_offer_at))
+            times.append(self._view_changes.deadline(now, first_offer_at=self._ballots.first_offer_at))
         return min((time for time in times if time > now), default=self._beat_at)
 
     def _take_in(self, event: Input) -> list[Action]:
@@ -443,16 +443,16 @@ class RoundMachine:
     def _go_on(self) -> list[Action]:
         """All that is due by now."""
         actions: list[Action] = []
-        self._epochs.watch(self._now)
+        self._view_changes.watch(self._now)
         self._watch_path()
         while True:
             actions += self._follow_path()
             if not self._takes_part:
                 break
-            self._epochs.watch(self._now)
+            self._view_changes.watch(self._now)
             actions += self._ballots.advance(self._now)
-            actions += self._epochs.advance(self._now, first_offer_at=self._ballots.first_offer_at)
-            certificate = self._ballots.certificate or self._epochs.certificate
+            actions += self._view_changes.advance(self._now, first_offer_at=self._ballots.first_offer_at)
+            certificate = self._ballots.certificate or self._view_changes.certificate
             if certificate is None:
                 break
             told = {*self.roster, *certificate.value.roster, *self._members.at(self.head, self._now)} - {
@@ -494,10 +494,10 @@ class RoundMachine:
     @property
     def _path(self) -> Suffix | None:
         """The better chain to follow, as far as it is to be followed by now."""
-        return self._following.allowed(self._healing.path, self._epochs, self._now)
+        return self._following.allowed(self._healing.path, self._view_changes, self._now)
 
     def _allowed(self, path: Suffix) -> Suffix | None:
-        return self._following.allowed(path, self._epochs, self._now)
+        return self._following.allowed(path, self._view_changes, self._now)
 
     def _watch_path(self) -> None:
         path = self._healing.path
@@ -539,7 +539,7 @@ class RoundMachine:
                 if not is_known and not self._conduct.accuse(proof, message.stage, self._owner.verify):
                     actions += self._refuse(sender, f"a proof against {proof.peer} that proves nothing")
             case _:
-                if message.head != self.head or message.epoch != self.epoch:
+                if message.head != self.head or message.view != self.view:
                     actions += self._tell_where_we_are(sender, message.head)
                 elif self._takes_part:
                     actions += self._vote(sender, message)
@@ -548,11 +548,11 @@ class RoundMachine:
         return actions
 
     def _vote(self, sender: PeerId, message: Message) -> list[Action]:
-        now, ballots, epochs = self._now, self._ballots, self._epochs
+        now, ballots, view_changes = self._now, self._ballots, self._view_changes
         actions: list[Action] = []
         reason: str | None = None
-        if isinstance(message, EpochCall | EpochAnswer | EpochPropose | EpochSign):
-            epochs.watch(now)
+        if isinstance(message, ViewCall | ViewAnswer | ViewPropose | ViewSign):
+            view_changes.watch(now)
         elif not self._seat.may_vote and not (isinstance(message, Offer) and self._seat.is_member):
             return []
         match message:
@@ -568,14 +568,14 @@ class RoundMachine:
                 actions, reason = ballots.on_prepare(sender, message, now)
             case Promise():
                 reason = ballots.on_promise(sender, message)
-            case EpochCall():
-                actions = epochs.on_call(sender, message, now, first_offer_at=ballots.first_offer_at)
-            case EpochAnswer():
-                epochs.on_answer(sender, message)
-            case EpochPropose():
-                actions, reason = epochs.on_propose(sender, message, now, first_offer_at=ballots.first_offer_at)
-            case EpochSign():
-                reason = epochs.on_sign(sender, message)
+            case ViewCall():
+                actions = view_changes.on_call(sender, message, now, first_offer_at=ballots.first_offer_at)
+            case ViewAnswer():
+                view_changes.on_answer(sender, message)
+            case ViewPropose():
+                actions, reason = view_changes.on_propose(sender, message, now, first_offer_at=ballots.first_offer_at)
+            case ViewSign():
+                reason = view_changes.on_sign(sender, message)
         return actions + (self._refuse(sender, reason) if reason else [])
 
     def _take_certificates(self, sender: PeerId, certificates: Sequence[Certificate], *, more: bool) -> list[Action]:
@@ -633,18 +633,18 @@ class RoundMachine:
 
     def _first_votes(self) -> Votes:
         """At a new head; where we have been before and voted, and left for another branch, no vote is given again."""
-        return sealed_votes(self.head, self.epoch) if self.head in self._left else Votes(self.head)
+        return sealed_votes(self.head, self.view) if self.head in self._left else Votes(self.head)
 
     def _sit_down(self, votes: Votes, now: float) -> None:
         """A new head: a new seat, nothing offered, no votes but these."""
         self._seat = Seat(self._owner, self._chain.place, votes)
         self._ballots = self.ballots_type(self._seat, self._members, self._holdings, now)
-        self._epochs = self.epochs_type(self._seat, self._members, now, in_vain=self._epochs_in_vain())
+        self._view_changes = self.view_changes_type(self._seat, self._members, now, in_vain=self._changes_in_vain())
         for peer in self.roster:
             self._members.add(peer)
 
-    def _epochs_in_vain(self) -> int:
-        """Epochs at the end of our chain that followed an epoch."""
+    def _changes_in_vain(self) -> int:
+        """View changes at the end of our chain, one after another."""
         kinds = [certificate.value.kind for certificate in self._chain.certificates[-MAX_IN_VAIN - 1 :]]
         rounds = [index for index, kind in enumerate(kinds) if kind == "round"]
         return max(len(kinds) - (rounds[-1] + 1 if rounds else 0) - 1, 0)
@@ -675,8 +675,8 @@ class RoundMachine:
         self._healing.rebase()
         actions: list[Action] = [
             Note(
-                EpochStarted(
-                    each.epoch,
+                ViewChanged(
+                    each.view,
                     each.value.roster,
                     "the run starts" if each.value.height == 1 else "the old roster no longer certified",
                 )
@@ -698,7 +698,7 @@ class RoundMachine:
             if path is None or not self._can_replay(path):
                 if path is not None and self._anchor.is_hopeless(path, self._now):
                     if path.tip == self._sent_ahead:
-                        self._epochs.give_up(self._now)
+                        self._view_changes.give_up(self._now)
                     self._healing.shun(self._now)
                     self._anchor.give_up()
                     continue

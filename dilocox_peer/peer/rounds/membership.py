@@ -1,4 +1,4 @@
-"""Who is there: peers of the stage, when each was last heard, what it last said of itself. Pure.
+"""The peers of the stage: when each was last heard, what it last said of itself. Pure.
 
 Liveness is what we heard ourselves, never a lease. It decides who is waited for and who is in the next roster; nothing
 that must not fork depends on it.
@@ -37,7 +37,7 @@ def within_shares(
     stay: Iterable[PeerId], join: Iterable[PeerId], range_of: Callable[[PeerId], str], max_peers: int
 ) -> list[PeerId]:
     """Those who stay, and the newcomers as far as no range of addresses has more than a quarter of the places (two at
-    least). Who is in stays: where a peer is seen from may change, and a roster must not come apart by it."""
+    least). A peer that is in stays: where a peer is seen from may change, and a roster must not come apart by it."""
     roster, most = list(stay), max(2, max_peers // 4)
     taken = Counter(range_of(peer) for peer in roster)
     for peer in join:
@@ -159,7 +159,7 @@ class Members:
         max_peers: int,
         now: float,
     ) -> tuple[PeerId, ...]:
-        """Who offered or is alive, in the old order, then those that joined and hold the head; at most max_peers."""
+        """The peers that offered or are alive, in the old order, then those that joined and hold the head; at most max_peers."""
         old = tuple(roster)
         stay = [
             peer

@@ -2,7 +2,7 @@
 
 Messages come from strangers: `decode_message` checks size, schema, types, lengths and ranges, and raises ProtocolError.
 What a field may say at this moment (ballots, rosters, signatures) is for the protocol to judge, not for this file.
-Each carries (stage, head, epoch) of its sender.
+Each carries (stage, head, view) of its sender.
 """
 
 from collections.abc import Callable
@@ -43,11 +43,11 @@ MAX_LOCATOR = 64  # heads in a GetChain; with doubling distances more than any c
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where the sender is: its stage, its head, and the epoch of that head."""
+    """Where the sender is: its stage, its head, and the view of that head."""
 
     stage: int
     head: Digest
-    epoch: int
+    view: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,30 +127,30 @@ class Promise(Placed):
 
 
 @dataclass(frozen=True, slots=True)
-class EpochCall(Placed):
-    """The quorum is lost; who of you is here for epoch `number`?"""
+class ViewCall(Placed):
+    """The quorum is lost; who of you is here for view `number`?"""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class EpochAnswer(Placed):
+class ViewAnswer(Placed):
     """I am here for it. Binds nobody."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class EpochPropose(Placed):
-    """Sign this epoch, all of its roster."""
+class ViewPropose(Placed):
+    """Sign this view change, all of its roster."""
 
     number: int
     value: Value
 
 
 @dataclass(frozen=True, slots=True)
-class EpochSign(Placed):
-    """My signature of the epoch (over chain.acceptance with ballot 0)."""
+class ViewSign(Placed):
+    """My signature of the view change (over chain.acceptance with ballot 0)."""
 
     number: int
     value: Digest
@@ -195,14 +195,14 @@ class Proof(Placed):
 
 Message = (
     Heartbeat | Leave | Offer | Propose | Ack | Nack | Prepare | Promise
-    | EpochCall | EpochAnswer | EpochPropose | EpochSign | Cert | GetChain | ChainPage | Vouch | Proof
+    | ViewCall | ViewAnswer | ViewPropose | ViewSign | Cert | GetChain | ChainPage | Vouch | Proof
 )  # fmt: skip
 
 
 def encode_message(message: Message) -> bytes:
     """The wire form of message."""
     code = _CODES[type(message)]
-    placed = [VERSION, code, message.stage, message.head, message.epoch]
+    placed = [VERSION, code, message.stage, message.head, message.view]
     packed: bytes = msgpack.packb(placed + _own_fields(message))
     return packed
 
@@ -244,11 +244,11 @@ def _own_fields(message: Message) -> list[object]:
         case Promise():
             accepted = message.accepted
             return [message.ballot, None if accepted is None else accepted.fields(), message.signature]
-        case EpochCall() | EpochAnswer():
+        case ViewCall() | ViewAnswer():
             return [message.number]
-        case EpochPropose():
+        case ViewPropose():
             return [message.number, message.value.fields()]
-        case EpochSign():
+        case ViewSign():
             return [message.number, message.value, message.signature]
         case Cert():
             return [certificate_fields(message.certificate)]
@@ -304,20 +304,20 @@ def _promise(placed: _Place, fields: Fields) -> Message:
     return Promise(*placed, ballot, accepted, fields.binary(1, MAX_SIGNATURE_BYTES))
 
 
-def _epoch_call(placed: _Place, fields: Fields) -> Message:
-    return EpochCall(*placed, fields.integer(1))
+def _view_call(placed: _Place, fields: Fields) -> Message:
+    return ViewCall(*placed, fields.integer(1))
 
 
-def _epoch_answer(placed: _Place, fields: Fields) -> Message:
-    return EpochAnswer(*placed, fields.integer(1))
+def _view_answer(placed: _Place, fields: Fields) -> Message:
+    return ViewAnswer(*placed, fields.integer(1))
 
 
-def _epoch_propose(placed: _Place, fields: Fields) -> Message:
-    return EpochPropose(*placed, fields.integer(1), read_value(fields.one()))
+def _view_propose(placed: _Place, fields: Fields) -> Message:
+    return ViewPropose(*placed, fields.integer(1), read_value(fields.one()))
 
 
-def _epoch_sign(placed: _Place, fields: Fields) -> Message:
-    return EpochSign(*placed, fields.integer(1), fields.digest(), fields.binary(1, MAX_SIGNATURE_BYTES))
+def _view_sign(placed: _Place, fields: Fields) -> Message:
+    return ViewSign(*placed, fields.integer(1), fields.digest(), fields.binary(1, MAX_SIGNATURE_BYTES))
 
 
 def _cert(placed: _Place, fields: Fields) -> Message:
@@ -364,10 +364,10 @@ _READERS: tuple[tuple[type[Placed], Callable[[_Place, Fields], Message]], ...] =
     (Nack, _nack),
     (Prepare, _prepare),
     (Promise, _promise),
-    (EpochCall, _epoch_call),
-    (EpochAnswer, _epoch_answer),
-    (EpochPropose, _epoch_propose),
-    (EpochSign, _epoch_sign),
+    (ViewCall, _view_call),
+    (ViewAnswer, _view_answer),
+    (ViewPropose, _view_propose),
+    (ViewSign, _view_sign),
     (Cert, _cert),
     (GetChain, _get_chain),
     (ChainPage, _chain_page),

@@ -53,7 +53,7 @@ POLL_FIRST_S = 1.0  # between two questions to a peer, while the run has not beg
 POLL_S = 5.0
 ASKED_AT_ONCE, ASKED_OF_ROSTER = 3, 2
 PATIENCE_S = 120.0  # five times what a roster waits for its quorum
-FIRST_EPOCH = 1
+FIRST_VIEW = 1
 
 NotaryInput = Tick | PeerFound | PeerRefused | Received | OwnerVouched
 
@@ -265,10 +265,10 @@ class Notary:
             return []
         genesis = self._terms.genesis
         roster = within_shares((), here, lambda peer: self._known[peer].range, self._terms.max_peers)
-        value = genesis.epoch_value(roster[: self._terms.max_peers])
-        message = acceptance(genesis.stage, genesis.head, FIRST_EPOCH, 0, value)
+        value = genesis.view_change(roster[: self._terms.max_peers])
+        message = acceptance(genesis.stage, genesis.head, FIRST_VIEW, 0, value)
         vote = vote_for(message, self._wall_ms, self._sign)
-        certificate = Certificate(genesis.stage, genesis.head, FIRST_EPOCH, 0, value, ((self._owner, vote),))
+        certificate = Certificate(genesis.stage, genesis.head, FIRST_VIEW, 0, value, ((self._owner, vote),))
         self._chain.append(certificate)
         self._healing.rebase()
         told = [Send(peer, Cert(*self._at(), certificate)) for peer in sorted(self._known)]
@@ -347,7 +347,7 @@ class Notary:
 
     def _at(self) -> tuple[int, Digest, int]:
         place = self._chain.place
-        return place.stage, place.head, place.epoch
+        return place.stage, place.head, place.view
 
     @property
     def _wall_ms(self) -> int:

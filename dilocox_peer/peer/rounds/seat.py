@@ -1,4 +1,4 @@
-"""A peer's seat at one head: who it is, where it is, what it has voted there. Shared by ballots.py and epochs.py."""
+"""A peer's seat at one head: who it is, where it is, what it has voted there. Shared by ballots.py and view_changes.py."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -73,8 +73,8 @@ class Seat:
 
     @property
     def may_vote(self) -> bool:
-        """Whether it votes in ballots here: a voter that has signed no epoch above."""
-        return self.is_voter and self.votes.epoch_signed <= self.place.epoch
+        """Whether it votes in ballots here: a voter that has signed no view change above."""
+        return self.is_voter and self.votes.view_change_signed <= self.place.view
 
     def leader(self, ballot: int) -> PeerId:
         return self.order[ballot % len(self.order)]
@@ -84,20 +84,20 @@ class Seat:
         return Persist(Durable(keep=self.place.height, appended=(), votes=self.votes))
 
     def at(self) -> tuple[int, Digest, int]:
-        """(stage, head, epoch) of every message."""
-        return (self.place.stage, self.place.head, self.place.epoch)
+        """(stage, head, view) of every message."""
+        return (self.place.stage, self.place.head, self.place.view)
 
-    def signature(self, value: Value, *, epoch: int, ballot: int) -> bytes:
-        message = acceptance(self.place.stage, self.place.head, epoch, ballot, value)
+    def signature(self, value: Value, *, view: int, ballot: int) -> bytes:
+        message = acceptance(self.place.stage, self.place.head, view, ballot, value)
         return vote_for(message, next(self.owner.orders), self.owner.sign)
 
-    def verifies(self, peer: PeerId, signature: bytes, value: Value, *, epoch: int, ballot: int) -> bool:
-        message = acceptance(self.place.stage, self.place.head, epoch, ballot, value)
+    def verifies(self, peer: PeerId, signature: bytes, value: Value, *, view: int, ballot: int) -> bool:
+        message = acceptance(self.place.stage, self.place.head, view, ballot, value)
         return is_vote(self.owner.verify, peer, message, signature)
 
     def voted(self, value: Value, vote: bytes, *, ballot: int) -> Statement:
         """What a vote says that accepts value here in a ballot, and the signature of just that."""
-        message = acceptance(self.place.stage, self.place.head, self.place.epoch, ballot, value)
+        message = acceptance(self.place.stage, self.place.head, self.place.view, ballot, value)
         return Statement(vote[:ORDER_BYTES] + message, vote[ORDER_BYTES:])
 
     def promise(self, ballot: int, accepted: Accepted | None) -> Promised:
@@ -105,8 +105,8 @@ class Seat:
         named = None if accepted is None else accepted.named
         return Promised(self.me, named, self.owner.sign(promise_statement(self.at(), ballot, named)))
 
-    def certificate(self, value: Value, signatures: dict[PeerId, bytes], *, epoch: int, ballot: int) -> Certificate:
-        return Certificate(self.place.stage, self.place.head, epoch, ballot, value, tuple(sorted(signatures.items())))
+    def certificate(self, value: Value, signatures: dict[PeerId, bytes], *, view: int, ballot: int) -> Certificate:
+        return Certificate(self.place.stage, self.place.head, view, ballot, value, tuple(sorted(signatures.items())))
 
     def jittered(self, seconds: float) -> float:
         """Up to a fifth longer, so that peers do not act in step."""

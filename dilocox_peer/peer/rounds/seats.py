@@ -1,4 +1,4 @@
-"""Who of a roster votes. In an open run a vote is earned: a function of the chain, the same for everybody. Pure values.
+"""The votes of a roster. In an open run a vote is earned: a function of the chain, the same for everybody. Pure values.
 
 Everybody in the roster contributes. A newcomer votes once `contributions` of its have been counted and `work_us` of the run's
 clock have passed since the first. The run's clock is work: of each round its inner steps, times the median of the step

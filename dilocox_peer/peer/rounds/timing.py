@@ -26,8 +26,8 @@ class Timing:
     mad_factor: float = 4.0
     degrade_refused_s: float = 3.0  # no quorum, and all the absent refuse connections or said they leave
     degrade_s: float = 25.0  # no quorum otherwise, or a quorum and no progress; also at least two rounds
-    epoch_wait_s: float = 3.0  # answers to a call, then signatures
-    epoch_turn_s: float = 3.0  # the next peer in rank calls so much later
+    view_wait_s: float = 3.0  # answers to a call, then signatures
+    view_turn_s: float = 3.0  # the next peer in rank calls so much later
     blob_retry_s: float = 2.0
     blob_tries: int = 3  # then a certified blob is given up for a whole state
     exchange_floor_s: float = 20.0  # an offered contribution on its way for so long, or two rounds, is given up

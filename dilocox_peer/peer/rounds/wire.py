@@ -174,19 +174,19 @@ def read_value(fields: Fields) -> Value:
 def certificate_fields(certificate: Certificate) -> list[object]:
     signatures = [[peer, signature] for peer, signature in certificate.signatures]
     return [
-        certificate.stage, certificate.parent, certificate.epoch, certificate.ballot, certificate.value.fields(), signatures,
+        certificate.stage, certificate.parent, certificate.view, certificate.ballot, certificate.value.fields(), signatures,
     ]  # fmt: skip
 
 
 def read_certificate(fields: Fields) -> Certificate:
-    stage, parent, epoch, ballot = fields.integer(high=2**16), fields.digest(), fields.integer(), fields.integer()
+    stage, parent, view, ballot = fields.integer(high=2**16), fields.digest(), fields.integer(), fields.integer()
     value = read_value(fields.one())
     signatures = []
     for each in fields.items(MAX_ROSTER):
         signatures.append((each.peer(), each.binary(1, MAX_SIGNATURE_BYTES)))
         each.end()
     fields.end()
-    return Certificate(stage, parent, epoch, ballot, value, tuple(signatures))
+    return Certificate(stage, parent, view, ballot, value, tuple(signatures))
 
 
 def checkpoint_fields(checkpoint: Checkpoint) -> list[object]:

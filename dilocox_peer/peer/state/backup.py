@@ -124,7 +124,7 @@ class Annals:
         return proven[: -most - 1 : -1]
 
     def digest_at(self, head: Digest) -> bytes:
-        """Of the state at head, b"" if no certificate names it."""
+        """Digest of the state at head, b"" if no certificate names it."""
         height = self._chain.height_of(head)
         if height is None or height >= self._chain.height:
             return b""
@@ -136,7 +136,7 @@ class Annals:
         return None if height is None else self._chain.place_at(height).round
 
     def signers_of(self, head: Digest) -> str:
-        """Who signed the certificate at head, which is in the chain, for people: how many of how many."""
+        """How many of how many peers signed the certificate at head, which is in the chain; for people."""
         height = self._chain.height_of(head)
         assert height, f"head {head.hex()[:8]} is not certified in this chain"
         certificate, before = self.certificates[height - 1], self._chain.place_at(height - 1)

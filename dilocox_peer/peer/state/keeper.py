@@ -14,7 +14,7 @@ from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.transformer import layout_of
 from dilocox_peer.peer.rounds.blobs import BlobStore
-from dilocox_peer.peer.rounds.durable import LOST_VOTES_EPOCHS, Durable, Votes
+from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.state.anchors import keep_manifest
 from dilocox_peer.peer.state.backup import Backup
@@ -63,11 +63,11 @@ class Keeper:
         The chain first: killed in between, there is still no state here, and it is done again.
         """
         head = backup.state.head
-        before, epoch = self.durable, backup.certificates[-1].epoch
+        before, view = self.durable, backup.certificates[-1].view
         if before is not None and before.votes.head == head:
             votes = before.votes
         elif before is not None or any(me in each.value.roster for each in backup.certificates):
-            votes = Votes(head, epoch_signed=epoch + LOST_VOTES_EPOCHS)  # we may have voted there and not know it
+            votes = Votes(head, view_change_signed=view + LOST_VOTES_VIEWS)  # we may have voted there and not know it
         else:
             votes = Votes(head)
         durable = Durable(0, backup.certificates, votes, checkpoint)

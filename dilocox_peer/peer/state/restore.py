@@ -32,7 +32,7 @@ RESTORE_TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Who has a copy; lease None: our own disk."""
+    """A peer that has a copy; lease None: our own disk."""
 
     summary: Summary
     lease: Lease | None

@@ -21,7 +21,7 @@ LOSS_WINDOW = 32
 SPEED_WINDOW_S, SPEED_SAMPLES = 10.0, 4096
 
 HoldReason = Literal["rounds", "pause"]
-"""Who wants training held: the conductor, or the volunteer. Each takes back its own alone."""
+"""A side that wants training held: the conductor, or the volunteer. Each takes back its own alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class LossSum:
-    """Of the losses that are finite: a callee that tells none, for one micro-batch, must not make the mean of all NaN."""
+    """Mean of the losses that are finite: a callee that tells none, for one micro-batch, must not make the mean of all NaN."""
 
     total: float = 0.0
     count: int = 0
@@ -172,10 +172,10 @@ class RoundBook:
         self._busy_s += compute_s
 
     def learning_rate_share(self, steps_done: int) -> float:
-        """Of the peak learning rate, for the next inner step."""
+        """Share of the peak learning rate, for the next inner step."""
         position = self._timetable.position(self.round, self.in_round / self.share)
         share = schedule(position, warmup=self._manifest.inner.warmup)
-        # Who comes in after the first round has no moments yet, whether it started there or had a state installed.
+        # A peer that comes in after the first round has no moments yet, whether it started there or had a state installed.
         return share * ramp(steps_done) if self.certified else share
 
     def close(self, flat_N: Tensor) -> Snapshot:

@@ -3,7 +3,7 @@
 Stage 0, where micro-batches start, is the clock of the run: its round is over when the roster's members that are here have
 together done their shares, so that a slow peer does less and nobody waits for it; or at twice the usual time. What a member
 says it has done is taken as at most four times the median of the others, as in the mean: none can end a round alone. A later stage
-follows: its round is over when the heads that most of its work comes from are in the next one, or when stage 0 has
+follows: its round is over when the origins that most of its work comes from are in the next one, or when stage 0 has
 certified it. Else never for a peer that has done nothing itself.
 """
 
@@ -88,19 +88,19 @@ def _counted(done: Sequence[int]) -> list[float]:
 
 
 def follows(
-    round_number: int, *, own: int, heads: Mapping[tuple[PeerId, PeerId], tuple[int, int]], certified_at_stage_0: int
+    round_number: int, *, own: int, origins: Mapping[tuple[PeerId, PeerId], tuple[int, int]], certified_at_stage_0: int
 ) -> bool:
     """Whether a peer of a later stage should close the round that it trains.
 
-    own: its own micro-batches in it. heads: by caller and head, the latest round that work came of, and how many of our
+    own: its own micro-batches in it. origins: by caller and origin, the latest round that work came of, and how many of our
     recent micro-batches were theirs.
     """
     if certified_at_stage_0 >= round_number:
         return (
-            True  # also with nothing done: heads may have sent all of it to others, and go no further before we close
+            True  # also with nothing done: origins may have sent all of it to others, and go no further before we close
         )
     if own == 0:
         return False
-    recent = sum(count for _, count in heads.values())
-    ahead = sum(count for latest, count in heads.values() if latest > round_number)
+    recent = sum(count for _, count in origins.values())
+    ahead = sum(count for latest, count in origins.values() if latest > round_number)
     return 2 * ahead > recent

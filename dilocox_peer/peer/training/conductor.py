@@ -102,7 +102,7 @@ class Conductor:
 
     def drop_waiting(self) -> bool:
         """The anchor becomes another one whole, and what waits is in it or of a branch given up. Whether a contribution of
-        ours was in what waited: then our movement is no longer all unsettled."""
+        ours was in what waited: then our pseudo-gradient is no longer all unsettled."""
         settles_ours = any(action.own is not None for action in self._waiting)
         self._waiting.clear()
         self._lost = None
@@ -155,7 +155,7 @@ class Conductor:
         progress = self._trainer.progress()
         closed_here = self._offered_at == self._machine.head  # and the machine may not have looked at it yet
         return Situation(
-            # Who trains nothing has no end of a round to merge at.
+            # A peer that trains nothing has no end of a round to merge at.
             overlap="arrival" if self._is_paused() else self._manifest.outer.overlap,
             # The machine is at a new head before its actions are carried out (the journal is flushed first): until the
             # certificate has reached us, what we would close belongs to the old one.
@@ -199,7 +199,7 @@ class Conductor:
         loop = asyncio.get_running_loop()
         digest = await loop.run_in_executor(self._disk, self._blobs.put, closing.blob)
         if self._machine.head != base:
-            # A certificate came in while we encoded: the movement stays and goes with the next contribution.
+            # A certificate came in while we encoded: the pseudo-gradient stays and goes with the next contribution.
             await asyncio.wrap_future(self._trainer.withdraw())
             if closing.micro_batches:  # what idle peers send is alike to the byte: it may be another's, and needed
                 await loop.run_in_executor(self._disk, self._blobs.forget, digest)
@@ -291,7 +291,7 @@ class Conductor:
             RoundCertified(
                 round=value.round,
                 head=action.certificate.head.hex(),
-                epoch=action.certificate.epoch,
+                view=action.certificate.view,
                 ballot=action.certificate.ballot,
                 contributors=tuple(entry.peer for entry in value.entries),
                 roster=value.roster,

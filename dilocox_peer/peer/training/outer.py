@@ -1,11 +1,11 @@
-"""The outer loop of one peer: anchor, outer momentum, residual, and the movement it has offered.
+"""The outer loop of one peer: anchor, outer momentum, residual, and the pseudo-gradient it has offered.
 
-Pure arithmetic on flat float32 CPU vectors; no threads, no clock, no network. Who trains, and when, is trainer.py; the
+Pure arithmetic on flat float32 CPU vectors; no threads, no clock, no network. trainer.py decides who trains, and when; the
 agreement on which contributions count is rounds/machine.py. Source: DiLoCo (arXiv 2311.08105, algorithm 1) and DiLoCoX
 (2506.21263, one-step-delay overlap).
 
 With anchor a, local parameters w, snapshot s = w at a round's close, residual e:
-    movement d = a - s;  sent = d + decay * e;  offered = encode(sent);  e' = sent - decode(offered)
+    pseudo-gradient d = a - s;  sent = d + decay * e;  offered = encode(sent);  e' = sent - decode(offered)
     mean g of the certified contributions;  m' = mu * m + g;  u = -lr * (g + mu * m');  a' = a + u
     own contribution certified:  w += u + d, e = e'       else:  w += u, e stays, d is still part of a' - w
 Differs from DiLoCoX in form, not in value: the shift is u + d, not (a + u) - s. Rounding then cancels where it should:
@@ -14,7 +14,7 @@ one peer with lr 1, momentum 0 and no codec gets a shift of exactly 0.
 Invariants
 1. Anchor and momentum change only in `merge` with contributions, and in `install`; equal blobs give equal bits.
 2. decode(offered) + e' = sent, to one rounding (I6 of tests/sim/invariants.py).
-3. Every local movement enters a certified contribution once: a - w is what is unsettled, and the offered part leaves it
+3. Every local pseudo-gradient enters a certified contribution once: a - w is what is unsettled, and the offered part leaves it
    only when settled (I5).
 4. A failed call changes nothing.
 """
@@ -36,7 +36,7 @@ from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.transformer import EMBEDDING, HEAD, initial_parameters, layout_of
+from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, initial_parameters, layout_of
 from dilocox_peer.peer.planning.adaptive import needed_rank
 from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, sha256
 
@@ -140,8 +140,8 @@ class AnchorState:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """blob: the contribution. micro_batches: its weight, all that its movement holds, also of rounds that missed their
-    certificate. raw_bytes: the movement's size as float32. lost: |residual|**2 / |sent|**2, what the codec left out,
+    """blob: the contribution. micro_batches: its weight, all that its pseudo-gradient holds, also of rounds that missed their
+    certificate. raw_bytes: the pseudo-gradient's size as float32. lost: |residual|**2 / |sent|**2, what the codec left out,
     of a part of the tensors, another one each time."""
 
     blob: bytes
@@ -164,12 +164,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Offered:
-    movement_N: Tensor
+    pseudo_gradient_N: Tensor
     residual_N: Tensor
     micro_batches: int
 
 
-class OuterLoop:
+class OuterOptimizer:
     """See the module. One owner thread; tensors given to it are its own from then on, tensors it gives are not."""
 
     def __init__(self, settings: OuterSettings, state: AnchorState) -> None:
@@ -195,7 +195,7 @@ class OuterLoop:
 
     @property
     def unsettled_micro_batches(self) -> int:
-        """Micro-batches handed to `offer` whose movement no certificate has settled."""
+        """Micro-batches handed to `offer` whose pseudo-gradient no certificate has settled."""
         return self._unsettled
 
     @property
@@ -214,8 +214,8 @@ class OuterLoop:
         if codec_of is not None and codec_of is not self._codec_of:
             self._codec_of = codec_of
             self._encoder.use(codec_of)
-        movement_N = torch.sub(self._anchor_N, snapshot_N, out=snapshot_N)
-        sent_N = self._with_residual(movement_N)
+        pseudo_gradient_N = torch.sub(self._anchor_N, snapshot_N, out=snapshot_N)
+        sent_N = self._with_residual(pseudo_gradient_N)
         blob = self._encoder.encode(sent_N)
         sent, lost = 0.0, 0.0
         turn, self._turn = self._turn, (self._turn + 1) % TURNS
@@ -227,7 +227,7 @@ class OuterLoop:
             residual_after(part_N, values)
             lost += float(torch.dot(part_N, part_N)) if is_measured else 0.0
         self._unsettled += micro_batches
-        self._offered = _Offered(movement_N, sent_N, self._unsettled)
+        self._offered = _Offered(pseudo_gradient_N, sent_N, self._unsettled)
         self._lost = min(lost / sent, 1.0) if sent > 0 else self._lost
         return Offer(blob, self._unsettled, raw_bytes(self._layout), self._lost)
 
@@ -245,7 +245,7 @@ class OuterLoop:
         rank_in_use: of low rank, where the rank that the mean needs is to be measured; 0: it is not.
 
         No blobs is a void round: anchor and momentum stay as they are (momentum without a gradient would coast).
-        An offer that is not among them is withdrawn: its movement goes with the next one.
+        An offer that is not among them is withdrawn: its pseudo-gradient goes with the next one.
         Raises MalformedBlob (the caller verified the blobs before), RuntimeError for own without an offer.
         """
         offered = self._offered
@@ -269,7 +269,7 @@ class OuterLoop:
             self._layout, head=head, round_number=round_number, anchor=_buffer(anchor_N), momentum=_buffer(momentum_N)
         )
         if own and offered is not None:
-            shift_N.add_(offered.movement_N)
+            shift_N.add_(offered.pseudo_gradient_N)
             self._residual_N, self._spare_N = offered.residual_N, self._residual_N
             self._unsettled -= offered.micro_batches
         self._offered = None
@@ -277,18 +277,18 @@ class OuterLoop:
         return Outcome(shift_N, state, mean.norms, mean.clip_factors, needed)
 
     def withdraw(self) -> None:
-        """The head moved under the offer, or its round is void: the movement is unsettled again and goes with the next
+        """The head moved under the offer, or its round is void: the pseudo-gradient is unsettled again and goes with the next
         offer. Nothing happens if none is out."""
         self._offered = None
 
-    def install(self, state: AnchorState, *, keep_movement: bool) -> Tensor:
-        """Adopts state. Returns what to do with the local parameters: with keep_movement the shift to add to them, so
-        that a - w stays; else their new values, and movement, residual and counts start from nothing."""
+    def install(self, state: AnchorState, *, keep_pseudo_gradient: bool) -> Tensor:
+        """Adopts state. Returns what to do with the local parameters: with keep_pseudo_gradient the shift to add to them, so
+        that a - w stays; else their new values, and pseudo-gradient, residual and counts start from nothing."""
         assert state.layout == self._layout, "a state of another layout"
         anchor_N = state.anchor_N()
         self._offered = None
-        local_N = anchor_N - self._anchor_N if keep_movement else anchor_N.clone()
-        if not keep_movement:
+        local_N = anchor_N - self._anchor_N if keep_pseudo_gradient else anchor_N.clone()
+        if not keep_pseudo_gradient:
             self._residual_N = torch.zeros_like(anchor_N)
             self._encoder.reset()
             self._unsettled = 0
@@ -300,19 +300,19 @@ class OuterLoop:
         names = [spec.name for spec in self._layout.tensors if self._codec_of(spec).name == LOW_RANK]
         return needed_rank(self._layout, mean_N, names[round_number % TURNS :: TURNS], rank=rank)
 
-    def _with_residual(self, movement_N: Tensor) -> Tensor:
+    def _with_residual(self, pseudo_gradient_N: Tensor) -> Tensor:
         """What is to be encoded, in the spare vector."""
         settings, layout = self._settings, self._layout
         if settings.residual_decay is None:
             decays = decay_by_codec(layout, self._codec_of)
         else:
             decays = (settings.residual_decay,) * len(layout.tensors)
-        return with_feedback_by_tensor(movement_N, self._residual_N, layout, decays, out=self._spare_N)
+        return with_feedback_by_tensor(pseudo_gradient_N, self._residual_N, layout, decays, out=self._spare_N)
 
 
 def stage_policy(codec: str, rank: int) -> CodecPolicy:
     """The policy of a stage's contributions by a codec's name; rank: of lowrank-int4. Raises MalformedBlob for other names."""
-    return policy_named(codec, rank=max(rank, 1), never_low_rank=(EMBEDDING, HEAD))
+    return policy_named(codec, rank=max(rank, 1), never_low_rank=(EMBEDDING, LM_HEAD))
 
 
 def initial_state(manifest: Manifest, stage: int = 0) -> AnchorState:

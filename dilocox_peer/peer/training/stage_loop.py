@@ -37,7 +37,7 @@ class WorkBench(Protocol):
         handed out."""
 
     def packed(self, micro_batch: MicroBatchId, seconds: float) -> None:
-        """Of the work that is about to be reported as done so much was packing and unpacking."""
+        """Seconds of packing and unpacking in the work that is about to be reported as done."""
 
     def forward_done(self, micro_batch: MicroBatchId, body: bytes, seconds: float) -> None: ...
 
@@ -56,7 +56,7 @@ class WorkBench(Protocol):
         """The volunteer's wish: for long, so callers are sent elsewhere."""
 
     def load_share(self) -> float:
-        """Micro-batches that come to this peer for each that one head draws: heads over replicas of this stage."""
+        """Micro-batches that come to this peer for each that one origin draws: origins over replicas of this stage."""
 
 
 class StageLoop:
@@ -110,7 +110,7 @@ class StageLoop:
     def train_on(self) -> bool:
         """One forward, backward, turn or step."""
         if self._held and self._corpus is None:
-            return False  # a head goes on with what is under way; what comes to a later stage waits
+            return False  # an origin goes on with what is under way; what comes to a later stage waits
         work = self._bench.next_work()
         for micro_batch in self._bench.released():  # not before: the work may rest on what was released meanwhile
             self._passes.release(micro_batch)

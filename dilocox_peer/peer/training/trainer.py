@@ -31,7 +31,7 @@ from dilocox_peer.model.data import Corpus
 from dilocox_peer.peer.planning.controller import OwnCodec
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.book import HoldReason, Progress, Snapshot, TrainingLoop
-from dilocox_peer.peer.training.outer import AnchorState, OuterLoop, OuterSettings, stage_policy
+from dilocox_peer.peer.training.outer import AnchorState, OuterOptimizer, OuterSettings, stage_policy
 from dilocox_peer.peer.training.stage_loop import StageLoop, WorkBench
 from dilocox_peer.peer.training.whole_loop import WholeLoop
 from dilocox_peer.peer.training.worker import MAX_CALLS, Worker
@@ -101,7 +101,7 @@ class Trainer:
         self._own_codec = OwnCodec() if manifest.compression.adapt == "link" else None
         self._policies: dict[tuple[str, int], CodecPolicy] = {}
         self._outer_settings = OuterSettings.of(manifest)
-        self._outer: OuterLoop | None = None
+        self._outer: OuterOptimizer | None = None
         self._state: AnchorState | None = None
         self._on_failure = on_failure
         self._clock = clock
@@ -125,7 +125,7 @@ class Trainer:
     def start(self, state: AnchorState) -> None:
         """Begins to train round state.round + 1 on top of state. Once."""
         assert self._outer is None, "already started"
-        outer = self._outer = OuterLoop(self._outer_settings, state)
+        outer = self._outer = OuterOptimizer(self._outer_settings, state)
         self._state = state
         self._loop.begin(outer.state.anchor_N(), state.round)
         self._torch.start()
@@ -165,7 +165,7 @@ class Trainer:
 
         No blobs: a void round, or a certificate that only moves the head. Done when anchor and local parameters are
         (`state` is new a little earlier, `progress` not later). If the round was not closed here yet, it is over now
-        and its movement goes with the next. Fails with MalformedBlob or RuntimeError; nothing has changed then.
+        and its pseudo-gradient goes with the next. Fails with MalformedBlob or RuntimeError; nothing has changed then.
         """
         outer = self._started()
         blobs, weights = tuple(blobs), tuple(weights)
@@ -185,7 +185,7 @@ class Trainer:
         return self._outer_then_torch(step, lambda shift_N: self._loop.shift(shift_N, certified=round_number))
 
     def withdraw(self) -> "Future[None]":
-        """The head moved under our offer: its movement is pending again, and its round goes on."""
+        """The head moved under our offer: its pseudo-gradient is pending again, and its round goes on."""
         outer = self._started()
 
         def step() -> tuple[None, None]:
@@ -194,18 +194,18 @@ class Trainer:
 
         return self._outer_then_torch(step, lambda _: self._loop.withdraw())
 
-    def install(self, state: AnchorState, *, keep_movement: bool) -> "Future[None]":
-        """Adopts another state. keep_movement: our unsettled movement stays on top of it; else local parameters become
+    def install(self, state: AnchorState, *, keep_pseudo_gradient: bool) -> "Future[None]":
+        """Adopts another state. keep_pseudo_gradient: our unsettled pseudo-gradient stays on top of it; else local parameters become
         its anchor. Optimizer moments stay. An offer that was out is withdrawn."""
         outer = self._started()
 
         def step() -> tuple[None, Tensor]:
-            local_N = outer.install(state, keep_movement=keep_movement)
+            local_N = outer.install(state, keep_pseudo_gradient=keep_pseudo_gradient)
             self._state = state
             return None, local_N
 
         def apply(local_N: Tensor) -> None:
-            if keep_movement:
+            if keep_pseudo_gradient:
                 self._loop.shift(local_N, certified=state.round)
             else:
                 self._loop.replace(local_N, certified=state.round)
@@ -232,7 +232,7 @@ class Trainer:
         for worker in (self._torch, self._executor):
             worker.join(max(0.0, deadline - time.monotonic()))
 
-    def _encode(self, outer: OuterLoop, snapshot: Snapshot) -> Closing:
+    def _encode(self, outer: OuterOptimizer, snapshot: Snapshot) -> Closing:
         """In the outer thread."""
         plan = self._timetable.plan(snapshot.round)
         codec = plan.codec if self._own_codec is None else self._own_codec.codec(plan.codec)
@@ -253,7 +253,7 @@ class Trainer:
             self._policies[key] = stage_policy(codec, rank)
         return self._policies[key]
 
-    def _started(self) -> OuterLoop:
+    def _started(self) -> OuterOptimizer:
         assert self._outer is not None, "not started"
         return self._outer
 

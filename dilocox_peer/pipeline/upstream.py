@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dilocox_peer.pipeline.contract import Body
 from dilocox_peer.pipeline.flight import RECENT, Desk, Flight, State
 from dilocox_peer.pipeline.hop import Ack, Cancel, Grad, Grant, MicroBatchId, Refuse, Reserve, Step, Wait
-from dilocox_peer.pipeline.knowledge import Knowledge
+from dilocox_peer.pipeline.neighbourhood import Neighbourhood
 from dilocox_peer.pipeline.slots import AnswerCache, CallKey, Slots
 from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.types import PeerId
@@ -27,13 +27,13 @@ class _Answer:
     loss: float
 
 
-class Callers:
+class Upstream:
     """flights: by the caller's key, from its Reserve to our answer."""
 
     def __init__(
         self,
         desk: Desk,
-        known: Knowledge,
+        known: Neighbourhood,
         slots: Slots,
         *,
         max_slots: int,
@@ -131,7 +131,7 @@ class Callers:
             self._desk.send(peer, Wait(message.id, self._slots.num_waiting, message.call))
 
     def grant(self) -> None:
-        """Tells those whose turn it is. Who waits for the download limit is in the line like who waits for a slot."""
+        """Tells those whose turn it is. A micro-batch that waits for the download limit stands in the same line as one that waits for a slot."""
         for key in self._slots.grant(lambda: self._entry.passes(self._desk.now)):
             flight = self.flights[key]
             flight.state = State.GRANTED
@@ -166,7 +166,7 @@ class Callers:
         flight.body, flight.round, flight.state = body, message.round, State.READY
         self._desk.mark(flight, "arrived")
         heapq.heappush(self._ready, (flight.call, flight))
-        self._known.note_head(peer, message)
+        self._known.note_origin(peer, message)
         caller = self._known.callers[peer]
         if message.window != caller.window:
             caller.window = message.window

@@ -1,8 +1,8 @@
 """Writing the roster anew when its quorum is lost, and for the first time at genesis. Pure.
 
 A caller asks who is there, makes a void value whose roster is who answered, and needs the signatures of all of them.
-A peer signs at most one value per (head, number), durably, and from then on votes in no ballot of the older epochs of
-that head. Two epochs on one head have the same number only with disjoint rosters: that is the documented fork of a
+A peer signs at most one value per (head, number), durably, and from then on votes in no ballot of the older view changes of
+that head. Two view changes on one head have the same number only with disjoint rosters: that is the documented fork of a
 partition longer than T_d; healing.py ends it.
 
     idle -> (quorum lost for T_d, my turn by rank) -> calling -> signing -> certificate
@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from dilocox_peer.peer.rounds.chain import Certificate, Value, is_quorum, rank_of
 from dilocox_peer.peer.rounds.contract import Action, Send
 from dilocox_peer.peer.rounds.membership import Members
-from dilocox_peer.peer.rounds.messages import EpochAnswer, EpochCall, EpochPropose, EpochSign
+from dilocox_peer.peer.rounds.messages import ViewAnswer, ViewCall, ViewPropose, ViewSign
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.types import PeerId
 
 MAX_NUMBER_AHEAD = 1 << 20  # a stranger's number further above ours is refused: it would use the numbers up
-MAX_IN_VAIN = 6  # epochs in a row after which the patience doubles no more
+MAX_IN_VAIN = 6  # view changes in a row after which the patience doubles no more
 FOREVER = float("inf")
 
 
 @dataclass(slots=True)
 class _Call:
-    """An epoch of ours. value: None while answers are gathered."""
+    """A view change of ours. value: None while answers are gathered."""
 
     number: int
     until: float
@@ -36,11 +36,11 @@ class _Call:
     signatures: dict[PeerId, bytes] = field(default_factory=dict)
 
 
-class Epochs:
-    """The epochs called on one head at one peer. `certificate` is set once all of a roster have signed."""
+class ViewChanges:
+    """The view changes called on one head at one peer. `certificate` is set once all of a roster have signed."""
 
     def __init__(self, seat: Seat, members: Members, now: float, *, in_vain: int = 0) -> None:
-        """in_vain: epochs in a row that led to this head. Every one of them made the peers offer anew; the patience
+        """in_vain: view changes in a row that led to this head. Every one of them made the peers offer anew; the patience
         with a quorum that makes no progress doubles, or contributions slower than it would never arrive."""
         self._seat = seat
         self._in_vain = min(in_vain, MAX_IN_VAIN)
@@ -53,8 +53,8 @@ class Epochs:
         self._company_since = now
         self._company: frozenset[PeerId] = frozenset()
         self._call: _Call | None = None
-        self._highest_seen = max(seat.place.epoch, seat.votes.epoch_signed)
-        self._blocked_since: float | None = now if seat.votes.epoch_signed > seat.place.epoch else None
+        self._highest_seen = max(seat.place.view, seat.votes.view_change_signed)
+        self._blocked_since: float | None = now if seat.votes.view_change_signed > seat.place.view else None
         self._not_before = now
         self._ranks: dict[PeerId, tuple[bool, bytes]] = {}
 
@@ -90,7 +90,7 @@ class Epochs:
             self._blocked_since = now
 
     def overdue(self, now: float, first_offer_at: float | None) -> float | None:
-        """Seconds since an epoch fell due (negative: until then), None if none is needed."""
+        """Seconds since a view change fell due (negative: until then), None if none is needed."""
         seat = self._seat
         if seat.place.is_genesis:
             return self._genesis_overdue(now)
@@ -101,7 +101,7 @@ class Epochs:
         if first_offer_at is not None:
             waits.append(first_offer_at + self._stuck_s())
         if self._blocked_since is not None:
-            waits.append(self._blocked_since + 2 * seat.timing.epoch_wait_s)
+            waits.append(self._blocked_since + 2 * seat.timing.view_wait_s)
         return now - min(waits) if waits else None
 
     def is_wanted(self, now: float) -> bool:
@@ -136,38 +136,38 @@ class Epochs:
 
     # ---- what comes in ----
 
-    def on_call(self, sender: PeerId, message: EpochCall, now: float, *, first_offer_at: float | None) -> list[Action]:
+    def on_call(self, sender: PeerId, message: ViewCall, now: float, *, first_offer_at: float | None) -> list[Action]:
         """An answer, if we too see the need: one peer with a bad link must not dissolve a working roster."""
         seat, number = self._seat, message.number
         if not self._agrees(number, now, first_offer_at):
             return []
         self._highest_seen = max(self._highest_seen, number)
-        if number <= seat.votes.epoch_signed:
+        if number <= seat.votes.view_change_signed:
             return [
-                Send(sender, EpochAnswer(*seat.at(), seat.votes.epoch_signed))
+                Send(sender, ViewAnswer(*seat.at(), seat.votes.view_change_signed))
             ]  # "too low": the caller learns by how much
         call = self._call
         if call is not None and call.value is None and self._rank(sender) < self._rank(seat.me):
             self._call = None
-            self._not_before = now + seat.timing.epoch_wait_s * 2
-        return [Send(sender, EpochAnswer(*seat.at(), number))]
+            self._not_before = now + seat.timing.view_wait_s * 2
+        return [Send(sender, ViewAnswer(*seat.at(), number))]
 
-    def on_answer(self, sender: PeerId, message: EpochAnswer) -> None:
-        if message.number <= self._seat.place.epoch + MAX_NUMBER_AHEAD:
+    def on_answer(self, sender: PeerId, message: ViewAnswer) -> None:
+        if message.number <= self._seat.place.view + MAX_NUMBER_AHEAD:
             self._highest_seen = max(self._highest_seen, message.number)
         if self._call is not None and message.number == self._call.number and sender in self._call.asked:
             self._call.answered.add(sender)
 
     def on_propose(
-        self, sender: PeerId, message: EpochPropose, now: float, *, first_offer_at: float | None
+        self, sender: PeerId, message: ViewPropose, now: float, *, first_offer_at: float | None
     ) -> tuple[list[Action], str | None]:
         seat, number, value = self._seat, message.number, message.value
-        if seat.votes.epoch_signed == number and seat.votes.epoch_value == value:
+        if seat.votes.view_change_signed == number and seat.votes.view_change == value:
             return [self._sign(sender, number, value)], None
-        if not self._agrees(number, now, first_offer_at) or number <= seat.votes.epoch_signed:
+        if not self._agrees(number, now, first_offer_at) or number <= seat.votes.view_change_signed:
             return [], None
         if value.kind != "epoch" or seat.me not in value.roster or sender not in value.roster:
-            return [], "proposes an epoch without us or itself"
+            return [], "proposes a view change without us or itself"
         if reason := seat.place.why_not(value, number, seat.owner.max_peers, seat.owner.plans):
             return [], reason
         if proven := [peer for peer in value.roster if seat.owner.conduct.is_proven(peer)]:
@@ -179,17 +179,17 @@ class Epochs:
         self._highest_seen = max(self._highest_seen, number)
         self._blocked_since = now
         return [
-            *self._backed(seat.vote(epoch_signed=number, epoch_value=value)),
+            *self._backed(seat.vote(view_change_signed=number, view_change=value)),
             self._sign(sender, number, value),
         ], None
 
-    def on_sign(self, sender: PeerId, message: EpochSign) -> str | None:
+    def on_sign(self, sender: PeerId, message: ViewSign) -> str | None:
         call = self._call
         if call is None or call.value is None or message.number != call.number or sender not in call.value.roster:
             return None
         if message.value != call.value.digest():
             return "signs what was not proposed"
-        if not self._seat.verifies(sender, message.signature, call.value, epoch=call.number, ballot=0):
+        if not self._seat.verifies(sender, message.signature, call.value, view=call.number, ballot=0):
             return "a signature that does not verify"
         call.signatures[sender] = message.signature
         return None
@@ -204,7 +204,7 @@ class Epochs:
             overdue = self.overdue(now, first_offer_at)
             if overdue is None or overdue < 0 or now < self._not_before or not self._may_call(now):
                 return []
-            if overdue < self._turn(now) * self._seat.timing.epoch_turn_s:
+            if overdue < self._turn(now) * self._seat.timing.view_turn_s:
                 return []
             return self._start_call(now)
         if call.value is None:
@@ -212,11 +212,11 @@ class Epochs:
                 return self._ask_again(call, now)
             return self._ask_for_signatures(call, now)
         if len(call.signatures) == len(call.value.roster):
-            self.certificate = self._seat.certificate(call.value, call.signatures, epoch=call.number, ballot=0)
+            self.certificate = self._seat.certificate(call.value, call.signatures, view=call.number, ballot=0)
             return []
         if now >= call.until:
             self._call = None
-            self._not_before = now + self._seat.timing.epoch_wait_s * self._seat.owner.rng.random()
+            self._not_before = now + self._seat.timing.view_wait_s * self._seat.owner.rng.random()
             return []
         return self._ask_again(call, now)
 
@@ -226,12 +226,12 @@ class Epochs:
         overdue = self.overdue(now, first_offer_at)
         if overdue is None:
             return FOREVER
-        turn_s = self._turn(now) * self._seat.timing.epoch_turn_s if overdue >= 0 else 0.0
+        turn_s = self._turn(now) * self._seat.timing.view_turn_s if overdue >= 0 else 0.0
         return max(now - overdue + turn_s, self._not_before, now + 0.01)
 
     def _agrees(self, number: int, now: float, first_offer_at: float | None) -> bool:
         seat = self._seat
-        if not seat.place.epoch < number <= max(self._highest_seen, seat.place.epoch) + MAX_NUMBER_AHEAD:
+        if not seat.place.view < number <= max(self._highest_seen, seat.place.view) + MAX_NUMBER_AHEAD:
             return False
         if seat.place.is_genesis or self._blocked_since is not None or self._call is not None:
             return True
@@ -247,7 +247,7 @@ class Epochs:
         return self._seat.is_member or not any(peer in here for peer in self._seat.place.roster)
 
     def _candidates(self, now: float) -> list[PeerId]:
-        """Who could be in the new roster: ready at this head and here, members in their order; others only where no member
+        """The peers that could be in the new roster: ready at this head and here, members in their order; others only where no member
         is left. Newcomers join a roster that works, they do not make one beside its members: else a crowd of them that one
         member calls would be the roster's quorum."""
         seat = self._seat
@@ -270,37 +270,37 @@ class Epochs:
 
     def _start_call(self, now: float) -> list[Action]:
         seat = self._seat
-        number = max(self._highest_seen, seat.votes.epoch_signed, seat.place.epoch) + 1
+        number = max(self._highest_seen, seat.votes.view_change_signed, seat.place.view) + 1
         self._highest_seen = number
         asked = tuple(peer for peer in self._candidates(now) if peer != seat.me)
         self._call = _Call(
-            number, until=now + seat.timing.epoch_wait_s, resend_at=now + seat.timing.retry_s, asked=asked
+            number, until=now + seat.timing.view_wait_s, resend_at=now + seat.timing.retry_s, asked=asked
         )
         if not asked:
             return self._ask_for_signatures(self._call, now)
-        return [*send_all(asked, EpochCall(*seat.at(), number))]
+        return [*send_all(asked, ViewCall(*seat.at(), number))]
 
     def _ask_for_signatures(self, call: _Call, now: float) -> list[Action]:
         seat = self._seat
         here = call.answered | {seat.me}
         disagree = self._members.at(seat.place.head, now) - call.answered  # they see no need: a quorum of them goes on
         too_few = seat.place.is_genesis and len(here) < seat.owner.start_peers
-        if call.number <= seat.votes.epoch_signed or too_few or is_quorum(disagree, seat.place.voters):
+        if call.number <= seat.votes.view_change_signed or too_few or is_quorum(disagree, seat.place.voters):
             self._call = None
-            self._not_before = now + seat.timing.epoch_wait_s * (0.5 + seat.owner.rng.random())
+            self._not_before = now + seat.timing.view_wait_s * (0.5 + seat.owner.rng.random())
             return []
         old = [peer for peer in seat.place.roster if peer in here]
         roster = old or sorted(here)
-        call.value = seat.place.epoch_value(roster)
-        call.until = now + 2 * seat.timing.epoch_wait_s
+        call.value = seat.place.view_change(roster)
+        call.until = now + 2 * seat.timing.view_wait_s
         call.resend_at = now + seat.timing.retry_s
         self._blocked_since = now
-        actions = self._backed(seat.vote(epoch_signed=call.number, epoch_value=call.value))
-        call.signatures[seat.me] = seat.signature(call.value, epoch=call.number, ballot=0)
+        actions = self._backed(seat.vote(view_change_signed=call.number, view_change=call.value))
+        call.signatures[seat.me] = seat.signature(call.value, view=call.number, ballot=0)
         if len(roster) == 1:
-            self.certificate = seat.certificate(call.value, call.signatures, epoch=call.number, ballot=0)
+            self.certificate = seat.certificate(call.value, call.signatures, view=call.number, ballot=0)
             return actions
-        return [*actions, *send_all(sorted(set(roster) - {seat.me}), EpochPropose(*seat.at(), call.number, call.value))]
+        return [*actions, *send_all(sorted(set(roster) - {seat.me}), ViewPropose(*seat.at(), call.number, call.value))]
 
     def _ask_again(self, call: _Call, now: float) -> list[Action]:
         seat = self._seat
@@ -308,13 +308,13 @@ class Epochs:
             return []
         call.resend_at = now + seat.timing.retry_s
         if call.value is None:
-            return [*send_all(sorted(set(call.asked) - call.answered), EpochCall(*seat.at(), call.number))]
+            return [*send_all(sorted(set(call.asked) - call.answered), ViewCall(*seat.at(), call.number))]
         silent = [peer for peer in call.value.roster if peer not in call.signatures]
-        return [*send_all(silent, EpochPropose(*seat.at(), call.number, call.value))]
+        return [*send_all(silent, ViewPropose(*seat.at(), call.number, call.value))]
 
     def _sign(self, to: PeerId, number: int, value: Value) -> Action:
-        signature = self._seat.signature(value, epoch=number, ballot=0)
-        return Send(to, EpochSign(*self._seat.at(), number, value.digest(), signature))
+        signature = self._seat.signature(value, view=number, ballot=0)
+        return Send(to, ViewSign(*self._seat.at(), number, value.digest(), signature))
 
     def _backed(self, persist: Action) -> list[Action]:
         """The Persist that must precede the signature."""

@@ -2,7 +2,7 @@
 
 It holds the books on who is linked, and what follows from them: the plan (which callee gets what part of our
 micro-batches), the window, the number of slots, and how far the stages before and behind have certified. It decides about
-no micro-batch; callers.py, calls.py and scheduler.py read it. Pure: inputs and the desk's time in, Statuses out.
+no micro-batch; upstream.py, downstream.py and scheduler.py read it. Pure: inputs and the desk's time in, Statuses out.
 """
 
 from collections import Counter, deque
@@ -41,7 +41,7 @@ class Role:
     max_slots: int
 
     @property
-    def is_head(self) -> bool:
+    def is_origin(self) -> bool:
         return self.stage == 0
 
     @property
@@ -49,13 +49,13 @@ class Role:
         return self.stage == self.num_stages - 1
 
 
-class Knowledge:
-    """window: how many micro-batches we may have under way: a head's window, or half of our slots."""
+class Neighbourhood:
+    """window: how many micro-batches we may have under way: an origin's window, or half of our slots."""
 
     def __init__(self, desk: Desk, role: Role, slots: Slots) -> None:
         """slots: gets its capacity here."""
         self._desk, self._slots = desk, slots
-        self._role, self._is_head = role, role.is_head
+        self._role, self._is_origin = role, role.is_origin
         self.callers: dict[PeerId, Caller] = {}
         self.callees: dict[PeerId, Callee] = {}
         self.replicas = 1  # of our own stage
@@ -69,9 +69,11 @@ class Knowledge:
         self._backward_s: deque[float] = deque(maxlen=SERVICE_FROM)
         self._service_s = 0.0
         self._is_service_stale = False
-        self._recent: deque[tuple[PeerId, PeerId]] = deque(maxlen=RECENT)  # caller and head of the newest micro-batches
+        self._recent: deque[tuple[PeerId, PeerId]] = deque(
+            maxlen=RECENT
+        )  # caller and origin of the newest micro-batches
         self._recent_counts: Counter[tuple[PeerId, PeerId]] = Counter()
-        self._head_rounds: dict[tuple[PeerId, PeerId], int] = {}
+        self._origin_rounds: dict[tuple[PeerId, PeerId], int] = {}
         slots.capacity = self._capacity()
         self.window = self._compute_window()
 
@@ -129,18 +131,18 @@ class Knowledge:
         self._stage0_certified = max(self._stage0_certified, claims[(len(claims) - 1) // 2])
         own = (caller.peer, caller.peer)
         if status.stage == 0 and own in self._recent_counts:
-            self._head_rounds[own] = max(self._head_rounds[own], status.training_round)
+            self._origin_rounds[own] = max(self._origin_rounds[own], status.training_round)
 
     # ---- rounds ----
 
     @property
     def stage0_certified(self) -> int:
         """Rounds that stage 0 has certified, as known."""
-        return self.rounds.certified if self._is_head else self._stage0_certified
+        return self.rounds.certified if self._is_origin else self._stage0_certified
 
     @property
     def is_drifting(self) -> bool:
-        """Whether the stages behind are two rounds late, so that a head waits for them."""
+        """Whether the stages behind are two rounds late, so that an origin waits for them."""
         return self.rounds.certified - self.behind >= 2
 
     def set_rounds(self, rounds: Rounds) -> None:
@@ -158,36 +160,36 @@ class Knowledge:
 
     def _update_behind(self) -> None:
         known = sorted(callee.behind for callee in self.callees.values() if callee.behind is not None)
-        # They have one chain, so the lowest is only the slowest to tell; and one that lies cannot hold the heads for ever.
+        # They have one chain, so the lowest is only the slowest to tell; and one that lies cannot hold the origins for ever.
         self.behind = min([self.rounds.certified, *known[len(known) // 2 :][:1]])
 
-    def note_head(self, caller: PeerId, message: Step) -> None:
-        """A micro-batch of its head has come. At stage 1 that is the caller, whatever the message says. Further behind
+    def note_origin(self, caller: PeerId, message: Step) -> None:
+        """A micro-batch of its origin has come. At stage 1 that is the caller, whatever the message says. Further behind
         nobody can tell, so what a caller says counts for the work that came from it alone: one that lies about the rounds
-        of others' heads ends nobody's."""
-        source = (caller, caller if self._role.stage == 1 else message.id.head)
+        of others' origins ends nobody's."""
+        source = (caller, caller if self._role.stage == 1 else message.id.origin)
         counts = self._recent_counts
         if len(self._recent) == RECENT:
             oldest = self._recent[0]
             counts[oldest] -= 1
             if not counts[oldest]:
-                del counts[oldest], self._head_rounds[oldest]
+                del counts[oldest], self._origin_rounds[oldest]
         self._recent.append(source)
         counts[source] += 1
-        self._head_rounds[source] = max(self._head_rounds.get(source, 0), message.round)
+        self._origin_rounds[source] = max(self._origin_rounds.get(source, 0), message.round)
 
-    def recent_heads(self) -> dict[tuple[PeerId, PeerId], tuple[int, int]]:
-        """By caller and head: the latest round, and how many of our last 64 micro-batches were theirs."""
-        return {source: (self._head_rounds[source], count) for source, count in sorted(self._recent_counts.items())}
+    def recent_origins(self) -> dict[tuple[PeerId, PeerId], tuple[int, int]]:
+        """By caller and origin: the latest round, and how many of our last 64 micro-batches were theirs."""
+        return {source: (self._origin_rounds[source], count) for source, count in sorted(self._recent_counts.items())}
 
-    def num_heads(self, listed: int) -> int:
-        """Heads that we work for, of the last 64 micro-batches, as far as it is plausible; listed: those with a lease.
+    def num_origins(self, listed: int) -> int:
+        """Origins that we work for, of the last 64 micro-batches, as far as it is plausible; listed: those with a lease.
 
         A caller of a later stage may invent them. So no more are counted than are listed; or one more than there are
         callers, as peers spread over the stages evenly (assignment.py) and leases are read minutes late.
         """
-        heads = len({head for _, head in self._recent_counts})
-        return heads if self._role.stage == 1 else min(heads, max(listed, len(self.callers) + 1))
+        origins = len({origin for _, origin in self._recent_counts})
+        return origins if self._role.stage == 1 else min(origins, max(listed, len(self.callers) + 1))
 
     # ---- speeds ----
 
@@ -242,12 +244,12 @@ class Knowledge:
 
     def _compute_window(self) -> int:
         role = self._role
-        if not self._is_head:
+        if not self._is_origin:
             return min(max(1, self._slots.capacity // 2), MAX_WINDOW)
         if role.mode == "flush":
             return min(role.accumulate, MAX_WINDOW)
-        # Not 2 (stages + round trips / slowest), what one chain of stages would need: a head counts all peers that work for
-        # it, which with few heads or slow callees are more than the stages; and one on the way even where round trips take
+        # Not 2 (stages + round trips / slowest), what one chain of stages would need: an origin counts all peers that work for
+        # it, which with few origins or slow callees are more than the stages; and one on the way even where round trips take
         # no time (without that one, a 4x4 of mixed speeds took 100 s to come from .95 to 1.00 of the ideal).
         slowest_s = self.slowest_s
         on_the_way = max(1, int(-(-self.path_s // slowest_s))) if slowest_s > 0 else 0
@@ -255,14 +257,14 @@ class Knowledge:
         return max(1, min(int(-(-2 * (stations + on_the_way) // 1)), role.accumulate, MAX_WINDOW))
 
     def resize(self) -> None:
-        """As many slots as callers and replicas ask for now; whoever waits for one is granted it by callers.py."""
+        """As many slots as callers and replicas ask for now; whoever waits for one is granted it by upstream.py."""
         self._slots.capacity = self._capacity()
-        if not self._is_head:
+        if not self._is_origin:
             self.window = self._compute_window()
 
     def _capacity(self) -> int:
         role = self._role
-        if self._is_head:
+        if self._is_origin:
             return 1
         announced = max((caller.window for caller in self.callers.values()), default=0)
         return num_slots(
@@ -275,7 +277,7 @@ class Knowledge:
     def tell_news(self) -> None:
         """A Status to all if a round field has changed since the last one."""
         rounds = self.rounds
-        stage0_certified = rounds.certified if self._is_head else self._stage0_certified
+        stage0_certified = rounds.certified if self._is_origin else self._stage0_certified
         if (rounds.training, rounds.certified, stage0_certified, self.behind) != self._told:
             self.tell_all()
 

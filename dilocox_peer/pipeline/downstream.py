@@ -20,15 +20,15 @@ import math
 from dilocox_peer.pipeline.contract import Body, MicroBatchResent
 from dilocox_peer.pipeline.flight import Desk, Flight, Phase, State
 from dilocox_peer.pipeline.hop import MAX_WINDOW, Ack, CallMessage, Cancel, Grad, Grant, Refuse, Reserve, Step, Wait
-from dilocox_peer.pipeline.knowledge import Knowledge
+from dilocox_peer.pipeline.neighbourhood import Neighbourhood
 from dilocox_peer.pipeline.routes import AnswerTimes, Callee, choose
 from dilocox_peer.types import PeerId
 
 
-class Calls:
+class Downstream:
     """Calls by our number for them, from the forward's start to the gradient; then the flight waits for its backward."""
 
-    def __init__(self, desk: Desk, known: Knowledge, *, number: int) -> None:
+    def __init__(self, desk: Desk, known: Neighbourhood, *, number: int) -> None:
         """number: before the first call's; random, so that another life of this peer has other numbers."""
         self._desk, self._known = desk, known
         self._calls: dict[int, Flight] = {}
