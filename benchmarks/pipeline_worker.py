@@ -75,7 +75,8 @@ def cpu_s(pid: int) -> float:
 
 
 def run_stage(args: argparse.Namespace) -> dict[str, Any]:
-    from dilocox_peer.peer.links.conveyor import Conveyor, LinkAddress
+    from dilocox_peer.peer.links.conveyor import Conveyor
+    from dilocox_peer.peer.links.dialling import LinkAddress
     from dilocox_peer.peer.training.outer import initial_state
     from dilocox_peer.peer.training.trainer import Trainer
 
@@ -93,12 +94,12 @@ def run_stage(args: argparse.Namespace) -> dict[str, Any]:
         text = np.random.default_rng(0).integers(97, 123, 100_000, dtype=np.uint8)
         corpus = Corpus([SourceFile("a", text)], name="letters", validation=0.1)
     trainer = Trainer(
-        manifest, peer=keys[stage].peer_id, incarnation=1, corpus=corpus, stage=stage, bench=conveyor,
+        manifest, peer=keys[stage].peer_id, incarnation=1, corpus=corpus, stage=stage, bench=conveyor.bench,
         on_failure=failures.append,
     )  # fmt: skip
     assert isinstance(trainer._loop, StageLoop)
     trainer._loop._passes = EmulatedPasses(BodyFormat.of(manifest), args.compute_ms / 1e3)
-    conveyor.set_on_work(trainer.nudge)
+    conveyor.bench.set_on_work(trainer.nudge)
     trainer.start(initial_state(manifest, stage))
     conveyor.start()
     if stage == 0:
@@ -124,8 +125,8 @@ def run_stage(args: argparse.Namespace) -> dict[str, Any]:
     sent = conveyor.status().bytes_sent - bytes_before
     result = {
         "micro_batches_per_s": steps / (ended - began), "bytes_sent": sent, "linkd_cpu_s": cpu_s(linkd) - cpu_before,
-        "main_cpu_s": cpu_s(os.getpid()) - main_before, "seconds": ended - began, "window": conveyor.status().window,
-        "resent": conveyor.status().resent, "rtt_s": next(iter(conveyor.status().rtt_s.values()), None),
+        "main_cpu_s": cpu_s(os.getpid()) - main_before, "seconds": ended - began, "window": conveyor.status().micro_batches.window,
+        "resent": conveyor.status().micro_batches.resent, "rtt_s": next(iter(conveyor.status().rtt_s.values()), None),
     }  # fmt: skip
     if stage == 1:
         tick.wait(3.0)  # the origin may still wait for an answer

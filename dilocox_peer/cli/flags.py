@@ -26,7 +26,7 @@ class LogFormat(StrEnum):
 
 
 class AdmissionMode(StrEnum):
-    """Of the manifest's admission section."""
+    """Values of the manifest's admission section."""
 
     OPEN = "open"
     INVITE = "invite"
@@ -176,7 +176,7 @@ class JoinFlags(OfPeer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerFlags(OfPeer):
-    """Of the commands to a peer of this machine that need nothing but its name."""
+    """Flags of the commands to a peer of this machine that need nothing but its name."""
 
     name: Name = "default"
     home: Home = None

@@ -42,7 +42,7 @@ def send(command: str, flags: PeerFlags) -> None:
 
 
 def show_status(flags: StatusFlags) -> None:
-    """Of the run that the link names, or of the peer of this home. Raises NotRunning, ControlRefused, ConfigError, RunUnreachable,
+    """Prints the status of the run that the link names, or of the peer of this home. Raises NotRunning, ControlRefused, ConfigError, RunUnreachable,
     RunRefused."""
     if flags.link is None:
         asyncio.run(_show_peer(_socket(flags.peer_home), as_json=flags.as_json, watch=flags.watch))

@@ -225,8 +225,8 @@ def _follower(conveyor: Conveyor) -> Callable[[Progress], bool]:
         return follows(
             progress.round,
             own=progress.micro_batches,
-            origins=conveyor.recent_origins,
-            certified_at_stage_0=conveyor.certified_at_stage_0,
+            origins=conveyor.bench.recent_origins,
+            certified_at_stage_0=conveyor.bench.certified_at_stage_0,
         )
 
     return is_due

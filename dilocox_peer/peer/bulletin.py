@@ -64,7 +64,7 @@ class Bulletin:
             self._listener(self._training(progress))
             self._tell_stage()
             if self._conveyor is not None:
-                self._conveyor.set_replicas(len(self._machine.roster))
+                self._conveyor.bench.set_replicas(len(self._machine.roster))
                 self._listener(_pipeline_progress(self._conveyor, progress))
 
     def _training(self, progress: Progress) -> TrainingProgress:
@@ -121,14 +121,15 @@ def run_joined(manifest: Manifest, me: PeerId, stage: int, *, device: str, threa
 
 def _pipeline_progress(conveyor: Conveyor, progress: Progress) -> PipelineProgress:
     status = conveyor.status()
+    counts = status.micro_batches
     return PipelineProgress(
         linked=len(status.linked),
         busy=round(progress.busy, 3),
-        in_flight=status.in_flight,
-        waiting=status.waiting,
-        window=status.window,
-        resent=status.resent,
-        duplicates=status.duplicates,
+        in_flight=counts.in_flight,
+        waiting=counts.waiting,
+        window=counts.window,
+        resent=counts.resent,
+        duplicates=counts.duplicates,
         bytes_sent=status.bytes_sent,
         bytes_received=status.bytes_received,
         wire_bytes_sent=status.wire_bytes_sent,

@@ -17,7 +17,8 @@ from dilocox_peer.errors import PeerUnavailable, RunUnreachable
 from dilocox_peer.events import Failed, Listener, SeenPeer, SwarmSeen
 from dilocox_peer.network.link import LinkId
 from dilocox_peer.peer.acquaintances import write_acquaintances
-from dilocox_peer.peer.links.conveyor import Conveyor, LinkAddress
+from dilocox_peer.peer.links.conveyor import Conveyor
+from dilocox_peer.peer.links.dialling import LinkAddress
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.types import PeerId
 
@@ -109,7 +110,7 @@ class Discovery:
             others = (other for other in range(self._num_stages) if other not in seen)
             seen |= {other: await self._directory.peers(other) for other in others}
         if self._conveyor is not None and 0 in seen:
-            self._conveyor.set_listed_origins(len(seen[0]))
+            self._conveyor.bench.set_listed_origins(len(seen[0]))
         return seen
 
     async def _find_neighbours(self, conveyor: Conveyor) -> dict[int, list[Lease]]:

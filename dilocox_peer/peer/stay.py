@@ -189,7 +189,7 @@ class Stay:
             incarnation=self._incarnation,
             corpus=corpus,
             stage=stage,
-            bench=conveyor,
+            bench=conveyor.bench if conveyor is not None else None,
             device=choices.device,
             threads=choices.threads,
             on_failure=on_failure,
@@ -200,7 +200,7 @@ class Stay:
         self._pauses.set_trainer(trainer)
         stack.push_async_callback(self._stop, trainer)
         if conveyor is not None:
-            conveyor.set_on_work(trainer.nudge)
+            conveyor.bench.set_on_work(trainer.nudge)
             stack.push_async_callback(self._stop_conveyor, conveyor)
             at.step = Step.LINKD
             await asyncio.to_thread(conveyor.start)
@@ -458,7 +458,7 @@ class Stay:
         total = parts.averaging.driver.machine.last_round or 0
 
         def is_needed() -> bool:
-            behind = total if parts.conveyor is None else parts.conveyor.behind
+            behind = total if parts.conveyor is None else parts.conveyor.bench.behind
             return not parts.averaging.driver.everybody_at_head() or behind < total
 
         def is_vouched() -> bool:
@@ -478,7 +478,7 @@ class Stay:
     async def _say_goodbye(self, parts: _Parts) -> None:
         parts.trainer.hold()
         if parts.conveyor is not None:
-            parts.conveyor.leave()
+            parts.conveyor.bench.leave()
         parts.averaging.driver.post(Leaving())
         with suppress(TimeoutError, RunUnreachable):
             async with asyncio.timeout(SAY_GOODBYE_S):

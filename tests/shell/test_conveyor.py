@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from dilocox_peer.events import Event, NeighbourLinked, NeighbourUnlinked
 from dilocox_peer.model.activations import BodyFormat
-from dilocox_peer.peer.links.conveyor import Conveyor, LinkAddress
+from dilocox_peer.peer.links.conveyor import Conveyor
+from dilocox_peer.peer.links.dialling import LinkAddress
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.pipeline.turnstile import Pace, at_once
@@ -25,11 +27,18 @@ DEADLINE_S = 60.0
 INCARNATION = 7
 
 
-class Peer:
-    """One stage's trainer and conveyor."""
+def linkds() -> set[int]:
+    """The linkds of this process."""
+    return {child.pid for child in psutil.Process().children() if "dilocox_peer.network.linkd" in child.cmdline()}
 
-    def __init__(self, manifest, stage: int, *, seed: int, limit: int | None, pace=at_once, pace_in=at_once) -> None:
-        self.key = SigningKey(bytes([seed]) * 32)
+
+class Peer:
+    """One stage's trainer and conveyor. key: None for one of the seed's own."""
+
+    def __init__(
+        self, manifest, stage: int, *, seed: int, limit: int | None, pace=at_once, pace_in=at_once, key=None
+    ) -> None:
+        self.key = key or SigningKey(bytes([seed]) * 32)
         self.events: list[Event] = []
         self.failures: list[str] = []
         self.conveyor = Conveyor(
@@ -39,11 +48,13 @@ class Peer:
         )  # fmt: skip
         self.trainer = Trainer(
             manifest, peer=self.key.peer_id, incarnation=INCARNATION, corpus=corpus() if stage == 0 else None, stage=stage,
-            bench=self.conveyor, on_failure=self.failures.append, micro_batch_limit=limit if stage == 0 else None,
+            bench=self.conveyor.bench, on_failure=self.failures.append, micro_batch_limit=limit if stage == 0 else None,
         )  # fmt: skip
-        self.conveyor.set_on_work(self.trainer.nudge)
+        self.conveyor.bench.set_on_work(self.trainer.nudge)
         self.trainer.start(initial_state(manifest, stage))
+        before = linkds()
         self.conveyor.start()
+        (self.first_linkd,) = linkds() - before
 
     @property
     def address(self) -> LinkAddress:
@@ -94,12 +105,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
         tick.wait(0.02)
 
 
-def linkd_of(peer: Peer) -> int:
-    linkd = peer.conveyor._link._linkd
-    assert linkd is not None
-    return linkd.process.pid
-
-
 @pytest.mark.parametrize("stages", [2, 3])
 def test_stages_over_linkd_equal_one_model_after_20_steps(stages: int):
     manifest = manifest_of(stages)
@@ -122,24 +127,24 @@ def test_a_killed_linkd_is_started_again_and_every_micro_batch_is_counted_once()
     manifest = manifest_of(2, schedule="carry")
     with running(manifest, [1, 2], limit=400) as ((origin,), (later, _other)):
         wait_until(lambda: origin.trainer.progress().micro_batches > 20)
-        os.kill(linkd_of(later), signal.SIGKILL)
+        os.kill(later.first_linkd, signal.SIGKILL)
         wait_until(lambda: origin.saw(NeighbourUnlinked) > 0)
-        os.kill(linkd_of(origin), signal.SIGKILL)
+        os.kill(origin.first_linkd, signal.SIGKILL)
         wait_until(lambda: origin.saw(NeighbourLinked) >= 4)
         wait_until(lambda: origin.trainer.progress().micro_batches == 400)
-        assert origin.conveyor._scheduler.completed_total == 400
+        assert origin.conveyor.status().micro_batches.completed == 400
 
 
 def test_a_peer_of_a_later_stage_that_ends_is_replaced_by_the_other():
     manifest = manifest_of(3, schedule="carry")
     with running(manifest, [1, 2, 1], limit=300) as ((origin,), (first, second), (last,)):
         wait_until(lambda: origin.trainer.progress().micro_batches > 20 and last.saw(NeighbourLinked) == 2)
-        os.kill(linkd_of(first), signal.SIGSTOP)  # silent, as a machine that lost its power is
+        os.kill(first.first_linkd, signal.SIGSTOP)  # silent, as a machine that lost its power is
         try:
             wait_until(lambda: origin.trainer.progress().micro_batches == 300)
         finally:
-            os.kill(linkd_of(first), signal.SIGCONT)
-        assert origin.conveyor._scheduler.completed_total == 300
+            os.kill(first.first_linkd, signal.SIGCONT)
+        assert origin.conveyor.status().micro_batches.completed == 300
         assert second.trainer.progress().micro_batches > 0
 
 
@@ -147,9 +152,10 @@ def test_a_stranger_that_did_not_sign_its_greeting_is_not_heard():
     manifest = manifest_of(2)
     with running(manifest, [1, 1], limit=8) as ((origin,), (last,)):
         wait_until(lambda: origin.trainer.progress().micro_batches == 8)
-        stranger = Peer(manifest, 0, seed=50, limit=8)
+        key = SigningKey(b"s" * 32)
+        key.peer_id = origin.key.peer_id  # claims to be the origin, and signs with its own key
+        stranger = Peer(manifest, 0, seed=50, limit=8, key=key)
         try:
-            stranger.conveyor._greeter._me = origin.key.peer_id  # claims to be the origin, and signs with its own key
             stranger.conveyor.set_neighbours([last.address])
             wait_until(lambda: any("did not sign" in event.line() for event in last.events))
             assert last.saw(NeighbourLinked) == 1
@@ -168,7 +174,7 @@ def test_bodies_wait_for_the_upload_limit_and_all_arrive():
     with running(manifest, [1, 1], limit=16, pace=pace) as ((origin,), (_last,)):
         wait_until(lambda: origin.trainer.progress().micro_batches == 16)
         assert len(asked) == 2 * 16  # every body once, in both directions
-        assert origin.conveyor.status().resent == 0
+        assert origin.conveyor.status().micro_batches.resent == 0
 
 
 def test_a_download_limit_is_asked_before_each_body_and_each_answer():
@@ -188,7 +194,7 @@ def test_a_download_limit_is_asked_before_each_body_and_each_answer():
         assert asked[0] == [body.hidden_bytes] * 16  # a gradient for each micro-batch it sends
         assert asked[1][:16] == [body.step_bytes] * 16  # before each grant, and perhaps the next one's place
         assert len(asked[1]) <= 17
-        assert origin.conveyor.status().resent == 0
+        assert origin.conveyor.status().micro_batches.resent == 0
         wait_until(lambda: last.conveyor.status().wire_bytes_received >= 16 * body.step_bytes)
 
 
@@ -197,8 +203,8 @@ def test_a_paused_peer_of_a_later_stage_sends_its_callers_to_the_other():
     with running(manifest, [1, 2], limit=200) as ((origin,), (first, second)):
         wait_until(lambda: origin.trainer.progress().micro_batches > 20 and origin.saw(NeighbourLinked) == 2)
         first.trainer.hold("pause").result(DEADLINE_S)
-        done_before = first.conveyor._scheduler.executed_total
+        done_before = first.conveyor.status().micro_batches.executed
         wait_until(lambda: origin.trainer.progress().micro_batches == 200)
-        assert first.conveyor._scheduler.executed_total <= done_before + 1  # what it was at when it was paused
-        assert origin.conveyor._scheduler.completed_total == 200
+        assert first.conveyor.status().micro_batches.executed <= done_before + 1  # what it was at when it was paused
+        assert origin.conveyor.status().micro_batches.completed == 200
         assert second.trainer.progress().micro_batches > 0

@@ -17,6 +17,10 @@ class Shunned:
         self._counted_from = float("-inf")
         self._lines = 0
 
+    def __len__(self) -> int:
+        """How many are kept in memory."""
+        return len(self._until)
+
     def add(self, link: LinkId, now: float) -> None:
         """From now on it is shunned, for SHUN_S."""
         self._until.pop(link, None)
@@ -24,8 +28,12 @@ class Shunned:
         while len(self._until) > MAX_SHUNNED or next(iter(self._until.values())) <= now:
             del self._until[next(iter(self._until))]
 
+    def until(self, link: LinkId) -> float:
+        """When it is shunned no more; -inf for one that is not known."""
+        return self._until.get(link, float("-inf"))
+
     def has(self, link: LinkId, now: float) -> bool:
-        return self._until.get(link, now) > now
+        return self.until(link) > now
 
     def may_tell(self, now: float) -> bool:
         """Whether one more line may be told; it counts as told then."""

@@ -1,0 +1,118 @@
+"""Whom linkd is to dial, at which addresses, and when again after a link was hung up. Pure.
+
+linkd keeps what it was told to dial linked, with pauses of its own, until it is told to hang up: that ends the link and the
+dialling. So whatever hangs up says here until when, and the wanted are dialled again then; forgotten, they would stay
+unlinked until the other side dials.
+
+Leases are claims: a peer may name a link that is another's. A link that several leases name is dialled at the addresses of
+all of them, and whose it is its greeting proves.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from dilocox_peer.network.link import LinkId
+from dilocox_peer.types import PeerId
+
+MAX_DIALLED = 48
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAddress:
+    """Where the link of a peer of a neighbouring stage is, as its lease says."""
+
+    peer: PeerId
+    link: LinkId
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Keep this link from now on, at any of these addresses."""
+
+    link: LinkId
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """End the link, if there is one, and dial it no more."""
+
+    link: LinkId
+
+
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """What leases say of a link."""
+
+    peers: frozenset[PeerId]
+    addresses: tuple[str, ...]
+
+
+class Dialling:
+    """`want` says whom, `due` what to order of linkd for it. Every HangUp that comes from elsewhere is told by `left`."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[LinkId, _Claimed] = {}
+        self._dialled: dict[LinkId, tuple[str, ...]] = {}  # as linkd was told
+        self._again_at: dict[LinkId, float] = {}  # of the wanted that are not to be dialled before
+        self.deadline = float("inf")  # when `due` has something to say, as far as only time is wanting
+
+    @property
+    def dialled(self) -> dict[LinkId, tuple[str, ...]]:
+        """What linkd is told to dial now."""
+        return dict(self._dialled)
+
+    def want(self, leases: Iterable[LinkAddress]) -> None:
+        """From now on these, and no others; of too many those with the lowest ids."""
+        wanted: dict[LinkId, _Claimed] = {}
+        for lease in sorted(leases, key=lambda lease: lease.peer)[:MAX_DIALLED]:
+            known = wanted.get(lease.link, _Claimed(frozenset(), ()))
+            addresses = tuple(dict.fromkeys((*known.addresses, *lease.addresses)))
+            wanted[lease.link] = _Claimed(known.peers | {lease.peer}, addresses)
+        self._wanted = wanted
+        self._again_at = {link: at for link, at in self._again_at.items() if link in wanted}
+        self.deadline = float("-inf")
+
+    def claimed_by(self, link: LinkId) -> frozenset[PeerId]:
+        """The peers whose leases name it."""
+        return self._wanted[link].peers if link in self._wanted else frozenset()
+
+    def left(self, link: LinkId, until: float) -> None:
+        """It was hung up, and is not to be dialled before then."""
+        self._dialled.pop(link, None)
+        if link in self._wanted:
+            self._again_at[link] = until
+            self.deadline = min(self.deadline, until)
+
+    def lost(self, link: LinkId) -> None:
+        """The link has ended; linkd dials again. It need not if nobody wants it any more."""
+        if link in self._dialled and link not in self._wanted:
+            self.deadline = float("-inf")
+
+    def nearer(self, link: LinkId, addresses: tuple[str, ...]) -> list[Dial]:
+        """A link on this network: its addresses here come first. One that is not dialled is none of ours."""
+        known = self._dialled.get(link)
+        if known is None or set(addresses) <= set(known):
+            return []
+        self._dialled[link] = tuple(dict.fromkeys((*addresses, *known)))
+        return [Dial(link, self._dialled[link])]
+
+    def due(self, now: float, up: Collection[LinkId]) -> list[Dial | HangUp]:
+        """What to order of linkd now. up: the links there are; one that is not wanted any more stays until it ends."""
+        orders: list[Dial | HangUp] = []
+        for link in [link for link in self._dialled if link not in self._wanted and link not in up]:
+            del self._dialled[link]
+            orders.append(HangUp(link))
+        self.deadline = float("inf")
+        for link, claimed in self._wanted.items():
+            again_at = self._again_at.get(link, now)
+            if again_at > now:
+                self.deadline = min(self.deadline, again_at)
+                continue
+            self._again_at.pop(link, None)
+            known = self._dialled.get(link)
+            if known is None or not set(claimed.addresses) <= set(known):
+                self._dialled[link] = claimed.addresses
+                orders.append(Dial(link, claimed.addresses))
+        return orders

@@ -1,0 +1,115 @@
+"""Micro-batches between the scheduler and the links: frames of neighbours in, what the scheduler wants sent out, as frames.
+
+Small messages of one moment go together, before the bodies; those wait for their turn under the limits of bandwidth. What a
+neighbour sends is checked here, at the border: the scheduler sees no message or body that the run's format forbids.
+"""
+
+import time
+from collections.abc import Callable, Container
+
+from dilocox_peer.admission import Admission, Right
+from dilocox_peer.errors import ProtocolError
+from dilocox_peer.events import Event, Listener
+from dilocox_peer.model.activations import BodyFormat, Bytes
+from dilocox_peer.peer.links.bench import Bench
+from dilocox_peer.peer.links.body_queue import BodyQueue
+from dilocox_peer.peer.links.link_traffic import LinkTraffic
+from dilocox_peer.pipeline import contract
+from dilocox_peer.pipeline.hop import (
+    MAX_MESSAGES,
+    Cancel,
+    Grad,
+    HopMessage,
+    Refuse,
+    Step,
+    decode_hops,
+    encode_hops,
+)
+from dilocox_peer.pipeline.turnstile import Pace
+from dilocox_peer.types import PeerId
+
+Deliver = Callable[[PeerId, bytes, Bytes | None], bool]
+"""Sends a header and a body to a peer; False: it does not go."""
+
+
+class Exchange:
+    """Used by the pipeline's thread alone."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        body: BodyFormat,
+        *,
+        pace: Pace,
+        pace_in: Pace,
+        admission: Admission | None,
+        listener: Listener,
+    ) -> None:
+        """pace, pace_in, admission: as Conveyor has them."""
+        self._bench = bench
+        self._body = body
+        self._bodies = BodyQueue(pace, pace_in, answer_bytes=body.hidden_bytes)
+        self._admission = admission
+        self._listener = listener
+        self.traffic = LinkTraffic()
+
+    @property
+    def opens_at(self) -> float:
+        """When a body that waits may go; inf when none waits."""
+        return self._bodies.opens_at
+
+    def take(self, peer: PeerId, raw: bytes, body: memoryview) -> None:
+        """A frame of a neighbour. Raises ProtocolError, and takes nothing of it then."""
+        if self._admission is not None:  # it was let in when it greeted; it may have been put out since
+            reason = self._admission.gate.refusal(peer, Right.JOIN, time.time())
+            if reason is not None:
+                raise ProtocolError(peer, f"it is not admitted any more: {reason}")
+        messages = decode_hops(raw, peer)
+        last = messages[-1]
+        if isinstance(last, Step | Grad):
+            reason = self._body.why_not(body, is_step=isinstance(last, Step))
+            if reason is not None:
+                raise ProtocolError(peer, reason)
+        elif len(body):
+            raise ProtocolError(peer, f"{len(body)} bytes behind a message that has none")
+        self.traffic.received += len(raw) + len(body)
+        for message in messages:
+            if isinstance(message, Cancel | Refuse):
+                self._bodies.drop(peer, message.id, message.call)
+            carried: Bytes | None = body if message is last and isinstance(message, Step | Grad) else None
+            self._bench.take_in(contract.Received(peer, message, carried))
+
+    def flush(self, linked: Container[PeerId], deliver: Deliver) -> None:
+        """Sends what the scheduler wants sent: to each neighbour its small messages together, before its bodies."""
+        small: dict[PeerId, list[HopMessage]] = {}
+        notes: list[Event] = []
+        for action in self._bench.take_actions():
+            match action:
+                case contract.Send(peer, message, None):
+                    if isinstance(message, Cancel):
+                        self._bodies.drop(peer, message.id, message.call)
+                    small.setdefault(peer, []).append(message)
+                case contract.Send(peer, message, body):
+                    assert isinstance(body, bytes | memoryview), type(body)
+                    assert isinstance(message, Step | Grad), type(message)
+                    self._bodies.add(peer, message, body)
+                case contract.Note(contract.MicroBatchDone()):
+                    pass  # the training loop counts and shows them
+                case contract.Note(contract.MicroBatchTimed() as timed):
+                    notes.append(self._bench.with_packing(timed))
+                case contract.Note(event):
+                    notes.append(event)
+        for peer, messages in small.items():
+            for first in range(0, len(messages), MAX_MESSAGES):
+                self._send(deliver, peer, encode_hops(messages[first : first + MAX_MESSAGES]), None)
+        while (next_ := self._bodies.take(time.monotonic(), linked)) is not None:  # those whose time has come
+            peer, step_or_grad, body = next_
+            self._send(deliver, peer, encode_hops([step_or_grad]), body)
+            if isinstance(step_or_grad, Step):
+                self._bench.take_in(contract.StepSent(peer, step_or_grad))
+        for event in notes:
+            self._listener(event)
+
+    def _send(self, deliver: Deliver, peer: PeerId, header: bytes, body: Bytes | None) -> None:
+        if deliver(peer, header, body):
+            self.traffic.sent += len(header) + (len(body) if body is not None else 0)

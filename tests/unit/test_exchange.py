@@ -1,0 +1,208 @@
+"""What passes between links, scheduler and training loop, without a link below it: bench.py and exchange.py."""
+
+import random
+import time
+from collections.abc import Iterable
+
+import pytest
+import torch
+
+from dilocox_peer.events import Event
+from dilocox_peer.model.activations import BodyFormat
+from dilocox_peer.peer.links.bench import Bench
+from dilocox_peer.peer.links.conveyor import max_slots
+from dilocox_peer.peer.links.exchange import Exchange
+from dilocox_peer.peer.planning.timetable import Timetable
+from dilocox_peer.peer.training.outer import initial_state
+from dilocox_peer.peer.training.stage_loop import StageLoop
+from dilocox_peer.pipeline import contract
+from dilocox_peer.pipeline.hop import (
+    Cancel,
+    Grad,
+    Grant,
+    HopMessage,
+    MicroBatchId,
+    Refuse,
+    Reserve,
+    Step,
+    decode_hops,
+    encode_hops,
+)
+from dilocox_peer.pipeline.scheduler import Scheduler
+from dilocox_peer.pipeline.turnstile import at_once
+from dilocox_peer.types import PeerId
+from tests.cut_runs import manifest_of
+
+
+class CountingBench(Bench):
+    steps = 0
+
+    def stepped(self, seconds: float) -> None:
+        self.steps += 1
+        super().stepped(seconds)
+
+
+def bench_of(manifest, stage: int) -> CountingBench:
+    scheduler = Scheduler(
+        me=PeerId("me"), incarnation=1, stage=stage, num_stages=manifest.stages.count, mode="carry",
+        accumulate=manifest.inner.accumulate, max_slots=max_slots(manifest), rng=random.Random(0), now=time.monotonic(),
+    )  # fmt: skip
+    return CountingBench(scheduler, stage=stage, trace=False, wake=lambda: None)
+
+
+class MiddlePeer:
+    """A stage in the middle, with the callers a and b and the callee z."""
+
+    def __init__(self, pace=at_once) -> None:
+        manifest = manifest_of(3, schedule="carry")
+        body = BodyFormat.of(manifest)
+        self.bench = bench_of(manifest, 1)
+        self.told: list[Event] = []
+        self.sent: list[tuple[PeerId, HopMessage]] = []
+        self.exchange = Exchange(
+            self.bench, body, pace=pace, pace_in=at_once, admission=None, listener=self.told.append
+        )  # fmt: skip
+        self.loop = StageLoop(
+            manifest, 1, self.bench, peer=PeerId("me"), incarnation=1, corpus=None, device="cpu", clock=time.monotonic,
+            micro_batch_limit=None, timetable=Timetable(manifest),
+        )  # fmt: skip
+        self.loop.begin(initial_state(manifest, 1).anchor_N(), 0)
+        hidden_BTD = torch.ones(body.batch, body.tokens, body.width)
+        self.gradient = body.pack_hidden(hidden_BTD)
+        self.activations = self.gradient + body.pack_targets(torch.zeros(body.batch, body.tokens, dtype=torch.int64))
+        for peer, stage in (("a", 0), ("b", 0), ("z", 2)):
+            self.bench.take_in(contract.Linked(PeerId(peer), stage))
+
+    def hear(self, peer: str, message: HopMessage, body: bytes = b"") -> None:
+        self.exchange.take(PeerId(peer), encode_hops([message]), memoryview(body))
+
+    def receive(self, peer: str, index: int, call: int) -> MicroBatchId:
+        """A caller's micro-batch is here, and waits to be computed."""
+        id_ = MicroBatchId(PeerId("head"), 1, index)
+        self.hear(peer, Reserve(id_, 1, call))
+        self.hear(peer, Step(id_, 1, 8, call), self.activations)
+        return id_
+
+    def flush(self) -> None:
+        def deliver(peer: PeerId, header: bytes, _body: object) -> bool:
+            self.sent += [(peer, message) for message in decode_hops(header, PeerId("me"))]
+            return True
+
+        self.exchange.flush({PeerId(peer) for peer in "abz"}, deliver)
+
+    def call_of(self, id_: MicroBatchId) -> int:
+        """The number under which z was asked for a slot, the last time."""
+        self.flush()
+        return [message.call for _, message in self.sent if isinstance(message, Reserve) and message.id == id_][-1]
+
+    def granted(self, id_: MicroBatchId) -> int:
+        call = self.call_of(id_)
+        self.hear("z", Grant(id_, call))
+        return call
+
+    def answer(self, id_: MicroBatchId) -> None:
+        """The callee's gradient is here."""
+        call = self.granted(id_)
+        self.flush()
+        self.hear("z", Grad(id_, 1.0, 0, call), self.gradient)
+
+    def sent_bodies(self) -> Iterable[PeerId]:
+        return [peer for peer, message in self.sent if isinstance(message, Step | Grad)]
+
+
+@pytest.fixture
+def middle() -> MiddlePeer:
+    return MiddlePeer()
+
+
+def test_a_micro_batch_that_one_caller_gives_up_and_another_has_sent_keeps_its_activations(middle: MiddlePeer):
+    id_ = middle.receive("a", 7, 1)
+    middle.receive("b", 7, 2)
+    assert middle.loop.train_on()  # a's forward
+    middle.hear("a", Cancel(id_, 1))
+    assert middle.loop.train_on()  # b's forward
+    middle.answer(id_)
+    assert middle.loop.train_on()
+    assert middle.loop.progress.micro_batches == 1
+
+
+def test_a_step_that_a_lost_caller_makes_due_has_a_buffer_for_its_weights(middle: MiddlePeer):
+    middle.receive("a", 0, 1)
+    assert middle.loop.train_on()  # stays out, on the first weights
+    for index in range(1, 9):
+        id_ = middle.receive("b", index, index)
+        assert middle.loop.train_on()
+        middle.answer(id_)
+        assert middle.loop.train_on()
+        if index == 4:
+            assert middle.loop.train_on()  # the step: second weights
+    middle.receive("b", 9, 9)
+    assert middle.loop.train_on()  # stays out, on the second weights
+    steps_before = middle.bench.steps
+    middle.bench.take_in(contract.Unlinked(PeerId("a")))
+    assert middle.loop.train_on()
+    assert middle.bench.steps == steps_before + 1
+
+
+def test_the_share_of_a_later_stage_counts_the_heads_that_are_listed():
+    bench, caller = bench_of(manifest_of(3, schedule="carry"), 2), PeerId("a")
+    bench.take_in(contract.Linked(caller, 1))
+    for number in range(10):
+        id_ = MicroBatchId(PeerId(f"head{number}"), 1, 0)
+        for message, body in (
+            (Reserve(id_, 1, number), None),
+            (Step(id_, 1, 8, number), b"x"),
+            (Cancel(id_, number), None),
+        ):
+            bench.take_in(contract.Received(caller, message, body))
+    assert bench.load_share() == 2.0  # nobody is listed yet: one more than there are callers
+    bench.set_listed_origins(6)
+    bench.set_replicas(3)
+    assert bench.load_share() == 2.0
+
+
+@pytest.fixture
+def slow() -> MiddlePeer:
+    """Its bodies wait for ever under its upload limit, unless they are dropped."""
+    return MiddlePeer(pace=lambda _: 1e6)
+
+
+def waits(peer: MiddlePeer) -> bool:
+    peer.flush()
+    assert not peer.sent_bodies()
+    return peer.exchange.opens_at < float("inf")
+
+
+def step_in_the_line(peer: MiddlePeer) -> tuple[MicroBatchId, int]:
+    """A body for z waits; its call."""
+    id_ = peer.receive("a", 7, 1)
+    assert peer.loop.train_on()
+    call = peer.granted(id_)
+    assert waits(peer)
+    return id_, call
+
+
+def test_a_body_that_we_cancel_while_it_waits_for_the_upload_limit_is_not_sent(slow: MiddlePeer):
+    """It would take the uplink of one that is wanted, and its callee would blame us for a body without a slot."""
+    id_, _call = step_in_the_line(slow)
+    slow.hear("a", Cancel(id_, 1))
+    assert not waits(slow)
+
+
+def test_a_body_that_its_callee_refuses_while_it_waits_is_not_sent(slow: MiddlePeer):
+    id_, call = step_in_the_line(slow)
+    slow.hear("z", Refuse(id_, "paused", call))
+    assert not waits(slow)
+
+
+def test_a_gradient_that_its_caller_cancels_while_it_waits_is_not_sent():
+    paces = iter([0.0])  # the step goes out, and nothing after it
+    peer = MiddlePeer(pace=lambda _: next(paces, 1e6))
+    id_ = peer.receive("a", 7, 1)
+    assert peer.loop.train_on()
+    peer.answer(id_)
+    assert peer.loop.train_on()
+    peer.sent.clear()
+    assert waits(peer)
+    peer.hear("a", Cancel(id_, 1))
+    assert not waits(peer)
