@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.cli.demo_table import size
 from dilocox_peer.cli.home import PeerHome, owner_key_path
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.peer.control import is_answered, socket_path
 from dilocox_peer.peer.identity import Identity, read_key
 from dilocox_peer.signing import SigningKey, verify
+from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
 
 if TYPE_CHECKING:
     from dilocox_peer.manifest import Manifest

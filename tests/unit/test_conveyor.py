@@ -14,13 +14,16 @@ from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.network.link import Arrived, Linked, LinkId, Unlinked
 from dilocox_peer.peer.links.body_queue import BodyQueue
 from dilocox_peer.peer.links.conveyor import FAULTS_UNTIL_DROPPED, HELLO, HOPS, Conveyor
-from dilocox_peer.peer.links.greeting import _VERSION, hello_statement
+from dilocox_peer.peer.links.greeting import hello_statement
 from dilocox_peer.peer.links.shunned import LINES_PER_MINUTE, MAX_SHUNNED, SHUN_S, Shunned
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.peer.training.stage_loop import StageLoop
 from dilocox_peer.pipeline import contract
-from dilocox_peer.pipeline.hop import (
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId, canonical
+from dilocox_peer.wire import versions
+from dilocox_peer.wire.hops import (
     Cancel,
     Grad,
     Grant,
@@ -31,8 +34,6 @@ from dilocox_peer.pipeline.hop import (
     Step,
     encode_hops,
 )
-from dilocox_peer.signing import SigningKey
-from dilocox_peer.types import PeerId, canonical
 from tests.cut_runs import manifest_of
 
 LINK = LinkId("theirs")
@@ -56,7 +57,7 @@ class Peer:
 
     def greet_with(self, key: SigningKey, *shown: bytes, stage: int = 1) -> None:
         statement = hello_statement(self.manifest.run_id, LINK, self.conveyor.link_id, stage, 5)
-        hello = canonical([_VERSION, key.peer_id, stage, 5, key.sign(statement), *shown])
+        hello = canonical([versions.HELLO, key.peer_id, stage, 5, key.sign(statement), *shown])
         self.conveyor._take(Arrived(LINK, HELLO + hello, memoryview(b""), 0.0))
 
 
@@ -176,15 +177,15 @@ class MiddlePeer(Peer):
     def receive(self, peer: str, index: int, call: int) -> MicroBatchId:
         """A caller's micro-batch is here, and waits to be computed."""
         id_ = MicroBatchId(PeerId("origin"), 1, index)
-        self.hear(peer, Reserve(id_, 1, call))
-        self.hear(peer, Step(id_, 1, 8, call), self.activations)
+        self.hear(peer, Reserve(*id_, call, 1))
+        self.hear(peer, Step(*id_, call, 1, 8), self.activations)
         return id_
 
     def answer(self, id_: MicroBatchId) -> None:
         """The callee's gradient is here."""
         call = self.conveyor._scheduler._busy[id_].call
-        self.hear("z", Grant(id_, call))
-        self.hear("z", Grad(id_, 1.0, 0, call), self.gradient)
+        self.hear("z", Grant(*id_, call))
+        self.hear("z", Grad(*id_, call, 1.0, 0), self.gradient)
 
 
 @pytest.fixture
@@ -198,7 +199,7 @@ def test_a_micro_batch_that_one_caller_gives_up_and_another_has_sent_keeps_its_a
     id_ = middle.receive("a", 7, 1)
     middle.receive("b", 7, 2)
     assert middle.loop.train_on()  # a's forward
-    middle.hear("a", Cancel(id_, 1))
+    middle.hear("a", Cancel(*id_, 1))
     assert middle.loop.train_on()  # b's forward
     middle.conveyor._flush()
     middle.answer(id_)
@@ -232,9 +233,9 @@ def test_the_share_of_a_later_stage_counts_the_origins_that_are_listed():
         for number in range(10):
             id_ = MicroBatchId(PeerId(f"origin{number}"), 1, 0)
             for message, body in (
-                (Reserve(id_, 1, number), None),
-                (Step(id_, 1, 8, number), b"x"),
-                (Cancel(id_, number), None),
+                (Reserve(*id_, number, 1), None),
+                (Step(*id_, number, 1, 8), b"x"),
+                (Cancel(*id_, number), None),
             ):
                 conveyor._tell(contract.Received(caller, message, body))
         assert conveyor.load_share() == 2.0  # nobody is listed yet: one more than there are callers
@@ -266,7 +267,7 @@ class SlowPeer(MiddlePeer):
         id_ = self.receive("a", 7, 1)
         assert self.loop.train_on()
         call = self.conveyor._scheduler._busy[id_].call
-        self.hear("z", Grant(id_, call))
+        self.hear("z", Grant(*id_, call))
         assert self.waits()
         return id_, call
 
@@ -282,23 +283,23 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowPeer]:
 def test_a_body_that_we_cancel_while_it_waits_for_the_upload_limit_is_not_sent(slow: SlowPeer):
     """It would take the uplink of one that is wanted, and its callee would blame us for a body without a slot."""
     id_, _call = slow.send_step()
-    slow.hear("a", Cancel(id_, 1))
+    slow.hear("a", Cancel(*id_, 1))
     assert not slow.waits()
 
 
 def test_a_body_that_its_callee_refuses_while_it_waits_is_not_sent(slow: SlowPeer):
     id_, call = slow.send_step()
-    slow.take_hops("z", Refuse(id_, "paused", call))
+    slow.take_hops("z", Refuse(*id_, call, "paused"))
     assert not slow.waits()
 
 
 def test_a_gradient_that_its_caller_cancels_while_it_waits_is_not_sent(slow: SlowPeer):
     id_, call = slow.send_step()
-    slow.hear("z", Grad(id_, 1.0, 0, call), slow.gradient)
+    slow.hear("z", Grad(*id_, call, 1.0, 0), slow.gradient)
     slow.conveyor._bodies.drop(PeerId("z"), id_, call)
     assert slow.loop.train_on()
     assert slow.waits()
-    slow.take_hops("a", Cancel(id_, 1))
+    slow.take_hops("a", Cancel(*id_, 1))
     assert not slow.waits()
 
 
@@ -307,7 +308,7 @@ def test_a_frame_that_finds_a_fault_in_the_scheduler_costs_its_link_alone(
 ) -> None:
     origin.conveyor._take(Linked(LINK))
     origin.greet(10, stage=1)
-    frame = HOPS + encode_hops([Grant(MicroBatchId(PeerId("peer"), 1, 1))])
+    frame = HOPS + encode_hops([Grant(*MicroBatchId(PeerId("peer"), 1, 1), 0)])
 
     def fail(*_arguments: object) -> list[contract.Action]:
         raise ZeroDivisionError

@@ -43,7 +43,11 @@ from dilocox_peer.peer.links.link_traffic import LinkTraffic
 from dilocox_peer.peer.links.shunned import Shunned
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.contract import Work
-from dilocox_peer.pipeline.hop import (
+from dilocox_peer.pipeline.scheduler import Scheduler
+from dilocox_peer.pipeline.turnstile import Pace, Turnstile, at_once
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId, RunId
+from dilocox_peer.wire.hops import (
     MAX_MESSAGES,
     Cancel,
     Grad,
@@ -54,10 +58,6 @@ from dilocox_peer.pipeline.hop import (
     decode_hops,
     encode_hops,
 )
-from dilocox_peer.pipeline.scheduler import Scheduler
-from dilocox_peer.pipeline.turnstile import Pace, Turnstile, at_once
-from dilocox_peer.signing import SigningKey
-from dilocox_peer.types import PeerId, RunId
 
 _logger = logging.getLogger(__name__)
 
