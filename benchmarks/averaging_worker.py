@@ -76,9 +76,8 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
     from dilocox_peer.errors import PeerUnavailable, ProtocolError
     from dilocox_peer.network.transport import Reply, Transport
     from dilocox_peer.peer.identity import Identity
-    from dilocox_peer.peer.planning.plan import Plan, PlanBounds
+    from dilocox_peer.peer.planning.plan import PlanBounds
     from dilocox_peer.peer.rounds.blobs import BlobStore
-    from dilocox_peer.peer.rounds.chain import Entry
     from dilocox_peer.peer.rounds.contract import Apply, Closed, FetchState, PeerFound, StateComputed, StateMissing
     from dilocox_peer.peer.rounds.driver import BLOB_SERVICE, RoundDriver
     from dilocox_peer.peer.rounds.durable import Durable
@@ -87,6 +86,7 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
     from dilocox_peer.peer.rounds.timing import Timing
     from dilocox_peer.signing import verify
     from dilocox_peer.types import Digest, Layout, PeerId, RunId, sha256
+    from dilocox_peer.wire.chain import Entry, Plan
 
     class WatchedJournal(Journal):
         """Says when this peer has durably accepted a value: its ACK goes out next."""

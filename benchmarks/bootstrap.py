@@ -80,9 +80,10 @@ async def nodes(link: str, count: int) -> AsyncIterator[list[Any]]:
 async def announce(directories: list[Any], run_id: RunId, count: int, stages: int) -> float:
     """Stores the leases of so many peers; seconds it took."""
     from dilocox_peer.dht.directory import Directory
-    from dilocox_peer.dht.records import MAX_ADDRESSES, Lease
+    from dilocox_peer.dht.records import Lease
     from dilocox_peer.dht.validators import RecordValidator
     from dilocox_peer.signing import SigningKey
+    from dilocox_peer.wire.records import MAX_ADDRESSES
 
     started = time.monotonic()
     for number in range(count):

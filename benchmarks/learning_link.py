@@ -29,11 +29,12 @@ from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, layout_of
 from dilocox_peer.peer.planning.adaptive_planner import LinkPlanner
 from dilocox_peer.peer.planning.controller import BUDGET, Controller, Limits, Setting
 from dilocox_peer.peer.planning.measured import Measured
-from dilocox_peer.peer.planning.plan import Plan, plan_bounds
+from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.planning.planner import FixedPlanner, Planner
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
+from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.training.outer import stage_policy
 from dilocox_peer.types import Digest, PeerId, TensorSpec, sha256
+from dilocox_peer.wire.chain import Certificate, Entry, Plan
 
 TIMES_FEWER = 200.0
 

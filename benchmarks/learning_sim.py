@@ -36,11 +36,10 @@ from dilocox_peer.model.data import Corpus
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import Stage, build_stage
 from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, LayerRange, StageModel
-from dilocox_peer.peer.planning.plan import Plan
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value
-from dilocox_peer.peer.rounds.messages import Ack, Cert, Heartbeat, Message, Offer, Propose, encode_message
 from dilocox_peer.peer.training.outer import AnchorState, Outcome, OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.types import Digest, Layout, PeerId, TensorSpec
+from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value
+from dilocox_peer.wire.rounds import Ack, Cert, Heartbeat, Message, Offer, Propose, encode_message
 
 EMA_DECAY = 0.8  # of the running average of anchors, a round
 HEARTBEATS = 4  # to every other peer, assumed for a round of a few seconds

@@ -18,26 +18,20 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
-import msgpack
-
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.signing import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, SigningKey, peer_id_of, public_key_of, verify
-from dilocox_peer.types import DIGEST_BYTES, PeerId, RunId, canonical
+from dilocox_peer.signing import SigningKey, peer_id_of, public_key_of, verify
+from dilocox_peer.types import PeerId, RunId
+from dilocox_peer.wire.declared import encode
+from dilocox_peer.wire.records import GRANT, GRANT_ID_BYTES, MAX_REVOKED, REVOCATIONS
+from dilocox_peer.wire.versions import GRANT as GRANT_VERSION
 
-GRANT_ID_BYTES = 16
-MAX_GRANT_BYTES = 256  # it has at most 195
 MAX_GRANT_CHARS = 344  # of as many bytes, as text
-MAX_USES = 10_000  # of one invitation; a run of more makes several
-MAX_REVOKED = 512
-MAX_REVOCATIONS_BYTES = 128 + MAX_REVOKED * 48
 MAX_PASSES = 4096  # known to a gate; each was signed by the owner, so strangers take no room here
 MAX_TIME_MS = 2**53
 OWN_PASS_S = 10 * 365 * 86_400  # longer than a process runs
 
 NOTHING_SHOWN: Final = "has shown no invitation"
 """Part of what a gate says of a peer that it has seen no pass of; who hears it and has one, shows it and tries again."""
-
-_FORMAT: Final = 1
 
 
 class Right(StrEnum):
@@ -84,32 +78,16 @@ class Grant:
         return replace(self, peer=peer, uses=0).signed_by(owner)
 
     def to_bytes(self) -> bytes:
-        return canonical([*self._fields(), self.signature])
+        return encode([*self._fields(), self.signature])
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> "Grant":
         """Well formed; whether it is worth anything, why_not says. Raises ValueError with what is wrong."""
-        fields = _unpack(raw, "invitation", max_bytes=MAX_GRANT_BYTES, max_array=9)
-        match fields:
-            case [int(_), bytes(run), bytes(grant_id), int(bits), int(issued_ms), int(expires_s), bytes(key), int(uses), bytes(signature)]:  # fmt: skip
-                pass
-            case _:
-                raise ValueError("no invitation: other fields than one has")
-        numbers = (bits, issued_ms, expires_s, uses)
-        if any(isinstance(each, bool) for each in fields) or min(numbers) < 0 or max(numbers) > MAX_TIME_MS:
-            raise ValueError("no invitation: a number that cannot be")
-        if len(run) != DIGEST_BYTES or len(grant_id) != GRANT_ID_BYTES or len(signature) != SIGNATURE_BYTES:
-            raise ValueError("no invitation: a run, id or signature of another length")
-        if len(key) not in (0, PUBLIC_KEY_BYTES) or bool(key) == bool(uses) or uses > MAX_USES:
-            raise ValueError("no invitation: it is for one peer or for a number of them")
-        rights = frozenset(right for right, bit in _RIGHTS_BITS.items() if bits & bit)
-        if not rights or bits > sum(_RIGHTS_BITS.values()):
-            raise ValueError("no invitation: it allows nothing that is known here")
-        peer = peer_id_of(key) if key else None
-        grant = cls(RunId(run.hex()), grant_id, rights, issued_ms, expires_s, peer, uses, signature)
-        if grant.to_bytes() != raw:
-            raise ValueError("no invitation: not in its one form")
-        return grant
+        form = GRANT.read(raw)
+        rights = frozenset(right for right, bit in _RIGHTS_BITS.items() if form.rights & bit)
+        peer = peer_id_of(form.key) if form.key else None
+        run = RunId(form.run.hex())
+        return cls(run, form.grant_id, rights, form.issued_ms, form.expires_s, peer, form.uses, form.signature)
 
     def to_text(self) -> str:
         """As a link carries it."""
@@ -130,10 +108,10 @@ class Grant:
         bits = sum(_RIGHTS_BITS[right] for right in self.rights)
         key = public_key_of(self.peer) if self.peer is not None else b""
         run = bytes.fromhex(self.run_id)
-        return [_FORMAT, run, self.grant_id, bits, self.issued_ms, self.expires_s, key, self.uses]
+        return [GRANT_VERSION, run, self.grant_id, bits, self.issued_ms, self.expires_s, key, self.uses]
 
     def _signed_bytes(self) -> bytes:
-        return canonical(["dilocox-grant", *self._fields()])
+        return encode(["dilocox-grant", *self._fields()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,33 +142,24 @@ class Revocations:
         return replace(self, signature=owner.sign(self._signed_bytes()))
 
     def to_bytes(self) -> bytes:
-        return canonical([*self._fields(), self.signature])
+        return encode([*self._fields(), self.signature])
 
     @classmethod
     def from_bytes(cls, raw: bytes, *, run_id: RunId, owner: PeerId) -> "Revocations":
         """The owner's. Raises ValueError with what is wrong."""
-        fields = _unpack(raw, "list of revocations", max_bytes=MAX_REVOCATIONS_BYTES, max_array=MAX_REVOKED)
-        match fields:
-            case [int(_), bytes(run), int(number), list(entries), bytes(signature)] if not isinstance(number, bool):
-                pass
-            case _:
-                raise ValueError("no list of revocations: other fields than one has")
-        if run.hex() != run_id:
+        form = REVOCATIONS.read(raw)
+        if form.run.hex() != run_id:
             raise ValueError("a list of revocations of another run")
-        if not 0 <= number <= MAX_TIME_MS:
-            raise ValueError("no list of revocations: a number that cannot be")
-        found = cls(run_id, number, tuple(_revoked(entry) for entry in entries), signature)
-        if found.to_bytes() != raw or list(found.entries) != sorted(found.by_target.items()):
-            raise ValueError("no list of revocations: not in its one form")
-        if not verify(owner, found._signed_bytes(), signature):
+        found = cls(run_id, form.number, form.entries, form.signature)
+        if not verify(owner, found._signed_bytes(), found.signature):
             raise ValueError("a list of revocations that the run's owner did not sign")
         return found
 
     def _fields(self) -> list[Any]:
-        return [_FORMAT, bytes.fromhex(self.run_id), self.number, [list(entry) for entry in self.entries]]
+        return [GRANT_VERSION, bytes.fromhex(self.run_id), self.number, [list(entry) for entry in self.entries]]
 
     def _signed_bytes(self) -> bytes:
-        return canonical(["dilocox-revocations", *self._fields()])
+        return encode(["dilocox-revocations", *self._fields()])
 
 
 class Gate:
@@ -367,29 +336,3 @@ def told_to_itself(reason: str) -> str:
 
 def _age(grant: Grant) -> tuple[int, int]:
     return grant.issued_ms, grant.expires_s
-
-
-def _revoked(entry: object) -> tuple[bytes, int]:
-    match entry:
-        case [bytes(target), int(at_ms)] if (
-            len(target) in (GRANT_ID_BYTES, PUBLIC_KEY_BYTES)
-            and not isinstance(at_ms, bool)
-            and 0 <= at_ms <= MAX_TIME_MS
-        ):
-            return target, at_ms
-        case _:
-            raise ValueError("no list of revocations: an entry that is none")
-
-
-def _unpack(raw: bytes, what: str, *, max_bytes: int, max_array: int) -> list[Any]:
-    if len(raw) > max_bytes:
-        raise ValueError(f"no {what}: {len(raw)} bytes, it has at most {max_bytes}")
-    try:
-        fields = msgpack.unpackb(raw, max_array_len=max_array, max_map_len=0, max_ext_len=0, max_str_len=0)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise ValueError(f"no {what}: unreadable ({error})") from None
-    if type(fields) is not list or not fields or type(fields[0]) is not int:
-        raise ValueError(f"no {what}: other fields than one has")
-    if fields[0] != _FORMAT:
-        raise ValueError(f"{what} of format {fields[0]}, this peer reads {_FORMAT}: update the older of the two")
-    return fields

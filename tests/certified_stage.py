@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dilocox_peer.config import preset
 from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.planning.planner import FixedPlanner
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, acceptance, vote_for
+from dilocox_peer.peer.rounds.chain import vote_for
 from dilocox_peer.peer.state.backup import Annals
 from dilocox_peer.peer.training.outer import AnchorState, initial_state
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Entry, Value, acceptance
 
 OWNER = SigningKey(bytes(32))
 MANIFEST = preset("tiny", stages={"count": 2}, rounds={"total": 40, "inner_steps": 4}).signed_by(OWNER)

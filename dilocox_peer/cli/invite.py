@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dilocox_peer.admission import GRANT_ID_BYTES, Gate, Grant, Revocations, Right, owner_of, when
+from dilocox_peer.admission import Gate, Grant, Revocations, Right, owner_of, when
 from dilocox_peer.cli.flags import InviteFlags, RevokeFlags
 from dilocox_peer.cli.home import default_home, owner_key_path
 from dilocox_peer.config import read_signed_manifest
@@ -24,6 +24,7 @@ from dilocox_peer.peer.control import ControlRefused, NotRunning, ask, socket_pa
 from dilocox_peer.peer.identity import read_key
 from dilocox_peer.signing import SigningKey, public_key_of
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.records import GRANT_ID_BYTES
 
 if TYPE_CHECKING:
     from dilocox_peer.peer.desk import OwnerRecords

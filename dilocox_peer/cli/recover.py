@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.cli.demo_table import size
 from dilocox_peer.cli.flags import RecoverFlags
 from dilocox_peer.cli.home import PeerHome, owner_key_path
@@ -18,6 +17,7 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.peer.control import is_answered, socket_path
 from dilocox_peer.peer.identity import Identity, read_key
 from dilocox_peer.signing import SigningKey, verify
+from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
 
 if TYPE_CHECKING:
     from dilocox_peer.manifest import Manifest

@@ -13,7 +13,6 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import msgpack
 from torch import Tensor
 
 from dilocox_peer.compression.codec import (
@@ -26,10 +25,11 @@ from dilocox_peer.compression.codec import (
     codec_named,
 )
 from dilocox_peer.errors import MalformedBlob
-from dilocox_peer.types import DIGEST_BYTES, Layout, TensorSpec, canonical
+from dilocox_peer.types import DIGEST_BYTES, Layout, TensorSpec
+from dilocox_peer.wire import versions
+from dilocox_peer.wire.blobs import CONTRIBUTION_HEADER, CONTRIBUTION_NAME, ContributionHeader
+from dilocox_peer.wire.declared import encode
 
-TAG = "dilocox-contribution"
-VERSION = 1
 _LENGTH = struct.Struct(">I")
 
 Blob = bytes | bytearray | memoryview
@@ -87,9 +87,8 @@ class ContributionEncoder:
             self._encoder(spec, codec).encode(flat_N[start:stop].view(spec.shape))
             for codec, (spec, start, stop) in zip(codecs, layout.spans(), strict=True)
         ]
-        header = canonical(
-            [TAG, VERSION, layout.digest(), [codec.name for codec in codecs], [len(payload) for payload in payloads]]
-        )
+        names, sizes = tuple(codec.name for codec in codecs), tuple(len(payload) for payload in payloads)
+        header = encode(ContributionHeader(versions.CONTRIBUTION, layout.digest(), names, sizes))
         return b"".join([_LENGTH.pack(len(header)), header, *payloads])
 
     def _encoder(self, spec: TensorSpec, codec: TensorCodec) -> TensorEncoder:
@@ -169,26 +168,17 @@ def raw_bytes(layout: Layout) -> int:
 
 def _max_header_bytes(layout: Layout) -> int:
     per_tensor = MAX_CODEC_NAME_BYTES + 2 + 9  # str8 head and name, uint64
-    return 64 + len(TAG) + DIGEST_BYTES + per_tensor * len(layout.tensors)
+    return 64 + len(CONTRIBUTION_NAME) + DIGEST_BYTES + per_tensor * len(layout.tensors)
 
 
-def _read_header(packed: bytes, layout: Layout) -> tuple[list[str], list[int]]:
+def _read_header(packed: bytes, layout: Layout) -> tuple[tuple[str, ...], tuple[int, ...]]:
     num_tensors = len(layout.tensors)
     try:
-        header = msgpack.unpackb(packed, max_array_len=max(num_tensors, 5), max_map_len=0, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise MalformedBlob(f"unreadable header: {error}") from None
-    match header:
-        case [str(tag), int(version), bytes(digest), list(names), list(sizes)] if tag == TAG:
-            pass
-        case _:
-            raise MalformedBlob("the header is not a contribution's")
-    if version != VERSION:
-        raise MalformedBlob(f"contribution version {version}, this peer reads {VERSION}: update the older of the two")
-    if digest != layout.digest():
+        header = CONTRIBUTION_HEADER.read(packed)
+    except ValueError as error:
+        raise MalformedBlob(str(error)) from None
+    if header.layout != layout.digest():
         raise MalformedBlob("made for another layout (other model or stage)")
-    if len(names) != num_tensors or len(sizes) != num_tensors:
-        raise MalformedBlob(f"{len(names)} codecs and {len(sizes)} sizes for {num_tensors} tensors")
-    if not all(type(name) is str for name in names) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise MalformedBlob("codecs must be names and sizes whole numbers")
-    return names, sizes
+    if len(header.codecs) != num_tensors or len(header.sizes) != num_tensors:
+        raise MalformedBlob(f"{len(header.codecs)} codecs and {len(header.sizes)} sizes for {num_tensors} tensors")
+    return header.codecs, header.sizes

@@ -15,12 +15,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dilocox_peer.admission import Gate, Revocations, Right
-from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.dht.entry import GuardedP2P, bound_node
 from dilocox_peer.dht.records import (
     BUCKETS,
     LEASE_TTL_S,
-    MAX_ADDRESSES,
     MAX_TTL_S,
     Lease,
     bucket_of,
@@ -37,6 +35,8 @@ from dilocox_peer.invitation import parse_multiaddr, parse_multiaddrs
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, RunId
+from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.records import MAX_ADDRESSES
 
 if TYPE_CHECKING:
     from hivemind.dht import DHTNode

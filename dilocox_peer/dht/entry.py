@@ -26,11 +26,12 @@ from typing import Any, Protocol
 
 import msgpack
 
-from dilocox_peer.dht.records import BUCKETS, MAX_STAGES
+from dilocox_peer.dht.records import BUCKETS
 from dilocox_peer.scan import DICTIONARY_EXT, scan
 from dilocox_peer.signing import public_key_in
 from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.records import MAX_STAGES
 
 NODE_ID_BYTES = 20
 MAX_RECORDS = 128  # under one key; the peers of a stage are spread over BUCKETS keys

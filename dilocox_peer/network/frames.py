@@ -15,9 +15,9 @@ import msgpack
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.scan import scan
+from dilocox_peer.wire.versions import FRAMES, why_not_version
 
 MAGIC = 0xD170C0D1
-VERSION = 1
 _PREFIX = struct.Struct(">IBBHIQ")
 PREFIX_BYTES = _PREFIX.size
 MAX_HEADER_BYTES = 64 * 1024
@@ -35,7 +35,7 @@ def pack_header(kind: int, header: dict[str, Any], body_bytes: int) -> bytes:
     """Prefix and header of a frame; the body follows it on the wire."""
     packed: bytes = msgpack.packb(header, use_bin_type=True)
     assert len(packed) <= MAX_HEADER_BYTES, f"header of {len(packed)} bytes"
-    return _PREFIX.pack(MAGIC, VERSION, kind, 0, len(packed), body_bytes) + packed
+    return _PREFIX.pack(MAGIC, FRAMES, kind, 0, len(packed), body_bytes) + packed
 
 
 def unpack_prefix(raw: bytes, *, max_body_bytes: int) -> Prefix:
@@ -45,8 +45,8 @@ def unpack_prefix(raw: bytes, *, max_body_bytes: int) -> Prefix:
     magic, version, kind, _reserved, header_bytes, body_bytes = _PREFIX.unpack(raw)
     if magic != MAGIC:
         raise ProtocolError(None, f"not a frame (magic {magic:08x})")
-    if version != VERSION:
-        raise ProtocolError(None, f"frame version {version}, this peer speaks {VERSION}: update the older of the two")
+    if (reason := why_not_version("a frame", version, FRAMES)) is not None:
+        raise ProtocolError(None, reason)
     if header_bytes > MAX_HEADER_BYTES:
         raise ProtocolError(None, f"header of {header_bytes} bytes, at most {MAX_HEADER_BYTES}")
     if body_bytes > max_body_bytes:

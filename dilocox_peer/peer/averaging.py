@@ -23,7 +23,6 @@ from dilocox_peer.peer.planning.adaptive_planner import planner_of
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.presence import Presence
-from dilocox_peer.peer.rounds.chain import Certificate
 from dilocox_peer.peer.rounds.contract import FetchState, StateComputed, StateInstalled, StateMissing
 from dilocox_peer.peer.rounds.driver import BLOB_SERVICE, RoundDriver
 from dilocox_peer.peer.rounds.machine import RoundMachine
@@ -39,6 +38,7 @@ from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.signing import verify
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
+from dilocox_peer.wire.chain import Certificate
 
 STATE_TIMEOUT_S = 3600.0
 

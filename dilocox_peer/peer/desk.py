@@ -16,21 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dilocox_peer.admission import (
-    MAX_GRANT_BYTES,
-    MAX_REVOCATIONS_BYTES,
-    Admission,
-    Gate,
-    Grant,
-    Registrar,
-    Revocations,
-)
+from dilocox_peer.admission import Admission, Gate, Grant, Registrar, Revocations
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, PeerUnavailable
 from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.entry import ADMIT_SERVICE
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, RunId
+from dilocox_peer.wire.records import MAX_GRANT_BYTES, MAX_REVOCATIONS_BYTES
 
 _REDEEMED = re.compile(r"([0-9a-f]{32}) ([1-9A-HJ-NP-Za-km-z]{46,64})")
 

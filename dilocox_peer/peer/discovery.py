@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, RunUnreachable
@@ -21,6 +20,7 @@ from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.links.dialling import LinkAddress
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.checkpoints import Checkpoint
 
 FIRST_LOOKS, FIRST_LOOK_S, LOOK_S = 20, 1.0, 60.0  # the directory is read often until the swarm is known
 FAR_EVERY = 10  # of the first looks, one reads the stages that are no neighbours of ours too: for the screen

@@ -12,22 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dilocox_peer.admission import (
-    MAX_GRANT_BYTES,
-    MAX_REVOCATIONS_BYTES,
-    Admission,
-    Gate,
-    Grant,
-    Revocations,
-    Right,
-    told_to_itself,
-)
+from dilocox_peer.admission import Admission, Gate, Grant, Revocations, Right, told_to_itself
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunRefused, RunUnreachable
 from dilocox_peer.invitation import parse_multiaddr
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.records import MAX_GRANT_BYTES, MAX_REVOCATIONS_BYTES
 
 ADMIT_SERVICE: Final = "admit"
 ADMIT_S = 15.0  # for one bootstrap to answer; it writes to its disk before

@@ -7,7 +7,7 @@ nothing of this peer until the clock is there again. So the last number is kept 
 from contextlib import suppress
 from pathlib import Path
 
-from dilocox_peer.peer.rounds.wire import MAX_COUNT
+from dilocox_peer.wire.declared import MAX_COUNT
 
 _MAX_CHARS = 32
 

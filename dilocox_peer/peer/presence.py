@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from dilocox_peer.admission import Admission
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.dht.records import MAX_ADDRESSES, Lease
+from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Failed, Listener
 from dilocox_peer.invitation import visible_at
@@ -20,6 +20,7 @@ from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.training.book import Progress
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.records import MAX_ADDRESSES
 
 PROTOCOL_VERSION = 1
 LEASE_S = 30.0

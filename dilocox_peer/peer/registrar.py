@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable
@@ -24,13 +23,14 @@ from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, PeerRefused, Persist, Received, Send, Tick
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.journal import Journal
-from dilocox_peer.peer.rounds.messages import decode_message, encode_message
 from dilocox_peer.peer.rounds.notary import Notary, NotaryInput, NotaryTerms
 from dilocox_peer.peer.rounds.outbox import Outbox
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.rounds import decode_message, encode_message
 
 LOOK_FIRST_S = 1.0  # between two looks at a stage that has not begun
 LOOK_S = 15.0

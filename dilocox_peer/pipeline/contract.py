@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dilocox_peer.events import Event, short
-from dilocox_peer.pipeline.hop import HopMessage, MicroBatchId, Step
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import HopMessage, MicroBatchId, Step
 
 
 class Body(Protocol):

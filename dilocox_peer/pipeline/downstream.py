@@ -19,10 +19,10 @@ import math
 
 from dilocox_peer.pipeline.contract import Body, MicroBatchResent
 from dilocox_peer.pipeline.flight import Desk, Flight, Phase, State
-from dilocox_peer.pipeline.hop import MAX_WINDOW, Ack, CallMessage, Cancel, Grad, Grant, Refuse, Reserve, Step, Wait
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood
 from dilocox_peer.pipeline.routes import AnswerTimes, Callee, choose
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import MAX_WINDOW, Ack, CallMessage, Cancel, Grad, Grant, Refuse, Reserve, Step, Wait
 
 
 class Downstream:
@@ -60,7 +60,7 @@ class Downstream:
         flight.phase, flight.callee, flight.is_probed, flight.position = Phase.RESERVED, peer, False, MAX_WINDOW
         flight.due = desk.now + self._patience(callee.grants, flight)
         desk.mark(flight, "reserve")
-        desk.send(peer, Reserve(flight.id, flight.round, flight.call))
+        desk.send(peer, Reserve(*flight.id, flight.call, flight.round))
 
     def _patience(self, times: AnswerTimes, flight: Flight) -> float:
         """Doubled with every attempt, so that a slow network is not taken for a broken one again and again."""
@@ -82,7 +82,7 @@ class Downstream:
         flight.is_probed = False
         flight.due = math.inf  # it is not the callee that is late while the body waits for our upload limit
         desk.mark(flight, "step_sent")
-        desk.send(peer, Step(flight.id, flight.round, known.window, flight.call), output)
+        desk.send(peer, Step(*flight.id, flight.call, flight.round, known.window), output)
 
     def sent(self, peer: PeerId, step: Step) -> None:
         """The body has left: from here on the callee's time counts."""
@@ -106,7 +106,7 @@ class Downstream:
         del self._calls[flight.call]
         callee = self._leave_callee(flight)
         if callee is not None:
-            self._desk.send(callee.peer, Cancel(flight.id, flight.call))
+            self._desk.send(callee.peer, Cancel(*flight.id, flight.call))
 
     def tidy(self, *, at_most: int) -> None:
         """P6: returned ones that were dropped are skipped, and do not pile up."""
@@ -151,7 +151,7 @@ class Downstream:
             if others:
                 flight.moves += 1
                 flight.probes = 0
-                desk.send(peer, Cancel(flight.id, flight.call))
+                desk.send(peer, Cancel(*flight.id, flight.call))
                 self._move(flight, "overdue")
                 return
         callee = callees[peer]
@@ -161,7 +161,7 @@ class Downstream:
         flight.is_probed = True
         floor_s = desk.timing.overdue_floor_s
         flight.due = desk.now + callee.rtt_s + floor_s * (1 << min(flight.moves + flight.probes, 5))
-        desk.send(peer, Reserve(flight.id, flight.round, flight.call))
+        desk.send(peer, Reserve(*flight.id, flight.call, flight.round))
 
     def _move(self, flight: Flight, reason: str) -> None:
         """To another callee, or parked until there is one. A linked old callee has been told."""
@@ -235,13 +235,13 @@ class Downstream:
         flight = self._calls.get(message.call)
         if not self._is_answer(flight, peer, message):
             self.duplicates += 1
-            desk.send(peer, Ack(message.id, message.call))
+            desk.send(peer, Ack(*message.id, message.call))
             return
         assert flight is not None
         if body is None:
             desk.blame(peer, "a gradient without a body")
             return
-        desk.send(peer, Ack(message.id, message.call))
+        desk.send(peer, Ack(*message.id, message.call))
         self._take_answer(flight, peer)
         flight.state = State.RETURNED
         flight.body, flight.output, flight.loss = body, None, message.loss
@@ -258,4 +258,4 @@ class Downstream:
             self._known.callees[peer].answers.observe(self._desk.now - flight.phase_since)
         current = self._leave_callee(flight)
         if current is not None and current.peer != peer:
-            self._desk.send(current.peer, Cancel(flight.id, flight.call))
+            self._desk.send(current.peer, Cancel(*flight.id, flight.call))

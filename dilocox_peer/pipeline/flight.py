@@ -15,9 +15,9 @@ from enum import Enum, auto
 
 from dilocox_peer.events import Event
 from dilocox_peer.pipeline.contract import Action, Body, HopRefused, HopTiming, Note, Send
-from dilocox_peer.pipeline.hop import MAX_WINDOW, HopMessage, MicroBatchId
 from dilocox_peer.pipeline.slots import CallKey
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import MAX_WINDOW, HopMessage, MicroBatchId
 
 RECENT = 64  # micro-batches whose origins vote on the round; also what a heap may hold in vain
 BLAME_EVERY_S = 1.0  # what one peer does wrong is noted at most so often

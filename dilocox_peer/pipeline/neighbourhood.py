@@ -12,11 +12,11 @@ from statistics import median
 
 from dilocox_peer.pipeline.contract import Rounds, RouteChanged
 from dilocox_peer.pipeline.flight import RECENT, Desk
-from dilocox_peer.pipeline.hop import MAX_WINDOW, Status, Step
 from dilocox_peer.pipeline.routes import AnswerTimes, Callee, Plan, make_plan, places
 from dilocox_peer.pipeline.slots import Slots, num_slots
 from dilocox_peer.pipeline.versions import Mode
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import MAX_WINDOW, Status, Step
 
 SERVICE_FROM = 32  # newest work times that the median looks at
 
@@ -308,9 +308,10 @@ class Neighbourhood:
         )
 
     def _status(self, place: tuple[float, float]) -> Status:
+        low, high = place
         return Status(
             stage=self._role.stage, training_round=self.rounds.training, certified=self.rounds.certified,
-            stage0_certified=self.stage0_certified, behind=self.behind, service_s=self.service_s,
-            load=self._slots.in_use + self._slots.num_waiting, path_s=self.path_s, slowest_s=self.slowest_s,
-            width=self.plan.width, place=place,
+            stage0_certified=self.stage0_certified, behind=self.behind, service_s=float(self.service_s),
+            load=self._slots.in_use + self._slots.num_waiting, path_s=float(self.path_s), slowest_s=float(self.slowest_s),
+            width=float(self.plan.width), low=float(low), high=float(high),
         )  # fmt: skip

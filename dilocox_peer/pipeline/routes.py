@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dilocox_peer.pipeline.hop import Status
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import Status
 
 LEARNED_FROM = 32  # newest samples a learned time looks at
 LEAST_WEIGHT = 1e-6

@@ -4,7 +4,7 @@ A pure machine: inputs and time in, actions out; the same object runs in the sim
 in the peer. It never reads a clock, a socket or a body. Callers are the linked peers of the stage before, callees those
 of the stage after. This file is its door, and what is computed here; its parts:
 
-    upstream.py    slots, bodies that come in, answers         hop.py       what neighbours say
+    upstream.py    slots, bodies that come in, answers         wire/hops.py what neighbours say
     downstream.py      our calls downstream; what happens when a   slots.py     who may send us a body; answers not yet
                   callee is late, refuses or dies                          acknowledged
     neighbourhood.py  what is known of the others and told them:  routes.py    to which callee
@@ -54,7 +54,6 @@ from dilocox_peer.pipeline.contract import (
 )
 from dilocox_peer.pipeline.downstream import Downstream
 from dilocox_peer.pipeline.flight import RECENT, Desk, Flight, State
-from dilocox_peer.pipeline.hop import Ack, Cancel, Grad, Grant, MicroBatchId, Refuse, Reserve, Status, Step, Wait
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood, Role
 from dilocox_peer.pipeline.routes import Callee, Plan
 from dilocox_peer.pipeline.slots import Slots
@@ -62,6 +61,7 @@ from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.pipeline.upstream import Upstream
 from dilocox_peer.pipeline.versions import Mode, Versions
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import Ack, Cancel, Grad, Grant, MicroBatchId, Refuse, Reserve, Status, Step, Wait
 
 
 class Scheduler:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from dilocox_peer.pipeline.contract import Body
 from dilocox_peer.pipeline.flight import RECENT, Desk, Flight, State
-from dilocox_peer.pipeline.hop import Ack, Cancel, Grad, Grant, MicroBatchId, Refuse, Reserve, Step, Wait
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood
 from dilocox_peer.pipeline.slots import AnswerCache, CallKey, Slots
 from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import Ack, Cancel, Grad, Grant, MicroBatchId, Refuse, Reserve, Step, Wait, tellable
 
 MAX_OUTSTANDING = 256  # calls of one caller that hold or await a slot, without bodies about 100 KB; more are refused
 
@@ -100,7 +100,7 @@ class Upstream:
 
     def _expel(self, flight: Flight, reason: str) -> None:
         assert flight.key is not None
-        self._desk.send(flight.key[0], Refuse(flight.id, reason, flight.key[1]))
+        self._desk.send(flight.key[0], Refuse(*flight.id, flight.key[1], reason))
         self._drop(flight)
 
     # ---- messages ----
@@ -114,13 +114,13 @@ class Upstream:
             return
         flight = self.flights.get(key)
         if flight is not None:  # asked again: nothing is done twice; position 0 says that it is past the line
-            self._desk.send(peer, Wait(message.id, self._slots.position(key), message.call))
+            self._desk.send(peer, Wait(*message.id, message.call, self._slots.position(key)))
             return
         if self.is_leaving or self._is_paused:
-            self._desk.send(peer, Refuse(message.id, "leaving" if self.is_leaving else "paused", message.call))
+            self._desk.send(peer, Refuse(*message.id, message.call, "leaving" if self.is_leaving else "paused"))
             return
         if self._slots.outstanding(peer) >= self._most_outstanding:
-            self._desk.send(peer, Refuse(message.id, "too many", message.call))
+            self._desk.send(peer, Refuse(*message.id, message.call, "too many"))
             return
         flight = Flight(message.id, key, 0, message.round, State.WAITING, self._desk.now)
         self._desk.mark(flight, "asked")
@@ -128,7 +128,7 @@ class Upstream:
         self._slots.reserve(key)
         self.grant()
         if flight.state is State.WAITING:
-            self._desk.send(peer, Wait(message.id, self._slots.num_waiting, message.call))
+            self._desk.send(peer, Wait(*message.id, message.call, self._slots.num_waiting))
 
     def grant(self) -> None:
         """Tells those whose turn it is. A micro-batch that waits for the download limit stands in the same line as one that waits for a slot."""
@@ -139,7 +139,7 @@ class Upstream:
             flight.since = self._desk.now
             self._serial += 1
             flight.call = self._serial  # until the call downstream has its own number: the order of grants
-            self._desk.send(key[0], Grant(flight.id, key[1]))
+            self._desk.send(key[0], Grant(*flight.id, key[1]))
 
     @property
     def grant_at(self) -> float:
@@ -156,7 +156,7 @@ class Upstream:
                 self._send_answer(key, answer)
                 return
         if flight is None or flight.state is State.WAITING or flight.id != message.id or body is None:
-            self._desk.send(peer, Refuse(message.id, "no slot", message.call))
+            self._desk.send(peer, Refuse(*message.id, message.call, "no slot"))
             if not self.is_leaving:  # then it may have been on its way when we took its slot back
                 self._desk.blame(peer, "a body without a slot")
             return
@@ -240,7 +240,7 @@ class Upstream:
     def _send_answer(self, key: CallKey, answer: _Answer) -> None:
         caller, call = key
         if caller in self._known.callers:
-            self._desk.send(caller, Grad(answer.id, answer.loss, self._known.behind, call), answer.body)
+            self._desk.send(caller, Grad(*answer.id, call, tellable(answer.loss), self._known.behind), answer.body)
 
     def _answer_key(self, key: CallKey, id_: MicroBatchId) -> object:
         return key, id_

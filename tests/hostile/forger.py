@@ -28,7 +28,6 @@ from typing import Any
 
 import msgpack
 
-from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease, decode_word, encode_word
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable
@@ -38,9 +37,18 @@ from dilocox_peer.model.transformer import layout_of
 from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.identity import Identity, encode_key
 from dilocox_peer.peer.planning.plan import plan_bounds
-from dilocox_peer.peer.rounds.chain import Certificate, Chain
+from dilocox_peer.peer.rounds.chain import Chain
 from dilocox_peer.peer.rounds.genesis import genesis_of
-from dilocox_peer.peer.rounds.messages import (
+from dilocox_peer.peer.rounds.outbox import Outbox
+from dilocox_peer.peer.state.backup import MAX_CHAIN_BYTES
+from dilocox_peer.peer.state.statesync import STATE_SERVICE
+from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.signing import SEED_BYTES, SigningKey
+from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
+from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
+from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.rounds import (
     MAX_PAGE,
     Cert,
     ChainPage,
@@ -51,12 +59,6 @@ from dilocox_peer.peer.rounds.messages import (
     decode_message,
     encode_message,
 )
-from dilocox_peer.peer.rounds.outbox import Outbox
-from dilocox_peer.peer.state.backup import MAX_CHAIN_BYTES, decode_chain, encode_chain
-from dilocox_peer.peer.state.statesync import STATE_SERVICE
-from dilocox_peer.peer.training.outer import AnchorState
-from dilocox_peer.signing import SEED_BYTES, SigningKey
-from dilocox_peer.types import Digest, PeerId
 from tests.hostile.forgery import branch, chain_with, sybils
 
 TICK_S = 1.0
@@ -238,7 +240,7 @@ class Forger:
         [first, *_] = branch(self._genesis, **how, most=1)
         if self._ticks % 2:
             assert self._genesis.founder is not None
-            first = replace(first, signatures=((self._genesis.founder, dict(first.signatures)[self._me]),))
+            first = replaced(first, signatures=((self._genesis.founder, dict(first.signatures)[self._me]),))
         place = self._genesis.then(first)
         self._forged = [first, *branch(place, **how)]
 
@@ -274,7 +276,7 @@ class Forger:
         if newest is None:
             return
         for peer in self._victims:
-            self._post(peer, replace(newest, incarnation=self._incarnation, micro_batches=0))
+            self._post(peer, replaced(newest, incarnation=self._incarnation, micro_batches=0))
             self._shown += 1
 
     async def _vouch(self) -> None:
@@ -285,8 +287,8 @@ class Forger:
             state_digest=self._state.digest, most=1,
         )[0]  # fmt: skip
         assert genesis.founder is not None
-        as_owner = replace(first, signatures=((genesis.founder, dict(first.signatures)[self._me]),))
-        as_itself = replace(first, signatures=((self._me, dict(first.signatures)[self._me]),))
+        as_owner = replaced(first, signatures=((genesis.founder, dict(first.signatures)[self._me]),))
+        as_itself = replaced(first, signatures=((self._me, dict(first.signatures)[self._me]),))
         end = Checkpoint(0, genesis.head, 10**6, 10**6, first.head, 2**50 + self._ticks, True)
         past = Checkpoint(0, genesis.head, 1, 0, self._chain.head_at(min(1, self._chain.height)), 2**50, False)
         words = [sign_checkpoint(each, self._key.sign) for each in (end, past)]
@@ -333,11 +335,11 @@ class Forger:
                 here = certificates[min(len(certificates), place.height + 1) - 1]
                 self._post(peer, Cert(0, place.head, place.view, here))
                 # The very certificates, moved to where this run is.
-                moved = replace(here, parent=place.head, view=place.view)
+                moved = replaced(here, parent=place.head, view=place.view)
                 self._post(peer, Cert(0, place.head, place.view, moved))
             if word is not None:
                 self._post(peer, Vouch(0, place.head, place.view, word))
-                self._post(peer, Vouch(0, place.head, place.view, replace(word, genesis=self._genesis.head)))
+                self._post(peer, Vouch(0, place.head, place.view, replaced(word, genesis=self._genesis.head)))
             self._shown += 1
 
     def _post(self, peer: PeerId, message: Message) -> None:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from dilocox_peer.peer.planning.plan import PlanBounds
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place, Value, acceptance, place_after, vote_for
+from dilocox_peer.peer.rounds.chain import Place, place_after, vote_for
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Entry, Value, acceptance
 
 SYBILS = 15
 FAR_ORDER = 2**52  # a vote's order that is later than any honest one

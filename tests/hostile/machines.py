@@ -4,18 +4,18 @@ Each class is honest until `has_turned`; then it may send anything that it can s
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from dilocox_peer.peer.planning.plan import Plan, PlanBounds
+from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.planning.planner import FixedPlanner, Planner
 from dilocox_peer.peer.rounds.ballots import Ballots
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, is_quorum
+from dilocox_peer.peer.rounds.chain import is_quorum
 from dilocox_peer.peer.rounds.contract import Action, Input, Received, Send
-from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.machine import RoundMachine
-from dilocox_peer.peer.rounds.messages import Ack, Cert, Heartbeat, Offer, Prepare, Promise, Propose
 from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value
+from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.rounds import Accepted, Ack, Cert, Heartbeat, Offer, Prepare, Promise, Propose
 
 CLAIM = 2**31
 OUTBID_EVERY_S = 0.2
@@ -40,7 +40,7 @@ class OffersNothing(Hostile):
     _offered_at: Digest | None = None
 
     def _fake(self, entry: Entry) -> Entry:
-        return replace(entry, blob=sha256(b"nowhere", entry.peer.encode(), self.head))
+        return replaced(entry, blob=sha256(b"nowhere", entry.peer.encode(), self.head))
 
     def _close(self, base: Digest, entry: Entry) -> None:
         super()._close(base, self._fake(entry) if self.has_turned else entry)
@@ -62,10 +62,10 @@ class Claims(Hostile):
 
     def _heartbeat(self) -> Heartbeat:
         said = super()._heartbeat()
-        return replace(said, micro_batches=CLAIM) if self.has_turned else said
+        return replaced(said, micro_batches=CLAIM) if self.has_turned else said
 
     def _close(self, base: Digest, entry: Entry) -> None:
-        super()._close(base, replace(entry, micro_batches=CLAIM) if self.has_turned else entry)
+        super()._close(base, replaced(entry, micro_batches=CLAIM) if self.has_turned else entry)
 
 
 class Outbids(Hostile):
@@ -131,7 +131,7 @@ class Equivocates(Hostile):
             signature = seat.signature(value, view=seat.place.view, ballot=message.ballot)
             self._others[key] = (value, {seat.me: signature})
         value, signatures = self._others[key]
-        return replace(message, value=value, signature=signatures[seat.me])
+        return replaced(message, value=value, signature=signatures[seat.me])
 
     def _certify_other(self, sender: PeerId, ack: Ack) -> list[Action]:
         found = self._others.get((ack.head, ack.ballot))
@@ -158,7 +158,7 @@ class _Lies(Ballots):
         for index, each in enumerate(actions):
             if isinstance(each, Send) and isinstance(each.message, Promise):
                 signature = seat.promise(message.ballot, None).signature
-                actions[index] = Send(each.to, replace(each.message, accepted=None, signature=signature))
+                actions[index] = Send(each.to, replaced(each.message, accepted=None, signature=signature))
         return actions, reason
 
 

@@ -17,14 +17,14 @@ from dilocox_peer.network.transport import Reply
 from dilocox_peer.peer import averaging
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.identity import read_key
-from dilocox_peer.peer.rounds.chain import Certificate
 from dilocox_peer.peer.rounds.contract import Action, Input, Received, Send
 from dilocox_peer.peer.rounds.machine import RoundMachine
-from dilocox_peer.peer.rounds.messages import MAX_PAGE, ChainPage, GetChain, Heartbeat
 from dilocox_peer.peer.state.statesync import StateServer
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate
+from dilocox_peer.wire.rounds import MAX_PAGE, ChainPage, GetChain, Heartbeat
 from tests.hostile.forger import tell
 from tests.hostile.forgery import branch, sybils
 

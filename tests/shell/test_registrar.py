@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Event, Failed, FirstRosterSigned, MessageRefused, RoundVouched
@@ -17,11 +16,13 @@ from dilocox_peer.peer import registrar as registrar_module
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.registrar import Registrar
-from dilocox_peer.peer.rounds.chain import Certificate, Chain
+from dilocox_peer.peer.rounds.chain import Chain
 from dilocox_peer.peer.rounds.genesis import genesis_of
-from dilocox_peer.peer.rounds.messages import Cert, ChainPage, GetChain, Vouch, decode_message, encode_message
 from dilocox_peer.peer.rounds.notary import Notary
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.chain import Certificate
+from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
+from dilocox_peer.wire.rounds import Cert, ChainPage, GetChain, Vouch, decode_message, encode_message
 from tests.certified_stage import KEYS, MANIFEST, OWNER, STAGE, CertifiedStage
 from tests.shell.conftest import MakeTransport, until
 

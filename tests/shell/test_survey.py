@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from dilocox_peer.peer.identity import encode_key
 from dilocox_peer.peer.state import survey as survey_module
 from dilocox_peer.peer.state.survey import Survey, common_tip, fetch_all, newest_common, surveys
 from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.wire.declared import replaced
 from tests.certified_stage import MANIFEST, ROSTER, CertifiedStage
 from tests.cut_runs import corpus
 from tests.shell.conftest import until
@@ -96,7 +96,7 @@ async def test_one_member_cannot_tell_a_reader_that_the_run_is_over(
 async def test_what_does_not_verify_is_told_once_with_its_sender(make_node: MakeNode) -> None:
     reader, stranger, honest = [await make_node(name) for name in ("reader", "stranger", "honest")]
     stage, other = CertifiedStage().rounds(3), CertifiedStage(stage=1).rounds(2)
-    worthless = replace(other.certificates[0], signatures=())
+    worthless = replaced(other.certificates[0], signatures=())
     await honest.hold(stage, lambda: stage.states[-1])
     other.certificates[:] = [worthless]
     await stranger.hold(other, lambda: other.states[-1])

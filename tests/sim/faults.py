@@ -8,12 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds import ballots, chain, forks, view_changes
 from dilocox_peer.peer.rounds.ballots import Ballots
-from dilocox_peer.peer.rounds.chain import Certificate, Place, Suffix, Value
+from dilocox_peer.peer.rounds.chain import Place, Suffix
 from dilocox_peer.peer.rounds.contract import Action, FetchState, Input, Persist
-from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.jury import Jury
@@ -21,6 +19,9 @@ from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.peer.rounds.view_changes import ViewChanges
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate, Value
+from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.rounds import Accepted
 
 
 class _Credulous(Jury):
@@ -85,7 +86,7 @@ class _AppliesWithoutBlobs(RoundMachine):
 def _with(
     name: str, *, ballots_: type[Ballots] = Ballots, view_changes_: type[ViewChanges] = ViewChanges
 ) -> type[RoundMachine]:
-    return type(name, (RoundMachine,), {"ballots_type": ballots_, "views_type": view_changes_})
+    return type(name, (RoundMachine,), {"ballots_type": ballots_, "view_changes_type": view_changes_})
 
 
 FAULTS: dict[str, type[RoundMachine]] = {

@@ -6,13 +6,15 @@ no machine and only the invitation. Neither can sign for an honest peer: all of 
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
-from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place, Value, acceptance, place_after, vote_for
+from dilocox_peer.peer.rounds.chain import Place, place_after, vote_for
 from dilocox_peer.peer.rounds.contract import Action, Input, Note, Persist, Received, Send
 from dilocox_peer.peer.rounds.durable import encode_record
-from dilocox_peer.peer.rounds.messages import (
+from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Entry, Value, acceptance
+from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
+from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.rounds import (
     MAX_PAGE,
     Cert,
     ChainPage,
@@ -25,7 +27,6 @@ from dilocox_peer.peer.rounds.messages import (
     ViewPropose,
     Vouch,
 )
-from dilocox_peer.types import Digest, PeerId, sha256
 
 from .world import GENESIS, OWNER, Anchor, Node, World, sign_as
 
@@ -207,7 +208,7 @@ class Hostile(Node):
         rng = self.world.rng
         head = sha256(str(rng.random()).encode())
         beat = Heartbeat(0, head, 3, self.incarnation + 10**6, 2**40, 2**40, 2**40, 2**40, 2**30, True, sha256(b"x"))
-        self._tell(beat if not self.member else replace(beat, incarnation=self.incarnation))
+        self._tell(beat if not self.member else replaced(beat, incarnation=self.incarnation))
 
     def _replay(self) -> None:
         """Something that somebody else said, in its own name; and something of long ago."""
@@ -235,7 +236,7 @@ class Hostile(Node):
         roster = sorted([self.peer, *self.sybils])[:16]
         certificate = self._certified(genesis, genesis.view_change(roster), roster, view=1)
         if self.world.owner is not None and self.world.rng.random() < 0.5:
-            certificate = replace(certificate, signatures=((OWNER, certificate.signatures[0][1]),))
+            certificate = replaced(certificate, signatures=((OWNER, certificate.signatures[0][1]),))
         elif self.world.owner is None:
             return  # a run without an owner is begun by whoever begins it
         self._tell(Cert(0, certificate.head, 1, certificate))

@@ -12,13 +12,14 @@ the toy training of world.py has none of: tests/unit/test_outer.py holds the rea
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.events import Event
-from dilocox_peer.peer.planning.plan import Plan, PlanBounds
-from dilocox_peer.peer.rounds.chain import Certificate, Place, Value, Verifier, is_quorum, order_of
+from dilocox_peer.peer.planning.plan import PlanBounds
+from dilocox_peer.peer.rounds.chain import Place, Verifier, is_quorum, order_of
 from dilocox_peer.peer.rounds.durable import Durable, Votes
-from dilocox_peer.peer.rounds.messages import Ack, Cert, Message, Prepare, Promise, Propose, ViewSign
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate, Plan, Value
+from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.rounds import Ack, Cert, Message, Prepare, Promise, Propose, ViewSign
 
 if TYPE_CHECKING:
     from .world import Node

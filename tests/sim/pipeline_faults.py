@@ -6,12 +6,13 @@ from typing import Any
 from dilocox_peer.pipeline.contract import Backward, Received, Work
 from dilocox_peer.pipeline.downstream import Downstream
 from dilocox_peer.pipeline.flight import Flight, Phase, State
-from dilocox_peer.pipeline.hop import Grad
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.slots import CallKey, Slots
 from dilocox_peer.pipeline.upstream import Upstream
 from dilocox_peer.pipeline.versions import Versions
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.hops import Grad
 
 
 class _FreesTwice(Slots):
@@ -83,7 +84,7 @@ class _TakesAnyGradient(Downstream):
         for flight in self._calls.values():
             if flight.id == message.id and flight.state is State.CALLING:
                 flight.asked.add(peer)
-                message = Grad(message.id, message.loss, message.behind, flight.call)
+                message = replaced(message, call=flight.call)
                 break
         super().on_grad(peer, message, body)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from dilocox_peer.pipeline.contract import Hold, HopTiming, Leaving, Replicas, Rounds, Shifted
-from dilocox_peer.pipeline.hop import MicroBatchId
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import MicroBatchId
 
 from .invariants import Violation
 from .pipeline_world import Node, PipelineWorld, Settings

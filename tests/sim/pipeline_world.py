@@ -43,7 +43,11 @@ from dilocox_peer.pipeline.contract import (
     Unlinked,
     Work,
 )
-from dilocox_peer.pipeline.hop import (
+from dilocox_peer.pipeline.scheduler import Scheduler
+from dilocox_peer.pipeline.turnstile import Turnstile
+from dilocox_peer.token_bucket import TokenBucket
+from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import (
     Cancel,
     Grad,
     Grant,
@@ -56,10 +60,6 @@ from dilocox_peer.pipeline.hop import (
     decode_hops,
     encode_hops,
 )
-from dilocox_peer.pipeline.scheduler import Scheduler
-from dilocox_peer.pipeline.turnstile import Turnstile
-from dilocox_peer.token_bucket import TokenBucket
-from dilocox_peer.types import PeerId
 
 from .invariants import Violation
 
@@ -314,7 +314,7 @@ class PipelineChecks:
             case Step():
                 if self._granted.pop((node.peer, sender, message.call), None) != message.id:
                     raise Violation(f"{sender} sent {message.id} to {node.peer} without a grant")
-            case Grad(_, _, behind):
+            case Grad(behind=behind):
                 self._behind[node.peer, sender] = behind
             case Status(stage) if stage == node.stage + 1:
                 self._behind[node.peer, sender] = message.behind

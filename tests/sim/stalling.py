@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dilocox_peer.events import EquivocationProved, MemberDoubted
-from dilocox_peer.peer.rounds.chain import Certificate
 from dilocox_peer.peer.rounds.contract import FetchBlob
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.chain import Certificate
 from tests.hostile.machines import MODES
 
 from . import scenario

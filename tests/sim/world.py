@@ -14,9 +14,8 @@ from functools import partial
 
 import msgpack
 
-from dilocox_peer.peer.planning.plan import Plan, PlanBounds
-from dilocox_peer.peer.planning.planner import ChainLink
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
+from dilocox_peer.peer.planning.plan import PlanBounds
+from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
@@ -42,7 +41,12 @@ from dilocox_peer.peer.rounds.contract import (
 )
 from dilocox_peer.peer.rounds.durable import encode_record, load_log
 from dilocox_peer.peer.rounds.machine import RoundMachine
-from dilocox_peer.peer.rounds.messages import (
+from dilocox_peer.peer.rounds.notary import Notary, NotaryTerms
+from dilocox_peer.peer.rounds.seats import SeatTerms
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.types import Digest, PeerId, canonical, sha256
+from dilocox_peer.wire.chain import Certificate, Entry, Plan
+from dilocox_peer.wire.rounds import (
     Ack,
     Cert,
     ChainPage,
@@ -53,10 +57,6 @@ from dilocox_peer.peer.rounds.messages import (
     decode_message,
     encode_message,
 )
-from dilocox_peer.peer.rounds.notary import Notary, NotaryTerms
-from dilocox_peer.peer.rounds.seats import SeatTerms
-from dilocox_peer.peer.rounds.timing import Timing
-from dilocox_peer.types import Digest, PeerId, canonical, sha256
 
 from .invariants import Invariants, Violation
 
@@ -507,7 +507,7 @@ class Restless:
         self._peer = peer
         self._bounds = bounds
 
-    def observe(self, certificate: ChainLink) -> None:
+    def observe(self, certificate: Certificate) -> None:
         """Whatever was certified, it does not settle."""
 
     def next(self, before: Plan) -> Plan:

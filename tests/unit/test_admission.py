@@ -7,13 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.admission import (
-    MAX_GRANT_BYTES,
     MAX_GRANT_CHARS,
     MAX_PASSES,
-    MAX_REVOCATIONS_BYTES,
-    MAX_REVOKED,
     MAX_TIME_MS,
-    MAX_USES,
     NOTHING_SHOWN,
     Gate,
     Grant,
@@ -24,6 +20,7 @@ from dilocox_peer.admission import (
 from dilocox_peer.manifest import AdmissionSection, Manifest
 from dilocox_peer.signing import SigningKey, public_key_of
 from dilocox_peer.types import RunId, canonical
+from dilocox_peer.wire.records import MAX_GRANT_BYTES, MAX_REVOCATIONS_BYTES, MAX_REVOKED, MAX_USES
 
 NOW = 1_795_000_000.0
 NOW_MS = int(NOW * 1000)
@@ -125,11 +122,17 @@ def test_fields_that_no_grant_has_are_refused(fields: list[object]) -> None:
         Grant.from_bytes(canonical(fields))
 
 
+def test_a_grant_of_a_newer_version_says_who_must_update() -> None:
+    raw = grant_of().to_bytes()
+    with pytest.raises(ValueError, match="an invitation of version 2, this peer speaks 1: this peer must update"):
+        Grant.from_bytes(raw[:1] + b"\x02" + raw[2:])
+
+
 def test_nesting_without_end_is_refused() -> None:
     for raw in (b"\x91" * 250, b"\x99" * 250):
-        with pytest.raises(ValueError, match="no invitation"):
+        with pytest.raises(ValueError, match="an invitation"):
             Grant.from_bytes(raw)
-    with pytest.raises(ValueError, match="no list of revocations"):
+    with pytest.raises(ValueError, match="a list of revocations"):
         Revocations.from_bytes(b"\x91" * MAX_REVOCATIONS_BYTES, run_id=RUN, owner=OWNER.peer_id)
 
 

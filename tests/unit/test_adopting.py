@@ -13,12 +13,13 @@ from dilocox_peer.peer import averaging
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.planning.plan import first_plan
 from dilocox_peer.peer.planning.timetable import Timetable
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
+from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.contract import Apply, FetchState, StateInstalled, StateMissing
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Entry
 
 MANIFEST = preset("tiny").signed_by(SigningKey(b"o" * 32))
 ME, DONOR = PeerId("me"), PeerId("donor")

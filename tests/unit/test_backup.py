@@ -5,22 +5,13 @@ import random
 import pytest
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.peer.rounds.chain import Certificate
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS
 from dilocox_peer.peer.rounds.patience import Patience
-from dilocox_peer.peer.state.backup import (
-    Annals,
-    BackupStore,
-    decode_chain,
-    encode_chain,
-    is_due,
-    page_after,
-    rest_s,
-    stages_to_keep,
-)
+from dilocox_peer.peer.state.backup import Annals, BackupStore, is_due, page_after, rest_s, stages_to_keep
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.signing import verify
 from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
 from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage, annals_of
 
 LIMIT = 1 << 20

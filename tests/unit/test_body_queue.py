@@ -1,8 +1,8 @@
 """Bodies leave in order, each when the limits let it, and not when nobody wants it any more."""
 
 from dilocox_peer.peer.links.body_queue import BodyQueue
-from dilocox_peer.pipeline.hop import Grad, MicroBatchId, Step
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import Grad, MicroBatchId, Step
 
 UP, DOWN, GONE = PeerId("up"), PeerId("down"), PeerId("gone")
 LINKED = {UP, DOWN}
@@ -10,11 +10,11 @@ BODY = bytes(10)
 
 
 def step(index: int) -> Step:
-    return Step(MicroBatchId(UP, 1, index), 1, 4, index)
+    return Step(*MicroBatchId(UP, 1, index), index, 1, 4)
 
 
 def grad(index: int) -> Grad:
-    return Grad(MicroBatchId(UP, 1, index), 1.0, 0, index)
+    return Grad(*MicroBatchId(UP, 1, index), index, 1.0, 0)
 
 
 class Limits:

@@ -5,14 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.peer.rounds.chain import (
-    Certificate,
     Chain,
-    Entry,
     Place,
-    Value,
-    acceptance,
     is_quorum,
     is_vote,
     leader,
@@ -22,6 +17,8 @@ from dilocox_peer.peer.rounds.chain import (
     vote_for,
 )
 from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value, acceptance
+from dilocox_peer.wire.declared import replaced
 
 PLAN = Plan("fp16", 0, 8)
 GENESIS = Place.genesis(0, sha256(b"genesis"), PLAN)
@@ -102,7 +99,7 @@ def test_head_names_the_value_and_neither_ballot_nor_signatures() -> None:
     one = certified(place, value, (A, B))
     other = certified(place, value, (B, C), ballot=4)
     assert one.head == other.head
-    assert one.head != certified(place, replace(value, weight=value.weight + 1), (A, B)).head
+    assert one.head != certified(place, replaced(value, weight=value.weight + 1), (A, B)).head
 
 
 def test_a_round_is_certified_by_a_quorum_of_its_parents_roster() -> None:
@@ -126,9 +123,9 @@ def test_genesis_has_no_quorum_for_a_round() -> None:
 def test_a_forged_signature_is_refused() -> None:
     place = GENESIS.then(first_view(A, B, C))
     good = round_after(place, A)
-    forged = replace(good, signatures=(good.signatures[0], (B, b"x" * 32)))
+    forged = replaced(good, signatures=(good.signatures[0], (B, b"x" * 32)))
     assert why_not(place, forged) == "a signature that does not verify"
-    twice = replace(good, signatures=(good.signatures[0], good.signatures[0]))
+    twice = replaced(good, signatures=(good.signatures[0], good.signatures[0]))
     assert why_not(place, twice) == "a peer that signed twice"
 
 
@@ -149,7 +146,7 @@ def test_a_forged_signature_is_refused() -> None:
 )
 def test_a_value_that_does_not_follow_is_refused_with_the_reason(change: dict[str, object], reason: str) -> None:
     place = GENESIS.then(first_view(A, B, C))
-    value = replace(place.round_value([entry(A), entry(B)], place.roster), **change)  # type: ignore[arg-type]
+    value = replaced(place.round_value([entry(A), entry(B)], place.roster), **change)
     assert (place.why_not(value, place.view, max_peers=4) or "").startswith(reason)
 
 
@@ -158,7 +155,7 @@ def test_a_view_change_is_void_and_newer() -> None:
     value = place.view_change((A,))
     assert place.why_not(value, 2, max_peers=4) is None
     assert place.why_not(value, 1, max_peers=4) == "view 1 called in view 1"
-    assert place.why_not(replace(value, plan=Plan("none", 0, 1)), 2, max_peers=4) == "a view change that is not void"
+    assert place.why_not(replaced(value, plan=Plan("none", 0, 1)), 2, max_peers=4) == "a view change that is not void"
 
 
 def test_locator_names_new_heads_densely_and_ends_at_genesis() -> None:

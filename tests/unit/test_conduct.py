@@ -1,11 +1,11 @@
 """Who is waited for, and for how long not."""
 
 from dilocox_peer.events import EquivocationProved, MemberDoubted
-from dilocox_peer.peer.planning.plan import Plan
-from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Place, acceptance
+from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Place
 from dilocox_peer.peer.rounds.conduct import MAX_REMEMBERED, PUT_OFF_ROUNDS, Conduct
-from dilocox_peer.peer.rounds.justified import Contradiction, Statement
 from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.wire.chain import Plan, acceptance
+from dilocox_peer.wire.rounds import Contradiction, Statement
 
 ME, A, B, C = (PeerId(name) for name in ("me", "a", "b", "c"))
 ROSTER = (ME, A, B, C)

@@ -14,13 +14,14 @@ from dilocox_peer.events import ContributionClipped, RoundCertified
 from dilocox_peer.peer.planning.plan import first_plan
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.blobs import BlobStore
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
+from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.contract import Apply, BlobLost
 from dilocox_peer.peer.training import conductor as conductor_module
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.trainer import Merged
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Entry
 
 MANIFEST = preset("tiny").signed_by(SigningKey(b"o" * 32))
 ME = PeerId("me")

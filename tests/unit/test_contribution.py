@@ -107,16 +107,16 @@ def test_values_that_are_not_finite_are_refused_by_tensor_name(value):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda header: header.__setitem__(0, "something"), "not a contribution"),
-        (lambda header: header.__setitem__(1, 2), "version 2"),
+        (lambda header: header.__setitem__(0, "something"), "Invalid value 'something'"),
+        (lambda header: header.__setitem__(1, 2), "version 2, this peer speaks 1: this peer must update"),
         (lambda header: header.__setitem__(2, bytes(32)), "another layout"),
         (lambda header: header[3].append("none"), "4 codecs"),
         (lambda header: header[3].__setitem__(0, "zip"), "unknown codec 'zip'"),
-        (lambda header: header[3].__setitem__(0, 7), "must be names"),
+        (lambda header: header[3].__setitem__(0, 7), "Expected `str`, got `int`"),
         (lambda header: header[4].__setitem__(0, 3), "a in none: 3 bytes, expected 48"),
-        (lambda header: header[4].__setitem__(0, -1), "whole numbers"),
-        (lambda header: header[4].__setitem__(0, True), "whole numbers"),
-        (lambda header: header.pop(), "not a contribution"),
+        (lambda header: header[4].__setitem__(0, -1), "`int` >= 0"),
+        (lambda header: header[4].__setitem__(0, True), "Expected `int`, got `bool`"),
+        (lambda header: header.pop(), "at least length 5"),
     ],
 )
 def test_a_wrong_header_is_refused_with_the_reason(change, reason):

@@ -19,8 +19,8 @@ from dilocox_peer.peer.planning.controller import (
     OwnCodec,
     Setting,
 )
-from dilocox_peer.peer.planning.plan import Plan
 from dilocox_peer.types import Layout
+from dilocox_peer.wire.chain import Plan
 
 LAYOUT = Layout.of([(f"matrix{index}", (1024, 1024)) for index in range(12)] + [("norm", (1024,))])
 START = Setting("int2", 64, 32)

@@ -16,10 +16,10 @@ from dilocox_peer.peer.links.conveyor import HELLO, HOPS, Conveyor
 from dilocox_peer.peer.links.dialling import LinkAddress
 from dilocox_peer.peer.links.greeting import Greeter
 from dilocox_peer.peer.links.sessions import FAULTS_UNTIL_DROPPED
-from dilocox_peer.pipeline.hop import Grant, MicroBatchId, encode_hops
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import Grant, encode_hops
 from tests.cut_runs import manifest_of
 
 LINKS = [LinkId(f"theirs{number}") for number in range(4)]
@@ -135,7 +135,7 @@ def start() -> Iterator[Callable[..., Peer]]:
 
 
 THEM = SigningKey(b"t" * 32)
-FRAME = HOPS + encode_hops([Grant(MicroBatchId(PeerId("peer"), 1, 1))])
+FRAME = HOPS + encode_hops([Grant(PeerId("peer"), 1, 1, 0)])
 
 
 def test_a_neighbour_without_a_pass_is_no_neighbour_and_one_that_is_put_out_is_none_any_more(

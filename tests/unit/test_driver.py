@@ -12,14 +12,14 @@ import pytest
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.events import MessageRefused
 from dilocox_peer.peer.rounds import driver as driver_module
-from dilocox_peer.peer.rounds.chain import Entry
 from dilocox_peer.peer.rounds.contract import BlobHeld, FetchBlob, ForgetBlobs, Persist, Progress, Received, Tick
 from dilocox_peer.peer.rounds.driver import MAX_INPUTS, RoundDriver
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.holdings import Holdings
-from dilocox_peer.peer.rounds.messages import MAX_LOCATOR, GetChain, Leave, encode_message
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Entry
+from dilocox_peer.wire.rounds import MAX_LOCATOR, GetChain, Leave, encode_message
 
 NOTHING = cast("Any", None)
 

@@ -1,17 +1,16 @@
+import struct
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from dilocox_peer.peer.planning.plan import Plan
-from dilocox_peer.peer.rounds.chain import Certificate, Place
-from dilocox_peer.peer.rounds.durable import (
-    LOST_VOTES_VIEWS,
-    MAX_LEFT,
-    Accepted,
-    Durable,
-    Votes,
-    encode_record,
-    load_log,
-)
+from dilocox_peer.peer.rounds.chain import Place
+from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes, encode_record, load_log
 from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Plan, decode_chain, encode_chain
+from dilocox_peer.wire.journal import MAX_LEFT
+from dilocox_peer.wire.rounds import Accepted
 
 PLAN = Plan("fp16", 0, 8)
 GENESIS = Place.genesis(0, sha256(b"genesis"), PLAN)
@@ -36,6 +35,44 @@ def test_records_add_up() -> None:
     assert loaded.durable == Durable(0, (FIRST,), Votes(FIRST.head, 3, Accepted(3, SECOND.value), 2, OTHER.value))
     assert loaded.valid_bytes == len(STARTED + VOTED)
     assert load_log(STARTED + VOTED + GREW, GENESIS.head).durable == Durable(0, (FIRST, SECOND), Votes(SECOND.head))
+
+
+def golden() -> list[tuple[str, bytes]]:
+    """What the code wrote before its records were declared; `before`: what an earlier one wrote still."""
+    lines = (Path(__file__).parent / "golden" / "journal.txt").read_text().splitlines()
+    return [(kind, bytes.fromhex(raw)) for kind, _, raw in (line.partition(" ") for line in lines)]
+
+
+def test_a_log_on_disk_is_read_and_would_be_written_the_same() -> None:
+    *records, (_, before), (_, chain) = golden()
+    raw = b"".join(raw for _, raw in records)
+    loaded = load_log(raw, GENESIS.head)
+    assert (loaded.reason, loaded.valid_bytes) == ("", len(raw))
+    assert loaded.durable is not None
+    assert loaded.durable.appended == (FIRST, SECOND)
+    assert loaded.durable.votes == Votes(SECOND.head)
+    voted = load_log(records[0][1] + records[1][1], GENESIS.head).durable
+    assert voted is not None
+    assert voted.votes.accepted is not None
+    assert len(voted.votes.accepted.promises) == 2
+    assert voted.checkpoint is not None
+    assert encode_record(Durable(0, (FIRST,), Votes(FIRST.head))) == records[0][1]
+    assert encode_record(replace(voted, keep=1, appended=())) == records[1][1]
+    assert encode_record(Durable(1, (SECOND,), Votes(SECOND.head))) == records[2][1]
+
+    older = load_log(records[0][1] + before, GENESIS.head).durable
+    assert older is not None
+    assert older.votes.accepted == Accepted(3, SECOND.value)
+
+    assert decode_chain(chain, len(chain)) == [FIRST, SECOND]
+    assert encode_chain([FIRST, SECOND]) == chain
+
+
+def test_a_log_of_another_version_says_who_must_update() -> None:
+    payload = bytearray(STARTED[8:])
+    payload[1] = 3
+    raw = struct.pack(">II", len(payload), zlib.crc32(payload)) + payload
+    assert "version 3, this peer speaks 2: this peer must update" in load_log(bytes(raw), GENESIS.head).reason
 
 
 def test_a_branch_switch_drops_what_was_above_the_ancestor() -> None:

@@ -16,7 +16,10 @@ from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.peer.training.stage_loop import StageLoop
 from dilocox_peer.pipeline import contract
-from dilocox_peer.pipeline.hop import (
+from dilocox_peer.pipeline.scheduler import Scheduler
+from dilocox_peer.pipeline.turnstile import at_once
+from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import (
     Cancel,
     Grad,
     Grant,
@@ -28,9 +31,6 @@ from dilocox_peer.pipeline.hop import (
     decode_hops,
     encode_hops,
 )
-from dilocox_peer.pipeline.scheduler import Scheduler
-from dilocox_peer.pipeline.turnstile import at_once
-from dilocox_peer.types import PeerId
 from tests.cut_runs import manifest_of
 
 
@@ -79,8 +79,8 @@ class MiddlePeer:
     def receive(self, peer: str, index: int, call: int) -> MicroBatchId:
         """A caller's micro-batch is here, and waits to be computed."""
         id_ = MicroBatchId(PeerId("head"), 1, index)
-        self.hear(peer, Reserve(id_, 1, call))
-        self.hear(peer, Step(id_, 1, 8, call), self.activations)
+        self.hear(peer, Reserve(*id_, call, 1))
+        self.hear(peer, Step(*id_, call, 1, 8), self.activations)
         return id_
 
     def flush(self) -> None:
@@ -97,14 +97,14 @@ class MiddlePeer:
 
     def granted(self, id_: MicroBatchId) -> int:
         call = self.call_of(id_)
-        self.hear("z", Grant(id_, call))
+        self.hear("z", Grant(*id_, call))
         return call
 
     def answer(self, id_: MicroBatchId) -> None:
         """The callee's gradient is here."""
         call = self.granted(id_)
         self.flush()
-        self.hear("z", Grad(id_, 1.0, 0, call), self.gradient)
+        self.hear("z", Grad(*id_, call, 1.0, 0), self.gradient)
 
     def sent_bodies(self) -> Iterable[PeerId]:
         return [peer for peer, message in self.sent if isinstance(message, Step | Grad)]
@@ -119,7 +119,7 @@ def test_a_micro_batch_that_one_caller_gives_up_and_another_has_sent_keeps_its_a
     id_ = middle.receive("a", 7, 1)
     middle.receive("b", 7, 2)
     assert middle.loop.train_on()  # a's forward
-    middle.hear("a", Cancel(id_, 1))
+    middle.hear("a", Cancel(*id_, 1))
     assert middle.loop.train_on()  # b's forward
     middle.answer(id_)
     assert middle.loop.train_on()
@@ -150,9 +150,9 @@ def test_the_share_of_a_later_stage_counts_the_heads_that_are_listed():
     for number in range(10):
         id_ = MicroBatchId(PeerId(f"head{number}"), 1, 0)
         for message, body in (
-            (Reserve(id_, 1, number), None),
-            (Step(id_, 1, 8, number), b"x"),
-            (Cancel(id_, number), None),
+            (Reserve(*id_, number, 1), None),
+            (Step(*id_, number, 1, 8), b"x"),
+            (Cancel(*id_, number), None),
         ):
             bench.take_in(contract.Received(caller, message, body))
     assert bench.load_share() == 2.0  # nobody is listed yet: one more than there are callers
@@ -185,13 +185,13 @@ def step_in_the_line(peer: MiddlePeer) -> tuple[MicroBatchId, int]:
 def test_a_body_that_we_cancel_while_it_waits_for_the_upload_limit_is_not_sent(slow: MiddlePeer):
     """It would take the uplink of one that is wanted, and its callee would blame us for a body without a slot."""
     id_, _call = step_in_the_line(slow)
-    slow.hear("a", Cancel(id_, 1))
+    slow.hear("a", Cancel(*id_, 1))
     assert not waits(slow)
 
 
 def test_a_body_that_its_callee_refuses_while_it_waits_is_not_sent(slow: MiddlePeer):
     id_, call = step_in_the_line(slow)
-    slow.hear("z", Refuse(id_, "paused", call))
+    slow.hear("z", Refuse(*id_, call, "paused"))
     assert not waits(slow)
 
 
@@ -204,5 +204,5 @@ def test_a_gradient_that_its_caller_cancels_while_it_waits_is_not_sent():
     assert peer.loop.train_on()
     peer.sent.clear()
     assert waits(peer)
-    peer.hear("a", Cancel(id_, 1))
+    peer.hear("a", Cancel(*id_, 1))
     assert not waits(peer)

@@ -18,7 +18,8 @@ FLOOR = {
     "compression": 1,
     "dht": 1,
     "network": 1,
-}  # everything at the top level: 0
+}  # everything at the top level, and wire: 0
+WIRE = {"types", "errors", "scan", "signing", "wire"}  # what wire, the lowest room, imports of us
 
 
 def _modules() -> list[Path]:
@@ -46,13 +47,19 @@ def _package(name: str) -> str | None:
 @pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_go_down_only(path: Path):
     parts = path.relative_to(ROOT).parts
-    here = parts[0] if len(parts) > 1 else "cli" if path.name == "__main__.py" else ""
+    here = parts[0] if parts[0] in FLOOR else "cli" if path.name == "__main__.py" else ""
     for name in _imports(path):
         there = _package(name)
         if there is None or there in {here, ""}:
             continue
         assert here, f"{path.name} is on the ground floor and imports {name}"
         assert FLOOR[there] < FLOOR[here], f"{path.name} imports {name}, which is not below it"
+
+
+def test_wire_stands_below_all_other_rooms():
+    for path in (ROOT / "wire").glob("*.py"):
+        ours = {name.split(".")[1] for name in _imports(path) if name.startswith("dilocox_peer.")}
+        assert ours <= WIRE, f"{path.name} imports {ours - WIRE}"
 
 
 @pytest.mark.parametrize("path", [path for path in _modules() if path.relative_to(ROOT).parts[0] == "peer"], ids=str)

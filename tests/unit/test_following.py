@@ -3,15 +3,15 @@
 from collections.abc import Collection
 from typing import Any, cast
 
-from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
 from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.membership import Members
-from dilocox_peer.peer.rounds.messages import Heartbeat
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.peer.rounds.view_changes import ViewChanges
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.rounds import Heartbeat
 from tests.unit.test_forks import GENESIS, A, B, Branch, C, D, E, checkpoint_of, suffix
 
 LATE = 2**52

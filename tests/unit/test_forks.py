@@ -1,17 +1,17 @@
 """Which of two chains counts: the votes of the last common roster, the owner's checkpoints, and the two bounds."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
-from dilocox_peer.peer.planning.plan import Plan
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Value, acceptance, place_after, vote_for
+from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, place_after, vote_for
 from dilocox_peer.peer.rounds.forks import Forks, supporters
 from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Plan, Value, acceptance
+from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
+from dilocox_peer.wire.declared import replaced
 
 OWNER = PeerId("owner")
 GENESIS = Place.genesis(0, sha256(b"genesis"), Plan("fp16", 0, 8), OWNER)
@@ -182,9 +182,9 @@ def test_a_checkpoint_counts_for_its_stage_run_and_signer_only() -> None:
     good = checkpoint_of(Branch().start(A), 1)
     terms = {"stage": 0, "genesis": GENESIS.head, "owner": OWNER, "verify": verify}
     assert good.why_not(**terms) is None  # type: ignore[arg-type]
-    for bad in (replace(good, stage=1), replace(good, genesis=sha256(b"another run"))):
+    for bad in (replaced(good, stage=1), replaced(good, genesis=sha256(b"another run"))):
         assert bad.why_not(**terms) == "a checkpoint of another stage or run"  # type: ignore[arg-type]
-    for bad in (replace(good, height=2), replace(good, is_last=True), sign_checkpoint(good, partial(sign, A))):
+    for bad in (replaced(good, height=2), replaced(good, is_last=True), sign_checkpoint(good, partial(sign, A))):
         assert bad.why_not(**terms) == "a checkpoint that the run's owner has not signed"  # type: ignore[arg-type]
 
 

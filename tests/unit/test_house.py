@@ -32,10 +32,11 @@ DEFINED_TWICE = {
 """Name -> how many classes and type aliases have it."""
 
 PACKS_BY_HAND = {
-    "admission.py", "compression/contribution.py", "dht/entry.py", "dht/records.py", "dht/validators.py",
-    "peer/links/greeting.py", "peer/rounds/durable.py", "peer/rounds/justified.py", "peer/rounds/messages.py",
-    "peer/rounds/wire.py", "peer/state/backup.py", "network/frames.py", "pipeline/hop.py", "types.py",
-}  # fmt: skip
+    "dht/entry.py",
+    "dht/validators.py",
+    "network/frames.py",
+    "types.py",
+}  # the first two take apart hivemind's
 """Modules outside wire/ that import msgpack or msgspec."""
 
 NEVER_HAPPENS: set[str] = set()

@@ -1,22 +1,15 @@
 """Proposals that show what they rest on, and proofs of peers with two tongues."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from dilocox_peer.peer.planning.plan import Plan
-from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Place, acceptance, vote_for
-from dilocox_peer.peer.rounds.justified import (
-    Contradiction,
-    Promised,
-    Statement,
-    Witness,
-    promise_statement,
-    why_guilty,
-    why_not_justified,
-)
+from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Place, vote_for
+from dilocox_peer.peer.rounds.justified import Witness, promise_statement, why_guilty, why_not_justified
 from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.wire.chain import Plan, acceptance
+from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.rounds import Contradiction, Promised, Statement
 
 HEAD = sha256(b"head")
 AT = (0, HEAD, 1)
@@ -60,7 +53,7 @@ def test_what_was_accepted_in_the_highest_ballot_must_be_proposed() -> None:
         ((promised(A, 4), promised(A, 4)), "no quorum"),
         ((promised(A, 4), promised(D, 4)), "no quorum"),
         ((promised(A, 4), promised(B, 3)), "does not verify"),
-        ((promised(A, 4), replace(promised(B, 4), accepted=(1, ONE.digest()))), "does not verify"),
+        ((promised(A, 4), replaced(promised(B, 4), accepted=(1, ONE.digest()))), "does not verify"),
         ((promised(A, 4), promised(B, 4, (4, ONE.digest()))), "accepted in no lower one"),
     ],
 )
@@ -117,7 +110,7 @@ def test_two_statements_prove_what_no_honest_peer_signs(left: Statement, right: 
 
 def test_a_proof_is_of_one_peer_and_one_stage() -> None:
     proof = Contradiction(A, accepted(1, ONE), accepted(1, OTHER))
-    assert why_guilty(replace(proof, peer=B), 0, verify) is None
+    assert why_guilty(proof._replace(peer=B), 0, verify) is None
     assert why_guilty(proof, 1, verify) is None
 
 

@@ -4,12 +4,13 @@ from typing import Any
 
 from dilocox_peer.config import preset
 from dilocox_peer.peer.planning.plan import first_plan
-from dilocox_peer.peer.rounds.chain import Certificate, Place
+from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.training.outer import AnchorState, initial_state
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Certificate
 
 MANIFEST = preset("tiny").signed_by(SigningKey(b"o" * 32))
 ME = PeerId("me")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from dilocox_peer.checkpoints import sign_checkpoint
 from dilocox_peer.cli.flags import RecoverFlags
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.recover import run_recover
@@ -14,6 +13,7 @@ from dilocox_peer.peer.state.backup import Backup
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.left import MAX_KEPT, LeftBranches
 from dilocox_peer.signing import verify
+from dilocox_peer.wire.checkpoints import sign_checkpoint
 from tests.certified_stage import MANIFEST, OWNER, STAGE, CertifiedStage
 
 RUN = MANIFEST.run_id

@@ -4,9 +4,9 @@ import pytest
 
 from dilocox_peer.invitation import address_range
 from dilocox_peer.peer.rounds.membership import Members, within_shares
-from dilocox_peer.peer.rounds.messages import Heartbeat
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.rounds import Heartbeat
 
 HEAD = sha256(b"head")
 FARM = "203.0.113.0/24"

@@ -1,25 +1,28 @@
 import random
 import tracemalloc
 from contextlib import suppress
+from pathlib import Path
 
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.peer.planning.plan import Plan
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
-from dilocox_peer.peer.rounds.durable import Accepted
-from dilocox_peer.peer.rounds.justified import Contradiction, Promised, Statement
-from dilocox_peer.peer.rounds.messages import (
+from dilocox_peer.peer.rounds.chain import Place
+from dilocox_peer.peer.rounds.justified import promise_statement
+from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Entry, Plan, acceptance, head_of
+from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.rounds import (
     MAX_LOCATOR,
     MAX_MESSAGE_BYTES,
     MAX_PAGE,
+    Accepted,
     Ack,
     Cert,
     ChainPage,
+    Contradiction,
     GetChain,
     Heartbeat,
     Leave,
@@ -28,8 +31,10 @@ from dilocox_peer.peer.rounds.messages import (
     Offer,
     Prepare,
     Promise,
+    Promised,
     Proof,
     Propose,
+    Statement,
     ViewAnswer,
     ViewCall,
     ViewPropose,
@@ -38,7 +43,6 @@ from dilocox_peer.peer.rounds.messages import (
     decode_message,
     encode_message,
 )
-from dilocox_peer.types import PeerId, sha256
 
 SENDER = PeerId("12D3KooWSender")
 HEAD = sha256(b"head")
@@ -61,7 +65,7 @@ MESSAGES: list[Message] = [
     Prepare(*AT, 3),
     Promise(*AT, 3, None, b"s" * 64),
     Promise(*AT, 3, Accepted(1, VALUE, b"t" * 64, PROMISES), b"s" * 64),
-    Proof(*AT, Contradiction(SENDER, Statement(b"one", b"s" * 64), Statement(b"other", b"t" * 64))),
+    Proof(*AT, *Contradiction(SENDER, Statement(b"one", b"s" * 64), Statement(b"other", b"t" * 64))),
     ViewCall(*AT, 2),
     ViewAnswer(*AT, 2),
     ViewPropose(*AT, 2, PLACE.view_change((SENDER,))),
@@ -96,6 +100,63 @@ def test_a_flipped_byte_is_refused_or_read_as_a_valid_message_never_an_exception
             decode_message(bytes(broken), SENDER)
 
 
+def test_what_a_stranger_wrote_makes_no_second_line_and_no_long_one() -> None:
+    value = list(msgpack.unpackb(encode_message(MESSAGES[3]))[6])
+    reason = refused(MESSAGES[3], 6, ["round\nsomething else" * 1000, *value[1:]])
+    assert "\n" not in reason
+    assert len(reason) < 400
+
+
+def golden(name: str) -> list[tuple[str, bytes]]:
+    """What the code wrote before messages were declared: name and bytes."""
+    lines = (Path(__file__).parent / "golden" / name).read_text().splitlines()
+    return [(kind, bytes.fromhex(raw)) for kind, _, raw in (line.partition(" ") for line in lines)]
+
+
+def test_the_bytes_are_those_of_an_earlier_version() -> None:
+    before = golden("rounds.txt")
+    assert [raw for _, raw in before[: len(MESSAGES)]] == [encode_message(message) for message in MESSAGES]
+    for kind, raw in before:
+        message = decode_message(raw, SENDER)
+        assert type(message).__name__ == kind
+        assert encode_message(message) == raw
+
+
+def test_what_is_hashed_and_signed_is_what_it_was() -> None:
+    before = dict(golden("signed.txt"))
+    full = decode_message(golden("rounds.txt")[-1][1], SENDER)
+    assert isinstance(full, Cert)
+    checkpoint = Checkpoint(0, HEAD, 8, 7, HEAD, 1_700_000_000_000, False, b"s" * 64)
+    assert before == {
+        "value": VALUE.digest(),
+        "void": PLACE.view_change((SENDER,)).digest(),
+        "full": full.certificate.value.digest(),
+        "head": CERTIFICATE.head,
+        "full_head": full.certificate.head,
+        "head_of": head_of(3, HEAD, 1, VALUE),
+        "acceptance": acceptance(0, HEAD, 1, 2, VALUE),
+        "promise": promise_statement(AT, 3, None),
+        "promise_accepted": promise_statement(AT, 3, (1, VALUE.digest())),
+        "checkpoint": checkpoint.signed_bytes(),
+    }
+
+
+def test_who_must_update_is_said() -> None:
+    assert "version 1, this peer speaks 2: who wrote it must update" in refused(MESSAGES[0], 0, 1)
+    assert "version 3, this peer speaks 2: this peer must update" in refused(MESSAGES[0], 0, 3)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_no_field_may_be_left_out_and_none_has_a_second_encoding(message: Message) -> None:
+    items = msgpack.unpackb(encode_message(message))
+    for broken in (items[:-1], [*items[:4], float(items[4]), *items[5:]]):
+        with pytest.raises(ProtocolError):
+            decode_message(msgpack.packb(broken), SENDER)
+    raw = encode_message(message)
+    with pytest.raises(ProtocolError, match="another encoding"):
+        decode_message(raw[:2] + b"\xcc" + raw[2:], SENDER)  # the kind, in two bytes
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     with suppress(ProtocolError):
@@ -124,19 +185,21 @@ def refused(message: Message, position: int, value: object) -> str:
 def test_fields_of_the_wrong_type_length_or_range_are_refused() -> None:
     beat = MESSAGES[0]
     assert "version 3" in refused(beat, 0, 3)
-    assert "unknown kind 99" in refused(beat, 1, 99)
-    assert "no integer" in refused(beat, 2, -1)
-    assert "32 bytes" in refused(beat, 3, b"short")
-    assert "no integer" in refused(beat, 4, True)
-    assert "no integer" in refused(beat, 5, 2**60)
-    assert "no boolean" in refused(beat, 11, 1)
+    assert "Invalid value 99 - at `$[0]`" in refused(beat, 1, 99)
+    assert "`int` >= 0 - at `$[1]`" in refused(beat, 2, -1)  # a place counts from the kind on
+    assert "`bytes` of length >= 32" in refused(beat, 3, b"short")
+    assert "`bytes` of length <= 32" in refused(beat, 3, bytes(33))
+    assert "`bytes` of length >= 32" in refused(beat, 3, b"")
+    assert "Expected `int`, got `bool`" in refused(beat, 4, True)
+    assert "`int` <= 9007199254740992" in refused(beat, 5, 2**60)
+    assert "Expected `bool`, got `int`" in refused(beat, 11, 1)
     assert "state digest of 5 bytes" in refused(beat, 12, b"digit")
 
 
 def test_lists_are_bounded() -> None:
-    assert f"at most {MAX_LOCATOR}" in refused(MESSAGES[-3], 5, [HEAD] * (MAX_LOCATOR + 1))
+    assert f"length <= {MAX_LOCATOR}" in refused(MESSAGES[-3], 5, [HEAD] * (MAX_LOCATOR + 1))
     items = msgpack.unpackb(encode_message(MESSAGES[-1]))
-    assert f"at most {MAX_PAGE}" in refused(MESSAGES[-2], 5, [items[5][0]] * (MAX_PAGE + 1))
+    assert f"length <= {MAX_PAGE}" in refused(MESSAGES[-2], 5, [items[5][0]] * (MAX_PAGE + 1))
 
 
 def test_plans_and_reports_are_whole_numbers_in_bounds() -> None:
@@ -144,17 +207,17 @@ def test_plans_and_reports_are_whole_numbers_in_bounds() -> None:
     for bad in (float("nan"), 0.5, -1, True):
         value = list(items[6])
         value[6] = [*value[6][:3], bad]
-        assert "no integer" in refused(MESSAGES[3], 6, value)
+        assert "Expected `int`" in refused(MESSAGES[3], 6, value)
         entry = list(value[4][0])
         entry[6] = [*entry[6][:3], bad, 0]
         value = [*items[6][:4], [entry], *items[6][5:]]
-        assert "no integer" in refused(MESSAGES[3], 6, value)
+        assert "Expected `int`" in refused(MESSAGES[3], 6, value)
 
 
 def test_names_are_plain_text() -> None:
     entry = msgpack.unpackb(encode_message(MESSAGES[2]))[5]
-    for bad in ("", "x" * 65, "tab\t", "é", b"bytes", None):
-        assert "no plain text" in refused(MESSAGES[2], 5, [bad, *entry[1:]])
+    for bad in ("", "x" * 65, "tab\t", "end\n", "é", b"bytes", None):
+        assert "Expected `str`" in refused(MESSAGES[2], 5, [bad, *entry[1:]])
 
 
 def test_size_is_checked_before_anything_is_decoded() -> None:
@@ -163,24 +226,42 @@ def test_size_is_checked_before_anything_is_decoded() -> None:
 
 
 def test_a_list_that_claims_more_than_there_is_allocates_nothing() -> None:
-    with pytest.raises(ProtocolError, match="not msgpack"):
+    with pytest.raises(ProtocolError, match="no short list"):
         decode_message(b"\xdd\xff\xff\xff\xff", SENDER)
+    chain = encode_message(ChainPage(*AT, (), False))  # its last two bytes: no certificates, and there are no more
+    assert peak_bytes_of_refusing(chain[:-2] + b"\xdd\xff\xff\xff\xff", f"length <= {MAX_PAGE}") < 64 * 1024
 
 
 def test_a_long_list_is_refused_before_there_is_one() -> None:
     """A message of empty lists, a byte each, would take 64 times its size."""
-    raw = b"\xdd" + (MAX_MESSAGE_BYTES - 5).to_bytes(4, "big") + b"\x90" * (MAX_MESSAGE_BYTES - 5)
+    count = MAX_MESSAGE_BYTES - 5
+    many = b"\xdd" + count.to_bytes(4, "big") + b"\x90" * count
+    assert peak_bytes_of_refusing(many, "no short list") < 64 * 1024
+    for message in (ChainPage(*AT, (), False), GetChain(*AT, ())):
+        head = encode_message(message)[: -2 if isinstance(message, ChainPage) else -1]
+        raw = head + b"\xdd" + (count - len(head)).to_bytes(4, "big") + b"\x90" * (count - len(head))
+        # One copy of the message, without its version.
+        assert peak_bytes_of_refusing(raw, "`array` of length <=") < MAX_MESSAGE_BYTES + 64 * 1024
+
+
+def peak_bytes_of_refusing(raw: bytes, reason: str) -> int:
+    said = ""
     tracemalloc.start()
-    with pytest.raises(ProtocolError, match="not msgpack"):
+    try:
         decode_message(raw, SENDER)
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak_bytes < MAX_MESSAGE_BYTES
+    except ProtocolError as error:
+        said = error.reason
+    finally:
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert reason in said
+    return peak_bytes
 
 
 def test_deep_nesting_is_refused() -> None:
-    with pytest.raises(ProtocolError):
-        decode_message(b"\x91" * 100_000, SENDER)
+    for bomb in (b"\x91" * 100_000, encode_message(MESSAGES[2])[:-80] + b"\x91" * 100_000):
+        with pytest.raises(ProtocolError):
+            decode_message(bomb, SENDER)
 
 
 def test_maps_and_extension_types_are_refused() -> None:

@@ -1,22 +1,23 @@
 """The run's owner in one stage: what it signs, what it never signs, and what of it outlives a restart."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
-from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
 from dilocox_peer.peer.planning.plan import plan_bounds
-from dilocox_peer.peer.rounds.chain import Certificate, acceptance, vote_for
+from dilocox_peer.peer.rounds.chain import vote_for
 from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, Persist, Received, Send, Tick
 from dilocox_peer.peer.rounds.durable import encode_record, load_log
 from dilocox_peer.peer.rounds.genesis import genesis_of
-from dilocox_peer.peer.rounds.messages import Cert, ChainPage, GetChain, Message, Vouch
 from dilocox_peer.peer.rounds.notary import Notary, NotaryInput, NotaryTerms
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.signing import verify
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.chain import Certificate, acceptance
+from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
+from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.rounds import Cert, ChainPage, GetChain, Message, Vouch
 from tests.certified_stage import KEYS, MANIFEST, OWNER, ROSTER, STAGE, CertifiedStage
 
 GENESIS = genesis_of(MANIFEST, STAGE)
@@ -244,9 +245,9 @@ def test_hostile_pages_are_refused_and_named_and_change_nothing(office: Office, 
     place = genesis_of(MANIFEST, STAGE)
     unsigned = Certificate(STAGE, place.head, 1, 0, place.view_change([STRANGER]), ((STRANGER, bytes(72)),))
     for forged in (
-        replace(true, signatures=()),
-        replace(true, signatures=tuple((peer, bytes(72)) for peer, _ in true.signatures)),
-        replace(true, value=replace(true.value, weight=10**6)),
+        replaced(true, signatures=()),
+        replaced(true, signatures=tuple((peer, bytes(72)) for peer, _ in true.signatures)),
+        replaced(true, value=replaced(true.value, weight=10**6)),
         unsigned,  # a first roster of its own
     ):
         office.now += 2.0

@@ -2,11 +2,12 @@
 
 import pytest
 
-from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds import patience as patience_module
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Suffix
+from dilocox_peer.peer.rounds.chain import Chain, Suffix
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.patience import Patience
+from dilocox_peer.wire.chain import Certificate
+from dilocox_peer.wire.checkpoints import Checkpoint
 from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage
 
 A, B, C = ROSTER

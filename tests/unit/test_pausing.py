@@ -6,9 +6,9 @@ from dilocox_peer.config import preset
 from dilocox_peer.events import Event, Paused, Resumed
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.planning.timetable import Timetable
-from dilocox_peer.peer.rounds.messages import Heartbeat, decode_message, encode_message
 from dilocox_peer.peer.training.book import HoldReason, RoundBook
 from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.rounds import Heartbeat, decode_message, encode_message
 
 
 @pytest.mark.parametrize("first", ["rounds", "pause"])

@@ -13,12 +13,14 @@ from dilocox_peer.model.transformer import layout_of
 from dilocox_peer.network.uplink import SMALLEST_BYTES, UplinkMeter
 from dilocox_peer.peer.planning.adaptive_planner import LinkPlanner, RankPlanner, measurement_of, planner_of
 from dilocox_peer.peer.planning.measured import Measured
-from dilocox_peer.peer.planning.plan import Plan, PlanBounds, Report, first_plan, plan_bounds
-from dilocox_peer.peer.planning.planner import SURE_AFTER, ChainLink, FixedPlanner, JudgingPlanner, Warmup
+from dilocox_peer.peer.planning.plan import PlanBounds, first_plan, plan_bounds
+from dilocox_peer.peer.planning.planner import SURE_AFTER, FixedPlanner, JudgingPlanner, Warmup
 from dilocox_peer.peer.planning.timetable import Timetable
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Place
+from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.machine import PLANNED_FROM
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate, Entry, Plan, Report
+from dilocox_peer.wire.declared import replaced
 
 HEAD = Digest(b"h" * 32)
 
@@ -143,7 +145,7 @@ def planned(codec, inner_steps):
     run = Run(manifest_with(), planners=1)
     planner = run.planners[0]
     assert isinstance(planner, LinkPlanner)
-    odd = replace(planner.next(run.place.plan), codec=codec, inner_steps=inner_steps)
+    odd = replaced(planner.next(run.place.plan), codec=codec, inner_steps=inner_steps)
     value = run.place.round_value([], run.peers, odd)
     assert run.place.why_not(value, 0, 16, run.bounds) is None
     planner.observe(Certificate(0, HEAD, 0, 0, value, ()))
@@ -166,10 +168,10 @@ def test_a_plan_more_than_a_step_from_ours_is_refused():
     wish = planner.next(run.place.plan)
     assert (wish.codec, wish.inner_steps) == ("int2", 32)
     for changes in ({}, {"codec": "int4"}, {"codec": "sign"}, {"inner_steps": 16}, {"inner_steps": 64}):
-        assert planner.why_not(replace(wish, **changes), run.place.plan) is None, changes
+        assert planner.why_not(replaced(wish, **changes), run.place.plan) is None, changes
     for changes in ({"codec": "none"}, {"codec": "topk"}, {"inner_steps": 15}, {"inner_steps": 65}):
-        assert planner.why_not(replace(wish, **changes), run.place.plan) is not None, changes
-    reason = planner.why_not(replace(wish, codec="none", inner_steps=8), run.place.plan)
+        assert planner.why_not(replaced(wish, **changes), run.place.plan) is not None, changes
+    reason = planner.why_not(replaced(wish, codec="none", inner_steps=8), run.place.plan)
     assert reason == "plans none, 8 steps where the certificates lead to int2, 32 steps"
 
 
@@ -178,7 +180,7 @@ def test_a_planner_that_learns_nothing_lets_no_step_pass():
     planner = JudgingPlanner(run.planners[0])
     wish = planner.next(run.place.plan)
     assert planner.why_not(wish, run.place.plan) is None
-    assert planner.why_not(replace(wish, rank=wish.rank + 1), run.place.plan) is not None
+    assert planner.why_not(replaced(wish, rank=wish.rank + 1), run.place.plan) is not None
 
 
 def test_a_planner_that_came_into_the_middle_of_a_chain_judges_after_a_while():
@@ -187,7 +189,7 @@ def test_a_planner_that_came_into_the_middle_of_a_chain_judges_after_a_while():
     certificates: list[Any] = []
     observe = run.planners[0].observe
 
-    def watched(certificate: ChainLink) -> None:
+    def watched(certificate: Certificate) -> None:
         certificates.append(certificate)
         observe(certificate)
 
@@ -195,7 +197,7 @@ def test_a_planner_that_came_into_the_middle_of_a_chain_judges_after_a_while():
     for number in range(1, SURE_AFTER + 12):
         run.round(exchange(run.plans[number], uplink_bps=1e6))
     planner = JudgingPlanner(planner_of(run.manifest, layout_of(run.manifest, 0)))
-    odd = replace(run.planners[0].next(run.place.plan), codec="none")
+    odd = replaced(run.planners[0].next(run.place.plan), codec="none")
     for certificate in certificates[11:-1]:
         planner.observe(certificate)
         assert planner.why_not(odd, run.place.plan) is None
@@ -212,7 +214,7 @@ def test_planners_with_all_and_with_the_newest_certificates_are_within_a_step(se
     certificates: list[Any] = []
     observe = run.planners[0].observe
 
-    def watched(certificate: ChainLink) -> None:
+    def watched(certificate: Certificate) -> None:
         certificates.append(certificate)
         observe(certificate)
 
@@ -245,7 +247,7 @@ def test_plans_outside_the_bounds_are_refused(changes, reason):
     place = Place.genesis(0, HEAD, FixedPlanner(plan_bounds(manifest)).next(first_plan(manifest)))
     value = place.round_value([], [PeerId("a")])
     assert place.why_not(value, 0, 16, plan_bounds(manifest)) is None
-    bad = replace(value, plan=replace(value.plan, **changes))
+    bad = replaced(value, plan=replaced(value.plan, **changes))
     assert reason in (place.why_not(bad, 0, 16, plan_bounds(manifest)) or "")
 
 
@@ -329,7 +331,7 @@ def test_a_step_takes_the_harmonic_mean_and_the_transfer_is_no_delay():
     assert measured is not None
     assert measured.step_s == pytest.approx(0.075)
     assert measured.delay_s == pytest.approx(0.6 - 0.125)
-    assert measurement_of(7, [replace(entries[0], report=Report())]) is None
+    assert measurement_of(7, [replaced(entries[0], report=Report())]) is None
 
 
 def test_the_uplink_is_measured_over_replies_side_by_side():

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from dilocox_peer.events import BranchSwitched, ContributionRefused, MessageRefused, NeighbourLost, ViewChanged
-from dilocox_peer.peer.planning.plan import Plan, PlanBounds
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, acceptance, vote_for
+from dilocox_peer.peer.planning.plan import PlanBounds
+from dilocox_peer.peer.rounds.chain import vote_for
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
@@ -35,11 +35,17 @@ from dilocox_peer.peer.rounds.contract import (
     StateMissing,
     Tick,
 )
-from dilocox_peer.peer.rounds.durable import Accepted, Durable, encode_record, load_log
-from dilocox_peer.peer.rounds.justified import Promised, promise_statement
+from dilocox_peer.peer.rounds.durable import Durable, encode_record, load_log
+from dilocox_peer.peer.rounds.justified import promise_statement
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.membership import MAX_KNOWN
-from dilocox_peer.peer.rounds.messages import (
+from dilocox_peer.peer.rounds.seat import Seat
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value, acceptance
+from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.rounds import (
+    Accepted,
     Ack,
     Cert,
     ChainPage,
@@ -51,12 +57,10 @@ from dilocox_peer.peer.rounds.messages import (
     Offer,
     Prepare,
     Promise,
+    Promised,
     Propose,
     ViewCall,
 )
-from dilocox_peer.peer.rounds.seat import Seat
-from dilocox_peer.peer.rounds.timing import Timing
-from dilocox_peer.types import Digest, PeerId, sha256
 
 GENESIS = sha256(b"genesis")
 PLAN = Plan("fp16", 0, 8)
@@ -566,10 +570,10 @@ def test_what_is_not_theirs_to_say_is_refused_with_the_reason() -> None:
     ]
     assert refusals(table, first, third, Prepare(*at, 1)) == ["prepares ballot 1, which it does not lead"]
     assert refusals(table, first, second, Offer(*at, strange)) == [f"an offer in the name of {third}"]
-    assert refusals(table, first, second, proposal(at, second, 1, replace(value, weight=9))) == [
+    assert refusals(table, first, second, proposal(at, second, 1, replaced(value, weight=9))) == [
         "weight 9 after 0 with 0 entries"
     ]
-    mine = replace(strange, peer=PeerId(first))
+    mine = replaced(strange, peer=PeerId(first))
     forged = place.round_value([mine], machine.roster)
     assert refusals(table, first, second, proposal(at, second, 1, forged)) == ["an offer in our name that is not ours"]
 
@@ -599,7 +603,7 @@ def test_a_forged_certificate_is_refused() -> None:
     table.offer("a", "b", "c")
     good = table.machine("a").chain[-1]
     victim = Table("a", "b", "c").start()
-    forged = replace(good, signatures=tuple((peer, b"x" * 32) for peer, _ in good.signatures))
+    forged = replaced(good, signatures=tuple((peer, b"x" * 32) for peer, _ in good.signatures))
     at = victim.machine("a")._seat.at()
     assert refusals(victim, "a", "b", Cert(*at, forged)) == ["a signature that does not verify"]
     assert victim.machine("a").round == 0
@@ -616,7 +620,7 @@ def test_an_ack_with_a_wrong_signature_does_not_count() -> None:
     assert refusals(table, first, second, ack) == ["a signature that does not verify"]
     assert table.machine(first).round == 0
     good = vote_for(acceptance(0, at[1], at[2], 0, proposed.value), 1, signer(PeerId(second)))
-    table.give(PeerId(first), Received(PeerId(second), replace(ack, signature=good)))
+    table.give(PeerId(first), Received(PeerId(second), replaced(ack, signature=good)))
     assert table.machine(first).round == 1
 
 
@@ -845,7 +849,7 @@ def test_half_of_a_better_branch_is_not_adopted() -> None:
     table.swallow = lambda sender, to, message: not isinstance(message, GetChain | ChainPage)
     beat = Heartbeat(0, foreign[-1].head, 1, 1, 9, 2, 4, 3, 0, False, b"")
     table.give(PeerId("c"), Received(PeerId("a"), beat))
-    table.give(PeerId("c"), Received(PeerId("b"), replace(beat, head=middle.head, ready=True)))
+    table.give(PeerId("c"), Received(PeerId("b"), replaced(beat, head=middle.head, ready=True)))
     table.wait(2.0)
     assert not any(asked.head == middle.head for asked in table.did("c", FetchState))
 

@@ -2,13 +2,13 @@ import random
 
 import pytest
 
-from dilocox_peer.pipeline.hop import Status
 from dilocox_peer.pipeline.routes import AnswerTimes, Callee, choose, expected_wait_s, make_plan, places
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import Status
 
 
 def status(service_s: float, *, place: tuple[float, float] = (0.0, 1.0), load: int = 0, width: float = 0.0) -> Status:
-    return Status(1, 0, 0, 0, 0, service_s, load, 0.0, service_s, width, place)
+    return Status(1, 0, 0, 0, 0, service_s, load, 0.0, service_s, width, *place)
 
 
 def times() -> AnswerTimes:

@@ -1,7 +1,6 @@
 """One test per rule of the scheduler; the simulator (tests/sim) plays them together."""
 
 import random
-from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -40,7 +39,11 @@ from dilocox_peer.pipeline.contract import (
     Unlinked,
     Work,
 )
-from dilocox_peer.pipeline.hop import (
+from dilocox_peer.pipeline.scheduler import Scheduler
+from dilocox_peer.pipeline.turnstile import Turnstile
+from dilocox_peer.types import PeerId
+from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.hops import (
     Ack,
     Cancel,
     Grad,
@@ -53,9 +56,6 @@ from dilocox_peer.pipeline.hop import (
     Step,
     Wait,
 )
-from dilocox_peer.pipeline.scheduler import Scheduler
-from dilocox_peer.pipeline.turnstile import Turnstile
-from dilocox_peer.types import PeerId
 
 ME, UP, UP2, DOWN, DOWN2 = (PeerId(name) for name in ("me", "up", "up2", "down", "down2"))
 STATUS = Status(2, 0, 0, 0, 0, 0.1, 0, 0.0, 0.1)
@@ -121,14 +121,16 @@ class Bench:
     def take(self, index: int, caller: PeerId = UP, call: int | None = None, origin: PeerId = UP) -> None:
         """A caller reserves, is granted and sends the body."""
         call = index if call is None else call
-        assert self.get(caller, Reserve(id_of(index, origin), 0, call)) == [(caller, Grant(id_of(index, origin), call))]
-        self.get(caller, Step(id_of(index, origin), 0, 4, call), b"x")
+        assert self.get(caller, Reserve(*id_of(index, origin), call, 0)) == [
+            (caller, Grant(*id_of(index, origin), call))
+        ]
+        self.get(caller, Step(*id_of(index, origin), call, 0, 4), b"x")
 
     def name_origin(self, origin: PeerId, caller: PeerId = UP, *, round_number: int = 0) -> None:
         """A caller sends a micro-batch of an origin, and cancels it."""
-        self.get(caller, Reserve(id_of(0, origin), round_number, 0))
-        self.get(caller, Step(id_of(0, origin), round_number, 4, 0), b"x")
-        self.get(caller, Cancel(id_of(0, origin), 0))
+        self.get(caller, Reserve(*id_of(0, origin), 0, round_number))
+        self.get(caller, Step(*id_of(0, origin), 0, round_number, 4), b"x")
+        self.get(caller, Cancel(*id_of(0, origin), 0))
 
     def begin(self) -> tuple[MicroBatchId, PeerId, int]:
         """Starts a forward, which must be there; its id, and the callee and number of its call."""
@@ -142,7 +144,7 @@ class Bench:
         """The same up to the sent body."""
         id_, callee, call = self.begin()
         assert self.says(ForwardDone(id_, b"y", 0.1)) == []
-        ((to, step),) = self.get(callee, Grant(id_, call))
+        ((to, step),) = self.get(callee, Grant(*id_, call))
         assert to == callee
         assert isinstance(step, Step)
         return id_, callee, call
@@ -176,7 +178,7 @@ def test_a_slot_is_reserved_when_the_forward_starts() -> None:
 def test_a_body_is_sent_when_granted_and_computed_whichever_comes_last() -> None:
     bench = origin()
     id_, _, call = bench.begin()
-    assert bench.get(DOWN, Grant(id_, call)) == []
+    assert bench.get(DOWN, Grant(*id_, call)) == []
     ((_, step),) = bench.says(ForwardDone(id_, b"y", 0.1))
     assert isinstance(step, Step)
     bench.call()
@@ -184,8 +186,8 @@ def test_a_body_is_sent_when_granted_and_computed_whichever_comes_last() -> None
 
 def test_a_body_without_a_slot_is_refused_and_counted() -> None:
     bench = last()
-    actions = bench.feed(Received(UP, Step(id_of(1), 0, 4, 1), b"x"))
-    assert Send(UP, Refuse(id_of(1), "no slot", 1)) in actions
+    actions = bench.feed(Received(UP, Step(*id_of(1), 1, 0, 4), b"x"))
+    assert Send(UP, Refuse(*id_of(1), 1, "no slot")) in actions
     assert bench.notes(actions, HopRefused)
     assert bench.machine.protocol_errors == 1
     assert bench.work() == (None, [])
@@ -194,17 +196,17 @@ def test_a_body_without_a_slot_is_refused_and_counted() -> None:
 def test_who_finds_no_slot_waits_in_line_and_is_granted_when_an_answer_is_sent() -> None:
     bench = last(max_slots=1)
     bench.take(1)
-    assert bench.get(UP, Reserve(id_of(2), 0, 2)) == [(UP, Wait(id_of(2), 1, 2))]
+    assert bench.get(UP, Reserve(*id_of(2), 2, 0)) == [(UP, Wait(*id_of(2), 2, 1))]
     work, _ = bench.work()
     assert isinstance(work, Turn)
     sent = bench.says(BackwardDone(work.id, b"dx", 1.0, 0.1))
-    assert sent == [(UP, Grad(id_of(1), 1.0, 0, 1)), (UP, Grant(id_of(2), 2))]
+    assert sent == [(UP, Grad(*id_of(1), 1, 1.0, 0)), (UP, Grant(*id_of(2), 2))]
 
 
 def test_slots_follow_the_window_that_callers_announce_and_the_replicas() -> None:
     bench = last(max_slots=100).link(UP2)
-    bench.get(UP, Reserve(id_of(1), 0, 1))
-    bench.get(UP, Step(id_of(1), 0, 5, 1), b"x")
+    bench.get(UP, Reserve(*id_of(1), 1, 0))
+    bench.get(UP, Step(*id_of(1), 1, 0, 5), b"x")
     assert bench.machine.slots == 20
     bench.feed(Replicas(2))
     assert bench.machine.slots == 10
@@ -212,16 +214,16 @@ def test_slots_follow_the_window_that_callers_announce_and_the_replicas() -> Non
 
 def test_a_slot_whose_body_does_not_come_is_taken_back() -> None:
     bench = last()
-    bench.get(UP, Reserve(id_of(1), 0, 1))
-    assert (UP, Refuse(id_of(1), "expired", 1)) in bench.tick(121.0)
+    bench.get(UP, Reserve(*id_of(1), 1, 0))
+    assert (UP, Refuse(*id_of(1), 1, "expired")) in bench.tick(121.0)
     assert bench.machine.slots_in_use == 0
 
 
 def test_a_caller_with_too_much_outstanding_is_refused() -> None:
     bench = last()
     for index in range(256):
-        bench.get(UP, Reserve(id_of(index), 0, index))
-    assert bench.get(UP, Reserve(id_of(999), 0, 999)) == [(UP, Refuse(id_of(999), "too many", 999))]
+        bench.get(UP, Reserve(*id_of(index), index, 0))
+    assert bench.get(UP, Reserve(*id_of(999), 999, 0)) == [(UP, Refuse(*id_of(999), 999, "too many"))]
 
 
 # ---- 2: the window --------------------------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def test_a_caller_with_too_much_outstanding_is_refused() -> None:
 def test_the_window_is_two_a_stage_and_two_a_service_time_on_the_way_at_most_accumulate() -> None:
     bench = origin(accumulate=100)
     assert bench.machine.window == 6
-    bench.feed(Received(DOWN, replace(STATUS, stage=1, path_s=0.1, slowest_s=0.2)))
+    bench.feed(Received(DOWN, replaced(STATUS, stage=1, path_s=0.1, slowest_s=0.2)))
     bench.feed(RoundTrip(DOWN, 0.25))
     assert bench.machine.window == 10
     small = origin(accumulate=4)
@@ -257,7 +259,7 @@ def test_forwards_and_backwards_alternate_when_both_are_there() -> None:
     bench = origin(accumulate=100)
     calls = [bench.call() for _ in range(4)]
     for id_, _, call in calls[:2]:
-        assert bench.get(DOWN, Grad(id_, 1.0, 0, call), b"dy") == [(DOWN, Ack(id_, call))]
+        assert bench.get(DOWN, Grad(*id_, call, 1.0, 0), b"dy") == [(DOWN, Ack(*id_, call))]
     kinds = []
     for _ in range(3):
         work, _ = bench.work()
@@ -273,7 +275,7 @@ def test_backwards_go_oldest_first() -> None:
     bench = origin(accumulate=3)
     calls = [bench.call() for _ in range(3)]
     for id_, _, call in (calls[2], calls[0]):
-        bench.get(DOWN, Grad(id_, 1.0, 0, call), b"dy")
+        bench.get(DOWN, Grad(*id_, call, 1.0, 0), b"dy")
     work, _ = bench.work()
     assert isinstance(work, Backward)
     assert work.id == calls[0][0]
@@ -282,9 +284,9 @@ def test_backwards_go_oldest_first() -> None:
 def test_forwards_go_in_the_order_of_their_grants() -> None:
     bench = last()
     for index in (1, 2):
-        bench.get(UP, Reserve(id_of(index), 0, index))
+        bench.get(UP, Reserve(*id_of(index), index, 0))
     for index in (2, 1):
-        bench.get(UP, Step(id_of(index), 0, 4, index), b"x")
+        bench.get(UP, Step(*id_of(index), index, 0, 4), b"x")
     work, _ = bench.work()
     assert isinstance(work, Turn)
     assert work.id == id_of(1)
@@ -314,11 +316,11 @@ def test_the_issue_limit_is_one_rounds() -> None:
 
 def test_a_head_two_rounds_ahead_waits_until_it_is_one_ahead() -> None:
     bench = origin()
-    bench.feed(Received(DOWN, replace(STATUS, stage=1, behind=1)))
+    bench.feed(Received(DOWN, replaced(STATUS, stage=1, behind=1)))
     bench.feed(Rounds(4, 3))
     assert bench.machine.is_drifting
     assert bench.work() == (None, [])
-    bench.feed(Received(DOWN, replace(STATUS, stage=1, behind=2)))
+    bench.feed(Received(DOWN, replaced(STATUS, stage=1, behind=2)))
     bench.call()
 
 
@@ -370,10 +372,10 @@ def test_an_overdue_callee_is_asked_and_left_when_it_does_not_answer() -> None:
     id_, callee, call = bench.call()
     other = DOWN2 if callee == DOWN else DOWN
     assert bench.tick(29.0) == []
-    assert bench.tick(1.5) == [(callee, Reserve(id_, 0, call))]
+    assert bench.tick(1.5) == [(callee, Reserve(*id_, call, 0))]
     actions = bench.machine.handle(Tick(), bench.now + 5.0)
     sent = [(a.peer, a.message) for a in actions if isinstance(a, Send) and not isinstance(a.message, Status)]
-    assert sent == [(callee, Cancel(id_, call)), (other, Reserve(id_, 0, call))]
+    assert sent == [(callee, Cancel(*id_, call)), (other, Reserve(*id_, call, 0))]
     assert bench.notes(actions, MicroBatchResent)
     assert bench.machine.resent == 1
 
@@ -381,8 +383,8 @@ def test_an_overdue_callee_is_asked_and_left_when_it_does_not_answer() -> None:
 def test_an_overdue_callee_that_works_on_it_is_left_alone() -> None:
     bench = origin().link(DOWN2)
     id_, callee, call = bench.call()
-    assert bench.tick(31.0) == [(callee, Reserve(id_, 0, call))]
-    assert bench.get(callee, Wait(id_, 0, call)) == []
+    assert bench.tick(31.0) == [(callee, Reserve(*id_, call, 0))]
+    assert bench.get(callee, Wait(*id_, call, 0)) == []
     assert bench.tick(10.0) == []
 
 
@@ -391,26 +393,26 @@ def test_a_callee_is_not_late_while_the_body_waits_for_our_upload_limit() -> Non
     bench.holds_bodies = True
     id_, callee, call = bench.begin()
     bench.says(ForwardDone(id_, b"y", 0.1))
-    ((_, step),) = bench.get(callee, Grant(id_, call))
+    ((_, step),) = bench.get(callee, Grant(*id_, call))
     assert isinstance(step, Step)
     assert bench.tick(100.0) == []
     bench.feed(StepSent(callee, step))
     assert bench.tick(29.0) == []
-    assert bench.tick(1.5) == [(callee, Reserve(id_, 0, call))]
+    assert bench.tick(1.5) == [(callee, Reserve(*id_, call, 0))]
 
 
 def test_an_only_callee_that_forgot_a_micro_batch_gets_it_again() -> None:
     bench = origin()
     id_, _, call = bench.call()
-    assert bench.tick(31.0) == [(DOWN, Reserve(id_, 0, call))]
-    ((_, step),) = bench.get(DOWN, Grant(id_, call))
+    assert bench.tick(31.0) == [(DOWN, Reserve(*id_, call, 0))]
+    ((_, step),) = bench.get(DOWN, Grant(*id_, call))
     assert isinstance(step, Step)
 
 
 def test_a_grant_that_was_not_asked_for_sends_nothing_twice() -> None:
     bench = origin()
     id_, _, call = bench.call()
-    assert bench.get(DOWN, Grant(id_, call)) == []
+    assert bench.get(DOWN, Grant(*id_, call)) == []
 
 
 def test_the_first_gradient_wins_later_ones_are_acknowledged_and_dropped() -> None:
@@ -419,9 +421,12 @@ def test_the_first_gradient_wins_later_ones_are_acknowledged_and_dropped() -> No
     other = DOWN2 if callee == DOWN else DOWN
     bench.says(Unlinked(callee))
     bench.link(callee)
-    bench.get(other, Grant(id_, call))
-    assert bench.get(callee, Grad(id_, 1.0, 0, call), b"dy") == [(callee, Ack(id_, call)), (other, Cancel(id_, call))]
-    assert bench.get(other, Grad(id_, 1.0, 0, call), b"dy") == [(other, Ack(id_, call))]
+    bench.get(other, Grant(*id_, call))
+    assert bench.get(callee, Grad(*id_, call, 1.0, 0), b"dy") == [
+        (callee, Ack(*id_, call)),
+        (other, Cancel(*id_, call)),
+    ]
+    assert bench.get(other, Grad(*id_, call, 1.0, 0), b"dy") == [(other, Ack(*id_, call))]
     assert bench.machine.duplicates == 1
     work, _ = bench.work()
     assert isinstance(work, Backward)
@@ -434,7 +439,7 @@ def test_the_first_gradient_wins_later_ones_are_acknowledged_and_dropped() -> No
 def test_a_gradient_of_a_callee_that_never_had_the_body_is_not_taken() -> None:
     bench = origin()
     id_, _, call = bench.begin()
-    assert bench.get(DOWN, Grad(id_, 1.0, 0, call), b"dy") == [(DOWN, Ack(id_, call))]
+    assert bench.get(DOWN, Grad(*id_, call, 1.0, 0), b"dy") == [(DOWN, Ack(*id_, call))]
     assert bench.machine.duplicates == 1
 
 
@@ -443,14 +448,14 @@ def test_calls_of_a_callee_that_is_gone_go_elsewhere_or_wait_for_a_link() -> Non
     id_, _, call = bench.call()
     assert bench.says(Unlinked(DOWN)) == []
     bench.link()
-    assert bench.says(Linked(DOWN2, 1)) == [(DOWN2, Reserve(id_, 0, call))]
+    assert bench.says(Linked(DOWN2, 1)) == [(DOWN2, Reserve(*id_, call, 0))]
 
 
 def test_a_refusal_sends_the_call_elsewhere_and_leaves_the_callee_alone_for_a_while() -> None:
     bench = origin()
     id_, _, call = bench.begin()
-    assert bench.get(DOWN, Refuse(id_, "too many", call)) == []
-    assert bench.tick(1.1) == [(DOWN, Reserve(id_, 0, call))]
+    assert bench.get(DOWN, Refuse(*id_, call, "too many")) == []
+    assert bench.tick(1.1) == [(DOWN, Reserve(*id_, call, 0))]
 
 
 def test_an_answer_is_kept_until_acknowledged() -> None:
@@ -460,11 +465,11 @@ def test_an_answer_is_kept_until_acknowledged() -> None:
     bench.feed(BackwardDone(id_of(1), b"dx", 1.0, 0.1))
     bench.feed(Unlinked(UP))
     bench.link(UP)
-    grad = (UP, Grad(id_of(1), 1.0, 0, 1))
-    assert bench.get(UP, Reserve(id_of(1), 0, 1)) == [grad]
-    assert bench.get(UP, Step(id_of(1), 0, 4, 1), b"x") == [grad]
-    bench.get(UP, Ack(id_of(1), 1))
-    assert bench.get(UP, Reserve(id_of(1), 0, 1)) == [(UP, Grant(id_of(1), 1))]
+    grad = (UP, Grad(*id_of(1), 1, 1.0, 0))
+    assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [grad]
+    assert bench.get(UP, Step(*id_of(1), 1, 0, 4), b"x") == [grad]
+    bench.get(UP, Ack(*id_of(1), 1))
+    assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, Grant(*id_of(1), 1))]
 
 
 def test_an_answer_is_for_its_caller_and_its_output_alone() -> None:
@@ -472,17 +477,17 @@ def test_an_answer_is_for_its_caller_and_its_output_alone() -> None:
     bench.take(1)
     bench.work()
     bench.feed(BackwardDone(id_of(1), b"dx", 1.0, 0.1))
-    assert bench.get(UP2, Reserve(id_of(1), 0, 1)) == [(UP2, Grant(id_of(1), 1))]
-    assert bench.get(UP, Reserve(id_of(1), 0, 2)) == [(UP, Grant(id_of(1), 2))]
+    assert bench.get(UP2, Reserve(*id_of(1), 1, 0)) == [(UP2, Grant(*id_of(1), 1))]
+    assert bench.get(UP, Reserve(*id_of(1), 2, 0)) == [(UP, Grant(*id_of(1), 2))]
 
 
 def test_the_same_call_again_does_nothing_twice() -> None:
     bench = last()
     bench.take(1)
-    assert bench.get(UP, Reserve(id_of(1), 0, 1)) == [(UP, Wait(id_of(1), 0, 1))]
-    assert bench.get(UP, Step(id_of(1), 0, 4, 1), b"x") == []
+    assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, Wait(*id_of(1), 1, 0))]
+    assert bench.get(UP, Step(*id_of(1), 1, 0, 4), b"x") == []
     bench.work()
-    assert bench.get(UP, Step(id_of(1), 0, 4, 1), b"x") == []
+    assert bench.get(UP, Step(*id_of(1), 1, 0, 4), b"x") == []
     bench.feed(BackwardDone(id_of(1), b"dx", 1.0, 0.1))
     assert bench.work()[0] is None
     assert bench.machine.duplicates == 2
@@ -494,7 +499,7 @@ def test_the_same_id_of_another_caller_is_computed_afresh_and_after_the_first() 
     bench.take(1, UP2)
     id_, callee, call = bench.call()
     assert bench.work() == (None, [])
-    bench.get(callee, Grad(id_, 1.0, 0, call), b"dy")
+    bench.get(callee, Grad(*id_, call, 1.0, 0), b"dy")
     work, _ = bench.work()
     assert isinstance(work, Backward)
     bench.feed(BackwardDone(id_, b"dx", 0.0, 0.1))
@@ -507,8 +512,8 @@ def test_cancelled_work_is_dropped_at_once_and_its_activations_released() -> Non
     bench = middle()
     bench.take(1)
     id_, callee, call = bench.call()
-    actions = bench.feed(Received(UP, Cancel(id_of(1), 1)))
-    assert Send(callee, Cancel(id_, call)) in actions
+    actions = bench.feed(Received(UP, Cancel(*id_of(1), 1)))
+    assert Send(callee, Cancel(*id_, call)) in actions
     assert Release(id_) in actions
     assert bench.machine.slots_in_use == 0
     assert bench.machine.versions.in_flight == 0
@@ -518,7 +523,7 @@ def test_a_forward_cancelled_while_it_runs_is_discarded_when_done() -> None:
     bench = middle()
     bench.take(1)
     id_, callee, call = bench.begin()
-    assert bench.says(Unlinked(UP)) == [(callee, Cancel(id_, call))]
+    assert bench.says(Unlinked(UP)) == [(callee, Cancel(*id_, call))]
     assert Release(id_) in bench.feed(ForwardDone(id_, b"y", 0.1))
     assert bench.machine.is_drained
 
@@ -530,7 +535,7 @@ def test_what_is_computed_for_a_caller_that_is_gone_is_kept_for_its_return() -> 
     bench.feed(Unlinked(UP))
     assert bench.says(BackwardDone(id_of(1), b"dx", 1.0, 0.1)) == []
     bench.link(UP)
-    assert bench.get(UP, Reserve(id_of(1), 0, 1)) == [(UP, Grad(id_of(1), 1.0, 0, 1))]
+    assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, Grad(*id_of(1), 1, 1.0, 0))]
 
 
 # ---- 8: rounds ------------------------------------------------------------------------------------------------------
@@ -539,11 +544,11 @@ def test_what_is_computed_for_a_caller_that_is_gone_is_kept_for_its_return() -> 
 def test_a_later_stage_knows_the_rounds_of_its_recent_origins() -> None:
     bench = last(max_slots=200)
     for index in range(70):
-        bench.get(UP, Reserve(id_of(index), index // 10, index))
-        bench.get(UP, Step(id_of(index), index // 10, 50, index), b"x")
+        bench.get(UP, Reserve(*id_of(index), index, index // 10))
+        bench.get(UP, Step(*id_of(index), index, index // 10, 50), b"x")
     other = id_of(0, UP2)
-    bench.get(UP, Reserve(other, 9, 500))
-    bench.get(UP, Step(other, 9, 50, 500), b"x")
+    bench.get(UP, Reserve(*other, 500, 9))
+    bench.get(UP, Step(*other, 500, 9, 50), b"x")
     assert bench.machine.recent_origins() == {(UP, UP): (6, 63), (UP, UP2): (9, 1)}
     assert bench.machine.num_origins(listed=2) == 2
 
@@ -579,7 +584,7 @@ def test_round_fields_are_told_at_once_and_flow_through() -> None:
     bench = middle()
     told = {
         action.peer: action.message
-        for action in bench.feed(Received(UP, replace(STATUS, stage=0, stage0_certified=5, certified=5)))
+        for action in bench.feed(Received(UP, replaced(STATUS, stage=0, stage0_certified=5, certified=5)))
         if isinstance(action, Send)
     }
     assert isinstance(down := told[DOWN], Status)
@@ -587,7 +592,7 @@ def test_round_fields_are_told_at_once_and_flow_through() -> None:
     bench.feed(Rounds(4, 3))
     told = {
         action.peer: action.message
-        for action in bench.feed(Received(DOWN, replace(STATUS, behind=2)))
+        for action in bench.feed(Received(DOWN, replaced(STATUS, behind=2)))
         if isinstance(action, Send)
     }
     assert isinstance(up := told[UP], Status)
@@ -609,25 +614,25 @@ def test_statuses_come_every_second() -> None:
 def test_who_leaves_refuses_what_is_new_and_finishes_what_it_has() -> None:
     bench = last()
     bench.take(1)
-    bench.get(UP, Reserve(id_of(2), 0, 2))
-    assert bench.says(Leaving()) == [(UP, Refuse(id_of(2), "leaving", 2))]
-    assert bench.get(UP, Reserve(id_of(3), 0, 3)) == [(UP, Refuse(id_of(3), "leaving", 3))]
+    bench.get(UP, Reserve(*id_of(2), 2, 0))
+    assert bench.says(Leaving()) == [(UP, Refuse(*id_of(2), 2, "leaving"))]
+    assert bench.get(UP, Reserve(*id_of(3), 3, 0)) == [(UP, Refuse(*id_of(3), 3, "leaving"))]
     assert not bench.machine.is_drained
     bench.work()
-    assert bench.says(BackwardDone(id_of(1), b"dx", 1.0, 0.1)) == [(UP, Grad(id_of(1), 1.0, 0, 1))]
+    assert bench.says(BackwardDone(id_of(1), b"dx", 1.0, 0.1)) == [(UP, Grad(*id_of(1), 1, 1.0, 0))]
     assert bench.machine.is_drained
 
 
 def test_messages_of_strangers_and_unknown_ids_are_dropped() -> None:
     bench = middle()
     stranger = PeerId("stranger")
-    for message in (Reserve(id_of(1), 0), Grant(id_of(1)), Ack(id_of(1)), Cancel(id_of(1)), STATUS):
+    for message in (Reserve(*id_of(1), 0, 0), Grant(*id_of(1), 0), Ack(*id_of(1), 0), Cancel(*id_of(1), 0), STATUS):
         assert bench.get(stranger, message) == []
     answers: tuple[tuple[PeerId, HopMessage], ...] = (
-        (UP, Ack(id_of(1))),
-        (UP, Cancel(id_of(1))),
-        (DOWN, Grant(id_of(1))),
-        (DOWN, Wait(id_of(1), 1)),
+        (UP, Ack(*id_of(1), 0)),
+        (UP, Cancel(*id_of(1), 0)),
+        (DOWN, Grant(*id_of(1), 0)),
+        (DOWN, Wait(*id_of(1), 0, 1)),
     )
     for peer, answer in answers:
         assert bench.get(peer, answer) == []
@@ -640,7 +645,7 @@ def test_a_caller_that_sends_and_cancels_without_end_takes_no_memory() -> None:
     bench.work()
     for index in range(1, 1000):
         bench.take(index)
-        bench.get(UP, Cancel(id_of(index), index))
+        bench.get(UP, Cancel(*id_of(index), index))
     machine = bench.machine
     assert machine.slots_in_use == 1
     assert len(machine._callers._ready) < 200
@@ -649,15 +654,15 @@ def test_a_caller_that_sends_and_cancels_without_end_takes_no_memory() -> None:
 
 def test_a_message_in_the_wrong_direction_is_a_protocol_error() -> None:
     bench = middle()
-    assert bench.get(UP, Grant(id_of(1))) == []
-    assert bench.get(DOWN, Reserve(id_of(1), 0)) == []
+    assert bench.get(UP, Grant(*id_of(1), 0)) == []
+    assert bench.get(DOWN, Reserve(*id_of(1), 0, 0)) == []
     assert bench.machine.protocol_errors == 2
 
 
 def test_a_traced_micro_batch_tells_the_moments_of_its_life() -> None:
     bench = origin(trace=True)
     id_, _, call = bench.call()
-    bench.get(DOWN, Grad(id_, 1.0, 0, call), b"dy")
+    bench.get(DOWN, Grad(*id_, call, 1.0, 0), b"dy")
     bench.work()
     (event,) = bench.notes(bench.feed(BackwardDone(id_, None, 0.0, 0.1)), MicroBatchTimed)
     assert isinstance(event, MicroBatchTimed)
@@ -671,10 +676,10 @@ def test_one_caller_that_lies_about_stage_0_does_not_end_our_rounds():
     callers = [PeerId(f"caller{index}") for index in range(3)]
     for caller in callers:
         bench.feed(Linked(caller, 0))
-    bench.feed(Received(callers[0], replace(STATUS, stage=0, stage0_certified=3)))
-    bench.feed(Received(callers[1], replace(STATUS, stage=0, stage0_certified=1_000_000)))
+    bench.feed(Received(callers[0], replaced(STATUS, stage=0, stage0_certified=3)))
+    bench.feed(Received(callers[1], replaced(STATUS, stage=0, stage0_certified=1_000_000)))
     assert bench.machine.stage0_certified == 3  # of two, what both say at least
-    bench.feed(Received(callers[2], replace(STATUS, stage=0, stage0_certified=4)))
+    bench.feed(Received(callers[2], replaced(STATUS, stage=0, stage0_certified=4)))
     assert bench.machine.stage0_certified == 4
 
 
@@ -685,7 +690,7 @@ def test_one_callee_that_lies_about_what_is_behind_does_not_hold_a_origin():
         bench.feed(Linked(callee, 1))
     bench.feed(Rounds(6, 5))
     for callee, behind in zip(callees, (0, 4, 5), strict=True):
-        bench.feed(Received(callee, replace(STATUS, stage=1, behind=behind)))
+        bench.feed(Received(callee, replaced(STATUS, stage=1, behind=behind)))
     assert bench.machine.behind == 4
     assert not bench.machine.is_drifting
 
@@ -693,13 +698,13 @@ def test_one_callee_that_lies_about_what_is_behind_does_not_hold_a_origin():
 def test_a_paused_peer_gives_back_what_it_has_not_begun_and_takes_nothing():
     bench = last()
     bench.take(1)
-    assert bench.get(UP, Reserve(id_of(2), 0, 2)) == [(UP, Grant(id_of(2), 2))]
+    assert bench.get(UP, Reserve(*id_of(2), 2, 0)) == [(UP, Grant(*id_of(2), 2))]
     assert bench.says(Paused(True)) == [
-        (UP, Refuse(id_of(1), "paused", 1)),
-        (UP, Refuse(id_of(2), "paused", 2)),
+        (UP, Refuse(*id_of(1), 1, "paused")),
+        (UP, Refuse(*id_of(2), 2, "paused")),
     ]
     assert bench.work() == (None, [])
-    assert bench.get(UP, Reserve(id_of(3), 0, 3)) == [(UP, Refuse(id_of(3), "paused", 3))]
+    assert bench.get(UP, Reserve(*id_of(3), 3, 0)) == [(UP, Refuse(*id_of(3), 3, "paused"))]
     bench.says(Paused(False))
     bench.take(4)
     work, _ = bench.work()
@@ -709,15 +714,15 @@ def test_a_paused_peer_gives_back_what_it_has_not_begun_and_takes_nothing():
 def test_who_waits_for_the_download_limit_is_in_the_line_and_granted_in_time():
     waits = iter([0.0, 3.0, 0.0])
     bench = Bench(2, entry=Turnstile(100, lambda num_bytes: next(waits))).link(UP)
-    assert bench.get(UP, Reserve(id_of(1), 0, 1)) == [(UP, Grant(id_of(1), 1))]
-    assert bench.get(UP, Reserve(id_of(2), 0, 2)) == [(UP, Wait(id_of(2), 1, 2))]
-    assert bench.get(UP, Reserve(id_of(2), 0, 2)) == [(UP, Wait(id_of(2), 1, 2))]  # asked again: still in the line
+    assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, Grant(*id_of(1), 1))]
+    assert bench.get(UP, Reserve(*id_of(2), 2, 0)) == [(UP, Wait(*id_of(2), 2, 1))]
+    assert bench.get(UP, Reserve(*id_of(2), 2, 0)) == [(UP, Wait(*id_of(2), 2, 1))]  # asked again: still in the line
     assert bench.machine.deadline() <= 3.0
     bench.now = 2.9
     assert bench.says(Tick()) == []
     assert bench.machine.deadline() == 3.0
     bench.now = 3.0
-    assert bench.says(Tick()) == [(UP, Grant(id_of(2), 2))]
+    assert bench.says(Tick()) == [(UP, Grant(*id_of(2), 2))]
     assert bench.machine.deadline() > 3.0  # or its thread would turn without end
-    bench.get(UP, Step(id_of(2), 0, 4, 2), b"x")
+    bench.get(UP, Step(*id_of(2), 2, 0, 4), b"x")
     assert bench.machine.protocol_errors == 0

@@ -1,9 +1,9 @@
 """Votes of an open run are earned: by contributions that were counted, and by work that the whole run has done meanwhile."""
 
-from dilocox_peer.peer.planning.plan import Plan, Report
-from dilocox_peer.peer.rounds.chain import Entry, Place, Value, is_quorum
+from dilocox_peer.peer.rounds.chain import Place, is_quorum
 from dilocox_peer.peer.rounds.seats import Seats, SeatTerms
 from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Entry, Plan, Report, Value
 
 FOUNDERS = tuple(PeerId(name) for name in "abcdef")
 SYBILS = tuple(PeerId(f"sybil{number:02d}") for number in range(30))

@@ -1,15 +1,23 @@
 """A table at which one means ill: what the others make of its messages."""
 
-from dataclasses import replace
-
 from dilocox_peer.events import EquivocationProved, MemberDoubted
-from dilocox_peer.peer.rounds.chain import Entry
 from dilocox_peer.peer.rounds.contract import Closed, Received
-from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.jury import MAX_ASKED
-from dilocox_peer.peer.rounds.justified import Contradiction, Statement
-from dilocox_peer.peer.rounds.messages import Ack, Nack, Offer, Prepare, Promise, Proof, Propose
 from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Entry
+from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.rounds import (
+    Accepted,
+    Ack,
+    Contradiction,
+    Nack,
+    Offer,
+    Prepare,
+    Promise,
+    Proof,
+    Propose,
+    Statement,
+)
 from tests.unit.test_rounds import TIMING, Table, acceptance_of, contributors, promised, proposal, refusals
 
 
@@ -45,7 +53,7 @@ def test_who_fails_to_deliver_twice_is_named_and_waited_for_no_more() -> None:
         assert len(table.heads()) == 1
     for name in "abc":
         assert {event.peer for event in table.noted(name, MemberDoubted)} == {liar}
-    table.give(liar, Closed(table.machine("d").head, replace(fake, blob=sha256(b"nowhere either"))))
+    table.give(liar, Closed(table.machine("d").head, replaced(fake, blob=sha256(b"nowhere either"))))
     began, before = table.now, table.machine("a").round
     table.offer("a", "b", "c")
     table.wait(0.0)
@@ -144,7 +152,7 @@ def test_a_proof_that_proves_nothing_is_refused() -> None:
     table = Table("a", "b", "c").start()
     at = table.machine("a")._seat.at()
     nothing = Contradiction(PeerId("c"), Statement(b"one", b"s"), Statement(b"other", b"s"))
-    assert refusals(table, "a", "b", Proof(*at, nothing)) == ["a proof against c that proves nothing"]
+    assert refusals(table, "a", "b", Proof(*at, *nothing)) == ["a proof against c that proves nothing"]
     assert not table.noted("a", EquivocationProved)
 
 
@@ -155,7 +163,7 @@ def test_a_plan_that_no_certificate_leads_to_is_refused_and_its_leader_named() -
     at, place = machine._seat.at(), machine._seat.place
     table.swallow = lambda sender, to, message: sender == first
     value = place.round_value([], place.roster)
-    dear = replace(value, plan=replace(value.plan, codec="none"))
+    dear = replaced(value, plan=replaced(value.plan, codec="none"))
     (reason,) = refusals(table, second, first, proposal(at, first, 0, dear))
     assert reason == "plans none, 8 steps where the certificates lead to fp16, 8 steps"
     assert [event.peer for event in table.noted(second, MemberDoubted)] == [first]

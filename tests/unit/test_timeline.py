@@ -12,8 +12,8 @@ from dilocox_peer.cli.swarm_view import SwarmView
 from dilocox_peer.cli.timeline import Timed, chrome_trace, read, render_svg, shares, table
 from dilocox_peer.config import preset
 from dilocox_peer.pipeline.contract import MicroBatchTimed
-from dilocox_peer.pipeline.hop import MicroBatchId
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import MicroBatchId
 
 
 def origin(index: int, start: float, *, behind: float = 0.05) -> Timed:

@@ -10,7 +10,6 @@ from dilocox_peer.admission import Gate, Grant, Revocations, Right
 from dilocox_peer.dht.records import (
     CLOCK_SKEW_S,
     LEASE_TTL_S,
-    MAX_LEASE_BYTES,
     MAX_TTL_S,
     Lease,
     bucket_of,
@@ -24,6 +23,7 @@ from dilocox_peer.dht.validators import RecordValidator
 from dilocox_peer.manifest import AdmissionSection, Manifest, RunSection
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, RunId
+from dilocox_peer.wire.records import MAX_LEASE_BYTES
 
 NOW = 1_795_000_000.0
 OWNER, KEY, OTHER = (SigningKey(bytes([n]) * 32) for n in (1, 2, 3))
@@ -219,7 +219,7 @@ def test_a_run_of_the_invited_stores_their_leases_and_learns_their_passes() -> N
     ("shown", "reason"),
     [
         (b"", "shown no invitation"),
-        (b"x" * 100, "no invitation"),
+        (b"x" * 100, "an invitation: Expected `array`"),
         (pass_of(OTHER), "another peer"),
         (pass_of(KEY, Right.READ), "allows reading"),
         (pass_of(KEY, expires_s=NOW), "expired"),

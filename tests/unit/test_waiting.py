@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.events import Event, OwnerAwaited, RunIsOver, StateAwaited
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds.contract import (
@@ -19,10 +18,11 @@ from dilocox_peer.peer.rounds.contract import (
     Tick,
 )
 from dilocox_peer.peer.rounds.machine import RoundMachine
-from dilocox_peer.peer.rounds.messages import ChainPage, Heartbeat
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.peer.waiting import OVER_S, TELL_S, Waiting
 from dilocox_peer.signing import SigningKey, verify
+from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
+from dilocox_peer.wire.rounds import ChainPage, Heartbeat
 from tests.certified_stage import MANIFEST, OWNER, ROSTER, STAGE, CertifiedStage
 
 ME = SigningKey(b"m" * 32)

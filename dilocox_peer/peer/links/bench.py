@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from dilocox_peer.events import Event
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.contract import Work
-from dilocox_peer.pipeline.hop import MicroBatchId
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import MicroBatchId
 
 MAX_TRACED = 1024  # micro-batches whose packing times are kept
 

@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Container
 
 from dilocox_peer.model.activations import Bytes
-from dilocox_peer.pipeline.hop import Grad, MicroBatchId, Step
 from dilocox_peer.pipeline.turnstile import Pace
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import Grad, MicroBatchId, Step
 
 Waiting = tuple[PeerId, Step | Grad, Bytes]
 

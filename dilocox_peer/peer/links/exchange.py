@@ -15,7 +15,9 @@ from dilocox_peer.peer.links.bench import Bench
 from dilocox_peer.peer.links.body_queue import BodyQueue
 from dilocox_peer.peer.links.link_traffic import LinkTraffic
 from dilocox_peer.pipeline import contract
-from dilocox_peer.pipeline.hop import (
+from dilocox_peer.pipeline.turnstile import Pace
+from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import (
     MAX_MESSAGES,
     Cancel,
     Grad,
@@ -25,8 +27,6 @@ from dilocox_peer.pipeline.hop import (
     decode_hops,
     encode_hops,
 )
-from dilocox_peer.pipeline.turnstile import Pace
-from dilocox_peer.types import PeerId
 
 Deliver = Callable[[PeerId, bytes, Bytes | None], bool]
 """Sends a header and a body to a peer; False: it does not go."""

@@ -3,18 +3,15 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
-
-import msgpack
 
 from dilocox_peer.admission import Admission, Right
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.network.link import LinkId
-from dilocox_peer.signing import SIGNATURE_BYTES, SigningKey, verify
-from dilocox_peer.types import PeerId, RunId, canonical
-
-MAX_HELLO_BYTES = 768
-_VERSION: Final = 1
+from dilocox_peer.signing import SigningKey, verify
+from dilocox_peer.types import PeerId, RunId
+from dilocox_peer.wire.declared import encode
+from dilocox_peer.wire.records import GREETING
+from dilocox_peer.wire.versions import HELLO
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +47,18 @@ class Greeter:
     def hello(self, to: LinkId) -> bytes:
         statement = hello_statement(self._run_id, self._link(), to, self._stage, self._incarnation)
         shown = [] if self._admission is None else [self._admission.own_pass]
-        return canonical([_VERSION, self._me, self._stage, self._incarnation, self._key.sign(statement), *shown])
+        return encode((HELLO, self._me, self._stage, self._incarnation, self._key.sign(statement), *shown))
 
     def checked(self, link: LinkId, raw: bytes) -> Hello:
         """The peer that greets over this link. Raises ProtocolError."""
-        if len(raw) > MAX_HELLO_BYTES:
-            raise ProtocolError(None, f"a greeting of {len(raw)} bytes, at most {MAX_HELLO_BYTES}")
-        try:
-            fields = msgpack.unpackb(raw, strict_map_key=True, max_array_len=8, max_map_len=0, max_ext_len=0)
-        except (ValueError, msgpack.UnpackException) as error:
-            raise ProtocolError(None, f"an unreadable greeting: {error}") from None
-        match fields:
-            case [int(version), str(peer), int(stage), int(incarnation), bytes(signature)]:
-                shown = b""
-            case [int(version), str(peer), int(stage), int(incarnation), bytes(signature), bytes(shown)]:
-                pass
-            case _:
-                raise ProtocolError(None, "a greeting of another form")
-        if version != _VERSION:
-            raise ProtocolError(
-                None, f"a greeting of version {version}, this peer speaks {_VERSION}: update the older of the two"
-            )
-        statement = hello_statement(self._run_id, link, self._link(), stage, incarnation)
-        if len(signature) != SIGNATURE_BYTES or not verify(PeerId(peer), statement, signature):
-            raise ProtocolError(None, f"a greeting that {peer[:64]!r} did not sign")
-        if (reason := self._why_not(PeerId(peer), shown)) is not None:
-            raise ProtocolError(PeerId(peer), f"{peer} is not admitted: {reason}")
-        return Hello(PeerId(peer), stage, incarnation)
+        said = GREETING.hear(raw, None)
+        peer = said.peer
+        statement = hello_statement(self._run_id, link, self._link(), said.stage, said.incarnation)
+        if not verify(peer, statement, said.signature):
+            raise ProtocolError(None, f"a greeting that {peer!r} did not sign")
+        if (reason := self._why_not(peer, said.shown)) is not None:
+            raise ProtocolError(peer, f"{peer} is not admitted: {reason}")
+        return Hello(peer, said.stage, said.incarnation)
 
     def _why_not(self, peer: PeerId, shown: bytes) -> str | None:
         if self._admission is None:
@@ -87,4 +69,4 @@ class Greeter:
 
 def hello_statement(run_id: RunId, sender: LinkId, receiver: LinkId, stage: int, incarnation: int) -> bytes:
     """What a peer signs to say: this link is mine. Named for its receiver, so nobody can pass it on."""
-    return canonical(["dilocox-hello", run_id, sender, receiver, stage, incarnation])
+    return encode(("dilocox-hello", run_id, sender, receiver, stage, incarnation))

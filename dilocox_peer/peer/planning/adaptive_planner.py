@@ -8,24 +8,23 @@ Reports of certificate t are measured up to round t; the plan decided next, in c
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
 
 from dilocox_peer.compression.ladder import LOW_RANK, codecs_beside
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD
 from dilocox_peer.peer.planning.adaptive import AdaptiveRank, Observation, RankSettings, inner_steps_of
 from dilocox_peer.peer.planning.controller import Controller, Limits, Measurement, Setting
-from dilocox_peer.peer.planning.plan import Plan, PlanBounds, adapts_inner_steps, first_plan, plan_bounds, total_steps
+from dilocox_peer.peer.planning.plan import PlanBounds, adapts_inner_steps, first_plan, plan_bounds, total_steps
 from dilocox_peer.peer.planning.planner import (
-    ChainLink,
     Continuity,
     FixedPlanner,
     Planner,
-    ReportedWork,
     Warmup,
     is_a_step,
 )
 from dilocox_peer.types import Layout
+from dilocox_peer.wire.chain import Certificate, Entry, Plan
+from dilocox_peer.wire.declared import replaced
 
 UNMEASURED_KBPS = 1_000_000  # of a peer whose contributions never filled a buffer
 PLANNED_AHEAD = 2  # a certificate plans the round after next
@@ -47,14 +46,14 @@ class LinkPlanner:
         self._continuity = Continuity()
         self.reason = ""
 
-    def observe(self, certificate: ChainLink) -> None:
+    def observe(self, certificate: Certificate) -> None:
         value = certificate.value
         self._continuity.observe(certificate)
         if value.kind != "round" or self._is_warming_up(value.plan.first_step) or self._bounds.is_last(value.plan):
             return
         planned = Setting(value.plan.codec, value.plan.rank, value.plan.inner_steps)
         wish = self._controller.setting
-        wished = replace(value.plan, codec=wish.codec, rank=wish.rank, inner_steps=wish.inner_steps)
+        wished = replaced(value.plan, codec=wish.codec, rank=wish.rank, inner_steps=wish.inner_steps)
         if not (self._continuity.is_sure and is_a_step(value.plan, wished)):
             self._controller.adopt(planned, value.round + PLANNED_AHEAD)
         measured = measurement_of(value.round, value.entries)
@@ -85,13 +84,13 @@ class RankPlanner:
         self._continuity = Continuity()
         self.reason = ""
 
-    def observe(self, certificate: ChainLink) -> None:
+    def observe(self, certificate: Certificate) -> None:
         value = certificate.value
         self._continuity.observe(certificate)
         needed = [entry.report.needed_rank for entry in value.entries if entry.report.needed_rank]
         if value.kind != "round":
             return
-        if not (self._continuity.is_sure and is_a_step(value.plan, replace(value.plan, rank=self._ranks.rank))):
+        if not (self._continuity.is_sure and is_a_step(value.plan, replaced(value.plan, rank=self._ranks.rank))):
             self._ranks.adopt(value.plan.rank, value.round + PLANNED_AHEAD)
         if needed:
             lost = statistics.median_low([entry.report.lost_permille for entry in value.entries]) / 1000
@@ -129,7 +128,7 @@ def planner_of(manifest: Manifest, layout: Layout) -> Planner:
     return FixedPlanner(bounds, warmup=warmup)
 
 
-def measurement_of(round_number: int, entries: Sequence[ReportedWork]) -> Measurement | None:
+def measurement_of(round_number: int, entries: Sequence[Entry]) -> Measurement | None:
     """What a round's contributors report, as the controller takes it; None if nobody measured a step yet.
 
     Peers share a round's steps by their speed, so the time of a step is the harmonic mean of theirs.

@@ -1,6 +1,6 @@
 """What a peer measures of its own rounds and reports with its contributions (plan.Report). Pure."""
 
-from dilocox_peer.peer.planning.plan import Report
+from dilocox_peer.wire.chain import Report
 
 
 class Measured:

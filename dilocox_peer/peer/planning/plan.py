@@ -6,37 +6,15 @@ rounds grow longer has fewer of them. Every plan begins where the one before end
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dilocox_peer.compression.ladder import codecs_beside
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.wire.chain import Plan
 
 MAX_RANK = 4096
 SPARE_VIEWS = 4096  # in a chain, beside one a round: far more than a run has
 MAX_CHANGE = 2  # of H from one round to the next, as a factor
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """codec, rank: of contributions (rank: of lowrank-int4). inner_steps: H. first_step: inner steps of the run planned
-    before this round."""
-
-    codec: str
-    rank: int
-    inner_steps: int
-    first_step: int = 0
-
-    @property
-    def end(self) -> int:
-        """The first inner step after this round."""
-        return self.first_step + self.inner_steps
-
-    def next(self) -> "Plan":
-        """The plan of the following round if nothing changes."""
-        return replace(self, first_step=self.end)
-
-    def fields(self) -> list[object]:
-        return [self.codec, self.rank, self.inner_steps, self.first_step]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,29 +73,6 @@ class PlanBounds:
 
 
 ANY_PLAN = PlanBounds()
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a contributor has measured, for the plans to come; in whole numbers, so that all who read it decide alike.
-    0: not measured.
-
-    uplink_kbps: of its contributions. step_us: one of its inner steps, in microseconds. exchange_ms: from a round's close
-    to its merge. lost_permille: of the energy of what was to be sent, the part that stayed in its residual.
-    needed_rank: that holds nearly all energy of the averaged pseudo-gradient (lowrank-int4 only).
-    """
-
-    uplink_kbps: int = 0
-    step_us: int = 0
-    exchange_ms: int = 0
-    lost_permille: int = 0
-    needed_rank: int = 0
-
-    def fields(self) -> list[object]:
-        return [self.uplink_kbps, self.step_us, self.exchange_ms, self.lost_permille, self.needed_rank]
-
-
-NOT_MEASURED = Report()
 
 
 def total_steps(manifest: Manifest) -> int:

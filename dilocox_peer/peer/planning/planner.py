@@ -12,54 +12,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dilocox_peer.compression.ladder import LADDER, LOW_RANK
-from dilocox_peer.peer.planning.plan import MAX_CHANGE, Plan, PlanBounds, Report
+from dilocox_peer.peer.planning.plan import MAX_CHANGE, PlanBounds
 from dilocox_peer.types import Digest
+from dilocox_peer.wire.chain import Certificate, Plan
 
 SURE_AFTER = 32  # certificates in a row, of a chain whose beginning a planner has not seen; then it has left its start
 RICHNESS: Sequence[str] = (*LADDER, LOW_RANK)
 WARMUP_SHARE = 0.03  # of the run, after which H doubles for the first time
 
 
-class ReportedWork(Protocol):
-    """A contributor's part of a certificate, as far as plans follow from it."""
-
-    @property
-    def report(self) -> Report: ...
-    @property
-    def size_bytes(self) -> int: ...
-
-
-class ChainValue(Protocol):
-    """What a certificate says, as far as plans follow from it; kind: "round", or what is none."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def height(self) -> int: ...
-    @property
-    def round(self) -> int: ...
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def entries(self) -> Sequence[ReportedWork]: ...
-
-
-class ChainLink(Protocol):
-    """A link of the chain (rounds/chain.py), as planners see it: the room of rounds stands above this one."""
-
-    @property
-    def parent(self) -> Digest: ...
-    @property
-    def head(self) -> Digest: ...
-    @property
-    def value(self) -> ChainValue: ...
-
-
 class Planner(Protocol):
     reason: str  # why it last decided otherwise than before, "" if it never did
     is_exact: bool  # it learns nothing: whoever has the same plan before comes to the same plan
 
-    def observe(self, certificate: ChainLink) -> None:
+    def observe(self, certificate: Certificate) -> None:
         """The chain has grown by this certificate."""
 
     def next(self, before: Plan) -> Plan:
@@ -79,7 +45,7 @@ class FixedPlanner:
         self._bounds = bounds
         self._warmup = warmup
 
-    def observe(self, certificate: ChainLink) -> None:
+    def observe(self, certificate: Certificate) -> None:
         """Nothing is learned from it."""
 
     def next(self, before: Plan) -> Plan:
@@ -112,7 +78,7 @@ class Continuity:
         self._seen = 0
         self._from_the_start = True
 
-    def observe(self, certificate: ChainLink) -> None:
+    def observe(self, certificate: Certificate) -> None:
         if certificate.parent != self._head:
             self._seen = 0
             self._from_the_start = certificate.value.height == 1
@@ -156,7 +122,7 @@ class JudgingPlanner:
     def reason(self) -> str:
         return self._planner.reason
 
-    def observe(self, certificate: ChainLink) -> None:
+    def observe(self, certificate: Certificate) -> None:
         self._continuity.observe(certificate)
         self._planner.observe(certificate)
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.planning.plan import Plan, first_plan, plan_bounds, total_steps
+from dilocox_peer.peer.planning.plan import first_plan, plan_bounds, total_steps
+from dilocox_peer.wire.chain import Plan
 
 REMEMBERED = 8
 

@@ -19,23 +19,18 @@ Invariants: promised never falls; accepted.ballot <= promised; one value a ballo
 from collections.abc import Sequence
 
 from dilocox_peer.events import ContributionRefused
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value, is_quorum
+from dilocox_peer.peer.rounds.chain import is_quorum
 from dilocox_peer.peer.rounds.conduct import REFUSED_SPREAD
 from dilocox_peer.peer.rounds.contract import Action, Note, Send
-from dilocox_peer.peer.rounds.durable import Accepted
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.jury import Jury
-from dilocox_peer.peer.rounds.justified import (
-    Promised,
-    Statement,
-    is_forced,
-    promise_statement,
-)
+from dilocox_peer.peer.rounds.justified import is_forced, promise_statement
 from dilocox_peer.peer.rounds.membership import Members
-from dilocox_peer.peer.rounds.messages import Ack, Nack, Offer, Prepare, Promise, Proof, Propose
 from dilocox_peer.peer.rounds.proposals import FOREVER, Lead, Pending
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate, Entry, Value
+from dilocox_peer.wire.rounds import Accepted, Ack, Nack, Offer, Prepare, Promise, Promised, Proof, Propose, Statement
 
 MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is normal, a stream of them is not
 MAX_JUMP = 1 << 20  # of a ballot above the last promised: of 64 peers, one that hears nobody is there after a week
@@ -149,7 +144,7 @@ class Ballots:
             return [], reason
         guilty = [self._conduct.proof_against(peer) for peer in value.roster if peer != sender]
         # The leader may not have heard what we can prove.
-        actions += [Send(sender, Proof(*seat.at(), proof)) for proof in guilty if proof is not None]
+        actions += [Send(sender, Proof(*seat.at(), *proof)) for proof in guilty if proof is not None]
         if pending is None or ballot > pending.ballot:
             self._pending = Pending(ballot, value, sender, message.signature, message.promises, now)
         self._follow_turn(ballot, now)

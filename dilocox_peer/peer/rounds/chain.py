@@ -1,8 +1,5 @@
-"""Certificates and the chain they form: what a stage has agreed on. Pure values; the protocol that makes them is machine.py,
-and which of two chains counts is decided in forks.py.
-
-A certificate's head is the hash of (stage, parent, view, value): the ballot and the votes are its proof, not part
-of what was agreed, so one value certified in two ballots is one head.
+"""The chain that certificates (wire/chain.py) form, and what may follow what in it. Pure values; the protocol that makes
+them is machine.py, and which of two chains counts is decided in forks.py.
 
 A vote is a signature with its order: a number that only grows at one peer. So of two votes of a peer everybody can tell
 the later one, on whatever branches they are.
@@ -13,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
-from dilocox_peer.peer.planning.plan import ANY_PLAN, NOT_MEASURED, Plan, PlanBounds, Report
+from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
 from dilocox_peer.peer.rounds.seats import EVERYBODY, Seats, SeatTerms
-from dilocox_peer.types import Digest, PeerId, canonical, sha256
+from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Entry, Kind, Plan, Value, acceptance
 
 Verifier = Callable[[PeerId, bytes, bytes], bool]
 """(peer, message, signature) -> whether the signature is the peer's. signing.verify in a peer, a cheap one in the simulator."""
@@ -25,92 +22,8 @@ Verifier = Callable[[PeerId, bytes, bytes], bool]
 Votes = Mapping[PeerId, int]
 """The order of each peer's latest vote on a branch."""
 
-Kind = Literal["round", "epoch"]
-
 ORDER_BYTES = 8  # of a vote, before its signature
 LOCATOR_DENSE = 8  # newest heads named one by one in a locator; older ones at doubling distances
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One offered contribution. (peer, incarnation, base head) names its pseudo-gradient; the base is the certificate's parent.
-
-    incarnation: wall-clock milliseconds at the start of the peer's process; the newest is the peer.
-    state_digest: of the anchor state this pseudo-gradient was taken against, b"" if unknown. report: for the plans to come.
-    """
-
-    peer: PeerId
-    incarnation: int
-    blob: Digest
-    size_bytes: int
-    micro_batches: int
-    state_digest: bytes = b""
-    report: Report = NOT_MEASURED
-
-    def fields(self) -> list[object]:
-        return [
-            self.peer, self.incarnation, self.blob, self.size_bytes, self.micro_batches, self.state_digest, self.report.fields(),
-        ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Value:
-    """What one certificate says.
-
-    height: position in the chain, from 1. round: outer rounds completed with it (a view change keeps its parent's, a round
-    adds one, void or not). weight: sum over the chain of distinct contributors, this one included.
-    roster: who may certify the next value, in order; roster[0] breaks ties. plan: of the round after the next one (a view change
-    keeps its parent's). state_digest: of the anchor state at the
-    parent as most of the entries report it, b"" if they report none; so state at a head is certified by the next one.
-    """
-
-    kind: Kind
-    height: int
-    round: int
-    weight: int
-    entries: tuple[Entry, ...]
-    roster: tuple[PeerId, ...]
-    plan: Plan
-    state_digest: bytes = b""
-
-    def fields(self) -> list[object]:
-        entries = [entry.fields() for entry in self.entries]
-        return [
-            self.kind, self.height, self.round, self.weight, entries, list(self.roster), self.plan.fields(), self.state_digest,
-        ]  # fmt: skip
-
-    @cached_property
-    def _digest(self) -> Digest:
-        return sha256(canonical(["dilocox-value", *self.fields()]))
-
-    def digest(self) -> Digest:
-        return self._digest
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """A value, its place, and the votes that make it agreed: of a quorum of the parent's roster; of a view change, those of
-    every peer of its own roster; of a run's first view change, the owner's alone."""
-
-    stage: int
-    parent: Digest
-    view: int
-    ballot: int
-    value: Value
-    signatures: tuple[tuple[PeerId, bytes], ...]
-
-    @cached_property
-    def head(self) -> Digest:
-        return head_of(self.stage, self.parent, self.view, self.value)
-
-
-def head_of(stage: int, parent: Digest, view: int, value: Value) -> Digest:
-    return sha256(canonical(["dilocox-head", stage, parent, view, value.digest()]))
-
-
-def acceptance(stage: int, parent: Digest, view: int, ballot: int, value: Value) -> bytes:
-    """The bytes a peer signs to accept a value in a ballot. Holding every blob of it is part of what it signs."""
-    return canonical(["dilocox-accept", stage, parent, view, ballot, value.digest()])
 
 
 def vote_for(message: bytes, order: int, sign: Callable[[bytes], bytes]) -> bytes:

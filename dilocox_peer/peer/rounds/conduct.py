@@ -22,8 +22,9 @@ from typing import Literal
 
 from dilocox_peer.events import EquivocationProved, Event, MemberDoubted
 from dilocox_peer.peer.rounds.chain import Verifier
-from dilocox_peer.peer.rounds.justified import Contradiction, why_guilty
+from dilocox_peer.peer.rounds.justified import why_guilty
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.rounds import Contradiction
 
 Fault = Literal["led", "outbid", "planned", "claimed"]
 

@@ -5,12 +5,12 @@ The same contract holds in the simulator (tests/sim) and in the peer (averaging.
 
 from dataclasses import dataclass
 
-from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.events import Event
-from dilocox_peer.peer.rounds.chain import Certificate, Entry
 from dilocox_peer.peer.rounds.durable import Durable
-from dilocox_peer.peer.rounds.messages import Message
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate, Entry
+from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.rounds import Message
 
 # ---- what happens to it ---------------------------------------------------------------------------------------------
 

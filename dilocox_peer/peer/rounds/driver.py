@@ -37,10 +37,10 @@ from dilocox_peer.peer.rounds.contract import (
 )
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.rounds.machine import RoundMachine
-from dilocox_peer.peer.rounds.messages import decode_message, encode_message
 from dilocox_peer.peer.rounds.outbox import Outbox
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.wire.rounds import decode_message, encode_message
 
 _logger = logging.getLogger(__name__)
 

@@ -18,66 +18,17 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-import msgpack
-
-from dilocox_peer.checkpoints import Checkpoint
-from dilocox_peer.errors import ProtocolError
-from dilocox_peer.peer.rounds.chain import Certificate, Value
-from dilocox_peer.peer.rounds.justified import Justification, read_justification
-from dilocox_peer.peer.rounds.wire import (
-    MAX_ROSTER,
-    MAX_SIGNATURE_BYTES,
-    Fields,
-    certificate_fields,
-    checkpoint_fields,
-    read_certificate,
-    read_checkpoint,
-    read_value,
-    unpack,
-)
 from dilocox_peer.types import Digest
+from dilocox_peer.wire.chain import Certificate, Value
+from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.declared import encode
+from dilocox_peer.wire.journal import LOG_RECORD, MAX_LEFT, LogRecord
+from dilocox_peer.wire.rounds import Accepted
+from dilocox_peer.wire.versions import LOG
 
-VERSION = 2  # 1 had no checkpoint, and votes without an order
-MAX_RECORD_BYTES = 1 << 30  # a whole chain rewritten in one record; a million rounds of eight peers fit
-MAX_LEFT = 64  # heads left for another branch that are remembered
 LOST_VOTES_VIEWS = 1024  # views skipped when votes may be lost: whatever was signed before is below
 _HEADER = struct.Struct(">II")
-_PAYLOAD_STARTS = b"\x9a" + bytes([VERSION])  # a list of 10 fields, of which the first is the version
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The value this peer has accepted last, and in which ballot. Its blobs are held.
-
-    signature: of the leader's own acceptance, b"" in a log of before; promises: that let it propose this (ballots above 0).
-    With both a later leader can show that it did not make the value up, and a restarted one propose it again.
-    """
-
-    ballot: int
-    value: Value
-    signature: bytes = b""
-    promises: Justification = ()
-
-    def fields(self) -> list[object]:
-        return [self.ballot, self.value.fields(), self.signature, [promised.fields() for promised in self.promises]]
-
-    @property
-    def named(self) -> tuple[int, Digest]:
-        """What a promise says of it."""
-        return self.ballot, self.value.digest()
-
-
-def read_accepted(fields: Fields | None) -> Accepted | None:
-    if fields is None:
-        return None
-    ballot, value = fields.integer(), read_value(fields.one())
-    signature = b""
-    promises: Justification = ()
-    if fields.more:  # not in a log of before
-        signature = fields.binary(0, MAX_SIGNATURE_BYTES)
-        promises = read_justification(fields.items(MAX_ROSTER))
-    fields.end()
-    return Accepted(ballot, value, signature, promises)
+_PAYLOAD_STARTS = b"\x9a" + bytes([LOG])  # a list of 10 fields, of which the first is the version
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +49,11 @@ class Votes:
 def sealed_votes(head: Digest, view: int) -> Votes:
     """Votes of a peer that no longer knows how it voted at head: none in this view, nor in the next LOST_VOTES_VIEWS."""
     return Votes(head=head, view_change_signed=view + LOST_VOTES_VIEWS)
+
+
+def newest_left(left: tuple[Digest, ...], also: tuple[Digest, ...]) -> tuple[Digest, ...]:
+    """Of the heads left for another branch those that are remembered."""
+    return (*left, *also)[-MAX_LEFT:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,21 +80,13 @@ class Loaded:
 
 def encode_record(durable: Durable) -> bytes:
     """One record of the log."""
-    votes, accepted = durable.votes, durable.votes.accepted
-    payload: bytes = msgpack.packb(
-        [
-            VERSION,
-            durable.keep,
-            [certificate_fields(certificate) for certificate in durable.appended],
-            votes.head,
-            votes.promised,
-            None if accepted is None else accepted.fields(),
-            votes.view_change_signed,
-            None if votes.view_change is None else votes.view_change.fields(),
-            None if durable.checkpoint is None else checkpoint_fields(durable.checkpoint),
-            list(durable.left),
-        ]
-    )
+    votes = durable.votes
+    payload = encode(
+        LogRecord(
+            durable.keep, durable.appended, votes.head, votes.promised, votes.accepted, votes.view_change_signed,
+            votes.view_change, durable.checkpoint, durable.left,
+        )
+    )  # fmt: skip
     return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
 
 
@@ -165,14 +113,14 @@ def load_log(raw: bytes, genesis: Digest) -> Loaded:
                 )
             )
             if not linked:
-                raise ProtocolError(None, "its certificates do not follow the chain")
-        except ProtocolError as error:
-            reason, damaged = f"record at byte {start}: {error.reason}", True
+                raise ValueError("its certificates do not follow the chain")
+        except ValueError as error:
+            reason, damaged = f"record at byte {start}: {error}", True
             break
         chain[record.keep :] = record.appended
         votes, start = record.votes, stop
         checkpoint = record.checkpoint or checkpoint
-        left = (*left, *record.left)[-MAX_LEFT:]
+        left = newest_left(left, record.left)
     if votes is None and not damaged:
         return Loaded(None, start, reason)
     head = chain[-1].head if chain else genesis
@@ -203,18 +151,7 @@ def _is_record_after(raw: bytes, start: int) -> bool:
 
 
 def _decode_payload(payload: bytes) -> Durable:
-    fields = unpack(payload, MAX_RECORD_BYTES, None, max_list=MAX_RECORD_BYTES)
-    if (version := fields.integer()) != VERSION:
-        raise fields.refuse(f"version {version}; this program reads {VERSION}")
-    keep = fields.integer()
-    appended = tuple(read_certificate(each) for each in fields.items(MAX_RECORD_BYTES))
-    head, promised = fields.digest(), fields.integer()
-    accepted = read_accepted(fields.optional())
-    view_change_signed, view_change = fields.integer(), fields.optional()
-    votes = Votes(head, promised, accepted, view_change_signed, read_value(view_change) if view_change else None)
-    checkpoint, heads = fields.optional(), fields.flat(MAX_LEFT)
-    left = []
-    while heads.more:
-        left.append(heads.digest())
-    fields.end()
-    return Durable(keep, appended, votes, read_checkpoint(checkpoint) if checkpoint else None, tuple(left))
+    """Raises ValueError."""
+    read = LOG_RECORD.read(payload)
+    votes = Votes(read.voted_at, read.promised, read.accepted, read.view_change_signed, read.view_change)
+    return Durable(read.keep, read.appended, votes, read.checkpoint, read.left)

@@ -20,9 +20,10 @@ better than one another in a circle: a branch is as strong as all that grew out 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
-from dilocox_peer.checkpoints import Checkpoint
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Suffix, Votes, place_after, votes_on
+from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Votes, place_after, votes_on
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate
+from dilocox_peer.wire.checkpoints import Checkpoint
 
 MAX_LEFT = 64  # branches remembered
 

@@ -7,14 +7,13 @@ or it does not.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from dilocox_peer.peer.rounds.chain import Certificate, Entry, Value
 from dilocox_peer.peer.rounds.conduct import BALLOTS_A_HEAD, REFUSED_SPREAD
-from dilocox_peer.peer.rounds.durable import Accepted
-from dilocox_peer.peer.rounds.justified import Justification, Statement, Witness, promise_statement
+from dilocox_peer.peer.rounds.justified import Witness, promise_statement
 from dilocox_peer.peer.rounds.justified import why_not_justified as unjustified
-from dilocox_peer.peer.rounds.messages import Propose
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.chain import Certificate, Entry, Value
+from dilocox_peer.wire.rounds import Accepted, Justification, Propose, Statement
 
 MAX_ASKED = 4  # ballots of one member remembered per head
 

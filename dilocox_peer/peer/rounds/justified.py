@@ -11,39 +11,25 @@ check it, with nothing but the two statements; what a peer has made durable befo
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-
-import msgpack
+from contextlib import suppress
 
 from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Verifier, is_quorum
-from dilocox_peer.peer.rounds.wire import MAX_ROSTER, MAX_SIGNATURE_BYTES, Fields
-from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, canonical
+from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Acceptance, PromiseSaid
+from dilocox_peer.wire.declared import Parser, encode
+from dilocox_peer.wire.rounds import MAX_STATEMENT_BYTES, Contradiction, Promised, Statement
 
-MAX_STATEMENT_BYTES = 192  # either kind; an acceptance has about 110, a promise 150
 MAX_BALLOTS_REMEMBERED = 8  # of a peer's statements at one head
-_ACCEPT, _PROMISE = "dilocox-accept", "dilocox-promise"
+_Statement = Acceptance | PromiseSaid
+_ACCEPTANCE = Parser[_Statement](Acceptance, "an acceptance", MAX_STATEMENT_BYTES - ORDER_BYTES)
+_PROMISE = Parser[_Statement](PromiseSaid, "a promise", MAX_STATEMENT_BYTES)
 
 At = tuple[int, Digest, int]  # stage, head, view
 
 
-@dataclass(frozen=True, slots=True)
-class Promised:
-    """A signed promise without its ballot, which is the proposal's. accepted: (ballot, digest of the value), None: nothing."""
-
-    peer: PeerId
-    accepted: tuple[int, Digest] | None
-    signature: bytes
-
-    def fields(self) -> list[object]:
-        return [self.peer, None if self.accepted is None else list(self.accepted), self.signature]
-
-
-Justification = tuple[Promised, ...]
-
-
 def promise_statement(at: At, ballot: int, accepted: tuple[int, Digest] | None) -> bytes:
     """The bytes a peer signs with a promise."""
-    return canonical([_PROMISE, *at, ballot, *(accepted or (None, None))])
+    return encode(PromiseSaid(*at, ballot, *(accepted or (None, None))))
 
 
 def why_not_justified(
@@ -70,53 +56,7 @@ def is_forced(promises: Iterable[Promised]) -> bool:
     return any(promised.accepted is not None for promised in promises)
 
 
-def read_justification(fields: Iterable[Fields]) -> Justification:
-    promises = []
-    for each in fields:
-        peer, nested = each.peer(), each.optional()
-        accepted = None
-        if nested is not None:
-            accepted = (nested.integer(), nested.digest())
-            nested.end()
-        promises.append(Promised(peer, accepted, each.binary(1, MAX_SIGNATURE_BYTES)))
-        each.end()
-    return tuple(promises)
-
-
-def read_promises(fields: Fields) -> Justification:
-    """The next field, a list of promises."""
-    return read_justification(fields.items(MAX_ROSTER))
-
-
 # ---- two tongues ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """The bytes that a peer signed, and its signature."""
-
-    message: bytes
-    signature: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Contradiction:
-    """Two statements of one peer that no honest peer makes."""
-
-    peer: PeerId
-    left: Statement
-    right: Statement
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """A statement, read. digest of an acceptance: of its value; earlier: what a promise says was accepted last."""
-
-    kind: str
-    at: At
-    ballot: int
-    digest: Digest | None
-    earlier: int | None
 
 
 def why_guilty(proof: Contradiction, stage: int, verify: Verifier) -> str | None:
@@ -132,57 +72,28 @@ def why_guilty(proof: Contradiction, stage: int, verify: Verifier) -> str | None
     return reason
 
 
-def _contradicts(one: _Said, other: _Said) -> str | None:
-    if one.kind != _ACCEPT:
+def _contradicts(one: _Statement, other: _Statement) -> str | None:
+    if not isinstance(one, Acceptance):
         return None
-    if other.kind == _ACCEPT:
-        if one.ballot == other.ballot and one.digest != other.digest:
+    if isinstance(other, Acceptance):
+        if one.ballot == other.ballot and one.value != other.value:
             return f"accepted two values in ballot {one.ballot}"
         return None
     if other.ballot <= one.ballot:
         return None
     if other.earlier is None or other.earlier < one.ballot:
         return f"promised ballot {other.ballot} and hid what it had accepted in ballot {one.ballot}"
-    if other.earlier == one.ballot and other.digest != one.digest:
+    if other.earlier == one.ballot and other.value != one.value:
         return f"accepted one value in ballot {one.ballot} and named another when it promised ballot {other.ballot}"
     return None
 
 
-def _read(statement: bytes) -> _Said | None:
+def _read(statement: bytes) -> _Statement | None:
     """What a statement says: a promise as it is, an acceptance behind the order of its vote."""
-    if len(statement) > MAX_STATEMENT_BYTES:
-        return None
-    said = _read_fields(statement[ORDER_BYTES:])
-    if said is not None and said.kind == _ACCEPT:
-        return said
-    said = _read_fields(statement)
-    return said if said is not None and said.kind == _PROMISE else None
-
-
-def _read_fields(message: bytes) -> _Said | None:
-    try:
-        fields = msgpack.unpackb(message, max_map_len=0, max_ext_len=0, max_array_len=16)
-    except (ValueError, msgpack.UnpackException):
-        return None
-    if type(fields) is not list or len(fields) < 6 or canonical(fields) != message:
-        return None
-    kind, stage, head, view, ballot = fields[:5]
-    if not (_is_digest(head) and all(type(each) is int for each in (stage, view, ballot))):
-        return None
-    at = (stage, Digest(head), view)
-    if kind == _ACCEPT and _is_digest(fields[5]):
-        return _Said(kind, at, ballot, Digest(fields[5]), None)
-    if kind == _PROMISE and len(fields) >= 7:
-        earlier, digest = fields[5:7]
-        if earlier is None and digest is None:
-            return _Said(kind, at, ballot, None, None)
-        if type(earlier) is int and _is_digest(digest):
-            return _Said(kind, at, ballot, Digest(digest), earlier)
+    for parser, said in ((_ACCEPTANCE, statement[ORDER_BYTES:]), (_PROMISE, statement)):
+        with suppress(ValueError):
+            return parser.read(said)
     return None
-
-
-def _is_digest(item: object) -> bool:
-    return type(item) is bytes and len(item) == DIGEST_BYTES
 
 
 class Witness:
@@ -192,7 +103,7 @@ class Witness:
     """
 
     def __init__(self) -> None:
-        self._said: dict[PeerId, OrderedDict[tuple[str, int], Statement]] = {}
+        self._said: dict[PeerId, OrderedDict[tuple[type, int], Statement]] = {}
 
     def hears(self, peer: PeerId, statement: Statement) -> Contradiction | None:
         """Takes a verified statement in; the contradiction that it makes with an earlier one, if any."""
@@ -205,7 +116,7 @@ class Witness:
             assert heard is not None, "only what could be read is kept"
             if heard.at == said.at and (_contradicts(heard, said) or _contradicts(said, heard)):
                 return Contradiction(peer, other, statement)
-        statements.setdefault((said.kind, said.ballot), statement)
+        statements.setdefault((type(said), said.ballot), statement)
         while len(statements) > 2 * MAX_BALLOTS_REMEMBERED:
             statements.popitem(last=False)
         return None

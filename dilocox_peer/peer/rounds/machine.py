@@ -7,15 +7,13 @@ file. This file puts its parts together; docs/protocol.md tells the story:
     membership.py  who is there                  ballots.py   which offers make the next certificate
     holdings.py    which blobs are here          view_changes.py    a new roster when the quorum is lost, and at genesis
     chain.py       what was agreed               healing.py   other chains, and the best of them
-    forks.py       which of two chains counts (../../checkpoints.py: what the run's owner vouches for)
+    forks.py       which of two chains counts (wire/checkpoints.py: what the run's owner vouches for)
     following.py   how far a better one is followed by now
     timing.py      bounds and learned times      anchorage.py which anchor we hold, and getting another one whole
 
 The chain (what was agreed; `head`) and the anchor we hold are kept apart. A certificate is adopted when its blobs, or a
 whole state, are here: never before, so that a peer is never at a head it could not go on from. While a better chain is
-known and not adopted, we certify nothing.
-
-Invariants (checked after every simulated event): I1-I5 and I7-I8 of docs/protocol.md.
+known and not adopted, we certify nothing. Invariants (checked after every simulated event): I1-I5 and I7-I8 of docs/protocol.md.
 """
 
 import itertools
@@ -23,7 +21,6 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
-from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.events import (
     BranchSwitched,
     EquivocationProved,
@@ -33,11 +30,11 @@ from dilocox_peer.events import (
     RoundVouched,
     ViewChanged,
 )
-from dilocox_peer.peer.planning.plan import ANY_PLAN, Plan, PlanBounds
+from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
 from dilocox_peer.peer.planning.planner import FixedPlanner, JudgingPlanner, Planner
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.ballots import Ballots
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Entry, Place, Suffix, Verifier, leader
+from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, leader
 from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import (
     Action,
@@ -63,13 +60,21 @@ from dilocox_peer.peer.rounds.contract import (
     StateMissing,
     Tick,
 )
-from dilocox_peer.peer.rounds.durable import MAX_LEFT, Durable, Votes, sealed_votes
+from dilocox_peer.peer.rounds.durable import Durable, Votes, newest_left, sealed_votes
 from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.healing import Healing
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
-from dilocox_peer.peer.rounds.messages import (
+from dilocox_peer.peer.rounds.refusals import Refusals
+from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
+from dilocox_peer.peer.rounds.seats import SeatTerms
+from dilocox_peer.peer.rounds.timing import Pace, Timing
+from dilocox_peer.peer.rounds.view_changes import MAX_IN_VAIN, ViewChanges
+from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate, Entry, Plan
+from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.rounds import (
     Ack,
     Cert,
     ChainPage,
@@ -89,12 +94,6 @@ from dilocox_peer.peer.rounds.messages import (
     ViewSign,
     Vouch,
 )
-from dilocox_peer.peer.rounds.refusals import Refusals
-from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
-from dilocox_peer.peer.rounds.seats import SeatTerms
-from dilocox_peer.peer.rounds.timing import Pace, Timing
-from dilocox_peer.peer.rounds.view_changes import MAX_IN_VAIN, ViewChanges
-from dilocox_peer.types import Digest, PeerId
 
 Wait = Literal["owner", "state"]
 
@@ -473,7 +472,7 @@ class RoundMachine:
             actions.append(Note(event))
             if isinstance(event, EquivocationProved) and (proof := self._conduct.proof_against(event.peer)):
                 told = sorted({*self.roster, *self._members.alive(self._now)} - {self._owner.peer, event.peer})
-                actions += send_all(told, Proof(*self._seat.at(), proof))
+                actions += send_all(told, Proof(*self._seat.at(), *proof))
         return actions
 
     def _send_ahead(self, certificate: Certificate, told: set[PeerId]) -> list[Action]:
@@ -786,7 +785,7 @@ class RoundMachine:
             return []
         old_round = self.round
         left = (self.head,) if self._seat.votes != Votes(self.head) and suffix.ancestor < self._chain.height else ()
-        self._left = (*self._left, *left)[-MAX_LEFT:]
+        self._left = newest_left(self._left, left)
         dropped = self._chain.truncate(suffix.ancestor)
         self._forks.left(suffix.ancestor, dropped)
         ancestor_round = self.round

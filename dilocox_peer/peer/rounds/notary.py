@@ -15,19 +15,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dilocox_peer.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
 from dilocox_peer.peer.planning.plan import PlanBounds
-from dilocox_peer.peer.rounds.chain import (
-    Certificate,
-    Chain,
-    Place,
-    Suffix,
-    Verifier,
-    acceptance,
-    ends_run,
-    vote_for,
-)
+from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, ends_run, vote_for
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Note,
@@ -43,11 +33,13 @@ from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.healing import Healing
 from dilocox_peer.peer.rounds.membership import MAX_KNOWN, within_shares
-from dilocox_peer.peer.rounds.messages import Cert, ChainPage, GetChain, Heartbeat, Message, Vouch
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate, acceptance
+from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
+from dilocox_peer.wire.rounds import Cert, ChainPage, GetChain, Heartbeat, Message, Vouch
 
 POLL_FIRST_S = 1.0  # between two questions to a peer, while the run has not begun
 POLL_S = 5.0

@@ -7,9 +7,9 @@ the owner's checkpoint holds counts at once.
 
 from collections import OrderedDict
 
-from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.peer.rounds.chain import Chain, Suffix, is_quorum
 from dilocox_peer.types import Digest
+from dilocox_peer.wire.checkpoints import Checkpoint
 
 MAX_REMEMBERED = 1024  # view changes
 

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from dilocox_peer.peer.rounds.chain import Value
-from dilocox_peer.peer.rounds.durable import Accepted
-from dilocox_peer.peer.rounds.justified import Justification, Promised
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Value
+from dilocox_peer.wire.rounds import Accepted, Justification, Promised
 
 FOREVER = float("inf")
 

@@ -7,24 +7,15 @@ from typing import Any
 
 from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.planning.planner import JudgingPlanner
-from dilocox_peer.peer.rounds.chain import (
-    ORDER_BYTES,
-    Certificate,
-    Place,
-    Value,
-    Verifier,
-    acceptance,
-    by_rank,
-    is_vote,
-    vote_for,
-)
+from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Place, Verifier, by_rank, is_vote, vote_for
 from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import Persist, Send
-from dilocox_peer.peer.rounds.durable import Accepted, Durable, Votes
-from dilocox_peer.peer.rounds.justified import Promised, Statement, promise_statement
-from dilocox_peer.peer.rounds.messages import Message
+from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.justified import promise_statement
 from dilocox_peer.peer.rounds.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate, Value, acceptance
+from dilocox_peer.wire.rounds import Accepted, Message, Promised, Statement
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
-    from dilocox_peer.peer.rounds.chain import Value
+    from dilocox_peer.wire.chain import Value
 
 MAX_REMEMBERED = 1024  # voters, present and past; the earliest that are absent go
 MAX_CANDIDATES = 256

@@ -11,12 +11,13 @@ partition longer than T_d; healing.py ends it.
 
 from dataclasses import dataclass, field
 
-from dilocox_peer.peer.rounds.chain import Certificate, Value, is_quorum, rank_of
+from dilocox_peer.peer.rounds.chain import is_quorum, rank_of
 from dilocox_peer.peer.rounds.contract import Action, Send
 from dilocox_peer.peer.rounds.membership import Members
-from dilocox_peer.peer.rounds.messages import ViewAnswer, ViewCall, ViewPropose, ViewSign
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.chain import Certificate, Value
+from dilocox_peer.wire.rounds import ViewAnswer, ViewCall, ViewPropose, ViewSign
 
 MAX_NUMBER_AHEAD = 1 << 20  # a stranger's number further above ours is refused: it would use the numbers up
 MAX_IN_VAIN = 6  # view changes in a row after which the patience doubles no more

@@ -9,29 +9,27 @@ part; `BackupStore` its disk. What is kept is what was certified when it was cop
 """
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgpack
-
-from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.errors import ProtocolError, StateCorrupt
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.transformer import layout_of
 from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.blobs import fsync_folder
-from dilocox_peer.peer.rounds.chain import Certificate, Chain, Place, Verifier, ends_run, suffix_of
+from dilocox_peer.peer.rounds.chain import Chain, Place, Verifier, ends_run, suffix_of
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.patience import Patience
-from dilocox_peer.peer.rounds.wire import certificate_fields, read_certificate, unpack
 from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
+from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.declared import encode
 
-VERSION = 1
 MAX_PAGE_BYTES = (
     1 << 20
 )  # of a chain, in one reply: five hundred certificates of eight peers; decoded it may take 64 times that
@@ -156,25 +154,9 @@ def page_after(certificates: Sequence[Certificate], heads: Collection[Digest]) -
     start = next((height_of[head] for head in heads if head in height_of), 0)
     stop, size_bytes = start, 0
     while stop < len(certificates) and size_bytes < MAX_PAGE_BYTES // 2:
-        size_bytes += len(msgpack.packb(certificate_fields(certificates[stop])))
+        size_bytes += len(encode(certificates[stop]))
         stop += 1
     return certificates[start:stop]
-
-
-def encode_chain(certificates: Iterable[Certificate]) -> bytes:
-    """A page of them is one reply, all of them one file."""
-    encoded: bytes = msgpack.packb([VERSION, [certificate_fields(each) for each in certificates]])
-    return encoded
-
-
-def decode_chain(raw: bytes | bytearray, max_bytes: int, sender: PeerId | None = None) -> list[Certificate]:
-    """Not verified yet. Raises ProtocolError."""
-    fields = unpack(bytes(raw), max_bytes, sender, max_list=max_bytes)
-    if (version := fields.integer()) != VERSION:
-        raise fields.refuse(f"a chain of version {version}; this program reads {VERSION}")
-    certificates = [read_certificate(each) for each in fields.items(max_bytes)]
-    fields.end()
-    return certificates
 
 
 def stages_to_keep(own: int, replicas: Mapping[int, int], kept: Collection[int], count: int, me: PeerId) -> list[int]:

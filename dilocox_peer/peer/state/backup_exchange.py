@@ -12,13 +12,13 @@ from typing import Any
 from dilocox_peer.errors import ProtocolError, StateCorrupt
 from dilocox_peer.network.bulk import PeerSilent, Reply
 from dilocox_peer.network.transport import Transport
-from dilocox_peer.peer.rounds.chain import Certificate
-from dilocox_peer.peer.rounds.messages import MAX_LOCATOR
-from dilocox_peer.peer.state.backup import MAX_PAGE_BYTES, Annals, BackupStore, decode_chain, encode_chain, page_after
+from dilocox_peer.peer.state.backup import MAX_PAGE_BYTES, Annals, BackupStore, page_after
 from dilocox_peer.peer.state.being_sent import BeingSent
 from dilocox_peer.peer.state.statesync import STALL_S
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, PeerId
+from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
+from dilocox_peer.wire.rounds import MAX_LOCATOR
 
 BACKUP_SERVICE = "backup"
 CHAIN_TIMEOUT_S = 600.0

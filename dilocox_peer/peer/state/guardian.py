@@ -18,13 +18,13 @@ from dilocox_peer.events import Event, Failed, Listener, StageCopied
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.transformer import layout_of
 from dilocox_peer.network.endpoint import Endpoint
-from dilocox_peer.peer.rounds.chain import Certificate
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.backup import BackupStore, is_due, rest_s, stages_to_keep
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain, fetch_summary
 from dilocox_peer.peer.state.statesync import fetch_state
 from dilocox_peer.signing import verify
 from dilocox_peer.types import Digest
+from dilocox_peer.wire.chain import Certificate
 
 FIRST_COPY_S, LOOK_S = 5.0, 20.0
 ASK_S = 10.0

@@ -9,7 +9,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from dilocox_peer.checkpoints import Checkpoint
 from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.transformer import layout_of
@@ -22,6 +21,7 @@ from dilocox_peer.peer.state.checkpoint import load_newest, read_head, write_che
 from dilocox_peer.peer.state.left import LeftBranches
 from dilocox_peer.peer.training.outer import AnchorState, initial_state
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.checkpoints import Checkpoint
 
 
 class Keeper:

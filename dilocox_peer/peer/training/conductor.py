@@ -18,7 +18,6 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.measured import Measured
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.blobs import BlobStore
-from dilocox_peer.peer.rounds.chain import Certificate, Entry
 from dilocox_peer.peer.rounds.contract import Apply, BlobLost, Closed, Input, Progress, StateComputed
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.training.book import Progress as TrainerProgress
@@ -26,6 +25,7 @@ from dilocox_peer.peer.training.clock import RoundClock
 from dilocox_peer.peer.training.pace import Situation, Step, next_step
 from dilocox_peer.peer.training.trainer import Merged, Trainer
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate, Entry
 
 TICK_S = 0.1  # how often progress is read and the clock asked
 

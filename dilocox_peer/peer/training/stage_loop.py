@@ -23,8 +23,8 @@ from dilocox_peer.model.transformer import StageModel, layers_of
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
 from dilocox_peer.pipeline.contract import Backward, Body, Forward, Publish, StepNow, Turn, Work
-from dilocox_peer.pipeline.hop import MicroBatchId
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import MicroBatchId
 
 
 class WorkBench(Protocol):

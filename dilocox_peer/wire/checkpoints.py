@@ -5,41 +5,46 @@ that holds the newest checkpoint counts (peer/rounds/forks.py); nobody leaves it
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Annotated
 
-from dilocox_peer.types import Digest, PeerId, canonical
+from msgspec import Meta
+
+from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.declared import (
+    MAX_SIGNATURE_BYTES,
+    Declared,
+    FromOne,
+    Hash,
+    Number,
+    StageNumber,
+    encode,
+    replaced,
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Declared, frozen=True):
     """The stage's chain has `head` at `height`; `round` outer rounds are done there, and with is_last all of the run's.
 
     genesis: of the stage, so that it counts in one run only. sequence: of two checkpoints of a stage the higher counts
     (wall-clock milliseconds at the signer).
     """
 
-    stage: int
-    genesis: Digest
-    height: int
-    round: int
-    head: Digest
-    sequence: int
+    stage: StageNumber
+    genesis: Hash
+    height: FromOne
+    round: Number
+    head: Hash
+    sequence: Number
     is_last: bool
-    signature: bytes = b""
+    signature: Annotated[bytes, Meta(min_length=1, max_length=MAX_SIGNATURE_BYTES)] = b""  # none before it is signed
 
     def signed_bytes(self) -> bytes:
-        return canonical(
-            [
-                "dilocox-checkpoint",
-                self.stage,
-                self.genesis,
-                self.height,
-                self.round,
-                self.head,
-                self.sequence,
+        return encode(
+            (
+                "dilocox-checkpoint", self.stage, self.genesis, self.height, self.round, self.head, self.sequence,
                 self.is_last,
-            ]
-        )
+            )
+        )  # fmt: skip
 
     def why_not(
         self, *, stage: int, genesis: Digest, owner: PeerId, verify: Callable[[PeerId, bytes, bytes], bool]
@@ -57,7 +62,4 @@ class Checkpoint:
 
 def sign_checkpoint(unsigned: Checkpoint, sign: Callable[[bytes], bytes]) -> Checkpoint:
     """The checkpoint with the signature of the owner's key."""
-    return Checkpoint(
-        unsigned.stage, unsigned.genesis, unsigned.height, unsigned.round, unsigned.head, unsigned.sequence,
-        unsigned.is_last, sign(unsigned.signed_bytes()),
-    )  # fmt: skip
+    return replaced(unsigned, signature=sign(unsigned.signed_bytes()))
