@@ -52,7 +52,7 @@ def sealed_votes(head: Digest, view: int) -> Votes:
 
 
 def newest_left(left: tuple[Digest, ...], also: tuple[Digest, ...]) -> tuple[Digest, ...]:
-    """Of the heads left for another branch those that are remembered."""
+    """The heads left for another branch that are remembered."""
     return (*left, *also)[-MAX_LEFT:]
 
 
