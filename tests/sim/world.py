@@ -105,7 +105,8 @@ FIRST_ANCHOR = Anchor(sha256(b"first anchor"), frozenset())
 
 
 def blob_of(units: Iterable[Unit], malformed: bool) -> bytes:
-    return canonical(["bad" if malformed else "pseudo_gradient", [list(unit) for unit in sorted(units)]])
+    # "movement": another word is another hash, and with it another order of leaders: each seed would play another history.
+    return canonical(["bad" if malformed else "movement", [list(unit) for unit in sorted(units)]])
 
 
 def units_of(blob: bytes) -> set[Unit]:
@@ -694,7 +695,7 @@ def _shown(thing: object) -> str:
 
 
 def _message(message: Message) -> str:
-    shown = {name: getattr(message, name) for name in type(message).__dataclass_fields__ if name not in ("stage",)}
+    shown = {name: getattr(message, name) for name in message.__struct_fields__ if name not in ("stage",)}
     parts = []
     for name, item in shown.items():
         text = item.hex()[:6] if isinstance(item, bytes) else str(item)
