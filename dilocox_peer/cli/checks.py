@@ -36,7 +36,7 @@ CLOCK_SKEW_S = 30.0  # what the directory's validators put up with
 SLOW_SHARE = 0.2  # of the others' speed; below it a peer's rounds are mostly late
 
 REQUIREMENTS = (
-    "torch", "numpy", "hivemind", "libp2p", "msgpack", "rich", "typer", "pydantic", "safetensors", "cryptography", "base58",
+    "torch", "numpy", "hivemind", "libp2p", "msgpack", "msgspec", "rich", "typer", "pydantic", "safetensors", "cryptography", "base58",
 )  # fmt: skip
 """Distributions that a peer cannot do without; the version ranges are read from our own metadata."""
 
