@@ -165,12 +165,12 @@ class Evaluator:
     async def keep_looking(self, found: "Sequence[Survey]", anchors: "Anchors", transport: "Transport") -> None:
         """Puts newer states into anchors until the last round's are in it, or nobody has them any more. Raises RunUnreachable
         when our own p2pd is gone."""
-        from dilocox_peer.peer.state.survey import common_tip, fetch_all, newest_common
+        from dilocox_peer.peer.state.survey import common_tip, fetch_all, look_at_all, newest_common
 
         reached, over_since = 0, None
         while True:
             try:
-                await asyncio.gather(*(survey.look() for survey in found))
+                await look_at_all(found)
             except RunUnreachable as error:  # one slow answer in a run of days
                 if transport.is_down:
                     raise

@@ -39,6 +39,8 @@ class Queued:
         self._write = write
         self._waiting: queue.Queue[tuple[Event, float] | None] = queue.Queue(most)
         self._dropped = 0
+        self._counting = threading.Lock()
+        # A daemon: a pipe that nobody reads, or a disk that hangs, must not keep the process. `close` waits for the rest.
         self._thread = threading.Thread(target=self._work, name="event log", daemon=True)
         self._thread.start()
 
@@ -46,7 +48,8 @@ class Queued:
         try:
             self._waiting.put_nowait((event, time.time()))
         except queue.Full:
-            self._dropped += 1
+            with self._counting:
+                self._dropped += 1
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Waits for what is still to be written, at most so long. May be called twice."""
@@ -57,8 +60,9 @@ class Queued:
     def _work(self) -> None:
         while True:
             waiting = self._waiting.get()
-            if self._dropped:
+            with self._counting:
                 dropped, self._dropped = self._dropped, 0
+            if dropped:
                 self._write(
                     Failed("event log", f"{dropped} lines were lost: whoever reads it is too slow"), time.time()
                 )

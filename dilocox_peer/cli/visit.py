@@ -129,12 +129,12 @@ class _Gatherer:
         )
 
     async def gather(self) -> "tuple[AnchorState, ...]":
-        from dilocox_peer.peer.state.survey import common_tip, fetch_all, newest_common
+        from dilocox_peer.peer.state.survey import common_tip, fetch_all, look_at_all, newest_common
 
         began = asyncio.get_running_loop().time()
         while True:
             try:
-                await asyncio.gather(*(survey.look() for survey in self._surveys))
+                await look_at_all(self._surveys)
             except RunUnreachable as error:
                 self._say(str(error))
                 await asyncio.sleep(RETRY_S)

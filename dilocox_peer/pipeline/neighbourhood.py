@@ -69,9 +69,8 @@ class Neighbourhood:
         self._backward_s: deque[float] = deque(maxlen=SERVICE_FROM)
         self._service_s = 0.0
         self._is_service_stale = False
-        self._recent: deque[tuple[PeerId, PeerId]] = deque(
-            maxlen=RECENT
-        )  # caller and origin of the newest micro-batches
+        # Caller and origin of the newest micro-batches.
+        self._recent: deque[tuple[PeerId, PeerId]] = deque(maxlen=RECENT)
         self._recent_counts: Counter[tuple[PeerId, PeerId]] = Counter()
         self._origin_rounds: dict[tuple[PeerId, PeerId], int] = {}
         slots.capacity = self._capacity()

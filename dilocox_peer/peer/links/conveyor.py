@@ -115,9 +115,8 @@ class Conveyor:
         )  # fmt: skip
         self._greeter = Greeter(key, run_id, lambda: self._link.link_id, stage, incarnation, admission)
         self._lock = threading.Lock()
-        self._sessions = LinkSessions(
-            stage, self._greeter.checked
-        )  # moved under the lock; by this thread, but for `want`
+        # Moved under the lock, by this thread but for `want`.
+        self._sessions = LinkSessions(stage, self._greeter.checked)
         self._stopped = threading.Event()
         self._started = threading.Event()
         self._start_error: str | None = None
@@ -233,9 +232,7 @@ class Conveyor:
                 self._exchange.take(peer, rest, body)
         except ProtocolError as error:
             self._refuse(link, error.reason)
-        except (
-            Exception
-        ) as error:  # the boundary to a neighbour: a fault that its frame finds in us ends the link at most
+        except Exception as error:  # the boundary to a neighbour: a fault its frame finds in us ends the link at most
             _logger.exception("a frame of %s could not be handled", link)
             self._refuse(link, f"{type(error).__name__} in handling it")
 

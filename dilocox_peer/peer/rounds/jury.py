@@ -84,8 +84,10 @@ class Jury:
             if ballot not in asked.ballots and len(asked.ballots) >= MAX_ASKED:
                 self._conduct.strike(sender, "outbid", f"asked for {len(asked.ballots)} ballots and more on one head")
             asked.remember(ballot)
+            asked.refused += 1
             return False
         if not self._conduct.leads(sender) and now < late_at:
+            asked.refused += 1
             return False
         asked.spent += 1
         asked.promised[ballot] = now
@@ -95,11 +97,9 @@ class Jury:
         return True
 
     def is_answered(self, sender: PeerId) -> bool:
-        """Whether a ballot that is not heeded gets an answer: a few a head do, and more would be work that anybody can have
-        us do."""
-        asked = self._asked[sender]
-        asked.refused += 1
-        return asked.refused <= MAX_ASKED
+        """Whether the ballot that was not heeded just now gets an answer: a few a head do, and more would be work that anybody
+        can have us do."""
+        return self._asked[sender].refused <= MAX_ASKED
 
     def why_not_accepted(self, accepted: Accepted) -> str | None:
         """Why what a promise brings cannot have been proposed to its sender, or None."""

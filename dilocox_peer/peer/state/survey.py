@@ -9,7 +9,7 @@ there most of the roster's peers must name the same digest.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -48,16 +48,23 @@ class Survey:
     """One stage. `look`, then `states` or `tip`."""
 
     def __init__(
-        self, manifest: Manifest, stage: int, *, transport: Transport, directory: Directory, listener: Listener
+        self,
+        manifest: Manifest,
+        stage: int,
+        *,
+        transport: Transport,
+        directory: Directory,
+        listener: Listener,
+        rng: random.Random,
     ) -> None:
-        """The manifest has to be fetched from directory before."""
+        """The manifest has to be fetched from directory before. rng: of equals, the order in which peers are asked."""
         self.stage = stage
         self.annals = Annals(manifest, stage, verify, patience=Patience(PATIENCE_S))
         self._layout = layout_of(manifest, stage)
         self._transport = transport
         self._directory = directory
         self._listener = listener
-        self._rng = random.Random()
+        self._rng = rng
         self._refusals = Refusals()
         self._looked_at = float("-inf")
         self._reached: list[PeerId] = []
@@ -74,7 +81,7 @@ class Survey:
         if not self._reached or now - self._looked_at >= DIRECTORY_EVERY_S:
             await self._find()
             self._looked_at = now
-        for peer in self._asked():
+        for peer in to_ask(self._by_trust(), self.annals.place.roster):
             try:
                 await fetch_chain(self._transport, peer, self.annals, CHAIN_S)
             except PeerUnavailable:
@@ -98,11 +105,8 @@ class Survey:
         """The state at the tip, when more than half of the voters that answer name its digest."""
         place = self.annals.place
         voters = [peer for peer in self._reached if peer in place.voters]
-        named = Counter(filter(None, await asyncio.gather(*(self._digest(peer, place.head) for peer in voters))))
-        digest, count = max(named.items(), key=lambda each: each[1], default=(b"", 0))
-        if 2 * count <= named.total():
-            return None
-        return Agreed(place.round, place.head, digest)
+        digest = most_named(await asyncio.gather(*(self._digest(peer, place.head) for peer in voters)))
+        return Agreed(place.round, place.head, digest) if digest else None
 
     async def fetch(self, agreed: Agreed) -> AnchorState | None:
         """From the first donor that has it, members first; None if nobody has."""
@@ -127,18 +131,8 @@ class Survey:
         self._reached = [peer for peer in reached if peer is not None]
         self._failed = {peer: times for peer, times in self._failed.items() if peer in self._reached}
 
-    def _asked(self) -> Sequence[PeerId]:
-        by_trust = self._by_trust()
-        roster = set(self.annals.place.roster)
-        members = [peer for peer in by_trust if peer in roster][:MEMBERS_ASKED]
-        others = [peer for peer in by_trust if peer not in roster]
-        return members + others[: MEMBERS_ASKED + OTHERS_ASKED - len(members)]
-
     def _by_trust(self) -> Sequence[PeerId]:
-        """Those reached: the roster's before others, those that failed least first, else in any order."""
-        peers = self._rng.sample(self._reached, len(self._reached))
-        roster = set(self.annals.place.roster)
-        return sorted(peers, key=lambda peer: (peer not in roster, self._failed.get(peer, 0)))
+        return by_trust(self._reached, self.annals.place.roster, self._failed, self._rng)
 
     async def _digest(self, peer: PeerId, head: Digest) -> bytes:
         with suppress(PeerUnavailable, ProtocolError):
@@ -146,14 +140,47 @@ class Survey:
         return b""
 
 
+def by_trust(
+    peers: Sequence[PeerId], roster: Collection[PeerId], failed: Mapping[PeerId, int], rng: random.Random
+) -> Sequence[PeerId]:
+    """The roster's before others, those that failed least first, else in any order. Pure."""
+    shuffled = rng.sample(peers, len(peers))
+    return sorted(shuffled, key=lambda peer: (peer not in roster, failed.get(peer, 0)))
+
+
+def to_ask(trusted: Sequence[PeerId], roster: Collection[PeerId]) -> Sequence[PeerId]:
+    """Whom to ask for their chains at one look, of peers in the order of trust: a few of the roster, and always room for
+    others, as all of the roster may be gone or of one mind. Pure."""
+    members = [peer for peer in trusted if peer in roster][:MEMBERS_ASKED]
+    others = [peer for peer in trusted if peer not in roster]
+    return [*members, *others[: MEMBERS_ASKED + OTHERS_ASKED - len(members)]]
+
+
+def most_named(digests: Iterable[bytes]) -> bytes:
+    """The digest that more than half of those name that name one (b"": none), b"" without such a one. Pure."""
+    named = Counter(digest for digest in digests if digest)
+    digest, count = max(named.items(), key=lambda each: each[1], default=(b"", 0))
+    return digest if 2 * count > named.total() else b""
+
+
 def surveys(
     manifest: Manifest, *, transport: Transport, directory: Directory, listener: Listener
 ) -> tuple[Survey, ...]:
     """Of all stages, the first one first."""
+    rng = random.Random()
     return tuple(
-        Survey(manifest, stage, transport=transport, directory=directory, listener=listener)
+        Survey(manifest, stage, transport=transport, directory=directory, listener=listener, rng=rng)
         for stage in range(manifest.stages.count)
     )
+
+
+async def look_at_all(found: Sequence[Survey]) -> None:
+    """A look at every stage. Raises RunUnreachable once all of them have ended: a look that goes on unseen would meet the next
+    one at its chain."""
+    looks = await asyncio.gather(*(survey.look() for survey in found), return_exceptions=True)
+    for failure in looks:
+        if isinstance(failure, BaseException):
+            raise failure
 
 
 def newest_common(found: Sequence[Survey]) -> tuple[Agreed, ...] | None:
