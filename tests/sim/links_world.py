@@ -5,7 +5,6 @@ network/link.py keeps. Greetings are the real ones, signed and checked. As in li
 end and come again between two polls. The promises of sessions.py are checked after every turn, by their numbers.
 """
 
-import heapq
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -38,6 +37,7 @@ from dilocox_peer.peer.links.shunned import LINES_PER_MINUTE, MAX_SHUNNED, SHUN_
 from dilocox_peer.pipeline import contract
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, RunId
+from tests.sim.clockwork import Clockwork
 
 from .invariants import Violation
 
@@ -479,13 +479,11 @@ class Stranger:
 # ---- the world -------------------------------------------------------------------------------------------------------
 
 
-class LinksWorld:
+class LinksWorld(Clockwork):
     def __init__(self, seed: int, machine: type[LinkSessions], tracing: Callable[[str], None] | None = None) -> None:
+        super().__init__(tracing)
         self.rng = random.Random(seed)
         self.machine = machine
-        self.tracing = tracing
-        self.now = 0.0
-        self.num_events = 0
         self.nodes: list[Node] = []
         self.linkds: dict[LinkId, Linkd] = {}
         self.owners: dict[LinkId, PeerId] = {}  # who may speak over a link
@@ -493,33 +491,11 @@ class LinksWorld:
         self.cut: set[frozenset[LinkId]] = set()
         self.moves: Counter[tuple[LinkState, Cause]] = Counter()
         self.latencies_s = self.rng.choice(((0.0, 0.01), (0.05, 0.3), (0.0, 1.0)))
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._sequence = 0
         self._num_wires = 0
 
     @property
     def honest_links(self) -> set[LinkId]:
         return {node.link_id for node in self.nodes if node.is_up}
-
-    def at(self, time: float, act: Callable[[], None]) -> None:
-        self._sequence += 1
-        heapq.heappush(self._heap, (time, self._sequence, act))
-
-    def run(self, until: float, stop: Callable[[], bool] | None = None) -> bool:
-        """Lets time pass; True if stop said so before then."""
-        heap = self._heap
-        while heap and heap[0][0] <= until:
-            self.now, _, act = heapq.heappop(heap)
-            self.num_events += 1
-            act()
-            if stop is not None and stop():
-                return True
-        self.now = until
-        return False
-
-    def trace(self, line: str) -> None:
-        if self.tracing is not None:
-            self.tracing(f"{self.now:9.4f} {line}")
 
     def count(self, sessions: LinkSessions) -> None:
         self.moves.update(sessions.moves)

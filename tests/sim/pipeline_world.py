@@ -5,7 +5,6 @@ another forward, another version or another peer's output shows at once. After e
 `PipelineChecks` hold; a seed is a run.
 """
 
-import heapq
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -60,6 +59,7 @@ from dilocox_peer.wire.hops import (
     decode_hops,
     encode_hops,
 )
+from tests.sim.clockwork import Clockwork
 
 from .invariants import Violation
 
@@ -359,21 +359,19 @@ class PipelineChecks:
             raise Violation(f"{node.peer} holds {held} micro-batches in {machine.slots_in_use} slots")
 
 
-class PipelineWorld:
+class PipelineWorld(Clockwork):
     """Time, links, peers and checks. Every peer is linked to all of the neighbouring stages unless a link is down."""
 
     def __init__(
         self, seed: int, settings: Settings, *, machine: type[Scheduler] = Scheduler, is_encoding: bool = False
     ) -> None:
+        super().__init__()
         self.seed, self.settings = seed, settings
         self.rng = random.Random(seed)
-        self.now = 0.0
         self.serial = 0
         self.rounds = 0
-        self.num_events = 0
         self.is_encoding = is_encoding
         self.machine_type = machine
-        self.tracing: Callable[[str], None] | None = None
         self.checks = PipelineChecks(self)
         self.nodes: dict[PeerId, Node] = {}
         self.stages: list[list[Node]] = []
@@ -382,8 +380,6 @@ class PipelineWorld:
         self._sessions: Counter[frozenset[PeerId]] = Counter()
         self._free_at: dict[tuple[PeerId, PeerId], float] = {}
         self._queued: Counter[tuple[PeerId, PeerId]] = Counter()
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._sequence = 0
         speeds = iter(settings.speeds or [1.0] * sum(settings.layout))
         for stage, replicas in enumerate(settings.layout):
             row = [Node(self, PeerId(f"s{stage}r{number:02d}"), stage, next(speeds)) for number in range(replicas)]
@@ -395,26 +391,6 @@ class PipelineWorld:
             node.start()
         for node in self.nodes.values():
             self.link_all(node)
-
-    def at(self, time: float, act: Callable[[], None]) -> None:
-        self._sequence += 1
-        heapq.heappush(self._heap, (time, self._sequence, act))
-
-    def run(self, until: float, stop: Callable[[], bool] | None = None) -> bool:
-        """Lets time pass; True if stop said so before then."""
-        heap, pop = self._heap, heapq.heappop
-        while heap and heap[0][0] <= until:
-            self.now, _, act = pop(heap)
-            self.num_events += 1
-            act()
-            if stop is not None and stop():
-                return True
-        self.now = until
-        return False
-
-    def trace(self, line: str) -> None:
-        if self.tracing is not None:
-            self.tracing(f"{self.now:9.4f} {line}")
 
     # ---- links ----
 

@@ -5,7 +5,6 @@ anchor is a hash over what was applied and the set of units inside. So a unit ap
 counted, shows at once (invariants.py). Everything random comes from one generator: a seed is a run.
 """
 
-import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -57,6 +56,7 @@ from dilocox_peer.wire.rounds import (
     decode_message,
     encode_message,
 )
+from tests.sim.clockwork import Clockwork
 
 from .invariants import Invariants, Violation
 
@@ -522,13 +522,13 @@ class Restless:
         )  # fmt: skip
 
 
-class World:
+class World(Clockwork):
     """Time, the network, the peers and the checks."""
 
     def __init__(self, seed: int, num_peers: int, *, machine: type[RoundMachine] = RoundMachine) -> None:
+        super().__init__()
         self.seed = seed
         self.rng = random.Random(seed)
-        self.now = 0.0
         self.network = Network()
         self.timing = TIMING
         self.start_peers = 1
@@ -539,11 +539,7 @@ class World:
         self.hindered_s = 0.0  # that healing may take longer
         self.at_least = 1.0  # of the rounds that quiet should bring
         self.encode_messages = False
-        self.tracing: Callable[[str], None] | None = None
-        self.num_events = 0
         self._machine = machine
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._sequence = 0
         self.checks = Invariants(GENESIS, PLAN.next(), verify, lambda: self.plans, self.is_honest)
         self.owner: OwnerNode | None = None
         self.owner_is_gone = False
@@ -568,25 +564,6 @@ class World:
     def hang_s(self, action: FetchBlob) -> float:
         """How much longer a fetch takes than the network would have it."""
         return 0.0
-
-    def at(self, time: float, act: Callable[[], None]) -> None:
-        self._sequence += 1
-        heapq.heappush(self._heap, (time, self._sequence, act))
-
-    def run(self, until: float, stop: Callable[[], bool] | None = None) -> bool:
-        """Lets time pass; True if stop said so before then."""
-        while self._heap and self._heap[0][0] <= until:
-            self.now, _, act = heapq.heappop(self._heap)
-            self.num_events += 1
-            act()
-            if stop is not None and stop():
-                return True
-        self.now = until
-        return False
-
-    def trace(self, line: str) -> None:
-        if self.tracing is not None:
-            self.tracing(f"{self.now:9.3f} {line}")
 
     # ---- the network ----
 
