@@ -27,6 +27,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.partition import cut_into
 
 REFRESH_S = 0.5
+ROUNDS_AWAITED = 2  # the newest ones, whose line waits for a validation loss
 TINY_LAYERS = 2  # of the tiny preset; a stage needs at least one
 WHOLE_ROUNDS = 128  # of the preset's 8 inner steps, if they stay so short
 PIPELINED_ROUNDS, PIPELINED_INNER_STEPS = 32, 16  # of more tokens each than a single stage's
@@ -157,15 +158,15 @@ class _Demo:
             for child in ending:
                 assert child.reader is not None
                 await child.reader
-            self._draw(live)
+            self._draw(live, is_over=True)
 
-    def _draw(self, live: Live) -> None:
+    def _draw(self, live: Live, *, is_over: bool = False) -> None:
         if self._console.is_terminal:
             live.update(render(self._view, elapsed_s=time.monotonic() - self._started), refresh=True)
             return
         while (seen := self._view.rounds.get(self._printed_round + 1)) is not None:
-            if seen.val_loss is None and self._printed_round + 1 == max(self._view.rounds):
-                return  # its validation loss is on the way
+            if not is_over and seen.val_loss is None and self._printed_round + ROUNDS_AWAITED >= max(self._view.rounds):
+                return  # its validation loss is on the way: a round is evaluated once the next one names its states
             self._printed_round += 1
             typer.echo(round_line(self._view, seen))
 
