@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from learning_sim import Method, Outcomes, Study, run
 
-from dilocox_peer.model.data import load_corpus
+from dilocox_peer.data.corpus import load_corpus
 
 SYNC_ADAMW_LR = 4e-3
 SYNC_MUON_LR = 2.7e-2
@@ -193,7 +193,7 @@ def record_key(study: Study, method: Method, text: str) -> str:
 
 def text_digest(corpus) -> str:
     inputs, _ = next(iter(corpus.validation_batches(1 << 20, batch=1 << 14, context=64)))
-    return hashlib.sha256(inputs.numpy().tobytes() + str(corpus.train_bytes).encode()).hexdigest()[:12]
+    return hashlib.sha256(inputs.numpy().tobytes() + str(corpus.train_tokens).encode()).hexdigest()[:12]
 
 
 def table(records: list[dict[str, Any]]) -> str:

@@ -23,7 +23,7 @@ from learning_sim import Method, Pending, Study, Swarm, bytes_of_round
 from dilocox_peer.compression.codec import TensorCodec
 from dilocox_peer.compression.ladder import LADDER
 from dilocox_peer.config import preset
-from dilocox_peer.model.data import load_corpus
+from dilocox_peer.data.corpus import load_corpus
 from dilocox_peer.model.inner import schedule
 from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, layout_of
 from dilocox_peer.peer.planning.adaptive_planner import LinkPlanner

@@ -31,8 +31,8 @@ from dilocox_peer.compression.lowrank import matrix_shape
 from dilocox_peer.compression.policy import VECTOR_CODEC, policy_named
 from dilocox_peer.compression.topk import CHUNK
 from dilocox_peer.config import preset
+from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.data import Corpus
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import Stage, build_stage
 from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, LayerRange, StageModel
@@ -500,7 +500,7 @@ class Evaluator:
         return self.whole(flat_N)
 
     def whole(self, flat_N: Tensor) -> float:
-        return self._loss(flat_N, self._study.corpus.validation_bytes)
+        return self._loss(flat_N, self._study.corpus.validation_tokens)
 
     def _point(self, steps: int, bytes_sent: int, loss: float) -> None:
         if self.curve:

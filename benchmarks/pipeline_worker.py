@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from dilocox_peer.config import preset
+from dilocox_peer.data.corpus import Corpus
+from dilocox_peer.data.sources import Document
 from dilocox_peer.model.activations import BodyFormat
-from dilocox_peer.model.data import Corpus, SourceFile
 from dilocox_peer.model.passes import Passes
 from dilocox_peer.network.link import LinkId
 from dilocox_peer.peer.training.stage_loop import StageLoop
@@ -92,7 +93,7 @@ def run_stage(args: argparse.Namespace) -> dict[str, Any]:
     corpus = None
     if stage == 0:
         text = np.random.default_rng(0).integers(97, 123, 100_000, dtype=np.uint8)
-        corpus = Corpus([SourceFile("a", text)], name="letters", validation=0.1)
+        corpus = Corpus([Document("a", text)], name="letters", validation=0.1)
     trainer = Trainer(
         manifest, peer=keys[stage].peer_id, incarnation=1, corpus=corpus, stage=stage, bench=conveyor.bench,
         on_failure=failures.append,

@@ -18,6 +18,7 @@ MAX_MANIFEST_BYTES = 64 * 1024
 MAX_MEMBERS = 512  # listed in a manifest, which they are the largest part of
 
 RUN_NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
+BYTES: Final = "bytes"
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -145,7 +146,22 @@ class DataSection(_Section):
         max_length=256,
         description="stdlib (the source of Python's own library) or files (each peer gives its own with --data)",
     )
-    validation: float = Field(0.05, gt=0, lt=0.5, description="share of the files, chosen by hash, never trained on")
+    validation: float = Field(
+        0.05, gt=0, lt=0.5, description="share of the documents, chosen by hash, never trained on"
+    )
+    tokenizer: str = Field(
+        BYTES,
+        pattern=r"^(bytes|[0-9a-f]{64})$",
+        description="bytes, or the sha256 of a tokenizer.json (`init --tokenizer` writes it)",
+    )
+    bos: str = Field("", max_length=128, description="its token before each document; empty: none")
+    eos: str = Field("", max_length=128, description="its token behind each document; empty: none")
+
+    @model_validator(mode="after")
+    def _bounds_are_tokens(self) -> Self:
+        if self.tokenizer == BYTES and (self.bos or self.eos):
+            raise ValueError("bos and eos are tokens of a tokenizer.json: bytes have none")
+        return self
 
 
 class LimitsSection(_Section):

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from dilocox_peer.config import preset
-from dilocox_peer.model.data import Corpus, SourceFile
+from dilocox_peer.data.corpus import Corpus
+from dilocox_peer.data.sources import Document
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import build_stage
 from dilocox_peer.model.transformer import layout_of
@@ -16,7 +17,7 @@ from dilocox_peer.types import PeerId
 def corpus() -> Corpus:
     rng = np.random.default_rng(0)
     text = rng.integers(97, 105, 20_000, dtype=np.uint8)
-    return Corpus([SourceFile("a.txt", text)], name="letters", validation=0.1)
+    return Corpus([Document("a.txt", text)], name="letters", validation=0.1)
 
 
 def manifest_of(stages: int, *, schedule: str = "flush", optimizer: str = "adamw", clip_norm: float = 1.0):

@@ -6,9 +6,10 @@ one the certificates say, no donor does.
 """
 
 import asyncio
+import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -115,16 +116,22 @@ class Evaluator:
 
     async def follow(self, transport: "Transport", directory: "Directory", manifest: Manifest) -> None:
         """Evaluates until the last round is, or nobody has its states any more. Raises RunUnreachable."""
-        from dilocox_peer.model.data import load_corpus
+        from dilocox_peer.data.corpus import load_corpus
+        from dilocox_peer.data.tokenizer_files import find_tokenizer
         from dilocox_peer.model.stage import build_stage
         from dilocox_peer.peer.state.survey import surveys
         from dilocox_peer.peer.training.average import AnchorAverage
         from dilocox_peer.peer.training.outer import initial_state
 
-        corpus = await asyncio.to_thread(
-            load_corpus, manifest.data.source, self._flags.data, validation=manifest.data.validation
+        section, flags = manifest.data, self._flags
+        tokenizer = await asyncio.to_thread(
+            find_tokenizer, section, manifest.model.vocab_size, given=flags.tokenizer, kept=self._home.tokenizers
         )
-        self._listener(DataMeasured(corpus.unigram_entropy(), corpus.bigram_entropy(), corpus.validation_bytes))
+        corpus = await asyncio.to_thread(
+            load_corpus, section.source, flags.data, validation=section.validation, tokenizer=tokenizer
+        )
+        entropies = corpus.unigram_entropy(), corpus.bigram_entropy()
+        self._listener(DataMeasured(*entropies, corpus.validation_tokens, corpus.unit))
         whole = await asyncio.to_thread(build_stage, manifest)
         stages = range(manifest.stages.count)
         found = surveys(manifest, transport=transport, directory=directory, listener=self._quiet)
@@ -145,18 +152,21 @@ class Evaluator:
                     for average, state in zip(averages, states, strict=True):
                         average.take(state)
 
-                def evaluate(vectors: list[tuple[Any, Any]]) -> tuple[float, int]:
+                def evaluate(vectors: list[tuple[Any, Any]]) -> tuple[float, int, int]:
                     for layout, flat_N in vectors:
                         whole.model.load(layout, flat_N)
                     batches = corpus.validation_batches(limit, batch=BATCH, context=manifest.model.context)  # noqa: B023
-                    return whole.evaluate(self._until_leaving(batches))
+                    counted = Counted(self._until_leaving(batches), corpus.num_bytes)
+                    return *whole.evaluate(counted), counted.num_bytes
 
-                loss, num_bytes = await asyncio.to_thread(evaluate, [(each.layout, each.anchor_N()) for each in states])
+                vectors = [(each.layout, each.anchor_N()) for each in states]
+                loss, num_tokens, num_bytes = await asyncio.to_thread(evaluate, vectors)
                 average_loss = None
                 if averages:
                     mean = [(each.layout, average.mean_N()) for each, average in zip(states, averages, strict=True)]
-                    average_loss, _ = await asyncio.to_thread(evaluate, mean)
-                self._listener(Evaluated(states[0].round, loss, num_bytes, average_loss))
+                    average_loss, *_ = await asyncio.to_thread(evaluate, mean)
+                bits = loss * num_tokens / max(num_bytes, 1) / math.log(2)
+                self._listener(Evaluated(states[0].round, loss, num_bytes, average_loss, bits, corpus.unit))
                 if is_last:
                     for state in states:
                         self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
@@ -203,6 +213,20 @@ class Evaluator:
         """Passes on what is out of the ordinary only: the evaluator fetches a state every round."""
         if not isinstance(event, StateFetched):
             self._listener(event)
+
+
+class Counted:
+    """Batches, and how many bytes of text the targets of those that were taken stand for."""
+
+    def __init__(self, batches: Iterable[Batch], num_bytes: Callable[[Any], int]) -> None:
+        self._batches = batches
+        self._count = num_bytes
+        self.num_bytes = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        for inputs, targets in self._batches:
+            self.num_bytes += self._count(targets)
+            yield inputs, targets
 
 
 class Anchors:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.flags import Flag, Positional
-from dilocox_peer.peer.settings import ANY_PORT, AnnouncedAddresses, AtMost, Choices, ListenAddresses
+from dilocox_peer.peer.settings import ANY_PORT, AnnouncedAddresses, AtMost, Choices, ListenAddresses, TokenizerPath
 
 
 class LogFormat(StrEnum):
@@ -65,6 +65,9 @@ class InitFlags:
     preset: Annotated[str, Flag("tiny, small, 125m or 1.3b.")] = "tiny"
     stages: Annotated[int | None, Flag("Pipeline stages.", shown="the preset's", least=1)] = None
     run_name: Annotated[str | None, Flag("Shown to volunteers.", shown="the preset")] = None
+    tokenizer: Annotated[
+        Path | None, Flag("A tokenizer.json, or the folder of a model, that cuts the run's text.", shown="bytes")
+    ] = None
     admission: Annotated[
         AdmissionMode, Flag("open: everybody may join; invite: whom you invite; list: edit the file.")
     ] = AdmissionMode.OPEN
@@ -259,6 +262,7 @@ class EvaluateFlags(OfPeer):
     link: Annotated[str, Positional("The run's link.")]
     name: Name = "evaluator"
     data: Annotated[tuple[Path, ...], Flag(shown=False)] = ()
+    tokenizer: TokenizerPath = None
     host_maddrs: ListenAddresses = ANY_PORT
     home: Home = None
     log: Log = LogFormat.AUTO
@@ -293,6 +297,7 @@ class SourceFlags:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportFlags:
     out: Annotated[Path, Flag("Folder to write.")] = Path("model")
+    tokenizer: TokenizerPath = None
     source: SourceFlags
     force: Annotated[bool, Flag("Replace an export that is there.", has_opposite=True)] = False
 
@@ -301,7 +306,7 @@ class ExportFlags:
 class GenerateFlags:
     prompt: Annotated[str, Positional("Text to go on from.")]
     model: Annotated[Path | None, Flag("A folder that `export` wrote, instead of a run.", shown=False)] = None
-    tokens: Annotated[int, Flag("Bytes to write.", least=0)] = 256
+    tokens: Annotated[int, Flag("Tokens to write; in a run of bytes each is one.", least=0)] = 256
     temperature: Annotated[float, Flag("0: always the likeliest.", least=0.0)] = 0.8
     top_k: Annotated[int, Flag("Draw among that many likeliest; 0: all.", least=0)] = 40
     seed: Annotated[
@@ -309,4 +314,5 @@ class GenerateFlags:
     ] = None
     device: Device = "cpu"
     threads: Annotated[int | None, Flag("Of the computation.", shown="1 for a small model, else all", least=1)] = None
+    tokenizer: TokenizerPath = None
     source: SourceFlags

@@ -3,23 +3,28 @@
 import os
 import secrets
 import sys
+from typing import TYPE_CHECKING
 
 from dilocox_peer.cli.flags import GenerateFlags
-from dilocox_peer.cli.source import load_model
+from dilocox_peer.cli.source import load_model, tokenizer_of
 from dilocox_peer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dilocox_peer.data.tokenizer import Tokenizer
 
 ONE_THREAD_PARAMETERS = 20_000_000
 
 
 def run_generate(flags: GenerateFlags) -> None:
     """Writes prompt and continuation to standard output. Raises what load_model raises."""
-    from dilocox_peer.model.sampling import Sampling, as_text, continuation
+    from dilocox_peer.model.sampling import Sampling, continuation
 
     try:
         sampling = Sampling(flags.temperature, flags.top_k)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     whole = load_model(flags.source, exported=flags.model)
+    tokenizer = tokenizer_of(whole, flags.source, given=flags.tokenizer, exported=flags.model)
     _use_threads(flags.threads, whole.num_parameters)
     try:
         model = whole.build(device=flags.device)
@@ -28,12 +33,22 @@ def run_generate(flags: GenerateFlags) -> None:
         raise ConfigError(f"--device {flags.device} cannot be used here ({reason}): use --device cpu") from None
     seed = secrets.randbits(31) if flags.seed is None else flags.seed
     prompt = os.fsencode(flags.prompt)  # the bytes that were typed, whatever they are
-    stream = continuation(model, prompt, sampling, num_bytes=flags.tokens, seed=seed)
+    ids = prompt_ids(tokenizer, prompt)
+    num_tokens, num_ids = flags.tokens, tokenizer.vocab_size
+    stream = continuation(model, ids, sampling, num_tokens=num_tokens, num_ids=num_ids, seed=seed, last=tokenizer.eos)
     is_terminal = sys.stdout.isatty()
     _write(prompt.decode(errors="replace"))
-    for text in as_text(stream):
+    for text in tokenizer.text_of(stream):
         _write(harmless(text) if is_terminal else text)
     _write("\n")
+
+
+def prompt_ids(tokenizer: "Tokenizer", prompt: bytes) -> list[int]:
+    """The prompt as the beginning of a document. Where nothing stands before one, an empty prompt is a new line: a model needs
+    something to go on from."""
+    ids = tokenizer.encode([prompt])[0].tolist()
+    first = tokenizer.eos if tokenizer.bos is None else tokenizer.bos  # the last of the document before, in training
+    return [*([] if first is None else [first]), *ids] or tokenizer.encode([b"\n"])[0].tolist()
 
 
 def harmless(text: str) -> str:

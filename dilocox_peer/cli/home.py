@@ -46,6 +46,11 @@ class PeerHome:
             return []
 
     @property
+    def tokenizers(self) -> Path:
+        """Of all peers under the same --home."""
+        return tokenizers_folder(self.folder.parent.parent)
+
+    @property
     def runtime(self) -> Path:
         return self.folder / "runtime"
 
@@ -62,6 +67,11 @@ class PeerHome:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"{self.folder} cannot be made: {error.strerror}; pass another --home") from None
+
+
+def tokenizers_folder(home: Path | None) -> Path:
+    """Where tokenizer files are kept, by hash."""
+    return (home or default_home()) / "tokenizers"
 
 
 def owner_key_path(owner_key: Path | None, home: Path | None) -> Path:

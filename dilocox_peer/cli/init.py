@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from dilocox_peer.cli.flags import AdmissionMode, InitFlags, SignFlags
-from dilocox_peer.cli.home import owner_key_path
+from dilocox_peer.cli.home import owner_key_path, tokenizers_folder
 from dilocox_peer.config import defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
 from dilocox_peer.errors import ConfigError
@@ -35,8 +35,34 @@ def write_run_file(flags: InitFlags) -> None:
         manifest = cut_into(manifest, flags.stages or manifest.stages.count)
     except ValueError as error:
         raise ConfigError(f"--stages {flags.stages}: {error}; raise model.layers in a run.toml of your own") from None
+    if flags.tokenizer is not None:
+        manifest = _with_tokenizer(manifest, flags.tokenizer, path, flags)
     _sign_and_write(manifest, path, owner_key_path(flags.owner_key, flags.home))
     typer.echo(f"next: dilocox-peer bootstrap {path}")
+
+
+def _with_tokenizer(manifest: Manifest, given: Path, path: Path, flags: InitFlags) -> Manifest:
+    """The manifest of a run whose text this tokenizer.json cuts; the file is copied beside the run's, for those who join."""
+    from dilocox_peer.data.tokenizer import FILE_NAME, JsonTokenizer
+    from dilocox_peer.data.tokenizer_files import bounds_beside, keep_tokenizer, read_tokenizer_file
+
+    content = read_tokenizer_file(given)
+    bos, eos = bounds_beside(given, content)
+    tokenizer = JsonTokenizer(content, bos=bos, eos=eos, source=str(given))
+    copy = path.parent / FILE_NAME
+    if copy.exists() and copy.read_bytes() != content and not flags.force:
+        raise ConfigError(f"{copy} exists and is another: pass --force to overwrite it, or put {path.name} elsewhere")
+    keep_tokenizer(tokenizers_folder(flags.home), given)
+    write_whole(copy, content)
+    borders = f"{bos or 'nothing'} before and {eos or 'nothing'} behind each document"
+    typer.echo(f"wrote {copy}: {tokenizer.vocab_size:,} tokens, {borders}; everybody who joins needs this file")
+    vocab_size = max(manifest.model.vocab_size, tokenizer.vocab_size)
+    return manifest.model_copy(
+        update={
+            "model": manifest.model.model_copy(update={"vocab_size": vocab_size}),
+            "data": manifest.data.model_copy(update={"tokenizer": tokenizer.name, "bos": bos, "eos": eos}),
+        }
+    )
 
 
 def sign_run_file(flags: SignFlags) -> None:

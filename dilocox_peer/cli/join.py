@@ -82,6 +82,7 @@ def run_join(flags: JoinFlags) -> None:
             runtime_dir=home.runtime,
             identity_path=home.identity_path,
             run_folder=home.run_folder(invitation.run_id),
+            tokenizers=home.tokenizers,
             choices=choices,
             at_most=flags.at_most,
         )

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from dilocox_peer.cli.flags import SourceFlags
-from dilocox_peer.cli.home import PeerHome, default_home
+from dilocox_peer.cli.home import PeerHome, default_home, tokenizers_folder
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.invitation import parse_invitation
 from dilocox_peer.manifest import Manifest
 
 if TYPE_CHECKING:
+    from dilocox_peer.data.tokenizer import Tokenizer
     from dilocox_peer.model.whole import WholeModel
 
 
@@ -36,6 +37,16 @@ def load_model(flags: SourceFlags, *, exported: Path | None = None) -> "WholeMod
         return read_folder(exported)
     folders = flags.run_folder or _run_folders(flags)
     return _from_disk(folders, flags.manifest, console)
+
+
+def tokenizer_of(
+    model: "WholeModel", flags: SourceFlags, *, given: Path | None, exported: Path | None = None
+) -> "Tokenizer":
+    """The tokenizer of the model's run: given, kept in --home, or in the exported folder. Raises ConfigError."""
+    from dilocox_peer.data.tokenizer_files import find_tokenizer
+
+    kept = tokenizers_folder(flags.home)
+    return find_tokenizer(model.origin.data, model.section.vocab_size, given=given, kept=kept, beside=exported)
 
 
 def _from_run(flags: SourceFlags, link: str, console: Console) -> "WholeModel":

@@ -1,9 +1,9 @@
 """A whole model as a Hugging Face folder, written whole or not at all, and read back.
 
-The model is a Llama (tensor names, rotary convention, RMSNorm), so this only copies. The tokenizer is bytes: ids 0..255
-are the bytes of the text's UTF-8, nothing else; in the `tokenizers` library's terms a byte-level BPE without merges. It
-takes neither `transformers` nor `tokenizers` to write the folder. Read back is only what was written here: of another
-Llama we could not know the tokens.
+The model is a Llama (tensor names, rotary convention, RMSNorm), so this only copies. The tokenizer is the run's own files as
+they are, or bytes: ids 0..255 are the bytes of the text's UTF-8, nothing else; in the `tokenizers` library's terms a
+byte-level BPE without merges. It takes neither `transformers` nor `tokenizers` to write the folder. Read back is only
+what was written here: of another Llama we could not know the tokens.
 """
 
 import json
@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from safetensors.numpy import save_file
 
 from dilocox_peer import __version__
 from dilocox_peer.errors import ConfigError, StateCorrupt
-from dilocox_peer.manifest import ModelSection, first_error
+from dilocox_peer.manifest import DataSection, ModelSection, first_error
 from dilocox_peer.model.whole import Origin, WholeModel, union
 
 FORMAT = "dilocox-export-1"
@@ -30,6 +31,7 @@ CONFIG = "config.json"
 FILES = frozenset(
     {WEIGHTS, CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
 )
+_FILES_OF_SOME = frozenset({"chat_template.jinja"})
 _MAX_JSON_BYTES = 1 << 20
 # config.json's names of our fields; the rotary base stands apart, as transformers 5 moved it.
 _CONFIG_NAMES = {
@@ -44,7 +46,17 @@ _CONFIG_NAMES = {
 }
 
 
-def config_of(section: ModelSection) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedTokenizer:
+    """files: name -> content, a tokenizer.json among them. bos, eos: ids of what stands around its documents."""
+
+    files: Mapping[str, bytes]
+    data: DataSection
+    bos: int | None
+    eos: int | None
+
+
+def config_of(section: ModelSection, *, bos: int | None = None, eos: int | None = None) -> dict[str, Any]:
     """config.json, for transformers 4 and 5."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -58,9 +70,9 @@ def config_of(section: ModelSection) -> dict[str, Any]:
         "mlp_bias": False,
         "attention_dropout": 0.0,
         "tie_word_embeddings": False,
-        # No token is special; left out, Llama's own defaults (1 and 2, ordinary bytes here) would end a text.
-        "bos_token_id": None,
-        "eos_token_id": None,
+        # Of bytes no token is special; left out, Llama's own defaults (1 and 2, ordinary bytes here) would end a text.
+        "bos_token_id": bos,
+        "eos_token_id": eos,
         "pad_token_id": None,
         "torch_dtype": "float32",
         "use_cache": True,
@@ -94,16 +106,17 @@ def tokenizer_of() -> dict[str, Any]:
     }
 
 
-def small_files(section: ModelSection) -> dict[str, dict[str, Any]]:
-    """The JSON files of the folder by name."""
-    return {
-        CONFIG: config_of(section),
+def small_files(section: ModelSection, tokenizer: PublishedTokenizer | None = None) -> dict[str, dict[str, Any]]:
+    """The JSON files of the folder by name, but for those that a published tokenizer brings itself."""
+    bos, eos = (None, None) if tokenizer is None else (tokenizer.bos, tokenizer.eos)
+    files: dict[str, dict[str, Any]] = {
+        CONFIG: config_of(section, bos=bos, eos=eos),
         "generation_config.json": {
             "do_sample": True,
             "temperature": 0.8,
             "top_k": 40,
-            "bos_token_id": None,
-            "eos_token_id": None,
+            "bos_token_id": bos,
+            "eos_token_id": eos,
             "pad_token_id": None,
         },
         "tokenizer.json": tokenizer_of(),
@@ -115,6 +128,13 @@ def small_files(section: ModelSection) -> dict[str, dict[str, Any]]:
         },
         "special_tokens_map.json": {},
     }
+    if tokenizer is None:
+        return files
+    data = tokenizer.data
+    special = {name: token for name, token in (("bos_token", data.bos), ("eos_token", data.eos)) if token}
+    files["tokenizer_config.json"] |= special
+    files["special_tokens_map.json"] |= special
+    return {name: content for name, content in files.items() if name not in tokenizer.files}
 
 
 def check_target(folder: Path, *, force: bool) -> None:
@@ -126,14 +146,16 @@ def check_target(folder: Path, *, force: bool) -> None:
     there = {entry.name for entry in folder.iterdir()}
     if not there:
         return
-    if foreign := sorted(there - FILES):
+    if foreign := sorted(there - FILES - _FILES_OF_SOME):
         raise ConfigError(f"{folder} holds {foreign[0]}, which no export wrote: pass another --out")
     if not force:
         raise ConfigError(f"{folder} exists: pass --force to replace the export in it, or another --out")
 
 
-def write_folder(folder: Path, model: WholeModel, *, force: bool = False) -> int:
-    """Writes the export and returns its bytes. Whole or not at all; Raises ConfigError, and what was there stays."""
+def write_folder(
+    folder: Path, model: WholeModel, *, force: bool = False, tokenizer: PublishedTokenizer | None = None
+) -> int:
+    """tokenizer: None for a run of bytes. Writes the export and returns its bytes. Whole or not at all; Raises ConfigError, and what was there stays."""
     check_target(folder, force=force)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +163,7 @@ def write_folder(folder: Path, model: WholeModel, *, force: bool = False) -> int
         try:
             new = work / "new"
             new.mkdir()
-            size_bytes = _write_files(new, model)
+            size_bytes = _write_files(new, model, tokenizer)
             if folder.exists():
                 folder.rename(work / "old")
             try:
@@ -168,16 +190,18 @@ def read_folder(folder: Path) -> WholeModel:
             if metadata.get("dilocox") != FORMAT:
                 raise ConfigError(f"{folder} was not written by `dilocox-peer export`: its tokens are not known here")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        origin = Origin(
-            metadata["run_name"], metadata["run"], int(metadata["round"]), tuple(metadata["heads"].split(","))
-        )
+        data = DataSection(tokenizer=metadata["tokenizer"], bos=metadata["bos"], eos=metadata["eos"])
+        heads = tuple(metadata["heads"].split(","))
+        origin = Origin(metadata["run_name"], metadata["run"], int(metadata["round"]), heads, data)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise StateCorrupt(f"{folder / WEIGHTS} is damaged ({error}): export again") from None
     return union(section, origin, [tensors])
 
 
-def _write_files(folder: Path, model: WholeModel) -> int:
-    for name, content in small_files(model.section).items():
+def _write_files(folder: Path, model: WholeModel, tokenizer: PublishedTokenizer | None) -> int:
+    for name, verbatim in () if tokenizer is None else tokenizer.files.items():
+        (folder / name).write_bytes(verbatim)
+    for name, content in small_files(model.section, tokenizer).items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     metadata = {
         "format": "pt",  # transformers refuses a file that does not say so
@@ -187,6 +211,9 @@ def _write_files(folder: Path, model: WholeModel) -> int:
         "run": model.origin.run_id,
         "round": str(model.origin.round),
         "heads": ",".join(model.origin.heads),
+        "tokenizer": model.origin.data.tokenizer,
+        "bos": model.origin.data.bos,
+        "eos": model.origin.data.eos,
     }
     save_file(dict(model.tensors), folder / WEIGHTS, metadata)
     size_bytes = 0

@@ -1,22 +1,18 @@
-"""Text from a model: one byte after the other, each drawn from what the model expects after the last `context` bytes.
+"""Tokens from a model: one after the other, each drawn from what the model expects after the last `context` of them.
 
 No cache of keys and values: at these sizes the forward pass over at most one context is fast enough, and the window may
-slide without the cached positions being wrong. Ids above 255, which a vocabulary may have, are never drawn.
+slide without the cached positions being wrong. Ids that the model has and its tokenizer has not are never drawn.
 
 Shape letters: T tokens, V vocabulary.
 """
 
-import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dilocox_peer.model.transformer import StageModel
-
-NUM_BYTES = 256
-_FIRST = b"\n"  # what an empty prompt stands for: a model needs something to go on from
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +30,7 @@ class Sampling:
 
 
 def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """The next byte. logits_V: (V,) on the CPU, V >= 256."""
-    logits_V = logits_V[:NUM_BYTES]
+    """The next token. logits_V: (V,) on the CPU."""
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     logits_V = logits_V / sampling.temperature
@@ -46,26 +41,29 @@ def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
 
 
 @torch.no_grad()
-def continuation(model: StageModel, prompt: bytes, sampling: Sampling, *, num_bytes: int, seed: int) -> Iterator[int]:
-    """num_bytes bytes that follow prompt, as they are drawn; equal seeds give equal bytes on the same machine."""
+def continuation(
+    model: StageModel,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    *,
+    num_tokens: int,
+    num_ids: int,
+    seed: int,
+    last: int | None = None,
+) -> Iterator[int]:
+    """num_tokens tokens that follow prompt, which is not empty, as they are drawn; fewer where `last`, the end of a text, is.
+
+    num_ids: ids below it are drawn. Equal seeds give equal tokens on the same machine.
+    """
     assert model.layers.is_whole, model.layers
     generator = torch.Generator().manual_seed(seed)
     device, context = model.flat_N.device, model.section.context
-    window = list(prompt or _FIRST)
-    for _ in range(num_bytes):
+    window = list(prompt)
+    for _ in range(num_tokens):
         window = window[-context:]
         logits_1TV = model.forward(torch.tensor([window], device=device))
-        byte = choose(logits_1TV[0, -1].float().cpu(), sampling, generator)
-        window.append(byte)
-        yield byte
-
-
-def as_text(stream: Iterator[int]) -> Iterator[str]:
-    """The bytes as characters, each as soon as it is whole. What is no UTF-8 becomes U+FFFD; a character that the end
-    cuts off does so at the end only."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for byte in stream:
-        if text := decoder.decode(bytes([byte])):
-            yield text
-    if text := decoder.decode(b"", final=True):
-        yield text
+        token = choose(logits_1TV[0, -1, :num_ids].float().cpu(), sampling, generator)
+        if token == last:
+            return
+        window.append(token)
+        yield token

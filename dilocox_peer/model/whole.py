@@ -5,14 +5,14 @@ The stages of a run hold disjoint tensors, so the whole is their union. Pure: wh
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from dilocox_peer.errors import StateCorrupt
-from dilocox_peer.manifest import ModelSection
+from dilocox_peer.manifest import DataSection, ModelSection
 from dilocox_peer.model.transformer import LayerRange, StageModel, stage_layout
 from dilocox_peer.types import Layout
 
@@ -21,12 +21,14 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which run's model this is, after which round. heads: of every stage's chain, hex, first stage first."""
+    """Which run's model this is, after which round. heads: of every stage's chain, hex, first stage first.
+    data: whose tokens it knows."""
 
     run_name: str
     run_id: str
     round: int
     heads: tuple[str, ...]
+    data: DataSection = field(default_factory=DataSection)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ ListenAddresses = Annotated[tuple[str, ...], Flag("Listen here, e.g. /ip4/0.0.0.
 AnnouncedAddresses = Annotated[
     tuple[str, ...], Flag("Tell others to dial this, e.g. /ip4/PUBLIC/tcp/4711.", shown=False)
 ]
+TokenizerPath = Annotated[
+    Path | None, Flag("The run's tokenizer.json, or the folder it is in.", shown="the one kept in --home")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,7 @@ class Choices:
     data: Annotated[
         tuple[Path, ...], Flag("Text files, JSONL or folders to train on; may repeat.", shown="as the run says")
     ] = ()
+    tokenizer: TokenizerPath = None
     stage: Annotated[int | None, Flag("Insist on this stage.", shown=False, least=0)] = None
     device: Annotated[str, Flag("cpu, cuda or cuda:N.")] = "cpu"
     threads: Annotated[int, Flag("Threads of the training.", least=1)] = 1
@@ -79,7 +83,8 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """Folders are of this peer alone; run_folder holds what survives a restart. initial_peers: with those of the link."""
+    """Folders are of this peer alone; run_folder holds what survives a restart, tokenizers those
+    that peers of this machine have used. initial_peers: with those of the link."""
 
     run_id: RunId
     initial_peers: tuple[str, ...]
@@ -87,6 +92,7 @@ class SessionSettings:
     runtime_dir: Path
     identity_path: Path
     run_folder: Path
+    tokenizers: Path
     choices: Choices
     at_most: AtMost
 

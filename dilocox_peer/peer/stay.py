@@ -22,7 +22,6 @@ from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
 from dilocox_peer.events import Event, Failed, Listener, NeighbourUnlinked, PeerStarted, RunComplete
 from dilocox_peer.invitation import with_any_port
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.data import has_text, load_corpus
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer import dialback
 from dilocox_peer.peer.acquaintances import read_acquaintances
@@ -37,6 +36,7 @@ from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.presence import Presence, Tenure
+from dilocox_peer.peer.reading import can_read, read_corpus
 from dilocox_peer.peer.rounds.contract import Leaving, OwnerVouched, PeerFound
 from dilocox_peer.peer.settings import SessionSettings
 from dilocox_peer.peer.startup import StartUp, Step
@@ -163,9 +163,7 @@ class Stay:
         corpus = None
         if stage == 0:
             at.step = Step.TEXT
-            corpus = await asyncio.to_thread(
-                load_corpus, manifest.data.source, choices.data, validation=manifest.data.validation
-            )
+            corpus = await asyncio.to_thread(read_corpus, manifest, settings)
         at.step = Step.DEVICE
         _check_device(choices.device)
         at.step = Step.DISK
@@ -326,7 +324,7 @@ class Stay:
         if wish.stage is not None:
             return None
         fits = fitting_stages(manifest, wish)
-        if not has_text(manifest.data.source, self._settings.choices.data):
+        if not can_read(manifest, self._settings):
             fits = [each for each in fits if each > 0]
         return Takeover(
             presence,

@@ -132,7 +132,7 @@ async def test_the_last_state_is_the_one_that_most_voters_name(make_member: Make
 
 async def followed(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     """What the evaluator tells until it has come to the end."""
-    monkeypatch.setattr("dilocox_peer.model.data.load_corpus", lambda *_, **__: corpus())
+    monkeypatch.setattr("dilocox_peer.data.corpus.load_corpus", lambda *_, **__: corpus())
     monkeypatch.setattr(evaluate, "ROUND_BYTES", 512)
     monkeypatch.setattr(evaluate, "FINAL_BYTES", 512)
     monkeypatch.setattr(evaluate, "LOOK_S", 0.05)

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-import dilocox_peer.model.data as data_module
+import dilocox_peer.data.sources as sources
+from dilocox_peer.data.corpus import Corpus, load_corpus
+from dilocox_peer.data.sources import Document
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.model.data import Corpus, SourceFile, load_corpus
 from dilocox_peer.types import PeerId
 
 
 def file(name, content):
-    return SourceFile(name, np.frombuffer(content, dtype=np.uint8))
+    return Document(name, np.frombuffer(content, dtype=np.uint8))
 
 
 def numbered(count, size=400):
@@ -60,7 +61,7 @@ def test_every_argument_makes_another_draw(corpus, changed):
     assert not torch.equal(draw(corpus)[0], draw(corpus, **changed)[0])
 
 
-def test_held_out_files_are_never_trained_on():
+def test_held_out_documents_are_never_trained_on():
     corpus = Corpus(numbered(200), name="test", validation=0.1)
     held_out = {
         int(byte) for batch in corpus.validation_batches(10**9, batch=64, context=8) for byte in batch[0].flatten()
@@ -68,22 +69,22 @@ def test_held_out_files_are_never_trained_on():
     trained = {int(byte) for index in range(300) for byte in draw(corpus, index=index)[0].flatten()}
     assert 5 < len(held_out) < 50
     assert held_out.isdisjoint(trained)
-    assert corpus.split == f"{len(held_out)} of 200 files"
-    assert corpus.train_bytes + corpus.validation_bytes == 200 * 400
+    assert corpus.split == f"{len(held_out)} of 200 documents"
+    assert corpus.train_tokens + corpus.validation_tokens == 200 * 400
 
 
-def test_a_file_is_held_out_by_its_name_alone():
-    """So what one peer holds out, no peer trains on, whatever other files it has."""
+def test_a_document_is_held_out_by_its_key_alone():
+    """So what one peer holds out, no peer trains on, whatever other documents it has."""
     few = Corpus(numbered(100), name="few", validation=0.2)
     many = Corpus(numbered(200), name="many", validation=0.2)
     assert {int(byte) for byte in np.unique(few._validation)} <= {int(byte) for byte in np.unique(many._validation)}
 
 
 def test_one_file_is_split_by_blocks_and_says_so(corpus):
-    assert corpus.split == "blocks of 2048 bytes, as there are few files"
-    assert 0 < corpus.validation_bytes < 10_000
+    assert corpus.split == "blocks of 2048 tokens, as there are few documents"
+    assert 0 < corpus.validation_tokens < 10_000
     training = corpus._train[0].tobytes()
-    for start in range(0, corpus.validation_bytes - 64, 64):
+    for start in range(0, corpus.validation_tokens - 64, 64):
         assert corpus._validation[start : start + 32].tobytes() not in training
 
 
@@ -93,7 +94,7 @@ def test_validation_batches_are_always_the_same_and_within_the_limit(corpus):
     assert sum(targets.numel() for _, targets in first) == 2000
     assert all(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
     everything = sum(targets.numel() for _, targets in corpus.validation_batches(10**9, batch=16, context=8))
-    assert corpus.validation_bytes - 9 < everything <= corpus.validation_bytes
+    assert corpus.validation_tokens - 9 < everything <= corpus.validation_tokens
 
 
 def test_entropies_of_a_text_whose_next_byte_is_certain():
@@ -104,8 +105,8 @@ def test_entropies_of_a_text_whose_next_byte_is_certain():
 
 def test_the_standard_library_is_there_on_every_machine():
     corpus = load_corpus("stdlib", [], validation=0.05)
-    assert corpus.train_bytes > 4_000_000
-    assert 100_000 < corpus.validation_bytes < corpus.train_bytes / 5
+    assert corpus.train_tokens > 4_000_000
+    assert 100_000 < corpus.validation_tokens < corpus.train_tokens / 5
     assert 2.9 < corpus.unigram_entropy() < 3.4
     assert 2.2 < corpus.bigram_entropy() < 2.6
 
@@ -117,12 +118,12 @@ def test_files_folders_and_jsonl_are_read(tmp_path):
     lines = [json.dumps({"text": "j" * 5000}), "", json.dumps({"text": "j" * 5000, "more": 1})]
     (tmp_path / "b.jsonl").write_text("\n".join(lines))
     corpus = load_corpus("files", [tmp_path / "folder", tmp_path / "b.jsonl"], validation=0.1)
-    assert corpus.train_bytes + corpus.validation_bytes == 9000 + 10001
+    assert corpus.train_tokens + corpus.validation_tokens == 9001 + 2 * 5001
     assert {chr(byte) for segment in corpus._train for byte in segment} == {"a", "j", "\n"}
 
 
 def test_large_files_are_mapped_and_drawn_from(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_module, "_MMAP_FROM_BYTES", 10_000)
+    monkeypatch.setattr(sources, "_MMAP_FROM_BYTES", 10_000)
     (tmp_path / "large.txt").write_bytes(b"L" * 40_000)
     (tmp_path / "small.txt").write_bytes(b"s" * 5_000)
     corpus = load_corpus("files", [tmp_path], validation=0.1)
@@ -136,7 +137,7 @@ def test_large_files_are_mapped_and_drawn_from(tmp_path, monkeypatch):
     [
         ("missing.txt", None, "missing.txt: no such file or folder; check --data"),
         ("empty.txt", "", "empty.txt: the file is empty"),
-        ("short.txt", "short", "5 bytes are too few"),
+        ("short.txt", "short", "6 bytes are too few"),
         ("bad.jsonl", '{"text": "x"}\nnonsense\n', r"bad.jsonl:2: not JSON"),
         ("bad.jsonl", '{"body": "x"}\n', r'bad.jsonl:1: no "text" field'),
         ("bad.jsonl", "[1]\n", r'bad.jsonl:1: no "text" field'),
@@ -177,7 +178,7 @@ def test_files_of_one_name_in_two_folders_are_both_read(tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "same.txt").write_text(letter * 9000)
     corpus = load_corpus("files", [tmp_path / "one", tmp_path / "two"], validation=0.1)
-    assert corpus.train_bytes + corpus.validation_bytes == 18_000
+    assert corpus.train_tokens + corpus.validation_tokens == 18_002
 
 
 def test_text_shorter_than_a_sequence_is_refused(corpus):

@@ -15,6 +15,7 @@ FLOOR = {
     "peer": 2,
     "pipeline": 1,
     "model": 1,
+    "data": 1,
     "compression": 1,
     "dht": 1,
     "network": 1,

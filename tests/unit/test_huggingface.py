@@ -2,14 +2,22 @@
 
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from dilocox_peer.errors import ConfigError, StateCorrupt
-from dilocox_peer.manifest import ModelSection
-from dilocox_peer.model.huggingface import FILES, config_of, read_folder, tokenizer_of, write_folder
+from dilocox_peer.manifest import DataSection, ModelSection
+from dilocox_peer.model.huggingface import (
+    FILES,
+    PublishedTokenizer,
+    config_of,
+    read_folder,
+    tokenizer_of,
+    write_folder,
+)
 from dilocox_peer.model.transformer import LayerRange, initial_parameters, stage_layout
 from dilocox_peer.model.whole import Origin, WholeModel, tensors_of, union
 
@@ -167,3 +175,18 @@ def test_parts_that_are_no_whole_model_are_refused():
     with pytest.raises(StateCorrupt, match="expected float32"):
         union(SECTION, ORIGIN, [wrong])
     assert isinstance(union(SECTION, ORIGIN, [model.tensors]), WholeModel)
+
+
+def test_a_published_tokenizer_goes_out_as_it_came(tmp_path):
+    data = DataSection(tokenizer="ab" * 32, bos="<s>", eos="</s>")
+    model = replace(whole_model(), origin=replace(ORIGIN, data=data))
+    files = {"tokenizer.json": b'{"theirs": 1}', "chat_template.jinja": b"{{ theirs }}"}
+    write_folder(tmp_path / "out", model, tokenizer=PublishedTokenizer(files=files, data=data, bos=1, eos=2))
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in files} == files
+    config, of_tokenizer = (
+        json.loads((tmp_path / "out" / name).read_text()) for name in ("config.json", "tokenizer_config.json")
+    )
+    assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
+    assert (of_tokenizer["bos_token"], of_tokenizer["eos_token"]) == ("<s>", "</s>")
+    assert read_folder(tmp_path / "out").origin.data == data
+    write_folder(tmp_path / "out", model, force=True)  # over the template, which is an export's too

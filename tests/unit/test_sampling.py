@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.cli.generate import harmless
+from dilocox_peer.cli.generate import harmless, prompt_ids
+from dilocox_peer.data.tokenizer import BYTE_TOKENIZER
 from dilocox_peer.manifest import ModelSection
-from dilocox_peer.model.sampling import Sampling, as_text, choose, continuation
+from dilocox_peer.model.sampling import Sampling, choose, continuation
 from dilocox_peer.model.transformer import LayerRange, StageModel, initial_parameters
 
 SECTION = ModelSection(layers=1, hidden_size=16, heads=2, kv_heads=1, mlp_size=16, context=8, vocab_size=300)
@@ -32,7 +33,8 @@ def model():
 
 
 def text(model, prompt=b"abc", *, num_bytes=30, seed=0, **sampling):
-    return bytes(continuation(model, prompt, Sampling(**sampling), num_bytes=num_bytes, seed=seed))
+    drawn = continuation(model, prompt, Sampling(**sampling), num_tokens=num_bytes, num_ids=256, seed=seed)
+    return bytes(drawn)
 
 
 def test_equal_seeds_give_equal_bytes_and_others_do_not(model):
@@ -56,9 +58,16 @@ def test_no_forward_is_longer_than_the_context(model, monkeypatch):
     assert lengths == [6, 7, 8, 8, 8, 8]
 
 
-def test_an_empty_prompt_goes_on_from_a_new_line(model):
-    assert text(model, b"") == text(model, b"\n")
+def test_an_empty_prompt_of_bytes_is_a_new_line(model):
+    assert prompt_ids(BYTE_TOKENIZER, b"") == [ord("\n")]
+    assert prompt_ids(BYTE_TOKENIZER, b"ab") == list(b"ab")
     assert text(model, num_bytes=0) == b""
+
+
+def test_a_text_ends_where_its_last_token_is_drawn(model):
+    drawn = text(model, num_bytes=200)
+    ended = continuation(model, b"abc", Sampling(), num_tokens=200, num_ids=256, seed=0, last=drawn[20])
+    assert bytes(ended) == drawn[: drawn.index(drawn[20])]
 
 
 def test_temperature_0_and_top_1_take_the_likeliest(model):
@@ -66,12 +75,8 @@ def test_temperature_0_and_top_1_take_the_likeliest(model):
     assert greedy == text(model, temperature=0.0, seed=9) == text(model, temperature=5.0, top_k=1)
 
 
-def test_ids_that_are_no_bytes_are_never_drawn():
-    logits_V = torch.zeros(300)
-    logits_V[256:] = 100.0
-    generator = torch.Generator().manual_seed(0)
-    for sampling in (Sampling(0.0), Sampling(1.0, 0), Sampling(1.0, 3)):
-        assert all(choose(logits_V, sampling, generator) < 256 for _ in range(50))
+def test_ids_that_the_tokenizer_has_not_are_never_drawn(model):
+    assert len(set(text(model, num_bytes=300, temperature=50.0, top_k=0))) > 150  # any of 256, or bytes() raises
 
 
 def test_top_k_draws_among_the_k_likeliest_in_their_shares():
@@ -91,20 +96,20 @@ def test_nonsense_is_refused(bad):
 
 @given(st.text())
 def test_characters_come_whole_and_unharmed(written):
-    pieces = list(as_text(iter(written.encode())))
+    pieces = list(BYTE_TOKENIZER.text_of(iter(written.encode())))
     assert "".join(pieces) == written
     assert all(pieces)
 
 
 @given(st.binary())
 def test_any_bytes_become_text(raw):
-    assert "".join(as_text(iter(raw))) == raw.decode(errors="replace")
+    assert "".join(BYTE_TOKENIZER.text_of(iter(raw))) == raw.decode(errors="replace")
 
 
 def test_a_character_cut_off_by_the_end_is_replaced_there_only():
     whole = "aé".encode()
-    assert list(as_text(iter(whole[:-1]))) == ["a", "�"]
-    assert list(as_text(iter(whole))) == ["a", "é"]
+    assert list(BYTE_TOKENIZER.text_of(iter(whole[:-1]))) == ["a", "�"]
+    assert list(BYTE_TOKENIZER.text_of(iter(whole))) == ["a", "é"]
 
 
 def test_a_model_cannot_steer_the_terminal():

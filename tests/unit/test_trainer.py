@@ -13,9 +13,10 @@ import torch
 
 from dilocox_peer.compression.codec import uniform_policy
 from dilocox_peer.compression.contribution import encode_contribution
+from dilocox_peer.data.corpus import Corpus
+from dilocox_peer.data.sources import Document
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.manifest import CompressionSection, InnerSection, Manifest, ModelSection, OuterSection, RoundsSection
-from dilocox_peer.model.data import Corpus, SourceFile
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import build_stage
 from dilocox_peer.model.transformer import layout_of
@@ -39,7 +40,7 @@ def manifest_with(overlap="arrival", total=100, accumulate=1):
 
 
 def text_corpus(kind=Corpus):
-    return kind([SourceFile("text", TEXT)], name="text", validation=0.1)
+    return kind([Document("text", TEXT)], name="text", validation=0.1)
 
 
 def head(number):

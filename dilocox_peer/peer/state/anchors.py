@@ -32,7 +32,8 @@ def assemble(manifest: Manifest, states: Sequence[AnchorState]) -> WholeModel:
     assert len(states) == manifest.stages.count, (len(states), manifest.stages.count)
     rounds = {state.round for state in states}
     assert len(rounds) == 1, rounds
-    origin = Origin(manifest.run.name, manifest.run_id, states[0].round, tuple(state.head.hex() for state in states))
+    heads = tuple(state.head.hex() for state in states)
+    origin = Origin(manifest.run.name, manifest.run_id, states[0].round, heads, manifest.data)
     return union(manifest.model, origin, [tensors_of(state.layout, state.anchor) for state in states])
 
 

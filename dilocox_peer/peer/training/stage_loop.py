@@ -14,9 +14,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.activations import BodyFormat, Bytes
-from dilocox_peer.model.data import Corpus
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.passes import Passes
 from dilocox_peer.model.transformer import StageModel, layers_of

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.ladder import LOW_RANK
+from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.data import Corpus
 from dilocox_peer.peer.planning.controller import OwnCodec
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.book import HoldReason, Progress, Snapshot, TrainingLoop

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.data import Corpus
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.stage import Stage
 from dilocox_peer.model.transformer import LayerRange, StageModel

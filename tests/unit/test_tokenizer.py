@@ -1,0 +1,189 @@
+"""Tokens as the library `tokenizers` makes them, borders that only we set, and one line for what does not fit."""
+
+import hashlib
+import json
+import re
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.cli.flags import InitFlags
+from dilocox_peer.cli.home import tokenizers_folder
+from dilocox_peer.cli.init import write_run_file
+from dilocox_peer.config import preset, read_signed_manifest
+from dilocox_peer.data.corpus import load_corpus
+from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, JsonTokenizer, bounded, id_type, tokenizer_of_run
+from dilocox_peer.data.tokenizer_files import (
+    bounds_beside,
+    find_tokenizer,
+    keep_tokenizer,
+    kept_files,
+    read_tokenizer_file,
+)
+from dilocox_peer.errors import ConfigError
+from tests.tokenizers_made import BOS, EOS, bpe_file, write_model_folder
+
+HASH = hashlib.sha256(bpe_file()).hexdigest()
+
+
+def section(**changed):
+    return preset("tiny", data={"source": "files", "tokenizer": HASH, "bos": BOS, "eos": EOS} | changed).data
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return JsonTokenizer(bpe_file(), bos=BOS, eos=EOS)
+
+
+@given(st.lists(st.text(), max_size=4))
+def test_tokens_are_those_of_the_library_used_plainly(tokenizer, texts):
+    plain = tokenizers.Tokenizer.from_str(bpe_file().decode())
+    expected = [plain.encode(text.encode(errors="replace").decode(), add_special_tokens=False).ids for text in texts]
+    found = tokenizer.encode([text.encode(errors="replace") for text in texts])
+    assert [ids.tolist() for ids in found] == expected
+    assert all(ids.dtype == np.dtype("<u2") for ids in found)
+
+
+@given(st.text())
+def test_text_comes_back_whole_character_by_character(tokenizer, text):
+    ids = tokenizer.encode([text.encode(errors="replace")])[0]
+    pieces = list(tokenizer.text_of(iter(ids.tolist())))
+    assert "".join(pieces) == text.encode(errors="replace").decode()
+    assert not any(piece == "" for piece in pieces)
+    assert tokenizer.num_bytes(ids) == len(text.encode(errors="replace"))
+
+
+def test_a_text_that_spells_a_special_token_ends_nothing(tokenizer):
+    ids = tokenizer.encode([f"a{EOS}b".encode()])[0]
+    assert tokenizer.eos not in ids
+    assert "".join(tokenizer.text_of(iter(ids.tolist()))) == f"a{EOS}b"
+
+
+def test_documents_stand_between_bos_and_eos(tokenizer):
+    ids = tokenizer.encode([b"one"])[0]
+    whole = bounded(tokenizer, ids)
+    assert whole.tolist() == [tokenizer.bos, *ids.tolist(), tokenizer.eos]
+    assert whole.dtype == ids.dtype
+    assert tokenizer.num_bytes(whole) == 3
+    assert bounded(JsonTokenizer(bpe_file(), eos=EOS), ids).tolist() == [*ids.tolist(), tokenizer.eos]
+    assert bounded(BYTE_TOKENIZER, ids) is ids
+
+
+def test_truncation_and_padding_of_the_file_do_not_count():
+    changed = tokenizers.Tokenizer.from_str(bpe_file().decode())
+    changed.enable_truncation(2)
+    changed.enable_padding(length=8)
+    text = b"the value of the argument"
+    [ids] = JsonTokenizer(changed.to_str().encode()).encode([text])
+    assert ids.tolist() == JsonTokenizer(bpe_file()).encode([text])[0].tolist()
+
+
+def test_ids_take_the_narrowest_type():
+    assert [id_type(size).itemsize for size in (256, 257, 65536, 65537)] == [1, 2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("content", "changed", "vocab_size", "reason"),
+    [
+        (b"{}", {"tokenizer": hashlib.sha256(b"{}").hexdigest()}, 320, "is no tokenizer.json"),
+        (b"\x00", {"tokenizer": hashlib.sha256(b"\x00").hexdigest()}, 320, "is no tokenizer.json"),
+        (bpe_file(321), {}, 321, "is not the run's tokenizer: its sha256 is"),
+        (bpe_file(), {}, 319, "has 320 tokens, the run's model knows 319: its owner has to raise model.vocab_size"),
+        (bpe_file(), {"eos": "<|nowhere|>"}, 320, "data.eos is '<|nowhere|>', which is no token of"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(content, changed, vocab_size, reason):
+    with pytest.raises(ConfigError, match=re.escape("tokenizer.json")) as raised:
+        tokenizer_of_run(section(**changed), vocab_size, content)
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_extra_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(ConfigError, match=r"pip install 'dilocox-peer\[data\]'"):
+        JsonTokenizer(bpe_file())
+
+
+def test_a_file_given_once_is_kept_for_good(tmp_path):
+    given_folder, kept = write_model_folder(tmp_path / "model"), tmp_path / "kept"
+    with pytest.raises(ConfigError, match=f"pass --tokenizer with the tokenizer.json whose sha256 is {HASH[:16]}"):
+        find_tokenizer(section(), 320, given=None, kept=kept)
+    for each in (given_folder, given_folder / "tokenizer.json", None):
+        found = find_tokenizer(section(), 320, given=each, kept=kept)
+        assert (found.name, found.bos, found.eos) == (HASH, 318, 319)
+    assert kept_files(kept, found).keys() == {"tokenizer.json", "tokenizer_config.json"}
+    (kept / HASH / "tokenizer.json").write_bytes(b"spoiled")
+    with pytest.raises(ConfigError, match="not here"):
+        find_tokenizer(section(), 320, given=None, kept=kept)
+    keep_tokenizer(kept, given_folder)
+    assert read_tokenizer_file(kept / HASH) == bpe_file()
+    assert [each.name for each in kept.iterdir()] == [HASH]
+
+
+def test_bytes_take_no_tokenizer(tmp_path):
+    plain = preset("tiny").data
+    assert find_tokenizer(plain, 256, given=None, kept=tmp_path) is BYTE_TOKENIZER
+    with pytest.raises(ConfigError, match="leave --tokenizer out"):
+        find_tokenizer(plain, 256, given=tmp_path, kept=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (None, ("", "")),  # names that no published tokenizer has
+        ({}, ("", EOS)),  # named, and not said to be put before texts
+        ({"add_bos_token": True}, (BOS, EOS)),
+        ({"add_bos_token": True, "bos_token": {"content": BOS}, "eos_token": {"content": "gone"}}, (BOS, "")),
+        ({"add_bos_token": True, "bos_token": EOS}, ("", EOS)),  # one token for both parts documents once
+    ],
+)
+def test_what_stands_around_documents_is_read_from_beside_the_file(tmp_path, config, expected):
+    folder = write_model_folder(tmp_path, **(config or {}))
+    if config is None:
+        (folder / "tokenizer_config.json").unlink()
+    assert bounds_beside(folder, bpe_file()) == expected
+
+
+def test_without_a_config_the_common_names_are_looked_for(tmp_path):
+    content = json.dumps(
+        {"added_tokens": [{"id": 0, "content": "<|endoftext|>"}, {"id": 1, "content": "<s>"}]}
+    ).encode()
+    assert bounds_beside(tmp_path / "tokenizer.json", content) == ("<s>", "<|endoftext|>")
+
+
+def test_a_corpus_of_tokens_is_cut_at_its_documents(tmp_path, tokenizer):
+    lines = [json.dumps({"text": f"document {number} of the others"}) for number in range(200)]
+    (tmp_path / "d.jsonl").write_text("\n".join(lines))
+    corpus = load_corpus("files", [tmp_path / "d.jsonl"], validation=0.1, tokenizer=tokenizer)
+    assert corpus.split.endswith("of 200 documents")
+    assert corpus.unit == "token"
+    for inputs, targets in corpus.validation_batches(10**6, batch=4, context=8):
+        assert inputs.max() < 320
+        text = "".join(tokenizer.text_of(iter(targets.flatten().tolist())))
+        assert corpus.num_bytes(targets) == len(text)
+    assert 0 < corpus.bigram_entropy() < corpus.unigram_entropy()
+
+
+def test_init_names_the_tokenizer_and_keeps_it(tmp_path, capsys):
+    folder = write_model_folder(tmp_path / "model")
+    flags = InitFlags(path=tmp_path / "run.toml", tokenizer=folder, home=tmp_path / "home")
+    write_run_file(flags)
+    manifest = read_signed_manifest(tmp_path / "run.toml")
+    assert (manifest.data.tokenizer, manifest.data.bos, manifest.data.eos) == (HASH, "", EOS)
+    assert manifest.model.vocab_size == 320
+    assert (tmp_path / "tokenizer.json").read_bytes() == bpe_file()
+    assert f"320 tokens, nothing before and {EOS} behind each document" in capsys.readouterr().out
+    kept = tokenizers_folder(tmp_path / "home")
+    assert find_tokenizer(manifest.data, 320, given=None, kept=kept).name == HASH
+
+
+def test_init_overwrites_no_other_tokenizer(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("another")
+    flags = InitFlags(path=tmp_path / "run.toml", tokenizer=write_model_folder(tmp_path / "model"), home=tmp_path)
+    with pytest.raises(ConfigError, match="exists and is another: pass --force"):
+        write_run_file(flags)
+    assert not flags.path.exists()
