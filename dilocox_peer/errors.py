@@ -59,5 +59,9 @@ class PeerUnavailable(DilocoxError):
         self.reason = reason
 
 
+class ThingUnavailable(DilocoxError):
+    """None of the peers asked gives a thing of this name: ask others, or later."""
+
+
 class StateCorrupt(DilocoxError):
     """State on disk or from a donor whose digest is not the announced one; it was not used."""

@@ -6,7 +6,7 @@ knows what carries the stream; transport.py brings hivemind's.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +26,9 @@ Buffer = bytes | bytearray | memoryview
 Pace = Callable[[int], Awaitable[None]]
 """Returns when so many bytes may be sent."""
 
+Take = Callable[[bytes], Awaitable[bool]]
+"""Is given a body piece by piece as it comes; False: no more is wanted."""
+
 
 class PeerGone(PeerUnavailable):
     """Nobody is there: the connection was refused or broke. Known at once, so no use in waiting."""
@@ -43,16 +46,35 @@ class TransportDown(PeerUnavailable):
     """Not the peer's fault: this process's own p2pd has ended. See Transport.wait_for_failure."""
 
 
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A body that is read while it is sent. pieces() gives exactly num_bytes; what it raises ends the stream early."""
+
+    num_bytes: int
+    pieces: Callable[[], AsyncIterator[Buffer]]
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Reply:
     """What a handler serves. The body's buffers are sent one after another and not copied; do not change them meanwhile."""
 
     header: dict[str, Any]
-    body: Sequence[Buffer] = ()
+    body: Sequence[Buffer] | Streamed = ()
 
     @property
     def body_bytes(self) -> int:
+        if isinstance(self.body, Streamed):
+            return self.body.num_bytes
         return sum(memoryview(part).nbytes for part in self.body)
+
+    async def parts(self) -> AsyncIterator[Buffer]:
+        """The body's buffers, one after another."""
+        if isinstance(self.body, Streamed):
+            async for part in self.body.pieces():
+                yield part
+        else:
+            for part in self.body:
+                yield part
 
 
 async def send_request(writer: asyncio.StreamWriter, header: dict[str, Any]) -> None:
@@ -87,7 +109,7 @@ async def send_reply(
     async with asyncio.timeout(stall_timeout_s):
         writer.write(pack_header(REPLY, reply.header, reply.body_bytes))
         await writer.drain()
-    for part in reply.body:
+    async for part in reply.parts():
         view = memoryview(part).cast("B")
         for start in range(0, view.nbytes, chunk_bytes):
             chunk = view[start : start + chunk_bytes]
@@ -106,10 +128,12 @@ async def receive_reply(
     *,
     max_body_bytes: int,
     stall_timeout_s: float,
-    on_progress: Callable[[int, int], None],
+    on_bytes: Callable[[int], None],
     pace: Pace | None = None,
+    take: Take | None = None,
 ) -> tuple[dict[str, Any], bytearray]:
-    """Header and whole body of peer's reply. on_progress(received, total) after every piece; pace: waited for after it.
+    """Header and whole body of peer's reply. on_bytes(number) after every piece; pace: waited for after it. take: gets the
+    pieces, and the body given back is empty; when it wants no more, the rest of the reply is not read.
 
     Raises PeerGone when the stream ends early, PeerSilent when nothing comes for stall_timeout_s, RequestRefused, and
     ProtocolError for a reply above max_body_bytes (known before memory is taken) or no reply at all.
@@ -123,18 +147,20 @@ async def receive_reply(
         if prefix.kind != REPLY:
             raise ProtocolError(peer, f"frame of kind {prefix.kind} in place of a reply")
         total = prefix.body_bytes
-        body = bytearray(total)
-        on_progress(0, total)
+        body = bytearray(total if take is None else 0)
         while received < total:
             async with asyncio.timeout(stall_timeout_s):
                 piece = await reader.read(min(CHUNK_BYTES, total - received))
             if not piece:
                 raise PeerGone(peer, f"the stream ended after {received} of {total} bytes")
-            body[received : received + len(piece)] = piece
+            if take is None:
+                body[received : received + len(piece)] = piece
             received += len(piece)
-            on_progress(received, total)
+            on_bytes(len(piece))
             if pace is not None:
                 await pace(len(piece))
+            if take is not None and not await take(piece):
+                return header, body
         async with asyncio.timeout(stall_timeout_s):
             end, _ = await _receive_head(reader, max_body_bytes=0)
     except TimeoutError:

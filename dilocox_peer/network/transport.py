@@ -25,6 +25,7 @@ from dilocox_peer.network.bulk import (
     PeerSilent,
     Reply,
     RequestRefused,
+    Take,
     TransportDown,
     discard_request,
     receive_reply,
@@ -70,7 +71,6 @@ _KNOWN_PEERS = 1024  # per-peer bookkeeping is kept for so many
 
 MessageHandler = Callable[[PeerId, bytes], None]
 FetchHandler = Callable[[PeerId, dict[str, Any]], Awaitable[Reply]]
-Progress = Callable[[int, int], None]
 Reachability = Literal["public", "private"]
 
 V = TypeVar("V")
@@ -437,11 +437,11 @@ class Transport:
         max_body_bytes: int,
         timeout_s: float,
         stall_timeout_s: float = 15.0,
-        on_progress: Progress | None = None,
+        take: Take | None = None,
     ) -> tuple[dict[str, Any], bytearray]:
         """Header and body of what peer serves as kind for this header: whole, or an error.
 
-        on_progress(received, total). Raises PeerGone, PeerSilent, RequestRefused, TransportDown (PeerUnavailable all), and
+        take: gets the body instead, piece by piece, as far as it wants. Raises PeerGone, PeerSilent, RequestRefused, TransportDown (PeerUnavailable all), and
         ProtocolError for a body above max_body_bytes or another malformed reply.
         """
         self._check_not_out(peer)
@@ -449,7 +449,7 @@ class Transport:
         async def once() -> tuple[dict[str, Any], bytearray]:
             return await self._fetch_once(
                 peer, kind, header, max_body_bytes=max_body_bytes, timeout_s=timeout_s,
-                stall_timeout_s=stall_timeout_s, on_progress=on_progress,
+                stall_timeout_s=stall_timeout_s, take=take,
             )  # fmt: skip
 
         try:
@@ -468,7 +468,7 @@ class Transport:
         max_body_bytes: int,
         timeout_s: float,
         stall_timeout_s: float,
-        on_progress: Progress | None,
+        take: Take | None,
     ) -> tuple[dict[str, Any], bytearray]:
         from hivemind.proto import p2pd_pb2
 
@@ -478,12 +478,10 @@ class Transport:
         )
         seen = 0
 
-        def count(received: int, total: int) -> None:
+        def count(num_bytes: int) -> None:
             nonlocal seen
-            self.bandwidth.bytes_received += received - seen
-            seen = received
-            if on_progress is not None:
-                on_progress(received, total)
+            self.bandwidth.bytes_received += num_bytes
+            seen += num_bytes
 
         try:
             async with asyncio.timeout(timeout_s):
@@ -491,8 +489,8 @@ class Transport:
                 try:
                     await send_request(writer, header)
                     reply = await receive_reply(
-                        reader, peer, max_body_bytes=max_body_bytes, stall_timeout_s=stall_timeout_s, on_progress=count,
-                        pace=self.bandwidth.pace_download,
+                        reader, peer, max_body_bytes=max_body_bytes, stall_timeout_s=stall_timeout_s, on_bytes=count,
+                        pace=self.bandwidth.pace_download, take=take,
                     )  # fmt: skip
                 finally:
                     writer.transport.abort()

@@ -186,16 +186,30 @@ async def test_cancelled_calls_do_not_break_the_transport(make_transport: MakeTr
 async def test_twenty_megabytes_arrive_intact(make_transport: MakeTransport) -> None:
     server, client = await pair(make_transport)
     await server.serve("blob", serve_blob)
-    progress: list[tuple[int, int]] = []
     header, body = await client.fetch(
-        server.peer_id, "blob", {"size_bytes": 20_000_000}, max_body_bytes=20_000_000, timeout_s=30,
-        on_progress=lambda *step: progress.append(step),
-    )  # fmt: skip
+        server.peer_id, "blob", {"size_bytes": 20_000_000}, max_body_bytes=20_000_000, timeout_s=30
+    )
     assert header == {"size_bytes": 20_000_000}
     assert body == blob(20_000_000)
-    assert progress[0] == (0, 20_000_000)
-    assert progress[-1] == (20_000_000, 20_000_000)
     assert server.bandwidth.bytes_sent == client.bandwidth.bytes_received == 20_000_000
+
+
+async def test_a_body_is_taken_piece_by_piece_and_no_further_than_it_is_wanted(make_transport: MakeTransport) -> None:
+    server, client = await pair(make_transport)
+    await server.serve("blob", serve_blob)
+    taken = bytearray()
+
+    async def take(piece: bytes) -> bool:
+        taken.extend(piece)
+        return len(taken) < most
+
+    for most in (20_000_000, 1_000_000):
+        taken.clear()
+        _, body = await client.fetch(
+            server.peer_id, "blob", {"size_bytes": 20_000_000}, max_body_bytes=20_000_000, timeout_s=30, take=take
+        )
+        assert (bytes(body), bytes(taken)) == (b"", blob(20_000_000)[: len(taken)])
+        assert most <= len(taken) < most + 600_000
 
 
 async def test_a_fetch_under_an_upload_cap_and_several_at_once_arrive_intact(make_transport: MakeTransport) -> None:
@@ -211,13 +225,17 @@ async def test_a_fetch_under_an_upload_cap_and_several_at_once_arrive_intact(mak
 async def test_a_body_above_the_cap_is_refused_before_memory_is_taken(make_transport: MakeTransport) -> None:
     server, client = await pair(make_transport)
     await server.serve("blob", serve_blob)
-    progress: list[int] = []
+    taken: list[bytes] = []
+
+    async def take(piece: bytes) -> bool:
+        taken.append(piece)
+        return True
+
     with pytest.raises(ProtocolError, match="body of 1001 bytes, at most 1000"):
         await client.fetch(
-            server.peer_id, "blob", {"size_bytes": 1001}, max_body_bytes=1000, timeout_s=5,
-            on_progress=lambda received, _total: progress.append(received),
+            server.peer_id, "blob", {"size_bytes": 1001}, max_body_bytes=1000, timeout_s=5, take=take
         )  # fmt: skip
-    assert progress == []
+    assert taken == []
 
 
 async def test_a_refusal_carries_its_reason(make_transport: MakeTransport) -> None:

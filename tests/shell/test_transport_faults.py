@@ -31,15 +31,17 @@ async def fetch_until(
     transport: Transport, remote: PeerProcess, at_bytes: int, fault: object, *, stall_timeout_s: float = 10.0
 ) -> bytearray:
     """Fetches SIZE bytes and calls fault() once when at_bytes of them are here."""
-    pending = [fault]
+    pending, body = [fault], bytearray()
 
-    def on_progress(received: int, _total: int) -> None:
-        if received >= at_bytes and pending:
+    async def take(piece: bytes) -> bool:
+        body.extend(piece)
+        if len(body) >= at_bytes and pending:
             pending.pop()()  # type: ignore[operator]
+        return True
 
-    _, body = await transport.fetch(
+    await transport.fetch(
         remote.peer, "blob", {"size_bytes": SIZE}, max_body_bytes=SIZE, timeout_s=30, stall_timeout_s=stall_timeout_s,
-        on_progress=on_progress,
+        take=take,
     )  # fmt: skip
     return body
 

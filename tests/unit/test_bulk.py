@@ -61,7 +61,7 @@ def receive(
         if ends:
             reader.feed_eof()
         header, body = await receive_reply(
-            reader, PEER, max_body_bytes=max_body_bytes, stall_timeout_s=stall_timeout_s, on_progress=lambda *_: None
+            reader, PEER, max_body_bytes=max_body_bytes, stall_timeout_s=stall_timeout_s, on_bytes=lambda _number: None
         )
         return header, bytes(body)
 

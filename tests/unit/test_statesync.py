@@ -38,7 +38,7 @@ async def test_the_newest_and_older_ones_are_served_and_nothing_is_an_empty_repl
     for height in (4, 2):
         reply = await server.serve(ASKER, {"head": stage.states[height].head})
         assert (reply.header["head"], reply.header["round"]) == (stage.states[height].head, stage.states[height].round)
-        assert [bytes(part) for part in reply.body] == [bytes(part) for part in stage.states[height].parts()]
+        assert [bytes(part) async for part in reply.parts()] == [bytes(part) for part in stage.states[height].parts()]
     assert (await server.serve(ASKER, {"head": bytes(32)})).header == {}
     for bad in ({}, {"head": b"short"}, {"head": 2}):
         with pytest.raises(ProtocolError):

@@ -1,0 +1,477 @@
+"""How one thing is got from several donors: whom to ask for which bytes, whom not to believe, when it is here. Pure.
+
+Donors are asked for the thing's outline, one first: with that of a small thing comes the thing. Those that claim the same one share the work: each is asked for a run of chunks
+that is a part of what is missing, by its speed, so that runs get shorter and all end together; who ends first takes over what
+a slow one would be late with. What a donor that breaks off has sent stays, in mid-chunk too: another goes on at the next byte.
+
+Promises
+1. `Finished` only when every chunk is what the outline says, and the outline what the name says.
+2. No byte that is held or on its way is asked for, but those of a chunk that was wrong.
+3. `Accused` is said of a donor alone for a chunk that it sent all of, or for an outline that cannot be of that name; never of an
+   honest one. Of a chunk with bytes from two donors nobody is accused: it is asked for again, whole, from one.
+4. A donor that is accused, or fails again and again, is asked no more. With none left the fetch gives up.
+5. What one liar can cost is the work on one false outline, or one chunk.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+
+from dilocox_peer.store.actions import (
+    Accused,
+    AskOutline,
+    AskRange,
+    CheckChunk,
+    CheckWhole,
+    FetchAction,
+    Finished,
+    GaveUp,
+    Shorten,
+)
+from dilocox_peer.store.outline import CHUNK_BYTES, Outline
+from dilocox_peer.types import Digest, PeerId
+
+MAX_BUSY = 4  # donors that send at once
+MAX_DONORS = 16
+MAX_FAILURES = 2  # in a row, with no right chunk in between; as today's callers try again by themselves
+MAX_FAILURES_IN_ALL = 8
+RETRY_S = 1.0
+SOONER_S = 1.0  # taking over from a slow donor costs what it has under way; it has to save so much
+UNMEASURED_S = 2.0  # a donor that has sent nothing yet is not called slow before
+LATE_S = 5.0  # nor hung up on for another that was never tried
+LOOK_S = 0.5
+IMPATIENT_S = 3.0  # with a donor that does not say what the thing is made of, before the next is asked too
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """arrived: bytes of it that are here, from its beginning. givers: who sent them. is_taken: a range that is out covers the rest,
+    or it is being checked (check: the number of that). from_one: it was wrong with bytes of two donors in it."""
+
+    arrived: int = 0
+    givers: tuple[PeerId, ...] = ()
+    is_taken: bool = False
+    is_held: bool = False
+    from_one: bool = False
+    check: int = 0
+
+
+@dataclass(slots=True)
+class _Donor:
+    """at, stop: what is left of its range, stop 0: none. began_s, heard_s, got: of that range. retry_s: not to be asked before."""
+
+    outline: Outline | None = None
+    is_out: bool = False
+    is_asked: bool = False  # for its outline
+    asked_s: float = 0.0
+    at: int = 0
+    stop: int = 0
+    began_s: float = 0.0
+    heard_s: float = 0.0
+    got: int = 0
+    rate: float | None = None  # bytes a second
+    failures: int = 0
+    failures_in_all: int = 0
+    retry_s: float = 0.0
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def is_busy(self) -> bool:
+        return self.stop > 0
+
+
+class Fetch:
+    """Of one thing. Each method takes what happened and returns what to do, in order; `begin` first, `tick` at `deadline`.
+
+    Nothing comes after Finished or GaveUp.
+    """
+
+    def __init__(
+        self,
+        name: Digest,
+        donors: Iterable[PeerId],
+        *,
+        is_root: bool = False,
+        resumed: tuple[Outline, frozenset[int]] | None = None,
+    ) -> None:
+        """is_root: the name is an outline's root, not the digest of the bytes. resumed: an outline, and which of its chunks are
+        here and right; it counts for as much as a donor's word."""
+        self.name = name
+        self._is_root = is_root
+        self._donors = {donor: _Donor() for donor in list(dict.fromkeys(donors))[:MAX_DONORS]}
+        self._refuted: set[Digest] = set()  # roots of outlines that were false
+        self.outline: Outline | None = None
+        self._chunks: list[_Chunk] = []
+        self._missing = 0  # chunks that are not held
+        self._is_over = False
+        self._num_checks = 0
+        self._now = float("-inf")
+        if resumed is not None and self._why_not(resumed[0]) is None:
+            self._adopt(resumed[0])
+            for index in resumed[1]:
+                self._hold(index)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of chunks that are here and right."""
+        spans = (self._span(index) for index, chunk in enumerate(self._chunks) if chunk.is_held)
+        return sum(stop - start for start, stop in spans)
+
+    def busy(self) -> list[PeerId]:
+        """The donors that are sending."""
+        return [peer for peer, donor in self._donors.items() if donor.is_busy]
+
+    def deadline(self) -> float:
+        """When `tick` is due, in the clock's seconds."""
+        donors = self._donors.values()
+        rests = [each.retry_s for each in donors if self._is_resting(each, self._now)]
+        if any(each.is_busy for each in donors) and any(
+            not each.is_busy and each.outline is not None for each in donors
+        ):
+            rests.append(self._now + LOOK_S)  # at who is slow: one that sends nothing makes nothing happen
+        if self.outline is None and any(self._is_unasked(each, self._now) for each in donors):
+            rests += [each.asked_s + IMPATIENT_S for each in donors if each.is_asked]
+        return min(rests, default=inf)
+
+    # ---- what happens ----
+
+    def begin(self, now: float) -> list[FetchAction]:
+        return self._go_on(now)
+
+    def tick(self, now: float) -> list[FetchAction]:
+        return self._go_on(now)
+
+    def outlined(self, donor: PeerId, outline: Outline, now: float, *, is_here: bool = False) -> list[FetchAction]:
+        """The donor's answer to AskOutline. is_here: with it came the thing, which is one chunk; its digest is computed from
+        what came, and the bytes have been put where they belong if they are what was asked for."""
+        asked = self._donors[donor]
+        asked.is_asked = False
+        if asked.is_out or self._is_over:
+            return []
+        if (reason := self._why_not(outline)) is not None:
+            return self._accuse(donor, reason) + self._go_on(now)
+        asked.outline = outline
+        actions: list[FetchAction] = []
+        if self.outline is None or (self.outline.root != outline.root and self._is_outnumbered(outline)):
+            actions += self._adopt(outline)
+        if is_here and not self._chunks[0].is_held:
+            self._hold(0)
+        return actions + self._go_on(now)
+
+    def failed(self, donor: PeerId, reason: str, now: float, *, for_good: bool = False) -> list[FetchAction]:
+        """It does not answer, broke off, or (for_good) has not what it was asked for."""
+        asked = self._donors[donor]
+        self._release(donor)
+        asked.is_asked = False
+        if asked.is_out or self._is_over:
+            return []
+        asked.failures += 1
+        asked.failures_in_all += 1
+        asked.reasons.append(reason)
+        asked.retry_s = now + RETRY_S * asked.failures
+        asked.is_out = for_good or asked.failures >= MAX_FAILURES or asked.failures_in_all >= MAX_FAILURES_IN_ALL
+        return self._go_on(now)
+
+    def received(self, donor: PeerId, num_bytes: int, now: float) -> list[FetchAction]:
+        """The next bytes of its range, which the caller has kept."""
+        asked = self._donors[donor]
+        if self._is_over or not asked.is_busy:
+            return []
+        assert 0 < num_bytes <= asked.stop - asked.at, (num_bytes, asked.at, asked.stop)
+        asked.got += num_bytes
+        asked.heard_s = now
+        asked.rate = asked.got / max(now - asked.began_s, 1e-6)
+        actions: list[FetchAction] = []
+        end = asked.at + num_bytes
+        while asked.at < end:
+            index = self._index_at(asked.at)
+            start, stop = self._span(index)
+            chunk = self._chunks[index]
+            chunk.arrived = min(end, stop) - start
+            chunk.givers = tuple(dict.fromkeys((*chunk.givers, donor)))
+            asked.at = start + chunk.arrived
+            if asked.at == stop:
+                self._num_checks += 1
+                chunk.check = self._num_checks
+                actions.append(CheckChunk(index, chunk.check))
+        if asked.at == asked.stop:
+            asked.at = asked.stop = 0
+            actions += self._go_on(now)
+        return actions
+
+    def checked(self, check: CheckChunk, digest: Digest, now: float) -> list[FetchAction]:
+        """The digest of a chunk whose bytes have all arrived."""
+        if self._is_over or self.outline is None or check.index >= len(self._chunks):
+            return []
+        chunk = self._chunks[check.index]
+        if chunk.check != check.number or chunk.is_held:
+            return []  # another outline is gone by since
+        givers = chunk.givers
+        if digest == self.outline.chunks[check.index]:
+            self._hold(check.index)
+            if len(givers) == 1:
+                self._donors[givers[0]].failures = 0
+            return self._go_on(now)
+        self._chunks[check.index] = _Chunk(from_one=len(givers) > 1)
+        if len(givers) > 1:
+            return self._go_on(now)
+        return self._accuse(givers[0], f"chunk {check.index} is not what it said itself") + self._go_on(now)
+
+    def checked_whole(self, is_right: bool, now: float) -> list[FetchAction]:
+        """Whether the bytes are what the name says. If not, all who claimed this outline were lying: the chunks agree with it."""
+        if self._is_over or self.outline is None:
+            return []
+        if is_right:
+            self._is_over = True
+            return [Finished()]
+        false, self.outline = self.outline.root, None
+        self._refuted.add(false)
+        self._chunks, self._missing = [], 0
+        actions: list[FetchAction] = []
+        others: dict[Digest, Outline] = {}
+        for peer, donor in self._donors.items():
+            if donor.outline is not None and donor.outline.root == false:
+                actions += self._accuse(peer, "its outline is not of the thing of that name")
+            elif donor.outline is not None and not donor.is_out:
+                others.setdefault(donor.outline.root, donor.outline)
+        if others:
+            self._adopt(max(others.values(), key=lambda each: self._num_behind(each.root)))
+        return actions + self._go_on(now)
+
+    # ---- outlines ----
+
+    def _why_not(self, outline: Outline) -> str | None:
+        """Why it cannot be this thing's; None: it can."""
+        if outline.root in self._refuted:
+            return "its outline is not of the thing of that name"
+        if self._is_root:
+            return None if outline.root == self.name else "its outline is of another thing"
+        if len(outline.chunks) == 1 and outline.chunks[0] != self.name:
+            return "what it sent is not the thing of that name"
+        return None
+
+    def _is_proven(self, outline: Outline) -> bool:
+        return self._is_root or len(outline.chunks) == 1
+
+    def _num_behind(self, root: Digest) -> int:
+        return sum(
+            not donor.is_out and donor.outline is not None and donor.outline.root == root
+            for donor in self._donors.values()
+        )
+
+    def _is_outnumbered(self, other: Outline) -> bool:
+        assert self.outline is not None
+        return self._num_behind(other.root) > self._num_behind(self.outline.root)
+
+    def _adopt(self, outline: Outline) -> list[FetchAction]:
+        """Goes by this outline from here on. What is held and the same in both stays."""
+        actions: list[FetchAction] = []
+        for peer in self.busy():
+            actions.append(Shorten(peer, self._donors[peer].at))
+            self._release(peer)
+        before, old = self.outline, self._chunks
+        self.outline = outline
+        self._chunks = [_Chunk() for _ in outline.chunks]
+        self._missing = len(self._chunks)
+        if before is not None:
+            for index, (was, now_) in enumerate(zip(before.chunks, outline.chunks, strict=False)):
+                if was == now_ and before.span(index) == outline.span(index) and old[index].is_held:
+                    self._hold(index)
+        return actions
+
+    # ---- chunks ----
+
+    def _index_at(self, byte: int) -> int:
+        return byte // CHUNK_BYTES
+
+    def _span(self, index: int) -> tuple[int, int]:
+        assert self.outline is not None
+        return self.outline.span(index)
+
+    def _hold(self, index: int) -> None:
+        self._chunks[index] = _Chunk(is_taken=True, is_held=True)
+        self._missing -= 1
+
+    def _release(self, peer: PeerId) -> None:
+        """What is left of its range is anybody's again; what has arrived of a chunk stays."""
+        donor = self._donors[peer]
+        if not donor.is_busy:
+            return
+        for index in range(self._index_at(donor.at), self._index_at(donor.stop - 1) + 1):
+            chunk = self._chunks[index]
+            chunk.is_taken = False
+            if chunk.from_one:
+                chunk.arrived, chunk.givers = 0, ()
+        donor.at = donor.stop = 0
+
+    # ---- whom to ask for what ----
+
+    def _go_on(self, now: float) -> list[FetchAction]:
+        self._now = now
+        if self._is_over:
+            return []
+        if self.outline is not None and not self._missing:
+            if not self._is_proven(self.outline):
+                return [CheckWhole()]
+            self._is_over = True
+            return [Finished()]
+        actions: list[FetchAction] = []
+        for peer, donor in self._donors.items():
+            if self._is_unasked(donor, now):
+                if self.outline is None and any(
+                    each.is_asked and now < each.asked_s + IMPATIENT_S for each in self._donors.values()
+                ):
+                    break
+                donor.is_asked, donor.asked_s = True, now
+                actions.append(AskOutline(peer))
+        if self.outline is not None:
+            actions += self._hand_out(self.outline, now)
+        if any(donor.is_asked or donor.is_busy or self._is_resting(donor, now) for donor in self._donors.values()):
+            return actions
+        if any(chunk.check and not chunk.is_held for chunk in self._chunks):
+            return actions
+        if (other := self._another_outline()) is not None:
+            return actions + self._adopt(other) + self._go_on(now)
+        self._is_over = True
+        return [*actions, GaveUp(self._why_nobody())]
+
+    def _is_unasked(self, donor: _Donor, now: float) -> bool:
+        return donor.outline is None and not donor.is_out and not donor.is_asked and now >= donor.retry_s
+
+    def _is_resting(self, donor: _Donor, now: float) -> bool:
+        return not donor.is_out and now < donor.retry_s
+
+    def _another_outline(self) -> Outline | None:
+        """That a donor claims which is still there, where nobody who claims the one gone by is."""
+        claimed = (donor.outline for donor in self._donors.values() if not donor.is_out and donor.outline is not None)
+        return next((each for each in claimed if self.outline is None or each.root != self.outline.root), None)
+
+    def _hand_out(self, outline: Outline, now: float) -> list[FetchAction]:
+        mine = [
+            (peer, donor)
+            for peer, donor in self._donors.items()
+            if not donor.is_out and donor.outline is not None and donor.outline.root == outline.root
+        ]
+        actions: list[FetchAction] = []
+        idle = [(peer, donor) for peer, donor in mine if not donor.is_busy and now >= donor.retry_s]
+        for peer, donor in sorted(idle, key=lambda each: -(inf if each[1].rate is None else each[1].rate)):
+            if len(self.busy()) >= MAX_BUSY:
+                if not (room := self._make_room(donor, now)):
+                    break
+                actions += room
+            first = next((index for index, chunk in enumerate(self._chunks) if not chunk.is_taken), None)
+            if first is None:
+                actions += self._take_over(peer, donor, now)
+            else:
+                count = self._run_length(first, self._fair_share(donor, outline))
+                actions.append(self._ask(peer, donor, first, first + count, now))
+        return actions
+
+    def _make_room(self, donor: _Donor, now: float) -> list[FetchAction]:
+        """Hangs up on the slowest, when all that may send at once do and this one is faster or was never tried."""
+        slowest, late_s = self._latest(now)
+        if slowest is None or late_s < LATE_S:
+            return []
+        other = self._donors[slowest]
+        if donor.rate is not None and donor.rate < 2 * (other.stop - other.at) / late_s:
+            return []
+        at = other.at
+        self._release(slowest)
+        return [Shorten(slowest, at)]
+
+    def _latest(self, now: float) -> tuple[PeerId | None, float]:
+        """The donor that will be done last, and in how many seconds."""
+        slowest, late_s = None, 0.0
+        for peer, donor in self._donors.items():
+            if donor.is_busy and (left_s := self._left_s(donor, now)) > late_s:
+                slowest, late_s = peer, left_s
+        return slowest, late_s
+
+    def _fair_share(self, donor: _Donor, outline: Outline) -> int:
+        """How many chunks a donor is asked for: all if nobody else has them or may yet say so, else half its part, by the speeds, of those
+        that nobody was asked for."""
+        free = sum(not chunk.is_taken for chunk in self._chunks)
+        hoped = [
+            each for each in self._donors.values()
+            if not each.is_out and (each.outline is None or each.outline.root == outline.root)
+        ]  # fmt: skip
+        if len(hoped) < 2:
+            return free
+        known = [each.rate for each in hoped if each.rate is not None]
+        usual = sum(known) / len(known) if known else 1.0
+        rates = sorted((usual if each.rate is None else each.rate for each in hoped), reverse=True)[:MAX_BUSY]
+        part = (usual if donor.rate is None else donor.rate) / max(sum(rates), 1e-9)
+        return max(1, int(free * min(part, 1.0) / 2))
+
+    def _run_length(self, first: int, most: int) -> int:
+        """Of chunks from there that nobody was asked for. One of which a part is here begins a run, or is none of it; so that a
+        range goes from byte to byte."""
+        count = 1
+        while count < most and first + count < len(self._chunks):
+            chunk = self._chunks[first + count]
+            if chunk.is_taken or chunk.arrived:
+                break
+            count += 1
+        return count
+
+    def _ask(self, peer: PeerId, donor: _Donor, first: int, last: int, now: float) -> AskRange:
+        for chunk in self._chunks[first:last]:
+            chunk.is_taken = True
+        donor.at = self._span(first)[0] + self._chunks[first].arrived
+        donor.stop = self._span(last - 1)[1]
+        donor.began_s, donor.heard_s, donor.got = now, now, 0
+        return AskRange(peer, donor.at, donor.stop)
+
+    def _take_over(self, peer: PeerId, donor: _Donor, now: float) -> list[FetchAction]:
+        """From the donor that would be done last, if that is sooner for all: a part of what it has not begun, by their speeds, or the
+        rest of its last chunk."""
+        slowest, late_s = self._latest(now)
+        if slowest is None:
+            return []
+        other = self._donors[slowest]
+        left = other.stop - other.at
+        speed = left / late_s
+        rate = donor.rate or speed  # of one that has sent nothing yet
+        if late_s - left / (speed + rate) < SOONER_S:
+            return []
+        current, last = self._index_at(other.at), self._index_at(other.stop - 1)
+        give = round((last - current) * rate / (speed + rate))
+        if give > 0:
+            first = last + 1 - give
+            other.stop = self._span(first)[0]
+            return [Shorten(slowest, other.stop), self._ask(peer, donor, first, last + 1, now)]
+        if current < last or self._chunks[current].from_one or late_s < 2 * left / (donor.rate or inf) + SOONER_S:
+            return []
+        at = other.at
+        self._release(slowest)
+        return [Shorten(slowest, at), self._ask(peer, donor, current, current + 1, now)]
+
+    def _left_s(self, donor: _Donor, now: float) -> float:
+        """Until it is done at its speed so far, and no less than it has been silent; 0 while its speed is not known."""
+        waited = now - donor.began_s
+        if not donor.got and waited < UNMEASURED_S:
+            return 0.0
+        return max((donor.stop - donor.at) / max(donor.got / max(waited, 1e-6), 1.0), now - donor.heard_s)
+
+    # ---- who is not believed ----
+
+    def _accuse(self, peer: PeerId, reason: str) -> list[FetchAction]:
+        donor = self._donors[peer]
+        if donor.is_out:
+            return []
+        actions: list[FetchAction] = [Accused(peer, reason)]
+        if donor.is_busy:
+            actions.append(Shorten(peer, donor.at))
+            self._release(peer)
+        for index, chunk in enumerate(self._chunks):
+            if peer in chunk.givers and not chunk.is_taken:
+                self._chunks[index] = _Chunk(from_one=chunk.from_one)
+        donor.is_out = True
+        donor.reasons.append(reason)
+        return actions
+
+    def _why_nobody(self) -> str:
+        if not self._donors:
+            return "nobody to ask"
+        said = (f"{peer}: {donor.reasons[-1]}" for peer, donor in self._donors.items() if donor.reasons)
+        return "; ".join(said) or "nobody has it"

@@ -1,0 +1,265 @@
+"""Carries out a Fetch: asks donors over the transport, checks and keeps chunks in a worker thread, in bounded memory."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Protocol, assert_never
+
+from dilocox_peer.errors import PeerUnavailable, ProtocolError, ThingUnavailable
+from dilocox_peer.network.bulk import RequestRefused, Take
+from dilocox_peer.store.actions import (
+    Accused,
+    AskOutline,
+    AskRange,
+    CheckChunk,
+    CheckWhole,
+    FetchAction,
+    Finished,
+    GaveUp,
+    Shorten,
+)
+from dilocox_peer.store.fetch import Fetch
+from dilocox_peer.store.outline import CHUNK_BYTES, Outline, num_chunks
+from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, sha256
+
+STORE_SERVICE = "store"
+STALL_S = 15.0
+OUTLINE_S = 60.0
+MAX_UNCHECKED = 8  # chunks in memory that wait for their check
+
+
+class Sink(Protocol):
+    """Where a thing is put together. Its methods block, and are called in one worker thread."""
+
+    def begin(self, outline: Outline) -> None: ...
+    def write(self, start: int, raw: bytes | bytearray | memoryview) -> None: ...
+    def is_whole(self) -> bool: ...
+    def finish(self) -> Any: ...
+    def close(self) -> None: ...
+
+
+class Fetches(Protocol):
+    """What of a Transport is used."""
+
+    async def fetch(
+        self,
+        peer: PeerId,
+        kind: str,
+        header: dict[str, Any],
+        *,
+        max_body_bytes: int,
+        timeout_s: float,
+        stall_timeout_s: float = ...,
+        take: Take | None = ...,
+    ) -> tuple[dict[str, Any], bytearray]: ...
+
+
+class Pull:
+    """Of one thing into one sink; `run` it once."""
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        sink: Sink,
+        *,
+        transport: Fetches,
+        max_bytes: int,
+        timeout_s: float,
+        on_accused: Callable[[PeerId, str], None],
+    ) -> None:
+        """max_bytes: of the thing; a donor that says more is not believed. on_accused(donor, why)."""
+        self._fetch = fetch
+        self._sink = sink
+        self._transport = transport
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._on_accused = on_accused
+        self._buffers: dict[int, bytearray] = {}  # chunks that have come in part
+        self._ranges: dict[PeerId, list[int]] = {}  # at, stop
+        self._asking: dict[PeerId, asyncio.Task[None]] = {}
+        self._begun: Outline | None = None
+        self._room = asyncio.Semaphore(MAX_UNCHECKED)
+        self._changed = asyncio.Event()
+        self._end: Finished | GaveUp | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dilocox-fetch")
+
+    async def run(self) -> Any:
+        """What the sink makes of the whole thing. Raises ThingUnavailable, TimeoutError, OSError of the sink. When it raises or is
+        cancelled nothing of it goes on, and the sink is closed."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as self._tasks:
+                self._carry_out(self._fetch.begin(loop.time()))
+                while self._end is None:
+                    self._changed.clear()
+                    try:
+                        async with asyncio.timeout_at(self._fetch.deadline()):
+                            await self._changed.wait()
+                    except TimeoutError:
+                        self._carry_out(self._fetch.tick(loop.time()))
+                for task in self._asking.values():
+                    task.cancel()
+            if isinstance(self._end, GaveUp):
+                raise ThingUnavailable(f"{self._fetch.name.hex()[:12]} is not to be had: {self._end.reason}")
+            return await self._in_thread(self._sink.finish)
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from None
+        finally:
+            self._thread.submit(self._sink.close)  # after what is under way
+            self._thread.shutdown(wait=False)
+
+    def _carry_out(self, actions: list[FetchAction]) -> None:
+        for action in actions:
+            match action:
+                case AskOutline(donor):
+                    self._start(donor, self._ask_outline(donor))
+                case AskRange(donor, start, stop):
+                    self._ranges[donor] = [start, stop]
+                    self._start(donor, self._ask_range(donor, start, stop))
+                case Shorten(donor, stop):
+                    self._ranges[donor][1] = stop
+                    if self._ranges[donor][0] >= stop:
+                        self._asking[donor].cancel()
+                case CheckChunk():
+                    self._tasks.create_task(self._check_chunk(action, self._buffers.pop(action.index)))
+                case CheckWhole():
+                    self._tasks.create_task(self._check_whole())
+                case Accused(donor, reason):
+                    self._on_accused(donor, reason)
+                case Finished() | GaveUp():
+                    self._end = action
+                case _:
+                    assert_never(action)
+        self._changed.set()
+
+    def _start(self, donor: PeerId, asking: Any) -> None:
+        self._asking[donor] = self._tasks.create_task(asking, name=f"ask {donor}")
+
+    async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *arguments))
+
+    # ---- outlines ----
+
+    async def _ask_outline(self, donor: PeerId) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            header, body = await self._transport.fetch(
+                donor,
+                STORE_SERVICE,
+                {"name": self._fetch.name, "want": "outline"},
+                max_body_bytes=max(CHUNK_BYTES, num_chunks(self._max_bytes) * DIGEST_BYTES),
+                timeout_s=OUTLINE_S,
+                stall_timeout_s=STALL_S,
+            )
+            outline, is_here = self._outline(donor, header, body)
+        except RequestRefused as error:
+            self._carry_out(self._fetch.failed(donor, str(error), loop.time(), for_good=True))
+        except PeerUnavailable as error:
+            self._carry_out(self._fetch.failed(donor, str(error), loop.time()))
+        except ProtocolError as error:
+            self._on_accused(donor, error.reason)
+            self._carry_out(self._fetch.failed(donor, error.reason, loop.time(), for_good=True))
+        else:
+            await self._take_outline(donor, outline, body if is_here else None)
+
+    def _outline(self, donor: PeerId, header: dict[str, Any], body: bytearray) -> tuple[Outline, bool]:
+        """And whether the body is the thing itself. Raises RequestRefused, ProtocolError."""
+        if not header:
+            raise RequestRefused(donor, "it has it not")
+        match header:
+            case {"size": int(size_bytes)} if 0 <= size_bytes <= self._max_bytes:
+                pass
+            case _:
+                raise ProtocolError(donor, f"an outline with no size, or of more than {self._max_bytes} bytes")
+        if num_chunks(size_bytes) == 1 and len(body) == size_bytes:
+            return Outline(size_bytes, (sha256(body),)), True
+        try:
+            return Outline.unpacked(size_bytes, body), False
+        except ValueError as error:
+            raise ProtocolError(donor, str(error)) from None
+
+    async def _take_outline(self, donor: PeerId, outline: Outline, body: bytearray | None) -> None:
+        actions = self._fetch.outlined(donor, outline, asyncio.get_running_loop().time(), is_here=body is not None)
+        if body is not None and self._fetch.outline == outline:
+            await self._in_thread(self._write, outline, 0, body)
+        self._carry_out(actions)
+
+    # ---- ranges ----
+
+    async def _ask_range(self, donor: PeerId, start: int, stop: int) -> None:
+        loop = asyncio.get_running_loop()
+        mine = self._ranges[donor]
+
+        async def take(piece: bytes) -> bool:
+            async with self._room:
+                pass  # not more unchecked chunks in memory than that
+            return self._take(donor, mine, piece)
+
+        reason, for_good = "it broke off", False
+        try:
+            await self._transport.fetch(
+                donor,
+                STORE_SERVICE,
+                {"name": self._fetch.name, "start": start, "stop": stop},
+                max_body_bytes=stop - start,
+                timeout_s=self._timeout_s,
+                stall_timeout_s=STALL_S,
+                take=take,
+            )
+        except PeerUnavailable as error:
+            reason = str(error)
+        except ProtocolError as error:
+            reason, for_good = error.reason, True
+        if self._ranges.get(donor) is mine and mine[0] < mine[1]:
+            self._carry_out(self._fetch.failed(donor, reason, loop.time(), for_good=for_good))
+
+    def _take(self, donor: PeerId, mine: list[int], piece: bytes) -> bool:
+        if self._ranges.get(donor) is not mine:
+            return False
+        view = memoryview(piece)[: mine[1] - mine[0]]
+        at = mine[0]
+        while view.nbytes:
+            index = at // CHUNK_BYTES
+            assert self._fetch.outline is not None
+            first, last = self._fetch.outline.span(index)
+            buffer = self._buffers.setdefault(index, bytearray(last - first))
+            part = view[: last - at]
+            buffer[at - first : at - first + part.nbytes] = part
+            view, at = view[part.nbytes :], at + part.nbytes
+        num_bytes, mine[0] = at - mine[0], at
+        if num_bytes:
+            self._carry_out(self._fetch.received(donor, num_bytes, asyncio.get_running_loop().time()))
+        return mine[0] < mine[1] and self._ranges.get(donor) is mine
+
+    # ---- checks ----
+
+    def _write(self, outline: Outline, start: int, raw: bytearray) -> None:
+        if self._begun is not outline:
+            self._sink.begin(outline)
+            self._begun = outline
+        self._sink.write(start, raw)
+
+    async def _check_chunk(self, check: CheckChunk, raw: bytearray) -> None:
+        outline = self._fetch.outline
+        assert outline is not None
+
+        def kept() -> Digest:
+            digest = sha256(raw)
+            if digest == outline.chunks[check.index]:
+                self._write(outline, outline.span(check.index)[0], raw)
+            return digest
+
+        async with self._room:
+            digest: Digest = await self._in_thread(kept)
+        self._carry_out(self._fetch.checked(check, digest, asyncio.get_running_loop().time()))
+
+    async def _check_whole(self) -> None:
+        is_whole: bool = await self._in_thread(self._sink.is_whole)
+        self._carry_out(self._fetch.checked_whole(is_whole, asyncio.get_running_loop().time()))
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One of them, not a group."""
+    first = failures.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,355 @@
+"""Things on a disk, named by the SHA-256 of their bytes: one folder, with a quota if it has one.
+
+    folder/3f/3f9a...            a thing; whole and durable if it is there
+    folder/3f/3f9a....outline    its size and chunks, of a thing of more than one
+    folder/partial/3f9a...       what has come of one that is being fetched, and its outline
+
+A thing is written beside, flushed and renamed, and checked chunk by chunk when it is first read: a damaged disk shows as a missing
+thing, never as a wrong one. What is fetched in part stays for the next try, a week at most.
+"""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from weakref import finalize
+
+from dilocox_peer.errors import StateCorrupt
+from dilocox_peer.store.outline import CHUNK_BYTES, Outline, num_chunks
+from dilocox_peer.types import DIGEST_BYTES, Digest, sha256
+
+PARTIAL: Final = "partial"
+PARTIAL_KEPT_S = 7 * 24 * 3600.0
+_SIZE_BYTES = 8
+
+
+class FileContent:
+    """Bytes of a file as chunks, each checked when it is first read. offset: in bytes, where they begin."""
+
+    def __init__(self, path: Path, outline: Outline, offset: int = 0) -> None:
+        """Raises OSError."""
+        self.path = path
+        self.outline = outline
+        self._offset = offset
+        self._file = os.open(path, os.O_RDONLY)
+        finalize(self, os.close, self._file)
+        self._right: set[int] = set()
+
+    def chunk(self, index: int) -> bytes:
+        """Blocking. Raises StateCorrupt when the file is no longer what it was, OSError."""
+        start, stop = self.outline.span(index)
+        raw = os.pread(self._file, stop - start, self._offset + start)
+        if index not in self._right:
+            if sha256(raw) != self.outline.chunks[index]:
+                raise StateCorrupt(f"{self.path} is damaged: chunk {index} is no longer what it was")
+            self._right.add(index)
+        elif len(raw) != stop - start:
+            raise StateCorrupt(f"{self.path} was cut short")
+        return raw
+
+
+class Shelf:
+    """A folder of things. Blocking: call it from worker threads; any of them may."""
+
+    def __init__(self, folder: Path, *, quota_bytes: int | None = None) -> None:
+        """quota_bytes: beyond it what was used least lately is dropped, unless it is pinned; None: nothing ever is. Creates the
+        folder, and cleans it up. Raises OSError."""
+        self.folder = folder
+        self._quota_bytes = quota_bytes
+        self._lock = threading.RLock()
+        self._sizes: dict[Digest, int] = {}  # the least lately used first
+        self._pinned: set[Digest] = set()
+        (folder / PARTIAL).mkdir(mode=0o700, parents=True, exist_ok=True)
+        found: list[tuple[float, Digest, int]] = []
+        for room in folder.iterdir():
+            for path in room.iterdir() if room.is_dir() and room.name != PARTIAL else ():
+                if path.name.endswith(".part"):  # of a process that was killed in mid-write
+                    path.unlink(missing_ok=True)
+                elif (name := _name_of(path.name)) is not None:
+                    status = path.stat()
+                    found.append((status.st_mtime, name, status.st_size))
+        self._sizes = {name: size_bytes for _, name, size_bytes in sorted(found)}
+        for path in (folder / PARTIAL).iterdir():
+            if time.time() - path.stat().st_mtime > PARTIAL_KEPT_S:
+                path.unlink(missing_ok=True)
+
+    @property
+    def held(self) -> frozenset[Digest]:
+        with self._lock:
+            return frozenset(self._sizes)
+
+    @property
+    def size_bytes(self) -> int:
+        with self._lock:
+            return sum(self._sizes.values())
+
+    # ---- in ----
+
+    def put(self, raw: bytes | bytearray | memoryview) -> Digest:
+        """Keeps the bytes, durably; returns their name. Twice costs nothing. Raises OSError."""
+        name = sha256(raw)
+        if self._use(name):
+            return name
+        path = self._path(name)
+        self._make_room(len(raw))
+        _write_durably(path, raw)
+        self._keep_outline(
+            name, [sha256(raw[start : start + CHUNK_BYTES]) for start in range(0, len(raw), CHUNK_BYTES)], len(raw)
+        )
+        self._held(name, len(raw))
+        return name
+
+    def add(self, source: Path) -> Digest:
+        """Keeps a copy of a file, durably; returns its name. Raises OSError."""
+        whole, chunks, size_bytes = hashlib.sha256(), list[Digest](), 0
+        self._make_room(source.stat().st_size)
+        part = self.folder / PARTIAL / f"{os.getpid()}-{threading.get_ident()}.part"
+        try:
+            with source.open("rb") as file, part.open("wb") as copy:
+                while raw := file.read(CHUNK_BYTES):
+                    whole.update(raw)
+                    chunks.append(sha256(raw))
+                    size_bytes += len(raw)
+                    copy.write(raw)
+                copy.flush()
+                os.fsync(copy.fileno())
+            name = Digest(whole.digest())
+            if not self._use(name):
+                self._keep_outline(name, chunks, size_bytes)
+                self._move_in(part, name, size_bytes)
+        finally:
+            part.unlink(missing_ok=True)
+        return name
+
+    # ---- out ----
+
+    def get(self, name: Digest) -> bytes | None:
+        """The whole of it, checked; None if it is not here, or no longer what its name says."""
+        if not self._use(name):
+            return None
+        with suppress(OSError):
+            raw = self._path(name).read_bytes()
+            if sha256(raw) == name:
+                return raw
+        self.forget(name)
+        return None
+
+    def path(self, name: Digest) -> Path | None:
+        """Where it is; it stays there as long as it is pinned or the quota allows."""
+        return self._path(name) if self._use(name) else None
+
+    def content(self, name: Digest) -> FileContent | None:
+        """It, to be read in parts; None if it is not here. Of a thing that is dropped meanwhile all can still be read."""
+        if not self._use(name):
+            return None
+        try:
+            return FileContent(self._path(name), self._outline(name))
+        except (OSError, ValueError):
+            self.forget(name)
+            return None
+
+    # ---- what stays ----
+
+    def pin(self, names: Iterable[Digest]) -> None:
+        """These are not dropped for the quota's sake until they are unpinned, or the process ends."""
+        with self._lock:
+            self._pinned |= set(names)
+
+    def unpin(self, names: Iterable[Digest]) -> None:
+        with self._lock:
+            self._pinned -= set(names)
+
+    def forget(self, name: Digest) -> None:
+        """Raises OSError."""
+        with self._lock:
+            self._sizes.pop(name, None)
+            self._pinned.discard(name)
+        self._path(name).unlink(missing_ok=True)
+        _outline_path(self._path(name)).unlink(missing_ok=True)
+
+    def _use(self, name: Digest) -> bool:
+        """Whether it is here; it is the most lately used now."""
+        with self._lock:
+            if (size_bytes := self._sizes.pop(name, None)) is None:
+                return False
+            self._sizes[name] = size_bytes
+        with suppress(OSError):
+            os.utime(self._path(name))
+        return True
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Raises OSError when so much cannot be kept at all."""
+        if self._quota_bytes is None:
+            return
+        with self._lock:
+            too_many = self.size_bytes + size_bytes - self._quota_bytes
+            dropped = []
+            for name, held_bytes in self._sizes.items():
+                if too_many <= 0:
+                    break
+                if name not in self._pinned:
+                    dropped.append(name)
+                    too_many -= held_bytes
+            if too_many > 0:
+                raise OSError(
+                    f"{size_bytes} bytes are more than the quota of {self._quota_bytes} in {self.folder} has room for"
+                )
+            for name in dropped:
+                self.forget(name)
+
+    def _held(self, name: Digest, size_bytes: int) -> None:
+        with self._lock:
+            self._sizes[name] = size_bytes
+
+    def _path(self, name: Digest) -> Path:
+        return self.folder / name.hex()[:2] / name.hex()
+
+    def _outline(self, name: Digest) -> Outline:
+        """Raises OSError, ValueError."""
+        path = self._path(name)
+        size_bytes = path.stat().st_size
+        if num_chunks(size_bytes) == 1:
+            return Outline(size_bytes, (name,))
+        outline = read_outline(_outline_path(path))
+        if outline.size_bytes != size_bytes:
+            raise ValueError(f"{path} is of another size than its outline")
+        return outline
+
+    def _keep_outline(self, name: Digest, chunks: Iterable[Digest], size_bytes: int) -> None:
+        if num_chunks(size_bytes) > 1:
+            write_outline(_outline_path(self._path(name)), Outline(size_bytes, tuple(chunks)))
+
+    def _move_in(self, part: Path, name: Digest, size_bytes: int) -> None:
+        path = self._path(name)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        part.replace(path)
+        fsync_folder(path.parent)
+        self._held(name, size_bytes)
+
+    # ---- on its way ----
+
+    def partial(self, name: Digest) -> "PartialFile":
+        """Where a thing that is being fetched is put together; what came of it before is there."""
+        return PartialFile(self, name)
+
+    def take_in(self, partial: "PartialFile", outline: Outline) -> Path:
+        """Makes the whole, checked partial file a thing of this shelf. Raises OSError."""
+        self._keep_outline(partial.name, outline.chunks, outline.size_bytes)
+        self._move_in(partial.path, partial.name, outline.size_bytes)
+        _outline_path(partial.path).unlink(missing_ok=True)
+        return self._path(partial.name)
+
+    def make_room_for(self, size_bytes: int) -> None:
+        """Drops what the quota asks for. Raises OSError when so much cannot be kept at all."""
+        self._make_room(size_bytes)
+
+
+class PartialFile:
+    """A thing in the making, in a file of its own. Blocking; one thread at a time."""
+
+    def __init__(self, shelf: Shelf, name: Digest) -> None:
+        self.name = name
+        self.path = shelf.folder / PARTIAL / name.hex()
+        self._shelf = shelf
+        self._file = -1
+        self._outline: Outline | None = None
+
+    def resumed(self) -> tuple[Outline, frozenset[int]] | None:
+        """What is here from before: the outline gone by, and the chunks that are as it says."""
+        try:
+            outline = read_outline(_outline_path(self.path))
+            content = FileContent(self.path, outline)
+        except (OSError, ValueError):
+            return None
+        right = set()
+        for index in range(len(outline.chunks)):
+            with suppress(StateCorrupt, OSError):
+                content.chunk(index)
+                right.add(index)
+        return outline, frozenset(right)
+
+    def begin(self, outline: Outline) -> None:
+        """Goes by this outline; room for all of it is taken at once. Raises OSError."""
+        self._shelf.make_room_for(outline.size_bytes)
+        if self._file < 0:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(self._file, outline.size_bytes)
+        if outline.size_bytes:
+            os.posix_fallocate(self._file, 0, outline.size_bytes)
+        write_outline(_outline_path(self.path), outline)
+        self._outline = outline
+
+    def write(self, start: int, raw: bytes | bytearray | memoryview) -> None:
+        """Raises OSError."""
+        view = memoryview(raw)
+        while view.nbytes:
+            done = os.pwrite(self._file, view, start)
+            view, start = view[done:], start + done
+
+    def is_whole(self) -> bool:
+        """Whether the bytes are what the name says."""
+        assert self._outline is not None, "begin first"
+        whole = hashlib.sha256()
+        for index in range(len(self._outline.chunks)):
+            start, stop = self._outline.span(index)
+            whole.update(os.pread(self._file, stop - start, start))
+        return whole.digest() == self.name
+
+    def finish(self) -> Path:
+        """The thing, durable and on its shelf. Raises OSError."""
+        assert self._outline is not None, "begin first"
+        os.fsync(self._file)
+        self.close()
+        return self._shelf.take_in(self, self._outline)
+
+    def close(self) -> None:
+        """What has come stays for another try."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def write_outline(path: Path, outline: Outline) -> None:
+    _write_durably(path, outline.size_bytes.to_bytes(_SIZE_BYTES, "big") + outline.packed())
+
+
+def read_outline(path: Path) -> Outline:
+    """Raises OSError, ValueError."""
+    raw = path.read_bytes()
+    return Outline.unpacked(int.from_bytes(raw[:_SIZE_BYTES], "big"), raw[_SIZE_BYTES:])
+
+
+def _write_durably(path: Path, raw: bytes | bytearray | memoryview) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        for start in range(0, len(raw), CHUNK_BYTES):
+            file.write(raw[start : start + CHUNK_BYTES])
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    fsync_folder(path.parent)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Makes renames and new names in folder durable. Not every platform lets a folder be opened; there it is the best there is."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _outline_path(path: Path) -> Path:
+    return path.with_name(path.name + ".outline")
+
+
+def _name_of(text: str) -> Digest | None:
+    is_name = len(text) == 2 * DIGEST_BYTES and all(char in "0123456789abcdef" for char in text)
+    return Digest(bytes.fromhex(text)) if is_name else None

@@ -1,0 +1,232 @@
+"""One store of things named by their hash: files, contributions, anchor states. Served to peers, fetched from several at once.
+
+    shelf = Shelf(folder, quota_bytes=20 << 30)         # on disk; see shelf.py
+    store = Store(transport, [shelf])
+    await store.serve()                                 # from here on peers may fetch what is here
+
+    name = await store.add(Path("tokenizer.json"))      # the SHA-256 of its bytes, as sha256sum prints it
+    path = await store.fetch(name, donors=peers, max_bytes=1 << 30)     # at once if it is here; else from whoever has it
+    view = await store.open(name)                       # its bytes, memory-mapped; None if it is not here
+    have = await store.who_has(names, peers)            # name -> those of the peers that say they have it
+
+A file on its way is checked chunk by chunk and whole, survives restarts in part, and is moved in when it is right. donors: peers that
+may or may not have it, those first that are trusted most; a dozen is plenty. A name, a size limit and peers are all it takes: nothing
+about things is in the directory. What peers may ask is `{name, want: "outline"}`, `{name, start, stop}` and `{have: [names]}`
+(docs/protocol.md). Whoever may read the run may ask; bandwidth limits are the transport's.
+"""
+
+import asyncio
+import mmap
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from dilocox_peer.admission import Right
+from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt
+from dilocox_peer.network.bulk import Buffer, Reply, Streamed
+from dilocox_peer.network.transport import Transport
+from dilocox_peer.store.fetch import Fetch
+from dilocox_peer.store.outline import CHUNK_BYTES, Outline
+from dilocox_peer.store.pull import STORE_SERVICE, Pull
+from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
+
+FETCH_TIMEOUT_S = 24 * 3600.0
+ASK_S = 10.0
+MAX_ASKED_NAMES = 1024
+MAX_OPEN = 32  # things that are being served
+
+NOTHING = Reply({})
+
+
+class Content(Protocol):
+    """A thing that can be read in parts, from any thread."""
+
+    @property
+    def outline(self) -> Outline: ...
+
+    def chunk(self, index: int) -> Buffer:
+        """Blocking. Raises StateCorrupt when it is no longer what it was, OSError."""
+        ...
+
+
+class Source(Protocol):
+    """Where things are, a shelf or something like one. Its methods may block, and are called from worker threads."""
+
+    def content(self, name: Digest) -> Content | None: ...
+
+
+class Store:
+    """See the module."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        shelves: Sequence[Shelf],
+        *,
+        sources: Sequence[Source] = (),
+        on_accused: Callable[[PeerId, str], None] = lambda _peer, _reason: None,
+        on_served: Callable[[Digest, int], None] = lambda _name, _num_bytes: None,
+    ) -> None:
+        """shelves: what is fetched or added goes to the first, and all are served. sources: are served too. on_accused(peer, why):
+        of one that sent what is not of the name; on_served(name, bytes): as they go out."""
+        self._transport = transport
+        self._shelf = shelves[0]
+        self._sources: tuple[Source, ...] = (*shelves, *sources)
+        self._on_accused = on_accused
+        self._on_served = on_served
+        self._open: OrderedDict[Digest, Content] = OrderedDict()
+        self._under_way: dict[Digest, asyncio.Task[Path]] = {}
+        self._disk = ThreadPoolExecutor(2, thread_name_prefix="dilocox-store")
+
+    async def serve(self, right: Right | None = Right.READ) -> None:
+        """Answers peers from here on. right: what it takes to be answered, in a run that is not open."""
+        await self._transport.serve(STORE_SERVICE, self._answer, right=right)
+
+    # ---- for this peer ----
+
+    async def add(self, path: Path) -> Digest:
+        """Keeps a copy of a file; its name. Raises OSError."""
+        name: Digest = await self._in_thread(self._shelf.add, path)
+        return name
+
+    async def fetch(
+        self, name: Digest, *, donors: Iterable[PeerId], max_bytes: int, timeout_s: float = FETCH_TIMEOUT_S
+    ) -> Path:
+        """Where the thing is: on the shelf at once, or fetched from those of the donors that have it. Several calls for one name share
+        one fetch; if that fails the next of them tries. Cancelled, what has come stays for another try.
+
+        max_bytes: a larger one is refused before room is taken. Raises ThingUnavailable, TimeoutError, OSError (no room, quota).
+        """
+        here: Path | None = await self._in_thread(self._shelf.path, name)
+        while here is None and (under_way := self._under_way.get(name)) is not None:
+            await asyncio.wait({under_way})
+            here = await self._in_thread(self._shelf.path, name)
+        if here is not None:
+            return here
+        task = self._under_way[name] = asyncio.create_task(self._pull(name, donors, max_bytes, timeout_s))
+        try:
+            return await task
+        finally:
+            del self._under_way[name]
+
+    async def _pull(self, name: Digest, donors: Iterable[PeerId], max_bytes: int, timeout_s: float) -> Path:
+        partial = self._shelf.partial(name)
+        resumed = await self._in_thread(partial.resumed)
+        found: Path = await Pull(
+            Fetch(name, donors, resumed=resumed), partial, transport=self._transport, max_bytes=max_bytes,
+            timeout_s=timeout_s, on_accused=self._on_accused,
+        ).run()  # fmt: skip
+        return found
+
+    async def open(self, name: Digest) -> memoryview | None:
+        """The bytes of a thing that is here, memory-mapped and checked; None if it is not. They can be read as long as the view is
+        held, also when the thing is dropped meanwhile."""
+        view: memoryview | None = await self._in_thread(self._mapped, name)
+        return view
+
+    def _mapped(self, name: Digest) -> memoryview | None:
+        content = self._shelf.content(name)
+        if content is None:
+            return None
+        try:
+            for index in range(len(content.outline.chunks)):
+                content.chunk(index)
+            if not content.outline.size_bytes:
+                return memoryview(b"")
+            with content.path.open("rb") as file:
+                return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        except (OSError, StateCorrupt):
+            self._shelf.forget(name)
+            return None
+
+    async def who_has(self, names: Collection[Digest], peers: Iterable[PeerId]) -> dict[Digest, list[PeerId]]:
+        """Of each name the peers that say they have it. Peers that do not answer in time have nothing. At most 1024 names."""
+        asked, donors = list(names)[:MAX_ASKED_NAMES], list(dict.fromkeys(peers))
+
+        async def ask(peer: PeerId) -> list[Any]:
+            with suppress(PeerUnavailable, ProtocolError):
+                header, _ = await self._transport.fetch(
+                    peer, STORE_SERVICE, {"have": asked}, max_body_bytes=0, timeout_s=ASK_S
+                )
+                match header:
+                    case {"have": list(indices)}:
+                        return indices
+            return []
+
+        answers = await asyncio.gather(*map(ask, donors))
+        return {
+            name: [peer for peer, indices in zip(donors, answers, strict=True) if index in indices]
+            for index, name in enumerate(asked)
+        }
+
+    async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, call, *arguments)
+
+    # ---- for others ----
+
+    async def _answer(self, peer: PeerId, header: dict[str, Any]) -> Reply:
+        """An empty header for a thing that is not here. Raises ProtocolError."""
+        match header:
+            case {"name": bytes(name), "want": "outline"} if len(name) == DIGEST_BYTES:
+                content = await self._content(Digest(name))
+                return NOTHING if content is None else await self._outlined(Digest(name), content)
+            case {"name": bytes(name), "start": int(start), "stop": int(stop)} if len(name) == DIGEST_BYTES:
+                content = await self._content(Digest(name))
+                if content is None:
+                    raise PeerUnavailable(self._transport.peer_id, "it is not here")
+                if not 0 <= start < stop <= content.outline.size_bytes:
+                    raise ProtocolError(peer, f"bytes {start} to {stop} of a thing of {content.outline.size_bytes}")
+                return Reply({}, Streamed(stop - start, lambda: self._pieces(Digest(name), content, start, stop)))
+            case {"have": list(names)} if len(names) <= MAX_ASKED_NAMES and all(map(_is_name, names)):
+                here = await self._in_thread(lambda: [index for index, name in enumerate(names) if self._is_here(name)])
+                return Reply({"have": here})
+            case _:
+                raise ProtocolError(peer, "a request that names no thing, or not what is wanted of it")
+
+    def _is_here(self, name: Digest) -> bool:
+        return any(source.content(name) is not None for source in self._sources)
+
+    async def _content(self, name: Digest) -> Content | None:
+        content = self._open.pop(name, None)
+        if content is None:
+            content = await self._in_thread(self._found, name)
+        if content is not None:
+            self._open[name] = content
+            while len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
+        return content
+
+    def _found(self, name: Digest) -> Content | None:
+        return next((found for source in self._sources if (found := source.content(name)) is not None), None)
+
+    async def _outlined(self, name: Digest, content: Content) -> Reply:
+        outline = content.outline
+        if len(outline.chunks) > 1:
+            return Reply({"size": outline.size_bytes}, [outline.packed()])
+        try:
+            raw = await self._in_thread(content.chunk, 0)
+        except (StateCorrupt, OSError):
+            self._open.pop(name, None)
+            return NOTHING
+        self._on_served(name, len(raw))
+        return Reply({"size": outline.size_bytes}, [raw])
+
+    async def _pieces(self, name: Digest, content: Content, start: int, stop: int) -> AsyncIterator[Buffer]:
+        for index in range(start // CHUNK_BYTES, (stop - 1) // CHUNK_BYTES + 1):
+            first, last = content.outline.span(index)
+            try:
+                raw = await self._in_thread(content.chunk, index)
+            except StateCorrupt as error:
+                self._open.pop(name, None)
+                raise OSError(str(error)) from None  # the stream ends early, as on any fault of a disk
+            piece = memoryview(raw)[max(start - first, 0) : min(stop, last) - first]
+            self._on_served(name, piece.nbytes)
+            yield piece
+
+
+def _is_name(name: object) -> bool:
+    return type(name) is bytes and len(name) == DIGEST_BYTES

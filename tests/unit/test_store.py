@@ -1,0 +1,334 @@
+"""The store: shelves on a real disk, and fetches between stores over a loopback that breaks, lies and stalls as it is told."""
+
+import asyncio
+import hashlib
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt, ThingUnavailable
+from dilocox_peer.network.bulk import PeerGone, RequestRefused
+from dilocox_peer.store.outline import CHUNK_BYTES, Outline, outline_of
+from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.store.store import Store
+from dilocox_peer.types import Digest, PeerId, sha256
+
+BIG = random.Random(1).randbytes(5 * CHUNK_BYTES + 1000)
+ME = PeerId("me")
+
+
+class Loopback:
+    """What a Transport is to stores, for all of one test. breaks: peer -> bytes of bodies after which it is gone. wrongs: peer ->
+    what it makes of a piece. asked: who, for what."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[PeerId, Any] = {}
+        self.breaks: dict[PeerId, int] = {}
+        self.wrongs: dict[PeerId, Callable[[bytes], bytes]] = {}
+        self.asked: list[tuple[PeerId, dict[str, Any]]] = []
+        self.bytes_of: dict[PeerId, int] = {}
+        self._passed = asyncio.Event()
+        self._until = 0
+
+    def count(self, peer: PeerId, num_bytes: int) -> None:
+        self.bytes_of[peer] = self.bytes_of.get(peer, 0) + num_bytes
+        if sum(self.bytes_of.values()) >= self._until:
+            self._passed.set()
+
+    async def passed(self, num_bytes: int) -> None:
+        """Returns when so many bytes have been fetched by all."""
+        self._until = num_bytes
+        self._passed.clear()
+        await self._passed.wait()
+
+    def at(self, peer: PeerId) -> Any:
+        return _End(self, peer)
+
+
+class _End:
+    def __init__(self, loopback: Loopback, peer: PeerId) -> None:
+        self._loopback = loopback
+        self.peer_id = peer
+
+    async def serve(self, _kind: str, handler: Any, **_right: Any) -> None:
+        self._loopback.handlers[self.peer_id] = handler
+
+    async def fetch(self, peer: PeerId, _kind: str, header: dict[str, Any], **options: Any) -> Any:
+        net, take = self._loopback, options.get("take")
+        net.asked.append((peer, header))
+        if peer not in net.handlers or net.breaks.get(peer) == 0:
+            raise PeerGone(peer, "gone")
+        try:
+            reply = await net.handlers[peer](self.peer_id, header)
+        except PeerUnavailable as error:
+            raise RequestRefused(peer, error.reason) from None
+        assert reply.body_bytes <= options["max_body_bytes"]
+        body = bytearray()
+        async for part in reply.parts():
+            for start in range(0, len(part), 100_000):
+                await asyncio.sleep(0)
+                piece = net.wrongs.get(peer, bytes)(bytes(part[start : start + 100_000]))
+                if (left := net.breaks.get(peer)) is not None:
+                    if left == 0:
+                        raise PeerGone(peer, "the stream ended")
+                    piece = piece[:left]
+                    net.breaks[peer] -= len(piece)
+                net.count(peer, len(piece))
+                if take is None:
+                    body += piece
+                elif not await take(piece):
+                    return reply.header, body
+        return reply.header, body
+
+
+class Swarm:
+    """Peers with a store each; `me` has nothing."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.net, self.accused = Loopback(), list[tuple[PeerId, str]]()
+        self._folder = tmp_path
+        self.shelf = Shelf(tmp_path / "me")
+        self.me = Store(self.net.at(ME), [self.shelf], on_accused=lambda *said: self.accused.append(said))
+
+    async def donor(self, name: str, *things: bytes) -> PeerId:
+        shelf, peer = Shelf(self._folder / name), PeerId(name)
+        for thing in things:
+            shelf.put(thing)
+        await Store(self.net.at(peer), [shelf]).serve()
+        return peer
+
+    async def fetch(self, thing: bytes, *donors: PeerId) -> bytes:
+        path = await self.me.fetch(sha256(thing), donors=donors, max_bytes=1 << 30, timeout_s=60)
+        return path.read_bytes()
+
+    @property
+    def body_bytes(self) -> int:
+        return sum(self.net.bytes_of.values())
+
+
+# ---- fetching ----
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
+async def test_a_thing_of_any_size_arrives_and_is_on_the_shelf(tmp_path: Path, size: int) -> None:
+    swarm, thing = Swarm(tmp_path), BIG[:size]
+    donors = [await swarm.donor("a", thing), await swarm.donor("b", thing), await swarm.donor("c")]
+    assert await swarm.fetch(thing, *donors) == thing
+    assert bytes(await swarm.me.open(sha256(thing)) or b"") == thing
+    asked = len(swarm.net.asked)
+    assert await swarm.fetch(thing) == thing, "it is here: nobody is asked"
+    assert len(swarm.net.asked) == asked
+    assert not list((tmp_path / "me" / "partial").iterdir())
+
+
+async def test_a_small_thing_is_asked_of_one_donor_alone(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    donors = [await swarm.donor(name, b"small") for name in "abc"]
+    await swarm.fetch(b"small", *donors)
+    assert len(swarm.net.asked) == 1
+
+
+async def test_two_donors_share_the_work(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    assert await swarm.fetch(BIG, await swarm.donor("a", BIG), await swarm.donor("b", BIG)) == BIG
+    assert min(swarm.net.bytes_of.values()) > CHUNK_BYTES
+    assert swarm.accused == []
+
+
+@pytest.mark.parametrize("after", [1, 100_001, 1_500_000])
+async def test_a_donor_that_dies_in_mid_transfer_costs_no_byte_twice(tmp_path: Path, after: int) -> None:
+    swarm = Swarm(tmp_path)
+    donors = [await swarm.donor("a", BIG), await swarm.donor("b", BIG)]
+    outlines = 2 * 32 * 6
+    swarm.net.breaks[donors[0]] = after + outlines // 2
+    assert await swarm.fetch(BIG, *donors) == BIG
+    assert swarm.net.bytes_of[donors[0]] == after + outlines // 2
+    assert swarm.body_bytes == len(BIG) + outlines
+
+
+async def test_a_donor_that_lies_is_named_and_the_thing_comes_from_the_other(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    donors = [await swarm.donor("liar", BIG), await swarm.donor("honest", BIG)]
+    swarm.net.wrongs[donors[0]] = lambda piece: piece if len(piece) < 1000 else b"\0" + piece[1:]
+    assert await swarm.fetch(BIG, *donors) == BIG
+    assert [peer for peer, _ in swarm.accused] == ["liar"]
+
+
+async def test_all_who_claim_a_false_outline_are_named_and_the_thing_comes_from_who_does_not(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    other = BIG[: 2 * CHUNK_BYTES] + bytes(len(BIG) - 2 * CHUNK_BYTES)
+    donors = [PeerId("liar 1"), PeerId("liar 2"), await swarm.donor("honest", BIG)]
+    for liar in donors[:2]:
+        shelf = Shelf(tmp_path / liar)
+        name = shelf.put(other)
+        store = Store(swarm.net.at(liar), [_Renamed(shelf, name)])  # type: ignore[list-item]
+        await store.serve()
+    assert await swarm.fetch(BIG, *donors) == BIG
+    assert sorted(peer for peer, _ in swarm.accused) == ["liar 1", "liar 2"]
+
+
+class _Renamed:
+    """Gives one thing, whatever is asked for."""
+
+    def __init__(self, shelf: Shelf, name: Digest) -> None:
+        self._shelf, self._name = shelf, name
+
+    def content(self, _name: Digest) -> object:
+        return self._shelf.content(self._name)
+
+
+async def test_a_small_thing_that_is_another_names_its_donor(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    donors = [await swarm.donor("liar", b"true"), await swarm.donor("honest", b"true")]
+    swarm.net.wrongs[donors[0]] = lambda _piece: b"lies"
+    assert await swarm.fetch(b"true", *donors) == b"true"
+    assert [peer for peer, _ in swarm.accused] == ["liar"]
+
+
+async def test_what_came_before_a_restart_is_not_fetched_again(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    donor = await swarm.donor("a", BIG)
+    swarm.net.breaks[donor] = 3 * CHUNK_BYTES + 500
+    with pytest.raises(ThingUnavailable, match="gone"):
+        await swarm.fetch(BIG, donor)
+    del swarm.net.breaks[donor]
+    swarm.net.bytes_of.clear()
+    swarm.me = Store(swarm.net.at(ME), [Shelf(tmp_path / "me")])
+    assert await swarm.fetch(BIG, donor) == BIG
+    assert swarm.body_bytes < len(BIG) - 2 * CHUNK_BYTES
+
+
+async def test_nobody_who_has_it_and_more_than_is_allowed_are_one_line_each(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    donor = await swarm.donor("a", BIG)
+    with pytest.raises(ThingUnavailable, match="it has it not"):
+        await swarm.fetch(b"another", donor)
+    with pytest.raises(ThingUnavailable, match="nobody to ask"):
+        await swarm.fetch(b"another")
+    with pytest.raises(ThingUnavailable, match="more than 1000 bytes"):
+        await swarm.me.fetch(sha256(BIG), donors=[donor], max_bytes=1000, timeout_s=5)
+    assert not list((tmp_path / "me" / "partial").iterdir())
+
+
+async def test_callers_at_the_same_time_share_one_fetch(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    donor = await swarm.donor("a", BIG)
+    assert await asyncio.gather(*(swarm.fetch(BIG, donor) for _ in range(3))) == [BIG] * 3
+    assert swarm.body_bytes < len(BIG) + 1000
+
+
+async def test_a_fetch_that_is_cancelled_leaves_nothing_running_and_what_came_stays(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    donor = await swarm.donor("a", BIG)
+    fetching = asyncio.create_task(swarm.fetch(BIG, donor))
+    await swarm.net.passed(3 * CHUNK_BYTES)
+    fetching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+    at_the_end = swarm.body_bytes
+    assert await swarm.fetch(BIG, donor) == BIG
+    assert swarm.body_bytes - at_the_end < len(BIG)
+
+
+async def test_who_has_what_is_asked_of_peers(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    donors = [await swarm.donor("a", b"1", b"2"), await swarm.donor("b", b"2"), PeerId("gone")]
+    names = [sha256(b"1"), sha256(b"2"), sha256(b"3")]
+    found = await swarm.me.who_has(names, donors)
+    assert found == {names[0]: ["a"], names[1]: ["a", "b"], names[2]: []}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {},
+        {"name": b"short", "want": "outline"},
+        {"name": bytes(32), "want": "all"},
+        {"name": sha256(BIG), "start": 0, "stop": len(BIG) + 1},
+        {"name": sha256(BIG), "start": 5, "stop": 5},
+        {"name": sha256(BIG), "start": -1, "stop": 5},
+        {"have": [b"short"]},
+        {"have": [bytes(32)] * 1025},
+    ],
+)
+async def test_a_request_that_is_none_is_refused(tmp_path: Path, header: dict[str, Any]) -> None:
+    swarm = Swarm(tmp_path)
+    donor = await swarm.donor("a", BIG)
+    with pytest.raises(ProtocolError):
+        await swarm.net.handlers[donor](ME, header)
+
+
+# ---- shelves ----
+
+
+def test_a_shelf_keeps_what_it_is_given_through_a_restart(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    (tmp_path / "file").write_bytes(BIG)
+    names = [shelf.put(b"small"), shelf.put(b""), shelf.add(tmp_path / "file")]
+    assert names == [sha256(b"small"), sha256(b""), hashlib.sha256(BIG).digest()]
+    again = Shelf(tmp_path)
+    assert again.held == set(names)
+    assert [again.get(name) for name in names] == [b"small", b"", BIG]
+    content = again.content(names[2])
+    assert content is not None
+    assert content.outline == outline_of([BIG])
+    again.forget(names[2])
+    assert again.get(names[2]) is None
+    assert Shelf(tmp_path).held == set(names[:2])
+
+
+def test_a_damaged_thing_is_a_missing_one_and_no_chunk_of_it_is_given(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    name = shelf.put(BIG)
+    content, path = shelf.content(name), shelf.path(name)
+    assert content is not None
+    assert path is not None
+    with path.open("r+b") as file:
+        file.seek(CHUNK_BYTES + 5)
+        file.write(b"xx")
+    assert bytes(content.chunk(0)) == BIG[:CHUNK_BYTES]
+    with pytest.raises(StateCorrupt, match="chunk 1"):
+        content.chunk(1)
+    assert shelf.get(name) is None
+    assert name not in shelf.held
+
+
+def test_what_a_killed_process_left_is_swept_away_and_what_it_was_fetching_kept(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    name = shelf.put(b"whole")
+    (tmp_path / name.hex()[:2] / "x.part").write_bytes(b"torn")
+    old, new = tmp_path / "partial" / "old", tmp_path / "partial" / "new"
+    for path in (old, new):
+        path.write_bytes(b"some")
+    os.utime(old, (0, 0))
+    assert Shelf(tmp_path).held == {name}
+    assert (old.exists(), new.exists()) == (False, True)
+    assert not list((tmp_path / name.hex()[:2]).glob("*.part"))
+
+
+def test_the_least_lately_used_goes_when_the_quota_is_full_and_what_is_pinned_stays(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, quota_bytes=30)
+    first, second, third = (shelf.put(bytes([number]) * 10) for number in range(3))
+    shelf.pin([second])
+    assert shelf.get(first) is not None  # used: the next to go is the third
+    fourth = shelf.put(b"4" * 10)
+    assert shelf.held == {first, second, fourth}
+    shelf.put(b"5" * 20)
+    assert second in shelf.held
+    with pytest.raises(OSError, match="quota"):
+        shelf.put(b"6" * 21)
+    assert (shelf.size_bytes, third in shelf.held) == (30, False)
+
+
+def test_an_outline_is_of_as_many_chunks_as_its_size_has() -> None:
+    outline = outline_of([BIG[:100], memoryview(BIG)[100:]])
+    assert outline == outline_of([BIG])
+    assert Outline.unpacked(len(BIG), outline.packed()) == outline
+    assert outline.root != outline_of([BIG + b"x"]).root
+    for size in (-1, len(BIG) - CHUNK_BYTES, 1 << 60):
+        with pytest.raises(ValueError, match="outline"):
+            Outline.unpacked(size, outline.packed())
