@@ -24,8 +24,8 @@ from dilocox_peer.compression.codec import TensorCodec
 from dilocox_peer.compression.ladder import LADDER
 from dilocox_peer.config import preset
 from dilocox_peer.data.corpus import load_corpus
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.inner import schedule
-from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, layout_of
 from dilocox_peer.peer.planning.adaptive_planner import LinkPlanner
 from dilocox_peer.peer.planning.controller import BUDGET, Controller, Limits, Setting
 from dilocox_peer.peer.planning.measured import Measured
@@ -135,9 +135,7 @@ def swarm(study: Study, link: Link, codec: str, inner_steps: int, budget: float 
     if budget is not None:
         limits = Limits(codecs=LADDER, times_fewer=TIMES_FEWER, budget=budget)
         start = Setting(codec, 16, inner_steps)
-        planner = LinkPlanner(
-            Controller(layout_of(manifest, 0), start, limits, never_low_rank=(EMBEDDING, LM_HEAD)), bounds
-        )
+        planner = LinkPlanner(Controller(layout_of(manifest, 0), start, limits), bounds)
     return LinkedSwarm(study, DEFAULTS, link, planner, Plan(codec, 16, inner_steps))
 
 

@@ -35,7 +35,6 @@ from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import Stage, build_stage
-from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, LayerRange, StageModel
 from dilocox_peer.peer.training.outer import AnchorState, Outcome, OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.types import Digest, Layout, PeerId, TensorSpec
 from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value
@@ -253,7 +252,7 @@ class _Replica:
         self._num_stale = round(manifest.inner.micro_batch * method.stale_share)
         if self._num_stale:
             model = self.stage.model
-            before = StageModel(model.section, LayerRange.of(model.section), flat_grad_N=model.flat_grad_N)
+            before = model.version()
             before.flat_N.copy_(model.flat_N)
             self._stale = Stage(before)
 
@@ -434,7 +433,7 @@ class Swarm:
             if name.startswith("topk:"):
                 sparser, vector_codec = SparserTopK(int(name.split(":")[1])), codec_named(VECTOR_CODEC)
                 return lambda spec: sparser if len(spec.shape) > 1 else vector_codec
-            return policy_named(name, rank=method.rank, never_low_rank=(EMBEDDING, LM_HEAD))
+            return policy_named(name, rank=method.rank)
 
         if "=" in codec:
             pairs = [part.split("=") for part in codec.split()]

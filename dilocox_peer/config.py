@@ -54,6 +54,16 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
 }  # fmt: skip
 
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "inner": {
+        "learning_rate": 5e-5, "weight_decay": 0.01, "warmup": 0.05, "micro_batch": 1, "accumulate": 8,
+    },
+    "rounds": {"total": 100, "inner_steps": 20, "min_inner_steps": 8},
+    "compression": {"codec": "int4"},
+    "data": {"source": "files"},
+}  # fmt: skip
+"""Beside the model of a run that goes on from published weights: small steps, as they have been trained already."""
+
 _HEADER = """\
 # The settings of a run: every peer of it must agree on them, so they are signed, and their hash is the run id.
 # After a change:  dilocox-peer sign {name}
@@ -72,6 +82,14 @@ def preset(name: str, **overrides: Mapping[str, Any]) -> Manifest:
     for key, values in overrides.items():
         sections.setdefault(key, {}).update(values)
     return _validated(sections, f"preset {name}")
+
+
+def published(model: Mapping[str, Any], *, stages: Mapping[str, Any], **overrides: Mapping[str, Any]) -> Manifest:
+    """The unsigned manifest of a run of a published model. Raises ConfigError for a value that does not exist."""
+    sections = {key: dict(values) for key, values in PUBLISHED.items()}
+    for key, values in overrides.items():
+        sections.setdefault(key, {}).update(values)
+    return _validated({**sections, "model": dict(model), "stages": dict(stages)}, str(model.get("source")))
 
 
 def to_toml(manifest: Manifest, *, file_name: str = "run.toml") -> str:
@@ -154,8 +172,10 @@ def _literal(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
+        if '"' in value and "'" not in value and value.isprintable():
+            return f"'{value}'"
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'
     if isinstance(value, tuple):
-        return repr(list(value))
+        return "[" + ", ".join(_literal(each) for each in value) + "]"
     return repr(value)

@@ -5,9 +5,11 @@ sets none of it. This file holds the schema, the hash and the signature; reading
 """
 
 import json
+import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from dilocox_peer.errors import ManifestMismatch
 from dilocox_peer.signing import PUBLIC_KEY_BYTES, SigningKey, peer_id_of, public_key_of, verify_key
@@ -20,7 +22,10 @@ MAX_MEMBERS = 512  # listed in a manifest, which they are the largest part of
 RUN_NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
 BYTES: Final = "bytes"
 
+MAX_CONFIG_CHARS = 16 * 1024
+
 Positive = Annotated[int, Field(gt=0)]
+Sha256Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -34,8 +39,9 @@ class RunSection(_Section):
 
 
 class ModelSection(_Section):
-    """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU; byte tokens."""
+    """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU; its parameters start from the run's seed."""
 
+    architecture: Literal["llama"] = Field("llama", description="this project's own Llama; needs torch alone")
     layers: Positive = Field(2, description="transformer blocks")
     hidden_size: Positive = Field(96, description="width of the residual stream")
     heads: Positive = Field(4, description="query heads; hidden_size / heads is the head size and must be even")
@@ -53,6 +59,82 @@ class ModelSection(_Section):
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads {self.kv_heads} must divide heads {self.heads}")
         return self
+
+
+class PublishedSection(_Section):
+    """A decoder as it was published: its layers are those of `transformers`, its parameters start from the published ones.
+
+    `dilocox-peer init --from FOLDER` fills it in. No code is ever taken from a model's folder.
+    """
+
+    architecture: Literal["transformers"] = Field("transformers", description="a family of the library transformers")
+    source: str = Field(min_length=1, max_length=512, description="folder or hub id it comes from, for people")
+    revision: str = Field("", max_length=128, description="of the source, for people; the hashes below are what counts")
+    layers: Positive = Field(description="transformer blocks")
+    hidden_size: Positive = Field(description="width of what stages send each other")
+    context: Positive = Field(description="tokens a sequence; at most the model's own")
+    vocab_size: int = Field(ge=1, le=2**31 - 1, description="rows of the embedding")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(description="of the published weights; trained in float32")
+    layout: str = Field(pattern=r"^[0-9a-f]{64}$", description="hash of all parameters' names and shapes")
+    genesis: tuple[Sha256Hex, ...] = Field(
+        strict=False, max_length=256, description="hash of each stage's first state: of its weights, tensor by tensor"
+    )
+    files: tuple[str, ...] = Field(
+        strict=False, max_length=32, description="small files beside the weights: sha256, bytes, name"
+    )
+    config: str = Field(min_length=2, max_length=MAX_CONFIG_CHARS, description="the model's config.json")
+
+    @model_validator(mode="after")
+    def _files_fit(self) -> Self:
+        names = [small_file(line).name for line in self.files]
+        if len(set(names)) != len(names):
+            raise ValueError("files: one is listed twice")
+        try:
+            is_config = isinstance(json.loads(self.config), dict)
+        except ValueError:
+            is_config = False
+        if not is_config:
+            raise ValueError("config is no JSON object")
+        return self
+
+    @property
+    def small_files(self) -> "tuple[SmallFile, ...]":
+        return tuple(small_file(line) for line in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFile:
+    """A file beside a model's weights, as the manifest names it."""
+
+    digest: Digest
+    size_bytes: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.digest.hex()} {self.size_bytes} {self.name}"
+
+
+def small_file(line: str) -> SmallFile:
+    """The file that a line of `files` names. Raises ValueError."""
+    if (found := re.fullmatch(r"([0-9a-f]{64}) ([0-9]{1,9}) ([A-Za-z0-9._-]{1,80})", line)) is None:
+        raise ValueError(f"files: {line[:80]!r} is not 'sha256 bytes name'")
+    return SmallFile(Digest(bytes.fromhex(found[1])), int(found[2]), found[3])
+
+
+def _architecture_of(section: Any) -> str:
+    if isinstance(section, dict):
+        return str(section.get("architecture", "llama"))
+    return str(getattr(section, "architecture", "llama"))
+
+
+AnyModelSection = Annotated[
+    Annotated[ModelSection, Tag("llama")] | Annotated[PublishedSection, Tag("transformers")],
+    Discriminator(
+        _architecture_of,
+        custom_error_type="architecture",
+        custom_error_message='architecture must be "llama" or "transformers"',
+    ),
+]
 
 
 class StagesSection(_Section):
@@ -221,7 +303,7 @@ class Manifest(_Section):
 
     format: Literal[1] = FORMAT
     run: RunSection = RunSection()
-    model: ModelSection = ModelSection()
+    model: AnyModelSection = ModelSection()
     stages: StagesSection = StagesSection()
     inner: InnerSection = InnerSection()
     outer: OuterSection = OuterSection()
@@ -243,6 +325,11 @@ class Manifest(_Section):
             )
         if stages.blocks and (len(stages.blocks) != stages.count or sum(stages.blocks) != layers):
             raise ValueError(f"stages.blocks {list(stages.blocks)} must be {stages.count} numbers that sum to {layers}")
+        if isinstance(self.model, PublishedSection):
+            if not stages.blocks:
+                raise ValueError("stages.blocks: a published model's cut is written out, as its hashes belong to it")
+            if len(self.model.genesis) != stages.count:
+                raise ValueError(f"model.genesis has {len(self.model.genesis)} hashes for {stages.count} stages")
         return self
 
     def signed_bytes(self) -> bytes:
@@ -312,7 +399,8 @@ class Manifest(_Section):
 def first_error(error: ValidationError) -> str:
     """The first of pydantic's complaints as 'field: reason (got ...)'."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "the file"
+    loc = [part for index, part in enumerate(first["loc"]) if index != 1 or part not in ("llama", "transformers")]
+    where = ".".join(str(part) for part in loc) or "the file"
     if first["type"] == "extra_forbidden":
         return f"{where}: unknown field"
     got = json.dumps(first["input"], default=str)

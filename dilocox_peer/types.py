@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NewType
+from typing import Any, Literal, NewType
 
 import msgpack
 
@@ -48,12 +48,23 @@ def _refuse_dicts(value: Any) -> None:
             _refuse_dicts(item)
 
 
+ParameterRole = Literal["embedding", "head", "hidden", "vector"]
+"""What a parameter does, as far as optimizers and codecs treat it differently. vector: norms, biases and the like, whatever
+their shape; hidden: matrices between embedding and head, or stacks of them (the experts of a layer)."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name and shape of one parameter."""
+    """Name, shape and role of one parameter."""
 
     name: str
     shape: tuple[int, ...]
+    role: ParameterRole = "hidden"
+
+    @property
+    def is_vector(self) -> bool:
+        """No weight decay, no Muon, 8 bits in a contribution."""
+        return self.role == "vector" or len(self.shape) < 2
 
     @property
     def num_elements(self) -> int:
@@ -73,6 +84,11 @@ class Layout:
     @property
     def num_elements(self) -> int:
         return sum(spec.num_elements for spec in self.tensors)
+
+    @property
+    def num_matrix_elements(self) -> int:
+        """Length of the part of a stage's vector that holds matrices; what is a vector lies behind it."""
+        return sum(spec.num_elements for spec in self.tensors if not spec.is_vector)
 
     def spans(self) -> list[tuple[TensorSpec, int, int]]:
         """(spec, start, stop) of every tensor, in order, as element offsets into the flat vector."""

@@ -8,9 +8,9 @@ import torch
 from dilocox_peer.config import preset
 from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.data.sources import Document
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import build_stage
-from dilocox_peer.model.transformer import layout_of
 from dilocox_peer.types import PeerId
 
 

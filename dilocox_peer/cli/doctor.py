@@ -248,7 +248,7 @@ def look_at_memory(manifest: "Manifest", flags: DoctorFlags) -> list[Check]:
 
 def _parameters(manifest: "Manifest", stage: int | None) -> list[int]:
     """Of every stage, or of the one that is meant."""
-    from dilocox_peer.model.transformer import layout_of
+    from dilocox_peer.model.architecture import layout_of
 
     if stage is not None and stage >= manifest.stages.count:
         raise ConfigError(f"--stage {stage}: the run has stages 0 to {manifest.stages.count - 1}")
@@ -264,32 +264,34 @@ def measure(manifest: "Manifest | None", flags: DoctorFlags, speeds: Sequence[fl
     import torch
 
     from dilocox_peer.config import preset
-    from dilocox_peer.model.partition import block_compute, cut_of, head_compute
-    from dilocox_peer.model.transformer import LayerRange, StageModel
+    from dilocox_peer.model.architecture import LayerRange, build_model
+    from dilocox_peer.model.loss import train_on
+    from dilocox_peer.model.partition import Costs, cut_of
 
     of = manifest or preset("tiny")
     blocks = max(cut_of(of)) if flags.stage is None else cut_of(of)[flags.stage]
-    block, head = block_compute(of.model), head_compute(of.model)
+    costs = Costs.of(of.model)
+    block, head = costs.block_compute, costs.head_compute
     limit = STEP_OPERATIONS if flags.device == "cpu" else 100 * STEP_OPERATIONS
     measured, batch = checks.affordable(
         blocks, of.inner.micro_batch, context=of.model.context, block=block, head=head, limit=limit
     )
-    section = of.model.model_copy(update={"layers": measured})
     before = torch.get_num_threads()
     torch.set_num_threads(flags.threads)
     try:
-        model = StageModel(section, LayerRange.of(section), device=flags.device)
+        some = LayerRange(0, measured - 1, is_first_stage=True, is_last_stage=True)
+        model = build_model(of.model, some, device=flags.device)
         with torch.no_grad():
             model.flat_N.normal_(std=0.02)
         generator = torch.Generator().manual_seed(0)
-        inputs_BT = torch.randint(0, 256, (batch, section.context), generator=generator).to(model.flat_N.device)
+        inputs_BT = torch.randint(0, min(256, model.vocab_size), (batch, model.context), generator=generator).to(
+            model.flat_N.device
+        )
 
         def step() -> float:
-            logits = model.forward(inputs_BT)
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), inputs_BT.flatten())
-            torch.autograd.backward(loss)
+            loss = train_on(model, inputs_BT, inputs_BT)  # waits for the device
             model.zero_grad()
-            return float(loss.detach())  # waits for the device
+            return loss
 
         step()  # the first one builds what later ones use
         started, count, seconds = time.monotonic(), 0, 0.0

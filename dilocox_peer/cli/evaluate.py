@@ -119,13 +119,19 @@ class Evaluator:
         from dilocox_peer.data.corpus import load_corpus
         from dilocox_peer.data.tokenizer_files import find_tokenizer
         from dilocox_peer.model.stage import build_stage
+        from dilocox_peer.model.weights import place_of
         from dilocox_peer.peer.state.survey import surveys
         from dilocox_peer.peer.training.average import AnchorAverage
         from dilocox_peer.peer.training.outer import initial_state
 
         section, flags = manifest.data, self._flags
         tokenizer = await asyncio.to_thread(
-            find_tokenizer, section, manifest.model.vocab_size, given=flags.tokenizer, kept=self._home.tokenizers
+            find_tokenizer,
+            section,
+            manifest.model.vocab_size,
+            given=flags.tokenizer,
+            kept=self._home.tokenizers,
+            beside=place_of(manifest.model),
         )
         corpus = await asyncio.to_thread(
             load_corpus, section.source, flags.data, validation=section.validation, tokenizer=tokenizer
@@ -135,7 +141,9 @@ class Evaluator:
         whole = await asyncio.to_thread(build_stage, manifest)
         stages = range(manifest.stages.count)
         found = surveys(manifest, transport=transport, directory=directory, listener=self._quiet)
-        anchors = Anchors([await asyncio.to_thread(initial_state, manifest, stage) for stage in stages])
+        begins_here = manifest.model.architecture == "llama"  # a published model's weights need not be on this machine
+        first = [await asyncio.to_thread(initial_state, manifest, stage) for stage in stages] if begins_here else []
+        anchors = Anchors(first)
         averages: list[AnchorAverage] = []
 
         async with asyncio.TaskGroup() as tasks:
@@ -235,7 +243,8 @@ class Anchors:
     def __init__(self, states: "Sequence[AnchorState]") -> None:
         self._newest = tuple(states), False
         self._arrived = asyncio.Event()
-        self._arrived.set()
+        if states:
+            self._arrived.set()
 
     def put(self, states: "Sequence[AnchorState]", *, is_last: bool) -> None:
         """is_last: nothing comes after these; no states: nor are the last ones to be had."""

@@ -1,27 +1,69 @@
 """`export`: the agreed model as a Hugging Face folder that `transformers` loads."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import typer
 
-from dilocox_peer.cli.flags import ExportFlags
+from dilocox_peer.cli.flags import ExportFlags, WeightType
 from dilocox_peer.cli.home import tokenizers_folder
 from dilocox_peer.cli.source import load_model, tokenizer_of
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.manifest import PublishedSection
+
+if TYPE_CHECKING:
+    from dilocox_peer.model.weights import Precision
+    from dilocox_peer.model.whole import WholeModel
+
+PRECISIONS: "dict[WeightType, Precision]" = {
+    WeightType.FLOAT32: "float32",
+    WeightType.BFLOAT16: "bfloat16",
+    WeightType.FLOAT16: "float16",
+}
 
 
 def run_export(flags: ExportFlags) -> None:
     """Writes the folder, whole or not at all. Raises ConfigError, RunUnreachable, StateCorrupt."""
+    from dilocox_peer.data.tokenizer import FILE_NAME
     from dilocox_peer.data.tokenizer_files import kept_files
     from dilocox_peer.model.huggingface import PublishedTokenizer, check_target, write_folder
 
     check_target(flags.out, force=flags.force)  # before anything is fetched
     model = load_model(flags.source)
-    tokenizer = tokenizer_of(model, flags.source, given=flags.tokenizer)
+    beside = _beside(model, flags.model)
     published = None
-    if files := kept_files(tokenizers_folder(flags.source.home), tokenizer):
+    tokenizer = None if FILE_NAME in beside else tokenizer_of(model, flags.source, given=flags.tokenizer)
+    if tokenizer is not None and (files := kept_files(tokenizers_folder(flags.source.home), tokenizer)):
+        beside = {**files, **beside}
         published = PublishedTokenizer(files=files, data=model.origin.data, bos=tokenizer.bos, eos=tokenizer.eos)
-    size_bytes = write_folder(flags.out, model, force=flags.force, tokenizer=published)
+    precision: Precision | None = None if flags.dtype is None else PRECISIONS[flags.dtype]
+    size_bytes = write_folder(
+        flags.out, model, force=flags.force, tokenizer=published, beside=beside, precision=precision
+    )
     origin = model.origin
     typer.echo(
         f"wrote {flags.out}: run {origin.run_name!r} after round {origin.round}, {model.num_parameters:,} parameters, "
         f"{size_bytes / 1e6:.1f} MB"
     )
-    typer.echo(f'next: dilocox-peer generate "Once" --model {flags.out}')
+    if isinstance(model.section, PublishedSection):
+        typer.echo(f"next: transformers.AutoModelForCausalLM.from_pretrained({str(flags.out)!r})")
+    else:
+        typer.echo(f'next: dilocox-peer generate "Once" --model {flags.out}')
+
+
+def _beside(model: "WholeModel", given: Path | None) -> dict[str, bytes]:
+    """The published model's small files that are on this machine, each the one that the run's manifest names."""
+    from dilocox_peer.model.weights import open_folder, place_of
+
+    section = model.section
+    if not isinstance(section, PublishedSection):
+        if given is not None:
+            raise ConfigError(f"--model {given}: this run's model starts from a seed; leave --model out")
+        return {}
+    if (place := place_of(section, given)) is None:
+        return {}
+    folder = open_folder(place)
+    same = set(section.small_files).intersection(folder.files)
+    if given is not None and not same:
+        raise ConfigError(f"--model {given}: none of its files is of the run's model: take {section.source}")
+    return {file.name: folder.read_small(file.name) for file in folder.files if file in same}

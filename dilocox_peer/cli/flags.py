@@ -33,6 +33,14 @@ class AdmissionMode(StrEnum):
     LIST = "list"
 
 
+class WeightType(StrEnum):
+    """Of exported weights."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
 RunFile = Annotated[Path, Positional("The run's signed run.toml.", metavar="RUN_FILE")]
 Name = Annotated[str, Flag("Names this peer on this machine: its key and state live in a folder of that name.")]
 Home = Annotated[Path | None, Flag("Folder for keys and state.", shown="$XDG_DATA_HOME/dilocox-peer")]
@@ -62,7 +70,14 @@ class OfPeer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitFlags:
     path: Annotated[Path, Positional("File to write.")] = Path("run.toml")
-    preset: Annotated[str, Flag("tiny, small, 125m or 1.3b.")] = "tiny"
+    preset: Annotated[str | None, Flag("tiny, small, 125m or 1.3b.", shown="tiny")] = None
+    published: Annotated[
+        Path | None, Flag("Go on from this folder of a published model, or of an export.", name="from", shown=False)
+    ] = None
+    revision: Annotated[str, Flag("Of that model, for people.", shown=False)] = ""
+    context: Annotated[
+        int | None, Flag("Tokens a sequence, with --from.", shown="1024, or less if the model has less", least=2)
+    ] = None
     stages: Annotated[int | None, Flag("Pipeline stages.", shown="the preset's", least=1)] = None
     run_name: Annotated[str | None, Flag("Shown to volunteers.", shown="the preset")] = None
     tokenizer: Annotated[
@@ -299,6 +314,11 @@ class ExportFlags:
     out: Annotated[Path, Flag("Folder to write.")] = Path("model")
     tokenizer: TokenizerPath = None
     source: SourceFlags
+    model: Annotated[
+        Path | None,
+        Flag("Folder of the published model that the run began with, for its tokenizer.", shown="its source"),
+    ] = None
+    dtype: Annotated[WeightType | None, Flag("Of the weights of a published model.", shown="the source's")] = None
     force: Annotated[bool, Flag("Replace an export that is there.", has_opposite=True)] = False
 
 

@@ -12,7 +12,7 @@ from dilocox_peer.cli.home import owner_key_path, tokenizers_folder
 from dilocox_peer.config import defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.manifest import RUN_NAME, Manifest
+from dilocox_peer.manifest import RUN_NAME, Manifest, PublishedSection
 from dilocox_peer.model.partition import cut_into, idle_warning
 from dilocox_peer.peer.identity import Identity
 
@@ -28,15 +28,17 @@ def write_run_file(flags: InitFlags) -> None:
         raise ConfigError(f"{path} exists: pass --force to overwrite it, or another name")
     if flags.admission is AdmissionMode.LIST:
         raise ConfigError(f"--admission list: its members are written into {path}, under [admission]; then sign it")
-    manifest = preset_manifest(
-        flags.preset, run={"name": flags.run_name or flags.preset}, admission={"mode": flags.admission.value}
-    )
-    try:
-        manifest = cut_into(manifest, flags.stages or manifest.stages.count)
-    except ValueError as error:
-        raise ConfigError(f"--stages {flags.stages}: {error}; raise model.layers in a run.toml of your own") from None
-    if flags.tokenizer is not None:
-        manifest = _with_tokenizer(manifest, flags.tokenizer, path, flags)
+    if flags.published is not None:
+        from dilocox_peer.cli.published import published_manifest, tokenizer_in
+
+        manifest = published_manifest(flags, flags.published)
+    else:
+        manifest = _of_preset(flags)
+    tokenizer = flags.tokenizer
+    if tokenizer is None and flags.published is not None:
+        tokenizer = tokenizer_in(flags.published, manifest.model.vocab_size)
+    if tokenizer is not None:
+        manifest = _with_tokenizer(manifest, tokenizer, path, flags)
     _sign_and_write(manifest, path, owner_key_path(flags.owner_key, flags.home))
     typer.echo(f"next: dilocox-peer bootstrap {path}")
 
@@ -49,6 +51,11 @@ def _with_tokenizer(manifest: Manifest, given: Path, path: Path, flags: InitFlag
     content = read_tokenizer_file(given)
     bos, eos = bounds_beside(given, content)
     tokenizer = JsonTokenizer(content, bos=bos, eos=eos, source=str(given))
+    if isinstance(manifest.model, PublishedSection) and tokenizer.vocab_size > manifest.model.vocab_size:
+        raise ConfigError(
+            f"{given} has {tokenizer.vocab_size:,} tokens, the model's vocabulary {manifest.model.vocab_size:,}: it is another "
+            "model's tokenizer"
+        )
     copy = path.parent / FILE_NAME
     if copy.exists() and copy.read_bytes() != content and not flags.force:
         raise ConfigError(f"{copy} exists and is another: pass --force to overwrite it, or put {path.name} elsewhere")
@@ -56,13 +63,27 @@ def _with_tokenizer(manifest: Manifest, given: Path, path: Path, flags: InitFlag
     write_whole(copy, content)
     borders = f"{bos or 'nothing'} before and {eos or 'nothing'} behind each document"
     typer.echo(f"wrote {copy}: {tokenizer.vocab_size:,} tokens, {borders}; everybody who joins needs this file")
-    vocab_size = max(manifest.model.vocab_size, tokenizer.vocab_size)
+    model = manifest.model
+    if tokenizer.vocab_size > model.vocab_size and not isinstance(model, PublishedSection):
+        model = model.model_copy(update={"vocab_size": tokenizer.vocab_size})
     return manifest.model_copy(
         update={
-            "model": manifest.model.model_copy(update={"vocab_size": vocab_size}),
+            "model": model,
             "data": manifest.data.model_copy(update={"tokenizer": tokenizer.name, "bos": bos, "eos": eos}),
         }
     )
+
+
+def _of_preset(flags: InitFlags) -> Manifest:
+    for flag, value in (("--context", flags.context), ("--revision", flags.revision)):
+        if value:
+            raise ConfigError(f"{flag} belongs to a published model: pass it with --from")
+    name = flags.preset or "tiny"
+    manifest = preset_manifest(name, run={"name": flags.run_name or name}, admission={"mode": flags.admission.value})
+    try:
+        return cut_into(manifest, flags.stages or manifest.stages.count)
+    except ValueError as error:
+        raise ConfigError(f"--stages {flags.stages}: {error}; raise model.layers in a run.toml of your own") from None
 
 
 def sign_run_file(flags: SignFlags) -> None:

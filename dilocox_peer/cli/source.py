@@ -44,9 +44,11 @@ def tokenizer_of(
 ) -> "Tokenizer":
     """The tokenizer of the model's run: given, kept in --home, or in the exported folder. Raises ConfigError."""
     from dilocox_peer.data.tokenizer_files import find_tokenizer
+    from dilocox_peer.model.weights import place_of
 
     kept = tokenizers_folder(flags.home)
-    return find_tokenizer(model.origin.data, model.section.vocab_size, given=given, kept=kept, beside=exported)
+    beside = place_of(model.section, exported)
+    return find_tokenizer(model.origin.data, model.section.vocab_size, given=given, kept=kept, beside=beside)
 
 
 def _from_run(flags: SourceFlags, link: str, console: Console) -> "WholeModel":

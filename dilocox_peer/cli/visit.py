@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dilocox_peer.model.whole import WholeModel
     from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer.training.outer import AnchorState
+    from dilocox_peer.types import Digest
 
 PROOF_S = 10.0  # for the certificate of the next round, which names the digests of this one's states
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -114,7 +115,7 @@ async def fetch_whole_model(
                 states = await gatherer.gather()
         except TimeoutError:
             raise RunUnreachable(gatherer.why_not(timeout_s)) from None
-        return assemble(manifest, states)
+        return assemble(manifest, states, gatherer.contributors(states[0].head))
 
 
 class _Gatherer:
@@ -157,6 +158,12 @@ class _Gatherer:
             self._say(
                 f"stage {survey.stage}: round {state.round}, {state.size_bytes / 1e6:.1f} MB, as {signers} certified it{how}"
             )
+
+    def contributors(self, head: "Digest") -> list[tuple[str, int]]:
+        """As the first stage counts them, up to its head."""
+        from dilocox_peer.peer.state.anchors import contributors_in
+
+        return contributors_in(self._surveys[0].annals.up_to(head))
 
     def why_not(self, timeout_s: float) -> str:
         """In one line, after timeout_s without a model."""

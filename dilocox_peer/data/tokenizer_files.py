@@ -55,9 +55,12 @@ def find_tokenizer(
     )
 
 
-def has_tokenizer(section: DataSection, *, given: Path | None, kept: Path) -> bool:
+def has_tokenizer(section: DataSection, *, given: Path | None, kept: Path, beside: Path | None = None) -> bool:
     """Whether find_tokenizer has a file to look at."""
-    return section.tokenizer == BYTES or given is not None or (kept / section.tokenizer / FILE_NAME).is_file()
+    if section.tokenizer == BYTES or given is not None:
+        return True
+    folders = (kept / section.tokenizer, beside)
+    return any(folder is not None and (folder / FILE_NAME).is_file() for folder in folders)
 
 
 def read_tokenizer_file(path: Path) -> bytes:

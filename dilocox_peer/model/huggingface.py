@@ -8,6 +8,7 @@ what was written here: of another Llama we could not know the tokens.
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -19,9 +20,9 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from dilocox_peer import __version__
 from dilocox_peer.errors import ConfigError, StateCorrupt
-from dilocox_peer.manifest import DataSection, ModelSection, first_error
+from dilocox_peer.manifest import DataSection, ModelSection, PublishedSection, first_error
+from dilocox_peer.model.weights import INDEX, SMALL_FILES, Precision
 from dilocox_peer.model.whole import Origin, WholeModel, union
 
 FORMAT = "dilocox-export-1"
@@ -146,16 +147,35 @@ def check_target(folder: Path, *, force: bool) -> None:
     there = {entry.name for entry in folder.iterdir()}
     if not there:
         return
-    if foreign := sorted(there - FILES - _FILES_OF_SOME):
+    if foreign := sorted(name for name in there if not _is_ours(name)):
         raise ConfigError(f"{folder} holds {foreign[0]}, which no export wrote: pass another --out")
     if not force:
         raise ConfigError(f"{folder} exists: pass --force to replace the export in it, or another --out")
 
 
+def _is_ours(name: str) -> bool:
+    return (
+        name in FILES
+        or name in _FILES_OF_SOME
+        or name in SMALL_FILES
+        or name in ("README.md", INDEX)
+        or re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name) is not None
+    )
+
+
 def write_folder(
-    folder: Path, model: WholeModel, *, force: bool = False, tokenizer: PublishedTokenizer | None = None
+    folder: Path,
+    model: WholeModel,
+    *,
+    force: bool = False,
+    tokenizer: PublishedTokenizer | None = None,
+    beside: Mapping[str, bytes] | None = None,
+    precision: Precision | None = None,
 ) -> int:
-    """tokenizer: None for a run of bytes. Writes the export and returns its bytes. Whole or not at all; Raises ConfigError, and what was there stays."""
+    """Writes the export and returns its bytes. Whole or not at all; Raises ConfigError, and what was there stays.
+
+    tokenizer: None for a run of bytes. Of a published model, beside: the source's small files by name; precision: of the weights, None: the source's.
+    """
     check_target(folder, force=force)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +183,14 @@ def write_folder(
         try:
             new = work / "new"
             new.mkdir()
-            size_bytes = _write_files(new, model, tokenizer)
+            if isinstance(model.section, PublishedSection):
+                from dilocox_peer.model.export import write_published
+
+                precision = precision or model.section.dtype
+                write_published(new, model, model.section, beside=beside or {}, precision=precision)
+            else:
+                _write_files(new, model, model.section, tokenizer)
+            size_bytes = _flush(new)
             if folder.exists():
                 folder.rename(work / "old")
             try:
@@ -198,24 +225,16 @@ def read_folder(folder: Path) -> WholeModel:
     return union(section, origin, [tensors])
 
 
-def _write_files(folder: Path, model: WholeModel, tokenizer: PublishedTokenizer | None) -> int:
+def _write_files(folder: Path, model: WholeModel, section: ModelSection, tokenizer: PublishedTokenizer | None) -> None:
     for name, verbatim in () if tokenizer is None else tokenizer.files.items():
         (folder / name).write_bytes(verbatim)
-    for name, content in small_files(model.section, tokenizer).items():
+    for name, content in small_files(section, tokenizer).items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    metadata = {
-        "format": "pt",  # transformers refuses a file that does not say so
-        "dilocox": FORMAT,
-        "version": __version__,
-        "run_name": model.origin.run_name,
-        "run": model.origin.run_id,
-        "round": str(model.origin.round),
-        "heads": ",".join(model.origin.heads),
-        "tokenizer": model.origin.data.tokenizer,
-        "bos": model.origin.data.bos,
-        "eos": model.origin.data.eos,
-    }
-    save_file(dict(model.tensors), folder / WEIGHTS, metadata)
+    save_file(dict(model.tensors), folder / WEIGHTS, {**model.origin.metadata, "dilocox": FORMAT})
+
+
+def _flush(folder: Path) -> int:
+    """Bytes of the folder's files, which are on the disk then, readable by all."""
     size_bytes = 0
     for path in folder.iterdir():
         path.chmod(0o644)

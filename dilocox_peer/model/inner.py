@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.manifest import InnerSection
+from dilocox_peer.model.architecture import StageModel
 from dilocox_peer.model.muon import Muon
-from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, StageModel, num_matrix_elements
 
 RAMP_STEPS = 20
 """Steps over which a peer without optimizer moments raises its learning rate: AdamW's first steps are as large as its
@@ -73,22 +73,24 @@ class InnerOptimizer:
     def _adamw_ranges(self, model: StageModel) -> list[tuple[slice, float]]:
         """Parts of the flat vector that are AdamW's, with their weight decay."""
         decay = self._section.weight_decay
-        matrices = slice(0, num_matrix_elements(model.layout))
+        matrices = slice(0, model.layout.num_matrix_elements)
         decayed = [matrices]
         if self._section.optimizer == "muon":
             spans = model.layout.spans()
-            decayed = [slice(start, stop) for spec, start, stop in spans if spec.name in (EMBEDDING, LM_HEAD)]
+            decayed = [slice(start, stop) for spec, start, stop in spans if spec.role in ("embedding", "head")]
         ranges = [(part, decay) for part in decayed] + [(slice(matrices.stop, model.layout.num_elements), 0.0)]
         return [(part, decay) for part, decay in ranges if part.stop > part.start]
 
     @staticmethod
     def _hidden(model: StageModel) -> list[tuple[Tensor, Tensor]]:
-        """(weight, gradient) of the hidden matrices."""
-        return [
-            (model.flat_N[start:stop].view(spec.shape), model.flat_grad_N[start:stop].view(spec.shape))
-            for spec, start, stop in model.layout.spans()
-            if len(spec.shape) == 2 and spec.name not in (EMBEDDING, LM_HEAD)
-        ]
+        """(weight, gradient) of the hidden matrices, and of the stacks of them that a layer's experts are."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for spec, start, stop in model.layout.spans():
+            if spec.role != "hidden" or spec.is_vector:
+                continue
+            stack = (-1, *spec.shape[-2:])
+            pairs += zip(model.flat_N[start:stop].view(stack), model.flat_grad_N[start:stop].view(stack), strict=True)
+        return pairs
 
     def step(self, *, micro_batches: int, share: float) -> float:
         """One step with the mean of the gradients of `micro_batches` micro-batches, which are then zero. Gives its learning rate.

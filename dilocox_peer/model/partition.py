@@ -5,57 +5,64 @@ and the output head with the last. Pure arithmetic on the manifest, so all peers
 writes the result into run.toml, where the owner may change it.
 """
 
+from dataclasses import dataclass
 from functools import cache
 
-from dilocox_peer.manifest import Manifest, ModelSection
+from dilocox_peer.manifest import Manifest, ModelSection, PublishedSection
 
 
-def block_parameters(model: ModelSection) -> int:
-    """Parameters of one transformer block."""
-    kv_size = model.kv_heads * (model.hidden_size // model.heads)
-    attention = 2 * model.hidden_size * (model.hidden_size + kv_size)
-    return attention + 3 * model.hidden_size * model.mlp_size + 2 * model.hidden_size
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a cut is chosen by. block, block_compute: parameters of one transformer block, and multiplications a token in its
+    forward pass: its matrices, and scores and mix of causal attention, whose mean length is half the context.
+    embedding: parameters before the blocks; head_compute: the same of the output head."""
+
+    layers: int
+    block: int
+    block_compute: int
+    embedding: int
+    head_compute: int
+
+    @classmethod
+    def of(cls, model: ModelSection | PublishedSection) -> "Costs":
+        if isinstance(model, PublishedSection):
+            from dilocox_peer.model.published import costs_of_published
+
+            return costs_of_published(model)
+        kv_size = model.kv_heads * (model.hidden_size // model.heads)
+        attention = 2 * model.hidden_size * (model.hidden_size + kv_size)
+        block = attention + 3 * model.hidden_size * model.mlp_size + 2 * model.hidden_size
+        table = model.vocab_size * model.hidden_size
+        return cls(model.layers, block, block + model.context * model.hidden_size, table, table)
 
 
-def block_compute(model: ModelSection) -> int:
-    """Multiplications a token in the forward pass of one block: its matrices, and scores and mix of causal attention,
-    whose mean length is half the context."""
-    return block_parameters(model) + model.context * model.hidden_size
-
-
-def head_compute(model: ModelSection) -> int:
-    """The same for the output head."""
-    return model.vocab_size * model.hidden_size
-
-
-def choose_cut(model: ModelSection, count: int) -> tuple[int, ...]:
+def choose_cut(costs: Costs, count: int) -> tuple[int, ...]:
     """Blocks of each of `count` stages: the least compute in the busiest stage, then the fewest parameters in the
     largest, then the evenest. Raises ValueError for more stages than blocks."""
-    if not 1 <= count <= model.layers:
-        raise ValueError(f"{count} stages of {model.layers} blocks: each stage needs at least one")
+    if not 1 <= count <= costs.layers:
+        raise ValueError(f"{count} stages of {costs.layers} blocks: each stage needs at least one")
     if count == 1:
-        return (model.layers,)
-    block, head = block_compute(model), head_compute(model)
-    embedding = model.vocab_size * model.hidden_size
+        return (costs.layers,)
+    block, head = costs.block_compute, costs.head_compute
 
     @cache
     def best(stage: int, left: int) -> tuple[int, int, int, tuple[int, ...]]:
         """(busiest, largest, sum of squares, cut) of the stages from `stage` on, with `left` blocks for them."""
         if stage == count - 1:
-            return left * block + head, left * block_parameters(model) + embedding, left**2, (left,)
+            return left * block + head, left * costs.block + costs.embedding, left**2, (left,)
         options = []
         for mine in range(1, left - (count - 1 - stage) + 1):
             busiest, largest, squares, cut = best(stage + 1, left - mine)
-            own = mine * block_parameters(model) + (embedding if stage == 0 else 0)
+            own = mine * costs.block + (costs.embedding if stage == 0 else 0)
             options.append((max(busiest, mine * block), max(largest, own), squares + mine**2, (mine, *cut)))
         return min(options)
 
-    return best(0, model.layers)[3]
+    return best(0, costs.layers)[3]
 
 
 def cut_of(manifest: Manifest) -> tuple[int, ...]:
     """Blocks of each stage of a run."""
-    return manifest.stages.blocks or choose_cut(manifest.model, manifest.stages.count)
+    return manifest.stages.blocks or choose_cut(Costs.of(manifest.model), manifest.stages.count)
 
 
 def with_cut(manifest: Manifest) -> Manifest:
@@ -70,7 +77,7 @@ def cut_into(manifest: Manifest, count: int) -> Manifest:
     (`inner.accumulate`). They are made half as large, down to one sequence, so that a step does not grow as much.
     Raises ValueError for more stages than blocks.
     """
-    choose_cut(manifest.model, count)
+    choose_cut(Costs.of(manifest.model), count)
     stages = manifest.stages.model_copy(update={"count": count, "blocks": ()})
     inner = manifest.inner
     if count > 1 and inner.accumulate < usual_window(count):

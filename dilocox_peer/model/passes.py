@@ -10,11 +10,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dilocox_peer.model.activations import BodyFormat, Bytes
-from dilocox_peer.model.transformer import StageModel
+from dilocox_peer.model.architecture import StageModel
+from dilocox_peer.model.loss import train_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,7 @@ class Passes:
         """
         device = model.flat_N.device
         input_BTD = self._unpacked(body, device).requires_grad_()
-        logits_BTV = model.forward(input_BTD)
-        loss = F.cross_entropy(logits_BTV.flatten(0, 1), self._body.unpack_targets(body, device).flatten())
-        torch.autograd.backward(loss)
-        value = float(loss.detach())
-        if not abs(value) < float("inf"):
-            raise FloatingPointError(f"the training loss is {value}")
+        value = train_on(model, input_BTD, self._body.unpack_targets(body, device))
         return self._gradient(input_BTD), value
 
     def release(self, key: Hashable) -> None:

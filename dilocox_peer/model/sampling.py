@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilocox_peer.model.transformer import StageModel
+from dilocox_peer.model.architecture import StageModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def continuation(
     """
     assert model.layers.is_whole, model.layers
     generator = torch.Generator().manual_seed(seed)
-    device, context = model.flat_N.device, model.section.context
+    device, context = model.flat_N.device, model.context
     window = list(prompt)
     for _ in range(num_tokens):
         window = window[-context:]

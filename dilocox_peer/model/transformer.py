@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dilocox_peer.manifest import Manifest, ModelSection
-from dilocox_peer.model.partition import cut_of
+from dilocox_peer.manifest import ModelSection
+from dilocox_peer.model.architecture import LayerRange
 from dilocox_peer.types import Layout, TensorSpec, canonical, sha256
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -25,27 +25,6 @@ FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
 EMBEDDING_STD = 0.5
 HEAD_STD = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class LayerRange:
-    """The layers first..last (both included) of a model; which of the outer parts come with them."""
-
-    first: int
-    last: int
-    is_first_stage: bool
-    is_last_stage: bool
-
-    @property
-    def is_whole(self) -> bool:
-        return self.is_first_stage and self.is_last_stage
-
-    @classmethod
-    def of(cls, section: ModelSection, *, first_layer: int = 0, last_layer: int | None = None) -> "LayerRange":
-        last = section.layers - 1 if last_layer is None else last_layer
-        if not 0 <= first_layer <= last < section.layers:
-            raise ValueError(f"layers {first_layer}..{last} of a model with {section.layers}")
-        return cls(first_layer, last, first_layer == 0, last == section.layers - 1)
 
 
 def stage_layout(section: ModelSection, layers: LayerRange) -> Layout:
@@ -56,47 +35,29 @@ def stage_layout(section: ModelSection, layers: LayerRange) -> Layout:
     """
     hidden, mlp = section.hidden_size, section.mlp_size
     kv_size = section.kv_heads * (hidden // section.heads)
-    matrices: list[tuple[str, tuple[int, ...]]] = []
-    vectors: list[tuple[str, tuple[int, ...]]] = []
+    matrices: list[TensorSpec] = []
+    vectors: list[TensorSpec] = []
     if layers.is_first_stage:
-        matrices.append((EMBEDDING, (section.vocab_size, hidden)))
+        matrices.append(TensorSpec(EMBEDDING, (section.vocab_size, hidden), "embedding"))
     for layer in range(layers.first, layers.last + 1):
         prefix = f"model.layers.{layer}."
         matrices += [
-            (prefix + "self_attn.q_proj.weight", (hidden, hidden)),
-            (prefix + "self_attn.k_proj.weight", (kv_size, hidden)),
-            (prefix + "self_attn.v_proj.weight", (kv_size, hidden)),
-            (prefix + "self_attn.o_proj.weight", (hidden, hidden)),
-            (prefix + "mlp.gate_proj.weight", (mlp, hidden)),
-            (prefix + "mlp.up_proj.weight", (mlp, hidden)),
-            (prefix + "mlp.down_proj.weight", (hidden, mlp)),
+            TensorSpec(prefix + "self_attn.q_proj.weight", (hidden, hidden)),
+            TensorSpec(prefix + "self_attn.k_proj.weight", (kv_size, hidden)),
+            TensorSpec(prefix + "self_attn.v_proj.weight", (kv_size, hidden)),
+            TensorSpec(prefix + "self_attn.o_proj.weight", (hidden, hidden)),
+            TensorSpec(prefix + "mlp.gate_proj.weight", (mlp, hidden)),
+            TensorSpec(prefix + "mlp.up_proj.weight", (mlp, hidden)),
+            TensorSpec(prefix + "mlp.down_proj.weight", (hidden, mlp)),
         ]
         vectors += [
-            (prefix + "input_layernorm.weight", (hidden,)),
-            (prefix + "post_attention_layernorm.weight", (hidden,)),
+            TensorSpec(prefix + "input_layernorm.weight", (hidden,), "vector"),
+            TensorSpec(prefix + "post_attention_layernorm.weight", (hidden,), "vector"),
         ]
     if layers.is_last_stage:
-        matrices.append((LM_HEAD, (section.vocab_size, hidden)))
-        vectors.append((FINAL_NORM, (hidden,)))
-    return Layout.of(matrices + vectors)
-
-
-def layers_of(manifest: Manifest, stage: int) -> LayerRange:
-    """The layers of a stage of a run."""
-    cut = cut_of(manifest)
-    assert 0 <= stage < len(cut), f"stage {stage} of a run with {len(cut)}"
-    first = sum(cut[:stage])
-    return LayerRange.of(manifest.model, first_layer=first, last_layer=first + cut[stage] - 1)
-
-
-def layout_of(manifest: Manifest, stage: int = 0) -> Layout:
-    """The layout of a stage of a run."""
-    return stage_layout(manifest.model, layers_of(manifest, stage))
-
-
-def num_matrix_elements(layout: Layout) -> int:
-    """Length of the part of the flat vector that holds matrices; the vectors lie behind it."""
-    return sum(spec.num_elements for spec in layout.tensors if len(spec.shape) > 1)
+        matrices.append(TensorSpec(LM_HEAD, (section.vocab_size, hidden), "head"))
+        vectors.append(TensorSpec(FINAL_NORM, (hidden,), "vector"))
+    return Layout((*matrices, *vectors))
 
 
 def initial_parameters(layout: Layout, section: ModelSection, seed: int) -> Tensor:
@@ -112,13 +73,8 @@ def initial_parameters(layout: Layout, section: ModelSection, seed: int) -> Tens
     return flat_N
 
 
-class StageModel:
-    """A stage's layers with their parameters and gradients, one flat vector each.
-
-    In-place changes of `flat_N` between a forward and its backward are refused by autograd (the views share its
-    version counter): step and shift only between two micro-batches, or give the new weights to a second StageModel that
-    shares this one's gradient vector (`versions` in peer/training/stage_loop.py).
-    """
+class LlamaStage:
+    """A StageModel (architecture.py)."""
 
     def __init__(
         self,
@@ -141,20 +97,31 @@ class StageModel:
         self._head_VD = self._weight(LM_HEAD) if layers.is_last_stage else None
         self._cos_T1K, self._sin_T1K = _rotary_tables(section, self.flat_N.device)
 
+    @property
+    def context(self) -> int:
+        return self.section.context
+
+    @property
+    def vocab_size(self) -> int:
+        return self.section.vocab_size
+
     def forward(self, x: Tensor) -> Tensor:
-        """Output of the stage. x: (B, T) int64 tokens at the first stage, else (B, T, D); out: (B, T, D), or at the
-        last stage logits (B, T, V)."""
+        hidden_BTD = self.hidden(x)
+        return self.logits(hidden_BTD) if self.layers.is_last_stage else hidden_BTD
+
+    def hidden(self, x: Tensor) -> Tensor:
         hidden_BTD = F.embedding(x, self._embedding_VD) if self._embedding_VD is not None else x
         for layer in self._layers:
             hidden_BTD = hidden_BTD + self._attention(layer, self._norm(hidden_BTD, layer.attention_norm_D))
             hidden_BTD = hidden_BTD + _swiglu(layer, self._norm(hidden_BTD, layer.mlp_norm_D))
-        if self._head_VD is None or self._final_norm_D is None:
-            return hidden_BTD
-        return F.linear(self._norm(hidden_BTD, self._final_norm_D), self._head_VD)
+        return hidden_BTD if self._final_norm_D is None else self._norm(hidden_BTD, self._final_norm_D)
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        assert self._head_VD is not None, "logits are the last stage's"
+        return F.linear(hidden_BTD, self._head_VD)
 
     @torch.no_grad()
     def load(self, layout: Layout, flat_N: Tensor) -> None:
-        """Copies the tensors of another layout, that of one of our stages, into ours of the same names."""
         for spec, start, stop in layout.spans():
             own_start, own_stop, shape = self._spans[spec.name]
             assert shape == spec.shape, f"{spec.name} is {spec.shape} there and {shape} here"
@@ -162,6 +129,9 @@ class StageModel:
 
     def zero_grad(self) -> None:
         self.flat_grad_N.zero_()
+
+    def version(self) -> "LlamaStage":
+        return LlamaStage(self.section, self.layers, device=self.flat_N.device, flat_grad_N=self.flat_grad_N)
 
     def _weight(self, *names: str) -> Tensor:
         """A leaf over the named tensors, which lie one behind the other and have equal rows; its gradient is a view

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dilocox_peer import __version__
 from dilocox_peer.errors import StateCorrupt
-from dilocox_peer.manifest import DataSection, ModelSection
-from dilocox_peer.model.transformer import LayerRange, StageModel, stage_layout
+from dilocox_peer.manifest import DataSection, ModelSection, PublishedSection
+from dilocox_peer.model.architecture import LayerRange, StageModel, build_model, stage_layout_of
 from dilocox_peer.types import Layout
 
 Array = npt.NDArray[np.float32]
@@ -21,7 +22,8 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which run's model this is, after which round. heads: of every stage's chain, hex, first stage first.
+    """Which run's model this is, after which round. heads: of every stage's chain, hex, first stage first. contributors: peers
+    and the micro-batches of theirs that the first stage's certificates count, most first; empty where they are not known.
     data: whose tokens it knows."""
 
     run_name: str
@@ -29,13 +31,29 @@ class Origin:
     round: int
     heads: tuple[str, ...]
     data: DataSection = field(default_factory=DataSection)
+    contributors: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """For the header of a safetensors file."""
+        return {
+            "format": "pt",  # transformers refuses a file that does not say so
+            "version": __version__,
+            "run_name": self.run_name,
+            "run": self.run_id,
+            "round": str(self.round),
+            "heads": ",".join(self.heads),
+            "tokenizer": self.data.tokenizer,
+            "bos": self.data.bos,
+            "eos": self.data.eos,
+        }
 
 
 @dataclass(frozen=True)
 class WholeModel:
     """tensors: float32, exactly those that a Llama of this section has. Built by `union`."""
 
-    section: ModelSection
+    section: ModelSection | PublishedSection
     origin: Origin
     tensors: Mapping[str, Array]
 
@@ -45,7 +63,7 @@ class WholeModel:
 
     def build(self, *, device: str = "cpu") -> StageModel:
         """The model, ready to run forward."""
-        model = StageModel(self.section, LayerRange.of(self.section), device=device)
+        model = build_model(self.section, device=device)
         flat_N = np.concatenate([self.tensors[spec.name].ravel() for spec in model.layout.tensors])
         with torch.no_grad():
             model.flat_N.copy_(torch.from_numpy(flat_N))
@@ -59,7 +77,7 @@ def tensors_of(layout: Layout, vector: memoryview | bytes) -> dict[str, Array]:
     return {spec.name: flat_N[start:stop].reshape(spec.shape) for spec, start, stop in layout.spans()}
 
 
-def union(section: ModelSection, origin: Origin, parts: Sequence[Mapping[str, Array]]) -> WholeModel:
+def union(section: ModelSection | PublishedSection, origin: Origin, parts: Sequence[Mapping[str, Array]]) -> WholeModel:
     """The model whose tensors are those of all parts. Raises StateCorrupt when they are not exactly a whole one."""
     tensors: dict[str, Array] = {}
     for part in parts:
@@ -67,7 +85,7 @@ def union(section: ModelSection, origin: Origin, parts: Sequence[Mapping[str, Ar
             if name in tensors:
                 raise StateCorrupt(f"two stages hold {name}")
             tensors[name] = tensor
-    wanted = {spec.name: spec.shape for spec in stage_layout(section, LayerRange.of(section)).tensors}
+    wanted = {spec.name: spec.shape for spec in stage_layout_of(section, LayerRange.of(section)).tensors}
     missing, foreign = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     if missing:
         raise StateCorrupt(f"{len(missing)} tensors are missing, {missing[0]} among them")

@@ -16,7 +16,7 @@ from dilocox_peer.compression.contribution import blob_limits, raw_bytes
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.events import BranchKept, Failed, Listener
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.transport import Reply
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.planning.adaptive_planner import planner_of

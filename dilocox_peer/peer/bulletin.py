@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dilocox_peer.events import Listener, PipelineProgress, RunJoined, StageSeen, TrainingProgress
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network import tcp_traffic
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.footprint import resident_bytes

@@ -13,8 +13,9 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark, StageClaimed
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.memory import Room, stage_bytes
-from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.peer.device import chosen_device
 from dilocox_peer.peer.dialback import ADVICE
 from dilocox_peer.peer.footprint import available_memory, resident_bytes
 from dilocox_peer.peer.presence import Presence
@@ -57,7 +58,7 @@ def fitting_stages(manifest: Manifest, wish: Wish) -> list[int]:
 
 def _room_and_needs(manifest: Manifest, wish: Wish) -> tuple[Room, list[int]]:
     count = manifest.stages.count
-    on_cpu = not wish.device.startswith("cuda")
+    on_cpu = not chosen_device(wish.device).startswith(("cuda", "xpu"))
     sizes = [layout_of(manifest, stage).num_elements for stage in range(count)]
     needs = [stage_bytes(size, is_alone=count == 1, on_cpu=on_cpu) for size in sizes]
     return Room(available_memory() + resident_bytes(), wish.max_memory_bytes), needs

@@ -31,8 +31,12 @@ class Choices:
         tuple[Path, ...], Flag("Text files, JSONL or folders to train on; may repeat.", shown="as the run says")
     ] = ()
     tokenizer: TokenizerPath = None
+    model: Annotated[
+        Path | None,
+        Flag("Folder of the published model that the run starts from.", shown="where the run's owner had it"),
+    ] = None
     stage: Annotated[int | None, Flag("Insist on this stage.", shown=False, least=0)] = None
-    device: Annotated[str, Flag("cpu, cuda or cuda:N.")] = "cpu"
+    device: Annotated[str, Flag("cpu, cuda, cuda:N, xpu or mps; auto: the best here.")] = "cpu"
     threads: Annotated[int, Flag("Threads of the training.", least=1)] = 1
     initial_peers: Annotated[tuple[str, ...], Flag("More multiaddrs to enter by, beside the link's.", shown=False)] = ()
     host_maddrs: ListenAddresses = ANY_PORT

@@ -14,8 +14,6 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from dilocox_peer.admission import Admission
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
@@ -28,6 +26,7 @@ from dilocox_peer.peer.acquaintances import read_acquaintances
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, run_joined
 from dilocox_peer.peer.claim import claim_stage, fitting_stages
+from dilocox_peer.peer.device import chosen_device
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.discovery import Discovery
 from dilocox_peer.peer.entry import Newcomer, come_in, look_again
@@ -40,6 +39,7 @@ from dilocox_peer.peer.reading import can_read, read_corpus
 from dilocox_peer.peer.rounds.contract import Leaving, OwnerVouched, PeerFound
 from dilocox_peer.peer.settings import SessionSettings
 from dilocox_peer.peer.startup import StartUp, Step
+from dilocox_peer.peer.state.beginning import fetch_beginning, folder_of
 from dilocox_peer.peer.state.guardian import Guardian, backup_store
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.restore import find_backup
@@ -165,11 +165,12 @@ class Stay:
             at.step = Step.TEXT
             corpus = await asyncio.to_thread(read_corpus, manifest, settings)
         at.step = Step.DEVICE
-        _check_device(choices.device)
+        device = chosen_device(choices.device)
         at.step = Step.DISK
         try:
+            model = await asyncio.to_thread(folder_of, manifest, choices.model)
             keeper = await asyncio.get_running_loop().run_in_executor(
-                self._disk, lambda: Keeper(settings.run_folder, manifest, stage, self._listener)
+                self._disk, lambda: Keeper(settings.run_folder, manifest, stage, self._listener, model)
             )
         except OSError as error:
             raise ConfigError(f"{settings.run_folder} cannot be used: {error.strerror}; pass another --home") from None
@@ -177,6 +178,10 @@ class Stay:
         at.step = Step.RESTORE
         if manifest.stages.count > 1 and keeper.is_empty:
             await self._restore(manifest, stage, presence, directory, keeper)
+        if not keeper.has_state:
+            await fetch_beginning(
+                manifest, stage, keeper, me=self._me, transport=transport, directory=directory, listener=self._listener
+            )
         at.step = Step.TRAINER
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, presence, on_failure)
@@ -188,7 +193,7 @@ class Stay:
             corpus=corpus,
             stage=stage,
             bench=conveyor.bench if conveyor is not None else None,
-            device=choices.device,
+            device=device,
             threads=choices.threads,
             on_failure=on_failure,
             timetable=timetable,
@@ -202,7 +207,7 @@ class Stay:
             stack.push_async_callback(self._stop_conveyor, conveyor)
             at.step = Step.LINKD
             await asyncio.to_thread(conveyor.start)
-        self._listener(run_joined(manifest, self._me, stage, device=choices.device, threads=choices.threads))
+        self._listener(run_joined(manifest, self._me, stage, device=device, threads=choices.threads))
         at.step = Step.ROUNDS
         averaging = Averaging(
             presence,
@@ -489,12 +494,3 @@ async def _next_move(takeover: Takeover | None) -> Move:
         await asyncio.Event().wait()  # never, until it is cancelled
         raise AssertionError
     return await takeover.run()
-
-
-def _check_device(device: str) -> None:
-    """Raises ConfigError when torch cannot compute there."""
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"--device {device} cannot be used here ({reason}): use --device cpu") from None

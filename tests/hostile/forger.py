@@ -33,7 +33,7 @@ from dilocox_peer.dht.records import Lease, decode_word, encode_word
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.invitation import parse_invitation
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.identity import Identity, encode_key
 from dilocox_peer.peer.planning.plan import plan_bounds

@@ -19,8 +19,8 @@ import pytest
 
 from dilocox_peer.cli.local_swarm import LOOPBACK, ChildEnded
 from dilocox_peer.config import preset
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.memory import stage_bytes
-from dilocox_peer.model.transformer import layout_of
 from tests.swarm.test_pipeline import manifest_of
 from tests.swarm.watched import LONG_S, Watched, assert_gone, family
 

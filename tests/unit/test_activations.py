@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from dilocox_peer.config import preset
 from dilocox_peer.model.activations import MAX_MAGNITUDE, BodyFormat
+from dilocox_peer.model.architecture import layers_of
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.passes import Passes
-from dilocox_peer.model.transformer import StageModel, initial_parameters, layers_of
+from dilocox_peer.model.transformer import LlamaStage, initial_parameters
 from tests.cut_runs import manifest_of
 
 CPU = torch.device("cpu")
@@ -93,7 +94,7 @@ def test_the_largest_values_that_are_let_in_end_no_stage(form: str, stage: int):
     manifest = manifest_of(2)
     manifest = manifest.model_copy(update={"stages": manifest.stages.model_copy(update={"activations": form})})
     body, layers, inner = BodyFormat.of(manifest), layers_of(manifest, stage), manifest.inner
-    model = StageModel(manifest.model, layers)
+    model = LlamaStage(manifest.model, layers)
     model.flat_N.copy_(initial_parameters(model.layout, manifest.model, 0))
     optimizer, passes = InnerOptimizer(model, inner), Passes(body)
     tokens_BT = torch.zeros(body.batch, body.tokens, dtype=torch.int64)

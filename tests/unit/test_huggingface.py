@@ -10,6 +10,7 @@ import torch
 
 from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.manifest import DataSection, ModelSection
+from dilocox_peer.model.architecture import LayerRange
 from dilocox_peer.model.huggingface import (
     FILES,
     PublishedTokenizer,
@@ -18,7 +19,7 @@ from dilocox_peer.model.huggingface import (
     tokenizer_of,
     write_folder,
 )
-from dilocox_peer.model.transformer import LayerRange, initial_parameters, stage_layout
+from dilocox_peer.model.transformer import initial_parameters, stage_layout
 from dilocox_peer.model.whole import Origin, WholeModel, tensors_of, union
 
 SECTION = ModelSection(

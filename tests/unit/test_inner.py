@@ -6,15 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.manifest import InnerSection, ModelSection
+from dilocox_peer.model.architecture import LayerRange
 from dilocox_peer.model.inner import RAMP_STEPS, InnerOptimizer, ramp, schedule
-from dilocox_peer.model.transformer import LayerRange, StageModel, initial_parameters, num_matrix_elements
+from dilocox_peer.model.transformer import LlamaStage, initial_parameters
 
 SECTION = ModelSection(layers=1, hidden_size=8, heads=2, kv_heads=1, mlp_size=8, context=8)
 INNER = InnerSection(learning_rate=0.01, weight_decay=0.1, clip_norm=1.0)
 
 
 def build():
-    model = StageModel(SECTION, LayerRange.of(SECTION))
+    model = LlamaStage(SECTION, LayerRange.of(SECTION))
     model.flat_N.copy_(initial_parameters(model.layout, SECTION, 0))
     return model
 
@@ -40,7 +41,7 @@ def test_the_schedule_is_a_share(position, warmup):
 
 def test_it_is_adamw_with_decay_on_matrices_only():
     model = build()
-    split = num_matrix_elements(model.layout)
+    split = model.layout.num_matrix_elements
     matrices, vectors = (
         part.clone().requires_grad_() for part in model.flat_N.split([split, len(model.flat_N) - split])
     )

@@ -7,13 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from dilocox_peer.manifest import ModelSection
-from dilocox_peer.model.transformer import (
-    LayerRange,
-    StageModel,
-    initial_parameters,
-    num_matrix_elements,
-    stage_layout,
-)
+from dilocox_peer.model.architecture import LayerRange
+from dilocox_peer.model.transformer import LlamaStage, initial_parameters, stage_layout
 
 SECTION = ModelSection(layers=3, hidden_size=16, heads=4, kv_heads=2, mlp_size=24, context=12)
 
@@ -27,7 +22,7 @@ def one_thread():
 
 
 def build(first=0, last=None, seed=1):
-    model = StageModel(SECTION, LayerRange.of(SECTION, first_layer=first, last_layer=last))
+    model = LlamaStage(SECTION, LayerRange.of(SECTION, first_layer=first, last_layer=last))
     model.flat_N.copy_(initial_parameters(model.layout, SECTION, seed))
     return model
 
@@ -144,7 +139,7 @@ def test_matrices_come_before_vectors():
     layout = stage_layout(SECTION, LayerRange.of(SECTION))
     dimensions = [len(spec.shape) for spec in layout.tensors]
     assert dimensions == sorted(dimensions, reverse=True)
-    assert num_matrix_elements(layout) == layout.num_elements - 7 * SECTION.hidden_size
+    assert layout.num_matrix_elements == layout.num_elements - 7 * SECTION.hidden_size
 
 
 def test_layers_outside_the_model_are_refused():

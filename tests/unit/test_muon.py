@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.manifest import InnerSection, ModelSection
+from dilocox_peer.model.architecture import LayerRange
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.muon import Muon, orthogonalized
-from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, LayerRange, StageModel, initial_parameters
+from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, LlamaStage, initial_parameters
 
 SHAPES = [(32, 32), (16, 32), (64, 32), (32, 64), (32, 32)]
 SECTION = ModelSection(layers=2, hidden_size=16, heads=2, kv_heads=1, mlp_size=24, context=8)
@@ -107,7 +108,7 @@ def test_tall_matrices_move_further():
 
 
 def build(optimizer):
-    model = StageModel(SECTION, LayerRange.of(SECTION))
+    model = LlamaStage(SECTION, LayerRange.of(SECTION))
     model.flat_N.copy_(initial_parameters(model.layout, SECTION, 0))
     return model, InnerOptimizer(model, InnerSection(optimizer=optimizer, learning_rate=0.01))
 

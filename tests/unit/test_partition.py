@@ -7,18 +7,17 @@ import pytest
 from dilocox_peer.config import PRESETS, preset
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import ModelSection
+from dilocox_peer.model.architecture import LayerRange, layers_of, layout_of, stage_layout_of
 from dilocox_peer.model.partition import (
-    block_compute,
-    block_parameters,
+    Costs,
     choose_cut,
     cut_into,
     cut_of,
-    head_compute,
     idle_warning,
     usual_window,
     with_cut,
 )
-from dilocox_peer.model.transformer import LayerRange, layers_of, layout_of, stage_layout
+from dilocox_peer.model.transformer import stage_layout
 
 
 def every_cut(layers: int, count: int):
@@ -28,8 +27,9 @@ def every_cut(layers: int, count: int):
 
 
 def busiest(model: ModelSection, cut: tuple[int, ...]) -> int:
+    costs = Costs.of(model)
     return max(
-        *(blocks * block_compute(model) for blocks in cut[:-1]), cut[-1] * block_compute(model) + head_compute(model)
+        *(blocks * costs.block_compute for blocks in cut[:-1]), cut[-1] * costs.block_compute + costs.head_compute
     )
 
 
@@ -38,32 +38,32 @@ def busiest(model: ModelSection, cut: tuple[int, ...]) -> int:
 def test_no_cut_has_a_less_busy_stage(layers: int, vocab_size: int):
     model = ModelSection(layers=layers, vocab_size=vocab_size)
     for count in range(2, min(layers, 5) + 1):
-        chosen = choose_cut(model, count)
+        chosen = choose_cut(Costs.of(model), count)
         assert sum(chosen) == layers
         assert min(chosen) >= 1
         assert busiest(model, chosen) == min(busiest(model, cut) for cut in every_cut(layers, count))
 
 
 def test_a_large_vocabulary_takes_blocks_from_the_last_stage():
-    assert choose_cut(ModelSection(layers=8, vocab_size=65536), 2)[1] < 4
+    assert choose_cut(Costs.of(ModelSection(layers=8, vocab_size=65536)), 2)[1] < 4
 
 
 def test_a_stage_without_a_block_is_refused():
     with pytest.raises(ValueError, match="at least one"):
-        choose_cut(ModelSection(layers=2), 3)
+        choose_cut(Costs.of(ModelSection(layers=2)), 3)
 
 
 def test_parameters_of_a_block_are_those_of_its_tensors():
     section = ModelSection(layers=3)
     middle = stage_layout(section, LayerRange.of(section, first_layer=1, last_layer=1))
-    assert middle.num_elements == block_parameters(section)
+    assert middle.num_elements == Costs.of(section).block
 
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_stages_hold_every_tensor_once(name: str, count: int):
     manifest = with_cut(preset(name, stages={"count": count}))
-    whole = stage_layout(manifest.model, LayerRange.of(manifest.model))
+    whole = stage_layout_of(manifest.model, LayerRange.of(manifest.model))
     parts = [spec for stage in range(count) for spec in layout_of(manifest, stage).tensors]
     assert sorted(parts, key=lambda spec: spec.name) == sorted(whole.tensors, key=lambda spec: spec.name)
 

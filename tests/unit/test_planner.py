@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.config import preset
-from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.uplink import SMALLEST_BYTES, UplinkMeter
 from dilocox_peer.peer.planning.adaptive_planner import LinkPlanner, RankPlanner, measurement_of, planner_of
 from dilocox_peer.peer.planning.measured import Measured

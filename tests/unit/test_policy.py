@@ -6,7 +6,8 @@ from dilocox_peer.compression.feedback import decay_by_codec
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.config import preset
 from dilocox_peer.errors import MalformedBlob
-from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, layout_of
+from dilocox_peer.model.architecture import layout_of
+from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD
 from dilocox_peer.peer.training.outer import OuterSettings
 from dilocox_peer.types import TensorSpec
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from dilocox_peer.cli.generate import harmless, prompt_ids
 from dilocox_peer.data.tokenizer import BYTE_TOKENIZER
 from dilocox_peer.manifest import ModelSection
+from dilocox_peer.model.architecture import LayerRange
 from dilocox_peer.model.sampling import Sampling, choose, continuation
-from dilocox_peer.model.transformer import LayerRange, StageModel, initial_parameters
+from dilocox_peer.model.transformer import LlamaStage, initial_parameters
 
 SECTION = ModelSection(layers=1, hidden_size=16, heads=2, kv_heads=1, mlp_size=16, context=8, vocab_size=300)
 
@@ -26,7 +27,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def model():
-    model = StageModel(SECTION, LayerRange.of(SECTION))
+    model = LlamaStage(SECTION, LayerRange.of(SECTION))
     with torch.no_grad():
         model.flat_N.copy_(20 * initial_parameters(model.layout, SECTION, 3))
     return model

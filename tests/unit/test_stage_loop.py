@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from dilocox_peer.model.architecture import LayerRange
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.stage import build_stage
-from dilocox_peer.model.transformer import LayerRange, StageModel
+from dilocox_peer.model.transformer import LlamaStage
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.peer.training.stage_loop import StageLoop
@@ -220,8 +221,8 @@ def test_the_step_after_a_replaced_state_is_the_mean_of_what_came_since():
 
 def test_versions_share_one_gradient_and_the_optimizer_moves_with_them():
     manifest = manifest_of(1)
-    first = StageModel(manifest.model, LayerRange.of(manifest.model))
-    second = StageModel(manifest.model, LayerRange.of(manifest.model), flat_grad_N=first.flat_grad_N)
+    first = LlamaStage(manifest.model, LayerRange.of(manifest.model))
+    second = LlamaStage(manifest.model, LayerRange.of(manifest.model), flat_grad_N=first.flat_grad_N)
     optimizer = InnerOptimizer(first, manifest.inner)
     first.flat_grad_N.fill_(0.1)
     optimizer.step(micro_batches=1, share=1.0)

@@ -17,9 +17,9 @@ from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.data.sources import Document
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.manifest import CompressionSection, InnerSection, Manifest, ModelSection, OuterSection, RoundsSection
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import build_stage
-from dilocox_peer.model.transformer import layout_of
 from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.peer.training.worker import MAX_CALLS

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from dilocox_peer.compression.ladder import LOW_RANK, codecs_beside
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD
 from dilocox_peer.peer.planning.adaptive import AdaptiveRank, Observation, RankSettings, inner_steps_of
 from dilocox_peer.peer.planning.controller import Controller, Limits, Measurement, Setting
 from dilocox_peer.peer.planning.plan import PlanBounds, adapts_inner_steps, first_plan, plan_bounds, total_steps
@@ -120,7 +119,7 @@ def planner_of(manifest: Manifest, layout: Layout) -> Planner:
             budget=compression.exchange_share,
         )
         start = Setting(compression.codec, compression.rank, rounds.inner_steps)
-        controller = Controller(layout, start, limits, never_low_rank=(EMBEDDING, LM_HEAD))
+        controller = Controller(layout, start, limits)
         return LinkPlanner(controller, bounds, warmup=warmup)
     if compression.adapt == "rank" and compression.codec == LOW_RANK:
         ranks = AdaptiveRank(RankSettings.of(layout, compression.rank))

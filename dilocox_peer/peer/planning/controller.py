@@ -103,12 +103,12 @@ class Measurement:
 class Controller:
     """One stage's. `setting` is what it wants the plans to come to be."""
 
-    def __init__(self, layout: Layout, start: Setting, limits: Limits, *, never_low_rank: Sequence[str] = ()) -> None:
+    def __init__(self, layout: Layout, start: Setting, limits: Limits) -> None:
         self._limits = limits
         self._raw_bytes = raw_bytes(layout)
-        self._bytes_of = _blob_bytes(layout, frozenset(never_low_rank))
+        self._bytes_of = _blob_bytes(layout)
         self._ranks = AdaptiveRank(RankSettings.of(layout, start.rank))
-        self._low_rank_pays = _low_rank_pays(layout, frozenset(never_low_rank))
+        self._low_rank_pays = _low_rank_pays(layout)
         self.setting = start
         self._effective_round = 0
         self._window: deque[Measurement] = deque(maxlen=WINDOW)
@@ -265,14 +265,14 @@ def _lower_quartile(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 4]
 
 
-def _blob_bytes(layout: Layout, never_low_rank: frozenset[str]) -> Callable[[str, int], int]:
+def _blob_bytes(layout: Layout) -> Callable[[str, int], int]:
     """(codec, rank) -> the largest contribution of this layout, each computed once."""
     known: dict[tuple[str, int], int] = {}
 
     def bytes_of(codec: str, rank: int) -> int:
         key = (codec, rank if codec == LOW_RANK else 0)
         if key not in known:
-            policy = policy_named(codec, rank=max(rank, 1), never_low_rank=never_low_rank)
+            policy = policy_named(codec, rank=max(rank, 1))
             spare = sum(
                 LowRankCodec().payload_limits(spec.shape)[1] - _low_rank_bytes(spec.shape, rank)
                 for spec in layout.tensors
@@ -291,6 +291,6 @@ def _low_rank_bytes(shape: tuple[int, ...], rank: int) -> int:
     return 2 + rank + sides
 
 
-def _low_rank_pays(layout: Layout, never_low_rank: frozenset[str]) -> bool:
-    policy = policy_named(LOW_RANK, rank=1, never_low_rank=never_low_rank)
+def _low_rank_pays(layout: Layout) -> bool:
+    policy = policy_named(LOW_RANK, rank=1)
     return any(policy(spec).name == LOW_RANK for spec in layout.tensors)

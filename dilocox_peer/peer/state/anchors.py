@@ -4,17 +4,18 @@ A whole model is only ever put together from one round, and from states whose di
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dilocox_peer.errors import ConfigError, ManifestMismatch, StateCorrupt
 from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest
-from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.whole import Origin, WholeModel, tensors_of, union
 from dilocox_peer.peer.state.checkpoint import read_checkpoint
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.types import RunId
+from dilocox_peer.wire.chain import Certificate
 
 MANIFEST_FILE = "manifest.json"
 
@@ -27,14 +28,25 @@ class FromDisk:
     remarks: tuple[str, ...]
 
 
-def assemble(manifest: Manifest, states: Sequence[AnchorState]) -> WholeModel:
+def assemble(
+    manifest: Manifest, states: Sequence[AnchorState], contributors: Sequence[tuple[str, int]] = ()
+) -> WholeModel:
     """The whole model of one round from the states of all its stages. Raises StateCorrupt."""
     assert len(states) == manifest.stages.count, (len(states), manifest.stages.count)
     rounds = {state.round for state in states}
     assert len(rounds) == 1, rounds
     heads = tuple(state.head.hex() for state in states)
-    origin = Origin(manifest.run.name, manifest.run_id, states[0].round, heads, manifest.data)
+    origin = Origin(manifest.run.name, manifest.run_id, states[0].round, heads, manifest.data, tuple(contributors))
     return union(manifest.model, origin, [tensors_of(state.layout, state.anchor) for state in states])
+
+
+def contributors_in(certificates: Iterable[Certificate]) -> list[tuple[str, int]]:
+    """Peers and the micro-batches of theirs that a chain's certificates count, most first."""
+    counts: Counter[str] = Counter()
+    for certificate in certificates:
+        for entry in certificate.value.entries:
+            counts[entry.peer] += entry.micro_batches
+    return sorted(counts.items(), key=lambda each: (-each[1], each[0]))
 
 
 def load_from_disk(folders: Sequence[Path], manifest: Manifest) -> FromDisk:

@@ -16,7 +16,7 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt
 from dilocox_peer.events import Event, Failed, Listener, StageCopied
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.backup import BackupStore, is_due, rest_s, stages_to_keep

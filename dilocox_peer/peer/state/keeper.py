@@ -8,10 +8,11 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
-from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.manifest import Manifest, PublishedSection
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.rounds.blobs import BlobStore
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes
 from dilocox_peer.peer.rounds.journal import Journal
@@ -23,12 +24,19 @@ from dilocox_peer.peer.training.outer import AnchorState, initial_state
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.checkpoints import Checkpoint
 
+if TYPE_CHECKING:
+    from dilocox_peer.model.weights import ModelFolder
+
 
 class Keeper:
     """Opens a run's folder; blocking. `save` may be called from anywhere and does not wait."""
 
-    def __init__(self, folder: Path, manifest: Manifest, stage: int, listener: Listener) -> None:
-        """Raises OSError when the folder cannot be used."""
+    def __init__(
+        self, folder: Path, manifest: Manifest, stage: int, listener: Listener, model: "ModelFolder | None" = None
+    ) -> None:
+        """model: the folder of a published model, if it is on this machine; without it and without a state on this disk
+        there is none until `begin` or `adopt`. Raises OSError when the folder cannot be used, ConfigError when the model in
+        its folder is not the run's."""
         self._manifest = manifest
         self._listener = listener
         keep_manifest(folder, manifest)
@@ -49,12 +57,30 @@ class Keeper:
             listener(Remark(f"a checkpoint is damaged and not used: {complaint}"))
         if self.journal.loaded.reason:
             listener(Remark(f"the journal of rounds was cut short by a crash: {self.journal.loaded.reason}"))
-        self.state = loaded.state if loaded.state is not None else initial_state(manifest, stage)
+        self._state = loaded.state
+        if self._state is None and (model is not None or not isinstance(manifest.model, PublishedSection)):
+            self._state = initial_state(manifest, stage, folder=model)
+
+    @property
+    def state(self) -> AnchorState:
+        """What was newest on this disk, or the first one."""
+        assert self._state is not None, "there is no state yet"
+        return self._state
+
+    @property
+    def has_state(self) -> bool:
+        return self._state is not None
 
     @property
     def is_empty(self) -> bool:
         """Whether there is no state here that the stage has agreed on."""
-        return self.state.round == 0
+        return self._state is None or self._state.round == 0
+
+    def begin(self, state: AnchorState) -> None:
+        """Goes on from the state before the first round, which came from elsewhere. Raises OSError."""
+        assert state.round == 0, f"a state of round {state.round}"
+        write_checkpoint(self.checkpoints, self._manifest.run_id, state)
+        self._state = state
 
     def adopt(self, backup: Backup, *, me: PeerId, checkpoint: Checkpoint | None = None) -> None:
         """Goes on from a copy that was kept elsewhere, as if it had been here. checkpoint: the owner's for it, if there is a
@@ -74,12 +100,12 @@ class Keeper:
         self.journal.write(durable)
         self.durable = durable
         write_checkpoint(self.checkpoints, self._manifest.run_id, backup.state)
-        self.state = backup.state
+        self._state = backup.state
 
     def stored(self, head: Digest) -> AnchorState | None:
         """The state at head from disk (or the initial one), verified; None if it is not here."""
-        if self.state.head == head:
-            return self.state
+        if self._state is not None and self._state.head == head:
+            return self._state
         return read_head(self.checkpoints, self._manifest.run_id, self._layout, head)
 
     def save(self, state: AnchorState) -> "Future[None]":

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dilocox_peer.errors import ProtocolError, StateCorrupt
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.blobs import fsync_folder
 from dilocox_peer.peer.rounds.chain import Chain, Verifier

@@ -16,7 +16,7 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt
 from dilocox_peer.events import Failed, Listener, StageRestored, StateFetchFailed
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.state.backup import Annals, Backup, BackupStore
 from dilocox_peer.peer.state.backup_exchange import Summary, fetch_chain, fetch_kept_state, fetch_summary

@@ -17,7 +17,7 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.events import Listener, MessageRefused
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.transformer import layout_of
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.refusals import Refusals
@@ -61,6 +61,7 @@ class Survey:
         self.stage = stage
         self.annals = Annals(manifest, stage, verify, patience=Patience(PATIENCE_S))
         self._layout = layout_of(manifest, stage)
+        self._genesis = manifest.genesis(stage)
         self._transport = transport
         self._directory = directory
         self._listener = listener
@@ -115,6 +116,10 @@ class Survey:
             layout=self._layout, expected=agreed.digest, round_number=agreed.round, timeout_s=STATE_S,
             listener=self._listener,
         )  # fmt: skip
+
+    async def fetch_first(self, digest: bytes) -> AnchorState | None:
+        """The state before the first round, which has this digest, while some peer of the stage still holds it."""
+        return await self.fetch(Agreed(0, self._genesis, digest))
 
     async def _find(self) -> None:
         leases = await self._directory.peers(self.stage)

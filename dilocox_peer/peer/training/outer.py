@@ -21,7 +21,7 @@ Invariants
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,11 +34,15 @@ from dilocox_peer.compression.contribution import Blob, ContributionEncoder, ope
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback_by_tensor
 from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.policy import policy_named
-from dilocox_peer.errors import StateCorrupt
-from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, initial_parameters, layout_of
+from dilocox_peer.errors import ConfigError, StateCorrupt
+from dilocox_peer.manifest import Manifest, PublishedSection
+from dilocox_peer.model.architecture import layout_of
+from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.peer.planning.adaptive import needed_rank
 from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, sha256
+
+if TYPE_CHECKING:
+    from dilocox_peer.model.weights import ModelFolder
 
 TURNS = 4  # rounds in which every tensor is measured once: what its codec lost, what rank it needs
 
@@ -312,19 +316,38 @@ class OuterOptimizer:
 
 def stage_policy(codec: str, rank: int) -> CodecPolicy:
     """The policy of a stage's contributions by a codec's name; rank: of lowrank-int4. Raises MalformedBlob for other names."""
-    return policy_named(codec, rank=max(rank, 1), never_low_rank=(EMBEDDING, LM_HEAD))
+    return policy_named(codec, rank=max(rank, 1))
 
 
-def initial_state(manifest: Manifest, stage: int = 0) -> AnchorState:
-    """The state before the first round: the seeded initial parameters, no momentum; equal on every peer."""
-    layout = layout_of(manifest, stage)
-    anchor_N = initial_parameters(layout, manifest.model, manifest.run.seed)
+def initial_state(manifest: Manifest, stage: int = 0, *, folder: "ModelFolder | None" = None) -> AnchorState:
+    """The state before the first round, without momentum; equal on every peer.
+
+    Of our own architecture seeded parameters; of a published model those in its folder. Raises ConfigError when they are not
+    those that the run began with, or there is no folder.
+    """
+    layout, section = layout_of(manifest, stage), manifest.model
+    if isinstance(section, PublishedSection):
+        if folder is None:
+            raise ConfigError(f"the weights of {section.source} are not here: pass --model with a folder that has them")
+        from dilocox_peer.model.published import design_of
+
+        anchor_N = folder.stage_parameters(design_of(section), layout)
+    else:
+        anchor_N = initial_parameters(layout, section, manifest.run.seed)
+    state = first_state(layout, anchor_N, head=manifest.genesis(stage))
+    if isinstance(section, PublishedSection) and folder is not None and state.digest.hex() != section.genesis[stage]:
+        raise ConfigError(
+            f"{folder.path}: its weights are not those of the run's stage {stage} (hash {state.digest.hex()[:12]}, the run began "
+            f"with {section.genesis[stage][:12]}): take {' '.join(filter(None, (section.source, section.revision)))}"
+        )
+    return state
+
+
+def first_state(layout: Layout, anchor_N: Tensor, *, head: Digest) -> AnchorState:
+    """The state of these parameters before any round. They must not be changed any more."""
+    momentum_N: npt.NDArray[np.float32] = np.zeros(layout.num_elements, "<f4")  # never written: it takes no memory
     return AnchorState.of(
-        layout,
-        head=manifest.genesis(stage),
-        round_number=0,
-        anchor=_buffer(anchor_N),
-        momentum=_buffer(torch.zeros_like(anchor_N)),
+        layout, head=head, round_number=0, anchor=_buffer(anchor_N), momentum=momentum_N.data.cast("B")
     )
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.activations import BodyFormat, Bytes
+from dilocox_peer.model.architecture import build_model, layers_of
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.passes import Passes
-from dilocox_peer.model.transformer import StageModel, layers_of
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
 from dilocox_peer.pipeline.contract import Backward, Body, Forward, Publish, StepNow, Turn, Work
@@ -84,9 +84,8 @@ class StageLoop:
         self._corpus = corpus
         self._micro_batch_limit = micro_batch_limit
         self._passes = Passes(BodyFormat.of(manifest))
-        first = StageModel(manifest.model, layers_of(manifest, stage), device=device)
-        second = StageModel(first.section, first.layers, device=device, flat_grad_N=first.flat_grad_N)
-        self._current, self._other = first, second
+        first = build_model(manifest.model, layers_of(manifest, stage), device=device)
+        self._current, self._other = first, first.version()
         self._optimizer = InnerOptimizer(first, manifest.inner)
         self._pending_N: Tensor | None = (
             None  # to be added to the current weights, or with _replaces to take their place

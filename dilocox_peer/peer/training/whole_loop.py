@@ -7,9 +7,9 @@ from torch import Tensor
 
 from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.architecture import build_model
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.stage import Stage
-from dilocox_peer.model.transformer import LayerRange, StageModel
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
 from dilocox_peer.types import PeerId
@@ -36,7 +36,7 @@ class WholeLoop:
         self._incarnation = incarnation
         self._corpus = corpus
         self._micro_batch_limit = micro_batch_limit
-        self._stage = Stage(StageModel(manifest.model, LayerRange.of(manifest.model), device=device))
+        self._stage = Stage(build_model(manifest.model, device=device))
         self._optimizer = InnerOptimizer(self._stage.model, manifest.inner)
         self._book = RoundBook(manifest, clock, timetable)
         self._since_step = 0

@@ -1,0 +1,126 @@
+"""What a stage is to everything that trains it, whoever wrote its layers: its range, its layout, its flat vectors.
+
+Two implementations: `LlamaStage` (transformer.py), this project's own, which needs torch alone, and `PublishedStage`
+(published.py), a slice of any decoder that `transformers` knows and that can be cut (families.py). Passes, inner
+optimizer and outer loop see the protocol, never one of the two. What is asked of a manifest here is a pure function of it.
+
+Shape letters: B sequences, T tokens, D hidden size, V vocabulary, N parameters.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from torch import Tensor
+
+from dilocox_peer.manifest import Manifest, ModelSection, PublishedSection
+from dilocox_peer.model.partition import cut_of
+from dilocox_peer.types import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRange:
+    """The layers first..last (both included) of a model; which of the outer parts come with them."""
+
+    first: int
+    last: int
+    is_first_stage: bool
+    is_last_stage: bool
+
+    @property
+    def is_whole(self) -> bool:
+        return self.is_first_stage and self.is_last_stage
+
+    @classmethod
+    def of(
+        cls, section: ModelSection | PublishedSection, *, first_layer: int = 0, last_layer: int | None = None
+    ) -> "LayerRange":
+        last = section.layers - 1 if last_layer is None else last_layer
+        if not 0 <= first_layer <= last < section.layers:
+            raise ValueError(f"layers {first_layer}..{last} of a model with {section.layers}")
+        return cls(first_layer, last, first_layer == 0, last == section.layers - 1)
+
+
+class StageModel(Protocol):
+    """A stage's layers with their parameters and gradients, one flat float32 vector each, in the order of `layout`.
+
+    In-place changes of `flat_N` between a forward and its backward are refused by autograd (the parameters share its
+    version counter): step and shift only between two micro-batches, or give the new weights to another `version`.
+    """
+
+    @property
+    def layers(self) -> LayerRange: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def context(self) -> int:
+        """Tokens a sequence may have."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def flat_N(self) -> Tensor: ...
+    @property
+    def flat_grad_N(self) -> Tensor: ...
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Output of the stage. x: (B, T) int64 tokens at the first stage, else (B, T, D) float32; out: (B, T, D), or at
+        the last stage logits (B, T, V)."""
+        ...
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The same up to what the head takes: (B, T, D) at every stage."""
+        ...
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """(B, T, V) of what `hidden` gave at the last stage, or of some of its tokens."""
+        ...
+
+    def zero_grad(self) -> None: ...
+
+    def load(self, layout: Layout, flat_N: Tensor) -> None:
+        """Copies the tensors of another layout, that of one of our stages, into ours of the same names."""
+        ...
+
+    def version(self) -> Self:
+        """Other weights, zeros as yet, for the same stage: with a flat_N of their own and our flat_grad_N."""
+        ...
+
+
+def layers_of(manifest: Manifest, stage: int) -> LayerRange:
+    """The layers of a stage of a run."""
+    cut = cut_of(manifest)
+    assert 0 <= stage < len(cut), f"stage {stage} of a run with {len(cut)}"
+    first = sum(cut[:stage])
+    return LayerRange.of(manifest.model, first_layer=first, last_layer=first + cut[stage] - 1)
+
+
+def layout_of(manifest: Manifest, stage: int = 0) -> Layout:
+    """The layout of a stage of a run. Raises ConfigError where a published model needs a `transformers` that is not here."""
+    return stage_layout_of(manifest.model, layers_of(manifest, stage))
+
+
+def stage_layout_of(section: ModelSection | PublishedSection, layers: LayerRange) -> Layout:
+    """Names and shapes of the parameters of these layers, in order."""
+    if isinstance(section, PublishedSection):
+        from dilocox_peer.model.published import published_layout
+
+        return published_layout(section, layers)
+    from dilocox_peer.model.transformer import stage_layout
+
+    return stage_layout(section, layers)
+
+
+def build_model(
+    section: ModelSection | PublishedSection, layers: LayerRange | None = None, *, device: str = "cpu"
+) -> StageModel:
+    """The stage of these layers (None: the whole model), its parameters zeros as yet."""
+    layers = layers or LayerRange.of(section)
+    if isinstance(section, PublishedSection):
+        from dilocox_peer.model.published import PublishedStage, design_of
+
+        return PublishedStage(design_of(section), layers, device=device)
+    from dilocox_peer.model.transformer import LlamaStage
+
+    return LlamaStage(section, layers, device=device)

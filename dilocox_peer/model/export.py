@@ -1,0 +1,137 @@
+"""What goes into the folder of an exported published model: the source's own files, the weights, a card.
+
+Config and tokenizer are the source's, byte for byte; config.json is changed in what has changed: the head of a tied model
+that was trained in several stages is a matrix of its own, and weights may have another precision. The weights have the names
+and shapes in which their family is published, in shards of at most SHARD_BYTES with an index.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dilocox_peer import __version__
+from dilocox_peer.manifest import PublishedSection
+from dilocox_peer.model.published import Design, design_of
+from dilocox_peer.model.weights import CONFIG, INDEX, WEIGHTS, Precision, published_tensors
+from dilocox_peer.model.whole import Origin, WholeModel
+
+CARD = "README.md"
+SHARD_BYTES = 4_500_000_000
+_MAX_LISTED = 200  # contributors in the card
+
+_TORCH: Mapping[Precision, torch.dtype] = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+}  # fmt: skip
+
+
+def write_published(
+    folder: Path,
+    model: WholeModel,
+    section: PublishedSection,
+    *,
+    beside: Mapping[str, bytes],
+    precision: Precision,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Fills the folder, which is empty. beside: the source's small files by name, as far as they are here."""
+    design = design_of(section)
+    tensors = {name: torch.from_numpy(tensor) for name, tensor in model.tensors.items()}
+    _write_weights(folder, published_tensors(design, tensors), model.origin, precision, shard_bytes)
+    for name, content in beside.items():
+        if name != CONFIG:
+            (folder / name).write_bytes(content)
+    (folder / CONFIG).write_bytes(_config(section, design, beside.get(CONFIG), precision))
+    (folder / CARD).write_text(_card(model, section, design, beside, precision), encoding="utf-8")
+
+
+def _write_weights(
+    folder: Path, tensors: Mapping[str, Tensor], origin: Origin, precision: Precision, shard_bytes: int
+) -> None:
+    dtype = _TORCH[precision]
+    shards = list(_shards(tensors, shard_bytes, dtype.itemsize))
+    weight_map, total = {}, 0
+    for number, names in enumerate(shards, 1):
+        file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        part = {name: tensors[name].to(dtype).contiguous() for name in names}
+        save_file(part, folder / file, origin.metadata)
+        weight_map.update(dict.fromkeys(names, file))
+        total += sum(tensor.nbytes for tensor in part.values())
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _shards(tensors: Mapping[str, Tensor], shard_bytes: int, itemsize: int) -> Iterator[list[str]]:
+    names: list[str] = []
+    size_bytes = 0
+    for name, tensor in tensors.items():
+        if names and size_bytes + tensor.numel() * itemsize > shard_bytes:
+            yield names
+            names, size_bytes = [], 0
+        names.append(name)
+        size_bytes += tensor.numel() * itemsize
+    yield names
+
+
+def _config(section: PublishedSection, design: Design, verbatim: bytes | None, precision: Precision) -> bytes:
+    values = json.loads(section.config)
+    changes: dict[str, Any] = {}
+    if design.family.is_tied and not design.is_tied:
+        changes["tie_word_embeddings"] = False
+    for name in ("dtype", "torch_dtype"):
+        if values.get(name, precision) != precision:
+            changes[name] = precision
+    if not changes and verbatim is not None:
+        return verbatim
+    return (json.dumps({**values, **changes}, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _card(
+    model: WholeModel, section: PublishedSection, design: Design, beside: Mapping[str, bytes], precision: Precision
+) -> str:
+    origin = model.origin
+    source = section.source + (f", revision {section.revision}" if section.revision else "")
+    lines = [
+        "---",
+        "library_name: transformers",
+        "tags: [dilocox-peer]",
+        "---",
+        f"# {origin.run_name}",
+        "",
+        f"A {design.family.class_name} of {model.num_parameters:,} parameters, trained further by volunteers over the internet with "
+        f"dilocox-peer {__version__}.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| began with | {source} |",
+        f"| run (hash of its signed manifest) | `{origin.run_id}` |",
+        f"| after round | {origin.round} |",
+        *(f"| chain of stage {stage} ends at | `{head}` |" for stage, head in enumerate(origin.heads)),
+        f"| weights | {precision}; trained in float32 |",
+        "",
+    ]
+    if design.family.is_tied and not design.is_tied:
+        lines += [
+            f"Embedding and head were one matrix in the source. In {len(section.genesis)} stages they were trained as two, so "
+            "`tie_word_embeddings` is false here.",
+            "",
+        ]
+    if missing := [file.name for file in section.small_files if file.name not in beside and file.name != CONFIG]:
+        lines += [f"Not on the machine that exported it: {', '.join(missing)}. Take them from the source.", ""]
+    if origin.contributors:
+        lines += [
+            "Contributors, by micro-batches that certificates count:",
+            "",
+            "| peer | micro-batches |",
+            "|---|---|",
+        ]
+        lines += [f"| `{peer}` | {count:,} |" for peer, count in origin.contributors[:_MAX_LISTED]]
+        if len(origin.contributors) > _MAX_LISTED:
+            lines.append(f"| {len(origin.contributors) - _MAX_LISTED} others | |")
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,78 @@
+"""The loss of a micro-batch and its gradient, without ever holding the logits of all its tokens where the vocabulary is large.
+
+Logits of 4 x 2048 tokens over 128,256 ids are 4.2 GB in float32, and cross entropy holds about three of them. Here the head
+runs over some tokens at a time, forward and backward at once, so that one part's logits live at a time; what it gives
+back to the layers below is collected. A part more costs nothing: each is computed once. Source: the idea is that of
+"cut cross-entropy" (arXiv 2411.09009) and Liger's fused loss, without their kernels.
+
+Shape letters: B sequences, T tokens, D hidden size, V vocabulary, R rows = B * T, C rows of a part.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dilocox_peer.model.architecture import StageModel
+
+IGNORED = -100
+"""A target that counts for nothing: padding, or a prompt in fine-tuning. torch's own default."""
+
+LOGITS_BYTES = 128 * 1024 * 1024
+"""Of one part's logits in float32; log-softmax and its gradient take as much each beside them."""
+
+
+def rows_at_a_time(vocab_size: int, logits_bytes: int = LOGITS_BYTES) -> int:
+    """Tokens whose logits fit in so many bytes."""
+    return max(1, logits_bytes // (4 * vocab_size))
+
+
+def train_on(model: StageModel, x: Tensor, targets_BT: Tensor, *, logits_bytes: int = LOGITS_BYTES) -> float:
+    """Forward, loss and backward of the last stage: the mean loss in nats over the targets that count.
+
+    The gradient is added to the model's, and to x's where x asks for one. x: what `model.hidden` takes; targets on the
+    model's device. Raises FloatingPointError if the loss is not finite; the gradient vector is then spoiled.
+    """
+    hidden_BTD = model.hidden(x)
+    targets_R = targets_BT.flatten()
+    at_a_time = rows_at_a_time(model.vocab_size, logits_bytes)
+    if len(targets_R) <= at_a_time:
+        loss = _cross_entropy(model.logits(hidden_BTD).flatten(0, 1), targets_R, "mean")
+        torch.autograd.backward(loss)
+        value = float(loss.detach())
+    else:
+        value, gradient_BTD = _in_parts(model, hidden_BTD.detach(), targets_R, at_a_time)
+        torch.autograd.backward(hidden_BTD, gradient_BTD)
+    if not abs(value) < float("inf"):
+        raise FloatingPointError(f"the training loss is {value}")
+    return value
+
+
+@torch.no_grad()
+def loss_of(model: StageModel, x: Tensor, targets_BT: Tensor, *, logits_bytes: int = LOGITS_BYTES) -> tuple[float, int]:
+    """(sum of the losses in nats, number of targets that count) at the current parameters."""
+    hidden_RD, targets_R = model.hidden(x).flatten(0, 1), targets_BT.flatten()
+    total = 0.0
+    for part in _parts(len(hidden_RD), rows_at_a_time(model.vocab_size, logits_bytes)):
+        total += float(_cross_entropy(model.logits(hidden_RD[None, part])[0], targets_R[part], "sum"))
+    return total, int((targets_R != IGNORED).sum())
+
+
+def _in_parts(model: StageModel, hidden_BTD: Tensor, targets_R: Tensor, at_a_time: int) -> tuple[float, Tensor]:
+    """(mean loss, its gradient by hidden); the head's own gradient is added to the model's."""
+    count = int((targets_R != IGNORED).sum())
+    leaf_RD = hidden_BTD.flatten(0, 1).requires_grad_()
+    total = torch.zeros((), device=leaf_RD.device)
+    for part in _parts(len(leaf_RD), at_a_time):
+        loss = _cross_entropy(model.logits(leaf_RD[None, part])[0], targets_R[part], "sum") / max(count, 1)
+        torch.autograd.backward(loss)
+        total += loss.detach()
+    assert leaf_RD.grad is not None, "the loss reached no hidden state"
+    return float(total), leaf_RD.grad.view_as(hidden_BTD)
+
+
+def _cross_entropy(logits_RV: Tensor, targets_R: Tensor, reduction: str) -> Tensor:
+    return F.cross_entropy(logits_RV.float(), targets_R, reduction=reduction, ignore_index=IGNORED)
+
+
+def _parts(rows: int, at_a_time: int) -> list[slice]:
+    return [slice(start, min(start + at_a_time, rows)) for start in range(0, rows, at_a_time)]

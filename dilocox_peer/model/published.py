@@ -1,0 +1,368 @@
+"""A stage of a published decoder: the modules of `transformers`, with only the stage's layers in them.
+
+The model's own class is built empty; layers of other stages are replaced in place by modules that pass on what they get,
+so that every index (`layer_idx`, `layer_types[i]`) keeps its meaning. One that stands before the stage's first layer gives
+what arrived from the stage before, whatever the embedding's part has made of its input; one behind its last layer ends
+the forward. Parameters of the stage are views into one flat vector, those of other stages are zeros that take no memory.
+There is no dropout: a forward is run again where activations are not kept, and must give the same.
+
+Shape letters: B sequences, T tokens, D hidden size, V vocabulary, N parameters.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.manifest import PublishedSection
+from dilocox_peer.model.architecture import LayerRange
+from dilocox_peer.model.families import Family, build_empty, config_from, family_of, layer_list, library, tiny_tokens
+from dilocox_peer.model.partition import Costs
+from dilocox_peer.types import Layout, ParameterRole, TensorSpec
+
+_SAME = 1e-5  # of a tiny copy's logits and gradients, cut against whole, relative to the largest
+
+
+@dataclass(frozen=True)
+class Design:
+    """What a stage is built from: the library's config object, where its family is cut, the tokens of a sequence."""
+
+    config: Any
+    family: Family
+    context: int
+
+    @property
+    def is_tied(self) -> bool:
+        """Embedding and head are one matrix."""
+        return bool(getattr(self.config, "tie_word_embeddings", False))
+
+
+def design_of(section: PublishedSection) -> Design:
+    """Raises ConfigError where this machine's transformers cannot build the model, or cannot cut it."""
+    return design_from(section.config, num_stages=len(section.genesis), context=section.context)
+
+
+def design_from(config_json: str, *, num_stages: int, context: int) -> Design:
+    """Tied embeddings are tied where one stage holds both ends; over several stages they are two matrices that start equal."""
+    changes = {"use_cache": False, **({"tie_word_embeddings": False} if num_stages > 1 else {})}
+    return Design(config_from(config_json, **changes), family_of(config_json), context)
+
+
+@cache
+def published_layout(section: PublishedSection, layers: LayerRange) -> Layout:
+    """Names and shapes of a stage's parameters, matrices first. Raises ConfigError when this machine's transformers makes
+    another model of the config than the run's owner's did."""
+    design = design_of(section)
+    whole = design_layout(design, LayerRange.of(section))
+    if whole.digest().hex() != section.layout:
+        raise ConfigError(
+            f"transformers {library().__version__} here gives {design.config.model_type} other parameters than the run has: "
+            "install the version that the run's owner used"
+        )
+    return design_layout(design, layers)
+
+
+def design_layout(design: Design, layers: LayerRange) -> Layout:
+    """The layout of these layers of a design."""
+    return _layout(design, layers, build_empty(design.config))
+
+
+def costs_of_published(section: PublishedSection) -> Costs:
+    """What a cut of it is chosen by. Of a layer's experts those count as compute that a token goes through."""
+    return costs_of_design(design_of(section))
+
+
+def costs_of_design(design: Design) -> Costs:
+    config, family = design.config, design.family
+    model = build_empty(config)
+    _, layers = layer_list(model, config)
+    sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
+    experts = [sum(each.numel() for each in layer.parameters() if each.dim() == 3) for layer in layers]
+    block, of_experts = max(sizes), max(experts)
+    share = _share_of_experts(config)
+    shapes = {each: parameter.shape for each, parameter in model.named_parameters(remove_duplicate=False)}
+    return Costs(
+        layers=len(layers),
+        block=block,
+        block_compute=int(block - of_experts + of_experts * share) + design.context * config.hidden_size,
+        embedding=sum(shapes[each].numel() for each in family.before),
+        head_compute=shapes[family.head].numel(),
+    )
+
+
+def _share_of_experts(config: Any) -> float:
+    used = getattr(config, "num_experts_per_tok", None)
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if (count := getattr(config, name, None)) and used:
+            return min(1.0, float(used) / float(count))
+    return 1.0
+
+
+class PublishedStage:
+    """A StageModel (architecture.py)."""
+
+    def __init__(
+        self,
+        design: Design,
+        layers: LayerRange,
+        *,
+        device: str | torch.device = "cpu",
+        flat_grad_N: Tensor | None = None,
+    ) -> None:
+        """flat_grad_N: the gradient vector of another version of the same stage, to be shared with it."""
+        self.layers = layers
+        self._design = design
+        model = build_empty(design.config)
+        self.layout = _layout(design, layers, model)
+        self.flat_N = torch.zeros(self.layout.num_elements, device=device)
+        self.flat_grad_N = torch.zeros_like(self.flat_N) if flat_grad_N is None else flat_grad_N
+        self._spans = {spec.name: (start, stop, spec.shape) for spec, start, stop in self.layout.spans()}
+        self._inject = _Inject()
+        self._replace_layers(model)
+        self._fill_parameters(model)
+        _fill_buffers(model, self.flat_N.device)
+        self._model = model
+        self._base = _Base(getattr(model, model.base_model_prefix))
+        setattr(model, model.base_model_prefix, self._base)
+
+    @property
+    def context(self) -> int:
+        return self._design.context
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._design.config.vocab_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden_BTD = self.hidden(x)
+        return self.logits(hidden_BTD) if self.layers.is_last_stage else hidden_BTD
+
+    def hidden(self, x: Tensor) -> Tensor:
+        given = {"input_ids": x} if self.layers.is_first_stage else {"inputs_embeds": x}
+        self._inject.hidden = None if self.layers.is_first_stage else x
+        try:
+            output = self._base(**given, use_cache=False)
+        except _Captured as captured:
+            return captured.hidden
+        finally:
+            self._inject.hidden = None
+        hidden_BTD: Tensor = output.last_hidden_state
+        return hidden_BTD
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        assert self.layers.is_last_stage, "logits are the last stage's"
+        with self._base.giving(hidden_BTD):
+            logits_BTV: Tensor = self._model(inputs_embeds=hidden_BTD, use_cache=False).logits
+        return logits_BTV
+
+    @torch.no_grad()
+    def load(self, layout: Layout, flat_N: Tensor) -> None:
+        for spec, start, stop in layout.spans():
+            own_start, own_stop, shape = self._spans[spec.name]
+            assert shape == spec.shape, f"{spec.name} is {spec.shape} there and {shape} here"
+            self.flat_N[own_start:own_stop].copy_(flat_N[start:stop])
+
+    def zero_grad(self) -> None:
+        self.flat_grad_N.zero_()
+
+    def version(self) -> "PublishedStage":
+        return PublishedStage(self._design, self.layers, device=self.flat_N.device, flat_grad_N=self.flat_grad_N)
+
+    def _replace_layers(self, model: Any) -> None:
+        _, layers = layer_list(model, self._design.config)
+        first, last = self.layers.first, self.layers.last
+        for index, layer in enumerate(layers):
+            if first <= index <= last:
+                continue
+            new: nn.Module = (
+                self._inject
+                if index == first - 1
+                else _Capture()
+                if index == last + 1 and not self.layers.is_last_stage
+                else _Pass()
+            )
+            if self._design.family.returns_tuple and not isinstance(new, _Capture):
+                new = _AsTuple(new)
+            for name, value in vars(layer).items():  # what the model reads of its layers: attention_type, layer_idx
+                if isinstance(value, str | int) and not name.startswith("_") and name != "training":
+                    setattr(new, name, value)
+            layers[index] = new
+
+    def _fill_parameters(self, model: Any) -> None:
+        modules = dict(model.named_modules())
+        for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+            path, _, leaf = name.rpartition(".")
+            setattr(modules[path], leaf, self._parameter(name, parameter.shape))
+        if self._design.is_tied and self.layers.is_whole:
+            family = self._design.family
+            (head, _, leaf), (source, _, same) = family.head.rpartition("."), family.input_embedding.rpartition(".")
+            setattr(modules[head], leaf, getattr(modules[source], same))
+
+    def _parameter(self, name: str, shape: torch.Size) -> nn.Parameter:
+        if name not in self._spans:
+            return nn.Parameter(torch.zeros(1, device=self.flat_N.device).expand(shape), requires_grad=False)
+        start, stop, own_shape = self._spans[name]
+        parameter = nn.Parameter(self.flat_N[start:stop].view(own_shape))
+        parameter.grad = self.flat_grad_N[start:stop].view(own_shape)
+        return parameter
+
+
+def cut_differs(config: Any, family: Family, whole: Any) -> str:
+    """What a tiny copy cut in two does otherwise than the whole one; empty when it gives the same logits and gradients."""
+    design, count = Design(config, family, tiny_tokens().shape[1]), config.num_hidden_layers
+    middle = count // 2
+    ranges = [LayerRange(0, middle - 1, True, False), LayerRange(middle, count - 1, False, True)]
+    tokens_BT = tiny_tokens()
+    targets = tokens_BT.flatten()
+    whole.zero_grad(set_to_none=True)
+    expected_BTV = whole(input_ids=tokens_BT, use_cache=False).logits
+    torch.autograd.backward(nn.functional.cross_entropy(expected_BTV.flatten(0, 1), targets))
+    expected = dict(whole.named_parameters())
+    try:
+        stages = [PublishedStage(design, layers) for layers in ranges]
+        for stage in stages:
+            with torch.no_grad():
+                stage.flat_N.copy_(torch.cat([expected[spec.name].flatten() for spec in stage.layout.tensors]))
+        middle_BTD = stages[0].forward(tokens_BT)
+        sent_BTD = middle_BTD.detach().requires_grad_()
+        logits_BTV = stages[1].forward(sent_BTD)
+        torch.autograd.backward(nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets))
+        torch.autograd.backward(middle_BTD, sent_BTD.grad)
+    except (RuntimeError, KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        return f"its pieces do not run ({(str(error).splitlines() or [type(error).__name__])[0][:160]})"
+    if _differ(logits_BTV, expected_BTV):
+        return "its pieces give other logits than the whole"
+    for stage in stages:
+        for spec, start, stop in stage.layout.spans():
+            gradient = expected[spec.name].grad
+            there = torch.zeros(spec.shape) if gradient is None else gradient
+            if _differ(stage.flat_grad_N[start:stop].view(spec.shape), there):
+                return f"its pieces give {spec.name} another gradient than the whole"
+    return ""
+
+
+def _differ(ours: Tensor, theirs: Tensor) -> bool:
+    largest = float(theirs.detach().abs().max())
+    return not float((ours - theirs).detach().abs().max()) <= _SAME * max(largest, 1e-6)
+
+
+def _layout(design: Design, layers: LayerRange, model: Any) -> Layout:
+    family = design.family
+    name, _ = layer_list(model, design.config)
+    inside = name + "."
+    convolutions = {
+        f"{path}.weight" for path, module in model.named_modules() if isinstance(module, nn.Conv1d | nn.Conv2d)
+    }
+    specs = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name.startswith(inside):
+            is_ours = layers.first <= int(name.removeprefix(inside).split(".", 1)[0]) <= layers.last
+        else:
+            is_ours = (name in family.before and layers.is_first_stage) or (
+                name in family.behind and layers.is_last_stage
+            )
+        if not is_ours or (name == family.head and design.is_tied and layers.is_whole):
+            continue
+        role: ParameterRole = "hidden"
+        if parameter.dim() < 2 or name.endswith("bias") or name in convolutions:
+            role = "vector"
+        elif name in family.embeddings:
+            role = "embedding"
+        elif name == family.head:
+            role = "head"
+        specs.append(TensorSpec(name, tuple(parameter.shape), role))
+    specs = list({spec.name: spec for spec in specs}.values())
+    return Layout((*(spec for spec in specs if not spec.is_vector), *(spec for spec in specs if spec.is_vector)))
+
+
+def _fill_buffers(model: Any, device: torch.device) -> None:
+    """Tables (of rotary positions, masks) that the library computes itself where a model was built empty."""
+    with torch.no_grad():
+        for module in model.modules():
+            buffers = dict(module.named_buffers(recurse=False))
+            if not buffers:
+                continue
+            for name, buffer in buffers.items():
+                module.register_buffer(name, torch.empty_like(buffer, device=device), persistent=False)
+            model._init_weights(module)
+
+
+class _Captured(Exception):
+    """Carries what comes out of a stage's last layer out of the model's forward."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+
+class _Pass(nn.Module):
+    """In place of a layer of another stage."""
+
+    def forward(self, hidden_states: Tensor, *_rest: Any, **_named: Any) -> Tensor:
+        return hidden_states
+
+
+class _Inject(nn.Module):
+    """Just before the stage's first layer: gives what came from the stage before."""
+
+    hidden: Tensor | None = None
+
+    def forward(self, hidden_states: Tensor, *_rest: Any, **_named: Any) -> Tensor:
+        assert self.hidden is not None, "nothing came from the stage before"
+        return self.hidden
+
+
+class _Capture(nn.Module):
+    """Just behind the stage's last layer: the rest of the model is not run."""
+
+    def forward(self, hidden_states: Tensor, *_rest: Any, **_named: Any) -> Tensor:
+        raise _Captured(hidden_states)
+
+
+class _AsTuple(nn.Module):
+    """For families whose layers give a tuple."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *arguments: Any, **named: Any) -> tuple[Tensor]:
+        return (self.inner(*arguments, **named),)
+
+
+class _Base(nn.Module):
+    """The model below its head; `giving` some hidden states the head runs on those instead."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__()
+        self.base = base
+        self._output_class: Any = None
+        self._given: Tensor | None = None
+
+    def giving(self, hidden_BTD: Tensor) -> "_Giving":
+        return _Giving(self, hidden_BTD)
+
+    def give(self, hidden_BTD: Tensor | None) -> None:
+        self._given = hidden_BTD
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        if self._given is not None:
+            return (self._output_class or library().modeling_outputs.BaseModelOutputWithPast)(
+                last_hidden_state=self._given
+            )
+        output = self.base(*arguments, **named)
+        self._output_class = type(output)
+        return output
+
+
+class _Giving:
+    def __init__(self, base: _Base, hidden_BTD: Tensor) -> None:
+        self._base, self._hidden_BTD = base, hidden_BTD
+
+    def __enter__(self) -> None:
+        self._base.give(self._hidden_BTD)
+
+    def __exit__(self, *_error: object) -> None:
+        self._base.give(None)

@@ -1,0 +1,266 @@
+"""A published model's folder: its config, its small files, and the weights in safetensors shards, read tensor by tensor.
+
+The folder was downloaded from somewhere and is not trusted: every size is bounded before it is read, pickled weights are
+never opened, code that lies beside them is never run. Shards are memory-mapped, and a stage reads its own tensors alone.
+Names and shapes in a file may be others than the model has (experts one by one, older names): the library's own table of
+conversions says which tensors of the file make which parameters.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.manifest import MAX_CONFIG_CHARS, ModelSection, PublishedSection, SmallFile
+from dilocox_peer.model.families import build_empty, library
+from dilocox_peer.model.published import Design
+from dilocox_peer.types import Layout, sha256
+
+CONFIG = "config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SMALL_FILES = (
+    CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
+    "LICENSE", "LICENSE.txt", "LICENSE.md",
+)  # fmt: skip
+"""What goes with a model, verbatim; README.md does not, as an export has a card of its own."""
+MAX_SMALL_BYTES = 64 * 1024 * 1024
+MAX_INDEX_BYTES = 32 * 1024 * 1024
+MAX_SHARDS = 2048
+
+Precision = Literal["float32", "bfloat16", "float16"]
+_PRECISIONS: Mapping[str, Precision] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor of the files; pattern, conversion: of the library's table, None where it is the parameter as it is."""
+
+    name: str
+    pattern: str | None
+    conversion: Any
+
+
+@dataclass
+class ModelFolder:
+    """Opened by `open_folder`. shard_of: name of each tensor in the files -> its file. bytes_read: of tensors, so far."""
+
+    path: Path
+    config_json: str
+    files: tuple[SmallFile, ...]
+    shard_of: Mapping[str, Path]
+    precision: Precision
+    bytes_read: int = field(default=0)
+
+    def read_small(self, name: str) -> bytes:
+        """The bytes of one of `files`. Raises ConfigError when they have changed since the folder was opened."""
+        wanted = next(file for file in self.files if file.name == name)
+        raw = _read_bounded(self.path / name, MAX_SMALL_BYTES)
+        if sha256(raw) != wanted.digest:
+            raise ConfigError(f"{self.path / name} was changed while it was read: begin again")
+        return raw
+
+    def stage_parameters(self, design: Design, layout: Layout) -> Tensor:
+        """The flat float32 vector of a stage, from its own tensors alone. Raises ConfigError that names what is missing,
+        damaged or of another shape."""
+        flat_N = torch.empty(layout.num_elements)
+        spans = {spec.name: (start, stop, spec.shape) for spec, start, stop in layout.spans()}
+        missing = set(spans)
+        for name, tensor in self._parameters(design, spans):
+            start, stop, shape = spans[name]
+            if tuple(tensor.shape) != shape:
+                raise ConfigError(f"{self.path}: {name} is {tuple(tensor.shape)}, its config.json asks for {shape}")
+            flat_N[start:stop].copy_(tensor.flatten())
+            missing.discard(name)
+        if missing:
+            raise ConfigError(f"{self.path} lacks {min(missing)}: download the model again")
+        if not torch.isfinite(flat_N).all():
+            raise ConfigError(f"{self.path} holds weights that are not finite: download the model again")
+        return flat_N
+
+    def unused(self, design: Design) -> list[str]:
+        """Tensors in the files that are no parameter of the model."""
+        used = {
+            source.name for sources in self._plan(design, build_empty(design.config)).values() for source in sources
+        }
+        return sorted(set(self.shard_of) - used)
+
+    def _parameters(self, design: Design, wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        family = design.family
+        copies = family.is_tied and not design.is_tied and family.head in wanted
+        model = build_empty(design.config)
+        with ExitStack() as stack:
+            opened: dict[Path, Any] = {}
+            for target, sources in self._plan(design, model).items():
+                if target not in wanted and not (copies and target == family.input_embedding):
+                    continue
+                tensors = [self._read(source.name, opened, stack) for source in sources]
+                for name, tensor in _converted(target, sources, tensors, model).items():
+                    if name in wanted:
+                        yield name, tensor
+                    if copies and name == family.input_embedding:
+                        yield family.head, tensor
+
+    def _read(self, name: str, opened: dict[Path, Any], stack: ExitStack) -> Tensor:
+        path = self.shard_of[name]
+        try:
+            if path not in opened:
+                opened[path] = stack.enter_context(safe_open(path, framework="pt"))
+            tensor: Tensor = opened[path].get_tensor(name)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ConfigError(f"{path} is damaged ({error}): download it again") from None
+        self.bytes_read += tensor.nbytes
+        return tensor
+
+    def _plan(self, design: Design, model: Any) -> "dict[str, list[_Stored]]":
+        """Parameter, the first one that a conversion gives -> the tensors of the files that it is made of."""
+        library()
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            dot_natural_key,
+            rename_source_key,
+        )
+
+        conversions = get_model_conversion_mapping(model)
+        renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+        converters = [each for each in conversions if isinstance(each, WeightConverter)]
+        by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+        parameters = model.state_dict()
+        plan: dict[str, list[_Stored]] = {}
+        for source in sorted(self.shard_of, key=dot_natural_key):
+            target, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, parameters)
+            if target not in parameters and source in parameters:
+                target, pattern = source, None
+            if target not in parameters or (target == design.family.head and design.family.is_tied):
+                continue  # a tied head in the files is the embedding once more
+            conversion = None if pattern is None else by_pattern[pattern]
+            plan.setdefault(target, []).append(_Stored(source, pattern, conversion))
+        return plan
+
+
+def place_of(section: ModelSection | PublishedSection, given: Path | None = None) -> Path | None:
+    """Where this machine has a published model's files, as far as its manifest or a person says; None: nowhere."""
+    if given is not None or not isinstance(section, PublishedSection):
+        return given
+    source = Path(section.source)
+    return source if source.is_absolute() and source.is_dir() else None
+
+
+def open_folder(path: Path) -> ModelFolder:
+    """Reads config, index and headers, no weights. Raises ConfigError with the remedy."""
+    if not path.is_dir():
+        raise ConfigError(
+            f"{path} is no folder: download the model first (`hf download NAME --local-dir FOLDER`) and name that folder"
+        )
+    if not (path / CONFIG).is_file():
+        raise ConfigError(f"{path} holds no {CONFIG}: name the folder of a published model")
+    files = tuple(
+        SmallFile(sha256(raw), len(raw), name)
+        for name in SMALL_FILES
+        if (path / name).is_file()
+        for raw in [_read_bounded(path / name, MAX_SMALL_BYTES)]
+    )
+    config = _read_json(path / CONFIG, MAX_INDEX_BYTES)
+    config_json = json.dumps(config, separators=(",", ":"), sort_keys=True)
+    if len(config_json) > MAX_CONFIG_CHARS:
+        raise ConfigError(f"{path / CONFIG} has {len(config_json)} characters: at most {MAX_CONFIG_CHARS} are read")
+    shard_of = _shards(path)
+    return ModelFolder(path, config_json, files, shard_of, _precision(path, shard_of))
+
+
+def _shards(path: Path) -> dict[str, Path]:
+    if (path / INDEX).is_file():
+        listed = _read_json(path / INDEX, MAX_INDEX_BYTES).get("weight_map")
+        if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+            raise ConfigError(f"{path / INDEX} names no shards: download it again")
+        names = sorted(set(listed.values()))
+    elif (path / WEIGHTS).is_file():
+        names = [WEIGHTS]
+    elif any(path.glob("*.bin")) or any(path.glob("*.pt*")):
+        raise ConfigError(f"{path} holds pickled weights only, which are never opened: take the model's safetensors")
+    else:
+        raise ConfigError(f"{path} holds no {WEIGHTS}: download the model again")
+    if len(names) > MAX_SHARDS:
+        raise ConfigError(f"{path / INDEX} names {len(names)} shards: at most {MAX_SHARDS} are read")
+    shard_of: dict[str, Path] = {}
+    for name in names:
+        shard = path / name
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ConfigError(f"{path / INDEX} names {name[:80]!r}, which is no shard beside it")
+        if not shard.is_file():
+            raise ConfigError(f"{path} lacks {name}, which its index names: download it again")
+        try:
+            with safe_open(shard, framework="pt") as file:
+                for tensor in file.keys():  # noqa: SIM118 - no mapping
+                    shard_of[tensor] = shard
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ConfigError(f"{shard} is damaged ({error}): download it again") from None
+    return shard_of
+
+
+def _precision(path: Path, shard_of: Mapping[str, Path]) -> Precision:
+    """The precision that most of the weights have. Raises ConfigError for one that is not trained from."""
+    counts: dict[Precision, int] = {}
+    for shard in sorted(set(shard_of.values())):
+        with safe_open(shard, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                found = file.get_slice(name).get_dtype()
+                if found not in _PRECISIONS:
+                    raise ConfigError(
+                        f"{path}: {name} is {found}: quantized weights are not trained; take the full-precision ones"
+                    )
+                counts[_PRECISIONS[found]] = counts.get(_PRECISIONS[found], 0) + 1
+    if not counts:
+        raise ConfigError(f"{path} holds no weights: download the model again")
+    return max(counts, key=lambda each: counts[each])
+
+
+def _converted(target: str, sources: Sequence[_Stored], tensors: Sequence[Tensor], model: Any) -> dict[str, Tensor]:
+    """name -> parameter: what the library's conversion makes of these tensors of the files."""
+    if sources[0].conversion is None:
+        return {target: tensors[0]}
+    conversion = deepcopy(sources[0].conversion)
+    for source, tensor in zip(sources, tensors, strict=True):
+        conversion.add_tensor(target, source.name, source.pattern, tensor)
+    made = conversion.convert(target, model=model, config=model.config)
+    return {name: each[0] if isinstance(each, list) else each for name, each in made.items()}
+
+
+def published_tensors(design: Design, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a whole model under the names and in the shapes in which models of its family are published."""
+    library()
+    from transformers.core_model_loading import revert_weight_conversion
+
+    model = build_empty(design.config)
+    return dict(revert_weight_conversion(model, dict(tensors)))
+
+
+def _read_bounded(path: Path, limit: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(limit + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if len(raw) > limit:
+        raise ConfigError(f"{path} has more than {limit} bytes: it is no such file of a model")
+    return raw
+
+
+def _read_json(path: Path, limit: int) -> dict[str, Any]:
+    try:
+        content = json.loads(_read_bounded(path, limit))
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON ({error}): download it again") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is no JSON object: download it again")
+    return content

@@ -1,0 +1,30 @@
+"""Where this peer computes: the device that its volunteer named, or the best one that torch finds here."""
+
+import torch
+
+from dilocox_peer.errors import ConfigError
+
+AUTO = "auto"
+
+
+def chosen_device(wanted: str) -> str:
+    """The device for `--device`; auto: cuda, xpu, mps or cpu, the first there is. Raises ConfigError when torch cannot
+    compute there."""
+    if wanted == AUTO:
+        return _best()
+    try:
+        torch.zeros(1, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"--device {wanted} cannot be used here ({reason}): use --device cpu") from None
+    return wanted
+
+
+def _best() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    if hasattr(torch, "xpu") and torch.xpu.is_available():
+        return "xpu"
+    if torch.backends.mps.is_available():
+        return "mps"
+    return "cpu"

@@ -1,0 +1,85 @@
+"""Where a peer of a published model takes its stage's weights from when it has no state of its own: files, or other peers.
+
+With the model's files on this machine the first state is read from them. Without, it comes from peers of the stage: the
+newest state that their certificates name, or, before the first of them, the state that the run began with, whose hash is
+in the manifest. What a donor says decides nothing.
+"""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dilocox_peer.dht.directory import Directory
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.events import Listener, Remark
+from dilocox_peer.manifest import Manifest, PublishedSection
+from dilocox_peer.network.transport import Transport
+from dilocox_peer.peer.state.backup import Backup
+from dilocox_peer.peer.state.keeper import Keeper
+from dilocox_peer.peer.state.survey import Survey
+from dilocox_peer.types import PeerId
+
+if TYPE_CHECKING:
+    from dilocox_peer.model.weights import ModelFolder
+
+PATIENCE_S = 120.0  # with peers that are starting, too
+LOOK_S = 2.0
+
+
+def folder_of(manifest: Manifest, given: Path | None) -> "ModelFolder | None":
+    """The folder with the run's model on this machine: the one given, or the one it was published from. None: there is
+    none, or the run needs none. Raises ConfigError when the one given is of another model."""
+    section = manifest.model
+    if not isinstance(section, PublishedSection):
+        if given is not None:
+            raise ConfigError(f"--model {given}: this run's model starts from a seed; leave --model out")
+        return None
+    from dilocox_peer.model.weights import open_folder, place_of
+
+    if (place := place_of(section, given)) is None:
+        return None
+    folder = open_folder(place)
+    if folder.config_json == section.config:
+        return folder
+    if given is not None:
+        raise ConfigError(f"--model {given}: its config.json is not that of the run's model: take {section.source}")
+    return None
+
+
+async def fetch_beginning(
+    manifest: Manifest,
+    stage: int,
+    keeper: Keeper,
+    *,
+    me: PeerId,
+    transport: Transport,
+    directory: Directory,
+    listener: Listener,
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """Has the keeper begin with a state of the stage from its peers. Raises ConfigError when nobody has one, RunUnreachable."""
+    section = manifest.model
+    assert isinstance(section, PublishedSection), "others are made from the seed"
+    listener(Remark(f"the weights of {section.source} are not on this machine: asking the peers of stage {stage}"))
+    survey = Survey(manifest, stage, transport=transport, directory=directory, listener=listener, rng=random.Random())
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    while True:
+        await survey.look()
+        newest = [*survey.states()]
+        if (tip := await survey.tip()) is not None and tip.round > 0:
+            newest.insert(0, tip)
+        for agreed in newest:
+            if (state := await survey.fetch(agreed)) is not None:
+                await asyncio.to_thread(keeper.adopt, Backup(survey.annals.up_to(state.head), state), me=me)
+                return
+        if not newest and (state := await survey.fetch_first(bytes.fromhex(section.genesis[stage]))) is not None:
+            await asyncio.to_thread(keeper.begin, state)
+            return
+        if loop.time() > deadline:
+            raise ConfigError(
+                f"no peer of stage {stage} has its weights, and they are not on this machine: pass --model with the folder of "
+                f"{' '.join(filter(None, (section.source, section.revision)))}"
+            )
+        await asyncio.sleep(LOOK_S)

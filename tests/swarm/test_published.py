@@ -1,0 +1,86 @@
+"""Runs of published models: weights from files, weights from other peers, a folder back. Real processes."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from dilocox_peer.cli.flags import InitFlags
+from dilocox_peer.cli.published import published_manifest
+from dilocox_peer.manifest import Manifest, PublishedSection
+from tests.swarm.test_export import command
+from tests.swarm.watched import Watched
+from tests.tiny_models import tiny_json, write_folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def manifest_of(folder: Path, **sections) -> Manifest:
+    manifest = published_manifest(InitFlags(published=folder, stages=2, context=32, run_name="tiny-llama"), folder)
+    model = manifest.model.model_copy(update={"source": "somebody/tiny-llama"})  # nobody has it just so
+    changes = {name: getattr(manifest, name).model_copy(update=values) for name, values in sections.items()}
+    return manifest.model_copy(update={"model": model, **changes})
+
+
+def test_a_run_goes_on_from_published_weights_and_gives_a_folder_back(tmp_path: Path):
+    transformers = pytest.importorskip("transformers")
+    source, out = tmp_path / "source", tmp_path / "out"
+    write_folder(source, tiny_json("llama", vocab_size=256, tie_word_embeddings=True))
+    manifest = manifest_of(
+        source,
+        rounds={"total": 10_000, "inner_steps": 4, "min_inner_steps": 4},
+        inner={"learning_rate": 1e-3, "accumulate": 2},
+        data={"source": "stdlib"},
+    )
+
+    async def scenario() -> None:
+        async with Watched(manifest) as swarm:
+            await swarm.start_bootstrap()
+            with_files = ["--model", str(source)]
+            peers = [await swarm.start_peer(f"peer{stage}", stage=stage, more=with_files) for stage in range(2)]
+            await swarm.until(lambda: swarm.round_of("peer0") >= 2 and swarm.round_of("peer1") >= 2, peers, 180)
+            peers.append(await swarm.start_peer("without", stage=1))
+            await swarm.until(lambda: swarm.round_of("without") >= 1, peers, 120)
+            await command("export", swarm.link, "--out", out, "--model", source)
+
+    asyncio.run(scenario())
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not any(report.values()), report
+    before = transformers.AutoModelForCausalLM.from_pretrained(source)
+    assert not torch.equal(theirs.lm_head.weight, before.lm_head.weight)  # trained,
+    assert not torch.equal(theirs.lm_head.weight, theirs.model.embed_tokens.weight)  # and untied
+    assert theirs.config.tie_word_embeddings is False
+    card = (out / "README.md").read_text()
+    assert "somebody/tiny-llama" in card
+    assert re.search(r"12D3KooW\w+` \| [1-9]", card)
+
+
+def test_nobody_has_the_weights(tmp_path: Path):
+    source = tmp_path / "source"
+    write_folder(source, tiny_json("llama", vocab_size=256))
+    manifest = manifest_of(source, data={"source": "stdlib"})
+    assert isinstance(manifest.model, PublishedSection)
+
+    async def scenario() -> None:
+        async with Watched(manifest) as swarm:
+            await swarm.start_bootstrap()
+            first = [
+                "--home",
+                tmp_path / "home",
+                "join",
+                swarm.link,
+                "--stage",
+                "1",
+                "--host-maddrs",
+                "/ip4/127.0.0.1/tcp/0",
+            ]
+            _, err = await command(*first[2:], *first[:2], code=2)
+            assert "no peer of stage 1 has its weights" in err
+            other = tmp_path / "other"
+            write_folder(other, tiny_json("llama", vocab_size=256), seed=1)
+            _, err = await command(*first[2:], *first[:2], "--model", other, code=2)
+            assert "its weights are not those of the run's stage 1" in err
+
+    asyncio.run(scenario())
