@@ -21,6 +21,7 @@ MAX_MEMBERS = 512  # listed in a manifest, which they are the largest part of
 
 RUN_NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
 BYTES: Final = "bytes"
+SHARDS: Final = "shards"
 
 MAX_CONFIG_CHARS = 16 * 1024
 
@@ -226,10 +227,15 @@ class DataSection(_Section):
         "stdlib",
         min_length=1,
         max_length=256,
-        description="stdlib (the source of Python's own library) or files (each peer gives its own with --data)",
+        description="stdlib (the source of Python's own library), files (each peer gives its own with --data) or shards",
     )
     validation: float = Field(
         0.05, gt=0, lt=0.5, description="share of the documents, chosen by hash, never trained on"
+    )
+    catalogue: str = Field(
+        "",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="of shards: the sha256 of their catalogue (`init --data` writes it)",
     )
     tokenizer: str = Field(
         BYTES,
@@ -240,9 +246,11 @@ class DataSection(_Section):
     eos: str = Field("", max_length=128, description="its token behind each document; empty: none")
 
     @model_validator(mode="after")
-    def _bounds_are_tokens(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.tokenizer == BYTES and (self.bos or self.eos):
             raise ValueError("bos and eos are tokens of a tokenizer.json: bytes have none")
+        if bool(self.catalogue) != (self.source == SHARDS):
+            raise ValueError('catalogue is for source "shards", which needs one')
         return self
 
 

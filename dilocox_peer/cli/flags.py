@@ -11,7 +11,15 @@ from typing import Annotated
 
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.flags import Flag, Positional
-from dilocox_peer.peer.settings import ANY_PORT, AnnouncedAddresses, AtMost, Choices, ListenAddresses, TokenizerPath
+from dilocox_peer.peer.settings import (
+    ANY_PORT,
+    AnnouncedAddresses,
+    AtMost,
+    Choices,
+    Column,
+    ListenAddresses,
+    TokenizerPath,
+)
 
 
 class LogFormat(StrEnum):
@@ -83,12 +91,32 @@ class InitFlags:
     tokenizer: Annotated[
         Path | None, Flag("A tokenizer.json, or the folder of a model, that cuts the run's text.", shown="bytes")
     ] = None
+    data: Annotated[
+        Path | None, Flag("Train on the shards of this folder, which `tokenize` wrote.", shown="as the preset says")
+    ] = None
     admission: Annotated[
         AdmissionMode, Flag("open: everybody may join; invite: whom you invite; list: edit the file.")
     ] = AdmissionMode.OPEN
     owner_key: Annotated[Path | None, Flag("The owner's key; made if missing.", shown="owner.key in --home")] = None
     home: Home = None
     force: Annotated[bool, Flag("Overwrite the file.", has_opposite=True)] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeFlags:
+    paths: Annotated[
+        tuple[Path, ...],
+        Positional("Text, .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow; or folders.", metavar="FILES"),
+    ]
+    out: Annotated[Path, Flag("Folder for the shards and their catalogue.")] = Path("shards")
+    tokenizer: Annotated[Path | None, Flag("A tokenizer.json, or the folder of a model.", shown="bytes")] = None
+    column: Column = "text"
+    validation: Annotated[
+        float, Flag("Share of the documents, chosen by hash, never trained on.", least=0.0001, most=0.5)
+    ] = 0.01
+    shard_tokens: Annotated[int, Flag("Tokens a file.", least=1024, most=2**30)] = 8 << 20
+    processes: Annotated[int | None, Flag("That cut text into tokens.", shown="one a core", least=1, most=256)] = None
+    force: Annotated[bool, Flag("Replace what is in the folder.", has_opposite=True)] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +305,7 @@ class EvaluateFlags(OfPeer):
     link: Annotated[str, Positional("The run's link.")]
     name: Name = "evaluator"
     data: Annotated[tuple[Path, ...], Flag(shown=False)] = ()
+    column: Column = "text"
     tokenizer: TokenizerPath = None
     host_maddrs: ListenAddresses = ANY_PORT
     home: Home = None

@@ -12,7 +12,7 @@ from dilocox_peer.cli.home import owner_key_path, tokenizers_folder
 from dilocox_peer.config import defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.manifest import RUN_NAME, Manifest, PublishedSection
+from dilocox_peer.manifest import BYTES, RUN_NAME, SHARDS, Manifest, PublishedSection
 from dilocox_peer.model.partition import cut_into, idle_warning
 from dilocox_peer.peer.identity import Identity
 
@@ -37,19 +37,24 @@ def write_run_file(flags: InitFlags) -> None:
     tokenizer = flags.tokenizer
     if tokenizer is None and flags.published is not None:
         tokenizer = tokenizer_in(flags.published, manifest.model.vocab_size)
-    if tokenizer is not None:
+    if flags.data is not None:
+        manifest = _with_shards(manifest, flags.data, path, flags)
+    elif tokenizer is not None:
         manifest = _with_tokenizer(manifest, tokenizer, path, flags)
     _sign_and_write(manifest, path, owner_key_path(flags.owner_key, flags.home))
     typer.echo(f"next: dilocox-peer bootstrap {path}")
 
 
-def _with_tokenizer(manifest: Manifest, given: Path, path: Path, flags: InitFlags) -> Manifest:
-    """The manifest of a run whose text this tokenizer.json cuts; the file is copied beside the run's, for those who join."""
+def _with_tokenizer(
+    manifest: Manifest, given: Path, path: Path, flags: InitFlags, borders: tuple[str, str] | None = None
+) -> Manifest:
+    """The manifest of a run whose text this tokenizer.json cuts; the file is copied beside the run's, for those who join.
+    borders: what stands before and behind each document; None: as the tokenizer's own folder says."""
     from dilocox_peer.data.tokenizer import FILE_NAME, JsonTokenizer
     from dilocox_peer.data.tokenizer_files import bounds_beside, keep_tokenizer, read_tokenizer_file
 
     content = read_tokenizer_file(given)
-    bos, eos = bounds_beside(given, content)
+    bos, eos = borders or bounds_beside(given, content)
     tokenizer = JsonTokenizer(content, bos=bos, eos=eos, source=str(given))
     if isinstance(manifest.model, PublishedSection) and tokenizer.vocab_size > manifest.model.vocab_size:
         raise ConfigError(
@@ -61,8 +66,8 @@ def _with_tokenizer(manifest: Manifest, given: Path, path: Path, flags: InitFlag
         raise ConfigError(f"{copy} exists and is another: pass --force to overwrite it, or put {path.name} elsewhere")
     keep_tokenizer(tokenizers_folder(flags.home), given)
     write_whole(copy, content)
-    borders = f"{bos or 'nothing'} before and {eos or 'nothing'} behind each document"
-    typer.echo(f"wrote {copy}: {tokenizer.vocab_size:,} tokens, {borders}; everybody who joins needs this file")
+    told = f"{bos or 'nothing'} before and {eos or 'nothing'} behind each document"
+    typer.echo(f"wrote {copy}: {tokenizer.vocab_size:,} tokens, {told}; everybody who joins needs this file")
     model = manifest.model
     if tokenizer.vocab_size > model.vocab_size and not isinstance(model, PublishedSection):
         model = model.model_copy(update={"vocab_size": tokenizer.vocab_size})
@@ -84,6 +89,24 @@ def _of_preset(flags: InitFlags) -> Manifest:
         return cut_into(manifest, flags.stages or manifest.stages.count)
     except ValueError as error:
         raise ConfigError(f"--stages {flags.stages}: {error}; raise model.layers in a run.toml of your own") from None
+
+
+def _with_shards(manifest: Manifest, folder: Path, path: Path, flags: InitFlags) -> Manifest:
+    """The manifest of a run on the shards in a folder that `tokenize` wrote, with the tokenizer they were made by."""
+    from dilocox_peer.data.catalogue import read_catalogue
+    from dilocox_peer.data.shards import sizes_of
+
+    if flags.tokenizer is not None:
+        raise ConfigError(f"--tokenizer {flags.tokenizer}: the shards in {folder} name theirs; leave --tokenizer out")
+    catalogue, name = read_catalogue(folder)
+    if catalogue.tokenizer != BYTES:
+        manifest = _with_tokenizer(manifest, folder, path, flags, (catalogue.bos, catalogue.eos))
+        if manifest.data.tokenizer != catalogue.tokenizer:
+            raise ConfigError(f"{folder} holds another tokenizer.json than its shards were made by: make them anew")
+    sizes = sizes_of(catalogue.train)
+    typer.echo(f"trains on {sizes['tokens']:,} tokens of {sizes['documents']:,} documents, in {sizes['shards']} shards")
+    data = manifest.data.model_copy(update={"source": SHARDS, "catalogue": name})
+    return manifest.model_copy(update={"data": data})
 
 
 def sign_run_file(flags: SignFlags) -> None:

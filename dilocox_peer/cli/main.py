@@ -29,6 +29,7 @@ from dilocox_peer.cli.flags import (
     RevokeFlags,
     SignFlags,
     StatusFlags,
+    TokenizeFlags,
 )
 from dilocox_peer.errors import DilocoxError
 
@@ -73,6 +74,14 @@ def sign(flags: SignFlags) -> None:
     from dilocox_peer.cli.init import sign_run_file
 
     sign_run_file(flags)
+
+
+@command(app)
+def tokenize(flags: TokenizeFlags) -> None:
+    """Cut text into tokens ahead of time: shards and their catalogue, for `init --data`."""
+    from dilocox_peer.cli.tokenize import run_tokenize
+
+    run_tokenize(flags)
 
 
 @command(app)

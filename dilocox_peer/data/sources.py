@@ -1,13 +1,20 @@
 """Documents in the files that a user names: what is read, in which order, and what is refused because it is no text.
 
-A text file is one document, a line of JSONL is one. Files are read in the order of their names, so equal folders give equal
-documents on every machine.
+    .txt, .md, .py ... (anything else)   a file is a document
+    .jsonl, .jsonl.gz, .jsonl.zst        a line is a document: an object with the text in one of its fields
+    .parquet, .arrow                     a row is a document; .arrow is what `datasets` saves
+
+Read piece by piece, in the order of their names, so equal folders give equal documents on every machine and no file is held
+whole. The same documents give the same bytes whatever the format. gz, zst, parquet and arrow are told by their suffix and
+refused by their first bytes under any other, as is everything that has bytes no text has.
 """
 
+import gzip
 import hashlib
 import json
 import sysconfig
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +32,32 @@ _STDLIB_EXCLUDED = frozenset(
 )  # fmt: skip
 _MMAP_FROM_BYTES = 64 * 1024 * 1024
 _HEAD_BYTES = 65536
+CUT_BYTES = 1 << 20
+"""Longer documents are cut into several before they become tokens, so that memory is bounded, one piece of work does not hold the
+interpreter for long, and a dump of everything in one file can be split."""
+
+_ROWS = 256  # of a table at a time
+_BLOCK_BYTES = 1 << 20
+_MAX_LINE_BYTES = 64 << 20
+_BESIDE_TABLES = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
+_UNPACK, _CONVERT = "unpack it first", "take it out, or convert it to text"
+_MAGIC = (
+    (b"\x1f\x8b", "gzip", "unpack it first, or call it .jsonl.gz if that is what it holds"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "unpack it first, or call it .jsonl.zst if that is what it holds"),
+    (b"PAR1", "parquet", "call it .parquet"),
+    (b"ARROW1", "an arrow file", "save it as parquet"),
+    (b"BZh", "bzip2", _UNPACK),
+    (b"\xfd7zXZ", "xz", _UNPACK),
+    (b"PK\x03\x04", "a zip archive (or an office document)", _UNPACK),
+    (b"7z\xbc\xaf", "a 7z archive", _UNPACK),
+    (b"\x89PNG", "a PNG image", "take it out"),
+    (b"\xff\xd8\xff", "a JPEG image", "take it out"),
+    (b"GIF8", "a GIF image", "take it out"),
+    (b"%PDF", "a PDF document", _CONVERT),
+    (b"\x7fELF", "a program", "take it out"),
+    (b"\xff\xfe", "UTF-16", "convert it: `iconv -f UTF-16 -t UTF-8`"),
+    (b"\xfe\xff", "UTF-16", "convert it: `iconv -f UTF-16 -t UTF-8`"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,38 +86,97 @@ def library_documents() -> list[Document]:
     return sorted(files, key=lambda file: file.key)
 
 
-def documents_of(paths: Sequence[Path]) -> Iterator[Document]:
+LeftOut = Callable[[str], None]
+"""Told of a file that is left out: one line with the reason and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How files are read. column: the field of JSONL and parquet with the text. cut_bytes: longer documents are cut into several,
+    at lines; None: large text files are mapped whole. refused: None raises ConfigError at the first file that is no text."""
+
+    column: str = "text"
+    cut_bytes: int | None = None
+    refused: LeftOut | None = None
+
+
+def documents_of(paths: Sequence[Path], reading: Reading = Reading()) -> Iterator[Document]:
     """The documents of files and folders, each read when it is asked for. Empty ones are left out, and so are hidden files.
 
     Raises ConfigError that names the file and the remedy, OSError for what cannot be read.
     """
+    for path in files_of(paths):
+        try:
+            yield from _documents_in(path, reading)
+        except (ConfigError, OSError) as error:
+            if reading.refused is None:
+                raise
+            reason = (
+                str(error) if isinstance(error, ConfigError) else f"{path}: {(error.strerror or str(error)).lower()}"
+            )
+            reading.refused(f"{reason}; left out")
+
+
+def files_of(paths: Sequence[Path]) -> Iterator[Path]:
+    """The files that documents are read from, in that order. Raises ConfigError for a path that is not there, or an empty file."""
     for path in paths:
         if not path.exists():
             raise ConfigError(f"{path}: no such file or folder; check --data")
         if path.is_dir():
-            for file in _files_below(path):
-                yield from _documents_in(file)
+            yield from _files_below(path)
             continue
-        is_empty = True
-        for document in _documents_in(path):
-            is_empty = False
-            yield document
-        if is_empty:
+        if path.stat().st_size == 0:
             raise ConfigError(f"{path}: the file is empty; name one with text in it")
+        yield path
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Sorted by name; what is hidden is left out."""
-    files = [found for found in folder.rglob("*") if found.is_file()]
+    """Sorted by name; what is hidden is left out, and so is what `datasets` writes beside its tables."""
+    files = [found for found in folder.rglob("*") if found.is_file() and found.name not in _BESIDE_TABLES]
     visible = [(each.relative_to(folder).parts, each) for each in files]
     return [path for parts, path in sorted(visible) if not any(part.startswith(".") for part in parts)]
 
 
-def _documents_in(path: Path) -> Iterator[Document]:
-    texts = _jsonl(path) if path.suffix == ".jsonl" else [_read(path)]
-    for text in texts:
-        if len(text):
-            yield Document(_key(text), text)
+def _documents_in(path: Path, reading: Reading) -> Iterator[Document]:
+    for text in _texts_in(path, reading):
+        for part in [text] if reading.cut_bytes is None else _cut(text, reading.cut_bytes):
+            if len(part):
+                yield Document(_key(part), part)
+
+
+def _texts_in(path: Path, reading: Reading) -> Iterator[Text]:
+    match path.suffixes[-2:]:
+        case [*_, ".jsonl"]:
+            with path.open("rb") as lines:
+                yield from _jsonl(_lines(lines, path), path, reading.column)
+        case [*_, ".jsonl", ".gz"]:
+            try:
+                with gzip.open(path) as lines:
+                    yield from _jsonl(_lines(lines, path), path, reading.column)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise ConfigError(f"{path}: damaged gzip ({error}); fetch it again") from None
+        case [*_, ".jsonl", ".zst"]:
+            yield from _jsonl_zst(path, reading.column)
+        case [*_, ".parquet"]:
+            yield from _tables(path, reading.column, _parquet_columns)
+        case [*_, ".arrow"]:
+            yield from _tables(path, reading.column, _arrow_columns)
+        case _:
+            _refuse_what_is_no_text(path)
+            if reading.cut_bytes is None:
+                yield _read(path)
+            else:
+                yield from _pieces(path, reading.cut_bytes)
+
+
+def _refuse_what_is_no_text(path: Path) -> None:
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    for magic, name, remedy in _MAGIC:
+        if head.startswith(magic):
+            raise ConfigError(f"{path}: is {name}, no text; {remedy}")
+    if b"\0" in head:
+        raise ConfigError(f"{path}: has NUL bytes, so it is no text; take it out, or convert it to UTF-8")
 
 
 def _key(text: Text) -> str:
@@ -99,20 +191,127 @@ def _read(path: Path) -> Text:
     return np.frombuffer(path.read_bytes(), dtype=np.uint8)
 
 
-def _jsonl(path: Path) -> Iterator[Text]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                text = _text_of(line, where=f"{path}:{number}")
-                yield np.frombuffer(text.encode(errors="replace"), dtype=np.uint8)
+def _pieces(path: Path, cut_bytes: int) -> Iterator[Text]:
+    """A text file in pieces of at most cut_bytes, cut at lines."""
+    rest = b""
+    with path.open("rb") as file:
+        while more := file.read(cut_bytes):
+            rest += more
+            while len(rest) > cut_bytes:
+                stop = _line_end(rest, cut_bytes)
+                yield np.frombuffer(rest[:stop], np.uint8)
+                rest = rest[stop:]
+    yield np.frombuffer(rest, np.uint8)
 
 
-def _text_of(line: bytes, *, where: str) -> str:
+def _cut(text: Text, cut_bytes: int) -> Iterator[Text]:
+    """As `_pieces` cuts a file."""
+    if len(text) <= cut_bytes:
+        yield text
+        return
+    rest = text.tobytes()
+    while len(rest) > cut_bytes:
+        stop = _line_end(rest, cut_bytes)
+        yield np.frombuffer(rest[:stop], np.uint8)
+        rest = rest[stop:]
+    yield np.frombuffer(rest, np.uint8)
+
+
+def _line_end(text: bytes, most: int) -> int:
+    """Where a line ends within the first `most` bytes, else a character."""
+    stop = text.rfind(b"\n", 0, most) + 1
+    if stop:
+        return stop
+    while text[most] & 0xC0 == 0x80:
+        most -= 1
+    return most
+
+
+def _jsonl(lines: Iterable[bytes], path: Path, column: str) -> Iterator[Text]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield _utf8(_text_of(line, column, where=f"{path}:{number}"))
+
+
+def _text_of(line: bytes, column: str, *, where: str) -> str:
     try:
         record: Any = json.loads(line)
     except ValueError as error:
         raise ConfigError(f"{where}: not JSON ({error}); every line of a .jsonl file is an object") from None
-    text = record.get("text") if isinstance(record, dict) else None
+    text = record.get(column) if isinstance(record, dict) else None
     if not isinstance(text, str):
-        raise ConfigError(f'{where}: no "text" field with a string; every line of a .jsonl file needs one')
+        raise ConfigError(f'{where}: no "{column}" field with a string; every line needs one, --column names another')
     return text
+
+
+def _utf8(text: str) -> Text:
+    return np.frombuffer(text.encode(errors="replace"), dtype=np.uint8)
+
+
+def _jsonl_zst(path: Path, column: str) -> Iterator[Text]:
+    try:
+        import zstandard
+    except ImportError:
+        raise ConfigError(f"{path}: `pip install 'dilocox-peer[data]'` brings what reads zstd") from None
+    try:
+        with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as raw:
+            yield from _jsonl(_lines(raw, path), path, column)
+    except zstandard.ZstdError as error:
+        raise ConfigError(f"{path}: damaged zstd ({error}); fetch it again") from None
+
+
+def _lines(file: Any, path: Path) -> Iterator[bytes]:
+    rest = b""
+    while more := file.read(_BLOCK_BYTES):
+        *whole, rest = (rest + more).split(b"\n")
+        yield from whole
+        if len(rest) > _MAX_LINE_BYTES:
+            raise ConfigError(f"{path}: a line of more than {_MAX_LINE_BYTES >> 20} MB; every line is one document")
+    yield rest
+
+
+def _tables(path: Path, column: str, columns: Callable[[Any, Path, str], Iterator[Any]]) -> Iterator[Text]:
+    try:
+        import pyarrow
+    except ImportError:
+        raise ConfigError(f"{path}: `pip install 'dilocox-peer[data]'` brings what reads parquet and arrow") from None
+    is_empty = True
+    try:
+        for strings in columns(pyarrow, path, column):
+            for text in strings.to_pylist():
+                if text:
+                    is_empty = False
+                    yield _utf8(text)
+    except pyarrow.ArrowException as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{path}: damaged or no such table ({reason}); fetch it again") from None
+    if is_empty:
+        raise ConfigError(f"{path}: column {column!r} is empty; --column names another")
+
+
+def _parquet_columns(pyarrow: Any, path: Path, column: str) -> Iterator[Any]:
+    """The column, a few rows at a time; a row group is as large as its writer wished."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path, memory_map=True) as file:
+        _require_strings(pyarrow, file.schema_arrow, column, path)
+        for batch in file.iter_batches(batch_size=_ROWS, columns=[column], use_threads=False):
+            yield batch.column(0)
+
+
+def _arrow_columns(pyarrow: Any, path: Path, column: str) -> Iterator[Any]:
+    from pyarrow import ipc
+
+    with pyarrow.memory_map(str(path)) as file, ipc.open_stream(file) as reader:
+        _require_strings(pyarrow, reader.schema, column, path)
+        for batch in reader:
+            for start in range(0, batch.num_rows, _ROWS):
+                yield batch.column(reader.schema.get_field_index(column)).slice(start, _ROWS)
+
+
+def _require_strings(pyarrow: Any, schema: Any, column: str, path: Path) -> None:
+    if column not in schema.names:
+        raise ConfigError(f"{path}: no column {column!r}; --column names one of {', '.join(schema.names[:8])}")
+    kind = schema.field(column).type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        raise ConfigError(f"{path}: column {column!r} holds {kind}, no text; --column names another")

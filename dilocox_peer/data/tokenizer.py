@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dilocox_peer.data.word_cache import WordCache
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import BYTES, DataSection
 
@@ -126,6 +127,12 @@ class JsonTokenizer:
         self.bos = self._special(bos, vocabulary, "data.bos", source)
         self.eos = self._special(eos, vocabulary, "data.eos", source)
         self._sizes: npt.NDArray[np.int32] | None = None
+        self._words = WordCache.of(content, lambda text: inner.encode(text, add_special_tokens=False).ids, self.dtype)
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether words are looked up (word_cache.py)."""
+        return self._words is not None
 
     @staticmethod
     def _special(token: str, vocabulary: Mapping[str, int], what: str, source: str) -> int | None:
@@ -135,6 +142,8 @@ class JsonTokenizer:
 
     def encode(self, documents: Sequence[bytes]) -> list[Ids]:
         texts = [document.decode(errors="replace") for document in documents]
+        if self._words is not None:
+            return [np.frombuffer(self._words.ids(text), self.dtype) for text in texts]
         encodings = self._inner.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, self.dtype) for encoding in encodings]
 

@@ -18,6 +18,7 @@ ListenAddresses = Annotated[tuple[str, ...], Flag("Listen here, e.g. /ip4/0.0.0.
 AnnouncedAddresses = Annotated[
     tuple[str, ...], Flag("Tell others to dial this, e.g. /ip4/PUBLIC/tcp/4711.", shown=False)
 ]
+Column = Annotated[str, Flag("Field of JSONL or column of parquet with the text.")]
 TokenizerPath = Annotated[
     Path | None, Flag("The run's tokenizer.json, or the folder it is in.", shown="the one kept in --home")
 ]
@@ -28,8 +29,13 @@ class Choices:
     """How this peer takes part."""
 
     data: Annotated[
-        tuple[Path, ...], Flag("Text files, JSONL or folders to train on; may repeat.", shown="as the run says")
+        tuple[Path, ...],
+        Flag(
+            "Text, JSONL, parquet, or folders to train on; may repeat. In a run of shards: a folder of them.",
+            shown="as the run says",
+        ),
     ] = ()
+    column: Column = "text"
     tokenizer: TokenizerPath = None
     model: Annotated[
         Path | None,

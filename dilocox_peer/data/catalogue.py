@@ -1,0 +1,118 @@
+"""The catalogue of a run's data: which shards there are, by hash, and what each holds. Its own hash is in the manifest.
+
+A shard is a file of tokens, little-endian, of 1, 2 or 4 bytes each, padded to a multiple of 8 bytes; behind them where each
+document starts, 4 bytes each. Its name is its sha256. A shard holds documents to train on, or such as are held out.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dilocox_peer.data.tokenizer import id_type
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.manifest import first_error
+
+CATALOGUE_FILE = "catalogue.json"
+MAX_CATALOGUE_BYTES = 64 << 20
+MAX_SHARD_TOKENS = 1 << 30
+UNIT_TOKENS = 16384
+"""What is drawn at a time: the documents that start within so many tokens of a shard."""
+
+_Count = Annotated[int, Field(ge=0, le=2**48)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Shard(_Frozen):
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    tokens: int = Field(gt=0, le=MAX_SHARD_TOKENS)
+    documents: int = Field(gt=0, le=MAX_SHARD_TOKENS)
+    text_bytes: _Count = Field(description="of its documents before they were cut into tokens")
+    held_out: bool
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.sha256}.shard"
+
+    @property
+    def units(self) -> int:
+        return -(-self.tokens // UNIT_TOKENS)
+
+
+class Catalogue(_Frozen):
+    """tokenizer, bos, eos: as a manifest's data section has them. vocab_size: ids are below it."""
+
+    format: Literal[1] = 1
+    tokenizer: str = Field(pattern=r"^(bytes|[0-9a-f]{64})$")
+    bos: str = Field(max_length=128)
+    eos: str = Field(max_length=128)
+    vocab_size: int = Field(gt=0, le=2**31)
+    shards: tuple[Shard, ...] = Field(strict=False, max_length=1 << 20)
+
+    @model_validator(mode="after")
+    def _has_both_sides(self) -> Self:
+        if {shard.held_out for shard in self.shards} != {True, False}:
+            raise ValueError("shards: some have to be held out, and some not")
+        if len({shard.sha256 for shard in self.shards}) < len(self.shards):
+            raise ValueError("shards: one is listed twice")
+        return self
+
+    @property
+    def dtype(self) -> "np.dtype[np.unsignedinteger]":
+        return id_type(self.vocab_size)
+
+    @property
+    def train(self) -> tuple[Shard, ...]:
+        return tuple(shard for shard in self.shards if not shard.held_out)
+
+    @property
+    def held_out(self) -> tuple[Shard, ...]:
+        return tuple(shard for shard in self.shards if shard.held_out)
+
+    def shard_bytes(self, shard: Shard) -> int:
+        """Of its file."""
+        return padded(shard.tokens * self.dtype.itemsize) + 4 * shard.documents
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self.model_dump(), separators=(",", ":"), sort_keys=True).encode() + b"\n"
+
+
+def padded(size_bytes: int) -> int:
+    return -(-size_bytes // 8) * 8
+
+
+def catalogue_of(content: bytes, *, source: str) -> Catalogue:
+    """Raises ConfigError, with `source` for its name."""
+    try:
+        return Catalogue.model_validate_json(content)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{source} is no catalogue: {first_error(error)}; make it with `dilocox-peer tokenize`"
+        ) from None
+
+
+def read_catalogue(folder: Path, *, wanted: str | None = None) -> tuple[Catalogue, str]:
+    """(the catalogue in a folder that `tokenize` wrote, its sha256). wanted: the sha256 it must have. Raises ConfigError."""
+    path = folder / CATALOGUE_FILE
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_CATALOGUE_BYTES + 1)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{path}: {reason}; name a folder that `dilocox-peer tokenize` wrote") from None
+    if len(content) > MAX_CATALOGUE_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_CATALOGUE_BYTES >> 20} MB: make fewer and larger shards")
+    found = hashlib.sha256(content).hexdigest()
+    if wanted is not None and found != wanted:
+        raise ConfigError(f"{path} is of other data: its sha256 is {found[:16]}, the run wants {wanted[:16]}")
+    return catalogue_of(content, source=str(path)), found
+
+
+def has_catalogue(folder: Path) -> bool:
+    return (folder / CATALOGUE_FILE).is_file()

@@ -1,0 +1,74 @@
+"""Tokens that nobody trains on, and what is measured on them."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, Ids, Tokenizer
+from dilocox_peer.errors import ConfigError
+
+
+class HeldOut:
+    """One segment of tokens."""
+
+    def __init__(self, validation: Ids, *, name: str, tokenizer: Tokenizer) -> None:
+        """validation: two tokens or more. name: of the text, for errors."""
+        self.name = name
+        self.tokenizer = tokenizer
+        self._validation = validation
+
+    @property
+    def unit(self) -> str:
+        """What a token of it is called."""
+        return "byte" if self.tokenizer is BYTE_TOKENIZER else "token"
+
+    @property
+    def validation_tokens(self) -> int:
+        return len(self._validation)
+
+    def require_context(self, context: int) -> None:
+        """Raises ConfigError if it is too short for one sequence."""
+        if len(self._validation) <= context:
+            raise ConfigError(
+                f"{self.name}: {len(self._validation)} {self.unit}s are held out; the run's sequences need {context + 1}: "
+                "give longer texts"
+            )
+
+    def validation_batches(self, limit: int, *, batch: int, context: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """(inputs, targets) over about `limit` tokens of the validation split: always the same ones, evenly spread."""
+        self.require_context(context)
+        available = (len(self._validation) - 1) // context
+        count = min(available, max(1, limit // context))
+        for first in range(0, count, batch):
+            rows = np.arange(first, min(first + batch, count)) * available // count * context
+            yield inputs_and_targets(self._validation[rows[:, None] + np.arange(context + 1)].astype(np.int64))
+
+    def num_bytes(self, targets_BT: Tensor) -> int:
+        """Bytes of text that these tokens stand for."""
+        return self.tokenizer.num_bytes(targets_BT.numpy())
+
+    def unigram_entropy(self) -> float:
+        """Nats a token of the validation split if tokens were independent: what a model reaches without context."""
+        return _entropy(np.bincount(self._validation))
+
+    def bigram_entropy(self) -> float:
+        """Nats a token of a token given the one before it, in the validation split itself."""
+        wide = self._validation.astype(np.int64)
+        _, pairs = np.unique(wide[:-1] * self.tokenizer.vocab_size + wide[1:], return_counts=True)
+        return _entropy(pairs) - _entropy(np.bincount(wide[:-1]))
+
+
+def _entropy(counts: npt.NDArray[np.int64]) -> float:
+    """Entropy of the distribution that these counts are of, in nats."""
+    present = counts[counts > 0]
+    total = int(present.sum())
+    return math.log(total) - float((present * np.log(present)).sum()) / total if total else 0.0
+
+
+def inputs_and_targets(sequences: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    tokens = torch.from_numpy(sequences)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -1,0 +1,154 @@
+"""Shards on disk: written whole or not at all, and mapped when they are read, after their hash was looked at once.
+
+A file with another hash than the catalogue's is not read: it is as if it were not there.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dilocox_peer.data.catalogue import UNIT_TOKENS, Catalogue, Shard, padded
+from dilocox_peer.data.tokenizer import Ids
+
+MAX_OPEN = 16
+_BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OpenShard:
+    """tokens: mapped. starts: of its documents, ascending from 0."""
+
+    tokens: Ids
+    starts: npt.NDArray[np.uint32]
+
+    def unit(self, number: int) -> tuple[int, int]:
+        """(first, end) in tokens of the documents that start within a unit; equal where none does."""
+        bounds = np.searchsorted(self.starts, [number * UNIT_TOKENS, (number + 1) * UNIT_TOKENS])
+        first, end = (len(self.tokens) if at == len(self.starts) else int(self.starts[at]) for at in bounds)
+        return first, end
+
+
+class ShardFolders:
+    """Shards by their hash, in the folders given. Any thread, but one at a time."""
+
+    def __init__(self, catalogue: Catalogue, folders: Sequence[Path]) -> None:
+        self._catalogue = catalogue
+        self._folders = tuple(folders)
+        self._open: OrderedDict[str, OpenShard] = OrderedDict()
+        self._sound: set[tuple[str, int]] = set()  # (path, mtime) whose hash was right
+        self.faults: dict[str, str] = {}  # path -> what is wrong with it
+
+    def find(self, shard: Shard) -> OpenShard | None:
+        """None: no folder has it, or not as the catalogue says (`faults`). The first time its hash is computed: 20 ms or more."""
+        if (opened := self._open.get(shard.sha256)) is not None:
+            self._open.move_to_end(shard.sha256)
+            return opened
+        for folder in self._folders:
+            path = folder / shard.file_name
+            if not path.is_file() or not self._is_sound(path, shard):
+                continue
+            opened = self._open[shard.sha256] = self._map(path, shard)
+            if len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
+            return opened
+        return None
+
+    def _is_sound(self, path: Path, shard: Shard) -> bool:
+        try:
+            status = path.stat()
+            known = (str(path), status.st_mtime_ns)
+            if known not in self._sound:
+                fault = self._fault(path, shard, status.st_size)
+                if fault is not None:
+                    self.faults[str(path)] = fault
+                    return False
+                self._sound.add(known)
+        except OSError as error:
+            self.faults[str(path)] = (error.strerror or str(error)).lower()
+            return False
+        self.faults.pop(str(path), None)
+        return True
+
+    def _fault(self, path: Path, shard: Shard, size_bytes: int) -> str | None:
+        expected = self._catalogue.shard_bytes(shard)
+        if size_bytes != expected:
+            return f"{size_bytes} bytes instead of {expected}"
+        if (found := hash_of(path)) != shard.sha256:
+            return f"its sha256 is {found[:16]}"
+        opened = self._map(path, shard)
+        starts = opened.starts
+        if starts[0] != 0 or int(starts[-1]) >= shard.tokens or not (starts[1:] > starts[:-1]).all():
+            return "its documents overlap"
+        if int(opened.tokens.max()) >= self._catalogue.vocab_size:
+            return "it has tokens outside the vocabulary"
+        return None
+
+    def _map(self, path: Path, shard: Shard) -> OpenShard:
+        dtype = self._catalogue.dtype
+        tokens = np.memmap(path, dtype, mode="r", shape=(shard.tokens,))
+        starts = np.fromfile(path, "<u4", offset=padded(shard.tokens * dtype.itemsize))
+        return OpenShard(tokens, starts)
+
+
+def hash_of(path: Path) -> str:
+    """sha256 of a file, hex. Raises OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_shard(folder: Path, documents: Sequence[Ids], *, text_bytes: int, held_out: bool) -> Shard:
+    """Writes a shard of these documents' tokens, whole or not at all. Raises OSError."""
+    lengths = np.array([len(each) for each in documents], np.int64)
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype("<u4")
+    tokens = np.concatenate(documents)
+    raw = tokens.tobytes()
+    parts = [raw, bytes(padded(len(raw)) - len(raw)), starts.tobytes()]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    shard = Shard(
+        sha256=digest.hexdigest(),
+        tokens=len(tokens),
+        documents=len(documents),
+        text_bytes=text_bytes,
+        held_out=held_out,
+    )
+    write_file(folder / shard.file_name, parts)
+    return shard
+
+
+def write_file(path: Path, parts: Iterable[bytes]) -> None:
+    """Whole or not at all: through a temporary file beside it, flushed to disk. Raises OSError."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".part-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def sizes_of(shards: Iterable[Shard]) -> Mapping[str, int]:
+    """What a person wants to know of them."""
+    listed = list(shards)
+    return {
+        "shards": len(listed),
+        "documents": sum(shard.documents for shard in listed),
+        "tokens": sum(shard.tokens for shard in listed),
+        "text_bytes": sum(shard.text_bytes for shard in listed),
+    }

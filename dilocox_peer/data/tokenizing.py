@@ -1,0 +1,304 @@
+"""Shards ahead of time: documents into tokens by several processes, into files of tokens by one, in the documents' order.
+
+What comes out depends on the documents, the tokenizer and the settings alone, not on how many processes there were or how
+often it was interrupted. What is done lies in the folder: the shards, each whole, and a list of them. Begun anew, it reads the
+documents again, passes over those that are in a shard, and goes on.
+"""
+
+import json
+import multiprocessing
+import queue
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dilocox_peer.data.catalogue import CATALOGUE_FILE, Catalogue, Shard
+from dilocox_peer.data.shards import write_file, write_shard
+from dilocox_peer.data.sources import CUT_BYTES, Document, LeftOut, Reading, documents_of, files_of
+from dilocox_peer.data.split import hash_fraction
+from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, FILE_NAME, Ids, JsonTokenizer, Tokenizer, bounded
+from dilocox_peer.errors import ConfigError
+
+SHARD_TOKENS = 8 << 20
+PROGRESS_FILE = "unfinished.json"
+_BATCH_BYTES = 1 << 20
+_AHEAD = 2  # batches a process
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be made. tokenizer: the content of a tokenizer.json; None: bytes. bos, eos: tokens of it."""
+
+    paths: tuple[Path, ...]
+    out: Path
+    tokenizer: bytes | None
+    bos: str
+    eos: str
+    column: str = "text"
+    validation: float = 0.05
+    shard_tokens: int = SHARD_TOKENS
+    processes: int = 1
+
+    def settings(self) -> dict[str, Any]:
+        """What the shards depend on; compared before an interrupted work is gone on with."""
+        files = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in files_of(self.paths)]
+        tokenizer = self.make_tokenizer()
+        return {
+            "files": [list(each) for each in files],
+            "tokenizer": tokenizer.name,
+            "borders": [self.bos, self.eos],
+            "column": self.column,
+            "validation": self.validation,
+            "shard_tokens": self.shard_tokens,
+        }
+
+    def make_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            return BYTE_TOKENIZER
+        return JsonTokenizer(self.tokenizer, bos=self.bos, eos=self.eos)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """So far. text_bytes: of the documents read. resumed: shards that were there already."""
+
+    text_bytes: int
+    documents: int
+    shards: int
+    resumed: int
+
+
+def make_shards(
+    order: Order, *, refused: LeftOut, progress: Callable[[Made], None] = lambda made: None, force: bool = False
+) -> Catalogue:
+    """Writes shards and catalogue into order.out. force: begin anew where something else was begun.
+
+    Raises ConfigError; what was done until then stays and is gone on with.
+    """
+    try:
+        return _Work(order, refused, progress, force=force).run()
+    except OSError as error:
+        where = error.filename or order.out
+        raise ConfigError(
+            f"{where}: {(error.strerror or str(error)).lower()}; what is done stays in {order.out}: mend it and call this again"
+        ) from None
+
+
+class _Work:
+    def __init__(self, order: Order, refused: LeftOut, progress: Callable[[Made], None], *, force: bool) -> None:
+        self._order = order
+        self._refused = refused
+        self._progress = progress
+        self._settings = order.settings()
+        self._tokenizer = order.make_tokenizer()
+        order.out.mkdir(parents=True, exist_ok=True)
+        self._shards = self._begun(force=force)
+        self._resumed = len(self._shards)
+        self._text_bytes = self._documents = 0
+
+    def run(self) -> Catalogue:
+        order, sides = self._order, {held_out: _Side(held_out) for held_out in (False, True)}
+        passed_over = {held: sum(each.documents for each in self._shards if each.held_out == held) for held in sides}
+        reading = Reading(order.column, CUT_BYTES, self._refused)
+        documents = self._new_documents(documents_of(order.paths, reading), passed_over)
+        with _Encoders(order) as encoders:
+            for batch, tokens in encoders.encoded(_batches(documents)):
+                for document, ids in zip(batch, tokens, strict=True):
+                    side = sides[hash_fraction(document.key) < order.validation]
+                    whole = bounded(self._tokenizer, ids.astype(self._tokenizer.dtype, copy=False))
+                    side.add(whole, len(document.data))
+                    if side.num_tokens >= order.shard_tokens:
+                        self._write(side)
+                self._progress(Made(self._text_bytes, self._documents, len(self._shards), self._resumed))
+        for side in sides.values():
+            if side.documents:
+                self._write(side)
+        return self._finish()
+
+    def _new_documents(self, documents: Iterator[Document], passed_over: dict[bool, int]) -> Iterator[Document]:
+        for document in documents:
+            self._text_bytes += len(document.data)
+            self._documents += 1
+            held_out = hash_fraction(document.key) < self._order.validation
+            if passed_over[held_out]:
+                passed_over[held_out] -= 1
+                continue
+            yield document
+
+    def _write(self, side: "_Side") -> None:
+        shard = write_shard(self._order.out, side.documents, text_bytes=side.text_bytes, held_out=side.held_out)
+        if all(each.sha256 != shard.sha256 for each in self._shards):
+            self._shards.append(shard)
+        state = {"settings": self._settings, "shards": [each.model_dump() for each in self._shards]}
+        write_file(self._order.out / PROGRESS_FILE, [json.dumps(state).encode()])
+        side.clear()
+
+    def _begun(self, *, force: bool) -> list[Shard]:
+        """Shards of an interrupted work of the same settings."""
+        out = self._order.out
+        if (out / CATALOGUE_FILE).exists() and not force:
+            raise ConfigError(f"{out} holds a catalogue: pass --force to make it anew, or another --out")
+        (out / CATALOGUE_FILE).unlink(missing_ok=True)
+        path = out / PROGRESS_FILE
+        if not path.exists():
+            return []
+        try:
+            state = json.loads(path.read_bytes())
+            shards = [Shard.model_validate(each) for each in state["shards"]]
+            is_same = state["settings"] == self._settings
+        except (ValueError, KeyError, TypeError):
+            is_same, shards = False, []
+        if is_same:
+            return shards
+        if not force:
+            raise ConfigError(
+                f"{out} holds unfinished shards of other files or settings: pass --force to begin anew, or another --out"
+            )
+        for each in out.glob("*.shard"):
+            each.unlink()
+        path.unlink()
+        return []
+
+    def _finish(self) -> Catalogue:
+        order, shards = self._order, self._shards
+        held = sum(each.documents for each in shards if each.held_out)
+        if not held or held == sum(each.documents for each in shards):
+            raise ConfigError(
+                f"{self._documents} documents are too few to train on some and hold {order.validation:.0%} out: give more"
+                " text, or another --validation"
+            )
+        catalogue = Catalogue(
+            tokenizer=self._tokenizer.name,
+            bos=order.bos,
+            eos=order.eos,
+            vocab_size=self._tokenizer.vocab_size,
+            shards=tuple(shards),
+        )
+        if order.tokenizer is not None:
+            write_file(order.out / FILE_NAME, [order.tokenizer])
+        write_file(order.out / CATALOGUE_FILE, [catalogue.to_bytes()])
+        (order.out / PROGRESS_FILE).unlink(missing_ok=True)
+        return catalogue
+
+
+class _Side:
+    """Documents of the shard that comes next, to train on or held out."""
+
+    def __init__(self, held_out: bool) -> None:
+        self.held_out = held_out
+        self.clear()
+
+    def clear(self) -> None:
+        self.documents: list[Ids] = []
+        self.num_tokens = self.text_bytes = 0
+
+    def add(self, ids: Ids, text_bytes: int) -> None:
+        if len(ids):
+            self.documents.append(ids)
+            self.num_tokens += len(ids)
+            self.text_bytes += text_bytes
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.data)
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+class _Encoders:
+    """Processes that encode, one thread of ours waiting on each. With one, or bytes, it is done here."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._count = order.processes if order.tokenizer is not None and order.processes > 1 else 0
+
+    def __enter__(self) -> "_Encoders":
+        context = multiprocessing.get_context("spawn")
+        self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        self._children = []
+        for _ in range(self._count):
+            ours, theirs = context.Pipe()
+            child = context.Process(target=_encode_for, args=(theirs, self._order.tokenizer), daemon=True)
+            child.start()
+            theirs.close()
+            self._children.append((child, ours))
+            self._idle.put(ours)
+        self._threads = ThreadPoolExecutor(max(1, self._count))
+        self._here = None if self._count else self._order.make_tokenizer()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        for child, ours in self._children:
+            ours.close()  # it reads the end and goes
+            child.join(5.0)
+            child.kill()
+
+    def encoded(self, batches: Iterator[list[Document]]) -> Iterator[tuple[list[Document], list[Ids]]]:
+        """Each batch with its tokens, in their order; a bounded number ahead."""
+        if self._here is not None:
+            for batch in batches:
+                yield batch, self._here.encode([document.data.tobytes() for document in batch])
+            return
+        waiting: deque[tuple[list[Document], Future[list[Ids]]]] = deque()
+        for batch in batches:
+            waiting.append((batch, self._threads.submit(self._ask, batch)))
+            if len(waiting) >= _AHEAD * self._count:
+                first, tokens = waiting.popleft()
+                yield first, tokens.result()
+        for first, tokens in waiting:
+            yield first, tokens.result()
+
+    def _ask(self, batch: Sequence[Document]) -> list[Ids]:
+        encoder = self._idle.get()
+        try:
+            encoder.send_bytes(_framed([document.data.tobytes() for document in batch]))
+            return [np.frombuffer(each, "<u4") for each in _unframed(encoder.recv_bytes())]
+        except (EOFError, OSError):
+            raise ConfigError(
+                "a process that cuts text into tokens has died (out of memory?); call this again, with fewer --processes"
+            ) from None
+        finally:
+            self._idle.put(encoder)
+
+
+def _encode_for(connection: Connection, content: bytes) -> None:
+    """In a process of its own, until the other end is closed or dies."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asks
+    tokenizer = JsonTokenizer(content)
+    while True:
+        try:
+            documents = _unframed(connection.recv_bytes())
+        except (EOFError, OSError):
+            return
+        connection.send_bytes(_framed([ids.astype("<u4").tobytes() for ids in tokenizer.encode(documents)]))
+
+
+def _framed(parts: Sequence[bytes]) -> bytes:
+    return struct.pack(f"<I{len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts)
+
+
+def _unframed(frame: bytes) -> list[bytes]:
+    (count,) = struct.unpack_from("<I", frame)
+    sizes = struct.unpack_from(f"<{count}I", frame, 4)
+    parts, at = [], 4 + 4 * count
+    for size in sizes:
+        parts.append(frame[at : at + size])
+        at += size
+    return parts

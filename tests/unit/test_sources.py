@@ -1,0 +1,131 @@
+"""Documents out of every format alike; what is no text is refused by name, with the remedy."""
+
+import gzip
+import json
+import os
+
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from dilocox_peer.data.corpus import load_corpus
+from dilocox_peer.data.sources import Reading, documents_of
+from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, JsonTokenizer
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.types import PeerId
+from tests.tokenizers_made import EOS, bpe_file
+
+TEXTS = [f"document {number}\n" + "the value of the argument, é 日本 🙂\n" * (number % 7) for number in range(60)]
+
+
+def write_all(folder, texts=TEXTS, column="text"):
+    """The same documents in every format; the path of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps({column: text, "other": 1}) + "\n" for text in texts).encode()
+    (folder / "a.jsonl").write_bytes(lines)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    (folder / "a.jsonl.zst").write_bytes(zstandard.compress(lines[:1000]) + zstandard.compress(lines[1000:]))
+    table = pyarrow.table({"other": list(range(len(texts))), column: texts})
+    pyarrow.parquet.write_table(table, folder / "a.parquet", row_group_size=7)
+    with pyarrow.ipc.new_stream(folder / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=11)
+    (folder / "texts").mkdir()
+    for number, text in enumerate(texts):
+        (folder / "texts" / f"{number:05}.txt").write_text(text)
+    return sorted(folder.iterdir())
+
+
+def read(path, **reading):
+    return [document.data.tobytes().decode() for document in documents_of([path], Reading(**reading))]
+
+
+def test_every_format_gives_the_same_documents(tmp_path):
+    paths = write_all(tmp_path)
+    assert len(paths) == 6
+    assert [read(path) for path in paths] == [TEXTS] * 6
+    assert read(tmp_path, column="text") == TEXTS * 6
+
+
+def test_another_column_is_read_when_it_is_named(tmp_path):
+    for path in write_all(tmp_path, TEXTS[:3], column="content"):
+        assert read(path, column="content") == TEXTS[:3]
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_TOKENIZER, JsonTokenizer(bpe_file(), eos=EOS)], ids=["bytes", "bpe"])
+def test_the_same_documents_give_the_same_draws_and_the_same_held_out_tokens(tmp_path, tokenizer):
+    seen = set()
+    for path in write_all(tmp_path):
+        corpus = load_corpus("files", [path], validation=0.1, tokenizer=tokenizer)
+        draw = corpus.train_batch(
+            seed=1, peer=PeerId("p"), incarnation=1, round_number=1, index=0, batch=4, context=32
+        )  # fmt: skip
+        held_out = [inputs.numpy().tobytes() for inputs, _ in corpus.validation_batches(10**6, batch=4, context=32)]
+        seen.add((draw[0].numpy().tobytes(), *held_out))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.txt", gzip.compress(b"text"), "is gzip, no text; unpack it first, or call it .jsonl.gz"),
+        ("a.txt", zstandard.compress(b"text"), "is zstd, no text; unpack it first"),
+        ("a.txt", b"PAR1....", "is parquet, no text; call it .parquet"),
+        ("a.png", b"\x89PNG\r\n\x1a\n", "is a PNG image, no text; take it out"),
+        ("a.jpg", b"\xff\xd8\xff\xe0", "is a JPEG image"),
+        ("a.pdf", b"%PDF-1.7", "is a PDF document, no text; take it out, or convert it"),
+        ("a.txt", "text".encode("utf-16"), "is UTF-16, no text; convert it: `iconv"),
+        ("a.bin", b"text\x00text", "has NUL bytes, so it is no text"),
+        ("a.jsonl", b'{"text": 1}\n', 'a.jsonl:1: no "text" field with a string'),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "' + os.urandom(500).hex().encode() + b'"}')[:100], "damaged gzip"),
+        ("a.jsonl.zst", b"nonsense", "damaged zstd"),
+        ("a.parquet", b"PAR1nonsensePAR1", "damaged or no such table"),
+        ("a.arrow", b"nonsense", "damaged or no such table"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_name(tmp_path, name, content, reason):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError) as raised:
+        read(tmp_path / name)
+    assert str(raised.value).startswith(str(tmp_path / name))
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"body": ["a"]}, "no column 'text'; --column names one of body"),
+        ({"text": [1]}, "column 'text' holds int64, no text; --column names another"),
+        ({"text": ["", None]}, "column 'text' is empty"),
+    ],
+)
+def test_a_table_without_text_is_refused(tmp_path, columns, reason):
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a\.parquet: ") as raised:
+        read(tmp_path / "a.parquet")
+    assert reason in str(raised.value)
+
+
+def test_a_truncated_table_ends_nothing_where_others_are_sound(tmp_path):
+    write_all(tmp_path)
+    whole = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "texts" / "00000.txt").write_bytes(b"\x00")
+    told: list[str] = []
+    documents = read(tmp_path, refused=told.append)
+    assert documents == TEXTS * 4 + TEXTS[1:]
+    assert len(told) == 2
+    assert all(line.endswith("; left out") for line in told)
+
+
+def test_long_documents_are_cut_at_lines_alike(tmp_path):
+    text = "".join(f"line {number} of a long text\n" for number in range(400)) + "x" * 3000
+    paths = write_all(tmp_path, [text])
+    pieces = [read(path, cut_bytes=1000) for path in paths]
+    assert pieces == [pieces[0]] * 6
+    assert "".join(pieces[0]) == text
+    assert all(0 < len(piece) <= 1000 for piece in pieces[0])
+    assert sum(piece.endswith("\n") for piece in pieces[0]) == len(pieces[0]) - 3
+    assert pieces[0][0].endswith("text\n")

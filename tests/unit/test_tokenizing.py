@@ -1,0 +1,258 @@
+"""Shards: the same whoever makes them and however often that is interrupted; each whole, under the hash of its bytes."""
+
+import hashlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dilocox_peer.cli.flags import InitFlags
+from dilocox_peer.cli.init import write_run_file
+from dilocox_peer.config import read_signed_manifest
+from dilocox_peer.data.catalogue import UNIT_TOKENS, catalogue_of, read_catalogue
+from dilocox_peer.data.shards import ShardFolders
+from dilocox_peer.data.tokenizer import JsonTokenizer
+from dilocox_peer.data.tokenizing import PROGRESS_FILE, Order, make_shards
+from dilocox_peer.errors import ConfigError
+from tests.tokenizers_made import EOS, bpe_file
+
+TEXTS = [f"document {number}: " + "the value of the argument\n" * (1 + number % 90) for number in range(300)]
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "source.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return tmp_path / "source.jsonl"
+
+
+def order(source, out, **changed):
+    wanted: dict[str, Any] = {"tokenizer": bpe_file(), "bos": "", "eos": EOS, "shard_tokens": 20_000} | changed
+    return Order((source,), out, **wanted)
+
+
+def made(*arguments, **changed):
+    return make_shards(order(*arguments, **changed), refused=pytest.fail)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_shards_hold_each_document_once_and_are_named_by_their_hash(tmp_path, source):
+    catalogue = made(source, tmp_path / "out")
+    assert read_catalogue(tmp_path / "out")[0] == catalogue
+    assert len(catalogue.train) > 3
+    folders = ShardFolders(catalogue, [tmp_path / "out"])
+    plain = tokenizers.Tokenizer.from_str(bpe_file().decode())
+    found = []
+    for shard in catalogue.shards:
+        assert hashlib.sha256((tmp_path / "out" / shard.file_name).read_bytes()).hexdigest() == shard.sha256
+        opened = folders.find(shard)
+        assert opened is not None
+        assert len(opened.starts) == shard.documents
+        found += [ids.tolist() for ids in np.split(opened.tokens, opened.starts[1:])]
+        assert [opened.unit(number) for number in range(shard.units)][-1][1] == shard.tokens
+    end = plain.token_to_id(EOS)
+    assert sorted(found) == sorted([*plain.encode(text, add_special_tokens=False).ids, end] for text in TEXTS)
+    assert sum(shard.text_bytes for shard in catalogue.shards) == sum(map(len, TEXTS))
+
+
+def test_units_hold_each_document_whole_and_once(tmp_path, source):
+    catalogue = made(source, tmp_path / "out", tokenizer=None, eos="", shard_tokens=200_000)
+    shard = max(catalogue.train, key=lambda each: each.tokens)
+    opened = ShardFolders(catalogue, [tmp_path / "out"]).find(shard)
+    assert opened is not None
+    spans = [opened.unit(number) for number in range(shard.units)]
+    assert len(spans) > 5
+    assert spans[0][0] == 0
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
+    assert all(
+        first in opened.starts and abs(first - number * UNIT_TOKENS) < 3000 for number, (first, _) in enumerate(spans)
+    )
+
+
+def test_several_processes_make_the_same_files(tmp_path, source):
+    made(source, tmp_path / "one")
+    made(source, tmp_path / "two", processes=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_work_is_gone_on_with_and_gives_the_same(tmp_path, source, monkeypatch):
+    made(source, tmp_path / "whole")
+    monkeypatch.setattr("dilocox_peer.data.tokenizing._BATCH_BYTES", 10_000)
+    seen = []
+
+    def interrupt(made):
+        if made.shards > made.resumed + 1:
+            raise Interrupted
+
+    for _ in range(20):
+        try:
+            make_shards(order(source, tmp_path / "out"), refused=pytest.fail, progress=interrupt)
+            break
+        except Interrupted:
+            seen.append(len(json.loads((tmp_path / "out" / PROGRESS_FILE).read_text())["shards"]))
+    assert seen == sorted(set(seen))
+    assert len(seen) > 1
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_at_any_moment_it_goes_on_and_gives_the_same(tmp_path, source):
+    source.write_text(source.read_text() * 6)
+    (tmp_path / "tokenizer.json").write_bytes(bpe_file())
+    command = [sys.executable, "-m", "dilocox_peer", "tokenize", str(source), "--tokenizer", str(tmp_path), "--shard-tokens", "20000",
+               "--processes", "2", "--out"]  # fmt: skip
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, timeout=100)
+    out, kills = tmp_path / "out", 0
+    while True:
+        with subprocess.Popen([*command, str(out)]) as process:
+            wanted = len(list(out.glob("*.shard"))) + 2 if out.exists() else 1
+            while process.poll() is None and (not out.exists() or len(list(out.glob("*.shard"))) < wanted):
+                time.sleep(0.01)
+            if process.poll() is not None:
+                break
+            os.kill(process.pid, signal.SIGKILL)
+        kills += 1
+    assert process.returncode == 0
+    assert kills > 1
+    for leftover in out.glob(".part-*"):
+        leftover.unlink()
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_other_files_or_settings_do_not_go_on_with_it(tmp_path, source):
+    made(source, tmp_path / "out")
+    with pytest.raises(ConfigError, match="holds a catalogue: pass --force"):
+        made(source, tmp_path / "out")
+
+    def interrupt(made):
+        raise Interrupted
+
+    out = tmp_path / "begun"
+    with pytest.raises(Interrupted):
+        make_shards(order(source, out, shard_tokens=1024), refused=pytest.fail, progress=interrupt)
+    with pytest.raises(ConfigError, match="holds unfinished shards of other files or settings: pass --force"):
+        made(source, out)
+    make_shards(order(source, out), refused=pytest.fail, force=True)
+    assert contents(out) == contents(tmp_path / "out")
+
+
+def test_too_few_documents_and_a_full_disk_are_told_in_one_line(tmp_path, source, monkeypatch):
+    (tmp_path / "one.txt").write_text("one document")
+    with pytest.raises(ConfigError, match="1 documents are too few to train on some and hold 5% out"):
+        made(tmp_path / "one.txt", tmp_path / "few")
+
+    def full(*_):
+        raise OSError(28, "No space left on device", str(tmp_path / "out"))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="no space left on device; what is done stays in"):
+        made(source, tmp_path / "out")
+    assert [path for path in (tmp_path / "out").iterdir() if path.suffix != ".json"] == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (lambda raw: raw[:-4], "bytes instead of"),
+        (lambda raw: raw[:100] + bytes([raw[100] ^ 1]) + raw[101:], "its sha256 is"),
+    ],
+)
+def test_a_shard_that_is_not_what_the_catalogue_says_is_not_read(tmp_path, source, spoil, fault):
+    catalogue = made(source, tmp_path / "out")
+    shard = catalogue.shards[0]
+    path = tmp_path / "out" / shard.file_name
+    path.write_bytes(spoil(path.read_bytes()))
+    folders = ShardFolders(catalogue, [tmp_path / "out"])
+    assert folders.find(shard) is None
+    assert fault in folders.faults[str(path)]
+    assert folders.find(catalogue.shards[1]) is not None
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"\xff", b'{"format":2}'])
+def test_a_catalogue_that_is_none_is_refused(content):
+    with pytest.raises(ConfigError, match="is no catalogue") as raised:
+        catalogue_of(content, source="catalogue.json")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_run_of_shards_names_catalogue_and_tokenizer(tmp_path, source):
+    made(source, tmp_path / "out")
+    write_run_file(InitFlags(path=tmp_path / "run.toml", data=tmp_path / "out", home=tmp_path / "home"))
+    section = read_signed_manifest(tmp_path / "run.toml").data
+    _, name = read_catalogue(tmp_path / "out")
+    assert (section.source, section.catalogue, section.eos) == ("shards", name, EOS)
+    assert section.tokenizer == hashlib.sha256(bpe_file()).hexdigest()
+
+
+SMOLLM_LIKE = {"type": "Sequence", "pretokenizers": [
+    {"type": "Digits", "individual_digits": True},
+    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+]}  # fmt: skip
+QWEN_LIKE = {"type": "Sequence", "pretokenizers": [
+    {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex":
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"}},
+    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+]}  # fmt: skip
+PIECES = st.sampled_from(["the", "value", " ", "  ", "\n", "\n\n", "\t", "1", "23", "'s", "'S", "don't", "é", "日本", "…", "_x", "(", ".\n", "\x1c",
+                          "\x85", "\u00a0", "²", "ſ", "<|end|>", "a b", "a b c d", "🙂"])  # fmt: skip
+
+
+@pytest.mark.parametrize("splits", [None, SMOLLM_LIKE, QWEN_LIKE], ids=["gpt2", "smollm", "qwen"])
+@given(pieces=st.lists(PIECES | st.text(max_size=3), max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_word_by_word_gives_the_tokens_of_the_library(splits, pieces):
+    file = json.loads(bpe_file())
+    file["pre_tokenizer"] = splits or file["pre_tokenizer"]
+    content = json.dumps(file).encode()
+    text = "".join(pieces).encode(errors="replace").decode()
+    plain = tokenizers.Tokenizer.from_str(content.decode())
+    plain.encode_special_tokens = True
+    tokenizer = JsonTokenizer(content)
+    assert tokenizer.is_fast
+    assert tokenizer.encode([text.encode()])[0].tolist() == plain.encode(text, add_special_tokens=False).ids
+
+
+def test_long_texts_are_cut_where_words_begin():
+    text = "".join(TEXTS) * 3
+    assert len(text) > 500_000
+    plain = tokenizers.Tokenizer.from_str(bpe_file().decode())
+    expected = plain.encode(text, add_special_tokens=False).ids
+    assert JsonTokenizer(bpe_file()).encode([text.encode()])[0].tolist() == expected
+    spaceless = "é" + "x\n" * 100_000
+    expected = plain.encode(spaceless, add_special_tokens=False).ids
+    assert JsonTokenizer(bpe_file()).encode([spaceless.encode()])[0].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"normalizer": {"type": "NFC"}},
+        {"pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}},
+        {"added_tokens": [{"id": 0, "content": "  ", "single_word": False, "lstrip": False, "rstrip": False,
+                           "normalized": True, "special": False}]},
+    ],
+)  # fmt: skip
+def test_tokenizers_that_do_more_than_cut_words_are_used_plainly(changed):
+    content = json.dumps(json.loads(bpe_file()) | changed).encode()
+    tokenizer = JsonTokenizer(content)
+    assert not tokenizer.is_fast
+    plain = tokenizers.Tokenizer.from_str(content.decode())
+    expected = plain.encode("the  value of é", add_special_tokens=False).ids
+    assert tokenizer.encode(["the  value of é".encode()])[0].tolist() == expected
