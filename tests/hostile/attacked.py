@@ -13,7 +13,7 @@ from dilocox_peer.cli.children import Child
 from dilocox_peer.config import preset
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import ask, socket_path
-from dilocox_peer.peer.identity import Identity, encode_key
+from dilocox_peer.peer.identity import Identity, encode_key, read_key
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import sha256
 from tests.swarm.watched import Watched
@@ -98,8 +98,11 @@ class Attacked(Watched):
         await self.until(lambda: self.of(label, "ForgerReady") != [], [child], PATIENCE_S)
         return child
 
-    async def start_traitor(self, label: str) -> Child:
-        return await self.start_peer(label, program=("-m", "tests.hostile.traitor", str(self.orders_of(label))))
+    async def start_traitor(self, label: str, traitors: Sequence[str]) -> Child:
+        """traitors: all of them, whose keys are made (`order_keys`)."""
+        accomplices = ",".join(read_key(self.key_of(each), flag="keys").peer_id for each in traitors)
+        program = ("-m", "tests.hostile.traitor", str(self.orders_of(label)), accomplices)
+        return await self.start_peer(label, program=program)
 
     def orders_of(self, label: str) -> Path:
         return self.folder / f"{label}.orders"

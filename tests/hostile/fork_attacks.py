@@ -96,7 +96,8 @@ async def _with_traitors(honest: Sequence[str]) -> AsyncIterator[Attacked]:
     async with Attacked(attacked_run(len(honest) + len(TRAITORS))) as swarm:
         swarm.order_keys([*honest, *TRAITORS])
         await swarm.start_bootstrap()
-        await asyncio.gather(*map(swarm.start_peer, honest), *map(swarm.start_traitor, TRAITORS))
+        traitors = (swarm.start_traitor(label, TRAITORS) for label in TRAITORS)
+        await asyncio.gather(*map(swarm.start_peer, honest), *traitors)
         everybody = swarm.needed([*honest, *TRAITORS])
         await swarm.until(lambda: min(map(swarm.round_of, honest)) >= 3, everybody, PATIENCE_S)
         yield swarm

@@ -1,4 +1,5 @@
-"""A member that forges: `python -m tests.hostile.traitor ORDERS` and then what `dilocox-peer` takes.
+"""A member that forges: `python -m tests.hostile.traitor ORDERS ACCOMPLICES` and then what `dilocox-peer` takes; the accomplices are
+PeerIDs with commas between.
 
 It is an honest peer, with a seat that it has earned, until the file ORDERS appears: JSON, {"keys": [FILES], "back": N}. From
 then on it shows, every second, a chain of its own from N rounds before its head on, to the run's last round: signed with its own key,
@@ -30,6 +31,7 @@ from tests.hostile.forgery import branch, sybils
 
 EVERY_S = 1.0
 ORDERS = Path()
+ACCOMPLICES: set[PeerId] = set()
 STATE: list[AnchorState] = []  # what is served for a forged head: one for all of them
 ROUNDS: dict[Digest, int] = {}  # of the forged heads, ours and our accomplices'
 MAX_ROUNDS = 100_000
@@ -53,9 +55,10 @@ class Forges(RoundMachine):
         return min(due, self._next_s) if due is not None and self._insiders else due
 
     def handle(self, event: Input, now: float) -> list[Action]:
-        if isinstance(event, Received) and event.sender in self._insiders and isinstance(event.message, ChainPage):
+        if isinstance(event, Received) and event.sender in ACCOMPLICES and isinstance(event.message, ChainPage):
+            # It is not taken in by its accomplices, of whom one may have its orders before it has its own.
             ROUNDS.update((each.head, each.value.round) for each in event.message.certificates)
-            return []  # it is not taken in by its accomplices
+            return []
         actions = super().handle(event, now)
         if now >= self._next_s:
             self._next_s = now + EVERY_S
@@ -147,7 +150,8 @@ def turn() -> None:
 
 if __name__ == "__main__":
     ORDERS = Path(sys.argv[1])
-    del sys.argv[1]
+    ACCOMPLICES.update(map(PeerId, sys.argv[2].split(",")))
+    del sys.argv[1:3]
     turn()
     from dilocox_peer.__main__ import main
 
