@@ -31,10 +31,9 @@ from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, StateServer, fetch_state
 from dilocox_peer.peer.tally import Tally
-from dilocox_peer.peer.training.book import Progress
-from dilocox_peer.peer.training.clock import follows
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.outer_contract import Origins
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.signing import verify
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
@@ -98,7 +97,7 @@ class Averaging:
             me=presence.me,
             incarnation=presence.incarnation,
             manifest=manifest,
-            machine=self.machine,
+            rounds=self.machine,
             trainer=trainer,
             blobs=keeper.blobs,
             disk=disk,
@@ -109,7 +108,7 @@ class Averaging:
             timetable=timetable,
             on_merged=self._on_merged,
             listener=listener,
-            is_due=_follower(conveyor) if conveyor is not None and stage > 0 else None,
+            origins=_origins(conveyor) if conveyor is not None and stage > 0 else None,
             is_paused=is_paused,
         )
 
@@ -130,7 +129,7 @@ class Averaging:
 
     async def _adopt_state(self, action: FetchState) -> None:
         """Fetches and installs the state at action.head; tells the machine how it went."""
-        self.conductor.state_fetches += 1
+        self.conductor.begin_adoption()
         try:
             state = (
                 await self._own_state(action.head)
@@ -152,7 +151,7 @@ class Averaging:
             # Not before: should no donor have it, our chain is still the certificates that wait.
             if action.leaves:
                 await self._keep_branch(action.leaves)
-            settles_ours = self.conductor.drop_waiting()
+            settles_ours = self.conductor.drop_branch()
             keep = action.keep_pseudo_gradient and not settles_ours
             await asyncio.wrap_future(self._trainer.install(state, keep_pseudo_gradient=keep))
             # On disk before the chain follows it: killed in between, with the donors gone, we would be at a head that nothing
@@ -161,7 +160,7 @@ class Averaging:
             self.conductor.on_state_installed(state.head, state.round)
             self.driver.post(StateInstalled(state.head, state.digest))
         finally:
-            self.conductor.state_fetches -= 1
+            self.conductor.end_adoption()
 
     async def _keep_branch(self, leaves: Sequence[Certificate]) -> None:
         """What is dropped for a better chain stays on disk. A disk that refuses is told, and does not keep us from it."""
@@ -218,15 +217,6 @@ def _machine(
     )
 
 
-def _follower(conveyor: Conveyor) -> Callable[[Progress], bool]:
-    """When a peer of a later stage closes its round."""
-
-    def is_due(progress: Progress) -> bool:
-        return follows(
-            progress.round,
-            own=progress.micro_batches,
-            origins=conveyor.bench.recent_origins,
-            certified_at_stage_0=conveyor.bench.certified_at_stage_0,
-        )
-
-    return is_due
+def _origins(conveyor: Conveyor) -> Callable[[], Origins]:
+    """What a peer of a later stage knows of stage 0, at any time."""
+    return lambda: Origins(conveyor.bench.recent_origins, conveyor.bench.certified_at_stage_0)

@@ -85,7 +85,7 @@ class Hostile(Node):
         machine, generation = self.machine, self.generation
         assert machine is not None
         for action in machine.handle(happened, self.world.now):
-            self._carry_out(action)
+            self.carry_out(action)
             if self.generation != generation:
                 return
         deadline = machine.deadline()
@@ -93,7 +93,7 @@ class Hostile(Node):
             self.ticking_at = deadline
             self.later(deadline - self.world.now, self._tick)
 
-    def _carry_out(self, action: Action) -> None:
+    def carry_out(self, action: Action) -> None:
         match action:
             case Send(to, message):
                 if self.holds_back and isinstance(message, Cert) and self.world.rng.random() < 0.7:
@@ -105,7 +105,7 @@ class Hostile(Node):
             case Note():
                 pass
             case _:
-                super()._carry_out(action)
+                super().carry_out(action)
 
     def gives(self, head: Digest) -> Anchor | None:
         """Any state for a head of its own making; else what it has."""

@@ -223,7 +223,7 @@ class Node:
         for friend in friends:
             if friend != self.peer:
                 self.later(world.rng.random(), partial(self.feed, PeerFound(friend)))
-        self._train_on()
+        self.train_on()
         if world.owner is not None and world.owner.is_up:
             world.owner.later(world.rng.random(), partial(world.owner.feed, PeerFound(self.peer)))
 
@@ -258,7 +258,7 @@ class Node:
                 if self.crash_after < 0:
                     self.crash()
                     return
-            self._carry_out(action)
+            self.carry_out(action)
             if self.generation != generation:
                 return
         world.checks.after_event(self)
@@ -271,7 +271,7 @@ class Node:
         self.ticking_at = float("inf")
         self.feed(Tick())
 
-    def _carry_out(self, action: Action) -> None:
+    def carry_out(self, action: Action) -> None:
         world = self.world
         if world.tracing and not (isinstance(action, Send) and type(action.message).__name__ == "Heartbeat"):
             world.trace(f"{self.peer} -> {_shown(action)}")
@@ -292,7 +292,7 @@ class Node:
                 self.queue.append(action)
                 self._apply_next()
             case FetchState():
-                self._fetch_state(action)
+                self.fetch_state(action)
             case ForgetBlobs(blobs):
                 for blob in blobs:
                     self.disk.blobs.pop(blob, None)
@@ -319,7 +319,7 @@ class Node:
             self.disk.blobs[action.blob] = blob
             self.feed(BlobHeld(action.blob))
 
-    def _fetch_state(self, action: FetchState) -> None:
+    def fetch_state(self, action: FetchState) -> None:
         """A donor gives what it has when asked: a snapshot, however long the transfer takes."""
         world = self.world
         found = self.disk.anchors.get(action.head) if not action.donors else None
@@ -338,11 +338,11 @@ class Node:
             cut = given_by and (
                 given_by.generation != generation or not world.network.connected(self.peer, given_by.peer)
             )
-            self._fetched_state(action, None if cut else found)
+            self.fetched_state(action, None if cut else found)
 
         self.later(delay_s, done)
 
-    def _fetched_state(self, action: FetchState, anchor: Anchor | None) -> None:
+    def fetched_state(self, action: FetchState, anchor: Anchor | None) -> None:
         if anchor is None:
             self.feed(StateMissing(action.head))
             return
@@ -359,7 +359,7 @@ class Node:
         self.offered.clear()
         self.feed(StateInstalled(action.head, anchor.digest))
         if self.machine is not None:
-            self._train_on()
+            self.train_on()
 
     def _apply_next(self) -> None:
         if not self.applying and self.queue:
@@ -395,11 +395,11 @@ class Node:
         self._apply_next()
         self.feed(StateComputed(certificate.head, self.anchor.digest))
         if self.machine is not None:
-            self._train_on()
+            self.train_on()
 
     # ---- the toy trainer ----
 
-    def _train_on(self) -> None:
+    def train_on(self) -> None:
         rng = self.world.rng
         head = self.anchor_head
         self.later(ROUND_S * self.slowness * (0.8 + (MAX_TRAIN - 0.8) * rng.random()), lambda: self._close(head))
@@ -409,9 +409,9 @@ class Node:
         assert machine is not None
         if head != self.anchor_head or self.queue or machine.head != head:
             return
-        self._make_units()
+        self.make_units()
         if not machine.is_ready or machine.has_offered or machine.is_finished or self.anchor is None:
-            self._train_on()
+            self.train_on()
             return
         blob = blob_of(self.pending, self.malformed)
         digest = sha256(blob)
@@ -422,9 +422,9 @@ class Node:
         self._train_on_after_close()
 
     def _train_on_after_close(self) -> None:
-        self.later(ROUND_S / 2, self._make_units)
+        self.later(ROUND_S / 2, self.make_units)
 
-    def _make_units(self) -> None:
+    def make_units(self) -> None:
         for _ in range(1 + self.world.rng.randrange(2)):
             unit = (str(self.peer), self.incarnation, len(self.produced))
             self.produced.add(unit)

@@ -17,6 +17,7 @@ from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.contract import Apply, FetchState, StateInstalled, StateMissing
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.outer import initial_state
+from dilocox_peer.peer.training.outer_loop import OuterPhase
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry
@@ -48,6 +49,12 @@ class TrainerStub:
     def state(self):
         return STATE
 
+    def progress(self):
+        return SimpleNamespace(round=1, micro_batches=0, tokens=0)
+
+    def resume(self):
+        pass
+
     def install(self, state, *, keep_pseudo_gradient):
         return self._done("install and keep" if keep_pseudo_gradient else "install", None)
 
@@ -62,16 +69,19 @@ def disk():
 
 
 @pytest.fixture
-def peer(disk):
+async def peer(disk):
     posted, trainer, blobs = list[Any](), cast("Any", TrainerStub()), cast("Any", None)
-    machine: Any = SimpleNamespace(head=PLACE.head, round=0, plan_for=lambda number: first_plan(MANIFEST))
+    rounds: Any = SimpleNamespace(
+        head=PLACE.head, round=0, may_train=False, may_offer=False, has_offered=False, last_round=9, roster=(), reports={},
+        working=lambda now: set(), plan_for=lambda number: first_plan(MANIFEST),
+    )  # fmt: skip
     conductor = Conductor(
-        me=ME, incarnation=1, manifest=MANIFEST, machine=machine, trainer=trainer, blobs=blobs, disk=disk, raw_bytes=0,
+        me=ME, incarnation=1, manifest=MANIFEST, rounds=rounds, trainer=trainer, blobs=blobs, disk=disk, raw_bytes=0,
         post=posted.append, bytes_sent=lambda: 0, uplink_bps=lambda: 0.0, timetable=Timetable(MANIFEST),
         on_merged=lambda: None, listener=lambda event: None,
     )  # fmt: skip
     return SimpleNamespace(
-        conductor=conductor, driver=SimpleNamespace(post=posted.append), posted=posted, _trainer=trainer,
+        conductor=conductor, rounds=rounds, driver=SimpleNamespace(post=posted.append), posted=posted, _trainer=trainer,
         _keeper=SimpleNamespace(save=lambda state: done(None)), _transport=None, _listener=None,
     )  # fmt: skip
 
@@ -88,7 +98,7 @@ async def test_what_waits_is_still_merged_when_no_donor_has_the_state(peer, monk
     peer.conductor.on_apply(APPLY)
     await Averaging._adopt_state(peer, WANTED)
     assert peer.posted == [StateMissing(WANTED.head)]
-    assert list(peer.conductor._waiting) == [APPLY]
+    assert peer.conductor.outer.num_waiting == 1
 
 
 async def test_what_waits_is_void_when_the_state_is_installed(peer, monkeypatch):
@@ -96,19 +106,25 @@ async def test_what_waits_is_void_when_the_state_is_installed(peer, monkeypatch)
     peer.conductor.on_apply(APPLY)
     await Averaging._adopt_state(peer, WANTED)
     assert peer.posted == [StateInstalled(STATE.head, STATE.digest)]
-    assert not peer.conductor._waiting
+    assert peer.conductor.outer.num_waiting == 0
 
 
 async def test_a_merge_whose_blobs_are_being_read_is_void_too(peer, monkeypatch, disk):
     donors_give(monkeypatch, STATE)
-    peer.conductor.on_apply(APPLY)
+    peer.rounds.may_train, peer.rounds.head = True, APPLY.certificate.head
     go_on: Future[Any] = Future()
     disk.submit(go_on.result)  # the disk has other things to do first
-    merging = asyncio.create_task(peer.conductor._merge(APPLY))
+    peer.conductor.on_apply(APPLY)
+    assert peer.conductor.outer.phase is OuterPhase.LOADING
+    conducting = asyncio.create_task(peer.conductor.run())
     await asyncio.sleep(0)
     await Averaging._adopt_state(peer, WANTED)
     go_on.set_result(None)
-    await merging
+    async with asyncio.timeout(10):
+        while peer.conductor.outer.phase is OuterPhase.LOADING:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.001)
+    conducting.cancel()
+    await asyncio.gather(conducting, return_exceptions=True)
     assert peer._trainer.told == ["install and keep"]
 
 

@@ -102,11 +102,14 @@ class Anchorage:
         if now < self.retry_at or self._fetching is not None or (path is None and self.height is not None):
             return []
         self._aim(self._chain.head if path is None else path.tip)
-        for head in [self._chain.head] if path is None else reversed(path.heads):
-            donors, named = self._donors(head, path, now)
-            suffix = None if path is None else path.up_to(head)
-            if donors and (suffix is None or self._forks.is_better(suffix, None)):  # half a better branch may be worse
-                return self._ask(head, suffix, donors, self._certified_digest(head, path) or named, now)
+        for holders in (self._donors, self._lagging):
+            for head in [self._chain.head] if path is None else reversed(path.heads):
+                donors, named = holders(head, path, now)
+                suffix = None if path is None else path.up_to(head)
+                if donors and (
+                    suffix is None or self._forks.is_better(suffix, None)
+                ):  # half a better branch may be worse
+                    return self._ask(head, suffix, donors, self._certified_digest(head, path) or named, now)
         if self._no_donor_since is None:
             self._no_donor_since = now
         return []
@@ -183,6 +186,15 @@ class Anchorage:
 
             named = min(digests, key=rank)
         return tuple(digests[named]), named
+
+    def _lagging(self, head: Digest, path: Suffix | None, now: float) -> tuple[tuple[PeerId, ...], bytes]:
+        """The peers at the next head of the path, if its certificate names the state at this one: a peer that has not merged
+        that certificate yet, which takes a round with overlap one-step, still holds this state."""
+        named = self._certified_digest(head, path)
+        if path is None or not named:
+            return (), b""
+        child = next(each.head for each in path.certificates if each.parent == head)
+        return tuple(sorted(self._members.at(child, now, ready=False))), named
 
     def _voters_at(self, head: Digest, path: Suffix | None) -> frozenset[PeerId]:
         if path is None or head not in path.heads:

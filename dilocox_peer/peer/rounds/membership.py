@@ -141,12 +141,15 @@ class Members:
         seen = self._seen.get(peer)
         return seen.said.head if seen is not None and seen.said is not None else None
 
-    def at(self, head: Digest, now: float) -> set[PeerId]:
-        """Those alive whose chain ends in head and who hold the state there."""
+    def at(self, head: Digest, now: float, *, ready: bool = True) -> set[PeerId]:
+        """Those alive whose chain ends in head and who hold the state there; not ready: those who do not yet."""
         return {
             peer
             for peer, seen in self._seen.items()
-            if seen.said is not None and seen.said.head == head and seen.said.ready and self.is_alive(peer, now)
+            if seen.said is not None
+            and seen.said.head == head
+            and seen.said.ready is ready
+            and self.is_alive(peer, now)
         }
 
     def next_roster(

@@ -1,0 +1,40 @@
+"""The outer loop in the simulator: a thousand seeds of faults and pauses, the table of moves, and planted faults.
+
+A failing seed names itself and the command that replays it.
+"""
+
+from collections import Counter
+
+import pytest
+
+from dilocox_peer.peer.training.outer_loop import MOVES, OuterPhase
+
+from .invariants import Violation
+from .outer_faults import FAULTS
+from .outer_scenario import run_outer_seed
+
+BATCH = 50
+SEARCHED = 120  # seeds a fault gets to show itself in
+LEGAL = {(before, after) for before, to in MOVES.items() for after in to if after is not before}
+
+
+@pytest.mark.parametrize("first", range(0, 1000, BATCH))
+def test_fifty_seeds_of_outer_loops_keep_every_invariant(first: int) -> None:
+    moves: Counter[tuple[OuterPhase, OuterPhase]] = Counter()
+    for seed in range(first, first + BATCH):
+        moves.update(run_outer_seed(seed).moves)
+    assert set(moves) <= LEGAL
+
+
+def test_an_outer_seed_is_a_run() -> None:
+    assert run_outer_seed(17) == run_outer_seed(17)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_of_the_outer_loop_is_caught(fault: str) -> None:
+    for seed in range(SEARCHED):
+        try:
+            run_outer_seed(seed, outer=FAULTS[fault])
+        except (Violation, AssertionError):
+            return
+    pytest.fail(f"{fault}: not caught in {SEARCHED} seeds")

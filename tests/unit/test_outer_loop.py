@@ -1,0 +1,245 @@
+"""The outer loop's decisions, without a thread, a disk or a network: what it tells of rounds and what it measures."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dilocox_peer.compression.aggregate import clip_factors
+from dilocox_peer.config import preset
+from dilocox_peer.events import ContributionClipped, RoundCertified
+from dilocox_peer.peer.planning.plan import first_plan
+from dilocox_peer.peer.planning.timetable import Timetable
+from dilocox_peer.peer.rounds.chain import Place
+from dilocox_peer.peer.rounds.contract import Apply, Closed, Progress
+from dilocox_peer.peer.training.outer_contract import (
+    AdoptionBegun,
+    AdoptionOver,
+    AnchorMoved,
+    BranchDropped,
+    CertificateHere,
+    CloseRound,
+    ContributionsLoaded,
+    EndRun,
+    Glance,
+    HoldTraining,
+    LoadContributions,
+    MergeRound,
+    OfferBack,
+    Origins,
+    Pulse,
+    Readings,
+    RoundEncoded,
+    StateAdopted,
+    ToListener,
+    ToRounds,
+    WithdrawOffer,
+)
+from dilocox_peer.peer.training.outer_loop import OuterLoop, OuterPhase
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Entry
+
+MANIFEST = preset("tiny").signed_by(SigningKey(b"o" * 32))
+ME = PeerId("me")
+PLACE = Place.genesis(0, MANIFEST.genesis(0), first_plan(MANIFEST))
+SHARE = MANIFEST.rounds.inner_steps * MANIFEST.inner.accumulate
+BLOB = sha256(b"ours")
+
+
+class Rounds:
+    """As the round machine: at genesis, alone in its roster; a test moves it."""
+
+    def __init__(self) -> None:
+        self.head, self.round, self.state_digest = PLACE.head, 0, b""
+        self.may_train = self.may_offer = True
+        self.has_offered = False
+        self.last_round: int | None = 9
+        self.roster: tuple[PeerId, ...] = (ME,)
+        self.reports: dict[PeerId, tuple[int, int]] = {}
+        self.expected_rounds, self.plan_reason = 9, ""
+
+    def working(self, _now):
+        return set(self.roster)
+
+    def plan_for(self, _number):
+        return first_plan(MANIFEST)
+
+
+class Peer:
+    """An outer loop, its rounds and what its threads show."""
+
+    def __init__(self, overlap: str = "arrival") -> None:
+        self.rounds, self.place = Rounds(), PLACE
+        manifest = MANIFEST.model_copy(update={"outer": MANIFEST.outer.model_copy(update={"overlap": overlap})})
+        self.outer = OuterLoop(
+            me=ME,
+            incarnation=1,
+            manifest=manifest,
+            rounds=self.rounds,
+            timetable=Timetable(MANIFEST),
+            raw_bytes=8,
+            now=0.0,
+        )
+        self.seen = Readings(1, 0, 0, is_paused=False, uplink_bps=0.0, bytes_sent=0)
+        self.told: list[Any] = []
+        self.posted: list[Any] = []
+
+    def on(self, happened, now=0.0, **seen):
+        """What is to be done, but for what is told."""
+        self.seen = replace(self.seen, **seen)
+        actions = self.outer.handle(happened, now, self.seen)
+        self.told += [each.event for each in actions if isinstance(each, ToListener)]
+        self.posted += [each.happened for each in actions if isinstance(each, ToRounds)]
+        return [each for each in actions if not isinstance(each, ToListener | ToRounds)]
+
+    def certified(self, *entries, own=None):
+        """The next round is certified, and the round machine at it."""
+        value = self.place.round_value(list(entries), [ME])
+        certificate = Certificate(0, self.place.head, 1, 0, value, ((ME, b"s"),))
+        self.place = self.place.then(certificate)
+        self.rounds.head, self.rounds.round, self.rounds.has_offered = certificate.head, value.round, False
+        return CertificateHere(Apply(certificate, own))
+
+    def encoded(self, *, micro_batches=SHARE, loss=2.5):
+        return RoundEncoded(BLOB, 1, 8, micro_batches, loss, 0.0)
+
+    def merge(self, certificate, now=0.0, norms=()):
+        """All steps of it."""
+        assert [type(each) for each in self.on(certificate, now)] == [LoadContributions]
+        assert [type(each) for each in self.on(ContributionsLoaded(None), now)] == [MergeRound]
+        factors = clip_factors(norms, [8] * len(norms), norm_clip=4.0) if norms else ()
+        moved = AnchorMoved(sha256(b"state"), norms, factors, 0)
+        return self.on(moved, now, training_round=self.rounds.round + 1, micro_batches=0)
+
+    def rounds_told(self):
+        return [event for event in self.told if isinstance(event, RoundCertified)]
+
+
+def test_a_peer_that_has_not_closed_a_round_tells_no_loss_of_it():
+    """One that has paused, say: else its last loss came again with every round that the others certify."""
+    peer = Peer()
+    assert peer.on(Glance(), micro_batches=SHARE) == [CloseRound()]
+    peer.on(peer.encoded())
+    peer.on(Glance(), micro_batches=0)
+    for _ in range(2):
+        peer.merge(peer.certified())
+    first, second = [event.train_loss for event in peer.rounds_told()]
+    assert first == 2.5
+    assert math.isnan(second)
+
+
+def test_a_contribution_that_is_clipped_is_told_with_its_norm_and_the_groups():
+    peer = Peer()
+    entries = [Entry(PeerId(f"p{number}"), 1, sha256(bytes([number])), 1, 8) for number in range(3)]
+    peer.merge(peer.certified(*entries), norms=(2.0, 2.0, 20.0))
+    certified, clipped = peer.told[:2]
+    assert (certified.norms, certified.clip_factors) == ((2.0, 2.0, 20.0), (1.0, 1.0, 0.3984375))
+    assert clipped == ContributionClipped(PeerId("p2"), 1, 20.0, 2.0, 0.3984375)
+    assert clipped.line().endswith("clipped: its norm 20, the group's median 2, scaled by 0.398")
+
+
+def test_a_pause_is_no_part_of_what_a_step_takes():
+    a_step = MANIFEST.inner.accumulate * MANIFEST.inner.micro_batch * MANIFEST.model.context
+    peer = Peer()
+    peer.on(Glance(), micro_batches=SHARE)
+    peer.on(peer.encoded())
+    peer.merge(peer.certified())
+    peer.on(Glance(), 7200.0, micro_batches=0, tokens=10 * a_step, is_paused=True)
+    assert peer.on(Glance(), 7204.0, micro_batches=SHARE, tokens=14 * a_step, is_paused=False) == [CloseRound()]
+    peer.on(peer.encoded(), 7204.0)
+    assert peer.posted[-1].entry.report.step_us == 1_000_000
+
+
+def test_a_close_that_came_too_late_is_taken_back_and_is_no_exchange():
+    """The time from it to the merge of what came in is no time in which our contribution was on its way."""
+    peer = Peer()
+    assert peer.on(Glance(), micro_batches=SHARE) == [CloseRound()]
+    assert peer.on(peer.certified()) == []  # one piece of work at a time
+    assert peer.on(peer.encoded(), 5.0) == [WithdrawOffer(BLOB)]
+    [load] = peer.on(OfferBack(), 5.0)
+    assert isinstance(load, LoadContributions)
+    peer.on(ContributionsLoaded(None), 5.0)
+    peer.on(AnchorMoved(sha256(b"state"), (), (), 0), 6.0, training_round=2)
+    [certified] = peer.rounds_told()
+    assert certified.delay_s is None
+    assert not any(isinstance(each, Closed) for each in peer.posted)
+
+
+def test_the_contribution_of_an_idle_peer_is_not_deleted_when_it_came_too_late():
+    peer = Peer()
+    peer.on(Glance(), micro_batches=SHARE)
+    peer.certified()
+    assert peer.on(peer.encoded(micro_batches=0)) == [WithdrawOffer(None)]
+
+
+def test_nothing_is_closed_or_merged_while_a_state_is_fetched_and_what_it_leaves_behind_is_never_merged():
+    peer = Peer()
+    peer.on(Glance())
+    peer.on(AdoptionBegun())
+    peer.on(AdoptionBegun())
+    assert peer.on(peer.certified(), micro_batches=SHARE) == []
+    peer.on(BranchDropped())
+    peer.on(StateAdopted(peer.rounds.head, 1), training_round=2)
+    peer.on(AdoptionOver())
+    assert peer.outer.phase is OuterPhase.IDLE  # the other one is still under way
+    assert peer.on(AdoptionOver()) == [CloseRound()]
+    assert (peer.outer.merged_head, peer.outer.merged_round) == (peer.rounds.head, 1)
+
+
+def test_what_was_adopted_voids_a_merge_whose_contributions_are_being_read():
+    peer = Peer()
+    peer.on(Glance())
+    assert [type(each) for each in peer.on(peer.certified())] == [LoadContributions]
+    peer.on(AdoptionBegun())
+    peer.on(BranchDropped())
+    assert peer.on(ContributionsLoaded(None)) == []
+    assert peer.outer.phase is OuterPhase.IDLE
+
+
+@pytest.mark.parametrize("overlap", ["arrival", "one-step", "none"])
+def test_when_a_certificate_is_merged_and_what_waits_for_it(overlap):
+    peer = Peer(overlap)
+    assert peer.on(Glance(), micro_batches=SHARE) == [CloseRound()]
+    after = peer.on(peer.encoded(), training_round=2, micro_batches=0)
+    assert after == [HoldTraining(False)]
+    peer.rounds.has_offered = True
+    # The next round is over before the certificate is here.
+    early = peer.on(Glance(), micro_batches=SHARE)
+    assert early == ([] if overlap == "arrival" else [HoldTraining(True)])
+    came = peer.on(peer.certified(), micro_batches=0 if overlap == "arrival" else SHARE)
+    assert [type(each) for each in came] == [LoadContributions]
+
+
+def test_a_certificate_waits_for_the_end_of_the_round_with_one_step():
+    peer = Peer("one-step")
+    peer.on(Glance())
+    assert peer.on(peer.certified(), training_round=2) == []
+    assert [type(each) for each in peer.on(Glance(), micro_batches=SHARE)] == [LoadContributions]
+
+
+def test_a_later_stage_closes_when_stage_0_is_further():
+    peer = Peer()
+    caller = (PeerId("caller"), PeerId("origin"))
+    still = Origins({caller: (1, 8)}, 0)
+    assert peer.on(Glance(), micro_batches=100 * SHARE, origins=still) == [HoldTraining(False)]
+    assert peer.on(Glance(), origins=Origins({caller: (2, 8)}, 0)) == [CloseRound()]
+    behind = Peer()
+    assert behind.on(Glance(), micro_batches=0, origins=Origins({}, 1)) == [CloseRound()]
+
+
+def test_progress_is_told_at_once_at_each_half_share_and_once_only():
+    peer = Peer()
+    for done, now in ((0, True), (SHARE // 2 - 1, False), (SHARE // 2, True), (SHARE // 2, False)):
+        peer.on(Pulse(), micro_batches=done, origins=Origins({}, 0))
+        assert peer.posted[-1] == Progress(done, tell_now=now, paused=False)
+
+
+def test_it_ends_when_the_last_round_is_merged_and_not_before():
+    peer = Peer()
+    peer.rounds.last_round = 2
+    peer.on(Glance())
+    assert not any(isinstance(each, EndRun) for each in peer.merge(peer.certified()))
+    assert peer.merge(peer.certified())[-2:] == [HoldTraining(True), EndRun()]
+    assert peer.outer.phase is OuterPhase.OVER
