@@ -470,12 +470,12 @@ class EquivocationProved(Event):
 @dataclass(frozen=True, slots=True)
 class StateFetched(Event):
     round: int
-    donor: PeerId
+    donors: tuple[PeerId, ...]
     size_bytes: int
     seconds: float
 
     def line(self) -> str:
-        return f"state of round {self.round} from {short(self.donor)}: {self.size_bytes / 1e6:.1f} MB in {self.seconds:.1f} s, verified"
+        return f"state of round {self.round} from {' and '.join(map(short, self.donors))}: {self.size_bytes / 1e6:.1f} MB in {self.seconds:.1f} s, verified"
 
 
 @dataclass(frozen=True, slots=True)

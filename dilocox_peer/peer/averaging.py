@@ -29,13 +29,14 @@ from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.seats import seat_terms
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.peer.state.keeper import Keeper
-from dilocox_peer.peer.state.statesync import STATE_SERVICE, StateServer, fetch_state
+from dilocox_peer.peer.state.statesync import STATE_SERVICE, Agreed, States, fetch_state
 from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.peer.training.outer_contract import Origins
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.signing import verify
+from dilocox_peer.store.store import Store
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 
@@ -73,13 +74,8 @@ class Averaging:
         self._listener = listener
         self._layout = layout_of(manifest, stage)
         self.machine = _machine(presence, stage, manifest, keeper, sign)
-        self._states = StateServer(
-            current=trainer.state,
-            checkpoints=keeper.checkpoints,
-            run_id=manifest.run_id,
-            layout=self._layout,
-            disk=disk,
-        )
+        self._states = States(trainer.state, keeper.state_folders)
+        self.store = Store(self._transport, [keeper.things], sources=[self._states])
         self.driver = RoundDriver(
             self.machine,
             transport=self._transport,
@@ -120,7 +116,8 @@ class Averaging:
         """Takes messages and requests from here on; they are answered, or wait for the driver to run."""
         self._transport.set_message_handler(self.driver.receive)
         await self._transport.serve(BLOB_SERVICE, self._serve_blob)
-        await self._transport.serve(STATE_SERVICE, self._states.serve, right=Right.READ)
+        await self._transport.serve(STATE_SERVICE, self._states.serve_digest, right=Right.READ)
+        await self.store.serve()
         state = self._keeper.state
         self.driver.post(StateComputed(state.head, state.digest))
 
@@ -137,12 +134,11 @@ class Averaging:
                 else await fetch_state(
                     self._transport,
                     action.donors,
-                    {"head": action.head},
+                    Agreed(action.round, action.head, action.state_digest),
                     layout=self._trainer.state().layout,
-                    expected=action.state_digest,
-                    round_number=action.round,
                     timeout_s=STATE_TIMEOUT_S,
                     listener=self._listener,
+                    shelf=self._keeper.arrivals,
                 )
             )
             if state is None:

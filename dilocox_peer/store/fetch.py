@@ -101,6 +101,7 @@ class Fetch:
         self._donors = {donor: _Donor() for donor in list(dict.fromkeys(donors))[:MAX_DONORS]}
         self._refuted: set[Digest] = set()  # roots of outlines that were false
         self.outline: Outline | None = None
+        self.givers: dict[PeerId, None] = {}  # of chunks that were right, in the order they came
         self._chunks: list[_Chunk] = []
         self._missing = 0  # chunks that are not held
         self._is_over = False
@@ -156,6 +157,7 @@ class Fetch:
             actions += self._adopt(outline)
         if is_here and not self._chunks[0].is_held:
             self._hold(0)
+            self.givers[donor] = None
         return actions + self._go_on(now)
 
     def failed(self, donor: PeerId, reason: str, now: float, *, for_good: bool = False) -> list[FetchAction]:
@@ -209,6 +211,7 @@ class Fetch:
         givers = chunk.givers
         if digest == self.outline.chunks[check.index]:
             self._hold(check.index)
+            self.givers.update(dict.fromkeys(givers))
             if len(givers) == 1:
                 self._donors[givers[0]].failures = 0
             return self._go_on(now)

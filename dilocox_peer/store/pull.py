@@ -35,7 +35,6 @@ class Sink(Protocol):
     def begin(self, outline: Outline) -> None: ...
     def write(self, start: int, raw: bytes | bytearray | memoryview) -> None: ...
     def is_whole(self) -> bool: ...
-    def finish(self) -> Any: ...
     def close(self) -> None: ...
 
 
@@ -66,15 +65,18 @@ class Pull:
         transport: Fetches,
         max_bytes: int,
         timeout_s: float,
-        on_accused: Callable[[PeerId, str], None],
+        finish: Callable[[], Any],
+        on_failed: Callable[[PeerId, str, bool], None],
     ) -> None:
-        """max_bytes: of the thing; a donor that says more is not believed. on_accused(donor, why)."""
+        """max_bytes: of the thing; a donor that says more is not believed. finish: what becomes of the whole sink, in its thread.
+        on_failed(donor, why, whether it lied)."""
         self._fetch = fetch
         self._sink = sink
         self._transport = transport
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
-        self._on_accused = on_accused
+        self._finish = finish
+        self._on_failed = on_failed
         self._buffers: dict[int, bytearray] = {}  # chunks that have come in part
         self._ranges: dict[PeerId, list[int]] = {}  # at, stop
         self._asking: dict[PeerId, asyncio.Task[None]] = {}
@@ -85,7 +87,7 @@ class Pull:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dilocox-fetch")
 
     async def run(self) -> Any:
-        """What the sink makes of the whole thing. Raises ThingUnavailable, TimeoutError, OSError of the sink. When it raises or is
+        """What finish gives, once the sink is whole. Raises ThingUnavailable, TimeoutError, OSError of the sink. When it raises or is
         cancelled nothing of it goes on, and the sink is closed."""
         loop = asyncio.get_running_loop()
         try:
@@ -102,7 +104,7 @@ class Pull:
                     task.cancel()
             if isinstance(self._end, GaveUp):
                 raise ThingUnavailable(f"{self._fetch.name.hex()[:12]} is not to be had: {self._end.reason}")
-            return await self._in_thread(self._sink.finish)
+            return await self._in_thread(self._finished)
         except BaseExceptionGroup as failures:
             raise _first(failures) from None
         finally:
@@ -126,7 +128,7 @@ class Pull:
                 case CheckWhole():
                     self._tasks.create_task(self._check_whole())
                 case Accused(donor, reason):
-                    self._on_accused(donor, reason)
+                    self._on_failed(donor, reason, True)
                 case Finished() | GaveUp():
                     self._end = action
                 case _:
@@ -156,9 +158,10 @@ class Pull:
         except RequestRefused as error:
             self._carry_out(self._fetch.failed(donor, str(error), loop.time(), for_good=True))
         except PeerUnavailable as error:
+            self._on_failed(donor, str(error), False)
             self._carry_out(self._fetch.failed(donor, str(error), loop.time()))
         except ProtocolError as error:
-            self._on_accused(donor, error.reason)
+            self._on_failed(donor, error.reason, True)
             self._carry_out(self._fetch.failed(donor, error.reason, loop.time(), for_good=True))
         else:
             await self._take_outline(donor, outline, body if is_here else None)
@@ -196,7 +199,7 @@ class Pull:
                 pass  # not more unchecked chunks in memory than that
             return self._take(donor, mine, piece)
 
-        reason, for_good = "it broke off", False
+        reason, is_lying = "it broke off", False
         try:
             await self._transport.fetch(
                 donor,
@@ -210,9 +213,10 @@ class Pull:
         except PeerUnavailable as error:
             reason = str(error)
         except ProtocolError as error:
-            reason, for_good = error.reason, True
+            reason, is_lying = error.reason, True
         if self._ranges.get(donor) is mine and mine[0] < mine[1]:
-            self._carry_out(self._fetch.failed(donor, reason, loop.time(), for_good=for_good))
+            self._on_failed(donor, reason, is_lying)
+            self._carry_out(self._fetch.failed(donor, reason, loop.time(), for_good=is_lying))
 
     def _take(self, donor: PeerId, mine: list[int], piece: bytes) -> bool:
         if self._ranges.get(donor) is not mine:
@@ -234,11 +238,23 @@ class Pull:
 
     # ---- checks ----
 
-    def _write(self, outline: Outline, start: int, raw: bytearray) -> None:
+    def _begin(self, outline: Outline | None) -> None:
+        assert outline is not None
         if self._begun is not outline:
             self._sink.begin(outline)
             self._begun = outline
+
+    def _write(self, outline: Outline, start: int, raw: bytearray) -> None:
+        self._begin(outline)
         self._sink.write(start, raw)
+
+    def _finished(self) -> Any:
+        self._begin(self._fetch.outline)  # all of it may have been there from before
+        return self._finish()
+
+    def _is_whole(self) -> bool:
+        self._begin(self._fetch.outline)
+        return self._sink.is_whole()
 
     async def _check_chunk(self, check: CheckChunk, raw: bytearray) -> None:
         outline = self._fetch.outline
@@ -255,7 +271,7 @@ class Pull:
         self._carry_out(self._fetch.checked(check, digest, asyncio.get_running_loop().time()))
 
     async def _check_whole(self) -> None:
-        is_whole: bool = await self._in_thread(self._sink.is_whole)
+        is_whole: bool = await self._in_thread(self._is_whole)
         self._carry_out(self._fetch.checked_whole(is_whole, asyncio.get_running_loop().time()))
 
 

@@ -9,6 +9,7 @@ thing, never as a wrong one. What is fetched in part stays for the next try, a w
 """
 
 import hashlib
+import mmap
 import os
 import threading
 import time
@@ -232,8 +233,12 @@ class Shelf:
 
     # ---- on its way ----
 
-    def partial(self, name: Digest) -> "PartialFile":
-        """Where a thing that is being fetched is put together; what came of it before is there."""
+    def partial(self, name: Digest, *, alone: bool = False) -> "PartialFile":
+        """Where a thing that is being fetched is put together; what came of it before is there. alone: what came of others is
+        deleted."""
+        for path in (self.folder / PARTIAL).iterdir() if alone else ():
+            if not path.name.startswith(name.hex()):
+                path.unlink(missing_ok=True)
         return PartialFile(self, name)
 
     def take_in(self, partial: "PartialFile", outline: Outline) -> Path:
@@ -305,6 +310,13 @@ class PartialFile:
         os.fsync(self._file)
         self.close()
         return self._shelf.take_in(self, self._outline)
+
+    def mapped(self) -> memoryview:
+        """The bytes, memory-mapped, of a thing that is to be on no shelf: they are on the disk as long as the view is held."""
+        view = memoryview(mmap.mmap(self._file, 0, prot=mmap.PROT_READ))
+        self.path.unlink(missing_ok=True)
+        _outline_path(self.path).unlink(missing_ok=True)
+        return view
 
     def close(self) -> None:
         """What has come stays for another try."""

@@ -118,9 +118,13 @@ class Store:
         resumed = await self._in_thread(partial.resumed)
         found: Path = await Pull(
             Fetch(name, donors, resumed=resumed), partial, transport=self._transport, max_bytes=max_bytes,
-            timeout_s=timeout_s, on_accused=self._on_accused,
+            timeout_s=timeout_s, finish=partial.finish, on_failed=self._failed,
         ).run()  # fmt: skip
         return found
+
+    def _failed(self, donor: PeerId, reason: str, is_lying: bool) -> None:
+        if is_lying:
+            self._on_accused(donor, reason)
 
     async def open(self, name: Digest) -> memoryview | None:
         """The bytes of a thing that is here, memory-mapped and checked; None if it is not. They can be read as long as the view is

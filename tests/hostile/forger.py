@@ -7,8 +7,8 @@ Orders come as lines of JSON on its standard input; what it does is told in even
     {"mode": "past", "back": 3}        the same from some rounds ago
     {"mode": "held", "victim": PEER}   the same from the tip as it is now, kept, and shown to one peer
     {"mode": "genesis"}                another first roster: self-signed, and with the owner's name on it; a chain on top
-    {"mode": "donor", "lie": WHAT}     claims to hold the newest state, and serves another one as the final one: other "bytes",
-                                       or with the "digest" of the right ones, or the right ones with another "round"
+    {"mode": "donor", "lie": WHAT}     claims to hold the newest state, and serves another one: under an "outline" of its own, or
+                                       other "bytes" under the right one
     {"mode": "impostor"}               signs first rosters and checkpoints as if it were the owner, publishes a word
     {"mode": "record", "file": PATH}   keeps what this run says
     {"mode": "replay", "file": PATH}   says what another run said
@@ -22,7 +22,6 @@ import os
 import sys
 import time
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,10 @@ from dilocox_peer.peer.rounds.chain import Chain
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.outbox import Outbox
 from dilocox_peer.peer.state.backup import MAX_CHAIN_BYTES
-from dilocox_peer.peer.state.statesync import STATE_SERVICE
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.signing import SEED_BYTES, SigningKey
-from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.store.pull import STORE_SERVICE
+from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.wire.declared import replaced
@@ -96,7 +95,7 @@ class Forger:
 
     async def run(self) -> None:
         self._transport.set_message_handler(self._receive)
-        await self._transport.serve(STATE_SERVICE, self._serve_state)
+        await self._transport.serve(STORE_SERVICE, self._serve_thing)
         with suppress(RunUnreachable):
             await self._directory.announce(self._lease())
         tell("ForgerReady", peer=self._me, addresses=list(self._transport.addresses))
@@ -165,26 +164,26 @@ class Forger:
         if height is not None:
             self._post(sender, self._page(height))
 
-    async def _serve_state(self, peer: PeerId, header: dict[str, Any]) -> Reply:
-        """Any state that is asked for, as the run's last."""
-        if self._mode == "rest":
-            return Reply({}, [])
+    async def _serve_thing(self, peer: PeerId, header: dict[str, Any]) -> Reply:
+        """Any state that is asked for: of zeros under its own outline, or under the right one, which an honest peer gives."""
+        donor = next(iter(self._said), None)
+        if self._mode == "rest" or "name" not in header:
+            return Reply({})
+        if self._order.get("lie") == "bytes" and self._mode == "donor" and donor is not None:
+            if "want" in header:
+                said, body = await self._transport.fetch(
+                    donor, STORE_SERVICE, header, max_body_bytes=1 << 20, timeout_s=20.0
+                )
+                return Reply(said, [bytes(len(body)) if len(body) == said.get("size") else body])
+        elif "want" in header:
+            self._tell_served(peer)
+            return Reply({"size": self._state.size_bytes}, [self._state.outline.packed()])
+        self._tell_served(peer)
+        return Reply({}, [bytes(header["stop"] - header["start"])])
+
+    def _tell_served(self, peer: PeerId) -> None:
         self._served += 1
         tell("StateServed", to=peer, mode=self._mode, lie=self._order.get("lie"))
-        head = header.get("head", self._state.head)
-        number = next((each.value.round for each in self._forged if each.head == head), 10**6)
-        state = replace(self._state, head=Digest(head), round=number)
-        said, parts = state.header(), list(state.parts())
-        donor = next(iter(self._said), None)
-        if self._mode == "donor" and donor is not None:
-            if self._order["lie"] == "digest":  # that of the state it claims to have
-                said["digest"] = self._said[donor].state_digest or said["digest"]
-            elif self._order["lie"] == "round":  # the right bytes, and the run is over with them
-                found, body = await self._transport.fetch(
-                    donor, STATE_SERVICE, header, max_body_bytes=sum(map(len, parts)), timeout_s=20.0
-                )
-                said, parts = {**found, "round": 10**6}, [memoryview(body)]
-        return Reply({**said, "final": True}, parts)
 
     # ---- what it does ----
 

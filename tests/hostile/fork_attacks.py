@@ -45,7 +45,7 @@ async def by_a_stranger(recorded: Path) -> Attacks:
         await _left(swarm, "joiner")
 
         # A donor that lies: newcomers, each with nothing.
-        for lie in ("round", "bytes", "digest"):
+        for lie in ("outline", "bytes"):
             swarm.order("donor", lie=lie)
             acts = swarm.acts([STRANGER])
             await swarm.until(lambda acts=acts: swarm.acts([STRANGER]) >= acts + 3, swarm.needed(HONEST), PATIENCE_S)  # type: ignore[misc]

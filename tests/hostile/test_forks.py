@@ -51,7 +51,7 @@ def test_a_stranger_moves_nobody(tmp_path: Path) -> None:
         recorded = tmp_path / "recorded"
         await record(recorded)
         outcomes = await collect(by_a_stranger(recorded), judge)
-        assert len(outcomes) == 11, [each.mode for each in outcomes]
+        assert len(outcomes) == 10, [each.mode for each in outcomes]
         assert_it_learned(outcomes)
 
     asyncio.run(scenario())

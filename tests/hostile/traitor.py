@@ -14,15 +14,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dilocox_peer.network.transport import Reply
 from dilocox_peer.peer import averaging
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.identity import read_key
 from dilocox_peer.peer.rounds.contract import Action, Input, Received, Send
 from dilocox_peer.peer.rounds.machine import RoundMachine
-from dilocox_peer.peer.state.statesync import StateServer
+from dilocox_peer.peer.state.statesync import States
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.signing import SigningKey
+from dilocox_peer.store.store import Content
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.rounds import MAX_PAGE, ChainPage, GetChain, Heartbeat
@@ -124,17 +124,13 @@ class Forges(RoundMachine):
 def turn() -> None:
     """What this process makes of its rounds from now on."""
     averaging.RoundMachine = Forges  # type: ignore[attr-defined]
-    serve_at, begin = StateServer._at, Averaging.serve
+    content, begin = States.content, Averaging.serve
 
-    async def lie(self: StateServer, head: Digest) -> Reply:
-        reply = await serve_at(self, head)
-        if reply.header or head not in ROUNDS:
-            return reply
-        tell("StateServed", head=head.hex(), round=ROUNDS[head])
-        state = AnchorState.of(
-            STATE[0].layout, head=head, round_number=ROUNDS[head], anchor=STATE[0].anchor, momentum=STATE[0].momentum
-        )
-        return Reply({**state.header(), "final": True}, list(state.parts()))
+    def lie(self: States, name: Digest) -> Content | None:
+        if (found := content(self, name)) is not None or name != STATE[0].digest:
+            return found
+        tell("StateServed", digest=name.hex())
+        return STATE[0]
 
     async def begin_with_a_state(self: Averaging) -> None:
         nothing = bytes(4 * self._layout.num_elements)
@@ -144,7 +140,7 @@ def turn() -> None:
         STATE.append(made)
         await begin(self)
 
-    StateServer._at = lie  # type: ignore[method-assign]
+    States.content = lie  # type: ignore[method-assign]
     Averaging.serve = begin_with_a_state  # type: ignore[method-assign]
 
 

@@ -63,7 +63,7 @@ def events() -> Iterator[tuple[float, Event]]:
     now = START_S
     yield now, joined()
     yield now + 1, PeerStarted(ME, "860b8d0f33ee" * 5, 1, (f"/ip4/203.0.113.7/tcp/4712/p2p/{ME}",))
-    yield now + 2, StateFetched(2, MATES[0], 495_000_000, 38.2)
+    yield now + 2, StateFetched(2, (MATES[0],), 495_000_000, 38.2)
     leases = [SeenPeer(peer, 1, 8_100.0 + 300 * index, ROUNDS, "direct") for index, peer in enumerate(MATES[:2])]
     leases.append(SeenPeer(MATES[2], 1, 2_900.0, ROUNDS, "relayed"))
     leases += [SeenPeer(peer, 0, 7_900.0, ROUNDS, "direct") for peer in HEADS]

@@ -82,7 +82,7 @@ async def peer(disk):
     )  # fmt: skip
     return SimpleNamespace(
         conductor=conductor, rounds=rounds, driver=SimpleNamespace(post=posted.append), posted=posted, _trainer=trainer,
-        _keeper=SimpleNamespace(save=lambda state: done(None)), _transport=None, _listener=None,
+        _keeper=SimpleNamespace(save=lambda state: done(None), arrivals=None), _transport=None, _listener=None,
     )  # fmt: skip
 
 

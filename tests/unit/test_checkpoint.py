@@ -4,9 +4,16 @@ import hashlib
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from dilocox_peer.errors import StateCorrupt
-from dilocox_peer.peer.state.checkpoint import load_newest, read_checkpoint, read_head, write_checkpoint
+from dilocox_peer.peer.state.checkpoint import (
+    load_newest,
+    read_checkpoint,
+    read_head,
+    stored_content,
+    write_checkpoint,
+)
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.types import Digest, Layout, RunId
 
@@ -110,18 +117,24 @@ def test_a_state_is_found_by_its_head(tmp_path):
     assert read_head(tmp_path, RUN, LAYOUT, state_at(9).head) is None
 
 
-def test_a_state_on_the_wire_is_verified():
-    state = state_at(1)
-    body = b"".join(state.parts())
-    assert AnchorState.parse(LAYOUT, state.header(), body) == state
-    for header, raw, reason in [
-        (state.header() | {"digest": bytes(32)}, body, "announced as 000000000000"),
-        (state.header() | {"layout": bytes(32)}, body, "another layout"),
-        (state.header() | {"head": b"short"}, body, "head of 5 bytes"),
-        (state.header() | {"round": "1"}, body, "not a state's"),
-        ({}, body, "not a state's"),
-        (state.header(), body[:-1], "bytes of state"),
-        (state.header(), body[:-4] + b"\xff\xff\xff\x7f", "not finite"),
-    ]:
-        with pytest.raises(StateCorrupt, match=reason):
-            AnchorState.parse(LAYOUT, header, raw)
+def test_safetensors_reads_what_is_written(tmp_path):
+    path = write_checkpoint(tmp_path, RUN, state_at(3))
+    with safe_open(path, framework="numpy") as file:
+        assert sorted(file.keys()) == ["anchor.a.weight", "anchor.b", "momentum.a.weight", "momentum.b"]
+        assert file.get_tensor("anchor.b").tobytes() == bytes(state_at(3).anchor[-20:])
+        assert file.get_tensor("momentum.a.weight").tobytes() == bytes(state_at(3).momentum[:-20])
+
+
+def test_a_state_is_served_from_its_file_and_a_damaged_one_is_not(tmp_path):
+    path = write_checkpoint(tmp_path, RUN, state_at(3))
+    content = stored_content(tmp_path, state_at(3).digest)
+    assert content is not None
+    assert content.outline == state_at(3).outline
+    assert content.chunk(0) == b"".join(state_at(3).parts())
+    assert stored_content(tmp_path, state_at(4).digest) is None
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-1] + b"x")
+    damaged = stored_content(tmp_path, state_at(3).digest)
+    assert damaged is not None
+    with pytest.raises(StateCorrupt, match="chunk 0"):
+        damaged.chunk(0)

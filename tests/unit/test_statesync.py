@@ -1,104 +1,135 @@
-"""What is served of whole states: the newest, older ones from disk, and each of those once for all who fetch it."""
+"""What is served of whole states, and how another's is fetched: by its digest, from all that have it."""
 
-import asyncio
-import gc
-import weakref
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.events import Event, StateFetchFailed
-from dilocox_peer.peer.state.backup import BackupStore
-from dilocox_peer.peer.state.backup_exchange import BackupServer, Kept
+from dilocox_peer.events import Event, StateFetched, StateFetchFailed
 from dilocox_peer.peer.state.checkpoint import write_checkpoint
-from dilocox_peer.peer.state.statesync import StateServer, fetch_state
+from dilocox_peer.peer.state.statesync import Agreed, States, fetch_state
 from dilocox_peer.peer.training.outer import AnchorState
-from dilocox_peer.signing import verify
-from dilocox_peer.types import PeerId
-from tests.certified_stage import MANIFEST, STAGE, CertifiedStage, annals_of
+from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.store.store import Content, Store
+from dilocox_peer.types import Digest, Layout, PeerId
+from tests.certified_stage import MANIFEST, CertifiedStage
+from tests.unit.test_store import ME, Loopback
 
 ASKER = PeerId("asker")
+LARGE = Layout.of([("weight", (700, 500)), ("bias", (3,))])  # two parts of 1.4 MB: three chunks
 
 
-def server_of(stage: CertifiedStage, folder: Path) -> StateServer:
-    """At the last state, with those before it on disk."""
-    for state in stage.states[:-1]:
-        write_checkpoint(folder, MANIFEST.run_id, state, keep=100)
-    newest = stage.states[-1]
-    return StateServer(
-        current=lambda: newest, checkpoints=folder, run_id=MANIFEST.run_id, layout=newest.layout, disk=ThreadPoolExecutor(1)
-    )  # fmt: skip
+def large_state(value: float = 1.0) -> AnchorState:
+    import numpy as np
+
+    anchor = np.arange(LARGE.num_elements, dtype="<f4") * value
+    return AnchorState.of(LARGE, head=Digest(b"h" * 32), round_number=7, anchor=anchor.data, momentum=(2 * anchor).data)
 
 
-async def test_the_newest_and_older_ones_are_served_and_nothing_is_an_empty_reply(tmp_path: Path) -> None:
-    stage = CertifiedStage().rounds(4)
-    server = server_of(stage, tmp_path)
-    for height in (4, 2):
-        reply = await server.serve(ASKER, {"head": stage.states[height].head})
-        assert (reply.header["head"], reply.header["round"]) == (stage.states[height].head, stage.states[height].round)
-        assert [bytes(part) async for part in reply.parts()] == [bytes(part) for part in stage.states[height].parts()]
-    assert (await server.serve(ASKER, {"head": bytes(32)})).header == {}
-    for bad in ({}, {"head": b"short"}, {"head": 2}):
-        with pytest.raises(ProtocolError):
-            await server.serve(ASKER, bad)
+class Gives:
+    """A source of one state, whatever is asked for."""
 
+    def __init__(self, state: AnchorState) -> None:
+        self._state = state
 
-async def test_the_digest_alone_is_had_of_the_newest_and_no_disk_is_read_for_an_older_one(tmp_path: Path) -> None:
-    stage = CertifiedStage().rounds(4)
-    server = server_of(stage, tmp_path)
-    newest = await server.serve(ASKER, {"head": stage.states[4].head, "want": "digest"})
-    assert (newest.header["digest"], newest.body) == (stage.states[4].digest, [])
-    assert (await server.serve(ASKER, {"head": stage.states[2].head, "want": "digest"})).header == {}
-
-
-async def test_many_who_fetch_one_old_state_share_its_memory(tmp_path: Path) -> None:
-    stage = CertifiedStage().rounds(4)
-    server = server_of(stage, tmp_path)
-    replies = await asyncio.gather(*(server.serve(ASKER, {"head": stage.states[1].head}) for _ in range(20)))
-    assert len({id(reply) for reply in replies}) == 1
-    last = weakref.ref(replies[0])
-    del replies
-    await asyncio.sleep(0)  # the tasks that gave them end
-    gc.collect()
-    assert last() is None, "and it is given back when the last has it"
-
-
-async def test_many_who_fetch_a_kept_copy_share_its_memory(tmp_path: Path) -> None:
-    stage, store = CertifiedStage().rounds(4), BackupStore(tmp_path, MANIFEST, STAGE, verify)
-    store.save(annals_of(stage.certificates), stage.states[3])
-    kept = {STAGE: Kept(store, annals_of(stage.certificates), 3)}
-    server = BackupServer(0, certificates=tuple, kept=kept)
-    replies = await asyncio.gather(*(server.serve(ASKER, {"stage": STAGE, "want": "state"}) for _ in range(20)))
-    assert len({id(reply) for reply in replies}) == 1
-    assert replies[0].header["digest"] == stage.states[3].digest
+    def content(self, _name: Digest) -> Content:
+        return self._state
 
 
 class Donors:
-    """What a transport is to `fetch_state`: each donor replies with a state, and says of it what it likes."""
+    def __init__(self, tmp_path: Path) -> None:
+        self.net, self._folder, self.told = Loopback(), tmp_path, list[Event]()
 
-    def __init__(self, replies: dict[PeerId, tuple[AnchorState, dict[str, object]]]) -> None:
-        self._replies = replies
+    async def donor(self, name: str, state: AnchorState) -> PeerId:
+        peer = PeerId(name)
+        await Store(self.net.at(peer), [Shelf(self._folder / name)], sources=[Gives(state)]).serve()
+        return peer
 
     async def fetch(
-        self, peer: PeerId, _kind: str, _request: object, **_limits: object
-    ) -> tuple[dict[str, object], bytearray]:
-        state, said = self._replies[peer]
-        return {**state.header(), **said}, bytearray(b"".join(bytes(part) for part in state.parts()))
+        self, state: AnchorState, donors: Sequence[PeerId], *, shelf: Shelf | None = None
+    ) -> AnchorState | None:
+        agreed = Agreed(state.round, state.head, state.digest)
+        return await fetch_state(
+            self.net.at(ME), donors, agreed, layout=state.layout, timeout_s=20.0, listener=self.told.append, shelf=shelf
+        )
 
 
-async def test_a_donor_that_gives_the_right_bytes_another_round_is_not_believed() -> None:
-    """No digest covers the round: a state of a round after the last would end the run where it is installed."""
-    state = CertifiedStage().rounds(3).states[3]
-    liar, honest = PeerId("liar"), PeerId("honest")
-    donors = Donors({liar: (state, {"round": 10**6}), honest: (state, {})})
-    told: list[Event] = []
-    found = await fetch_state(
-        donors,  # type: ignore[arg-type]
-        (liar, honest), {"head": state.head}, layout=state.layout, expected=state.digest, timeout_s=1.0,
-        listener=told.append, round_number=3,
-    )  # fmt: skip
-    assert found is not None
-    assert found.round == 3
-    assert [event.donor for event in told if isinstance(event, StateFetchFailed)] == [liar]
+async def test_the_newest_and_those_on_disk_are_served_by_their_digests_and_no_other(tmp_path: Path) -> None:
+    stage = CertifiedStage().rounds(4)
+    for state in stage.states[:-1]:
+        write_checkpoint(tmp_path, MANIFEST.run_id, state, keep=100)
+    states = States(lambda: stage.states[-1], [tmp_path / "none", tmp_path])
+    for state in (stage.states[4], stage.states[2]):
+        content = states.content(state.digest)
+        assert content is not None
+        assert content.outline == state.outline
+        assert b"".join(content.chunk(index) for index in range(len(state.outline.chunks))) == b"".join(state.parts())
+    assert states.content(Digest(bytes(32))) is None
+
+
+async def test_the_digest_at_a_head_is_had_of_the_newest_state(tmp_path: Path) -> None:
+    stage = CertifiedStage().rounds(4)
+    states = States(lambda: stage.states[-1], [tmp_path])
+    assert (await states.serve_digest(ASKER, {"head": stage.states[4].head})).header["digest"] == stage.states[4].digest
+    assert (await states.serve_digest(ASKER, {"head": stage.states[2].head})).header == {}
+    for bad in ({}, {"head": b"short"}, {"head": 2}):
+        with pytest.raises(ProtocolError):
+            await states.serve_digest(ASKER, bad)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+async def test_a_state_comes_from_several_donors_and_is_of_the_round_that_was_agreed_on(
+    tmp_path: Path, on_disk: bool
+) -> None:
+    donors, state = Donors(tmp_path), large_state()
+    peers = [await donors.donor(name, state) for name in ("a", "b")]
+    shelf = Shelf(tmp_path / "arrivals") if on_disk else None
+    assert await donors.fetch(state, peers, shelf=shelf) == state
+    [told] = donors.told
+    assert isinstance(told, StateFetched)
+    assert (set(told.donors), told.round) == ({"a", "b"}, 7)
+    assert not on_disk or not list((tmp_path / "arrivals" / "partial").iterdir())
+
+
+async def test_a_donor_of_another_state_or_of_wrong_bytes_is_named_and_nothing_of_it_is_loaded(tmp_path: Path) -> None:
+    donors, state = Donors(tmp_path), large_state()
+    peers = [await donors.donor("other", large_state(2.0)), await donors.donor("wrong", state)]
+    donors.net.wrongs[peers[1]] = lambda piece: piece if len(piece) < 1000 else bytes(len(piece))
+    assert await donors.fetch(state, peers) is None
+    assert {event.donor for event in donors.told if isinstance(event, StateFetchFailed)} == set(peers)
+    donors.told.clear()
+    assert await donors.fetch(state, [*peers, await donors.donor("honest", state)]) == state
+    assert {event.donor for event in donors.told if isinstance(event, StateFetchFailed)} <= set(peers)
+
+
+async def test_a_donor_lost_on_the_way_costs_no_byte_twice_and_nor_does_a_restart(tmp_path: Path) -> None:
+    donors, state = Donors(tmp_path), large_state()
+    outlines = 32 * len(state.outline.chunks)
+    peers = [await donors.donor(name, state) for name in ("a", "b")]
+    donors.net.breaks[peers[0]] = 700_000
+    assert await donors.fetch(state, peers) == state
+    assert sum(donors.net.bytes_of.values()) == state.size_bytes + 2 * outlines
+
+    donors.net.bytes_of.clear()
+    donors.net.breaks[peers[1]] = 2_500_000
+    donors.net.breaks[peers[0]] = 0
+    assert await donors.fetch(state, peers, shelf=Shelf(tmp_path / "arrivals")) is None
+    donors.net.breaks.clear()
+    donors.net.bytes_of.clear()
+    assert await donors.fetch(state, peers, shelf=Shelf(tmp_path / "arrivals")) == state
+    assert sum(donors.net.bytes_of.values()) < state.size_bytes - 1_900_000
+
+
+async def test_a_state_that_is_not_finite_is_refused_although_it_was_agreed_on(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    import numpy as np
+
+    from dilocox_peer.store.outline import outline_of
+
+    donors, state = Donors(tmp_path), large_state()
+    anchor = np.full(LARGE.num_elements, np.nan, dtype="<f4").data.cast("B")
+    bad = replace(state, anchor=anchor, outline=outline_of((anchor, state.momentum)))
+    assert await donors.fetch(bad, [await donors.donor("a", bad)]) is None
+    assert ["not finite" in event.line() for event in donors.told] == [True]

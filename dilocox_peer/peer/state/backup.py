@@ -12,19 +12,21 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from dilocox_peer.errors import ProtocolError, StateCorrupt
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.planning.plan import plan_bounds
-from dilocox_peer.peer.rounds.blobs import fsync_folder
 from dilocox_peer.peer.rounds.chain import Chain, Place, Verifier, ends_run, suffix_of
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.store.shelf import Shelf, fsync_folder
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
 from dilocox_peer.wire.checkpoints import Checkpoint
@@ -34,9 +36,15 @@ MAX_PAGE_BYTES = (
     1 << 20
 )  # of a chain, in one reply: five hundred certificates of eight peers; decoded it may take 64 times that
 MAX_CHAIN_BYTES = 1 << 30
+CHECKPOINTS: Final = "checkpoints"
 COPY_ROUNDS = 16
 COPY_SHARE = 0.1  # of the donor's time
 NEWEST_TRIED = 3  # heads whose states a donor may still have on disk
+
+
+def copy_folder(run_folder: Path, stage: int) -> Path:
+    """Where a peer keeps its copy of a stage that it does not train."""
+    return run_folder / "backup" / f"stage{stage}"
 
 
 class Annals:
@@ -121,6 +129,11 @@ class Annals:
         proven = [(each.parent, each.value.state_digest) for each in self.certificates[1:] if each.value.state_digest]
         return proven[: -most - 1 : -1]
 
+    def proven_at(self, round_number: int) -> tuple[Digest, bytes] | None:
+        """(head, digest of the state there) of the newest head of that round whose state a later certificate names."""
+        found = (each for each in self.newest_proven(len(self.certificates)) if self.round_at(each[0]) == round_number)
+        return next(found, None)
+
     def digest_at(self, head: Digest) -> bytes:
         """Digest of the state at head, b"" if no certificate names it."""
         height = self._chain.height_of(head)
@@ -200,6 +213,11 @@ class BackupStore:
         self._verify = verify
         self.stage = stage
 
+    @cached_property
+    def arrivals(self) -> Shelf:
+        """Where the next state is put together. Raises OSError."""
+        return Shelf(self._folder / "arrivals")
+
     def annals(self, checkpoint: Checkpoint | None = None, patience: Patience | None = None) -> Annals:
         """The chain on disk, to go on with; that of a damaged file, or of none, is empty. checkpoint, patience: of what is
         taken in from here on."""
@@ -219,7 +237,7 @@ class BackupStore:
     def read(self) -> tuple[Annals, AnchorState] | None:
         """The same as the whole chain, proof included, and the state."""
         annals, layout = self.annals(), layout_of(self._manifest, self.stage)
-        for path in stored_checkpoints(self._folder / "checkpoints"):
+        for path in stored_checkpoints(self._folder / CHECKPOINTS):
             try:
                 state = read_checkpoint(path, self._manifest.run_id, layout)
             except (StateCorrupt, OSError):
@@ -231,7 +249,7 @@ class BackupStore:
     def save(self, annals: Annals, state: AnchorState) -> None:
         """Replaces what is there; killed at any point, the old one or the new one can be loaded. Raises OSError."""
         assert state.digest == annals.digest_at(state.head), "a state without its proof"
-        path = write_checkpoint(self._folder / "checkpoints", self._manifest.run_id, state, keep=2)
+        path = write_checkpoint(self._folder / CHECKPOINTS, self._manifest.run_id, state, keep=2)
         temporary = self._folder / "chain.partial"
         with temporary.open("wb") as file:
             file.write(encode_chain(annals.certificates))

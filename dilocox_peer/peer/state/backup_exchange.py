@@ -1,7 +1,7 @@
-"""Chains and kept copies between peers of different stages: serving ours, fetching another's, verified before it is used.
+"""Chains between peers of different stages: serving ours and those of kept copies, fetching another's, verified before it is used.
 
-A request names a stage and what is wanted of it: `summary` (of how long a chain, and which state), `chain` (the certificates
-after a locator, a page of them), or `state` (of a kept copy; a stage's own peers serve theirs as peer/state/statesync.py says).
+A request names a stage and what is wanted of it: `summary` (of how long a chain, and which state) or `chain` (the certificates
+after a locator, a page of them). States are things of the store (peer/state/statesync.py).
 """
 
 import asyncio
@@ -9,14 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dilocox_peer.errors import ProtocolError, StateCorrupt
+from dilocox_peer.errors import ProtocolError
 from dilocox_peer.network.bulk import PeerSilent, Reply
 from dilocox_peer.network.transport import Transport
-from dilocox_peer.peer.state.backup import MAX_PAGE_BYTES, Annals, BackupStore, page_after
-from dilocox_peer.peer.state.being_sent import BeingSent
-from dilocox_peer.peer.state.statesync import STALL_S
-from dilocox_peer.peer.training.outer import AnchorState
-from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, PeerId
+from dilocox_peer.peer.state.backup import MAX_PAGE_BYTES, Annals, page_after
+from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
 from dilocox_peer.wire.rounds import MAX_LOCATOR
 
@@ -27,9 +24,8 @@ NOTHING = Reply({}, [])
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A copy that lies in a store. round: of its state."""
+    """A copy that lies on this disk. round: of its state."""
 
-    store: BackupStore
     annals: Annals
     round: int
 
@@ -55,7 +51,6 @@ class BackupServer:
         self._stage = stage
         self._certificates = certificates
         self._kept = kept
-        self._being_sent = BeingSent()
 
     async def serve(self, peer: PeerId, header: dict[str, Any]) -> Reply:
         """An empty reply for a stage of which nothing is here."""
@@ -64,8 +59,6 @@ class BackupServer:
                 return self._summary(stage)
             case {"stage": int(stage), "want": "chain", "locator": list(heads)} if _is_locator(heads):
                 return await self._chain(stage, [Digest(head) for head in heads])
-            case {"stage": int(stage), "want": "state"}:
-                return await self._state(stage)
             case _:
                 raise ProtocolError(peer, "a request that names no stage, or not what is wanted of it")
 
@@ -88,17 +81,6 @@ class BackupServer:
         page = page_after(certificates, heads)
         more = bool(page) and page[-1].value.height < len(certificates)
         return Reply({"more": more}, [await asyncio.to_thread(encode_chain, page)])
-
-    async def _state(self, stage: int) -> Reply:
-        kept = self._kept.get(stage)
-        if kept is None:
-            return NOTHING
-
-        async def reply() -> Reply:
-            backup = await asyncio.to_thread(kept.store.load)
-            return Reply(backup.state.header(), list(backup.state.parts())) if backup is not None else Reply({}, [])
-
-        return await self._being_sent.reply((stage, kept.round), reply)
 
 
 def _is_locator(heads: list[object]) -> bool:
@@ -131,26 +113,3 @@ async def fetch_chain(transport: Transport, peer: PeerId, annals: Annals, timeou
         if header.get("more") is not True or annals.place.height <= height:
             return
     raise PeerSilent(peer, f"its chain was not complete within {timeout_s:g} s")
-
-
-async def fetch_kept_state(
-    transport: Transport, peer: PeerId, annals: Annals, layout: Layout, timeout_s: float
-) -> AnchorState | None:
-    """The state of peer's copy, if a certificate of annals names its digest; None if peer has none.
-
-    Raises PeerUnavailable, ProtocolError, StateCorrupt.
-    """
-    header, body = await transport.fetch(
-        peer,
-        BACKUP_SERVICE,
-        {"stage": annals.stage, "want": "state"},
-        max_body_bytes=2 * 4 * layout.num_elements,
-        timeout_s=timeout_s,
-        stall_timeout_s=STALL_S,
-    )
-    if not header:
-        return None
-    state = await asyncio.to_thread(AnchorState.parse, layout, header, body)
-    if state.digest != annals.digest_at(state.head):
-        raise StateCorrupt(f"state {state.digest.hex()[:12]} of {peer} is not one that its certificates name")
-    return state

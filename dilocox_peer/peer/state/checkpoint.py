@@ -3,23 +3,26 @@
 Written beside, flushed, renamed, the folder flushed: a file with the right name is whole unless the disk lies, and
 then its digest says so. The newest one that verifies is loaded; a damaged one is reported, left where it is, and the
 next older used. Never pickle. Certificates and blobs since a checkpoint are kept elsewhere.
+
+The tensors lie in the layout's order, anchor first: what follows the header is the state's bytes as they are in memory and as peers
+give them to each other. So a file is written, read (memory-mapped) and served without a copy of the whole, or a stop of the interpreter:
+safetensors' own `save` builds it in memory, 3.7 s under the GIL for 0.7 GB.
 """
 
 import json
+import mmap
 import os
 import re
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from typing import Any
 
 from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.store.outline import Outline
+from dilocox_peer.store.shelf import FileContent, fsync_folder
 from dilocox_peer.types import Digest, Layout, RunId
 
 KEEP = 3
@@ -27,6 +30,7 @@ FORMAT = "dilocox-anchor-1"
 _NAME = re.compile(r"anchor-(\d{8})\.safetensors")
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 16 * 1024 * 1024
+_PIECE_BYTES = 4 * 1024 * 1024  # written at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +47,17 @@ def write_checkpoint(folder: Path, run_id: RunId, state: AnchorState, *, keep: i
     Files of later rounds go first: they are of a branch that was given up for state's, which may have fewer rounds.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    anchor, momentum = (np.frombuffer(part, dtype="<f4") for part in state.parts())
-    tensors = {}
-    for spec, start, stop in state.layout.spans():
-        tensors[f"anchor.{spec.name}"] = anchor[start:stop].reshape(spec.shape)
-        tensors[f"momentum.{spec.name}"] = momentum[start:stop].reshape(spec.shape)
-    metadata = {
-        "format": FORMAT,
-        "run": run_id,
-        "head": state.head.hex(),
-        "round": str(state.round),
-        "digest": state.digest.hex(),
-        "layout": state.layout.digest().hex(),
-    }
+    header = _header(run_id, state)
     path = _path(folder, state.round)
     temporary = path.with_suffix(".partial")
-    with temporary.open("wb") as file:
-        file.write(save(tensors, metadata))
-        file.flush()
+    with temporary.open("wb", buffering=0) as file:
+        for part in (_LENGTH.pack(len(header)), header, *state.parts()):
+            view = memoryview(part)
+            while view:
+                view = view[file.write(view[:_PIECE_BYTES]) :]
         os.fsync(file.fileno())
     temporary.replace(path)
-    _fsync_folder(folder)
+    fsync_folder(folder)
     for old in sorted(stored_checkpoints(folder), key=lambda each: each.name > path.name)[keep:]:
         old.unlink(missing_ok=True)
     return path
@@ -76,7 +70,7 @@ def load_newest(folder: Path, run_id: RunId, layout: Layout, *, among: Collectio
     allowed = None if among is None else {head.hex() for head in among}
     for path in stored_checkpoints(folder):
         try:
-            if allowed is not None and _metadata(path).get("head") not in allowed:
+            if allowed is not None and _read_header(path)[0]["__metadata__"].get("head") not in allowed:
                 continue
             return Loaded(read_checkpoint(path, run_id, layout), tuple(damaged))
         except (StateCorrupt, OSError) as error:
@@ -88,7 +82,7 @@ def read_head(folder: Path, run_id: RunId, layout: Layout, head: Digest) -> Anch
     """The state at head, if a checkpoint of it is in folder and verifies."""
     for path in stored_checkpoints(folder):
         try:
-            if _metadata(path).get("head") == head.hex():
+            if _read_header(path)[0]["__metadata__"].get("head") == head.hex():
                 return read_checkpoint(path, run_id, layout)
         except (StateCorrupt, OSError):
             continue
@@ -96,39 +90,88 @@ def read_head(folder: Path, run_id: RunId, layout: Layout, head: Digest) -> Anch
 
 
 def read_checkpoint(path: Path, run_id: RunId, layout: Layout) -> AnchorState:
-    """The state in path, its digest computed anew. Raises StateCorrupt with the reason, OSError."""
-    metadata = _metadata(path)
+    """The state in path, memory-mapped, its digest computed anew. Raises StateCorrupt with the reason, OSError."""
+    header, start = _read_header(path)
+    metadata = header.pop("__metadata__")
+    _check_metadata(metadata, run_id, layout)
+    if header != _tensors(layout):
+        raise StateCorrupt("not a whole checkpoint (its tensors are not the layout's)")
+    half = 4 * layout.num_elements
+    with path.open("rb") as file:
+        raw = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))[start:]
+    if len(raw) != 2 * half:
+        raise StateCorrupt(f"not a whole checkpoint ({len(raw)} bytes of tensors, expected {2 * half})")
     try:
-        _check_metadata(metadata, run_id, layout)
-        with safe_open(path, framework="numpy") as file:
-            parts = {
-                part: b"".join(
-                    _tensor_bytes(file.get_tensor(f"{part}.{spec.name}"), spec.shape) for spec in layout.tensors
-                )
-                for part in ("anchor", "momentum")
-            }
-        header = {
-            "layout": layout.digest(),
-            "head": bytes.fromhex(metadata["head"]),
-            "round": int(metadata["round"]),
-            "digest": bytes.fromhex(metadata["digest"]),
-        }
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        head, number = Digest(bytes.fromhex(metadata["head"])), int(metadata["round"])
+    except (KeyError, ValueError) as error:
         raise StateCorrupt(f"not a whole checkpoint ({error})") from None
-    return AnchorState.parse(layout, header, parts["anchor"] + parts["momentum"])
+    state = AnchorState.of(layout, head=head, round_number=number, anchor=raw[:half], momentum=raw[half:])
+    if state.digest.hex() != metadata.get("digest"):
+        raise StateCorrupt(f"state {state.digest.hex()[:12]} in a file of {metadata.get('digest', '')[:12]}")
+    return state
 
 
-def _metadata(path: Path) -> dict[str, str]:
-    """What the file says of itself. Its header's length is checked before anyone allocates by it."""
+def stored_content(folder: Path, digest: Digest) -> FileContent | None:
+    """The state of that digest to be served from its file, each chunk checked when it is first read; None if there is none."""
+    for path in stored_checkpoints(folder):
+        try:
+            header, start = _read_header(path)
+            metadata = header["__metadata__"]
+            if metadata.get("digest") == digest.hex():
+                outline = Outline.unpacked(int(metadata["size"]), bytes.fromhex(metadata["chunks"]))
+                return FileContent(path, outline, start) if outline.root == digest else None
+        except (StateCorrupt, OSError, ValueError, KeyError):
+            continue
+    return None
+
+
+def _header(run_id: RunId, state: AnchorState) -> bytes:
+    """As safetensors has it: JSON, padded so that the tensors are aligned."""
+    metadata = {
+        "format": FORMAT,
+        "run": run_id,
+        "head": state.head.hex(),
+        "round": str(state.round),
+        "digest": state.digest.hex(),
+        "layout": state.layout.digest().hex(),
+        "size": str(state.size_bytes),
+        "chunks": state.outline.packed().hex(),
+    }
+    raw = json.dumps({"__metadata__": metadata, **_tensors(state.layout)}, separators=(",", ":")).encode()
+    return raw + b" " * (-len(raw) % _LENGTH.size)
+
+
+def _tensors(layout: Layout) -> dict[str, Any]:
+    """What the header says of them."""
+    found = {}
+    for number, part in enumerate(("anchor", "momentum")):
+        shift = number * 4 * layout.num_elements
+        for spec, start, stop in layout.spans():
+            offsets = [shift + 4 * start, shift + 4 * stop]
+            found[f"{part}.{spec.name}"] = {"dtype": "F32", "shape": list(spec.shape), "data_offsets": offsets}
+    return found
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header, which has metadata, and where the tensors begin. Its length is checked before anyone allocates by it. Raises
+    StateCorrupt, OSError."""
     with path.open("rb") as file:
         raw = file.read(_LENGTH.size)
-    if len(raw) < _LENGTH.size or _LENGTH.unpack(raw)[0] > _MAX_HEADER_BYTES:
-        raise StateCorrupt("not a whole checkpoint (torn or foreign header)")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return file.metadata() or {}
-    except (SafetensorError, ValueError) as error:
-        raise StateCorrupt(f"not a whole checkpoint ({error})") from None
+        if len(raw) < _LENGTH.size or _LENGTH.unpack(raw)[0] > _MAX_HEADER_BYTES:
+            raise StateCorrupt("not a whole checkpoint (torn or foreign header)")
+        (length,) = _LENGTH.unpack(raw)
+        try:
+            header = json.loads(file.read(length))
+            metadata = header["__metadata__"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StateCorrupt(f"not a whole checkpoint ({error})") from None
+    if not isinstance(header, dict) or not isinstance(metadata, dict) or not all(map(_is_text, metadata.values())):
+        raise StateCorrupt("not a whole checkpoint (its header is not one)")
+    return header, _LENGTH.size + length
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _check_metadata(metadata: dict[str, str], run_id: RunId, layout: Layout) -> None:
@@ -138,12 +181,6 @@ def _check_metadata(metadata: dict[str, str], run_id: RunId, layout: Layout) -> 
         raise StateCorrupt(f"of run {metadata.get('run', '')[:12]}, not of {run_id[:12]}")
     if metadata.get("layout") != layout.digest().hex():
         raise StateCorrupt("of another layout (other model or stage)")
-
-
-def _tensor_bytes(tensor: npt.NDArray[np.float32], shape: tuple[int, ...]) -> bytes:
-    if tensor.shape != shape or tensor.dtype != np.float32:
-        raise StateCorrupt(f"a tensor is {tensor.dtype} {tensor.shape}, expected float32 {shape}")
-    return tensor.astype("<f4", copy=False).tobytes()
 
 
 def _path(folder: Path, round_number: int) -> Path:
@@ -162,14 +199,3 @@ def stored_checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
-
-
-def _fsync_folder(folder: Path) -> None:
-    """Makes the rename itself durable. Not every platform lets a folder be opened; there it is the best there is."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,11 +19,10 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.rounds.patience import Patience
-from dilocox_peer.peer.state.backup import BackupStore, is_due, rest_s, stages_to_keep
+from dilocox_peer.peer.state.backup import BackupStore, copy_folder, is_due, rest_s, stages_to_keep
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain, fetch_summary
-from dilocox_peer.peer.state.statesync import fetch_state
+from dilocox_peer.peer.state.statesync import Agreed, fetch_state
 from dilocox_peer.signing import verify
-from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate
 
 FIRST_COPY_S, LOOK_S = 5.0, 20.0
@@ -35,7 +34,7 @@ DONORS_TRIED = 3
 
 def backup_store(run_folder: Path, manifest: Manifest, stage: int) -> BackupStore:
     """Where a peer keeps its copy of a stage that it does not train."""
-    return BackupStore(run_folder / "backup" / f"stage{stage}", manifest, stage, verify)
+    return BackupStore(copy_folder(run_folder, stage), manifest, stage, verify)
 
 
 class Guardian:
@@ -133,14 +132,16 @@ class Guardian:
         for head, digest in annals.newest_proven():
             if kept is not None and kept.annals.digest_at(head) == digest:
                 return False
+            round_number = annals.round_at(head)
+            assert round_number is not None, "a head of this chain"
             state = await fetch_state(
-                self._transport, [lease.peer], {"head": Digest(head)}, layout=layout, expected=digest,
-                timeout_s=COPY_TIMEOUT_S, listener=_only_failures(self._listener),
+                self._transport, [lease.peer], Agreed(round_number, head, digest), layout=layout,
+                timeout_s=COPY_TIMEOUT_S, listener=_only_failures(self._listener), shelf=store.arrivals,
             )  # fmt: skip
             if state is None:
                 continue
             await asyncio.to_thread(store.save, annals, state)
-            self._kept[store.stage] = Kept(store, annals, state.round)
+            self._kept[store.stage] = Kept(annals, state.round)
             seconds = round(time.monotonic() - started, 3)
             self._listener(StageCopied(store.stage, state.round, lease.peer, state.size_bytes, seconds, kept is None))
             return True
@@ -149,7 +150,7 @@ class Guardian:
 
 def _kept_in(store: BackupStore) -> Kept | None:
     found = store.read()
-    return Kept(store, found[0], found[1].round) if found is not None else None
+    return Kept(found[0], found[1].round) if found is not None else None
 
 
 def _only_failures(listener: Listener) -> Listener:

@@ -17,15 +17,18 @@ from dilocox_peer.peer.rounds.blobs import BlobStore
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.state.anchors import keep_manifest
-from dilocox_peer.peer.state.backup import Backup
+from dilocox_peer.peer.state.backup import CHECKPOINTS, Backup, copy_folder
 from dilocox_peer.peer.state.checkpoint import load_newest, read_head, write_checkpoint
 from dilocox_peer.peer.state.left import LeftBranches
 from dilocox_peer.peer.training.outer import AnchorState, initial_state
+from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
     from dilocox_peer.model.weights import ModelFolder
+
+THINGS_BYTES = 50 << 30  # of files that others may need too
 
 
 class Keeper:
@@ -41,6 +44,10 @@ class Keeper:
         self._listener = listener
         keep_manifest(folder, manifest)
         self.checkpoints = folder / f"stage{stage}" / "checkpoints"
+        self.things = Shelf(folder / "store", quota_bytes=THINGS_BYTES)
+        self.arrivals = Shelf(folder / f"stage{stage}" / "arrivals")  # of states, on their way
+        others = (other for other in range(manifest.stages.count) if other != stage)
+        self.state_folders = (self.checkpoints, *(copy_folder(folder, other) / CHECKPOINTS for other in others))
         self.blobs = BlobStore(folder / f"stage{stage}" / "contributions")
         self.journal = Journal(folder / f"stage{stage}" / "rounds.log", manifest.genesis(stage))
         self.left = LeftBranches(folder)

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt
+from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.events import Failed, Listener, StageRestored, StateFetchFailed
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.state.backup import Annals, Backup, BackupStore
-from dilocox_peer.peer.state.backup_exchange import Summary, fetch_chain, fetch_kept_state, fetch_summary
+from dilocox_peer.peer.state.backup_exchange import Summary, fetch_chain, fetch_summary
+from dilocox_peer.peer.state.statesync import Agreed, fetch_state
 from dilocox_peer.signing import verify
-from dilocox_peer.types import PeerId
+from dilocox_peer.types import Digest, PeerId
 
 ASK_S = 5.0
 MAX_ASKED = 32
@@ -71,12 +72,11 @@ async def find_backup(
     sources = sorted(sources, key=_Source.rank)[:MAX_FETCHED]
     judged = await _judged(manifest, stage, sources, kept, endpoint, directory, listener)
     for source, annals in judged:
-        try:
-            backup = kept if source.lease is None else await _fetch(source.lease.peer, annals, manifest, endpoint)
-        except (PeerUnavailable, ProtocolError, StateCorrupt) as error:
-            assert source.lease is not None
-            listener(StateFetchFailed(source.lease.peer, str(error)))
-            continue
+        backup = kept
+        if source.lease is not None:
+            donors = [source.lease.peer, *(each.lease.peer for each, _ in judged if each.lease and each is not source)]
+            agreed = annals.proven_at(source.summary.round)
+            backup = None if agreed is None else await _fetch(donors, agreed, annals, own, manifest, endpoint, listener)
         if backup is not None:
             donor = endpoint.me if source.lease is None else source.lease.peer
             listener(StageRestored(stage, backup.state.round, donor, backup.state.size_bytes))
@@ -116,11 +116,23 @@ async def _judged(
     return sorted(read, key=lambda each: best.round_at(each[1].place.head) is None)
 
 
-async def _fetch(peer: PeerId, annals: Annals, manifest: Manifest, endpoint: Endpoint) -> Backup | None:
-    """Raises PeerUnavailable, ProtocolError, StateCorrupt."""
-    layout = layout_of(manifest, annals.stage)
-    state = await fetch_kept_state(endpoint.transport, peer, annals, layout, RESTORE_TIMEOUT_S)
-    return Backup(annals.up_to(state.head), state) if state is not None else None
+async def _fetch(
+    donors: Sequence[PeerId],
+    proven: tuple[Digest, bytes],
+    annals: Annals,
+    own: BackupStore,
+    manifest: Manifest,
+    endpoint: Endpoint,
+    listener: Listener,
+) -> Backup | None:
+    """The state that a certificate of annals names, from all who kept the same one."""
+    head, digest = proven
+    agreed = Agreed(annals.round_at(head) or 0, head, digest)
+    state = await fetch_state(
+        endpoint.transport, donors, agreed, layout=layout_of(manifest, annals.stage), timeout_s=RESTORE_TIMEOUT_S,
+        listener=listener, shelf=own.arrivals,
+    )  # fmt: skip
+    return Backup(annals.up_to(head), state) if state is not None else None
 
 
 async def _has_begun(endpoint: Endpoint, leases: Sequence[Lease]) -> bool:

@@ -1,74 +1,67 @@
-"""Whole anchor states between peers: serving ours, fetching another's, verified before it is used.
+"""Whole anchor states between peers: what of ours the store serves, fetching others'.
 
-A request names a head, and wants the state there or its digest alone. What is served is immutable: the newest merged state,
-else a checkpoint on disk.
+A state is asked for by its digest, which the certificates or most of the voters name: every chunk of it is checked against that
+before it is used, whoever sends it, and several donors share the work. What round and head it is of say the certificates, too.
 """
 
 import asyncio
+import mmap
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt
+from dilocox_peer.errors import ProtocolError, StateCorrupt, ThingUnavailable
 from dilocox_peer.events import Listener, StateFetched, StateFetchFailed
 from dilocox_peer.network.transport import Reply, Transport
-from dilocox_peer.peer.state.being_sent import BeingSent
-from dilocox_peer.peer.state.checkpoint import read_head
+from dilocox_peer.peer.state.checkpoint import stored_content
 from dilocox_peer.peer.training.outer import AnchorState
-from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, PeerId, RunId
+from dilocox_peer.store.fetch import Fetch
+from dilocox_peer.store.outline import Outline
+from dilocox_peer.store.pull import Pull
+from dilocox_peer.store.shelf import PartialFile, Shelf
+from dilocox_peer.store.store import Content
+from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, PeerId
 
 STATE_SERVICE = "state"
-STALL_S = 30.0
 
 
-class StateServer:
-    """Serves states."""
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """A state to be had: the digest is what the stage's peers agreed on; round and head it has by the certificates."""
 
-    def __init__(
-        self, *, current: Callable[[], AnchorState], checkpoints: Path, run_id: RunId, layout: Layout, disk: Executor
-    ) -> None:
+    round: int
+    head: Digest
+    digest: bytes
+
+
+class States:
+    """What a store serves of states: the newest, and those in folders of checkpoints."""
+
+    def __init__(self, current: Callable[[], AnchorState] | None, folders: Sequence[Path]) -> None:
+        """current: of the stage that this peer trains."""
         self._current = current
-        self._checkpoints = checkpoints
-        self._run_id = run_id
-        self._layout = layout
-        self._disk = disk
-        self._being_sent = BeingSent()
+        self._folders = folders
 
-    async def serve(self, _peer: PeerId, header: dict[str, Any]) -> Reply:
-        """The reply to a request {head: bytes}; an empty one when we have it not. With {want: "digest"} without the
-        body, and of the newest state alone: no disk is read for it."""
+    def content(self, name: Digest) -> Content | None:
+        if self._current is not None and (state := self._current()).digest == name:
+            return state
+        return next((found for each in self._folders if (found := stored_content(each, name)) is not None), None)
+
+    async def serve_digest(self, peer: PeerId, header: dict[str, Any]) -> Reply:
+        """The reply to {head}: the digest of the newest state, if it is at that head."""
         match header:
-            case {"head": bytes(head), "want": "digest"} if len(head) == DIGEST_BYTES:
-                state = self._current()
-                return Reply(state.header() if state.head == head else {}, [])
             case {"head": bytes(head)} if len(head) == DIGEST_BYTES:
-                return await self._at(Digest(head))
+                state = self._current() if self._current is not None else None
+                return Reply({"head": head, "digest": state.digest} if state is not None and state.head == head else {})
             case _:
-                raise ProtocolError(_peer, "a request for state that names no head")
-
-    async def _at(self, head: Digest) -> Reply:
-        state = self._current()
-        if state.head == head:
-            return _reply(state)
-
-        async def reply() -> Reply:
-            read = partial(read_head, self._checkpoints, self._run_id, self._layout, head)
-            return _reply(await asyncio.get_running_loop().run_in_executor(self._disk, read))
-
-        return await self._being_sent.reply(head, reply)
-
-
-def _reply(state: AnchorState | None) -> Reply:
-    return Reply({}, []) if state is None else Reply(state.header(), list(state.parts()))
+                raise ProtocolError(peer, "a request for a state's digest that names no head")
 
 
 async def fetch_digest(transport: Transport, peer: PeerId, head: Digest, timeout_s: float) -> bytes:
     """The digest that peer says its state at head has, b"" when it has none. Raises PeerUnavailable, ProtocolError."""
-    request = {"head": head, "want": "digest"}
-    header, _ = await transport.fetch(peer, STATE_SERVICE, request, max_body_bytes=0, timeout_s=timeout_s)
+    header, _ = await transport.fetch(peer, STATE_SERVICE, {"head": head}, max_body_bytes=0, timeout_s=timeout_s)
     match header:
         case {"head": bytes(said), "digest": bytes(digest)} if said == head and len(digest) == DIGEST_BYTES:
             return digest
@@ -79,39 +72,64 @@ async def fetch_digest(transport: Transport, peer: PeerId, head: Digest, timeout
 async def fetch_state(
     transport: Transport,
     donors: Sequence[PeerId],
-    request: dict[str, Any],
+    agreed: Agreed,
     *,
     layout: Layout,
-    expected: bytes,
     timeout_s: float,
     listener: Listener,
-    round_number: int | None = None,
+    shelf: Shelf | None = None,
 ) -> AnchorState | None:
-    """The first donor's state that verifies: its own digest, and `expected` (the certified digest) when it is known.
+    """The state of that digest, from all donors that have it at once; None if none of them gives it in time. Donors that fail or
+    lie are told. shelf: what has come survives there until it is asked for again; None: it is put together in memory.
 
-    round_number: of the state asked for, as the certificates say; no digest covers what the donor says of it.
-
-    None when no donor has one. A wrong one is reported and the next donor asked. Cancelled: nothing is kept.
+    Cancelled: nothing goes on. Raises OSError when there is no room.
     """
-    size_bytes = 2 * 4 * layout.num_elements
-    for donor in donors:
-        started = time.monotonic()
-        try:
-            header, body = await transport.fetch(
-                donor, STATE_SERVICE, request, max_body_bytes=size_bytes, timeout_s=timeout_s, stall_timeout_s=STALL_S
-            )
-            if not header:
-                continue
-            state = await asyncio.to_thread(AnchorState.parse, layout, header, body)
-            if expected and state.digest != expected:
-                raise StateCorrupt(f"state {state.digest.hex()[:12]} where {expected.hex()[:12]} was certified")
-            if request.get("head", state.head) != state.head:
-                raise StateCorrupt("state of another head than asked for")
-            if round_number is not None and state.round != round_number:
-                raise StateCorrupt(f"state said to be of round {state.round} where round {round_number} was certified")
-        except (PeerUnavailable, ProtocolError, StateCorrupt) as error:
-            listener(StateFetchFailed(donor, str(error)))
-            continue
-        listener(StateFetched(state.round, donor, len(body), round(time.monotonic() - started, 3)))
-        return state
-    return None
+    started = time.monotonic()
+    digest, size_bytes = Digest(agreed.digest), 2 * 4 * layout.num_elements
+    sink: PartialFile | _Memory = _Memory()
+    resumed = None
+    if shelf is not None:
+        sink = await asyncio.to_thread(shelf.partial, digest, alone=True)
+        resumed = await asyncio.to_thread(sink.resumed)
+    fetch = Fetch(digest, donors, is_root=True, resumed=resumed)
+
+    def finish() -> AnchorState:
+        view, half = sink.mapped(), size_bytes // 2
+        return AnchorState.of(
+            layout, head=agreed.head, round_number=agreed.round, anchor=view[:half], momentum=view[half:],
+            outline=fetch.outline,
+        )  # fmt: skip
+
+    pull = Pull(
+        fetch, sink, transport=transport, max_bytes=size_bytes, timeout_s=timeout_s, finish=finish,
+        on_failed=lambda donor, reason, _is_lying: listener(StateFetchFailed(donor, reason)),
+    )  # fmt: skip
+    try:
+        state: AnchorState = await pull.run()
+    except (ThingUnavailable, TimeoutError):
+        return None
+    except StateCorrupt as error:  # as it was agreed on, and not of this layout or not finite
+        listener(StateFetchFailed(donors[0], str(error)))
+        return None
+    seconds = round(time.monotonic() - started, 3)
+    listener(StateFetched(state.round, tuple(fetch.givers), state.size_bytes, seconds))
+    return state
+
+
+class _Memory:
+    """A sink of pages that are taken as they are written."""
+
+    def begin(self, outline: Outline) -> None:
+        self._pages = mmap.mmap(-1, outline.size_bytes)
+
+    def write(self, start: int, raw: bytes | bytearray | memoryview) -> None:
+        self._pages[start : start + len(raw)] = raw
+
+    def is_whole(self) -> bool:
+        raise AssertionError("a state's chunks are checked against its name")
+
+    def mapped(self) -> memoryview:
+        return memoryview(self._pages)
+
+    def close(self) -> None:
+        """Nothing to be kept."""

@@ -11,7 +11,6 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
@@ -23,7 +22,7 @@ from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.state.backup import Annals
 from dilocox_peer.peer.state.backup_exchange import fetch_chain
-from dilocox_peer.peer.state.statesync import fetch_digest, fetch_state
+from dilocox_peer.peer.state.statesync import Agreed, fetch_digest, fetch_state
 from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.signing import verify
 from dilocox_peer.types import Digest, PeerId
@@ -33,15 +32,6 @@ DIRECTORY_EVERY_S = 5.0
 CONNECT_S, DIGEST_S, CHAIN_S, STATE_S = 5.0, 5.0, 60.0, 3600.0
 PATIENCE_S = 30.0  # with view changes that a minority signed: longer than a roster waits for its quorum
 ROUNDS = 8  # the newest that a common one is looked for among
-
-
-@dataclass(frozen=True, slots=True)
-class Agreed:
-    """A state to be had: the digest is what the stage's peers agreed on."""
-
-    round: int
-    head: Digest
-    digest: bytes
 
 
 class Survey:
@@ -110,12 +100,10 @@ class Survey:
         return Agreed(place.round, place.head, digest) if digest else None
 
     async def fetch(self, agreed: Agreed) -> AnchorState | None:
-        """From the first donor that has it, members first; None if nobody has."""
+        """From all donors that have it, members first; None if nobody has."""
         return await fetch_state(
-            self._transport, self._by_trust(), {"head": agreed.head},
-            layout=self._layout, expected=agreed.digest, round_number=agreed.round, timeout_s=STATE_S,
-            listener=self._listener,
-        )  # fmt: skip
+            self._transport, self._by_trust(), agreed, layout=self._layout, timeout_s=STATE_S, listener=self._listener
+        )
 
     async def fetch_first(self, digest: bytes) -> AnchorState | None:
         """The state before the first round, which has this digest, while some peer of the stage still holds it."""

@@ -21,7 +21,7 @@ Invariants
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -39,11 +39,13 @@ from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.peer.planning.adaptive import needed_rank
-from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, sha256
+from dilocox_peer.store.outline import Outline, outline_of
+from dilocox_peer.types import Digest, Layout
 
 if TYPE_CHECKING:
     from dilocox_peer.model.weights import ModelFolder
 
+_LOOK_BYTES = 16 << 20  # looked at once for values that are not finite: the mask takes a quarter of that
 TURNS = 4  # rounds in which every tensor is measured once: what its codec lost, what rank it needs
 
 
@@ -74,8 +76,8 @@ class OuterSettings:
 class AnchorState:
     """What a stage has agreed on at a head: anchor and outer momentum, as immutable float32 bytes (little-endian).
 
-    round: outer rounds completed. digest: sha256 over the sha256 of every tensor's bytes, anchor first, then momentum,
-    tensor by tensor; so a tensor fetched alone can be checked (`tensor_digests`).
+    round: outer rounds completed. outline: of the anchor's bytes and then the momentum's, as the store gives them to others
+    chunk by chunk. digest: its root, which certificates name.
     """
 
     layout: Layout
@@ -83,55 +85,50 @@ class AnchorState:
     round: int
     anchor: memoryview
     momentum: memoryview
-    digest: Digest
+    outline: Outline
 
     @classmethod
     def of(
-        cls, layout: Layout, *, head: Digest, round_number: int, anchor: Blob | memoryview, momentum: Blob | memoryview
+        cls,
+        layout: Layout,
+        *,
+        head: Digest,
+        round_number: int,
+        anchor: Blob | memoryview,
+        momentum: Blob | memoryview,
+        outline: Outline | None = None,
     ) -> "AnchorState":
-        """The state of these bytes. Raises StateCorrupt for wrong sizes or values that are not finite."""
+        """The state of these bytes. outline: where they were checked against it already. Raises StateCorrupt for wrong sizes or
+        values that are not finite. Hashes and reads all, without the GIL: call it from a worker thread."""
         anchor_view, momentum_view = (memoryview(part).cast("B").toreadonly() for part in (anchor, momentum))
         for name, view in (("anchor", anchor_view), ("momentum", momentum_view)):
             if len(view) != raw_bytes(layout):
                 raise StateCorrupt(f"{name} of {len(view)} bytes for a stage of {raw_bytes(layout)}")
-            if not np.isfinite(np.frombuffer(view, dtype="<f4")).all():
-                raise StateCorrupt(f"{name} holds values that are not finite")
-        digests = tensor_digests(layout, anchor_view, momentum_view)
-        return cls(layout, head, round_number, anchor_view, momentum_view, sha256(*digests))
+            for start in range(0, len(view), _LOOK_BYTES):
+                if not np.isfinite(np.frombuffer(view[start : start + _LOOK_BYTES], dtype="<f4")).all():
+                    raise StateCorrupt(f"{name} holds values that are not finite")
+        outline = outline_of((anchor_view, momentum_view)) if outline is None else outline
+        return cls(layout, head, round_number, anchor_view, momentum_view, outline)
 
-    @classmethod
-    def parse(cls, layout: Layout, header: dict[str, Any], body: Blob) -> "AnchorState":
-        """The state in a header and body as `header()` and `parts()` give them, verified. Raises StateCorrupt."""
-        match header:
-            case {"layout": bytes(made_for), "head": bytes(head), "round": int(round_number), "digest": bytes(digest)}:
-                pass
-            case _:
-                raise StateCorrupt("the header is not a state's")
-        if made_for != layout.digest():
-            raise StateCorrupt("the state is of another layout (other model or stage)")
-        if len(head) != DIGEST_BYTES or round_number < 0:
-            raise StateCorrupt(f"head of {len(head)} bytes at round {round_number}")
-        view, size_bytes = memoryview(body).cast("B"), raw_bytes(layout)
-        if len(view) != 2 * size_bytes:
-            raise StateCorrupt(f"{len(view)} bytes of state, expected {2 * size_bytes}")
-        state = cls.of(
-            layout, head=Digest(head), round_number=round_number, anchor=view[:size_bytes], momentum=view[size_bytes:]
-        )
-        if state.digest != digest:
-            raise StateCorrupt(f"state {state.digest.hex()[:12]} was announced as {digest.hex()[:12]}")
-        return state
+    @property
+    def digest(self) -> Digest:
+        return self.outline.root
 
     @property
     def size_bytes(self) -> int:
         return len(self.anchor) + len(self.momentum)
 
-    def header(self) -> dict[str, Any]:
-        """What goes before the body on the wire; flat, string keys."""
-        return {"layout": self.layout.digest(), "head": self.head, "round": self.round, "digest": self.digest}
-
     def parts(self) -> tuple[memoryview, memoryview]:
-        """The body: anchor, then momentum. Not copied; stays valid and unchanged while anyone holds it."""
+        """Anchor, then momentum. Not copied; stays valid and unchanged while anyone holds it."""
         return self.anchor, self.momentum
+
+    def chunk(self, index: int) -> Blob | memoryview:
+        """The bytes of a chunk of its outline."""
+        start, stop = self.outline.span(index)
+        half = len(self.anchor)
+        if start < half < stop:
+            return b"".join((self.anchor[start:], self.momentum[: stop - half]))
+        return self.anchor[start:stop] if stop <= half else self.momentum[start - half : stop - half]
 
     def anchor_N(self) -> Tensor:
         """The anchor as a new float32 vector."""
@@ -349,11 +346,6 @@ def first_state(layout: Layout, anchor_N: Tensor, *, head: Digest) -> AnchorStat
     return AnchorState.of(
         layout, head=head, round_number=0, anchor=_buffer(anchor_N), momentum=momentum_N.data.cast("B")
     )
-
-
-def tensor_digests(layout: Layout, anchor: memoryview, momentum: memoryview) -> list[Digest]:
-    """sha256 of each tensor's bytes: anchor and momentum of the first tensor, of the second, ..."""
-    return [sha256(part[4 * start : 4 * stop]) for _spec, start, stop in layout.spans() for part in (anchor, momentum)]
 
 
 def _vector(raw: memoryview) -> Tensor:
