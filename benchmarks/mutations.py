@@ -27,7 +27,7 @@ from dilocox_peer.network.link_frames import Kind
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import RunId
 
-SERVICES = ("dial-back", "blob", "state", "backup")
+SERVICES = ("dial-back", "blob", "state", "store", "backup")
 METHODS = ("rpc_ping", "rpc_store", "rpc_find")
 POOL = 300
 
@@ -289,14 +289,14 @@ class Mutations:
 
     def fetch_request(self, service: str) -> bytes:
         rng = self.rng
-        wait_s = rng.choice((0.0, 0.01, -1.0, float("nan"), float("-inf")))
         headers: dict[str, tuple[dict[str, Any], ...]] = {
             "dial-back": ({"addresses": [f"/ip4/127.0.0.1/tcp/1/p2p/{self._key.peer_id}", "x" * 600, 1]}, {}),
             "blob": ({"digest": rng.randbytes(32)}, {"digest": "x"}),
-            "state": (
-                {"head": rng.randbytes(32)},
-                {"after": 10**6, "wait_s": wait_s},
-                {"round": 10**6, "wait_s": wait_s},
+            "state": ({"head": rng.randbytes(32)}, {"head": self.value(1)}),
+            "store": (
+                {"name": rng.randbytes(32), "want": "outline"},
+                {"name": rng.randbytes(32), "start": rng.choice((0, -1, 2**60)), "stop": rng.choice((1, 2**62))},
+                {"have": [rng.randbytes(32)] * rng.choice((1, 1000, 1100))},
             ),
             "backup": (
                 {"stage": 0, "want": "summary"},
