@@ -177,7 +177,8 @@ class Bench:
         pids = [os.getpid(), self.transport.daemon_pid]
         pids += [pid for process, _ in self.processes if process.is_alive() for pid in [process.pid]]
         pids += [said[2] for said, (process, _) in zip(self.donors, self.processes, strict=True) if process.is_alive()]
-        return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+        times = [psutil.Process(pid).cpu_times() for pid in pids]
+        return float(sum(each.user + each.system for each in times))
 
     async def kill_one(self, victim: int, donors: Sequence[PeerId]) -> int:
         """Bytes that came in all when a donor is killed on the way."""

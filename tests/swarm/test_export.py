@@ -59,7 +59,9 @@ def test_a_live_run_is_exported_generated_from_and_examined(tmp_path: Path, stag
                 lambda: all((model.origin.round, head) in heads for head in model.origin.heads), peers, 30
             )
             for stage in range(stages):
-                proof = rf"stage {stage}: round {model.origin.round} as \d of {replicas} peers certified it"
+                proof = (
+                    rf"stage {stage}: round {model.origin.round}, [0-9.]+ MB, as \d of {replicas} peers certified it"
+                )
                 assert re.search(proof, err), err
 
             text, _ = await command("generate", "import ", swarm.link, "--tokens", 40, "--seed", 1)
