@@ -132,7 +132,7 @@ class Stops:
 
 class Bench:
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
-        self.num_bytes = arguments.megabytes * 10**6 // 8 * 8
+        self.num_bytes: int = arguments.megabytes * 10**6 // 8 * 8
         self.on_disk = arguments.on_disk
         self.folder = folder
         self.layout = Layout.of([("weights", (self.num_bytes // 8,))])
@@ -171,7 +171,7 @@ class Bench:
         state = await self.fetch(donors)
         seconds = time.monotonic() - began
         assert state is not None, self.told
-        return self.num_bytes / 1e6 / seconds
+        return float(self.num_bytes / 1e6 / seconds)
 
     def cpu_s(self) -> float:
         pids = [os.getpid(), self.transport.daemon_pid]
