@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -33,9 +34,9 @@ def spread(values: Sequence[float], form: str = ".3f") -> str:
 class WatchedSwarm(LocalSwarm):
     """A local swarm that keeps every event: events[label]."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, *, data: Sequence[Path] = ()) -> None:
         self.events: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        super().__init__(manifest, lambda label, record: self.events[label].append(record))
+        super().__init__(manifest, lambda label, record: self.events[label].append(record), data=data)
 
     def of(self, label: str, kind: str) -> list[dict[str, Any]]:
         return [record for record in self.events[label] if record["event"] == kind]

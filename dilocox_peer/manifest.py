@@ -149,7 +149,10 @@ class StagesSection(_Section):
         "carry",
         description="carry: forwards go on while a step is due, with two weight versions; flush: drain before each step",
     )
-    activations: Literal["int8", "bf16", "fp32"] = Field("int8", description="form of what stages send each other")
+    activations: Literal["int8", "bf16", "fp32"] = Field(
+        "int8",
+        description="form of what stages send each other; int8: 8 bits, the largest channels apart in bf16, the rest in blocks",
+    )
 
 
 class InnerSection(_Section):

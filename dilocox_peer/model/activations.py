@@ -1,8 +1,7 @@
 """What stages send each other: activations forward with the targets beside them, gradients back; as bytes of known size.
 
-Forms: `fp32`, `bf16` (round to nearest even), `int8` (each token's vector divided by its own scale, the largest magnitude
-/ 127 rounded up to bfloat16, so nothing is clipped; error per element <= scale / 2). A body's size follows from
-the manifest alone, so a wrong one is refused before it is read. Values that are not finite, or so large that what is
+Forms: `fp32`, `bf16` (round to nearest even), `int8` (8 bits with the largest channels apart: int8_blocks.py). A body's
+size follows from the manifest alone, so a wrong one is refused before it is read. Values that are not finite, or so large that what is
 computed from them would not be, are refused: one of them in a gradient would be the end of a stage's parameters.
 
 Shape letters: B sequences, T tokens, D hidden size, R rows = B * T.
@@ -13,19 +12,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.int8_blocks import Int8Blocks, largest_bfloat16
 
 Form = Literal["int8", "bf16", "fp32"]
 Bytes = bytes | bytearray | memoryview
 
 MAX_MAGNITUDE = 2.0**24
 """Models have shown activations up to some 10**4. A gradient's norm squared, over a stage, stays far below float32's 3e38."""
-
-_SCALE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +47,15 @@ class BodyFormat:
         return self.batch * self.tokens
 
     @property
+    def _blocks(self) -> Int8Blocks:
+        return Int8Blocks(self.rows, self.width)
+
+    @property
     def hidden_bytes(self) -> int:
         """Of activations alone, which is the body of a gradient."""
         match self.form:
             case "int8":
-                return self.rows * (self.width + _SCALE_BYTES)
+                return self._blocks.size_bytes
             case "bf16":
                 return self.rows * self.width * 2
             case "fp32":
@@ -81,10 +82,7 @@ class BodyFormat:
             case "bf16":
                 return _little_endian(flat_RD.to(torch.bfloat16).cpu().view(torch.int16))
             case "int8":
-                scale_R1 = _scales(flat_RD)
-                codes_RD = torch.div(flat_RD, scale_R1.float()).round_().clamp_(-127, 127).to(torch.int8)
-                scales = _little_endian(scale_R1.cpu().view(torch.int16))
-                return scales + codes_RD.cpu().numpy().tobytes()
+                return self._blocks.pack(flat_RD)
 
     def pack_targets(self, targets_BT: Tensor) -> bytes:
         """The second part of the body of a step."""
@@ -104,9 +102,11 @@ class BodyFormat:
                 values = np.frombuffer(view[: self.hidden_bytes], "<f4")
                 largest = float(np.maximum(values.max(), -values.min()))  # NaN if one is
             case "bf16":
-                largest = _largest_bfloat16(np.frombuffer(view[: self.hidden_bytes], "<u2"))
+                largest = largest_bfloat16(view[: self.hidden_bytes])
             case "int8":
-                largest = 127 * _largest_bfloat16(np.frombuffer(view[: self.rows * _SCALE_BYTES], "<u2"))
+                if reason := self._blocks.why_not(view):
+                    return reason
+                largest = self._blocks.largest(view[: self.hidden_bytes])
         if not largest < math.inf:
             return "activations that are not finite"
         if largest > MAX_MAGNITUDE:
@@ -127,11 +127,7 @@ class BodyFormat:
                 raw = np.frombuffer(view, "<i2").astype(np.int16)
                 flat_RD = torch.from_numpy(raw).view(torch.bfloat16).to(device).float()
             case "int8":
-                scale_bytes = self.rows * _SCALE_BYTES
-                raw = np.frombuffer(view[:scale_bytes], "<i2").astype(np.int16)
-                scale_R1 = torch.from_numpy(raw).view(torch.bfloat16).to(device).float().unsqueeze(1)
-                codes = torch.from_numpy(np.frombuffer(view[scale_bytes:], np.int8).astype(np.float32))
-                flat_RD = codes.view(self.rows, self.width).to(device).mul_(scale_R1)
+                flat_RD = self._blocks.unpack(view, device)
         return flat_RD.view(self.batch, self.tokens, self.width)
 
     def targets_of(self, body: Bytes) -> Bytes:
@@ -142,19 +138,6 @@ class BodyFormat:
         """(B, T) int64, new."""
         raw = np.frombuffer(self.targets_of(body), self._target_dtype).astype(np.int64)
         return torch.from_numpy(raw).view(self.batch, self.tokens).to(device)
-
-
-def _scales(flat_RD: Tensor) -> Tensor:
-    """(R, 1) bfloat16, each at least its row's largest magnitude / 127 and not 0."""
-    largest_R1 = flat_RD.abs().amax(1, keepdim=True)
-    # The smallest normal bfloat16 keeps the division defined for rows of zeros; + 1/128 rounds bfloat16's 8 bits up.
-    return largest_R1.div_(127).mul_(1 + 2.0**-7).clamp_(min=2.0**-126).to(torch.bfloat16)
-
-
-def _largest_bfloat16(raw: npt.NDArray[np.uint16]) -> float:
-    """Largest magnitude, infinity or NaN if one is: without their sign bits order like the numbers, NaN above all."""
-    bits = np.uint32((raw & 0x7FFF).max()) << np.uint32(16)
-    return float(bits.view(np.float32))
 
 
 def _little_endian(values: Tensor) -> bytes:

@@ -14,6 +14,7 @@ from dilocox_peer.config import preset
 from dilocox_peer.model.activations import MAX_MAGNITUDE, BodyFormat
 from dilocox_peer.model.architecture import layers_of
 from dilocox_peer.model.inner import InnerOptimizer
+from dilocox_peer.model.int8_blocks import Int8Blocks
 from dilocox_peer.model.passes import Passes
 from dilocox_peer.model.transformer import LlamaStage, initial_parameters
 from tests.cut_runs import manifest_of
@@ -52,11 +53,39 @@ def test_bf16_rounds_to_the_nearest():
 
 
 @given(seed=st.integers(0, 2**31), exponent=st.integers(-30, 30))
-def test_int8_is_within_half_a_scale_of_each_token(seed: int, exponent: int):
+def test_int8_is_within_half_a_scale_of_each_block(seed: int, exponent: int):
     body, x = body_format("int8"), hidden(2.0**exponent, seed)
     back = body.unpack_hidden(body.pack_hidden(x), CPU)
     largest = x.abs().amax(-1, keepdim=True)
     assert ((back - x).abs() <= largest / 127 * (1 + 2**-6) / 2 * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("width", [64, 65, 128, 300, 576, 2048])
+def test_large_channels_cost_the_others_nothing(width: int):
+    body = BodyFormat("int8", batch=2, tokens=3, width=width, vocab_size=256)
+    x = torch.randn(2, 3, width, generator=torch.Generator().manual_seed(1))
+    plain = body.unpack_hidden(body.pack_hidden(x), CPU)
+    outliers = torch.randperm(width, generator=torch.Generator().manual_seed(2))[: Int8Blocks(6, width).num_outliers]
+    x[..., outliers] *= 1000.0
+    back = body.unpack_hidden(body.pack_hidden(x), CPU)
+    assert torch.allclose(back[..., outliers], x[..., outliers], rtol=2**-8)
+    others = torch.ones(width, dtype=torch.bool)
+    others[outliers] = False
+    assert (back - x)[..., others].abs().max() < 2 * (plain - x.where(others, plain)).abs().max() + 0.02
+
+
+@pytest.mark.parametrize("width", [96, 384, 576, 768, 2048, 4096])
+def test_it_costs_at_most_three_percent_more_than_one_scale_a_token(width: int):
+    body = BodyFormat("int8", batch=4, tokens=256, width=width, vocab_size=256)
+    assert body.hidden_bytes <= 1.03 * 4 * 256 * (width + 2)
+
+
+@pytest.mark.parametrize("channels", [[5, 5], [9, 3], [0, 128]])
+def test_channels_that_are_none_are_refused(channels):
+    body = BodyFormat("int8", batch=2, tokens=3, width=128, vocab_size=256)
+    packed = body.pack_hidden(torch.ones(2, 3, 128))
+    torn = np.array(channels, "<u2").tobytes() + packed[4:]
+    assert body.why_not(torn, is_step=False) == f"channels {channels} of 128"
 
 
 @pytest.mark.parametrize("form", FORMS)

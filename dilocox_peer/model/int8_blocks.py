@@ -1,0 +1,122 @@
+"""Activations and gradients in 8 bits that trained networks survive: the largest channels apart, the rest in blocks.
+
+A few channels of a trained network's residual stream are tens to thousands of times as large as the rest; a scale that has
+to hold them leaves nothing for the others (at SmolLM2's middle cut the gradient was 24 % wrong). So the OUTLIERS channels
+with the largest values of a body go as bfloat16, and what is left of each token is divided, BLOCK channels at a time, by a
+scale of its own: the block's largest magnitude / 127, rounded up to bfloat16, so nothing is clipped and the error of an
+element is at most half a scale. Source: LLM.int8() (arXiv 2208.07339) for the outliers; measured in
+benchmarks/activations.py.
+
+    u2 x O channels, ascending | bf16 x R x O values | bf16 x R x S scales | int8 x R x (D - O) codes
+
+Shape letters: R rows (tokens), D width, O outlier channels, S blocks of a row, K channels of a block.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+OUTLIERS = 8
+BLOCK = 128
+_NARROW = 64  # of so many channels at most one is an outlier, or the outliers would cost more than they bring
+_BF16 = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Blocks:
+    """Of bodies of so many rows of so many channels."""
+
+    rows: int
+    width: int
+
+    @property
+    def num_outliers(self) -> int:
+        return min(OUTLIERS, self.width // _NARROW)
+
+    @property
+    def num_scales(self) -> int:
+        """Of a row."""
+        return -(-(self.width - self.num_outliers) // BLOCK)
+
+    @property
+    def _scales_at(self) -> int:
+        return self.num_outliers * _BF16 * (1 + self.rows)
+
+    @property
+    def _codes_at(self) -> int:
+        return self._scales_at + self.rows * self.num_scales * _BF16
+
+    @property
+    def size_bytes(self) -> int:
+        return self._codes_at + self.rows * (self.width - self.num_outliers)
+
+    def pack(self, flat_RD: Tensor) -> bytes:
+        """flat_RD: float32, any device; not modified."""
+        channels_O = flat_RD.abs().amax(0).topk(self.num_outliers).indices.sort().values
+        values_RO = flat_RD[:, channels_O].to(torch.bfloat16)
+        rest_RD = flat_RD[:, self._others(channels_O)] if self.num_outliers else flat_RD
+        padded_RD = torch.nn.functional.pad(rest_RD, (0, self.num_scales * BLOCK - rest_RD.shape[1]))
+        blocks_RSK = padded_RD.view(self.rows, self.num_scales, BLOCK)
+        # The smallest normal bfloat16 keeps the division defined for blocks of zeros; + 1/128 rounds bfloat16's 8 bits up.
+        largest_RS1 = blocks_RSK.abs().amax(2, keepdim=True)
+        scales_RS1 = largest_RS1.div_(127).mul_(1 + 2.0**-7).clamp_(min=2.0**-126).to(torch.bfloat16)
+        codes_RSK = torch.div(blocks_RSK, scales_RS1.float()).round_().clamp_(-127, 127).to(torch.int8)
+        codes_RD = codes_RSK.view(self.rows, -1)[:, : rest_RD.shape[1]]
+        return b"".join(
+            (
+                channels_O.cpu().numpy().astype("<u2").tobytes(),
+                values_RO.cpu().view(torch.int16).numpy().astype("<i2").tobytes(),
+                scales_RS1.cpu().view(torch.int16).numpy().astype("<i2").tobytes(),
+                codes_RD.cpu().numpy().tobytes(),
+            )
+        )
+
+    def why_not(self, view: memoryview) -> str | None:
+        """What is wrong with the channels in a body of the right size."""
+        channels = np.frombuffer(view[: self.num_outliers * _BF16], "<u2").astype(np.int64)
+        if len(channels) and (channels[-1] >= self.width or (np.diff(channels) <= 0).any()):
+            return f"channels {channels.tolist()} of {self.width}"
+        return None
+
+    def largest(self, view: memoryview) -> float:
+        """The largest magnitude that unpacking can give, infinity or NaN where a value or a scale is."""
+        first, middle = self.num_outliers * _BF16, self._scales_at
+        scales = largest_bfloat16(view[middle : self._codes_at])
+        return max(largest_bfloat16(view[first:middle]), 127 * scales, key=lambda each: (each != each, each))
+
+    def unpack(self, view: memoryview, device: torch.device) -> Tensor:
+        """(R, D) float32, new. The body was accepted by why_not."""
+        first, outliers = self.num_outliers * _BF16, self.num_outliers
+        codes_RD = torch.from_numpy(np.frombuffer(view[self._codes_at :], np.int8).astype(np.float32))
+        codes_RD = codes_RD.view(self.rows, self.width - outliers).to(device)
+        scales_RS1 = _bfloat16(view[self._scales_at : self._codes_at]).to(device).view(self.rows, self.num_scales, 1)
+        spread_RD = scales_RS1.expand(-1, -1, BLOCK).reshape(self.rows, -1)[:, : codes_RD.shape[1]]
+        codes_RD.mul_(spread_RD)
+        if not outliers:
+            return codes_RD
+        channels_O = torch.from_numpy(np.frombuffer(view[:first], "<u2").astype(np.int64)).to(device)
+        flat_RD = torch.empty(self.rows, self.width, device=device)
+        flat_RD[:, channels_O] = _bfloat16(view[first : self._scales_at]).to(device).view(self.rows, outliers)
+        flat_RD[:, self._others(channels_O)] = codes_RD
+        return flat_RD
+
+    def _others(self, channels_O: Tensor) -> Tensor:
+        """The channels that are no outliers, ascending."""
+        is_other_D = torch.ones(self.width, dtype=torch.bool, device=channels_O.device)
+        is_other_D[channels_O] = False
+        return is_other_D.nonzero().squeeze(1)
+
+
+def _bfloat16(raw: memoryview) -> Tensor:
+    return torch.from_numpy(np.frombuffer(raw, "<i2").astype(np.int16)).view(torch.bfloat16).float()
+
+
+def largest_bfloat16(raw: memoryview) -> float:
+    """Largest magnitude, infinity or NaN if one is: without their sign bits order like the numbers, NaN above all."""
+    values = np.frombuffer(raw, "<u2")
+    if not len(values):
+        return 0.0
+    bits = np.uint32((values & 0x7FFF).max()) << np.uint32(16)
+    return float(bits.view(np.float32))
