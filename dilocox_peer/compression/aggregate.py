@@ -10,7 +10,7 @@ Shape letters: N elements of the stage's flat vector.
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,55 +42,75 @@ class Mean:
     clip_factors: tuple[float, ...]
 
 
-def aggregate(layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int], *, norm_clip: float) -> Mean:
-    """Mean of the decoded blobs weighted by micro-batches (capped), in the given order; equal bits on every peer.
+class WeighedContributions:
+    """A round's contributions, opened and with their shares in the mean: which can then be taken tensor by tensor.
 
-    A contribution whose norm exceeds norm_clip times the group's median (scaled by its micro-batches, see
-    clip_factors) is scaled down to that. Where the decoded blobs would take much memory each is decoded twice: its norm is
-    needed before its values. Raises MalformedBlob; nothing is kept then.
+    norms, clip_factors: in the certificate's order.
     """
-    assert len(blobs) == len(micro_batches), f"{len(blobs)} blobs, {len(micro_batches)} weights"
-    assert all(count >= 0 for count in micro_batches), f"negative micro-batches in {micro_batches}"
-    micro_batches = capped_weights(micro_batches)
-    contributions = [open_contribution(raw, layout) for raw in blobs]
-    total = sum(micro_batches)
-    if total == 0:
-        return Mean(None, (0.0,) * len(blobs), (1.0,) * len(blobs))
-    if len(blobs) * layout.num_elements <= KEPT_ELEMENTS:
-        return _aggregate_kept(layout, contributions, micro_batches, norm_clip=norm_clip)
-    scratch_N = torch.empty(max((spec.num_elements for spec in layout.tensors), default=0))
 
-    norms: tuple[float, ...] = (0.0,)
-    factors: tuple[float, ...] = (1.0,)
-    if len(contributions) > 1:  # a group of one is its own median
-        norms = tuple(_norm(contribution, scratch_N) for contribution in contributions)
-        factors = clip_factors(norms, micro_batches, norm_clip=norm_clip)
+    def __init__(
+        self, layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int], *, norm_clip: float
+    ) -> None:
+        """Weights are micro-batches (capped). A contribution whose norm exceeds norm_clip times the group's median (scaled by its
+        micro-batches, see clip_factors) is scaled down to that: each is decoded once for its norm, and again for its values,
+        unless all of them decoded are small. Raises MalformedBlob, also for a value that is not finite."""
+        assert len(blobs) == len(micro_batches), f"{len(blobs)} blobs, {len(micro_batches)} weights"
+        assert all(count >= 0 for count in micro_batches), f"negative micro-batches in {micro_batches}"
+        micro_batches = capped_weights(micro_batches)
+        self._layout = layout
+        self._contributions = [open_contribution(raw, layout) for raw in blobs]
+        self._scratch_N = torch.empty(max((spec.num_elements for spec in layout.tensors), default=0))
+        self._kept: list[Tensor] | None = None
+        self._total = sum(micro_batches)
+        self.norms: tuple[float, ...] = (0.0,) * len(blobs)
+        self.clip_factors: tuple[float, ...] = (1.0,) * len(blobs)
+        if self._total == 0:
+            return
+        if len(blobs) * layout.num_elements <= KEPT_ELEMENTS:
+            self._kept = [torch.empty(layout.num_elements) for _ in blobs]
+        norms = tuple(self._read(index) for index in range(len(blobs)))
+        if len(blobs) > 1:  # a group of one is its own median
+            self.norms = norms
+            self.clip_factors = clip_factors(norms, micro_batches, norm_clip=norm_clip)
+        self._shares = [
+            _float32(factor * count / self._total)
+            for factor, count in zip(self.clip_factors, micro_batches, strict=True)
+        ]
 
-    mean_N = torch.zeros(layout.num_elements)
-    for index, contribution in enumerate(contributions):
-        weight = _float32(factors[index] * micro_batches[index] / total)
-        for _spec, start, stop, values in contribution.decode_into(scratch_N):
-            values.mul_(weight)
-            mean_N[start:stop].add_(values)
-    return Mean(mean_N, norms, factors)
+    @property
+    def is_void(self) -> bool:
+        return self._total == 0
+
+    def means(self) -> Iterator[tuple[int, int, Tensor]]:
+        """(start, stop, mean) of every tensor, in the layout's order, equal bits on every peer; the mean is flat, and another
+        one's from the next step on."""
+        assert not self.is_void, "nothing was contributed"
+        mean_N = torch.empty_like(self._scratch_N)
+        decoding = [] if self._kept is not None else [each.decode_in_turn() for each in self._contributions]
+        for _spec, start, stop in self._layout.spans():
+            mean = mean_N[: stop - start].zero_()
+            for index, share in enumerate(self._shares):
+                if self._kept is not None:
+                    values = self._kept[index][start:stop]
+                else:
+                    values = next(decoding[index])(self._scratch_N)
+                mean.add_(values.mul_(share))
+            yield start, stop, mean
+
+    def _read(self, index: int) -> float:
+        keep_N = None if self._kept is None else self._kept[index]
+        return _norm(self._contributions[index], self._scratch_N, keep_N=keep_N)
 
 
-def _aggregate_kept(
-    layout: Layout, contributions: Sequence[Contribution], micro_batches: Sequence[int], *, norm_clip: float
-) -> Mean:
-    """As aggregate, with all decoded at once: the same operations on the same values in the same order."""
-    decoded = torch.empty(len(contributions), layout.num_elements)
-    scratch_N = torch.empty(max((spec.num_elements for spec in layout.tensors), default=0))
-    norms = []
-    for row_N, contribution in zip(decoded, contributions, strict=True):
-        norms.append(_norm(contribution, scratch_N, keep_N=row_N))
-    is_alone = len(contributions) == 1
-    factors = (1.0,) if is_alone else clip_factors(norms, micro_batches, norm_clip=norm_clip)
-    total = sum(micro_batches)
-    mean_N = torch.zeros(layout.num_elements)
-    for row_N, factor, count in zip(decoded, factors, micro_batches, strict=True):
-        mean_N.add_(row_N.mul_(_float32(factor * count / total)))
-    return Mean(mean_N, (0.0,) if is_alone else tuple(norms), factors)
+def aggregate(layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int], *, norm_clip: float) -> Mean:
+    """The whole mean of the decoded blobs as one vector: see WeighedContributions. Raises MalformedBlob."""
+    weighed = WeighedContributions(layout, blobs, micro_batches, norm_clip=norm_clip)
+    if weighed.is_void:
+        return Mean(None, weighed.norms, weighed.clip_factors)
+    mean_N = torch.empty(layout.num_elements)
+    for start, stop, mean in weighed.means():
+        mean_N[start:stop] = mean
+    return Mean(mean_N, weighed.norms, weighed.clip_factors)
 
 
 def capped_weights(micro_batches: Sequence[int]) -> tuple[int, ...]:

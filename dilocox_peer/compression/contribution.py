@@ -10,7 +10,7 @@ equal pseudo-gradients give equal bytes. Combining contributions is aggregate.py
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -54,6 +54,20 @@ class Contribution:
             codec.decode(payload, values.view(spec.shape))
             _check_finite(spec, values)
             yield spec, start, stop, values
+
+    def decode_in_turn(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """For each tensor in order what decodes it into the beginning of a scratch vector, as decode_into does."""
+        for spec, codec, payload in zip(self.layout.tensors, self.codecs, self.payloads, strict=True):
+
+            def decode(
+                scratch_N: Tensor, spec: TensorSpec = spec, codec: TensorCodec = codec, payload: memoryview = payload
+            ) -> Tensor:
+                values = scratch_N[: spec.num_elements]
+                codec.decode(payload, values.view(spec.shape))
+                _check_finite(spec, values)
+                return values
+
+            yield decode
 
 
 class ContributionEncoder:

@@ -16,10 +16,16 @@ Invariants
 2. decode(offered) + e' = sent, to one rounding (I6 of tests/sim/invariants.py).
 3. Every local pseudo-gradient enters a certified contribution once: a - w is what is unsettled, and the offered part leaves it
    only when settled (I5).
-4. A failed call changes nothing.
+4. A failed call changes nothing; a mean that makes anchor or momentum infinite ends the peer.
+
+Memory. Between rounds anchor, momentum and residual: 12 bytes a parameter. While an offer is out its pseudo-gradient beside
+them, 4; what was sent is made for the encoder and given back. A merge goes tensor by tensor: the next anchor and momentum grow
+beside the old ones, which others may hold still (8), the shift takes the pseudo-gradient's place, the next residual the old
+one's: it is computed from what was offered, as it was for the encoder.
 """
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,10 +34,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilocox_peer.compression.aggregate import aggregate
+from dilocox_peer.compression.aggregate import WeighedContributions
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import Blob, ContributionEncoder, open_contribution, raw_bytes
-from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback_by_tensor
+from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback, with_feedback_by_tensor
 from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.errors import ConfigError, StateCorrupt
@@ -138,6 +144,10 @@ class AnchorState:
         """The outer momentum as a new float32 vector."""
         return _vector(self.momentum)
 
+    def shared(self) -> tuple[Tensor, Tensor]:
+        """Anchor and momentum as they lie here, not copied: they must not be written to, and live as long as this does."""
+        return _shared(self.anchor), _shared(self.momentum)
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -165,8 +175,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Offered:
+    """decays: of each tensor's residual, as it was added to what blob encodes."""
+
     pseudo_gradient_N: Tensor
-    residual_N: Tensor
+    blob: bytes
+    decays: tuple[float, ...]
     micro_batches: int
 
 
@@ -177,12 +190,8 @@ class OuterOptimizer:
         self._settings = settings
         self._layout = state.layout
         self._state = state
-        self._anchor_N = state.anchor_N()
-        self._momentum_N = state.momentum_N()
+        self._anchor_N, self._momentum_N = state.shared()  # never written to
         self._residual_N = torch.zeros_like(self._anchor_N)
-        # The next residual grows here while the last one may still be needed; a new vector each round would cost more in
-        # page faults (0.16 s of 0.7 at 100M) than the arithmetic.
-        self._spare_N = torch.empty_like(self._anchor_N)
         self._scratch_N = torch.empty(max((spec.num_elements for spec in state.layout.tensors), default=0))
         self._codec_of = settings.codec_of
         self._encoder = ContributionEncoder(state.layout, settings.codec_of)
@@ -216,19 +225,21 @@ class OuterOptimizer:
             self._codec_of = codec_of
             self._encoder.use(codec_of)
         pseudo_gradient_N = torch.sub(self._anchor_N, snapshot_N, out=snapshot_N)
-        sent_N = self._with_residual(pseudo_gradient_N)
+        decays = self._decays()
+        sent_N = torch.empty_like(pseudo_gradient_N)
+        with_feedback_by_tensor(pseudo_gradient_N, self._residual_N, self._layout, decays, out=sent_N)
         blob = self._encoder.encode(sent_N)
         sent, lost = 0.0, 0.0
         turn, self._turn = self._turn, (self._turn + 1) % TURNS
-        decoded = open_contribution(blob, self._layout).decode_into(self._scratch_N)
-        for index, (_spec, start, stop, values) in enumerate(decoded):
-            part_N = sent_N[start:stop]
-            is_measured = index % TURNS == turn  # in turn: two more passes over all would cost a tenth of the offer
-            sent += float(torch.dot(part_N, part_N)) if is_measured else 0.0
-            residual_after(part_N, values)
-            lost += float(torch.dot(part_N, part_N)) if is_measured else 0.0
+        decoding = open_contribution(blob, self._layout).decode_in_turn()
+        for index, ((_spec, start, stop), decode) in enumerate(zip(self._layout.spans(), decoding, strict=True)):
+            if index % TURNS == turn:  # in turn: all of them would cost a third of the offer
+                part_N = sent_N[start:stop]
+                sent += float(torch.dot(part_N, part_N))
+                residual_after(part_N, decode(self._scratch_N))
+                lost += float(torch.dot(part_N, part_N))
         self._unsettled += micro_batches
-        self._offered = _Offered(pseudo_gradient_N, sent_N, self._unsettled)
+        self._offered = _Offered(pseudo_gradient_N, blob, decays, self._unsettled)
         self._lost = min(lost / sent, 1.0) if sent > 0 else self._lost
         return Offer(blob, self._unsettled, raw_bytes(self._layout), self._lost)
 
@@ -252,30 +263,67 @@ class OuterOptimizer:
         offered = self._offered
         if own and offered is None:
             raise RuntimeError(f"round {round_number} settles an offer of ours, and none is out")
-        settings = self._settings
-        mean = aggregate(self._layout, blobs, weights, norm_clip=settings.norm_clip)
-        needed = 0
-        if mean.mean_N is not None and rank_in_use:
-            needed = self._needed_rank(mean.mean_N, rank_in_use, round_number)
-        if mean.mean_N is None:
-            shift_N, anchor_N, momentum_N = torch.zeros_like(self._anchor_N), self._anchor_N, self._momentum_N
+        weighed = WeighedContributions(self._layout, blobs, weights, norm_clip=self._settings.norm_clip)
+        if weighed.is_void:
+            # Anchor and momentum stay; of an offer that was in it (nobody has trained) nothing is left to settle.
+            shift_N, needed = torch.zeros_like(self._anchor_N), 0
+            anchor_N, momentum_N = self._anchor_N, self._momentum_N
+            anchor, momentum = self._state.anchor, self._state.momentum
+            if own and offered is not None:
+                shift_N.add_(offered.pseudo_gradient_N)
+                self._settle(offered)
         else:
-            momentum_N = self._momentum_N * settings.momentum
-            momentum_N.add_(mean.mean_N)
-            shift_N = momentum_N * settings.momentum  # from here on "u" of the module's text
-            shift_N.add_(mean.mean_N)
-            shift_N.mul_(-settings.learning_rate)
-            anchor_N = self._anchor_N + shift_N
-        state = AnchorState.of(
-            self._layout, head=head, round_number=round_number, anchor=_buffer(anchor_N), momentum=_buffer(momentum_N)
-        )
+            shift_N = torch.empty_like(self._anchor_N) if offered is None else offered.pseudo_gradient_N
+            settled = offered if own else None
+            anchor_N, momentum_N, needed = self._step(weighed, settled, shift_N, rank_in_use, round_number)
+            anchor, momentum = _buffer(anchor_N), _buffer(momentum_N)
+        state = AnchorState.of(self._layout, head=head, round_number=round_number, anchor=anchor, momentum=momentum)
         if own and offered is not None:
-            shift_N.add_(offered.pseudo_gradient_N)
-            self._residual_N, self._spare_N = offered.residual_N, self._residual_N
             self._unsettled -= offered.micro_batches
         self._offered = None
         self._anchor_N, self._momentum_N, self._state = anchor_N, momentum_N, state
-        return Outcome(shift_N, state, mean.norms, mean.clip_factors, needed)
+        return Outcome(shift_N, state, weighed.norms, weighed.clip_factors, needed)
+
+    def _step(
+        self,
+        weighed: WeighedContributions,
+        settled: _Offered | None,
+        shift_N: Tensor,
+        rank_in_use: int,
+        round_number: int,
+    ) -> tuple[Tensor, Tensor, int]:
+        """(anchor', momentum', rank that the mean needs), tensor by tensor; shift_N takes the shift. settled: our own offer,
+        whose pseudo-gradient may lie in shift_N."""
+        lr, mu = self._settings.learning_rate, self._settings.momentum
+        anchor_N, momentum_N = torch.empty_like(self._anchor_N), torch.empty_like(self._momentum_N)
+        measured = self._measured_tensors(round_number) if rank_in_use else frozenset[str]()
+        mean_N = torch.zeros(self._layout.num_elements if measured else 0)  # touched only where it is measured
+        decoding = None if settled is None else open_contribution(settled.blob, self._layout).decode_in_turn()
+        for index, (start, stop, mean) in enumerate(weighed.means()):
+            part = slice(start, stop)
+            if self._layout.tensors[index].name in measured:
+                mean_N[part] = mean
+            torch.mul(self._momentum_N[part], mu, out=momentum_N[part]).add_(mean)
+            update = (momentum_N[part] * mu).add_(mean).mul_(-lr)  # "u" of the module's text
+            torch.add(self._anchor_N[part], update, out=anchor_N[part])
+            if settled is None or decoding is None:
+                shift_N[part] = update
+            else:
+                self._settle_part(settled, index, part, next(decoding))
+                torch.add(update, settled.pseudo_gradient_N[part], out=shift_N[part])
+        needed = needed_rank(self._layout, mean_N, measured, rank=rank_in_use) if measured else 0
+        return anchor_N, momentum_N, needed
+
+    def _settle(self, offered: _Offered) -> None:
+        decoding = open_contribution(offered.blob, self._layout).decode_in_turn()
+        for index, ((_spec, start, stop), decode) in enumerate(zip(self._layout.spans(), decoding, strict=True)):
+            self._settle_part(offered, index, slice(start, stop), decode)
+
+    def _settle_part(self, offered: _Offered, index: int, part: slice, decode: Callable[[Tensor], Tensor]) -> None:
+        """The residual of one tensor is what the codec lost of what was sent, which is computed as it was then."""
+        residual = self._residual_N[part]
+        with_feedback(offered.pseudo_gradient_N[part], residual, offered.decays[index], out=residual)
+        residual_after(residual, decode(self._scratch_N))
 
     def withdraw(self) -> None:
         """The head moved under the offer, or its round is void: the pseudo-gradient is unsettled again and goes with the next
@@ -286,29 +334,26 @@ class OuterOptimizer:
         """Adopts state. Returns what to do with the local parameters: with keep_pseudo_gradient the shift to add to them, so
         that a - w stays; else their new values, and pseudo-gradient, residual and counts start from nothing."""
         assert state.layout == self._layout, "a state of another layout"
-        anchor_N = state.anchor_N()
+        anchor_N, momentum_N = state.shared()
         self._offered = None
         local_N = anchor_N - self._anchor_N if keep_pseudo_gradient else anchor_N.clone()
         if not keep_pseudo_gradient:
             self._residual_N = torch.zeros_like(anchor_N)
             self._encoder.reset()
             self._unsettled = 0
-        self._anchor_N, self._momentum_N, self._state = anchor_N, state.momentum_N(), state
+        self._anchor_N, self._momentum_N, self._state = anchor_N, momentum_N, state
         return local_N
 
-    def _needed_rank(self, mean_N: Tensor, rank: int, round_number: int) -> int:
-        """Measured on a part of the matrices each round, in turn: a spectrum costs more than the rest of a merge."""
+    def _measured_tensors(self, round_number: int) -> frozenset[str]:
+        """A part of the matrices each round, in turn: a spectrum costs more than the rest of a merge."""
         names = [spec.name for spec in self._layout.tensors if self._codec_of(spec).name == LOW_RANK]
-        return needed_rank(self._layout, mean_N, names[round_number % TURNS :: TURNS], rank=rank)
+        return frozenset(names[round_number % TURNS :: TURNS])
 
-    def _with_residual(self, pseudo_gradient_N: Tensor) -> Tensor:
-        """What is to be encoded, in the spare vector."""
-        settings, layout = self._settings, self._layout
-        if settings.residual_decay is None:
-            decays = decay_by_codec(layout, self._codec_of)
-        else:
-            decays = (settings.residual_decay,) * len(layout.tensors)
-        return with_feedback_by_tensor(pseudo_gradient_N, self._residual_N, layout, decays, out=self._spare_N)
+    def _decays(self) -> tuple[float, ...]:
+        """Of each tensor's residual."""
+        if self._settings.residual_decay is None:
+            return decay_by_codec(self._layout, self._codec_of)
+        return (self._settings.residual_decay,) * len(self._layout.tensors)
 
 
 def stage_policy(codec: str, rank: int) -> CodecPolicy:
@@ -350,6 +395,15 @@ def first_state(layout: Layout, anchor_N: Tensor, *, head: Digest) -> AnchorStat
 
 def _vector(raw: memoryview) -> Tensor:
     return torch.from_numpy(np.frombuffer(raw, dtype="<f4").astype(np.float32))
+
+
+def _shared(raw: memoryview) -> Tensor:
+    """As _vector without a copy. torch knows no tensors that must not be written to, so numpy's word for it is left out."""
+    array = np.frombuffer(raw, dtype="<f4")
+    if not len(array):
+        return torch.empty(0)
+    pointer = ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_float))
+    return torch.from_numpy(np.ctypeslib.as_array(pointer, shape=array.shape))
 
 
 def _buffer(vector_N: Tensor) -> memoryview:
