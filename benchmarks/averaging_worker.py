@@ -73,18 +73,18 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
     from dilocox_peer.compression.aggregate import aggregate, contribution_norm
     from dilocox_peer.compression.codec import uniform_policy
     from dilocox_peer.compression.contribution import blob_limits, encode_contribution
-    from dilocox_peer.errors import PeerUnavailable, ProtocolError
-    from dilocox_peer.network.transport import Reply, Transport
+    from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer.identity import Identity
     from dilocox_peer.peer.planning.plan import PlanBounds
-    from dilocox_peer.peer.rounds.blobs import BlobStore
     from dilocox_peer.peer.rounds.contract import Apply, Closed, FetchState, PeerFound, StateComputed, StateMissing
-    from dilocox_peer.peer.rounds.driver import BLOB_SERVICE, RoundDriver
+    from dilocox_peer.peer.rounds.driver import RoundDriver
     from dilocox_peer.peer.rounds.durable import Durable
     from dilocox_peer.peer.rounds.journal import Journal
     from dilocox_peer.peer.rounds.machine import RoundMachine
     from dilocox_peer.peer.rounds.timing import Timing
     from dilocox_peer.signing import verify
+    from dilocox_peer.store.shelf import Shelf
+    from dilocox_peer.store.store import Store
     from dilocox_peer.types import Digest, Layout, PeerId, RunId, sha256
     from dilocox_peer.wire.chain import Entry, Plan
 
@@ -104,7 +104,7 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
     identity = Identity.open(home / "identity.key")
     me, incarnation = identity.peer_id, time.time_ns() // 1_000_000
     disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
-    blobs = BlobStore(home / "contributions")
+    blobs = Shelf(home / "contributions")
     transport = await Transport.create(
         identity.path, me, namespace=RunId(genesis.hex()), runtime_dir=folder / f"run{index}"
     )
@@ -136,16 +136,6 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
 
     async def no_state(action: FetchState) -> None:
         driver.post(StateMissing(action.head))
-
-    async def serve_blob(peer: PeerId, header: dict[str, Any]) -> Reply:  # as Averaging does
-        match header:
-            case {"digest": bytes(wanted)}:
-                found = await loop.run_in_executor(disk, blobs.get, Digest(wanted))
-            case _:
-                raise ProtocolError(peer, "a request for a contribution that names none")
-        if found is None:
-            raise PeerUnavailable(me, "this contribution is not held here")
-        return Reply({}, [found])
 
     def mean_of(action: Apply) -> bytes:
         entries = action.certificate.value.entries
@@ -206,7 +196,7 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
                     offer_at(machine.head)
 
     transport.set_message_handler(driver.receive)
-    await transport.serve(BLOB_SERVICE, serve_blob)
+    await Store(transport, [blobs]).serve()
     driver.post(StateComputed(genesis, first_state))
     listen(lambda command: loop.call_soon_threadsafe(commands.put_nowait, command))
     say("ready", peer=me, addresses=transport.addresses)

@@ -27,7 +27,7 @@ from dilocox_peer.network.link_frames import Kind
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import RunId
 
-SERVICES = ("dial-back", "blob", "state", "store", "backup")
+SERVICES = ("dial-back", "state", "store", "backup")
 METHODS = ("rpc_ping", "rpc_store", "rpc_find")
 POOL = 300
 
@@ -291,7 +291,6 @@ class Mutations:
         rng = self.rng
         headers: dict[str, tuple[dict[str, Any], ...]] = {
             "dial-back": ({"addresses": [f"/ip4/127.0.0.1/tcp/1/p2p/{self._key.peer_id}", "x" * 600, 1]}, {}),
-            "blob": ({"digest": rng.randbytes(32)}, {"digest": "x"}),
             "state": ({"head": rng.randbytes(32)}, {"head": self.value(1)}),
             "store": (
                 {"name": rng.randbytes(32), "want": "outline"},

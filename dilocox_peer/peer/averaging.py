@@ -8,23 +8,20 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any
 
 from dilocox_peer.admission import Right
 from dilocox_peer.compression.aggregate import contribution_norm
 from dilocox_peer.compression.contribution import blob_limits, raw_bytes
-from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.events import BranchKept, Failed, Listener
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
-from dilocox_peer.network.transport import Reply
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.planning.adaptive_planner import planner_of
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.rounds.contract import FetchState, StateComputed, StateInstalled, StateMissing
-from dilocox_peer.peer.rounds.driver import BLOB_SERVICE, RoundDriver
+from dilocox_peer.peer.rounds.driver import RoundDriver
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.seats import seat_terms
 from dilocox_peer.peer.rounds.timing import Timing
@@ -37,7 +34,7 @@ from dilocox_peer.peer.training.outer_contract import Origins
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.signing import verify
 from dilocox_peer.store.store import Store
-from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
+from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate
 
 STATE_TIMEOUT_S = 3600.0
@@ -75,7 +72,9 @@ class Averaging:
         self._layout = layout_of(manifest, stage)
         self.machine = _machine(presence, stage, manifest, keeper, sign)
         self._states = States(trainer.state, keeper.state_folders)
-        self.store = Store(self._transport, [keeper.things], sources=[self._states])
+        self.store = Store(
+            self._transport, [keeper.things, keeper.blobs], sources=[self._states], on_served=self._on_served
+        )
         self.driver = RoundDriver(
             self.machine,
             transport=self._transport,
@@ -115,7 +114,6 @@ class Averaging:
     async def serve(self) -> None:
         """Takes messages and requests from here on; they are answered, or wait for the driver to run."""
         self._transport.set_message_handler(self.driver.receive)
-        await self._transport.serve(BLOB_SERVICE, self._serve_blob)
         await self._transport.serve(STATE_SERVICE, self._states.serve_digest, right=Right.READ)
         await self.store.serve()
         state = self._keeper.state
@@ -173,17 +171,9 @@ class Averaging:
     async def _own_state(self, head: Digest) -> AnchorState | None:
         return await asyncio.get_running_loop().run_in_executor(self._disk, self._keeper.stored, head)
 
-    async def _serve_blob(self, peer: PeerId, header: dict[str, Any]) -> Reply:
-        match header:
-            case {"digest": bytes(digest)} if len(digest) == DIGEST_BYTES:
-                loop = asyncio.get_running_loop()
-                blob = await loop.run_in_executor(self._disk, self._keeper.blobs.get, Digest(digest))
-            case _:
-                raise ProtocolError(peer, "a request for a contribution that names none")
-        if blob is None:
-            raise PeerUnavailable(self._me, "this contribution is not held here")
-        self._tally.blob_bytes_served += len(blob)
-        return Reply({}, [blob])
+    def _on_served(self, name: Digest, num_bytes: int) -> None:
+        if name in self._keeper.blobs:
+            self._tally.blob_bytes_served += num_bytes
 
 
 def _machine(

@@ -92,12 +92,14 @@ class Fetch:
         donors: Iterable[PeerId],
         *,
         is_root: bool = False,
+        tries: int = MAX_FAILURES,
         resumed: tuple[Outline, frozenset[int]] | None = None,
     ) -> None:
-        """is_root: the name is an outline's root, not the digest of the bytes. resumed: an outline, and which of its chunks are
+        """is_root: the name is an outline's root, not the digest of the bytes. tries: how often in a row a donor may fail. resumed: an outline, and which of its chunks are
         here and right; it counts for as much as a donor's word."""
         self.name = name
         self._is_root = is_root
+        self._tries = tries
         self._donors = {donor: _Donor() for donor in list(dict.fromkeys(donors))[:MAX_DONORS]}
         self._refuted: set[Digest] = set()  # roots of outlines that were false
         self.outline: Outline | None = None
@@ -171,7 +173,7 @@ class Fetch:
         asked.failures_in_all += 1
         asked.reasons.append(reason)
         asked.retry_s = now + RETRY_S * asked.failures
-        asked.is_out = for_good or asked.failures >= MAX_FAILURES or asked.failures_in_all >= MAX_FAILURES_IN_ALL
+        asked.is_out = for_good or asked.failures >= self._tries or asked.failures_in_all >= MAX_FAILURES_IN_ALL
         return self._go_on(now)
 
     def received(self, donor: PeerId, num_bytes: int, now: float) -> list[FetchAction]:

@@ -65,6 +65,7 @@ class Pull:
         transport: Fetches,
         max_bytes: int,
         timeout_s: float,
+        stall_s: float = STALL_S,
         finish: Callable[[], Any],
         on_failed: Callable[[PeerId, str, bool], None],
     ) -> None:
@@ -75,6 +76,7 @@ class Pull:
         self._transport = transport
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
+        self._stall_s = stall_s
         self._finish = finish
         self._on_failed = on_failed
         self._buffers: dict[int, bytearray] = {}  # chunks that have come in part
@@ -152,7 +154,7 @@ class Pull:
                 {"name": self._fetch.name, "want": "outline"},
                 max_body_bytes=max(CHUNK_BYTES, num_chunks(self._max_bytes) * DIGEST_BYTES),
                 timeout_s=OUTLINE_S,
-                stall_timeout_s=STALL_S,
+                stall_timeout_s=self._stall_s,
             )
             outline, is_here = self._outline(donor, header, body)
         except RequestRefused as error:
@@ -207,7 +209,7 @@ class Pull:
                 {"name": self._fetch.name, "start": start, "stop": stop},
                 max_body_bytes=stop - start,
                 timeout_s=self._timeout_s,
-                stall_timeout_s=STALL_S,
+                stall_timeout_s=self._stall_s,
                 take=take,
             )
         except PeerUnavailable as error:

@@ -83,6 +83,10 @@ class Shelf:
         with self._lock:
             return frozenset(self._sizes)
 
+    def __contains__(self, name: Digest) -> bool:
+        with self._lock:
+            return name in self._sizes
+
     @property
     def size_bytes(self) -> int:
         with self._lock:
@@ -226,7 +230,7 @@ class Shelf:
 
     def _move_in(self, part: Path, name: Digest, size_bytes: int) -> None:
         path = self._path(name)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        _make_folder(path.parent)
         part.replace(path)
         fsync_folder(path.parent)
         self._held(name, size_bytes)
@@ -285,7 +289,9 @@ class PartialFile:
         os.ftruncate(self._file, outline.size_bytes)
         if outline.size_bytes:
             os.posix_fallocate(self._file, 0, outline.size_bytes)
-        write_outline(_outline_path(self.path), outline)
+        if len(outline.chunks) > 1:
+            # Not durably: if it is torn, what is here is not gone on with.
+            _outline_path(self.path).write_bytes(_packed(outline))
         self._outline = outline
 
     def write(self, start: int, raw: bytes | bytearray | memoryview) -> None:
@@ -313,10 +319,19 @@ class PartialFile:
 
     def mapped(self) -> memoryview:
         """The bytes, memory-mapped, of a thing that is to be on no shelf: they are on the disk as long as the view is held."""
-        view = memoryview(mmap.mmap(self._file, 0, prot=mmap.PROT_READ))
+        view = self.view()
+        self.discard()
+        return view
+
+    def view(self) -> memoryview:
+        """The bytes, memory-mapped."""
+        size_bytes = os.fstat(self._file).st_size
+        return memoryview(mmap.mmap(self._file, 0, prot=mmap.PROT_READ) if size_bytes else b"")
+
+    def discard(self) -> None:
+        """Forgets what has come."""
         self.path.unlink(missing_ok=True)
         _outline_path(self.path).unlink(missing_ok=True)
-        return view
 
     def close(self) -> None:
         """What has come stays for another try."""
@@ -326,7 +341,11 @@ class PartialFile:
 
 
 def write_outline(path: Path, outline: Outline) -> None:
-    _write_durably(path, outline.size_bytes.to_bytes(_SIZE_BYTES, "big") + outline.packed())
+    _write_durably(path, _packed(outline))
+
+
+def _packed(outline: Outline) -> bytes:
+    return outline.size_bytes.to_bytes(_SIZE_BYTES, "big") + outline.packed()
 
 
 def read_outline(path: Path) -> Outline:
@@ -336,7 +355,7 @@ def read_outline(path: Path) -> Outline:
 
 
 def _write_durably(path: Path, raw: bytes | bytearray | memoryview) -> None:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    _make_folder(path.parent)
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:
         for start in range(0, len(raw), CHUNK_BYTES):
@@ -345,6 +364,13 @@ def _write_durably(path: Path, raw: bytes | bytearray | memoryview) -> None:
         os.fsync(file.fileno())
     part.replace(path)
     fsync_folder(path.parent)
+
+
+def _make_folder(folder: Path) -> None:
+    """Durably: what is in it would be lost with it."""
+    if not folder.is_dir():
+        folder.mkdir(mode=0o700, exist_ok=True)
+        fsync_folder(folder.parent)
 
 
 def fsync_folder(folder: Path) -> None:

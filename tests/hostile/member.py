@@ -4,8 +4,8 @@ It is honest until it has certified ROUND rounds, counted from when it came in; 
 CONTRIBUTIONS, or "honest".
 """
 
-import asyncio
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,16 +15,16 @@ from torch import Tensor
 
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import encode_contribution, open_contribution
-from dilocox_peer.network.transport import Reply
 from dilocox_peer.peer import averaging
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.training import trainer
 from dilocox_peer.peer.training.outer import Offer, OuterOptimizer
-from dilocox_peer.types import Layout, PeerId
+from dilocox_peer.store.shelf import FileContent, Shelf
+from dilocox_peer.types import Digest, Layout
 
 from .machines import MODES
 
-STALL_S = 3600.0
+STALL_S = 60.0
 SWOLLEN = 1000.0
 
 
@@ -69,14 +69,21 @@ def turn(mode: str, after_round: int) -> None:
         return
     averaging.RoundMachine = type("Turned", (MODES[mode],), {"has_turned": property(has_turned)})  # type: ignore[attr-defined,assignment]
     if mode == "hangs":
-        serve = Averaging._serve_blob
+        begin, content = Averaging.serve, Shelf.content
+        turned: list[Averaging] = []
 
-        async def hang(self: Averaging, peer: PeerId, header: dict[str, Any]) -> Reply:
-            if has_turned(self.machine):
-                await asyncio.sleep(STALL_S)
-            return await serve(self, peer, header)
+        async def begin_and_be_known(self: Averaging) -> None:
+            turned.append(self)
+            await begin(self)
 
-        Averaging._serve_blob = hang  # type: ignore[method-assign]
+        def hang(self: Shelf, name: Digest) -> FileContent | None:
+            found = content(self, name)
+            if found is not None and any(has_turned(each.machine) for each in turned):
+                time.sleep(STALL_S)  # of a thread that serves
+            return found
+
+        Averaging.serve = begin_and_be_known  # type: ignore[method-assign]
+        Shelf.content = hang  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

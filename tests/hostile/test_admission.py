@@ -167,7 +167,7 @@ async def _stranger_gets_nothing(swarm: InviteOnly, link: str) -> None:
         assert len(members) == 2
         for member in members:
             await transport.connect(member.peer, member.addresses)
-            for kind in ("state", "store", "blob", "backup"):
+            for kind in ("state", "store", "backup"):
                 with pytest.raises(RequestRefused, match="has shown no invitation"):
                     await transport.fetch(member.peer, kind, {"head": bytes(32)}, max_body_bytes=1 << 20, timeout_s=10)
             with pytest.raises(RequestRefused, match="has shown no invitation"):

@@ -11,13 +11,13 @@ from dilocox_peer.config import preset
 from dilocox_peer.events import RoundCertified
 from dilocox_peer.peer.planning.plan import first_plan
 from dilocox_peer.peer.planning.timetable import Timetable
-from dilocox_peer.peer.rounds.blobs import BlobStore
 from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.contract import Apply, BlobLost
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.outer_loop import OuterPhase
 from dilocox_peer.peer.training.trainer import Merged
 from dilocox_peer.signing import SigningKey
+from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry
 
@@ -127,7 +127,7 @@ async def running(stage, condition):
 
 
 async def test_a_round_that_is_over_is_encoded_written_and_offered(tmp_path, disk):
-    blobs = BlobStore(tmp_path)
+    blobs = Shelf(tmp_path)
     stage = Stage(blobs, disk)
     await running(stage, lambda: "Closed" in stage.names())
     assert stage.trainer.told[0] == "close"
@@ -137,7 +137,7 @@ async def test_a_round_that_is_over_is_encoded_written_and_offered(tmp_path, dis
 @pytest.mark.parametrize(("weight", "is_kept"), [(4, False), (0, True)])
 async def test_a_close_that_came_too_late_deletes_its_own_contribution_alone(tmp_path, disk, weight, is_kept):
     """Idle peers' contributions are equal to the byte, so one file: the certificate that came in may name it."""
-    blobs = BlobStore(tmp_path)
+    blobs = Shelf(tmp_path)
     stage = Stage(blobs, disk)
     stage.trainer.weight = weight
     encoded = stage.trainer.close().result()
@@ -154,7 +154,7 @@ async def test_a_close_that_came_too_late_deletes_its_own_contribution_alone(tmp
 
 
 async def test_what_was_certified_is_read_merged_kept_and_told_until_the_last_round(tmp_path, disk):
-    blobs = BlobStore(tmp_path)
+    blobs = Shelf(tmp_path)
     stage = Stage(blobs, disk)
     stage.rounds.last_round = 1
     entries = [Entry(PeerId(f"p{number}"), 1, blobs.put(bytes([number])), 1, 8) for number in range(2)]
@@ -170,12 +170,14 @@ async def test_what_was_certified_is_read_merged_kept_and_told_until_the_last_ro
 
 async def test_a_contribution_that_is_damaged_on_disk_is_asked_for_again_and_merged_then(tmp_path, disk):
     """It ended the session, and once more after every restart."""
-    blobs = BlobStore(tmp_path)
+    blobs = Shelf(tmp_path)
     stage = Stage(blobs, disk)
     stage.rounds.may_offer = False
     digest = blobs.put(b"contribution")
     certificate = stage.certify(Entry(PeerId("other"), 1, digest, 12, 8))
-    (tmp_path / digest.hex()).write_bytes(b"damaged")
+    path = blobs.path(digest)
+    assert path is not None
+    path.write_bytes(b"damaged")
     stage.conductor.on_apply(Apply(certificate, None))
     conducting = asyncio.create_task(stage.conductor.run())
     await until(lambda: stage.posted)

@@ -4,19 +4,31 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from dilocox_peer.errors import PeerUnavailable, ProtocolError
+from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError
 from dilocox_peer.events import MessageRefused
 from dilocox_peer.peer.rounds import driver as driver_module
-from dilocox_peer.peer.rounds.contract import BlobHeld, FetchBlob, ForgetBlobs, Persist, Progress, Received, Tick
+from dilocox_peer.peer.rounds.contract import (
+    BlobHeld,
+    BlobMissing,
+    BlobRefused,
+    FetchBlob,
+    ForgetBlobs,
+    Persist,
+    Progress,
+    Received,
+    Tick,
+)
 from dilocox_peer.peer.rounds.driver import MAX_INPUTS, RoundDriver
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Entry
 from dilocox_peer.wire.rounds import MAX_LOCATOR, GetChain, Leave, encode_message
@@ -72,7 +84,7 @@ async def test_a_flood_of_malformed_messages_is_told_once_a_second() -> None:
     assert [event.peer for event in told] == ["stranger", "another"]
 
 
-async def test_a_vote_is_on_disk_while_contributions_are_being_checked() -> None:
+async def test_a_vote_is_on_disk_while_contributions_are_being_checked(tmp_path: Path) -> None:
     """A check takes seconds where stages are large, and a machine that waits for it sends no heartbeats."""
     blob = b"contribution"
     written, checking, go_on = asyncio.Event(), asyncio.Event(), threading.Event()
@@ -82,21 +94,21 @@ async def test_a_vote_is_on_disk_while_contributions_are_being_checked() -> None
         [FetchBlob(sha256(blob), (PeerId("source"),))], [ForgetBlobs((sha256(b"old"),)), Persist(record)]
     ]  # fmt: skip
 
-    def check(_blob: bytes) -> None:
+    def check(_blob: memoryview) -> None:
         loop.call_soon_threadsafe(checking.set)
         go_on.wait(10.0)
 
     async def fetch(*_arguments: Any, **_options: Any) -> tuple[dict[str, Any], bytearray]:
-        return {}, bytearray(blob)
+        return {"size": len(blob)}, bytearray(blob)
 
     machine = SimpleNamespace(
         handle=lambda happened, now: wanted.pop(0) if wanted else [], deadline=lambda: loop.time() + 60.0
     )
-    blobs = SimpleNamespace(get=lambda digest: None, put=lambda raw: None, forget=lambda digest: None)
+    blobs = Shelf(tmp_path)
     journal = SimpleNamespace(write=lambda state: loop.call_soon_threadsafe(written.set))
     with ThreadPoolExecutor(1) as disk:
         driver = RoundDriver(
-            cast("Any", machine), transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=cast("Any", blobs),
+            cast("Any", machine), transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=blobs,
             journal=cast("Any", journal), disk=disk, check_blob=check, max_blob_bytes=100, on_apply=NOTHING,
             on_fetch_state=NOTHING, on_change=lambda: None, listener=lambda event: None,
         )  # fmt: skip
@@ -113,32 +125,34 @@ async def test_a_vote_is_on_disk_while_contributions_are_being_checked() -> None
                 await running
 
 
-async def test_a_contribution_is_bounded_by_what_is_possible_whatever_an_offer_says() -> None:
+async def test_a_contribution_is_bounded_by_what_is_possible_whatever_an_offer_says(tmp_path: Path) -> None:
     """Who offers another's blob with a wrong size would have the honest one refused, or cut short, by everybody."""
-    blob, bounds = b"contribution", list[Any]()
+    blob, too_large = b"contribution", bytes(101)
 
-    async def fetch(*_arguments: Any, max_body_bytes: int, **_options: Any) -> tuple[dict[str, Any], bytearray]:
-        bounds.append(max_body_bytes)
-        return {}, bytearray(blob)
+    async def fetch(_source: PeerId, _kind: str, header: dict[str, Any], **_options: Any) -> Any:
+        found = {sha256(each): each for each in (blob, too_large)}[header["name"]]
+        return {"size": len(found)}, bytearray(found)
 
-    blobs = SimpleNamespace(get=lambda digest: None, put=lambda raw: None)
+    blobs = Shelf(tmp_path)
     with ThreadPoolExecutor(1) as disk:
         driver = RoundDriver(
-            NOTHING, transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=cast("Any", blobs), journal=NOTHING,
+            NOTHING, transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=blobs, journal=NOTHING,
             disk=disk, check_blob=lambda raw: None, max_blob_bytes=100, on_apply=NOTHING, on_fetch_state=NOTHING,
-            on_change=NOTHING, listener=NOTHING,
+            on_change=NOTHING, listener=lambda event: None,
         )  # fmt: skip
         offer = Entry(PeerId("liar"), 1, sha256(blob), 2**40, 8)  # the size of another's blob, as a stranger says it
         [wanted] = Holdings(Timing()).want(offer.blob, [offer.peer], round_number=1, now=0.0)
         assert await fetched(driver, wanted) == BlobHeld(offer.blob)
-    assert bounds == [100]
+        assert blobs.get(offer.blob) == blob
+        too_much = FetchBlob(sha256(too_large), (PeerId("flooder"),))
+        assert await fetched(driver, too_much) == BlobMissing(sha256(too_large))
 
 
 async def fetched(driver: RoundDriver, wanted: FetchBlob) -> Any:
     return await driver._fetched(wanted)
 
 
-async def test_a_source_that_sends_something_else_is_named_and_the_next_one_is_asked() -> None:
+async def test_a_source_that_sends_something_else_is_named_and_the_next_one_is_asked(tmp_path: Path) -> None:
     blob, told = b"contribution", list[Any]()
     replies: dict[str, bytes | Exception] = {
         "liar": b"another", "flooder": ProtocolError(PeerId("flooder"), "a body of 2000 bytes, at most 100"),
@@ -149,21 +163,44 @@ async def test_a_source_that_sends_something_else_is_named_and_the_next_one_is_a
         reply = replies[source]
         if isinstance(reply, Exception):
             raise reply
-        return {}, bytearray(reply)
+        return {"size": len(reply)}, bytearray(reply)
 
-    blobs = SimpleNamespace(get=lambda digest: None, put=lambda raw: None)
+    blobs = Shelf(tmp_path)
     with ThreadPoolExecutor(1) as disk:
         driver = RoundDriver(
-            NOTHING, transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=cast("Any", blobs), journal=NOTHING,
+            NOTHING, transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=blobs, journal=NOTHING,
             disk=disk, check_blob=lambda raw: None, max_blob_bytes=100, on_apply=NOTHING, on_fetch_state=NOTHING,
             on_change=NOTHING, listener=told.append,
         )  # fmt: skip
         wanted = FetchBlob(sha256(blob), tuple(map(PeerId, replies)))
         assert await fetched(driver, wanted) == BlobHeld(sha256(blob))
+    said = "sent no contribution of that name when asked for one"
     assert told == [
-        MessageRefused(PeerId("liar"), "sent another contribution than it was asked for"),
-        MessageRefused(PeerId("flooder"), "sent no contribution when asked for one: a body of 2000 bytes, at most 100"),
+        MessageRefused(PeerId("liar"), f"{said}: what it sent is not the thing of that name"),
+        MessageRefused(PeerId("flooder"), f"{said}: a body of 2000 bytes, at most 100"),
     ]
+
+
+async def test_a_contribution_that_is_none_is_refused_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    blob = b"contribution"
+
+    async def fetch(*_arguments: Any, **_options: Any) -> tuple[dict[str, Any], bytearray]:
+        return {"size": len(blob)}, bytearray(blob)
+
+    def check(raw: memoryview) -> None:
+        raise MalformedBlob(f"{len(raw)} bytes are none")
+
+    blobs = Shelf(tmp_path)
+    with ThreadPoolExecutor(1) as disk:
+        driver = RoundDriver(
+            NOTHING, transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=blobs, journal=NOTHING,
+            disk=disk, check_blob=check, max_blob_bytes=100, on_apply=NOTHING, on_fetch_state=NOTHING,
+            on_change=NOTHING, listener=NOTHING,
+        )  # fmt: skip
+        wanted = FetchBlob(sha256(blob), (PeerId("author"),))
+        assert await fetched(driver, wanted) == BlobRefused(sha256(blob), "12 bytes are none")
+    assert blobs.held == set()
+    assert not list((tmp_path / "partial").iterdir())
 
 
 async def test_a_message_that_finds_a_fault_in_the_machine_costs_itself_and_nothing_else() -> None:

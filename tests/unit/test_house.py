@@ -56,7 +56,7 @@ LONG = {
 """Module -> the lines it may have."""
 
 PRIVATE = {
-    "hostile/forger.py": 2, "hostile/machines.py": 3, "hostile/member.py": 2, "hostile/test_admission.py": 5,
+    "hostile/forger.py": 2, "hostile/machines.py": 3, "hostile/test_admission.py": 5,
     "shell/peer_process.py": 1, "shell/test_admission.py": 8, "shell/test_bootstrap.py": 2,
     "shell/test_control.py": 2, "shell/test_conveyor.py": 2, "shell/test_directory.py": 16, "shell/test_docs.py": 1,
     "shell/test_entry.py": 13, "shell/test_transport.py": 7, "shell/test_transport_faults.py": 4, "sim/faults.py": 1,

@@ -12,10 +12,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import assert_never
 
-from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError
+from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError, ThingUnavailable
 from dilocox_peer.events import Event, Failed, Listener, MessageRefused
 from dilocox_peer.network.transport import PeerGone, Transport
-from dilocox_peer.peer.rounds.blobs import BlobStore
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
@@ -39,7 +38,10 @@ from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.outbox import Outbox
 from dilocox_peer.peer.rounds.refusals import Refusals
-from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.store.fetch import Fetch
+from dilocox_peer.store.pull import Pull
+from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.rounds import decode_message, encode_message
 
 _logger = logging.getLogger(__name__)
@@ -51,9 +53,8 @@ SEND_TIMEOUT_S = 5.0
 BLOB_TIMEOUT_S = 3600.0
 BLOB_STALL_S = 10.0  # a source that sends nothing for so long is left for the next one
 CONCURRENT_FETCHES = 4
-BLOB_SERVICE = "blob"
 
-CheckBlob = Callable[[bytes], object]
+CheckBlob = Callable[[memoryview], object]
 """Raises MalformedBlob when a blob is no acceptable contribution. Runs in a worker thread."""
 
 
@@ -65,7 +66,7 @@ class RoundDriver:
         machine: RoundMachine,
         *,
         transport: Transport,
-        blobs: BlobStore,
+        blobs: Shelf,
         journal: Journal,
         disk: Executor,
         check_blob: CheckBlob,
@@ -245,37 +246,39 @@ class RoundDriver:
         loop = asyncio.get_running_loop()
         if await loop.run_in_executor(self._disk, self._blobs.get, action.blob) is not None:
             return BlobHeld(action.blob)
-        for source in action.sources:
-            try:
-                _header, body = await self._transport.fetch(
-                    source,
-                    BLOB_SERVICE,
-                    {"digest": action.blob},
-                    max_body_bytes=self._max_blob_bytes,  # not what an offer says: it may name a blob of another's
-                    timeout_s=BLOB_TIMEOUT_S,
-                    stall_timeout_s=BLOB_STALL_S,
-                )
-            except PeerUnavailable:
-                continue
-            except ProtocolError as error:
-                self._tell_refusal(source, f"sent no contribution when asked for one: {error.reason}", loop.time())
-                continue
-            try:
-                stored = await loop.run_in_executor(self._disk, self._check_and_store, bytes(body), action.blob)
-            except MalformedBlob as error:
-                return BlobRefused(action.blob, str(error))
-            if stored:
-                return BlobHeld(action.blob)
-            self._tell_refusal(source, "sent another contribution than it was asked for", loop.time())
-        return BlobMissing(action.blob)
+        partial = await loop.run_in_executor(self._disk, self._blobs.partial, action.blob)
+        resumed = await loop.run_in_executor(self._disk, partial.resumed)
 
-    def _check_and_store(self, blob: bytes, expected: Digest) -> bool:
-        """False when blob is not what was asked for (the source's fault); raises MalformedBlob (the author's)."""
-        if sha256(blob) != expected:
-            return False
-        self._check_blob(blob)
-        self._blobs.put(blob)
-        return True
+        def check_and_store() -> None:
+            try:
+                self._check_blob(partial.view())
+            except MalformedBlob:
+                partial.discard()
+                raise
+            partial.finish()
+
+        pull = Pull(
+            Fetch(action.blob, action.sources, tries=1, resumed=resumed),
+            partial,
+            transport=self._transport,
+            max_bytes=self._max_blob_bytes,  # not what an offer says: it may name a blob of another's
+            timeout_s=BLOB_TIMEOUT_S,
+            stall_s=BLOB_STALL_S,
+            finish=check_and_store,
+            on_failed=self._on_source_failed,
+        )
+        try:
+            await pull.run()
+        except (ThingUnavailable, TimeoutError):
+            return BlobMissing(action.blob)
+        except MalformedBlob as error:  # the author's fault, not the sources'
+            return BlobRefused(action.blob, str(error))
+        return BlobHeld(action.blob)
+
+    def _on_source_failed(self, source: PeerId, reason: str, is_lying: bool) -> None:
+        if is_lying:
+            now = asyncio.get_running_loop().time()
+            self._tell_refusal(source, f"sent no contribution of that name when asked for one: {reason}", now)
 
     async def _forget_blobs(self, blobs: tuple[Digest, ...]) -> None:
         try:

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from dilocox_peer.peer.rounds.blobs import fsync_folder
 from dilocox_peer.peer.rounds.durable import Durable, Loaded, encode_record, load_log
+from dilocox_peer.store.shelf import fsync_folder
 from dilocox_peer.types import Digest
 
 COMPACT_BYTES = 16 * 1024 * 1024

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
 from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.architecture import layout_of
-from dilocox_peer.peer.rounds.blobs import BlobStore
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.state.anchors import keep_manifest
@@ -48,7 +47,7 @@ class Keeper:
         self.arrivals = Shelf(folder / f"stage{stage}" / "arrivals")  # of states, on their way
         others = (other for other in range(manifest.stages.count) if other != stage)
         self.state_folders = (self.checkpoints, *(copy_folder(folder, other) / CHECKPOINTS for other in others))
-        self.blobs = BlobStore(folder / f"stage{stage}" / "contributions")
+        self.blobs = Shelf(folder / f"stage{stage}" / "contributions")
         self.journal = Journal(folder / f"stage{stage}" / "rounds.log", manifest.genesis(stage))
         self.left = LeftBranches(folder)
         self.durable: Durable | None = self.journal.loaded.durable  # what the journal said at the start

@@ -20,12 +20,12 @@ from dilocox_peer.errors import ProtocolError, StateCorrupt
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.planning.plan import plan_bounds
-from dilocox_peer.peer.rounds.blobs import fsync_folder
 from dilocox_peer.peer.rounds.chain import Chain, Verifier
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.state.backup import MAX_CHAIN_BYTES, Backup
 from dilocox_peer.peer.state.checkpoint import read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.store.shelf import fsync_folder
 from dilocox_peer.types import RunId
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
 

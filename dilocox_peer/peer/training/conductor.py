@@ -12,7 +12,6 @@ from typing import assert_never
 from dilocox_peer.events import Listener
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.timetable import Timetable
-from dilocox_peer.peer.rounds.blobs import BlobStore
 from dilocox_peer.peer.rounds.contract import Apply, Input
 from dilocox_peer.peer.training.outer_contract import (
     AdoptionBegun,
@@ -43,6 +42,7 @@ from dilocox_peer.peer.training.outer_contract import (
 )
 from dilocox_peer.peer.training.outer_loop import PULSE_S, OuterLoop
 from dilocox_peer.peer.training.trainer import Trainer
+from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry
 
@@ -58,7 +58,7 @@ class Conductor:
         manifest: Manifest,
         rounds: AgreedRounds,
         trainer: Trainer,
-        blobs: BlobStore,
+        blobs: Shelf,
         disk: Executor,
         raw_bytes: int,
         post: Callable[[Input], None],
