@@ -15,11 +15,18 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 demo: setup
 	$(BIN)/dilocox-peer demo --report out/demo.json
 
+# What only computes runs on all cores; real processes have them to themselves, one test at a time.
+COMPUTES := tests/unit tests/paper tests/sim
+PROCESSES := tests/shell tests/hostile tests/swarm
+JOBS ?= 2
+
 test: setup lint types
-	$(BIN)/python -m pytest -m "not slow and not nightly"
+	$(BIN)/python -m pytest -m "not slow and not nightly" -n $(JOBS) $(COMPUTES)
+	$(BIN)/python -m pytest -m "not slow and not nightly" $(PROCESSES)
 
 test-all: setup lint types
-	$(BIN)/python -m pytest -m "not nightly"
+	$(BIN)/python -m pytest -m "not nightly" -n $(JOBS) $(COMPUTES)
+	$(BIN)/python -m pytest -m "not nightly" $(PROCESSES)
 
 lint: setup
 	$(BIN)/ruff check .

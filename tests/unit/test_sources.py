@@ -2,7 +2,7 @@
 
 import gzip
 import json
-import os
+import random
 
 import pyarrow
 import pyarrow.ipc
@@ -69,7 +69,7 @@ def test_the_same_documents_give_the_same_draws_and_the_same_held_out_tokens(tmp
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.txt", gzip.compress(b"text"), "is gzip, no text; unpack it first, or call it .jsonl.gz"),
+        ("a.txt", gzip.compress(b"text", mtime=0), "is gzip, no text; unpack it first, or call it .jsonl.gz"),
         ("a.txt", zstandard.compress(b"text"), "is zstd, no text; unpack it first"),
         ("a.txt", b"PAR1....", "is parquet, no text; call it .parquet"),
         ("a.png", b"\x89PNG\r\n\x1a\n", "is a PNG image, no text; take it out"),
@@ -78,7 +78,11 @@ def test_the_same_documents_give_the_same_draws_and_the_same_held_out_tokens(tmp
         ("a.txt", "text".encode("utf-16"), "is UTF-16, no text; convert it: `iconv"),
         ("a.bin", b"text\x00text", "has NUL bytes, so it is no text"),
         ("a.jsonl", b'{"text": 1}\n', 'a.jsonl:1: no "text" field with a string'),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "' + os.urandom(500).hex().encode() + b'"}')[:100], "damaged gzip"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "' + random.Random(0).randbytes(500).hex().encode() + b'"}', mtime=0)[:100],
+            "damaged gzip",
+        ),
         ("a.jsonl.zst", b"nonsense", "damaged zstd"),
         ("a.parquet", b"PAR1nonsensePAR1", "damaged or no such table"),
         ("a.arrow", b"nonsense", "damaged or no such table"),
