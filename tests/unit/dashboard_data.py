@@ -1,5 +1,6 @@
 """A peer's hour in a run of three stages, as events: invented, for the dashboard's tests and benchmark."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,7 +89,8 @@ def events() -> Iterator[tuple[float, Event]]:
         else:
             yield now, certified(number)
         if number % 2:
-            yield now + 6, Evaluated(number, 5.3 * 0.96**number + 1.15, 500_000)
+            nats = 5.3 * 0.96**number + 1.15
+            yield now + 6, Evaluated(number, nats, 500_000, bits_per_byte=nats / math.log(2))
     yield now + 9, StageSeen(1, (ME, *MATES), (ME, *MATES), (MATES[2],), MATES[0])
     for second in range(8):
         yield (
