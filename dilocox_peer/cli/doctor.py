@@ -28,7 +28,7 @@ from dilocox_peer.cli.flags import DoctorFlags
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
-from dilocox_peer.model.memory import device_bytes, size, stage_bytes
+from dilocox_peer.model.memory import StageSize, size
 from dilocox_peer.peer.footprint import available_memory
 from dilocox_peer.peer.identity import read_key
 
@@ -127,7 +127,7 @@ def examine(
         found.append(Check("memory", "skipped", f"{size(available_memory())} free; {why}"))
     else:
         found += look_at_memory(manifest, flags)
-        disk = checks.look_at_disk(home.folder, _parameters(manifest, flags.stage))
+        disk = checks.look_at_disk(home.folder, [each.parameters for each in _sizes(manifest, flags.stage)])
         found = [disk if check.name == "disk" else check for check in found]
     if device.status == "fail":
         found.append(Check("throughput", "skipped", "the device cannot be used"))
@@ -230,9 +230,10 @@ def look_at_linkd() -> Check:
 
 def look_at_memory(manifest: "Manifest", flags: DoctorFlags) -> list[Check]:
     """Memory of the machine, and of the accelerator when there is one."""
-    parameters = _parameters(manifest, flags.stage)
-    is_alone, on_cpu = manifest.stages.count == 1, not flags.device.startswith("cuda")
-    needs = [stage_bytes(count, is_alone=is_alone, on_cpu=on_cpu) for count in parameters]
+    from dilocox_peer.peer.device import is_in_machine_memory
+
+    sizes, on_cpu = _sizes(manifest, flags.stage), is_in_machine_memory(flags.device)
+    needs = [each.host_bytes(on_cpu=on_cpu, checkpointing=True) for each in sizes]
     found = [checks.judge_memory(available_memory(), needs, where="machine")]
     if not on_cpu:
         import torch
@@ -241,19 +242,17 @@ def look_at_memory(manifest: "Manifest", flags: DoctorFlags) -> list[Check]:
             free = torch.cuda.mem_get_info(torch.device(flags.device))[0]
         except (RuntimeError, AssertionError) as error:
             return [*found, Check("memory (device)", "fail", str(error).splitlines()[0], "use --device cpu")]
-        on_device = [device_bytes(count, is_alone=is_alone) for count in parameters]
+        on_device = [each.device_bytes(checkpointing=True) for each in sizes]
         found.append(checks.judge_memory(free, on_device, where="device"))
     return found
 
 
-def _parameters(manifest: "Manifest", stage: int | None) -> list[int]:
+def _sizes(manifest: "Manifest", stage: int | None) -> list[StageSize]:
     """Of every stage, or of the one that is meant."""
-    from dilocox_peer.model.architecture import layout_of
-
     if stage is not None and stage >= manifest.stages.count:
         raise ConfigError(f"--stage {stage}: the run has stages 0 to {manifest.stages.count - 1}")
     stages = range(manifest.stages.count) if stage is None else [stage]
-    return [layout_of(manifest, each).num_elements for each in stages]
+    return [StageSize.of(manifest, each) for each in stages]
 
 
 def measure(manifest: "Manifest | None", flags: DoctorFlags, speeds: Sequence[float]) -> Check:

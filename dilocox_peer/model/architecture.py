@@ -113,14 +113,19 @@ def stage_layout_of(section: ModelSection | PublishedSection, layers: LayerRange
 
 
 def build_model(
-    section: ModelSection | PublishedSection, layers: LayerRange | None = None, *, device: str = "cpu"
+    section: ModelSection | PublishedSection,
+    layers: LayerRange | None = None,
+    *,
+    device: str = "cpu",
+    checkpointing: bool = False,
 ) -> StageModel:
-    """The stage of these layers (None: the whole model), its parameters zeros as yet."""
+    """The stage of these layers (None: the whole model), its parameters zeros as yet. checkpointing: a forward keeps the inputs of
+    its layers alone, and a backward computes each layer once more."""
     layers = layers or LayerRange.of(section)
     if isinstance(section, PublishedSection):
         from dilocox_peer.model.published import PublishedStage, design_of
 
-        return PublishedStage(design_of(section), layers, device=device)
+        return PublishedStage(design_of(section), layers, device=device, checkpointing=checkpointing)
     from dilocox_peer.model.transformer import LlamaStage
 
-    return LlamaStage(section, layers, device=device)
+    return LlamaStage(section, layers, device=device, checkpointing=checkpointing)

@@ -13,12 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dilocox_peer.model.architecture import StageModel
+from dilocox_peer.model.memory import LOGITS_BYTES
 
 IGNORED = -100
 """A target that counts for nothing: padding, or a prompt in fine-tuning. torch's own default."""
-
-LOGITS_BYTES = 128 * 1024 * 1024
-"""Of one part's logits in float32; log-softmax and its gradient take as much each beside them."""
 
 
 def rows_at_a_time(vocab_size: int, logits_bytes: int = LOGITS_BYTES) -> int:

@@ -1,43 +1,105 @@
 """How much memory a stage takes at a peer, and which stages there is room for. Pure arithmetic, for the claim of a stage.
 
-    bytes a parameter                                  where the training computes   in the machine's memory
-    weight, gradient, AdamW's two moments              16
-    a second version of the weights, of several stages  4
-    anchor, outer momentum, residual, snapshot                                       16
-    while contributions are averaged                                                  4
+    bytes a parameter                                       where the training computes   in the machine's memory
+    weight, gradient, AdamW's two moments                    16
+    a second version of the weights, of several stages        4
+    anchor, outer momentum, residual                                                       12
+    pseudo-gradient of an offer that is out, then the shift                                 4
+    the next anchor and momentum while a round is merged                                    8
 
-Together 36 of a model in one stage, 40 of several. Activations are not in it: they are bounded by slots, a few MB for small
-models.
+Together 40 of a model in one stage, 44 of several: the peak, at a merge; 28 and 32 between rounds. Beside them four vectors of
+the largest tensor while it is decoded, and what a forward keeps for its backward: of every micro-batch that is under way, a
+layer's values for each layer, or with checkpointing a layer's input for each and the values of one. benchmarks/memory.py
+measures it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.partition import Costs, usual_window
+
 TRAINED_BYTES: Final = 16
 SECOND_VERSION_BYTES: Final = 4
-AGREED_BYTES: Final = 16
-DECODING_BYTES: Final = 4
+AGREED_BYTES: Final = 12
+OFFER_BYTES: Final = 4
+MERGE_BYTES: Final = 8
 BASE_BYTES: Final = 440_000_000
 """What does not grow with the stage: interpreter, torch, hivemind, the text, p2pd. A peer of the tiny model, which is one
 stage, took 444 MB with all its processes, 8 of them for parameters."""
 LINKD_BYTES: Final = 70_000_000
 """The process that a run of several stages has beside, with py-libp2p imported."""
+LIBRARY_BYTES: Final = 160_000_000
+"""`transformers`, of a run of a published model."""
 
 GB: Final = 1e9
+_SCRATCH_VECTORS: Final = 4  # of the largest tensor: decoded, mean, update, and one more of the optimizer
+_FLOAT_BYTES: Final = 4
+LOGITS_BYTES: Final = 128 * 1024 * 1024
+"""Logits that are computed at once (loss.py)."""
+_LOGITS_COPIES: Final = 3  # logits, their log-softmax, their gradient
 
 
-def stage_bytes(num_parameters: int, *, is_alone: bool, on_cpu: bool = True) -> int:
-    """In the machine's memory, of a peer that holds a stage with so many parameters. is_alone: it is the whole model."""
-    each = AGREED_BYTES + DECODING_BYTES
-    if on_cpu:
-        each += TRAINED_BYTES + (0 if is_alone else SECOND_VERSION_BYTES)
-    return BASE_BYTES + (0 if is_alone else LINKD_BYTES) + num_parameters * each
+@dataclass(frozen=True, slots=True)
+class StageSize:
+    """A stage of a run as far as its memory goes. largest: elements of its largest tensor. in_flight: micro-batches that it keeps
+    values of at once. layer_bytes, input_bytes: what a forward of one micro-batch keeps of a layer, and what it takes in.
+    base_bytes: what does not grow with the stage."""
 
+    parameters: int
+    largest: int
+    layers: int
+    in_flight: int
+    layer_bytes: int
+    input_bytes: int
+    logits_bytes: int
+    is_alone: bool
+    base_bytes: int
 
-def device_bytes(num_parameters: int, *, is_alone: bool) -> int:
-    """In an accelerator's memory, of a peer that trains there."""
-    return BASE_BYTES + num_parameters * (TRAINED_BYTES + (0 if is_alone else SECOND_VERSION_BYTES))
+    @classmethod
+    def of(cls, manifest: Manifest, stage: int) -> "StageSize":
+        """Raises ConfigError where a published model cannot be built here."""
+        from dilocox_peer.model.architecture import layers_of, layout_of
+
+        layout, layers, count = layout_of(manifest, stage), layers_of(manifest, stage), manifest.stages.count
+        section, rows = manifest.model, manifest.inner.micro_batch * manifest.model.context
+        turns_round = layers.is_last_stage  # forward and backward at once
+        is_published = section.architecture == "transformers"
+        base = BASE_BYTES + (0 if count == 1 else LINKD_BYTES) + (LIBRARY_BYTES if is_published else 0)
+        return cls(
+            parameters=layout.num_elements,
+            largest=max(spec.num_elements for spec in layout.tensors),
+            layers=layers.last - layers.first + 1,
+            in_flight=1 if turns_round else min(manifest.inner.accumulate, usual_window(count)),
+            layer_bytes=rows * Costs.of(section).kept * _FLOAT_BYTES,
+            input_bytes=rows * section.hidden_size * _FLOAT_BYTES,
+            logits_bytes=min(rows * section.vocab_size * _FLOAT_BYTES, LOGITS_BYTES) if turns_round else 0,
+            is_alone=count == 1,
+            base_bytes=base,
+        )
+
+    def activation_bytes(self, *, checkpointing: bool) -> int:
+        """Kept for backwards, and of the loss, at most."""
+        if checkpointing:
+            kept = self.in_flight * self.layers * self.input_bytes + self.layer_bytes
+        else:
+            kept = self.in_flight * self.layers * self.layer_bytes
+        return kept + _LOGITS_COPIES * self.logits_bytes
+
+    def host_bytes(self, *, on_cpu: bool = True, checkpointing: bool = False) -> int:
+        """At most, in the machine's memory."""
+        each = AGREED_BYTES + OFFER_BYTES + MERGE_BYTES
+        if on_cpu:
+            each += TRAINED_BYTES + (0 if self.is_alone else SECOND_VERSION_BYTES)
+        activations = self.activation_bytes(checkpointing=checkpointing) if on_cpu else 0
+        scratch = _SCRATCH_VECTORS * _FLOAT_BYTES * self.largest
+        return self.base_bytes + self.parameters * each + scratch + activations
+
+    def device_bytes(self, *, checkpointing: bool = False) -> int:
+        """At most, in the memory of an accelerator that trains."""
+        each = TRAINED_BYTES + (0 if self.is_alone else SECOND_VERSION_BYTES)
+        return BASE_BYTES + self.parameters * each + self.activation_bytes(checkpointing=checkpointing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ There is no dropout: a forward is run again where activations are not kept, and 
 Shape letters: B sequences, T tokens, D hidden size, V vocabulary, N parameters.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import PublishedSection
@@ -90,7 +92,17 @@ def costs_of_design(design: Design) -> Costs:
         block_compute=int(block - of_experts + of_experts * share) + design.context * config.hidden_size,
         embedding=sum(shapes[each].numel() for each in family.before),
         head_compute=shapes[family.head].numel(),
+        kept=10 * int(config.hidden_size) + 4 * _mlp_width(config),
     )
+
+
+def _mlp_width(config: Any) -> int:
+    """Values a token inside the MLP, of all experts that it goes through."""
+    dense = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    experts = getattr(config, "num_experts_per_tok", None)
+    if not experts:
+        return dense
+    return int(experts) * int(getattr(config, "moe_intermediate_size", None) or dense)
 
 
 def _share_of_experts(config: Any) -> float:
@@ -111,10 +123,12 @@ class PublishedStage:
         *,
         device: str | torch.device = "cpu",
         flat_grad_N: Tensor | None = None,
+        checkpointing: bool = False,
     ) -> None:
         """flat_grad_N: the gradient vector of another version of the same stage, to be shared with it."""
         self.layers = layers
         self._design = design
+        self._checkpointing = checkpointing
         model = build_empty(design.config)
         self.layout = _layout(design, layers, model)
         self.flat_N = torch.zeros(self.layout.num_elements, device=device)
@@ -122,11 +136,16 @@ class PublishedStage:
         self._spans = {spec.name: (start, stop, spec.shape) for spec, start, stop in self.layout.spans()}
         self._inject = _Inject()
         self._replace_layers(model)
+        _fill_buffers(
+            model, self.flat_N.device
+        )  # before parameters are there: the library's initialization passes over empty ones
         self._fill_parameters(model)
-        _fill_buffers(model, self.flat_N.device)
+        if checkpointing:
+            self._checkpoint_layers(model)
         self._model = model
-        self._base = _Base(getattr(model, model.base_model_prefix))
-        setattr(model, model.base_model_prefix, self._base)
+        owner, name = _base_of(model)
+        self._base = _Base(getattr(owner, name))
+        setattr(owner, name, self._base)
 
     @property
     def context(self) -> int:
@@ -169,7 +188,13 @@ class PublishedStage:
         self.flat_grad_N.zero_()
 
     def version(self) -> "PublishedStage":
-        return PublishedStage(self._design, self.layers, device=self.flat_N.device, flat_grad_N=self.flat_grad_N)
+        return PublishedStage(
+            self._design,
+            self.layers,
+            device=self.flat_N.device,
+            flat_grad_N=self.flat_grad_N,
+            checkpointing=self._checkpointing,
+        )
 
     def _replace_layers(self, model: Any) -> None:
         _, layers = layer_list(model, self._design.config)
@@ -190,6 +215,12 @@ class PublishedStage:
                 if isinstance(value, str | int) and not name.startswith("_") and name != "training":
                     setattr(new, name, value)
             layers[index] = new
+
+    def _checkpoint_layers(self, model: Any) -> None:
+        """The library's own switch for it works in training mode alone, where there is dropout."""
+        _, layers = layer_list(model, self._design.config)
+        for layer in layers[self.layers.first : self.layers.last + 1]:
+            layer.forward = _Checkpointed(layer.forward)
 
     def _fill_parameters(self, model: Any) -> None:
         modules = dict(model.named_modules())
@@ -278,6 +309,15 @@ def _layout(design: Design, layers: LayerRange, model: Any) -> Layout:
     return Layout((*(spec for spec in specs if not spec.is_vector), *(spec for spec in specs if spec.is_vector)))
 
 
+def _base_of(model: Any) -> tuple[Any, str]:
+    """What the head calls for hidden states, as an attribute of a module: the model without its head, in some families a
+    decoder in that."""
+    base = getattr(model, model.base_model_prefix)
+    return (
+        (base, "decoder") if isinstance(getattr(base, "decoder", None), nn.Module) else (model, model.base_model_prefix)
+    )
+
+
 def _fill_buffers(model: Any, device: torch.device) -> None:
     """Tables (of rotary positions, masks) that the library computes itself where a model was built empty."""
     with torch.no_grad():
@@ -288,6 +328,18 @@ def _fill_buffers(model: Any, device: torch.device) -> None:
             for name, buffer in buffers.items():
                 module.register_buffer(name, torch.empty_like(buffer, device=device), persistent=False)
             model._init_weights(module)
+
+
+class _Checkpointed:
+    """A layer's forward that keeps its inputs alone."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._forward(*arguments, **named)
+        return checkpoint(self._forward, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
 
 
 class _Captured(Exception):

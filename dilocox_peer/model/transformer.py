@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from dilocox_peer.manifest import ModelSection
 from dilocox_peer.model.architecture import LayerRange
@@ -83,10 +84,12 @@ class LlamaStage:
         *,
         device: str | torch.device = "cpu",
         flat_grad_N: Tensor | None = None,
+        checkpointing: bool = False,
     ) -> None:
         """flat_grad_N: the gradient vector of another version of the same stage, to be shared with it."""
         self.section = section
         self.layers = layers
+        self._checkpointing = checkpointing
         self.layout = stage_layout(section, layers)
         self.flat_N = torch.zeros(self.layout.num_elements, device=device)
         self.flat_grad_N = torch.zeros_like(self.flat_N) if flat_grad_N is None else flat_grad_N
@@ -112,8 +115,10 @@ class LlamaStage:
     def hidden(self, x: Tensor) -> Tensor:
         hidden_BTD = F.embedding(x, self._embedding_VD) if self._embedding_VD is not None else x
         for layer in self._layers:
-            hidden_BTD = hidden_BTD + self._attention(layer, self._norm(hidden_BTD, layer.attention_norm_D))
-            hidden_BTD = hidden_BTD + _swiglu(layer, self._norm(hidden_BTD, layer.mlp_norm_D))
+            if self._checkpointing and torch.is_grad_enabled():
+                hidden_BTD = checkpoint(self._block, layer, hidden_BTD, use_reentrant=False, preserve_rng_state=False)
+            else:
+                hidden_BTD = self._block(layer, hidden_BTD)
         return hidden_BTD if self._final_norm_D is None else self._norm(hidden_BTD, self._final_norm_D)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
@@ -131,7 +136,13 @@ class LlamaStage:
         self.flat_grad_N.zero_()
 
     def version(self) -> "LlamaStage":
-        return LlamaStage(self.section, self.layers, device=self.flat_N.device, flat_grad_N=self.flat_grad_N)
+        return LlamaStage(
+            self.section,
+            self.layers,
+            device=self.flat_N.device,
+            flat_grad_N=self.flat_grad_N,
+            checkpointing=self._checkpointing,
+        )
 
     def _weight(self, *names: str) -> Tensor:
         """A leaf over the named tensors, which lie one behind the other and have equal rows; its gradient is a view
@@ -157,6 +168,10 @@ class LlamaStage:
             gate_up_XD=self._weight(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
             down_DF=self._weight(mlp + "down_proj.weight"),
         )
+
+    def _block(self, layer: "_Layer", hidden_BTD: Tensor) -> Tensor:
+        hidden_BTD = hidden_BTD + self._attention(layer, self._norm(hidden_BTD, layer.attention_norm_D))
+        return hidden_BTD + _swiglu(layer, self._norm(hidden_BTD, layer.mlp_norm_D))
 
     def _norm(self, x_BTD: Tensor, weight_D: Tensor) -> Tensor:
         return F.rms_norm(x_BTD, weight_D.shape, weight_D, self.section.norm_eps)

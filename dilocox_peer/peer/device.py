@@ -20,6 +20,17 @@ def chosen_device(wanted: str) -> str:
     return wanted
 
 
+def is_in_machine_memory(device: str) -> bool:
+    """Whether what is computed there lies in the machine's own memory: cpu, and mps, which shares it."""
+    return not device.startswith(("cuda", "xpu"))
+
+
+def free_on(device: str) -> int:
+    """Bytes free in the memory of an accelerator."""
+    module = torch.xpu if device.startswith("xpu") else torch.cuda
+    return int(module.mem_get_info(torch.device(device))[0])
+
+
 def _best() -> str:
     if torch.cuda.is_available():
         return "cuda"

@@ -25,7 +25,7 @@ from dilocox_peer.peer import dialback
 from dilocox_peer.peer.acquaintances import read_acquaintances
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, run_joined
-from dilocox_peer.peer.claim import claim_stage, fitting_stages
+from dilocox_peer.peer.claim import claim_stage, fitting_stages, wants_checkpointing
 from dilocox_peer.peer.device import chosen_device
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.discovery import Discovery
@@ -197,6 +197,7 @@ class Stay:
             threads=choices.threads,
             on_failure=on_failure,
             timetable=timetable,
+            checkpointing=wants_checkpointing(manifest, stage, settings.wish),
         )
         trainer.start(keeper.state)
         trainer.hold()  # until the rounds are at its head

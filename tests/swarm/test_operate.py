@@ -19,8 +19,7 @@ import pytest
 
 from dilocox_peer.cli.local_swarm import LOOPBACK, ChildEnded
 from dilocox_peer.config import preset
-from dilocox_peer.model.architecture import layout_of
-from dilocox_peer.model.memory import stage_bytes
+from dilocox_peer.model.memory import StageSize
 from tests.swarm.test_pipeline import manifest_of
 from tests.swarm.watched import LONG_S, Watched, assert_gone, family
 
@@ -211,7 +210,7 @@ def test_the_dashboard_takes_the_terminal_and_gives_it_back(tmux, tmp_path, end)
 def test_a_peer_takes_the_stage_that_its_memory_allows_or_says_what_it_needs():
     async def scenario() -> None:
         manifest = preset("tiny", model={"layers": 4}, stages={"count": 2, "blocks": [3, 1]})
-        large, small = (stage_bytes(layout_of(manifest, stage).num_elements, is_alone=False) for stage in range(2))
+        large, small = (StageSize.of(manifest, stage).host_bytes(checkpointing=True) for stage in range(2))
         allowed = ["--max-memory", f"{(large + small) / 2e9:.6f}"]
         async with Watched(manifest) as swarm:
             await swarm.start_bootstrap()

@@ -8,14 +8,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.manifest import InnerSection
+from dilocox_peer.manifest import InnerSection, ModelSection
 from dilocox_peer.model.activations import BodyFormat
-from dilocox_peer.model.architecture import LayerRange
+from dilocox_peer.model.architecture import LayerRange, build_model
 from dilocox_peer.model.families import check_cut, family_of
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.loss import train_on
 from dilocox_peer.model.passes import Passes
 from dilocox_peer.model.published import PublishedStage, design_from, design_layout
+from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.model.weights import open_folder
 from tests.tiny_models import FAMILIES, tiny_json, tiny_model, write_folder
 
@@ -191,3 +192,27 @@ def test_code_in_a_folder_is_never_run():
     config = json.loads(tiny_json("llama"))
     config["auto_map"] = {"AutoModelForCausalLM": "evil--modeling.Evil", "AutoConfig": "evil.Config"}
     assert family_of(json.dumps(config)).class_name == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_checkpointing_changes_no_bit(family: str):
+    config_json = tiny_json(family)
+    tensors = dict(tiny_model(config_json).named_parameters())
+    (plain,) = stages_of(config_json, 1, tensors)
+    saving = PublishedStage(design_from(config_json, num_stages=1, context=TOKENS), plain.layers, checkpointing=True)
+    saving.load(plain.layout, plain.flat_N)
+    inputs_BT, targets_BT = next(batches(plain.vocab_size, 1))
+    assert train_on(saving, inputs_BT, targets_BT) == train_on(plain, inputs_BT, targets_BT)
+    assert torch.equal(saving.flat_grad_N, plain.flat_grad_N)
+
+
+def test_checkpointing_of_our_own_layers_changes_no_bit():
+    section = ModelSection(layers=3, hidden_size=32, heads=4, kv_heads=2, mlp_size=48, context=TOKENS)
+    models = [build_model(section, checkpointing=saves) for saves in (False, True)]
+    inputs_BT, targets_BT = next(batches(256, 1))
+    losses = []
+    for model in models:
+        model.flat_N.copy_(initial_parameters(model.layout, section, 3))
+        losses.append(train_on(model, inputs_BT, targets_BT))
+    assert losses[0] == losses[1]
+    assert torch.equal(models[0].flat_grad_N, models[1].flat_grad_N)

@@ -75,6 +75,7 @@ class StageLoop:
         clock: Callable[[], float],
         micro_batch_limit: int | None,
         timetable: Timetable,
+        checkpointing: bool = False,
     ) -> None:
         """corpus: of stage 0 alone. micro_batch_limit: stage 0 begins at most so many in a round."""
         self._manifest = manifest
@@ -84,7 +85,7 @@ class StageLoop:
         self._corpus = corpus
         self._micro_batch_limit = micro_batch_limit
         self._passes = Passes(BodyFormat.of(manifest))
-        first = build_model(manifest.model, layers_of(manifest, stage), device=device)
+        first = build_model(manifest.model, layers_of(manifest, stage), device=device, checkpointing=checkpointing)
         self._current, self._other = first, first.version()
         self._optimizer = InnerOptimizer(first, manifest.inner)
         self._pending_N: Tensor | None = (

@@ -29,6 +29,7 @@ class WholeLoop:
         clock: Callable[[], float],
         micro_batch_limit: int | None,
         timetable: Timetable,
+        checkpointing: bool = False,
     ) -> None:
         """micro_batch_limit: at most so many in a round, then wait for its end."""
         self._manifest = manifest
@@ -36,7 +37,7 @@ class WholeLoop:
         self._incarnation = incarnation
         self._corpus = corpus
         self._micro_batch_limit = micro_batch_limit
-        self._stage = Stage(build_model(manifest.model, device=device))
+        self._stage = Stage(build_model(manifest.model, device=device, checkpointing=checkpointing))
         self._optimizer = InnerOptimizer(self._stage.model, manifest.inner)
         self._book = RoundBook(manifest, clock, timetable)
         self._since_step = 0
