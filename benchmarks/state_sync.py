@@ -1,10 +1,10 @@
 """A joiner's state from one donor and from two, on loopback, beside a plain TCP connection in the same run.
 
-    python benchmarks/state_sync.py [--megabytes 256] [--repeats 5] [--on-disk]
+    python benchmarks/state_sync.py [--megabytes 256] [--repeats 5] [--in-memory]
 
 Donors are processes with a transport, a store and an anchor state in memory; the joiner is this process, with `fetch_state` as a
-peer runs it: asked for by the certified digest, every chunk checked, put together in memory or (--on-disk) in a file that survives a
-restart. MB/s: megabytes (10^6) of state over the time until it can be installed. TCP: sendall and recv_into of the same bytes
+peer runs it: asked for by the certified digest, every chunk checked, put together in a file that survives a restart, or (--in-memory,
+as a visitor has it) in memory. MB/s: megabytes (10^6) of state over the time until it can be installed. TCP: sendall and recv_into of the same bytes
 between two processes, neither encrypted nor checked. The ways take turns. CPU: user and system of the joiner, the donors and all
 their p2pd, a MB. Stop: the longest that another thread of the joiner, which wants to run every 5 ms, was kept from it (of the
 interpreter, or of a machine that is busy with other things), and that its event loop was late. Then the faults: a donor killed when
@@ -133,7 +133,7 @@ class Stops:
 class Bench:
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         self.num_bytes: int = arguments.megabytes * 10**6 // 8 * 8
-        self.on_disk = arguments.on_disk
+        self.on_disk = not arguments.in_memory
         self.folder = folder
         self.layout = Layout.of([("weights", (self.num_bytes // 8,))])
         self.told: list[Event] = []
@@ -208,7 +208,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--on-disk", action="store_true")
+    parser.add_argument("--in-memory", action="store_true")
     arguments = parser.parse_args()
     print(f"`python benchmarks/state_sync.py {' '.join(sys.argv[1:])}`")
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")

@@ -184,7 +184,9 @@ class Fetch:
         assert 0 < num_bytes <= asked.stop - asked.at, (num_bytes, asked.at, asked.stop)
         asked.got += num_bytes
         asked.heard_s = now
-        asked.rate = asked.got / max(now - asked.began_s, 1e-6)
+        waited = max(now - asked.began_s, 1e-6)
+        if asked.rate is None or asked.got >= CHUNK_BYTES or waited >= UNMEASURED_S:  # a few bytes say little
+            asked.rate = asked.got / waited
         actions: list[FetchAction] = []
         end = asked.at + num_bytes
         while asked.at < end:

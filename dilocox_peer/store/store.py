@@ -17,10 +17,12 @@ about things is in the directory. What peers may ask is `{name, want: "outline"}
 
 import asyncio
 import mmap
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,13 +33,16 @@ from dilocox_peer.network.transport import Transport
 from dilocox_peer.store.fetch import Fetch
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline
 from dilocox_peer.store.pull import STORE_SERVICE, Pull
-from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.store.shelf import FileContent, Shelf
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
 
 FETCH_TIMEOUT_S = 24 * 3600.0
 ASK_S = 10.0
 MAX_ASKED_NAMES = 1024
-MAX_OPEN = 32  # things that are being served
+MAX_OPEN = 32  # things that nobody fetches right now
+KEPT_OPEN_S = (
+    600.0  # so long after it was last asked for can a thing be gone on with that was dropped from its shelf meanwhile
+)
 
 NOTHING = Reply({})
 
@@ -51,6 +56,15 @@ class Content(Protocol):
     def chunk(self, index: int) -> Buffer:
         """Blocking. Raises StateCorrupt when it is no longer what it was, OSError."""
         ...
+
+
+@dataclass(slots=True)
+class _Open:
+    """A thing that is served. users: streams under way."""
+
+    content: Content
+    users: int = 0
+    used_s: float = 0.0
 
 
 class Source(Protocol):
@@ -78,7 +92,7 @@ class Store:
         self._sources: tuple[Source, ...] = (*shelves, *sources)
         self._on_accused = on_accused
         self._on_served = on_served
-        self._open: OrderedDict[Digest, Content] = OrderedDict()
+        self._open: OrderedDict[Digest, _Open] = OrderedDict()  # the least lately asked for first
         self._under_way: dict[Digest, asyncio.Task[Path]] = {}
         self._disk = ThreadPoolExecutor(2, thread_name_prefix="dilocox-store")
 
@@ -195,14 +209,22 @@ class Store:
         return any(source.content(name) is not None for source in self._sources)
 
     async def _content(self, name: Digest) -> Content | None:
-        content = self._open.pop(name, None)
-        if content is None:
+        """It, as it was opened when it was first asked for: who fetches a large thing in parts gets all of it, although its shelf has
+        dropped it since. What is in memory is not kept for that."""
+        now = time.monotonic()
+        for other, opened in list(self._open.items()):
+            is_stale = now - opened.used_s > KEPT_OPEN_S or len(self._open) > MAX_OPEN
+            if not opened.users and (is_stale or not isinstance(opened.content, FileContent)):
+                del self._open[other]
+        entry = self._open.pop(name, None)
+        if entry is None:
             content = await self._in_thread(self._found, name)
-        if content is not None:
-            self._open[name] = content
-            while len(self._open) > MAX_OPEN:
-                self._open.popitem(last=False)
-        return content
+            if content is None:
+                return None
+            entry = self._open.pop(name, None) or _Open(content)
+        entry.used_s = now
+        self._open[name] = entry
+        return entry.content
 
     def _found(self, name: Digest) -> Content | None:
         return next((found for source in self._sources if (found := source.content(name)) is not None), None)
@@ -220,16 +242,21 @@ class Store:
         return Reply({"size": outline.size_bytes}, [raw])
 
     async def _pieces(self, name: Digest, content: Content, start: int, stop: int) -> AsyncIterator[Buffer]:
-        for index in range(start // CHUNK_BYTES, (stop - 1) // CHUNK_BYTES + 1):
-            first, last = content.outline.span(index)
-            try:
+        entry = self._open.setdefault(name, _Open(content))
+        entry.users += 1
+        try:
+            for index in range(start // CHUNK_BYTES, (stop - 1) // CHUNK_BYTES + 1):
+                first, last = content.outline.span(index)
                 raw = await self._in_thread(content.chunk, index)
-            except StateCorrupt as error:
-                self._open.pop(name, None)
-                raise OSError(str(error)) from None  # the stream ends early, as on any fault of a disk
-            piece = memoryview(raw)[max(start - first, 0) : min(stop, last) - first]
-            self._on_served(name, piece.nbytes)
-            yield piece
+                piece = memoryview(raw)[max(start - first, 0) : min(stop, last) - first]
+                self._on_served(name, piece.nbytes)
+                yield piece
+        except StateCorrupt as error:
+            self._open.pop(name, None)
+            raise OSError(str(error)) from None  # the stream ends early, as on any fault of a disk
+        finally:
+            entry.users -= 1
+            entry.used_s = time.monotonic()
 
 
 def _is_name(name: object) -> bool:

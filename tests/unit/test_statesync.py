@@ -1,7 +1,10 @@
 """What is served of whole states, and how another's is fetched: by its digest, from all that have it."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +69,35 @@ async def test_the_newest_and_those_on_disk_are_served_by_their_digests_and_no_o
         assert content.outline == state.outline
         assert b"".join(content.chunk(index) for index in range(len(state.outline.chunks))) == b"".join(state.parts())
     assert states.content(Digest(bytes(32))) is None
+
+
+async def test_a_state_that_newer_ones_have_replaced_is_given_to_the_end_to_who_began_with_it(tmp_path: Path) -> None:
+    state = large_state()
+    path = write_checkpoint(tmp_path / "checkpoints", MANIFEST.run_id, state)
+    net, donor = Loopback(), PeerId("donor")
+    store = Store(net.at(donor), [Shelf(tmp_path / "things")], sources=[States(None, [tmp_path / "checkpoints"])])
+    await store.serve()
+    options: dict[str, Any] = {"max_body_bytes": 1 << 22, "timeout_s": 5.0}
+    await net.at(ME).fetch(donor, "store", {"name": state.digest, "want": "outline"}, **options)
+    path.unlink()
+    part = {"name": state.digest, "start": 1_000_000, "stop": 2_500_000}
+    _, body = await net.at(ME).fetch(donor, "store", part, **options)
+    assert body == b"".join(state.parts())[1_000_000:2_500_000]
+    assert (await net.at(ME).fetch(donor, "store", {"have": [state.digest]}, **options))[0] == {"have": []}
+
+
+async def test_a_state_in_memory_is_not_held_after_it_was_fetched(tmp_path: Path) -> None:
+    states, net, donor = [large_state()], Loopback(), PeerId("donor")
+    store = Store(net.at(donor), [Shelf(tmp_path / "things")], sources=[States(lambda: states[-1], [])])
+    await store.serve()
+    options: dict[str, Any] = {"max_body_bytes": 1 << 22, "timeout_s": 5.0}
+    part = {"name": states[0].digest, "start": 0, "stop": 2_000_000}
+    await net.at(ME).fetch(donor, "store", part, **options)
+    first = weakref.ref(states[0])
+    states[:] = [large_state(3.0)]
+    await net.at(ME).fetch(donor, "store", {"name": states[0].digest, "want": "outline"}, **options)
+    gc.collect()
+    assert first() is None
 
 
 async def test_the_digest_at_a_head_is_had_of_the_newest_state(tmp_path: Path) -> None:

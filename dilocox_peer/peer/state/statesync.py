@@ -45,9 +45,13 @@ class States:
         self._folders = folders
 
     def content(self, name: Digest) -> Content | None:
-        if self._current is not None and (state := self._current()).digest == name:
-            return state
-        return next((found for each in self._folders if (found := stored_content(each, name)) is not None), None)
+        """From disk where it is there: a file that is open can be read to its end when newer ones have taken its place, and the
+        memory of a state is free for the next one."""
+        for folder in self._folders:
+            if (found := stored_content(folder, name)) is not None:
+                return found
+        state = self._current() if self._current is not None else None
+        return state if state is not None and state.digest == name else None
 
     async def serve_digest(self, peer: PeerId, header: dict[str, Any]) -> Reply:
         """The reply to {head}: the digest of the newest state, if it is at that head."""
