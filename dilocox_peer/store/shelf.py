@@ -8,6 +8,7 @@ A thing is written beside, flushed and renamed, and checked chunk by chunk when 
 thing, never as a wrong one. What is fetched in part stays for the next try, a week at most.
 """
 
+import errno
 import hashlib
 import mmap
 import os
@@ -288,7 +289,7 @@ class PartialFile:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(self._file, outline.size_bytes)
         if outline.size_bytes:
-            os.posix_fallocate(self._file, 0, outline.size_bytes)
+            _take_room(self._file, outline.size_bytes)
         if len(outline.chunks) > 1:
             # Not durably: if it is torn, what is here is not gone on with.
             _outline_path(self.path).write_bytes(_packed(outline))
@@ -382,6 +383,16 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _take_room(file: int, size_bytes: int) -> None:
+    """Where the system can; elsewhere (macOS, some network disks) a full disk shows later. Raises OSError when it is full."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file, 0, size_bytes)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
 
 
 def _outline_path(path: Path) -> Path:
