@@ -560,36 +560,6 @@ class TrainingProgress(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated(Event):
-    """Mean validation loss of a round's anchor, nats a token (unit). num_bytes: of the text; average_loss: of averaged anchors."""
-
-    round: int
-    val_loss: float
-    num_bytes: int
-    average_loss: float | None = None
-    bits_per_byte: float = 0.0
-    unit: str = "byte"
-
-    def line(self) -> str:
-        average = "" if self.average_loss is None else f", averaged anchors {self.average_loss:.4f}"
-        return f"round {self.round}: validation loss {self.val_loss:.4f} nats/{self.unit}, {self.bits_per_byte:.4f} bits/byte{average}"
-
-
-@dataclass(frozen=True, slots=True)
-class DataMeasured(Event):
-    """Entropies of the validation split in nats a token: what guessing by counts of tokens (pairs) would reach."""
-
-    unigram_entropy: float
-    bigram_entropy: float
-    num_tokens: int
-    unit: str = "byte"
-
-    def line(self) -> str:
-        split = f"validation split: {self.num_tokens} {self.unit}s, entropy in nats a {self.unit}"
-        return f"{split}: {self.unigram_entropy:.3f}, in pairs {self.bigram_entropy:.3f}"
-
-
-@dataclass(frozen=True, slots=True)
 class RunComplete(Event):
     round: int
     head: str

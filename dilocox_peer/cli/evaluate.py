@@ -20,19 +20,10 @@ from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.flags import EvaluateFlags
 from dilocox_peer.cli.lifetime import Stop, run_until_stopped
 from dilocox_peer.errors import RunUnreachable
-from dilocox_peer.events import (
-    DataMeasured,
-    Evaluated,
-    Event,
-    Failed,
-    Left,
-    Listener,
-    Remark,
-    RunComplete,
-    StateFetched,
-)
+from dilocox_peer.events import Event, Failed, Left, Listener, Remark, RunComplete, StateFetched
+from dilocox_peer.events_of_data import DataMeasured, Evaluated
 from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddrs
-from dilocox_peer.manifest import Manifest
+from dilocox_peer.manifest import SHARDS, Manifest
 from dilocox_peer.peer.identity import Identity
 
 if TYPE_CHECKING:
@@ -117,6 +108,9 @@ class Evaluator:
     async def follow(self, transport: "Transport", directory: "Directory", manifest: Manifest) -> None:
         """Evaluates until the last round is, or nobody has its states any more. Raises RunUnreachable."""
         from dilocox_peer.data.corpus import load_corpus
+        from dilocox_peer.data.held_out import HeldOut
+        from dilocox_peer.data.shards import held_out_of
+        from dilocox_peer.data.sources import Reading
         from dilocox_peer.data.tokenizer_files import find_tokenizer
         from dilocox_peer.model.stage import build_stage
         from dilocox_peer.model.weights import place_of
@@ -133,9 +127,19 @@ class Evaluator:
             kept=self._home.tokenizers,
             beside=place_of(manifest.model),
         )
-        corpus = await asyncio.to_thread(
-            load_corpus, section.source, flags.data, validation=section.validation, tokenizer=tokenizer
-        )
+        corpus: HeldOut
+        if section.source == SHARDS:
+            corpus = await asyncio.to_thread(held_out_of, flags.data, section.catalogue, tokenizer)
+        else:
+            reading = Reading(flags.column)
+            corpus = await asyncio.to_thread(
+                load_corpus,
+                section.source,
+                flags.data,
+                validation=section.validation,
+                tokenizer=tokenizer,
+                reading=reading,
+            )
         entropies = corpus.unigram_entropy(), corpus.bigram_entropy()
         self._listener(DataMeasured(*entropies, corpus.validation_tokens, corpus.unit))
         whole = await asyncio.to_thread(build_stage, manifest)

@@ -171,7 +171,8 @@ def read_event_file(path: Path) -> Iterator[tuple[Event, float]]:
 
 @cache
 def _kinds() -> dict[str, TypeAdapter[Any]]:
-    import dilocox_peer.pipeline.contract  # noqa: F401  its events are of the family
+    import dilocox_peer.events_of_data
+    import dilocox_peer.pipeline.contract  # noqa: F401  their events are of the family
 
     return {kind.__name__: TypeAdapter(kind) for kind in Event.__subclasses__()}
 

@@ -10,8 +10,6 @@ from typing import Any
 from dilocox_peer.cli.eventlog import read_event
 from dilocox_peer.cli.timeline import Timed, read
 from dilocox_peer.events import (
-    DataMeasured,
-    Evaluated,
     Event,
     Failed,
     PipelineProgress,
@@ -21,6 +19,7 @@ from dilocox_peer.events import (
     SwarmSeen,
     TrainingProgress,
 )
+from dilocox_peer.events_of_data import DataMeasured, Evaluated
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.status import Status
 from dilocox_peer.pipeline.contract import MicroBatchTimed

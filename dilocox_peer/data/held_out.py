@@ -27,6 +27,11 @@ class HeldOut:
         return "byte" if self.tokenizer is BYTE_TOKENIZER else "token"
 
     @property
+    def is_ready(self) -> bool:
+        """A micro-batch takes no time."""
+        return True
+
+    @property
     def validation_tokens(self) -> int:
         return len(self._validation)
 

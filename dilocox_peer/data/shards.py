@@ -7,17 +7,20 @@ import hashlib
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from dilocox_peer.data.catalogue import UNIT_TOKENS, Catalogue, Shard, padded
-from dilocox_peer.data.tokenizer import Ids
+from dilocox_peer.data.catalogue import UNIT_TOKENS, Catalogue, Shard, padded, read_catalogue
+from dilocox_peer.data.held_out import HeldOut
+from dilocox_peer.data.tokenizer import Ids, Tokenizer
+from dilocox_peer.errors import ConfigError
 
 MAX_OPEN = 16
+MAX_HELD_OUT = 1 << 24  # tokens that an evaluator holds in memory
 _BLOCK_BYTES = 4 << 20
 
 
@@ -38,20 +41,32 @@ class OpenShard:
 class ShardFolders:
     """Shards by their hash, in the folders given. Any thread, but one at a time."""
 
-    def __init__(self, catalogue: Catalogue, folders: Sequence[Path]) -> None:
+    def __init__(
+        self, catalogue: Catalogue, folders: Sequence[Path], *, also: Callable[[bytes], Path | None] = lambda name: None
+    ) -> None:
+        """also: where the file of a sha256 is else, if anywhere."""
         self._catalogue = catalogue
         self._folders = tuple(folders)
+        self._also = also
         self._open: OrderedDict[str, OpenShard] = OrderedDict()
         self._sound: set[tuple[str, int]] = set()  # (path, mtime) whose hash was right
         self.faults: dict[str, str] = {}  # path -> what is wrong with it
+
+    def has(self, shard: Shard) -> bool:
+        """Whether a file of its name is in a folder; `find` looks at what is in it."""
+        return any(path.is_file() for path in self._paths(shard))
+
+    def _paths(self, shard: Shard) -> Iterator[Path]:
+        yield from (folder / shard.file_name for folder in self._folders)
+        if (path := self._also(bytes.fromhex(shard.sha256))) is not None:
+            yield path
 
     def find(self, shard: Shard) -> OpenShard | None:
         """None: no folder has it, or not as the catalogue says (`faults`). The first time its hash is computed: 20 ms or more."""
         if (opened := self._open.get(shard.sha256)) is not None:
             self._open.move_to_end(shard.sha256)
             return opened
-        for folder in self._folders:
-            path = folder / shard.file_name
+        for path in self._paths(shard):
             if not path.is_file() or not self._is_sound(path, shard):
                 continue
             opened = self._open[shard.sha256] = self._map(path, shard)
@@ -141,6 +156,26 @@ def write_file(path: Path, parts: Iterable[bytes]) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def held_out_of(folders: Sequence[Path], catalogue_name: str, tokenizer: Tokenizer) -> HeldOut:
+    """The beginning of what is held out in a folder of a run's shards. Raises ConfigError."""
+    if len(folders) != 1:
+        raise ConfigError("this run's data are shards: pass --data with the one folder of them that `tokenize` wrote")
+    catalogue, _ = read_catalogue(folders[0], wanted=catalogue_name)
+    shards = ShardFolders(catalogue, folders)
+    pieces, size = [], 0
+    for shard in catalogue.held_out:
+        if (opened := shards.find(shard)) is None:
+            path = folders[0] / shard.file_name
+            raise ConfigError(
+                f"{path}: {shards.faults.get(str(path), 'is not there')}; make the shards anew, or copy it again"
+            )
+        pieces.append(opened.tokens[: MAX_HELD_OUT - size])
+        size += len(pieces[-1])
+        if size == MAX_HELD_OUT:
+            break
+    return HeldOut(np.concatenate(pieces), name=str(folders[0]), tokenizer=tokenizer)
 
 
 def sizes_of(shards: Iterable[Shard]) -> Mapping[str, int]:

@@ -69,6 +69,7 @@ class AtMost:
     max_memory: Annotated[
         float | None, Flag("GB; a stage that needs more is not taken.", shown="what is free", least=0.001)
     ] = None
+    max_disk: Annotated[float | None, Flag("GB for shards fetched from others.", shown="no limit", least=0.01)] = None
     backup_stages: Annotated[
         int, Flag("Other stages of which to keep a copy on disk, should nobody of them be left.", least=0)
     ] = 1

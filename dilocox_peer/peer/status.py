@@ -15,7 +15,6 @@ from dilocox_peer.events import (
     ContributionClipped,
     ContributionRefused,
     EquivocationProved,
-    Evaluated,
     Event,
     Failed,
     Left,
@@ -41,6 +40,7 @@ from dilocox_peer.events import (
     TrainingProgress,
     ViewChanged,
 )
+from dilocox_peer.events_of_data import Evaluated
 from dilocox_peer.peer.contributions import Contributions, Round
 from dilocox_peer.types import PeerId
 

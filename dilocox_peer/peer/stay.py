@@ -35,7 +35,7 @@ from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.presence import Presence, Tenure
-from dilocox_peer.peer.reading import can_read, read_corpus
+from dilocox_peer.peer.reading import Data, can_read, open_data
 from dilocox_peer.peer.rounds.contract import Leaving, OwnerVouched, PeerFound
 from dilocox_peer.peer.settings import SessionSettings
 from dilocox_peer.peer.startup import StartUp, Step
@@ -91,6 +91,7 @@ class _Parts:
     discovery: Discovery
     bulletin: Bulletin
     waiting: Waiting
+    data: Data
 
 
 class Stay:
@@ -160,10 +161,8 @@ class Stay:
                 manifest, self._settings.wish, presence=presence, directory=directory, listener=self._listener
             )
         stage = self._resident.stage
-        corpus = None
-        if stage == 0:
-            at.step = Step.TEXT
-            corpus = await asyncio.to_thread(read_corpus, manifest, settings)
+        at.step = Step.TEXT
+        data = await open_data(manifest, settings, stage, presence, directory, self._from_thread(self._listener), stack)
         at.step = Step.DEVICE
         device = chosen_device(choices.device)
         at.step = Step.DISK
@@ -190,7 +189,7 @@ class Stay:
             manifest,
             peer=self._me,
             incarnation=self._incarnation,
-            corpus=corpus,
+            corpus=data.batches,
             stage=stage,
             bench=conveyor.bench if conveyor is not None else None,
             device=device,
@@ -224,7 +223,7 @@ class Stay:
             is_paused=lambda: self._pauses.is_paused,
             listener=self._listener,
         )
-        parts = self._coupled(presence, stage, manifest, directory, trainer, averaging, conveyor)
+        parts = self._coupled(presence, stage, manifest, directory, trainer, averaging, conveyor, data)
         await averaging.serve()
         with suppress(RunUnreachable):  # it is read again with every look
             if (word := await directory.word(stage, timeout_s=WORD_S)) is not None:
@@ -262,6 +261,7 @@ class Stay:
         trainer: Trainer,
         averaging: Averaging,
         conveyor: Conveyor | None,
+        data: Data,
     ) -> _Parts:
         """All that runs, also what tells of this peer and looks for others."""
         tenure = Tenure(
@@ -312,7 +312,7 @@ class Stay:
         takeover = self._takeover(presence, stage, manifest, directory, conveyor) if conveyor is not None else None
         waiting = Waiting(manifest, stage, averaging.machine, self._listener)
         return _Parts(
-            presence.transport, directory, trainer, averaging, conveyor, guardian, takeover, tenure, discovery, bulletin, waiting
+            presence.transport, directory, trainer, averaging, conveyor, guardian, takeover, tenure, discovery, bulletin, waiting, data
         )  # fmt: skip
 
     def _look_at_admission(
@@ -418,6 +418,9 @@ class Stay:
             asyncio.create_task(parts.tenure.renew(), name="lease"),
             asyncio.create_task(parts.discovery.run(), name="discovery"),
             asyncio.create_task(parts.guardian.run(), name="copies of other stages"),
+            asyncio.create_task(
+                parts.data.run(parts.averaging.machine, parts.averaging.store, parts.trainer.nudge), name="data"
+            ),
         }
         conducting = asyncio.create_task(self._conduct(parts), name="conduct")
         waiting = asyncio.create_task(parts.waiting.run(), name="waiting")

@@ -96,6 +96,10 @@ class Store:
         self._under_way: dict[Digest, asyncio.Task[Path]] = {}
         self._disk = ThreadPoolExecutor(2, thread_name_prefix="dilocox-store")
 
+    def also_serve(self, sources: Iterable[Source]) -> None:
+        """Things that are elsewhere too."""
+        self._sources = (*self._sources, *sources)
+
     async def serve(self, right: Right | None = Right.READ) -> None:
         """Answers peers from here on. right: what it takes to be answered, in a run that is not open."""
         await self._transport.serve(STORE_SERVICE, self._answer, right=right)

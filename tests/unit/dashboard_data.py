@@ -6,7 +6,6 @@ from typing import Any
 
 from dilocox_peer.events import (
     ContributionRefused,
-    Evaluated,
     Event,
     NeighbourLinked,
     NeighbourLost,
@@ -22,6 +21,7 @@ from dilocox_peer.events import (
     TrainingProgress,
     ViewChanged,
 )
+from dilocox_peer.events_of_data import Evaluated
 from dilocox_peer.peer.status import Status
 from dilocox_peer.types import PeerId
 

@@ -13,7 +13,6 @@ from dilocox_peer.events import (
     ContributionClipped,
     ContributionRefused,
     EquivocationProved,
-    Evaluated,
     Event,
     Failed,
     Left,
@@ -33,6 +32,7 @@ from dilocox_peer.events import (
     StateFetchFailed,
     SwarmSeen,
 )
+from dilocox_peer.events_of_data import Evaluated
 from dilocox_peer.peer.status import MAX_LINE, MAX_LOG, MAX_PEERS, STALLED_S, Status, printable, stage_words
 from dilocox_peer.peer.summary import summary
 from dilocox_peer.types import PeerId

@@ -13,8 +13,6 @@ from dilocox_peer.cli.swarm_view import SwarmView
 from dilocox_peer.config import preset
 from dilocox_peer.events import (
     BranchSwitched,
-    DataMeasured,
-    Evaluated,
     Failed,
     PeerStarted,
     PipelineProgress,
@@ -22,6 +20,7 @@ from dilocox_peer.events import (
     RunComplete,
     TrainingProgress,
 )
+from dilocox_peer.events_of_data import DataMeasured, Evaluated
 from dilocox_peer.types import PeerId
 
 PEERS = {"peer0": PeerId("12D3KooWaaaaaa"), "peer1": PeerId("12D3KooWbbbbbb")}

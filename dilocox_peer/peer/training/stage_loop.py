@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dilocox_peer.data.corpus import Corpus
+from dilocox_peer.data.batches import BatchSource
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.activations import BodyFormat, Bytes
 from dilocox_peer.model.architecture import build_model, layers_of
@@ -70,7 +70,7 @@ class StageLoop:
         *,
         peer: PeerId,
         incarnation: int,
-        corpus: Corpus | None,
+        corpus: BatchSource | None,
         device: str,
         clock: Callable[[], float],
         micro_batch_limit: int | None,
@@ -109,6 +109,8 @@ class StageLoop:
 
     def train_on(self) -> bool:
         """One forward, backward, turn or step."""
+        if self._held and self._corpus is not None and self._book.may_train and self._corpus.is_ready:
+            self._publish()  # data has come
         if self._held and self._corpus is None:
             return False  # an origin goes on with what is under way; what comes to a later stage waits
         work = self._bench.next_work()
@@ -229,7 +231,7 @@ class StageLoop:
         self._pending_N, self._replaces = None, False
 
     def _publish(self) -> None:
-        may_train = self._book.may_train
+        may_train = self._book.may_train and (self._corpus is None or self._corpus.is_ready)
         rounds = (self._book.round, self._book.certified)
         if rounds != self._told:
             self._told = rounds

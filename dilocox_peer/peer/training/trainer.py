@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.ladder import LOW_RANK
-from dilocox_peer.data.corpus import Corpus
+from dilocox_peer.data.batches import BatchSource
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.controller import OwnCodec
 from dilocox_peer.peer.planning.timetable import Timetable
@@ -75,7 +75,7 @@ class Trainer:
         *,
         peer: PeerId,
         incarnation: int,
-        corpus: Corpus | None,
+        corpus: BatchSource | None,
         stage: int = 0,
         bench: WorkBench | None = None,
         device: str = "cpu",

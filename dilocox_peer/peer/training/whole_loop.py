@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dilocox_peer.data.corpus import Corpus
+from dilocox_peer.data.batches import BatchSource
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import build_model
 from dilocox_peer.model.inner import InnerOptimizer
@@ -24,7 +24,7 @@ class WholeLoop:
         *,
         peer: PeerId,
         incarnation: int,
-        corpus: Corpus,
+        corpus: BatchSource,
         device: str,
         clock: Callable[[], float],
         micro_batch_limit: int | None,
@@ -53,7 +53,7 @@ class WholeLoop:
 
     def train_on(self) -> bool:
         """One micro-batch, and the inner step if it completes one."""
-        if not self._may_train:
+        if not self._may_train or not self._corpus.is_ready:
             return False
         started = time.perf_counter()
         inner, model = self._manifest.inner, self._manifest.model

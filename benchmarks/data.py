@@ -1,0 +1,179 @@
+"""What data cost: tokens a second of `tokenize`'s cutting, memory and start of a large catalogue, and how long training waits.
+
+    python benchmarks/data.py tokenize TOKENIZER FILES...      MB/s a core against `tokenizers` used plainly, and whether equal
+    python benchmarks/data.py shards FOLDER --gb 10            makes synthetic shards there, once
+    python benchmarks/data.py feed FOLDER --tokens-per-s 50000 memory and time until the first micro-batch, waiting while training
+
+CPU seconds of this process, one thread; a run's peers share the machine.
+"""
+
+import argparse
+import os
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+REPEATS = 3
+
+
+def spread(values, unit):
+    ordered = sorted(values)
+    return f"{ordered[0]:.2f} / {statistics.median(ordered):.2f} / {ordered[-1]:.2f} {unit}"
+
+
+def rss_mb():
+    with Path("/proc/self/statm").open() as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
+
+
+def anonymous_mb():
+    """Without the pages of mapped files, which the system takes back when it needs them."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1]) / 1e3
+    return float("nan")
+
+
+def tokenize(arguments):
+    import tokenizers
+
+    from dilocox_peer.data.sources import CUT_BYTES, Reading, documents_of
+    from dilocox_peer.data.tokenizer import JsonTokenizer
+    from dilocox_peer.data.tokenizer_files import read_tokenizer_file
+
+    content = read_tokenizer_file(arguments.tokenizer)
+    left_out: list[str] = []
+    reading = Reading(cut_bytes=CUT_BYTES, refused=left_out.append)
+    texts, size = [], 0
+    for document in documents_of(arguments.files, reading):
+        texts.append(document.data.tobytes())
+        size += len(texts[-1])
+        if size >= arguments.mb * 1e6:
+            break
+    print(
+        f"{size / 1e6:.1f} MB in {len(texts)} documents; {len(left_out)} files are no text; min / median / max of {REPEATS}"
+    )
+
+    ours, tokens = [], []
+    for _ in range(REPEATS):
+        tokenizer = JsonTokenizer(content)
+        started = time.process_time()
+        tokens = tokenizer.encode(texts)
+        ours.append(size / 1e6 / (time.process_time() - started))
+    plain_tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    plain_tokenizer.encode_special_tokens = True
+    plain, differ, decoded = [], 0, [text.decode(errors="replace") for text in texts]
+    for _ in range(REPEATS):
+        started = time.process_time()
+        found = plain_tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
+        plain.append(size / 1e6 / (time.process_time() - started))
+        differ = sum(each.ids != ids.tolist() for each, ids in zip(found, tokens, strict=True))
+    print(f"word by word   {spread(ours, 'MB/s')}")
+    print(f"plain, batches {spread(plain, 'MB/s')}")
+    print(f"documents whose tokens differ: {differ} of {len(texts)}; {sum(map(len, tokens)) / 1e6:.2f} M tokens")
+
+
+def shards(arguments):
+    """Random ids in documents of some 1,000 tokens."""
+    from dilocox_peer.data.catalogue import CATALOGUE_FILE, Catalogue
+    from dilocox_peer.data.shards import write_file, write_shard
+
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    tokens = 8 << 20
+    made = []
+    for number in range(max(2, int(arguments.gb * 1e9 / (2 * tokens)))):
+        raw = rng.integers(0, 49152, tokens, dtype=np.uint16)
+        cuts = np.sort(rng.choice(np.arange(1, tokens), 8000, replace=False))
+        made.append(write_shard(arguments.folder, np.split(raw, cuts), text_bytes=4 * tokens, held_out=number == 0))
+    catalogue = Catalogue(tokenizer="0" * 64, bos="", eos="", vocab_size=49152, shards=tuple(made))
+    write_file(arguments.folder / CATALOGUE_FILE, [catalogue.to_bytes()])
+    print(f"{len(made)} shards, {sum(map(catalogue.shard_bytes, made)) / 1e9:.2f} GB")
+
+
+def feed(arguments):
+    """A loop that takes a micro-batch, then computes for as long as a peer of that speed would."""
+    from dilocox_peer.data.allotment import Stretch
+    from dilocox_peer.data.catalogue import read_catalogue
+    from dilocox_peer.data.feed import Feed, Handed
+    from dilocox_peer.data.row import UnitRow
+    from dilocox_peer.data.shards import ShardFolders
+    from dilocox_peer.data.taken import Taken
+    from dilocox_peer.types import PeerId
+
+    before, anonymous_before = rss_mb(), anonymous_mb()
+    started = time.perf_counter()
+    catalogue, _ = read_catalogue(arguments.folder)
+    row = UnitRow(catalogue, 1)
+    batch, context = arguments.batch, arguments.context
+    with tempfile.TemporaryDirectory() as folder:
+        source = Feed(
+            row, ShardFolders(catalogue, [arguments.folder]), Taken(Path(folder) / "taken.json"), seed=1, peer=PeerId("p"),
+            incarnation=1, batch=batch, context=context, listener=lambda event: None,
+        )  # fmt: skip
+        source.hand(Handed(0, (Stretch(0, 0, row.row.to_hand_out),)))
+        source.start()
+        draw = {"seed": 1, "peer": PeerId("p"), "incarnation": 1, "round_number": 1, "batch": batch, "context": context}
+        source.train_batch(index=0, **draw)
+        first_s = time.perf_counter() - started
+        waits, begun, cpu = [], time.perf_counter(), time.process_time()
+        index, computed = 0, 0.0
+        while time.perf_counter() - begun < arguments.seconds:
+            index += 1
+            at = time.perf_counter()
+            source.train_batch(index=index, **draw)
+            waits.append(time.perf_counter() - at)
+            computed += batch * context / arguments.tokens_per_s
+            time.sleep(max(0.0, begun + computed + sum(waits) - time.perf_counter()))
+        elapsed = time.perf_counter() - begun
+        cpu = time.process_time() - cpu
+        source.stop()
+    size = sum(map(catalogue.shard_bytes, catalogue.shards))
+    print(
+        f"{size / 1e9:.2f} GB in {len(catalogue.shards)} shards, {row.row.num_units:,} units; micro-batches of {batch} x {context}"
+    )
+    print(f"first micro-batch after {first_s:.2f} s")
+    print(
+        f"memory {rss_mb() - before:.0f} MB more, of it {anonymous_mb() - anonymous_before:.0f} MB not of mapped files"
+    )
+    print(
+        f"{index * batch * context / elapsed:,.0f} tokens/s over {elapsed:.0f} s; waited {100 * sum(waits) / elapsed:.3f} % of it"
+    )
+    waits_ms = sorted(1e3 * each for each in waits)
+    print(
+        f"a wait: median {statistics.median(waits_ms):.3f}, 99 % {waits_ms[int(0.99 * len(waits_ms))]:.3f}, longest {waits_ms[-1]:.1f} ms"
+    )
+    print(f"CPU of feeding: {100 * cpu / elapsed:.1f} % of a core")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("tokenize")
+    command.add_argument("tokenizer", type=Path)
+    command.add_argument("files", type=Path, nargs="+")
+    command.add_argument("--mb", type=float, default=20.0)
+    command.set_defaults(run=tokenize)
+    command = commands.add_parser("shards")
+    command.add_argument("folder", type=Path)
+    command.add_argument("--gb", type=float, default=10.0)
+    command.set_defaults(run=shards)
+    command = commands.add_parser("feed")
+    command.add_argument("folder", type=Path)
+    command.add_argument("--tokens-per-s", type=float, default=50_000.0)
+    command.add_argument("--batch", type=int, default=8)
+    command.add_argument("--context", type=int, default=1024)
+    command.add_argument("--seconds", type=float, default=60.0)
+    command.set_defaults(run=feed)
+    arguments = parser.parse_args()
+    arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    main()

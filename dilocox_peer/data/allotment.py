@@ -1,0 +1,173 @@
+"""The part of the data that each peer trains on, from what certificates say and nothing else: draws without replacement. Pure.
+
+The units of the training shards (catalogue.py) stand in a row, in an order of their own each epoch. All but the last part of
+the row, the commons, are handed out from its beginning: every certificate of the stage that reads data hands each peer
+of its roster what it needs for the rounds to come (`Handout.take`), so that it has AHEAD rounds in hand. What was handed
+out is nobody else's for that epoch, used or not. A peer that is handed nothing yet, as it is not in a roster, takes from
+the commons, at a place that its name and start choose.
+
+Invariants, on one chain of certificates:
+    1. No unit is handed out twice in an epoch, and none of the commons is.
+    2. A peer that does what it reports has work in hand: it never waits for a certificate.
+    3. The next epoch begins only when all but the commons was handed out.
+What they do not cover, and its bound: a fork. A branch that begins with a view change hands out from a place of its own, so two
+branches meet where one of them runs into the other's place: with the chance (what both hand out until one is given up) / (the row).
+Without a view change on either side they hand out the same, as much as their certificates do: a side that can certify
+without one is the only one. Two newcomers meet in the commons where their places lie closer than what
+they take until they are in a roster: each pair with the chance 2 * (units taken by one) / (units of the commons).
+A unit is lost for its epoch when the peer that was handed it goes: at most AHEAD rounds of work of that peer.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dilocox_peer.data.catalogue import UNIT_TOKENS
+from dilocox_peer.types import PeerId, canonical, sha256
+
+AHEAD = 4
+"""Rounds of work that a peer has in hand: it trains up to two rounds beyond the newest certificate, at a changing speed."""
+
+REMEMBERED = 8
+"""Certificates after which what a peer did not report of its share is taken to be lost, so that it does not starve."""
+
+FASTEST = 8
+"""Times the expected work that a peer may do in a round; a larger roster has faster ones."""
+
+COMMONS_SHARE = 32  # of all units, one in so many
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Places first..first+count-1 in the row of an epoch."""
+
+    epoch: int
+    first: int
+    count: int
+
+
+@dataclass(slots=True)
+class _Account:
+    """Tokens, a certificate each."""
+
+    handed: deque[int] = field(default_factory=lambda: deque([0], maxlen=REMEMBERED))
+    reported: deque[int] = field(default_factory=lambda: deque([0], maxlen=REMEMBERED))
+
+    @property
+    def in_hand(self) -> int:
+        return max(0, sum(self.handed) - sum(self.reported))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """num_units: of all training shards together."""
+
+    num_units: int
+
+    @property
+    def commons(self) -> int:
+        return max(1, self.num_units // COMMONS_SHARE) if self.num_units > 1 else 0
+
+    @property
+    def to_hand_out(self) -> int:
+        return self.num_units - self.commons
+
+    def lane(self, epoch: int, peer: PeerId, incarnation: int, number: int) -> Stretch:
+        """The number-th unit of the commons for a peer that started then: one after another from a place of its own. Another start
+        is another place, so a peer that dies and comes back without its disk does not begin there anew."""
+        if not self.commons:
+            return Stretch(epoch, 0, self.num_units)
+        chosen = int.from_bytes(sha256(canonical(["dilocox-lane", epoch, peer, incarnation]))[:8], "big")
+        return Stretch(epoch, self.to_hand_out + (chosen + number) % self.commons, 1)
+
+
+class Handout:
+    """A fold over a chain of certificates."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        self.epoch = 0
+        self._next = 0  # place of the row
+        self._handed: list[tuple[int, int]] = []  # of this epoch, as intervals that do not touch
+        self._accounts: dict[PeerId, _Account] = {}
+
+    def jump(self, head: bytes) -> None:
+        """A view change, whose certificate has this head: from here on hands out from another place, which no other branch of a
+        fork chooses but by chance."""
+        self._next = int.from_bytes(sha256(b"dilocox-jump", head)[:8], "big") % self._row.to_hand_out
+
+    def take(
+        self, roster: Sequence[PeerId], *, tokens_a_round: int, reported: Mapping[PeerId, int]
+    ) -> dict[PeerId, tuple[Stretch, ...]]:
+        """What one certificate hands out. roster: its own. tokens_a_round: of work expected of a peer. reported: tokens that its
+        contributors say they have worked through; whoever says more than all of the roster could is not believed."""
+        most = tokens_a_round * max(FASTEST, len(roster))
+        for peer in [peer for peer in self._accounts if peer not in roster and peer not in reported]:
+            del self._accounts[peer]
+        handed: dict[PeerId, tuple[Stretch, ...]] = {}
+        for peer in roster:
+            account = self._accounts.setdefault(peer, _Account())
+            done = min(reported.get(peer, 0), most)
+            account.reported.append(done)
+            account.handed.append(0)
+            wanted = -(-(AHEAD * max(tokens_a_round, done) - account.in_hand) // UNIT_TOKENS)
+            if wanted > 0:
+                account.handed[-1] = wanted * UNIT_TOKENS
+                handed[peer] = self._cut(wanted)
+        return handed
+
+    def _cut(self, count: int) -> tuple[Stretch, ...]:
+        """The next count units that were not handed out, in as few pieces as they lie in."""
+        stretches = []
+        while count:
+            first, end = self._free()
+            taken = min(count, end - first)
+            stretches.append(Stretch(self.epoch, first, taken))
+            self._handed = joined(self._handed, first, first + taken)
+            self._next = first + taken
+            count -= taken
+        return tuple(stretches)
+
+    def _free(self) -> tuple[int, int]:
+        """What is free from here on, or from the beginning; in the next epoch where nothing is."""
+        size = self._row.to_hand_out
+        if self._handed == [(0, size)]:
+            self.epoch += 1
+            self._next, self._handed = 0, []
+        at = self._next if self._next < size else 0
+        for begin, stop in self._handed:
+            if begin <= at < stop:
+                at = stop
+        if at == size:
+            at = self._handed[0][1] if self._handed and self._handed[0][0] == 0 else 0
+        return at, min((begin for begin, _ in self._handed if begin > at), default=size)
+
+
+def joined(intervals: Sequence[tuple[int, int]], first: int, end: int) -> list[tuple[int, int]]:
+    """The intervals with one more, sorted, and those in one that touch."""
+    merged: list[tuple[int, int]] = []
+    for begin, stop in sorted([*intervals, (first, end)]):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((begin, stop))
+    return merged
+
+
+def shard_order(num_shards: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """The order of the training shards in an epoch."""
+    return _permuted(num_shards, ["dilocox-shards", seed, epoch])
+
+
+def unit_order(num_units: int, *, seed: int, epoch: int, shard: int) -> npt.NDArray[np.int64]:
+    """The order of a shard's units in an epoch: neighbours in the row are of one shard, which is in one peer's hands then."""
+    return _permuted(num_units, ["dilocox-units", seed, epoch, shard])
+
+
+def _permuted(count: int, key: list[object]) -> npt.NDArray[np.int64]:
+    """Equal on every machine: sorted by Philox's own numbers."""
+    generator = np.random.Philox(key=np.frombuffer(sha256(canonical(key))[:16], dtype="<u8"))
+    return np.argsort(generator.random_raw(count), kind="stable")

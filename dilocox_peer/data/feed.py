@@ -1,0 +1,216 @@
+"""Micro-batches of a run's shards, made ready ahead by a thread of their own: the torch thread takes them and does not wait.
+
+What to train on is handed out by certificates (allotment.py) and arrives in `hand`; until something does, the peer takes from the
+commons. A stretch whose shards are not here yet is passed over for one whose are, and tried again when `look_again` is called.
+"""
+
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dilocox_peer.data.allotment import Stretch
+from dilocox_peer.data.catalogue import UNIT_TOKENS, Shard
+from dilocox_peer.data.held_out import inputs_and_targets
+from dilocox_peer.data.row import UnitRow, sequences_of
+from dilocox_peer.data.shards import OpenShard, ShardFolders
+from dilocox_peer.data.taken import Taken
+from dilocox_peer.events import Listener
+from dilocox_peer.events_of_data import DataTaken, ShardRefused
+from dilocox_peer.types import PeerId
+
+READY = 32  # micro-batches: seconds of work, over which a disk may be slow
+CHUNK_BATCHES = 16  # micro-batches that a chunk is taken for, at least
+TRY_AGAIN_S = 1.0
+WAIT_S = 600.0  # of the torch thread, for a micro-batch that was promised
+AHEAD_SHARDS = 4
+COMMONS_AFTER_S = 15.0
+"""After the start: in a roster by then, as founders are, a peer needs nothing of the commons, where others may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What a peer may take, oldest first, and the epoch that the run is in."""
+
+    epoch: int = 0
+    stretches: tuple[Stretch, ...] = ()
+
+
+class Feed:
+    """`start`, then `train_batch` from one thread; `hand` and `look_again` from any."""
+
+    def __init__(
+        self,
+        row: UnitRow,
+        shards: ShardFolders,
+        taken: Taken,
+        *,
+        seed: int,
+        peer: PeerId,
+        incarnation: int,
+        batch: int,
+        context: int,
+        listener: Listener,
+    ) -> None:
+        """listener: called from the feed's own thread."""
+        self._row, self._shards, self._taken = row, shards, taken
+        self._seed, self._peer, self._incarnation = seed, peer, incarnation
+        self._batch, self._context = batch, context
+        self._listener = listener
+        self._handed = Handed()
+        self._ready: queue.Queue[npt.NDArray[np.int64]] = queue.Queue(READY)
+        self._changed = threading.Event()
+        self._stopping = False
+        self._lanes = 0
+        self._faults: set[str] = set()
+        self._units = max(1, -(-CHUNK_BATCHES * batch * context // UNIT_TOKENS))
+        self.on_ready: Callable[[], None] = lambda: None
+        self._commons_from = math.inf
+        self.waited_s = 0.0  # of the torch thread, in all
+        self.wanted: tuple[Shard, ...] = ()  # that are needed next and are not here, in that order
+        self._thread = threading.Thread(target=self._work, name="dilocox-data", daemon=False)
+
+    def start(self) -> None:
+        self._commons_from = time.monotonic() + COMMONS_AFTER_S
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        self._stopping = True
+        self._changed.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def hand(self, handed: Handed) -> None:
+        """What this peer may take from now on; what it has taken before stays taken."""
+        if handed != self._handed:
+            self._handed = handed
+            self._changed.set()
+
+    def look_again(self) -> None:
+        """Shards have come."""
+        self._changed.set()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `train_batch` gives one at once."""
+        return not self._ready.empty()
+
+    def require_context(self, context: int) -> None:
+        """Any shard has sequences of any context; one too short for it is passed over."""
+
+    def train_batch(
+        self, *, seed: int, peer: PeerId, incarnation: int, round_number: int, index: int, batch: int, context: int
+    ) -> tuple[Tensor, Tensor]:
+        """(inputs, targets), (batch, context) int64 each: the next one, whatever its number. Raises RuntimeError after WAIT_S."""
+        assert (seed, peer, batch, context) == (self._seed, self._peer, self._batch, self._context)
+        started = time.perf_counter()
+        deadline = started + WAIT_S
+        while True:
+            try:
+                sequences = self._ready.get(timeout=1.0)
+                break
+            except queue.Empty:
+                if self._stopping or time.perf_counter() > deadline:
+                    raise RuntimeError(f"no data came within {WAIT_S:.0f} s") from None
+        self.waited_s += time.perf_counter() - started
+        return inputs_and_targets(sequences)
+
+    # ---- in the feed's thread ----------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        torch.set_num_threads(1)
+        waiting: deque[npt.NDArray[np.int64]] = deque()
+        while not self._stopping:
+            while len(waiting) < self._batch and not self._stopping:
+                waiting.extend(self._next_chunk())
+            batch = [waiting.popleft() for _ in range(min(self._batch, len(waiting)))]
+            while batch and not self._stopping:
+                try:
+                    self._ready.put(np.stack(batch), timeout=0.5)
+                    self.on_ready()
+                    break
+                except queue.Full:
+                    continue
+
+    def _next_chunk(self) -> npt.NDArray[np.int64]:
+        """Sequences of what is taken next; none where that holds less than one, or there was nothing to take yet."""
+        chunk = self._choose()
+        if chunk is None:
+            self._changed.wait(TRY_AGAIN_S)
+            self._changed.clear()
+            return np.empty((0, self._context + 1), np.int64)
+        with suppress(OSError):  # said by what keeps the disk; the same peer started again might train on this twice
+            self._taken.take(chunk)
+        sequences = sequences_of(
+            self._row.units(chunk), self._opened, context=self._context, seed=self._seed, stretch=chunk
+        )
+        self._listener(DataTaken(chunk.epoch, chunk.first, chunk.count, len(sequences) * self._context))
+        return sequences
+
+    def _choose(self) -> Stretch | None:
+        """The oldest piece of what was handed whose shards are here, else of the commons."""
+        handed = self._handed
+        missing: dict[str, Shard] = {}
+        newest = [each for each in handed.stretches if each.epoch >= handed.epoch - 1]
+        for stretch in newest:
+            if (rest := self._taken.rest_of(stretch, stretch.count)) is None:
+                continue
+            if (chunk := self._here(rest, missing)) is not None:
+                self.wanted = self._to_come(newest, missing)
+                return chunk
+        self.wanted = tuple(missing.values())[:AHEAD_SHARDS]
+        if any(self._taken.rest_of(stretch, 1) is not None for stretch in newest):
+            return None  # it is on its way
+        if time.monotonic() < self._commons_from:
+            return None  # a certificate may name us yet
+        for number in range(self._lanes, self._lanes + 64):
+            lane = self._row.row.lane(handed.epoch, self._peer, self._incarnation, number)
+            if (rest := self._taken.rest_of(lane, self._units)) is not None:
+                self._lanes = number
+                chunk = self._here(rest, missing)
+                self.wanted = tuple(missing.values())[:AHEAD_SHARDS]
+                return chunk
+        return None
+
+    def _here(self, rest: Stretch, missing: dict[str, Shard]) -> Stretch | None:
+        """The first units of a stretch as far as their shards are here, at most a chunk of them."""
+        count = 0
+        for unit in self._row.units(Stretch(rest.epoch, rest.first, min(rest.count, self._units))):
+            if self._find(unit.shard) is None:
+                missing.setdefault(unit.shard.sha256, unit.shard)
+                break
+            count += 1
+        return Stretch(rest.epoch, rest.first, count) if count else None
+
+    def _to_come(self, stretches: Sequence[Stretch], missing: dict[str, Shard]) -> tuple[Shard, ...]:
+        """Those missing for what comes next, too."""
+        for stretch in stretches:
+            rest = self._taken.rest_of(stretch, stretch.count)
+            for shard in self._row.shards(rest) if rest is not None else ():
+                if len(missing) >= AHEAD_SHARDS:
+                    return tuple(missing.values())
+                if not self._shards.has(shard):
+                    missing.setdefault(shard.sha256, shard)
+        return tuple(missing.values())
+
+    def _find(self, shard: Shard) -> OpenShard | None:
+        found = self._shards.find(shard)
+        for path, fault in self._shards.faults.items():
+            if path not in self._faults:
+                self._faults.add(path)
+                self._listener(ShardRefused(path, fault))
+        return found
+
+    def _opened(self, shard: Shard) -> OpenShard:
+        found = self._shards.find(shard)
+        assert found is not None, "it was here a moment ago"
+        return found

@@ -1,0 +1,88 @@
+"""A row's places in terms of shards, and the sequences that documents in a stretch of it make. Pure but for reading shards.
+
+Concatenation: the documents of a chunk of units stand one behind the other, and are cut into sequences of `context` tokens with the
+one that follows; each token is a target at most once. What is left of a chunk, less than a sequence, is not trained on in
+this epoch. The sequences of a chunk are then mixed.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dilocox_peer.data.allotment import Row, Stretch, shard_order, unit_order
+from dilocox_peer.data.catalogue import Catalogue, Shard
+from dilocox_peer.data.shards import OpenShard
+from dilocox_peer.types import canonical, sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """number: of its shard's."""
+
+    shard: Shard
+    number: int
+
+
+class UnitRow:
+    """The units of a catalogue's training shards in the order of each epoch."""
+
+    def __init__(self, catalogue: Catalogue, seed: int) -> None:
+        self._shards = catalogue.train
+        self._seed = seed
+        self._orders: dict[int, tuple[npt.NDArray[np.int64], list[int]]] = {}
+        self._within: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
+        self.row = Row(sum(shard.units for shard in self._shards))
+
+    def units(self, stretch: Stretch) -> list[Unit]:
+        return [self._unit(stretch.epoch, place) for place in range(stretch.first, stretch.first + stretch.count)]
+
+    def shards(self, stretch: Stretch) -> list[Shard]:
+        """Those that its units are of, in order."""
+        order, ends = self._order(stretch.epoch)
+        first = bisect_right(ends, stretch.first)
+        last = bisect_right(ends, stretch.first + stretch.count - 1)
+        return [self._shards[order[index]] for index in range(first, last + 1)]
+
+    def _unit(self, epoch: int, place: int) -> Unit:
+        order, ends = self._order(epoch)
+        index = bisect_right(ends, place)
+        number = int(order[index])
+        shard = self._shards[number]
+        within = self._within.get((epoch, number))
+        if within is None:
+            if len(self._within) > 64:
+                self._within.clear()
+            within = unit_order(shard.units, seed=self._seed, epoch=epoch, shard=number)
+            self._within[epoch, number] = within
+        return Unit(shard, int(within[place - (ends[index] - shard.units)]))
+
+    def _order(self, epoch: int) -> tuple[npt.NDArray[np.int64], list[int]]:
+        """The order of the shards, and where each ends in the row."""
+        if epoch not in self._orders:
+            if len(self._orders) > 2:
+                self._orders.clear()
+            order = shard_order(len(self._shards), seed=self._seed, epoch=epoch)
+            self._orders[epoch] = order, np.cumsum([self._shards[number].units for number in order]).tolist()
+        return self._orders[epoch]
+
+
+def sequences_of(
+    units: Sequence[Unit], opened: Callable[[Shard], OpenShard], *, context: int, seed: int, stretch: Stretch
+) -> npt.NDArray[np.int64]:
+    """(count, context + 1) of the documents of these units, mixed; count may be 0. A pure function of shards and arguments."""
+    pieces = []
+    for unit in units:
+        shard = opened(unit.shard)
+        first, end = shard.unit(unit.number)
+        pieces.append(shard.tokens[first:end])
+    tokens = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+    count = max(0, (len(tokens) - 1) // context)
+    starts = np.arange(count) * context
+    key = canonical(["dilocox-mix", seed, stretch.epoch, stretch.first, stretch.count])
+    generator = np.random.Philox(key=np.frombuffer(sha256(key)[:16], dtype="<u8"))
+    order = np.argsort(generator.random_raw(count), kind="stable")
+    mixed: npt.NDArray[np.int64] = tokens[starts[order][:, None] + np.arange(context + 1)].astype(np.int64)
+    return mixed

@@ -1,0 +1,51 @@
+"""What this peer has begun to train on, on disk before it does: killed and started again, it does not begin that anew."""
+
+import json
+from pathlib import Path
+
+from dilocox_peer.data.allotment import Stretch, joined
+
+_EPOCHS = 3  # kept; those before are over
+
+
+class Taken:
+    """Places of the row by epoch, as intervals that do not touch. One thread."""
+
+    def __init__(self, path: Path) -> None:
+        """A file that is not there, or damaged, is an empty one: `is_new` then."""
+        self._path = path
+        self._intervals: dict[int, list[tuple[int, int]]] = {}
+        try:
+            kept = json.loads(path.read_bytes())
+            self._intervals = {int(epoch): [(int(a), int(b)) for a, b in each] for epoch, each in kept.items()}
+            self.is_new = False
+        except (OSError, ValueError, TypeError, AttributeError):
+            self.is_new = True
+
+    def rest_of(self, stretch: Stretch, most: int) -> Stretch | None:
+        """The first places of a stretch that were not taken, at most so many in one piece; None: all were, or its epoch is over."""
+        if self._intervals and stretch.epoch <= max(self._intervals) - _EPOCHS:
+            return None
+        first, end = stretch.first, stretch.first + stretch.count
+        for begin, stop in self._intervals.get(stretch.epoch, []):
+            if stop <= first:
+                continue
+            if begin > first:
+                end = min(end, begin)
+                break
+            first = stop
+        count = min(end - first, most)
+        return Stretch(stretch.epoch, first, count) if count > 0 else None
+
+    def take(self, stretch: Stretch) -> None:
+        """From here on it is taken. Raises OSError: it is not on disk."""
+        merged = joined(self._intervals.get(stretch.epoch, []), stretch.first, stretch.first + stretch.count)
+        intervals = {**self._intervals, stretch.epoch: merged}
+        intervals = {epoch: intervals[epoch] for epoch in sorted(intervals)[-_EPOCHS:]}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self._path.with_suffix(
+            ".new"
+        )  # not flushed to disk: it outlives the process, and a lost one costs a repetition
+        beside.write_bytes(json.dumps(intervals).encode())
+        beside.replace(self._path)
+        self._intervals = intervals

@@ -1,0 +1,115 @@
+"""Shards of a run go from peer to peer, by their hash: who has a folder of them serves it, who lacks one asks everybody.
+
+The catalogue itself is such a thing, and the tokenizer.json. What was fetched is served too.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from dilocox_peer.data.catalogue import CATALOGUE_FILE, MAX_CATALOGUE_BYTES, Catalogue, Shard, catalogue_of
+from dilocox_peer.data.feed import Feed
+from dilocox_peer.data.tokenizer import FILE_NAME
+from dilocox_peer.errors import ConfigError, DilocoxError, ThingUnavailable
+from dilocox_peer.events import Failed, Listener
+from dilocox_peer.events_of_data import ShardFetched, ShardRefused
+from dilocox_peer.store.outline import outline_of
+from dilocox_peer.store.shelf import FileContent
+from dilocox_peer.store.store import Store
+from dilocox_peer.types import Digest, PeerId
+
+LOOK_S = 0.5
+AGAIN_S = 5.0  # before the same shard is asked for again
+FETCH_S = 3600.0
+ENTER_S = 120.0
+
+Donors = Callable[[], Awaitable[Sequence[PeerId]]]
+
+
+class SharedFolders:
+    """A store's source: the shards, catalogue and tokenizer in folders of a person's own. From any thread."""
+
+    def __init__(self, folders: Sequence[Path], catalogue: Catalogue, name: str) -> None:
+        names = {shard.sha256: shard.file_name for shard in catalogue.shards}
+        names |= {name: CATALOGUE_FILE, catalogue.tokenizer: FILE_NAME}
+        self._folders, self._names = tuple(folders), names
+        self._open: dict[Digest, FileContent] = {}
+
+    def content(self, name: Digest) -> FileContent | None:
+        """Of a file whose bytes are of that name; the first time they are looked through."""
+        if name in self._open:
+            return self._open[name]
+        file_name = self._names.get(name.hex())
+        for folder in self._folders if file_name else ():
+            path = folder / str(file_name)
+            try:
+                raw = path.read_bytes()
+            except OSError:
+                continue
+            if hashlib.sha256(raw).digest() == name:
+                self._open[name] = FileContent(path, outline_of([raw]))
+                return self._open[name]
+        return None
+
+
+async def fetch_catalogue(store: Store, wanted: str, donors: Donors) -> tuple[Catalogue, Path]:
+    """(the catalogue of that sha256, where it lies now), from whoever has it. Raises ConfigError when nobody does."""
+    deadline = time.monotonic() + ENTER_S
+    while True:
+        try:
+            path = await store.fetch(
+                Digest(bytes.fromhex(wanted)), donors=await donors(), max_bytes=MAX_CATALOGUE_BYTES, timeout_s=ENTER_S
+            )
+        except (ThingUnavailable, TimeoutError):
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"nobody in the run has its catalogue ({wanted[:16]}): pass --data with a folder of the run's shards"
+                ) from None
+            await asyncio.sleep(AGAIN_S)
+            continue
+        return catalogue_of(await asyncio.to_thread(path.read_bytes), source=str(path)), path
+
+
+class ShardFetcher:
+    """`run` it: fetches what a feed says it needs next, one shard at a time, and tells the feed."""
+
+    def __init__(self, feed: Feed, store: Store, catalogue: Catalogue, donors: Donors, listener: Listener) -> None:
+        self._feed, self._store, self._catalogue = feed, store, catalogue
+        self._donors, self._listener = donors, listener
+        self._not_before: dict[str, float] = {}
+
+    async def run(self) -> None:
+        while True:
+            now = time.monotonic()
+            wanted = [each for each in self._feed.wanted if self._not_before.get(each.sha256, 0.0) <= now]
+            if not wanted:
+                await asyncio.sleep(LOOK_S)
+                continue
+            await self._fetch(wanted[0])
+
+    async def _fetch(self, shard: Shard) -> None:
+        """Nothing is thrown but cancellation: a shard that cannot be had now is tried again."""
+        started = time.monotonic()
+        name, size_bytes = Digest(bytes.fromhex(shard.sha256)), self._catalogue.shard_bytes(shard)
+        try:
+            await self._store.fetch(name, donors=await self._donors(), max_bytes=size_bytes, timeout_s=FETCH_S)
+        except (ThingUnavailable, TimeoutError):
+            self._wait_with(shard)
+            return
+        except OSError as error:
+            self._wait_with(shard)
+            reason = f"{(error.strerror or str(error)).lower()}: free some space, or pass another --max-disk"
+            self._listener(ShardRefused(shard.sha256[:12], reason))
+            return
+        except DilocoxError as error:
+            self._wait_with(shard)
+            self._listener(Failed("fetching a shard", str(error)))
+            return
+        self._wait_with(shard)  # the feed may be at other work, and not have seen it yet
+        self._listener(ShardFetched(shard.sha256, size_bytes, time.monotonic() - started))
+        self._feed.look_again()
+
+    def _wait_with(self, shard: Shard) -> None:
+        self._not_before[shard.sha256] = time.monotonic() + AGAIN_S

@@ -1,0 +1,101 @@
+"""Shards in a real swarm: one peer has the data, the others get it from it, and no document is trained on twice in an epoch."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dilocox_peer.config import preset
+from dilocox_peer.data.catalogue import read_catalogue
+from dilocox_peer.data.row import UnitRow
+from dilocox_peer.model.partition import with_cut
+from tests.swarm.watched import Watched
+
+LONG_S = 400
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+def library_packages() -> list[str]:
+    """The modules of Python's library, without its tests."""
+    return sorted(str(path) for path in Path(sysconfig.get_path("stdlib")).glob("*.py") if path.stat().st_size)
+
+
+def shards_of_the_library(tmp_path):
+    out = tmp_path / "shards"
+    command = [sys.executable, "-m", "dilocox_peer", "tokenize", *library_packages(), "--shard-tokens", "300000",
+               "--validation", "0.05", "--processes", "1", "--out", str(out)]  # fmt: skip
+    subprocess.run(command, check=True, timeout=300)
+    return out
+
+
+def trained(swarm: Watched, labels: list[str]) -> Counter[tuple[int, int]]:
+    counts: Counter[tuple[int, int]] = Counter()
+    for label in labels:
+        for record in swarm.of(label, "DataTaken"):
+            counts.update(
+                (record["epoch"], place) for place in range(record["first"], record["first"] + record["count"])
+            )
+    return counts
+
+
+def test_no_document_is_trained_twice_over_kills_and_a_join(tmp_path):
+    out = shards_of_the_library(tmp_path)
+    catalogue, name = read_catalogue(out)
+    assert len(catalogue.train) > 5
+    manifest = with_cut(
+        preset(
+            "tiny",
+            stages={"count": 2},
+            inner={"micro_batch": 4, "accumulate": 8},
+            rounds={"total": 10_000, "inner_steps": 4, "start_peers": 1},
+            data={"source": "shards", "catalogue": name},
+        )
+    )
+
+    async def scenario() -> dict[str, Any]:
+        async with Watched(manifest) as swarm:
+            await swarm.start_bootstrap()
+            owner = await swarm.start_peer("owner", stage=1, more=["--data", str(out)])
+            heads = [await swarm.start_peer(f"head{index}", stage=0) for index in range(3)]
+            labels = ["head0", "head1", "head2", "joined"]
+
+            def reached(goal: int, *whom: str) -> bool:
+                return min(swarm.round_of(label) for label in whom) >= goal
+
+            await swarm.until(lambda: reached(4, "head0", "head1", "head2"), [owner, *heads], LONG_S)
+            heads[1].process.send_signal(signal.SIGKILL)
+            at = swarm.round_of("head0")
+            await swarm.until(lambda: reached(at + 4, "head0", "head2"), [owner, heads[0], heads[2]], LONG_S)
+            heads[1] = await swarm.start_peer("head1", stage=0)  # its disk is there still
+            joined = await swarm.start_peer("joined", stage=0)
+            at = swarm.round_of("head0")
+            await swarm.until(lambda: reached(at + 4, "head0", "head1", "joined"), [owner, *heads, joined], LONG_S)
+            heads[2].process.send_signal(signal.SIGKILL)
+            at = swarm.round_of("head0")
+            await swarm.until(lambda: reached(at + 6, "head0", "head1", "joined"), [owner, *heads[:2], joined], LONG_S)
+            return {
+                "counts": trained(swarm, labels),
+                "fetched": {label: len(swarm.of(label, "ShardFetched")) for label in labels},
+                "rounds": {label: swarm.round_of(label) for label in labels},
+                "failed": [record for label in labels for record in swarm.of(label, "Failed")],
+            }
+
+    found = asyncio.run(scenario())
+    first_epoch = {place: number for (epoch, place), number in found["counts"].items() if epoch == 0}
+    print(json.dumps({key: found[key] for key in ("fetched", "rounds", "failed")}), len(first_epoch), "units")
+    handed_out = UnitRow(catalogue, 0).row.to_hand_out
+    ours = [number for place, number in first_epoch.items() if place < handed_out]
+    commons = [number for place, number in first_epoch.items() if place >= handed_out]
+    print(
+        f"{len(ours)} units handed out, each trained {max(ours)} time; {len(commons)} of the commons, {sum(n > 1 for n in commons)} twice"
+    )
+    assert len(ours) > 20
+    assert max(ours) == 1, "no document twice in the first epoch"
+    assert all(found["fetched"][label] > 0 for label in ("head0", "head1", "joined"))

@@ -1,0 +1,256 @@
+"""Nobody trains on what another has: over joins, deaths, restarts and forks, within the bound that allotment.py states."""
+
+import itertools
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_peer.data.allotment import AHEAD, FASTEST, Handout, Row, Stretch, shard_order, unit_order
+from dilocox_peer.data.catalogue import UNIT_TOKENS
+from dilocox_peer.data.taken import Taken
+from dilocox_peer.types import PeerId
+
+ROUND = 3 * UNIT_TOKENS
+
+
+def places(stretches):
+    return [(each.epoch, place) for each in stretches for place in range(each.first, each.first + each.count)]
+
+
+class SimulatedPeer:
+    """Takes what it is handed, else from the commons; restarted it goes on from what it wrote down."""
+
+    def __init__(self, name, folder, incarnation):
+        self.name, self.incarnation = PeerId(name), incarnation
+        self.taken = Taken(folder / f"{name}.json")
+        self.trained: list[tuple[int, int]] = []
+        self.starved = self.lane = 0
+
+    def train(self, row, epoch, handed, units):
+        """Works through so many units; gives back how many."""
+        for _ in range(units):
+            piece = next((rest for each in handed if (rest := self.taken.rest_of(each, 1)) is not None), None)
+            if piece is None:
+                self.starved += 1
+                lane = row.lane(epoch, self.name, self.incarnation, self.lane)
+                piece = self.taken.rest_of(lane, 1)
+                if piece is None:
+                    self.lane += 1
+                    continue
+            self.taken.take(piece)
+            self.trained += places([piece])
+
+
+class Swarm:
+    """Peers on one chain: rosters change, some peers fall silent, some come back with another incarnation."""
+
+    def __init__(self, seed, folder, num_units):
+        self.rng = random.Random(seed)
+        self.row = Row(num_units)
+        self.handout = Handout(self.row)
+        self.folder = folder
+        self.peers: dict[str, SimulatedPeer] = {}
+        self.gone: list[SimulatedPeer] = []
+        self.handed: dict[PeerId, list[Stretch]] = {}
+        self.roster: list[PeerId] = []
+        self.incarnations = itertools.count(1)
+        for number in range(self.rng.randint(1, 4)):
+            self.join(f"p{number}")
+        self.roster = [peer.name for peer in self.peers.values()]
+        self.certify({})
+
+    def join(self, name):
+        self.peers[name] = SimulatedPeer(name, self.folder, next(self.incarnations))
+
+    def certify(self, reported):
+        handed = self.handout.take(self.roster, tokens_a_round=ROUND, reported=reported)
+        for peer, stretches in handed.items():
+            self.handed.setdefault(peer, []).extend(stretches)
+
+    def round(self, *, fickle=True):
+        speed = {name: self.rng.choice([1, 2, 3, 3, 4, 6]) for name in self.peers}
+        for name, peer in self.peers.items():
+            peer.train(self.row, self.handout.epoch, self.handed.get(peer.name, []), speed[name])
+        self.certify({peer.name: speed[name] * UNIT_TOKENS for name, peer in self.peers.items()})
+        self.roster = sorted(peer.name for peer in self.peers.values())
+        if not fickle:
+            return
+        if self.rng.random() < 0.15:
+            self.join(f"p{len(self.peers) + len(self.gone)}x{self.rng.random()}")
+        if self.rng.random() < 0.15 and len(self.peers) > 1:
+            name = self.rng.choice(sorted(self.peers))
+            peer = self.peers.pop(name)
+            self.gone.append(peer)
+            if self.rng.random() < 0.5:  # killed and started again
+                self.join(name)
+            elif self.rng.random() < 0.5:
+                self.handout.jump(self.rng.randbytes(32))
+
+    def counts(self):
+        """Of each place, how often it was trained on in its epoch: those handed out, and those of the commons."""
+        seen = Counter(place for peer in [*self.peers.values(), *self.gone] for place in peer.trained)
+        ours = {place: number for place, number in seen.items() if place[1] < self.row.to_hand_out}
+        return ours, {place: number for place, number in seen.items() if place not in ours}
+
+
+@pytest.mark.parametrize(
+    ("first_seed", "seeds"),
+    [
+        (0, 40),
+        *[
+            pytest.param(first, 100, marks=[pytest.mark.slow, pytest.mark.timeout(600)])
+            for first in range(0, 1000, 100)
+        ],
+    ],
+)
+def test_no_unit_is_trained_twice_in_an_epoch(tmp_path_factory, first_seed, seeds, monkeypatch):
+    """1,000 seeds of joins, deaths and restarts; the slow ones are all of them."""
+    disk: dict[str, bytes] = {}
+    monkeypatch.setattr("pathlib.Path.write_bytes", lambda path, raw: disk.update({str(path): raw}))
+    monkeypatch.setattr("pathlib.Path.replace", lambda path, to: disk.update({str(to): disk.pop(str(path))}))
+    monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: disk[str(path)] if str(path) in disk else _absent())
+    folder = tmp_path_factory.mktemp("taken")
+    met = commons = 0
+    for seed in range(first_seed, first_seed + seeds):
+        disk.clear()
+        swarm = Swarm(seed, folder, num_units=random.Random(seed).choice([40, 300, 3000]))
+        for _ in range(25):
+            swarm.round()
+        ours, others = swarm.counts()
+        assert max(ours.values(), default=0) <= 1, f"seed {seed}"
+        met += sum(number > 1 for number in others.values())
+        commons += len(others)
+    assert met <= 0.2 * commons
+
+
+def _absent():
+    raise FileNotFoundError
+
+
+def both_branches(seed, *, num_units, certificates):
+    """Places that two branches of a fork hand out, one of which begins with a view change."""
+    rng = random.Random(seed)
+    peers = [PeerId(f"p{number}") for number in range(rng.randint(2, 6))]
+    handed = []
+    for roster, has_view_change in ((peers[1:], True), ([peers[0], PeerId("newcomer")], False)):
+        branch = Handout(Row(num_units))
+        for _ in range(6):  # both have the chain so far
+            branch.take(peers, tokens_a_round=ROUND, reported=dict.fromkeys(peers, ROUND))
+        if has_view_change:
+            branch.jump(rng.randbytes(32))
+        found = [
+            branch.take(roster, tokens_a_round=ROUND, reported=dict.fromkeys(roster, ROUND))
+            for _ in range(certificates)
+        ]
+        handed.append(places(stretch for each in found for stretches in each.values() for stretch in stretches))
+    return handed
+
+
+def test_two_branches_of_a_fork_meet_no_more_often_than_chance_has_it():
+    met = [
+        len(set.intersection(*map(set, both_branches(seed, num_units=5000, certificates=20)))) for seed in range(200)
+    ]
+    largest = max(sum(map(len, both_branches(seed, num_units=5000, certificates=20))) for seed in range(200))
+    assert sum(number > 0 for number in met) / len(met) <= 1.5 * largest / 5000
+
+
+def test_a_branch_hands_out_each_unit_once_wherever_it_began():
+    handout, peer = Handout(Row(320)), PeerId("p")
+    seen: list[tuple[int, int]] = []
+    for number in range(300):
+        if number % 7 == 3:
+            handout.jump(bytes([number % 256]) * 32)
+        seen += places(handout.take([peer], tokens_a_round=ROUND, reported={peer: ROUND}).get(peer, ()))
+    assert len(seen) == len(set(seen))
+    assert {place for epoch, place in seen if epoch == 0} == set(range(310))
+    assert max(epoch for epoch, _ in seen) > 1
+
+
+def test_a_peer_in_the_roster_has_work_in_hand_whatever_its_speed(tmp_path):
+    swarm = Swarm(1, tmp_path, num_units=100_000)
+    for _ in range(40):
+        swarm.round(fickle=False)
+    assert all(peer.starved == 0 for peer in swarm.peers.values())
+
+
+def test_an_epoch_hands_out_everything_but_the_commons_before_the_next_begins():
+    row = Row(320)
+    handout = Handout(row)
+    peer = PeerId("p")
+    seen: list[tuple[int, int]] = []
+    while handout.epoch < 2:
+        handed = handout.take([peer], tokens_a_round=ROUND, reported={peer: ROUND})
+        seen += places(handed.get(peer, ()))
+    first = [place for epoch, place in seen if epoch == 0]
+    assert first == list(range(310))
+    assert len(seen) == len(set(seen))
+
+
+def test_who_reports_too_much_is_not_handed_all():
+    handout = Handout(Row(10**6))
+    roster = [PeerId("p"), PeerId("q")]
+    handed = handout.take(roster, tokens_a_round=ROUND, reported={roster[0]: 2**40})
+    assert sum(each.count for each in handed[roster[0]]) <= AHEAD * FASTEST * 3
+
+
+def test_what_a_peer_did_not_report_is_made_good_again():
+    """What it computed and threw away does not leave it without work for ever."""
+    handout, peer = Handout(Row(10**6)), PeerId("p")
+    handed = [
+        sum(each.count for each in handout.take([peer], tokens_a_round=ROUND, reported={}).get(peer, ()))
+        for _ in range(20)
+    ]
+    assert handed[0] == AHEAD * 3
+    assert sum(handed[1:]) >= AHEAD * 3
+
+
+@given(st.integers(1, 10_000), st.integers(0, 3), st.integers(0, 200))
+def test_a_lane_lies_in_the_commons(num_units, epoch, number):
+    row = Row(num_units)
+    lane = row.lane(epoch, PeerId("p"), 7, number)
+    first = row.to_hand_out if row.commons else 0
+    assert first <= lane.first < lane.first + lane.count <= max(num_units, first + 1)
+
+
+def test_the_lanes_cover_the_commons_once():
+    row = Row(64_000)
+    lanes = {row.lane(0, PeerId("p"), 7, number) for number in range(row.commons)}
+    assert sorted(place for _, place in places(lanes)) == list(range(row.to_hand_out, row.num_units))
+
+
+def test_orders_are_permutations_that_every_machine_has_alike():
+    assert sorted(shard_order(100, seed=1, epoch=0)) == list(range(100))
+    assert shard_order(6, seed=1, epoch=0).tolist() == [3, 2, 5, 0, 4, 1]
+    assert unit_order(6, seed=1, epoch=0, shard=2).tolist() == [2, 0, 3, 4, 5, 1]
+    assert not np.array_equal(shard_order(100, seed=1, epoch=0), shard_order(100, seed=1, epoch=1))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(1, 9)), max_size=12), st.integers(1, 5))
+def test_what_is_written_down_is_taken_once(tmp_path_factory, stretches, most):
+    path = tmp_path_factory.mktemp("t") / "taken.json"
+    taken, seen = Taken(path), []
+    assert taken.is_new
+    newest = 0
+    for epoch, first, count in sorted(stretches):
+        newest = max(newest, epoch)
+        stretch = Stretch(epoch, first, count)
+        while (rest := taken.rest_of(stretch, most)) is not None:
+            assert rest.count <= most
+            taken.take(rest)
+            seen += places([rest])
+            taken = Taken(path)  # killed, and started again
+            assert not taken.is_new
+    wanted = {place for each in stretches for place in places([Stretch(*each)])}
+    assert sorted(seen) == sorted(wanted)
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"a": 1}', b"\xff"])
+def test_a_damaged_record_is_an_empty_one(tmp_path, damage):
+    (tmp_path / "taken.json").write_bytes(damage)
+    taken = Taken(tmp_path / "taken.json")
+    assert taken.is_new or damage == b""
+    assert taken.rest_of(Stretch(0, 0, 2), 9) == Stretch(0, 0, 2)
