@@ -4,7 +4,6 @@ Around the session: the dashboard or plain lines, the control socket, the log fi
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from dilocox_peer.cli.terminal import Dashboard, Terminal, errors_as_events, is_
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Failed, Remark
 from dilocox_peer.invitation import parse_invitation, parse_multiaddrs
+from dilocox_peer.network.autogroup import giving_way
 from dilocox_peer.peer.control import Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.settings import SessionSettings
@@ -55,10 +55,9 @@ def run_join(flags: JoinFlags) -> None:
         read_usage()  # or the system cannot tell
     warnings = _check_machine(home, choices.host_maddrs)
     home.make()
-    if flags.nice:
-        os.nice(flags.nice)
     observer = Observer()
     with ExitStack() as stack:
+        stack.enter_context(giving_way(flags.nice))
         if flags.log_file is not None:
             file = EventFile(flags.log_file, max_bytes=int(flags.log_file_size * 1e6), keep=flags.log_file_count)
             observer.add(stack.enter_context(file))

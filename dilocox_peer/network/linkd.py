@@ -25,6 +25,7 @@ from typing import NoReturn
 
 import trio
 
+from dilocox_peer.network.autogroup import follow_niceness
 from dilocox_peer.network.frames import pack_header
 from dilocox_peer.network.link_frames import BufferReader, Frame, Kind
 from dilocox_peer.network.link_host import Host, choose_ports
@@ -133,6 +134,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         sys.exit("the parent is gone")
+    follow_niceness()
     os.set_blocking(2, False)
     logging.disable(logging.CRITICAL)  # of libp2p: strangers would fill the parent's log
     gc.freeze()

@@ -16,11 +16,18 @@ from dilocox_peer.invitation import Address
 DIAGNOSIS_TIMEOUT_S = 2.0
 
 # Runs before p2pd in its process: own session; death with the parent (Linux; elsewhere p2pd ends by itself 0.2 s after its
-# last client connection closed [m]); only errors of its own logger, which hivemind would parse line by line.
+# last client connection closed [m]); only errors of its own logger, which hivemind would parse line by line; and the session
+# is as nice as we are (autogroup.py).
 _LAUNCHER = """
 import os, sys
 os.setsid()
 os.environ["GOLOG_LOG_LEVEL"] = "error"
+if (nice := os.getpriority(os.PRIO_PROCESS, 0)) > 0:
+    try:
+        with open("/proc/self/autogroup", "w") as group:
+            group.write(str(nice))
+    except OSError:
+        pass
 if sys.platform == "linux":
     import ctypes
     PR_SET_PDEATHSIG, SIGKILL = 1, 9
