@@ -19,6 +19,7 @@ import psutil
 from swarm import WatchedSwarm, header, spread
 
 from dilocox_peer.config import preset
+from dilocox_peer.network.autogroup import group_niceness
 
 LOOP = "while True: pass"
 
@@ -63,7 +64,7 @@ async def main() -> None:
     print(header())
     rows = {"no peer": [share(arguments.seconds) for _ in range(arguments.repeats)]}
     rows["--nice 0"] = await beside(0, arguments.seconds, arguments.repeats)
-    if Path("/proc/self/autogroup").exists():
+    if group_niceness() is not None:
         rows["niceness alone"] = await beside(19, arguments.seconds, arguments.repeats, alone=True)
     rows["--nice 19"] = await beside(19, arguments.seconds, arguments.repeats)
     print("peer             share of all cores that the program gets, min / median / max")
