@@ -19,7 +19,6 @@ from dilocox_peer.peer.planning.adaptive import (
     inner_steps_of,
     spectrum,
 )
-from dilocox_peer.peer.planning.controller import BUDGET, Controller, Limits, Measurement, Setting
 from dilocox_peer.peer.training.outer import AnchorState, OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.types import Layout
 
@@ -75,27 +74,6 @@ def test_the_mean_of_own_bases_has_the_rank_of_all_of_them_together():
     together = mean_of(aggregate(layout, blobs, [1] * 4, norm_clip=1e6)).view(128, 128)
     assert int(torch.linalg.matrix_rank(alone)) == 8
     assert int(torch.linalg.matrix_rank(together)) == 32
-
-
-@pytest.mark.parametrize("num_peers", [2, 4, 8])
-def test_independent_pseudo_gradients_average_to_one_over_the_root_of_their_number(num_peers):
-    """MuLoCo: pseudo-gradients of replicas are nearly orthogonal, which outer rate / (1 - momentum) > 1
-    makes up for."""
-    layout = Layout.of([("w", (128, 128))])
-    flats = [normal(128 * 128, seed) for seed in range(num_peers)]
-    blobs = [encode_contribution(layout, flat, policy_named("none")) for flat in flats]
-    mean_N = mean_of(aggregate(layout, blobs, [1] * num_peers, norm_clip=1e6))
-    assert float(mean_N.norm() / flats[0].norm()) == pytest.approx(num_peers**-0.5, rel=0.03)
-
-
-@pytest.mark.parametrize("link_bps", [3e5, 3e6, 3e7])
-def test_steps_are_enough_to_hide_the_communication_four_times_over(link_bps):
-    """DiLoCoX hides communication under the H local steps of the next round; the controller's default: a quarter of them."""
-    layout = Layout.of([(f"w{index}", (512, 512)) for index in range(4)])
-    controller = Controller(layout, Setting("int2", 16, 32), Limits())
-    for round_number in range(1, 150):
-        controller.observe(Measurement(round_number, (link_bps,) * 4, 0.2, 0.05))
-    assert controller.share(controller.setting) <= BUDGET
 
 
 def test_pseudo_gradient_is_conserved_to_the_bit_with_unequal_arrival_and_missed_certificates():

@@ -402,6 +402,7 @@ def test_stopping_ends_both_threads_whatever_they_do(run):
 def test_stopping_before_the_start_is_fine():
     trainer = Trainer(manifest_with(), peer=PEER, incarnation=1, corpus=text_corpus())
     trainer.stop(1.0)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dilocox-")]
 
 
 def test_giving_up_on_a_call_does_not_undo_half_of_it(run):
