@@ -1,0 +1,141 @@
+"""Micro-batches of shards: each token once, what is spoiled named and passed over, and nothing begun anew after a kill."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dilocox_peer.data.allotment import Stretch
+from dilocox_peer.data.feed import Feed, Handed
+from dilocox_peer.data.row import UnitRow, sequences_of
+from dilocox_peer.data.shards import ShardFolders
+from dilocox_peer.data.taken import Taken
+from dilocox_peer.data.tokenizing import Order, make_shards
+from dilocox_peer.events_of_data import DataTaken, ShardRefused
+from dilocox_peer.types import PeerId
+
+BATCH, CONTEXT, SEED = 2, 64, 3
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Shards of documents that each spell their number, and their catalogue."""
+    folder = tmp_path_factory.mktemp("shards")
+    lines = [json.dumps({"text": f"<{number:05}>" * 700}) for number in range(120)]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    order = Order((folder / "a.jsonl",), folder / "out", None, "", "", shard_tokens=120_000, validation=0.1)
+    return make_shards(order, refused=pytest.fail), folder / "out"
+
+
+class Fed:
+    """A feed, and what it told."""
+
+    def __init__(self, made, tmp_path, folder=None):
+        catalogue, out = made
+        self.told: list[object] = []
+        self.row = UnitRow(catalogue, SEED)
+        self.shards = ShardFolders(catalogue, [folder or out])
+        self.feed = Feed(
+            self.row, self.shards, Taken(tmp_path / "taken.json"), seed=SEED, peer=PeerId("p"), incarnation=1,
+            batch=BATCH, context=CONTEXT, listener=self.told.append,
+        )  # fmt: skip
+
+    def __enter__(self):
+        self.feed.hand(Handed(0, (Stretch(0, 0, self.row.row.to_hand_out),)))
+        self.feed.start()
+        return self
+
+    def __exit__(self, *_):
+        self.feed.stop()
+
+    def draw(self):
+        return self.feed.train_batch(
+            seed=SEED, peer=PeerId("p"), incarnation=1, round_number=1, index=0, batch=BATCH, context=CONTEXT
+        )  # fmt: skip
+
+    def taken(self):
+        return [
+            place
+            for each in self.told
+            if isinstance(each, DataTaken)
+            for place in range(each.first, each.first + each.count)
+        ]
+
+
+def test_batches_are_consecutive_tokens_with_targets_one_ahead(made, tmp_path):
+    with Fed(made, tmp_path) as fed:
+        for _ in range(20):
+            inputs, targets = fed.draw()
+            assert inputs.shape == targets.shape == (BATCH, CONTEXT)
+            assert (inputs[:, 1:] == targets[:, :-1]).all()
+        assert fed.feed.is_ready
+
+
+def test_each_token_of_a_stretch_is_a_target_at_most_once(made):
+    catalogue, out = made
+    row, folders = UnitRow(catalogue, SEED), ShardFolders(catalogue, [out])
+
+    def opened(shard):
+        found = folders.find(shard)
+        assert found is not None
+        return found
+
+    stretch = Stretch(0, 0, row.row.to_hand_out)
+    sequences = sequences_of(row.units(stretch), opened, context=CONTEXT, seed=SEED, stretch=stretch)
+    tokens = sum(shard.tokens for shard in catalogue.train)
+    spans = [opened(unit.shard).unit(unit.number) for unit in row.units(stretch)]
+    assert len(sequences) == (sum(end - first for first, end in spans) - 1) // CONTEXT
+    assert sum(end - first for first, end in spans) > 0.9 * tokens
+    assert sorted({(unit.shard.sha256, unit.number) for unit in row.units(stretch)}) == sorted(
+        (unit.shard.sha256, unit.number) for unit in row.units(stretch)
+    )
+    again = sequences_of(row.units(stretch), opened, context=CONTEXT, seed=SEED, stretch=stretch)
+    assert np.array_equal(sequences, again)
+
+
+def test_started_again_it_takes_nothing_that_it_took_before(made, tmp_path):
+    seen: list[int] = []
+    for _ in range(3):
+        with Fed(made, tmp_path) as fed:
+            fed.draw()
+        assert fed.taken()
+        seen += fed.taken()
+    assert len(seen) == len(set(seen))
+
+
+def test_a_spoiled_shard_is_named_once_and_training_goes_on_with_the_others(made, tmp_path):
+    catalogue, out = made
+    folder = tmp_path / "spoiled"
+    folder.mkdir()
+    bad = catalogue.train[1]
+    for shard in catalogue.shards:
+        raw = bytearray((out / shard.file_name).read_bytes())
+        if shard == bad:
+            raw[5] ^= 1
+        (folder / shard.file_name).write_bytes(raw)
+    with Fed(made, tmp_path, folder) as fed:
+        sound = [shard for shard in catalogue.train if shard != bad]
+        for _ in range(sum(shard.tokens for shard in sound) // (BATCH * CONTEXT) // 3):
+            fed.draw()
+        units = fed.row.units(Stretch(0, 0, fed.row.row.to_hand_out))
+        assert bad not in {units[place].shard for place in fed.taken()}
+        refused = [each for each in fed.told if isinstance(each, ShardRefused)]
+        assert len(refused) <= 1
+        assert all("its sha256 is" in each.reason for each in refused)
+
+
+def test_what_is_not_here_is_wanted_and_comes(made, tmp_path):
+    catalogue, out = made
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    with Fed(made, tmp_path, folder) as fed:
+        wanted: set[str] = set()
+        while not wanted:
+            wanted = {shard.sha256 for shard in fed.feed.wanted}
+        assert not fed.feed.is_ready
+        for shard in catalogue.train:
+            (folder / shard.file_name).write_bytes((out / shard.file_name).read_bytes())
+        fed.feed.look_again()
+        inputs, _ = fed.draw()
+        assert len(inputs) == BATCH
+        assert wanted <= {shard.sha256 for shard in catalogue.train}
