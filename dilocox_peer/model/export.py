@@ -18,7 +18,7 @@ from dilocox_peer import __version__
 from dilocox_peer.manifest import PublishedSection
 from dilocox_peer.model.published import Design, design_of
 from dilocox_peer.model.weights import CONFIG, INDEX, WEIGHTS, Precision, published_tensors
-from dilocox_peer.model.whole import Origin, WholeModel
+from dilocox_peer.model.whole import Origin, WholeModel, tensor_over
 
 CARD = "README.md"
 SHARD_BYTES = 4_500_000_000
@@ -40,7 +40,7 @@ def write_published(
 ) -> None:
     """Fills the folder, which is empty. beside: the source's small files by name, as far as they are here."""
     design = design_of(section)
-    tensors = {name: torch.from_numpy(tensor) for name, tensor in model.tensors.items()}
+    tensors = {name: tensor_over(tensor) for name, tensor in model.tensors.items()}
     _write_weights(folder, published_tensors(design, tensors), model.origin, precision, shard_bytes)
     for name, content in beside.items():
         if name != CONFIG:
@@ -84,7 +84,7 @@ def _config(section: PublishedSection, design: Design, verbatim: bytes | None, p
     if design.family.is_tied and not design.is_tied:
         changes["tie_word_embeddings"] = False
     for name in ("dtype", "torch_dtype"):
-        if values.get(name, precision) != precision:
+        if values.get(name) not in (None, precision):
             changes[name] = precision
     if not changes and verbatim is not None:
         return verbatim

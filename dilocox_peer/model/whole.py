@@ -4,6 +4,7 @@ The stages of a run hold disjoint tensors, so the whole is their union. Pure: wh
 (from a run) or model/huggingface.py (from an exported folder).
 """
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -68,6 +69,15 @@ class WholeModel:
         with torch.no_grad():
             model.flat_N.copy_(torch.from_numpy(flat_N))
         return model
+
+
+def tensor_over(array: Array) -> torch.Tensor:
+    """The array as a tensor, not copied: not to be written to, and alive as long as the array is. torch knows no tensors that
+    must not be written to, and warns of arrays that say so."""
+    if not array.size:
+        return torch.zeros(array.shape)
+    pointer = ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_float))
+    return torch.from_numpy(np.ctypeslib.as_array(pointer, shape=array.shape))
 
 
 def tensors_of(layout: Layout, vector: memoryview | bytes) -> dict[str, Array]:

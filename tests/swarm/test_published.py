@@ -30,8 +30,8 @@ def test_a_run_goes_on_from_published_weights_and_gives_a_folder_back(tmp_path: 
     write_folder(source, tiny_json("llama", vocab_size=256, tie_word_embeddings=True))
     manifest = manifest_of(
         source,
-        rounds={"total": 10_000, "inner_steps": 4, "min_inner_steps": 4},
-        inner={"learning_rate": 1e-3, "accumulate": 2},
+        rounds={"total": 10_000, "inner_steps": 64, "min_inner_steps": 64},  # or a state is gone before it is fetched
+        inner={"learning_rate": 1e-3, "accumulate": 4},
         data={"source": "stdlib"},
     )
 
@@ -41,9 +41,9 @@ def test_a_run_goes_on_from_published_weights_and_gives_a_folder_back(tmp_path: 
             with_files = ["--model", str(source)]
             peers = [await swarm.start_peer(f"peer{stage}", stage=stage, more=with_files) for stage in range(2)]
             await swarm.until(lambda: swarm.round_of("peer0") >= 2 and swarm.round_of("peer1") >= 2, peers, 180)
+            await command("export", swarm.link, "--out", out, "--model", source)
             peers.append(await swarm.start_peer("without", stage=1))
             await swarm.until(lambda: swarm.round_of("without") >= 1, peers, 120)
-            await command("export", swarm.link, "--out", out, "--model", source)
 
     asyncio.run(scenario())
     theirs, report = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)

@@ -24,7 +24,6 @@ beside the old ones, which others may hold still (8), the shift takes the pseudo
 one's: it is computed from what was offered, as it was for the encoder.
 """
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,6 +43,7 @@ from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.transformer import initial_parameters
+from dilocox_peer.model.whole import tensor_over
 from dilocox_peer.peer.planning.adaptive import needed_rank
 from dilocox_peer.store.outline import Outline, outline_of
 from dilocox_peer.types import Digest, Layout
@@ -146,7 +146,7 @@ class AnchorState:
 
     def shared(self) -> tuple[Tensor, Tensor]:
         """Anchor and momentum as they lie here, not copied: they must not be written to, and live as long as this does."""
-        return _shared(self.anchor), _shared(self.momentum)
+        return tensor_over(np.frombuffer(self.anchor, "<f4")), tensor_over(np.frombuffer(self.momentum, "<f4"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,15 +395,6 @@ def first_state(layout: Layout, anchor_N: Tensor, *, head: Digest) -> AnchorStat
 
 def _vector(raw: memoryview) -> Tensor:
     return torch.from_numpy(np.frombuffer(raw, dtype="<f4").astype(np.float32))
-
-
-def _shared(raw: memoryview) -> Tensor:
-    """As _vector without a copy. torch knows no tensors that must not be written to, so numpy's word for it is left out."""
-    array = np.frombuffer(raw, dtype="<f4")
-    if not len(array):
-        return torch.empty(0)
-    pointer = ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_float))
-    return torch.from_numpy(np.ctypeslib.as_array(pointer, shape=array.shape))
 
 
 def _buffer(vector_N: Tensor) -> memoryview:

@@ -1,0 +1,159 @@
+"""From a published folder to a run's manifest, and from a run's states back to a folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dilocox_peer.cli.flags import InitFlags
+from dilocox_peer.cli.init import write_run_file
+from dilocox_peer.cli.published import published_manifest
+from dilocox_peer.config import parse_toml, read_signed_manifest, to_toml
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.manifest import Manifest, PublishedSection
+from dilocox_peer.model.huggingface import write_folder as write_export
+from dilocox_peer.model.weights import open_folder
+from dilocox_peer.model.whole import WholeModel
+from dilocox_peer.peer.state.anchors import assemble
+from dilocox_peer.peer.state.beginning import folder_of
+from dilocox_peer.peer.training.outer import initial_state
+from tests.tiny_models import FAMILIES, tiny_json, write_folder
+from tests.tokenizers_made import bpe_file
+
+transformers = pytest.importorskip("transformers")
+
+FAST = ("qwen3_moe",)
+families = pytest.mark.parametrize(
+    "family", [*FAST, *(pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES if each not in FAST)]
+)
+
+
+def manifest_of(folder: Path, **flags) -> Manifest:
+    return published_manifest(InitFlags(published=folder, **{"stages": 2, "context": 32, **flags}), folder)
+
+
+def whole_of(manifest: Manifest, folder: Path, contributors=()) -> WholeModel:
+    opened = open_folder(folder)
+    states = [initial_state(manifest, stage, folder=opened) for stage in range(manifest.stages.count)]
+    return assemble(manifest, states, contributors)
+
+
+@families
+def test_an_export_loads_in_transformers_and_a_run_goes_on_from_it(family: str, tmp_path: Path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    model = write_folder(source, tiny_json(family, vocab_size=256))
+    manifest = manifest_of(source)
+    files = {file.name: (source / file.name).read_bytes() for file in open_folder(source).files}
+    write_export(out, whole_of(manifest, source), beside=files, precision="float32")
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        out, output_loading_info=True, dtype=torch.float32
+    )
+    assert not any(report.values()), report
+    tokens_BT = torch.randint(2, 256, (2, 24), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        expected = model(input_ids=tokens_BT, use_cache=False).logits
+        assert (theirs(input_ids=tokens_BT, use_cache=False).logits - expected).abs().max() < 1e-4
+    again = manifest_of(out)
+    assert isinstance(again.model, PublishedSection)
+    assert isinstance(manifest.model, PublishedSection)
+    assert again.model.genesis == manifest.model.genesis
+    assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
+def test_a_tied_model_comes_back_untied_and_says_so(tmp_path: Path, capsys):
+    source, out = tmp_path / "source", tmp_path / "out"
+    write_folder(source, tiny_json("llama", vocab_size=256, tie_word_embeddings=True), dtype=torch.bfloat16)
+    manifest = manifest_of(source)
+    assert "two that begin equal" in capsys.readouterr().err
+    write_export(out, whole_of(manifest, source, [("12D3KooWsomebody", 1234)]))
+    config = json.loads((out / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not any(report.values()), report
+    assert torch.equal(theirs.lm_head.weight, theirs.model.embed_tokens.weight)
+    assert theirs.dtype == torch.bfloat16  # as it was published
+    card = (out / "README.md").read_text()
+    for needle in (manifest.run_id, str(source), "| `12D3KooWsomebody` | 1,234 |", "trained as two"):
+        assert needle in card
+
+
+def test_an_export_in_shards_has_an_index(tmp_path: Path):
+    from dilocox_peer.model.export import write_published
+
+    source, out = tmp_path / "source", tmp_path / "out"
+    write_folder(source, tiny_json("llama", vocab_size=256))
+    manifest = manifest_of(source, stages=1)
+    assert isinstance(manifest.model, PublishedSection)
+    out.mkdir()
+    whole = whole_of(manifest, source)
+    write_published(out, whole, manifest.model, beside={}, precision="float32", shard_bytes=40_000)
+    assert len(list(out.glob("model-*-of-*.safetensors"))) > 2
+    again = manifest_of(out, stages=1).model
+    assert isinstance(again, PublishedSection)
+    assert again.genesis == manifest.model.genesis
+
+
+def test_the_manifest_survives_its_file_and_stays_small(tmp_path: Path):
+    write_folder(tmp_path / "source", tiny_json("qwen3_moe", vocab_size=256))
+    manifest = manifest_of(tmp_path / "source")
+    text = to_toml(manifest)
+    assert parse_toml(text, source="run.toml") == manifest
+    assert len(text) < 8_000
+
+
+def test_init_writes_a_signed_file_with_the_folders_tokenizer(tmp_path: Path):
+    source = tmp_path / "source"
+    write_folder(source, tiny_json("llama", vocab_size=320))
+    (source / "tokenizer.json").write_bytes(bpe_file())
+    path = tmp_path / "run" / "run.toml"
+    path.parent.mkdir()
+    write_run_file(InitFlags(path=path, published=source, stages=2, context=32, home=tmp_path / "home"))
+    manifest = read_signed_manifest(path)
+    assert manifest.data.tokenizer != "bytes"
+    assert (path.parent / "tokenizer.json").read_bytes() == bpe_file()
+    assert manifest.model.vocab_size == 320
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "complaint"),
+    [
+        ({}, {"stages": 9}, "9 stages of 4 blocks"),
+        ({}, {"context": 10_000}, "at most 64 tokens"),
+        ({}, {"preset": "tiny"}, "leave one out"),
+        ({"vocab_size": 300}, {}, "320 tokens, the model's vocabulary 300"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line_and_nothing_is_written(tmp_path: Path, changes, flags, complaint):
+    source, run = tmp_path / "source", tmp_path / "run"
+    write_folder(source, tiny_json("llama", **{"vocab_size": 320, **changes}))
+    (source / "tokenizer.json").write_bytes(bpe_file())
+    run.mkdir()
+    with pytest.raises(ConfigError, match=complaint) as raised:
+        write_run_file(InitFlags(path=run / "run.toml", published=source, home=tmp_path / "home", **flags))
+    assert "\n" not in str(raised.value)
+    assert not list(run.iterdir())
+
+
+def test_other_weights_of_the_same_config_are_named(tmp_path: Path):
+    source, other = tmp_path / "source", tmp_path / "other"
+    config_json = tiny_json("llama", vocab_size=256)
+    write_folder(source, config_json)
+    write_folder(other, config_json, seed=1)
+    manifest = manifest_of(source)
+    with pytest.raises(ConfigError, match="its weights are not those of the run's stage 1"):
+        initial_state(manifest, 1, folder=open_folder(other))
+    with pytest.raises(ConfigError, match="are not here: pass --model"):
+        initial_state(manifest, 1)
+
+
+def test_another_model_is_named_before_its_weights_are_read(tmp_path: Path):
+    source, other = tmp_path / "source", tmp_path / "other"
+    write_folder(source, tiny_json("llama", vocab_size=256))
+    write_folder(other, tiny_json("qwen3", vocab_size=256))
+    manifest = manifest_of(source)
+    with pytest.raises(ConfigError, match=r"its config\.json is not that of the run's model"):
+        folder_of(manifest, other)
+    assert folder_of(manifest, None) is not None  # where the owner had it
+    with pytest.raises(ConfigError, match="starts from a seed; leave --model out"):
+        folder_of(Manifest(), source)
