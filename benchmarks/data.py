@@ -123,12 +123,14 @@ def feed(arguments):
         source.train_batch(index=0, **draw)
         first_s = time.perf_counter() - started
         waits, begun, cpu = [], time.perf_counter(), time.process_time()
-        index, computed = 0, 0.0
+        index, computed, empty = 0, 0.0, 0.0
         while time.perf_counter() - begun < arguments.seconds:
             index += 1
+            was_ready = source.is_ready
             at = time.perf_counter()
             source.train_batch(index=index, **draw)
             waits.append(time.perf_counter() - at)
+            empty += 0.0 if was_ready else waits[-1]
             computed += batch * context / arguments.tokens_per_s
             time.sleep(max(0.0, begun + computed + sum(waits) - time.perf_counter()))
         elapsed = time.perf_counter() - begun
@@ -142,8 +144,9 @@ def feed(arguments):
     print(
         f"memory {rss_mb() - before:.0f} MB more, of it {anonymous_mb() - anonymous_before:.0f} MB not of mapped files"
     )
+    print(f"{index * batch * context / elapsed:,.0f} tokens/s over {elapsed:.0f} s")
     print(
-        f"{index * batch * context / elapsed:,.0f} tokens/s over {elapsed:.0f} s; waited {100 * sum(waits) / elapsed:.3f} % of it"
+        f"{100 * sum(waits) / elapsed:.3f} % of it in taking data, {100 * empty / elapsed:.3f} % while none was ready"
     )
     waits_ms = sorted(1e3 * each for each in waits)
     print(

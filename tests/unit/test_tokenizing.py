@@ -114,7 +114,7 @@ def test_an_interrupted_work_is_gone_on_with_and_gives_the_same(tmp_path, source
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_killed_at_any_moment_it_goes_on_and_gives_the_same(tmp_path, source):
-    source.write_text(source.read_text() * 6)
+    source.write_text(source.read_text() * 2)
     (tmp_path / "tokenizer.json").write_bytes(bpe_file())
     command = [sys.executable, "-m", "dilocox_peer", "tokenize", str(source), "--tokenizer", str(tmp_path), "--shard-tokens", "20000",
                "--processes", "2", "--out"]  # fmt: skip
