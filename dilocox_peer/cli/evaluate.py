@@ -69,6 +69,7 @@ class Evaluator:
 
     async def run(self, stop: Stop) -> None:
         from dilocox_peer.dht.directory import Directory
+        from dilocox_peer.model.architecture import prepare
         from dilocox_peer.network.transport import Transport
         from dilocox_peer.peer.entry import Newcomer, come_in
 
@@ -85,6 +86,7 @@ class Evaluator:
             directory = await Directory.create(transport, self._invitation.run_id, self._identity.key)
             stack.push_async_callback(directory.close)
             manifest = await directory.fetch_manifest()
+            await asyncio.to_thread(prepare, manifest)
             newcomer = Newcomer(
                 self._identity.peer_id,
                 self._invitation.grant,

@@ -50,9 +50,11 @@ class Visit:
 
     async def enter(self) -> Manifest:
         """The run's settings, after which its peers let the visitor read. Raises RunUnreachable, RunRefused."""
+        from dilocox_peer.model.architecture import prepare
         from dilocox_peer.peer.entry import Newcomer, come_in
 
         manifest = await self.directory.fetch_manifest()
+        await asyncio.to_thread(prepare, manifest)
         newcomer = Newcomer(self.identity.peer_id, self.grant, self.run_folder, right=Right.READ)
         await come_in(newcomer, manifest, transport=self.transport, directory=self.directory)
         return manifest

@@ -13,7 +13,7 @@ from typing import Protocol, Self
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest, ModelSection, PublishedSection
-from dilocox_peer.model.partition import cut_of
+from dilocox_peer.model.partition import Costs, cut_of
 from dilocox_peer.types import Layout
 
 
@@ -99,6 +99,16 @@ def layers_of(manifest: Manifest, stage: int) -> LayerRange:
 def layout_of(manifest: Manifest, stage: int = 0) -> Layout:
     """The layout of a stage of a run. Raises ConfigError where a published model needs a `transformers` that is not here."""
     return stage_layout_of(manifest.model, layers_of(manifest, stage))
+
+
+def prepare(manifest: Manifest) -> None:
+    """Has ready what later calls ask of a published model: its library takes seconds to load, which no event loop may wait for.
+
+    Not in an event loop. Raises ConfigError where the model cannot be built here."""
+    if isinstance(manifest.model, PublishedSection):
+        Costs.of(manifest.model)
+        for stage in range(manifest.stages.count):
+            layout_of(manifest, stage)
 
 
 def stage_layout_of(section: ModelSection | PublishedSection, layers: LayerRange) -> Layout:

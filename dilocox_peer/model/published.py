@@ -72,6 +72,7 @@ def design_layout(design: Design, layers: LayerRange) -> Layout:
     return _layout(design, layers, build_empty(design.config))
 
 
+@cache
 def costs_of_published(section: PublishedSection) -> Costs:
     """What a cut of it is chosen by. Of a layer's experts those count as compute that a token goes through."""
     return costs_of_design(design_of(section))

@@ -20,6 +20,7 @@ from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
 from dilocox_peer.events import Event, Failed, Listener, NeighbourUnlinked, PeerStarted, RunComplete
 from dilocox_peer.invitation import with_any_port
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.architecture import prepare
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer import dialback
 from dilocox_peer.peer.acquaintances import read_acquaintances
@@ -151,6 +152,7 @@ class Stay:
         stack.push_async_callback(directory.close)
         at.step = Step.SETTINGS
         manifest = await directory.fetch_manifest()
+        await asyncio.to_thread(prepare, manifest)
         at.step = Step.ADMISSION
         newcomer = Newcomer(self._me, settings.grant, settings.run_folder)
         admission = await come_in(newcomer, manifest, transport=transport, directory=directory)
@@ -178,9 +180,7 @@ class Stay:
         if manifest.stages.count > 1 and keeper.is_empty:
             await self._restore(manifest, stage, presence, directory, keeper)
         if not keeper.has_state:
-            await fetch_beginning(
-                manifest, stage, keeper, me=self._me, transport=transport, directory=directory, listener=self._listener
-            )
+            await fetch_beginning(manifest, stage, keeper, presence.endpoint, directory, self._listener)
         at.step = Step.TRAINER
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, presence, on_failure)

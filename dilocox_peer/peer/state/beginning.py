@@ -14,11 +14,10 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.manifest import Manifest, PublishedSection
-from dilocox_peer.network.transport import Transport
+from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.state.backup import Backup
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.survey import Survey
-from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
     from dilocox_peer.model.weights import ModelFolder
@@ -51,18 +50,19 @@ async def fetch_beginning(
     manifest: Manifest,
     stage: int,
     keeper: Keeper,
-    *,
-    me: PeerId,
-    transport: Transport,
+    endpoint: Endpoint,
     directory: Directory,
     listener: Listener,
+    *,
     patience_s: float = PATIENCE_S,
 ) -> None:
     """Has the keeper begin with a state of the stage from its peers. Raises ConfigError when nobody has one, RunUnreachable."""
     section = manifest.model
     assert isinstance(section, PublishedSection), "others are made from the seed"
     listener(Remark(f"the weights of {section.source} are not on this machine: asking the peers of stage {stage}"))
-    survey = Survey(manifest, stage, transport=transport, directory=directory, listener=listener, rng=random.Random())
+    survey = Survey(
+        manifest, stage, transport=endpoint.transport, directory=directory, listener=listener, rng=random.Random()
+    )
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
     while True:
@@ -72,7 +72,7 @@ async def fetch_beginning(
             newest.insert(0, tip)
         for agreed in newest:
             if (state := await survey.fetch(agreed)) is not None:
-                await asyncio.to_thread(keeper.adopt, Backup(survey.annals.up_to(state.head), state), me=me)
+                await asyncio.to_thread(keeper.adopt, Backup(survey.annals.up_to(state.head), state), me=endpoint.me)
                 return
         if not newest and (state := await survey.fetch_first(bytes.fromhex(section.genesis[stage]))) is not None:
             await asyncio.to_thread(keeper.begin, state)
