@@ -368,6 +368,9 @@ class OuterWorld(World):
         super().__init__(seed, num_peers, machine=machine)
         self.overlap = OVERLAPS[seed % len(OVERLAPS)]
         self.pause_rate = (0.0, 0.0, 0.02)[seed % 3]
+        # What the shells of this world add to a round. With one-step a peer holds the state that it is at for the moment between a merge and
+        # the next certificate alone, which is when it can come into a roster.
+        self.hindered_s = 40.0 if self.overlap == "one-step" else 2.0
         rounds = {"inner_steps": 8, "min_inner_steps": 8, "max_inner_steps": 32, "total": 10_000}
         self.manifest = preset(
             "tiny",
