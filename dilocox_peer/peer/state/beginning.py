@@ -22,7 +22,7 @@ from dilocox_peer.peer.state.survey import Survey
 if TYPE_CHECKING:
     from dilocox_peer.model.weights import ModelFolder
 
-PATIENCE_S = 120.0  # with peers that are starting, too
+PATIENCE_S = 60.0  # with peers that are starting, too
 LOOK_S = 2.0
 
 
@@ -59,7 +59,7 @@ async def fetch_beginning(
     """Has the keeper begin with a state of the stage from its peers. Raises ConfigError when nobody has one, RunUnreachable."""
     section = manifest.model
     assert isinstance(section, PublishedSection), "others are made from the seed"
-    listener(Remark(f"the weights of {section.source} are not on this machine: asking the peers of stage {stage}"))
+    listener(Remark(f"the weights of {section.source} are not on this machine: asking the peers of stage {stage}, for a minute"))
     survey = Survey(
         manifest, stage, transport=endpoint.transport, directory=directory, listener=listener, rng=random.Random()
     )
