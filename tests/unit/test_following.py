@@ -122,3 +122,20 @@ def test_a_roster_of_strangers_further_up_is_not_followed_while_a_voter_is_here_
     ahead = behind.fork().round(B, C, D, order=3)
     forged = ahead.fork().view(*strangers, order=LATE).round(*strangers, order=LATE)
     assert allowed(behind, suffix(behind, forged), {strangers[0]: forged.place.head}, is_wanted=True) == 1
+
+
+def test_who_comes_back_goes_along_when_its_whole_roster_went_on_without_it() -> None:
+    """Of two, the one with the lower position is a quorum alone: it founded a branch against the one that had waited for it."""
+    before = Branch().start(A, B)
+    theirs = before.fork().view(B, order=3).round(B, order=4, roster=(B,))
+    assert allowed(before, suffix(before, theirs), at(theirs, [B])) == 2
+    four = Branch().start(A, B, C, D)
+    pair = four.fork().view(C, D, order=3)
+    assert allowed(four, suffix(four, pair), at(pair, [C, D])) == 1
+    assert allowed(four, suffix(four, pair), {**at(four, [B]), **at(pair, [C, D])}) is None
+
+
+def test_who_has_certified_since_does_not() -> None:
+    before = Branch().start(A, B)
+    ours, theirs = before.fork().round(A, order=5), before.fork().view(B, order=3).round(B, order=4, roster=(B,))
+    assert allowed(ours, suffix(ours, theirs), at(theirs, [B])) is None

@@ -4,7 +4,7 @@ A view change that less than a quorum of its roster has signed draws nobody away
 nobody writes such a view change, and a hostile one whenever it likes. It is held back, wherever on the path it is: at our head,
 before it, where our own chain goes on with what a quorum has certified, or further up, which is where somebody meets it
 who is a certificate behind. The path is followed up to there; it counts when that quorum is lost, or has come over, or when
-the run's owner has signed what follows it.
+the run's owner has signed what follows it. A peer that comes back, and whose roster has all gone on without it, goes along.
 """
 
 from collections.abc import Collection
@@ -35,6 +35,7 @@ class Following:
         self._chain = chain
         self._forks = forks
         self._members = members
+        self._began_at = chain.head if chain.height else None  # a peer that was here before
         self._deserted_since: float | None = None
         self._seen: tuple[Suffix, tuple[_Thin, ...]] | None = None
 
@@ -89,11 +90,17 @@ class Following:
         support, _ = self._forks.support(path)
         if support == 0 and any(peer in voters for peer in self._here(now)):
             return True
-        if 2 * support > len(voters) or view_changes.is_wanted(now):
+        if 2 * support > len(voters) or view_changes.is_wanted(now) or self._comes_back_to(path, now):
             return False
         if self._deserted_since is not None and now - self._deserted_since >= view_changes.patience_s / 2:
             return False
         return is_quorum(self._not_on(path.heads, voters), voters)
+
+    def _comes_back_to(self, path: Suffix, now: float) -> bool:
+        """Whether we have certified nothing since we came back, and all of our roster who are here have gone on along the path: it
+        was made because we were away. Half of a roster of two is a quorum alone, and would found a branch."""
+        others = self._here(now) & set(self._chain.place.voters) - {self._me}
+        return self._chain.head == self._began_at and bool(others) and not self._not_on(path.heads, others)
 
     def _is_view_change_here(self, path: Suffix) -> bool:
         return path.ancestor == self._chain.height and path.certificates[0].value.kind == "epoch"
