@@ -144,7 +144,8 @@ async def main() -> None:
             peak = {"peer0": 0, "peer1": 0}
             with timed(f"{arguments.rounds} rounds of two peers"):
                 await swarm.start_bootstrap()
-                peers = [await swarm.start_peer(f"peer{stage}", stage=stage) for stage in range(2)]
+                cut_by = ("--tokenizer", str(scratch / "tokenizer.json"))
+                peers = [await swarm.start_peer(f"peer{stage}", stage=stage, more=cut_by) for stage in range(2)]
 
                 def is_done() -> bool:
                     for peer in peers:
