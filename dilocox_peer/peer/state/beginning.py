@@ -59,7 +59,11 @@ async def fetch_beginning(
     """Has the keeper begin with a state of the stage from its peers. Raises ConfigError when nobody has one, RunUnreachable."""
     section = manifest.model
     assert isinstance(section, PublishedSection), "others are made from the seed"
-    listener(Remark(f"the weights of {section.source} are not on this machine: asking the peers of stage {stage}, for a minute"))
+    listener(
+        Remark(
+            f"the weights of {section.source} are not on this machine: asking the peers of stage {stage}, for a minute"
+        )
+    )
     survey = Survey(
         manifest, stage, transport=endpoint.transport, directory=directory, listener=listener, rng=random.Random()
     )
