@@ -82,7 +82,8 @@ def tokenize(arguments):
 def shards(arguments):
     """Random ids in documents of some 1,000 tokens."""
     from dilocox_peer.data.catalogue import CATALOGUE_FILE, Catalogue
-    from dilocox_peer.data.shards import write_file, write_shard
+    from dilocox_peer.data.shards import write_shard
+    from dilocox_peer.files import replace_file
 
     arguments.folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
@@ -93,7 +94,7 @@ def shards(arguments):
         cuts = np.sort(rng.choice(np.arange(1, tokens), 8000, replace=False))
         made.append(write_shard(arguments.folder, np.split(raw, cuts), text_bytes=4 * tokens, held_out=number == 0))
     catalogue = Catalogue(tokenizer="0" * 64, bos="", eos="", vocab_size=49152, shards=tuple(made))
-    write_file(arguments.folder / CATALOGUE_FILE, [catalogue.to_bytes()])
+    replace_file(arguments.folder / CATALOGUE_FILE, [catalogue.to_bytes()])
     print(f"{len(made)} shards, {sum(map(catalogue.shard_bytes, made)) / 1e9:.2f} GB")
 
 

@@ -92,7 +92,7 @@ class PublishedSection(_Section):
             raise ValueError("files: one is listed twice")
         try:
             is_config = isinstance(json.loads(self.config), dict)
-        except ValueError:
+        except (ValueError, RecursionError):  # of brackets in brackets
             is_config = False
         if not is_config:
             raise ValueError("config is no JSON object")

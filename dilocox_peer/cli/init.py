@@ -1,8 +1,6 @@
 """`init` and `sign`: writing run.toml whole or not at all."""
 
-import os
 import re
-import tempfile
 from pathlib import Path
 
 import typer
@@ -12,6 +10,7 @@ from dilocox_peer.cli.home import owner_key_path, tokenizers_folder
 from dilocox_peer.config import defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.files import replace_file
 from dilocox_peer.manifest import BYTES, RUN_NAME, SHARDS, Manifest, PublishedSection
 from dilocox_peer.model.partition import cut_into, idle_warning
 from dilocox_peer.peer.identity import Identity
@@ -132,18 +131,8 @@ def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes through a temporary file in the same folder, so that path is the old file or the new one, never a part."""
+    """The file is the old one or the new one, never a part. Raises ConfigError."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        replace_file(path, [content])
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None

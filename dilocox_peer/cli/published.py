@@ -63,7 +63,7 @@ def published_manifest(flags: InitFlags, path: Path) -> Manifest:
     whole = design_layout(design, LayerRange(0, num_layers - 1, is_first_stage=True, is_last_stage=True))
     model = {
         "architecture": "transformers",
-        "source": str(path.resolve()),
+        "source": _source_of(path.resolve()),
         "revision": flags.revision,
         "layers": num_layers,
         "hidden_size": int(design.config.hidden_size),
@@ -84,6 +84,12 @@ def published_manifest(flags: InitFlags, path: Path) -> Manifest:
         admission={"mode": flags.admission.value},
         inner=inner,
     )
+
+
+def _source_of(path: Path) -> str:
+    """The folder as the manifest names it, which strangers read: under the home directory without whose that is."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def tokenizer_in(folder: Path, vocab_size: int) -> Path | None:

@@ -4,8 +4,6 @@ A file with another hash than the catalogue's is not read: it is as if it were n
 """
 
 import hashlib
-import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from dilocox_peer.data.catalogue import UNIT_TOKENS, Catalogue, Shard, padded, r
 from dilocox_peer.data.held_out import HeldOut
 from dilocox_peer.data.tokenizer import Ids, Tokenizer
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.files import replace_file
 
 MAX_OPEN = 16
 MAX_HELD_OUT = 1 << 24  # tokens that an evaluator holds in memory
@@ -138,24 +137,8 @@ def write_shard(folder: Path, documents: Sequence[Ids], *, text_bytes: int, held
         text_bytes=text_bytes,
         held_out=held_out,
     )
-    write_file(folder / shard.file_name, parts)
+    replace_file(folder / shard.file_name, parts)
     return shard
-
-
-def write_file(path: Path, parts: Iterable[bytes]) -> None:
-    """Whole or not at all: through a temporary file beside it, flushed to disk. Raises OSError."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".part-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def held_out_of(folders: Sequence[Path], catalogue_name: str, tokenizer: Tokenizer) -> HeldOut:

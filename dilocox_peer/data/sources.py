@@ -236,7 +236,7 @@ def _jsonl(lines: Iterable[bytes], path: Path, column: str) -> Iterator[Text]:
 def _text_of(line: bytes, column: str, *, where: str) -> str:
     try:
         record: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON ({error}); every line of a .jsonl file is an object") from None
     text = record.get(column) if isinstance(record, dict) else None
     if not isinstance(text, str):

@@ -165,7 +165,7 @@ def _small_json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(_MAX_COMPANION_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

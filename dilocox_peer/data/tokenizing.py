@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from dilocox_peer.data.catalogue import CATALOGUE_FILE, Catalogue, Shard
-from dilocox_peer.data.shards import write_file, write_shard
+from dilocox_peer.data.shards import write_shard
 from dilocox_peer.data.sources import CUT_BYTES, Document, LeftOut, Reading, documents_of, files_of
 from dilocox_peer.data.split import hash_fraction
 from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, FILE_NAME, Ids, JsonTokenizer, Tokenizer, bounded
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.files import PART, replace_file
 
 SHARD_TOKENS = 8 << 20
 PROGRESS_FILE = "unfinished.json"
@@ -99,6 +100,8 @@ class _Work:
         self._settings = order.settings()
         self._tokenizer = order.make_tokenizer()
         order.out.mkdir(parents=True, exist_ok=True)
+        for leftover in order.out.glob(f"{PART}*"):  # of a process that was killed
+            leftover.unlink(missing_ok=True)
         self._shards = self._begun(force=force)
         self._resumed = len(self._shards)
         self._text_bytes = self._documents = 0
@@ -137,7 +140,7 @@ class _Work:
         if all(each.sha256 != shard.sha256 for each in self._shards):
             self._shards.append(shard)
         state = {"settings": self._settings, "shards": [each.model_dump() for each in self._shards]}
-        write_file(self._order.out / PROGRESS_FILE, [json.dumps(state).encode()])
+        replace_file(self._order.out / PROGRESS_FILE, [json.dumps(state).encode()])
         side.clear()
 
     def _begun(self, *, force: bool) -> list[Shard]:
@@ -161,15 +164,20 @@ class _Work:
             raise ConfigError(
                 f"{out} holds unfinished shards of other files or settings: pass --force to begin anew, or another --out"
             )
-        for each in out.glob("*.shard"):
-            each.unlink()
-        path.unlink()
+        self._forget()
         return []
+
+    def _forget(self) -> None:
+        """Takes back what was written."""
+        for each in self._order.out.glob("*.shard"):
+            each.unlink()
+        (self._order.out / PROGRESS_FILE).unlink(missing_ok=True)
 
     def _finish(self) -> Catalogue:
         order, shards = self._order, self._shards
         held = sum(each.documents for each in shards if each.held_out)
         if not held or held == sum(each.documents for each in shards):
+            self._forget()
             raise ConfigError(
                 f"{self._documents} documents are too few to train on some and hold {order.validation:.0%} out: give more"
                 " text, or another --validation"
@@ -182,8 +190,8 @@ class _Work:
             shards=tuple(shards),
         )
         if order.tokenizer is not None:
-            write_file(order.out / FILE_NAME, [order.tokenizer])
-        write_file(order.out / CATALOGUE_FILE, [catalogue.to_bytes()])
+            replace_file(order.out / FILE_NAME, [order.tokenizer])
+        replace_file(order.out / CATALOGUE_FILE, [catalogue.to_bytes()])
         (order.out / PROGRESS_FILE).unlink(missing_ok=True)
         return catalogue
 

@@ -10,6 +10,7 @@ Shape letters: B sequences, T tokens, D hidden size, V vocabulary, N parameters.
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest, ModelSection, PublishedSection
@@ -86,6 +87,30 @@ class StageModel(Protocol):
     def version(self) -> Self:
         """Other weights, zeros as yet, for the same stage: with a flat_N of their own and our flat_grad_N."""
         ...
+
+
+class FlatStage:
+    """What both implementations have alike: two flat vectors, and where each tensor lies in them."""
+
+    def __init__(
+        self, layers: LayerRange, layout: Layout, *, device: str | torch.device, flat_grad_N: Tensor | None
+    ) -> None:
+        """flat_grad_N: the gradient vector of another version of the same stage, to be shared with it. Both are zeros."""
+        self.layers = layers
+        self.layout = layout
+        self.flat_N = torch.zeros(layout.num_elements, device=device)
+        self.flat_grad_N = torch.zeros_like(self.flat_N) if flat_grad_N is None else flat_grad_N
+        self._spans = {spec.name: (start, stop, spec.shape) for spec, start, stop in layout.spans()}
+
+    @torch.no_grad()
+    def load(self, layout: Layout, flat_N: Tensor) -> None:
+        for spec, start, stop in layout.spans():
+            own_start, own_stop, shape = self._spans[spec.name]
+            assert shape == spec.shape, f"{spec.name} is {spec.shape} there and {shape} here"
+            self.flat_N[own_start:own_stop].copy_(flat_N[start:stop])
+
+    def zero_grad(self) -> None:
+        self.flat_grad_N.zero_()
 
 
 def layers_of(manifest: Manifest, stage: int) -> LayerRange:

@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from dilocox_peer.errors import ConfigError
 
 TINY_LAYERS = 4
+MAX_LAYERS = 1024
+_MAX_TINY_ELEMENTS = 20_000_000
+_CODE_PATHS = ("attn_implementation", "experts_implementation", "per_layer_config")
 _TINY_WIDTH, _TINY_HEAD, _TINY_VOCABULARY, _TINY_TOKENS = 32, 8, 96, 12
 _SIZES: Mapping[str, int] = {
     "hidden_size": _TINY_WIDTH, "n_embd": _TINY_WIDTH, "d_model": _TINY_WIDTH, "word_embed_proj_dim": _TINY_WIDTH,
@@ -41,8 +44,7 @@ class Family:
     """Where a family's models are cut.
 
     layers: the name of its list of layers. before, behind: parameters used before the first and behind the last of them.
-    input_embedding, head: the two that a tied model shares. returns_tuple: what its layers give. chunks: whether the head
-    may run on some tokens at a time.
+    input_embedding, head: the two that a tied model shares. returns_tuple: what its layers give.
     """
 
     model_type: str
@@ -83,11 +85,23 @@ def config_from(config_json: str, **changes: Any) -> Any:
         )
     if values.get("quantization_config"):
         raise ConfigError(f"{model_type}: these weights are quantized; take the full-precision ones of the same model")
-    values.pop("auto_map", None)
+    _leave_out(values)
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):  # before lists of so many are made
+        if isinstance(said := values.get(key), int | float) and not 0 < said <= MAX_LAYERS:
+            raise ConfigError(f"{model_type}: {key} is {str(said)[:20]}; 1 to {MAX_LAYERS} are taken")
     try:
         return known[model_type].from_dict(values)
     except Exception as error:  # validators of a hundred families, each with its own exceptions
         raise ConfigError(f"{model_type}: transformers cannot use its config.json ({_line(error)})") from None
+
+
+def _leave_out(values: dict[str, Any]) -> None:
+    """What would choose the library's code, or load some: the model is computed as the tiny copy was."""
+    for key in ("auto_map", *_CODE_PATHS, *(f"_{each}" for each in _CODE_PATHS)):
+        values.pop(key, None)
+    for value in values.values():
+        if isinstance(value, dict):
+            _leave_out(value)
 
 
 def model_class(config: Any) -> Any:
@@ -111,7 +125,10 @@ def build_empty(config: Any) -> Any:
         try:
             model = cls._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
         except (ValueError, ImportError):  # a family without SDPA
-            model = cls._from_config(config, attn_implementation="eager", dtype=torch.float32)
+            try:
+                model = cls._from_config(config, attn_implementation="eager", dtype=torch.float32)
+            except Exception as error:  # the code of a hundred families, each with its own exceptions
+                raise ConfigError(f"{config.model_type}: the model cannot be built ({_line(error)})") from None
     return model.eval()
 
 
@@ -152,6 +169,11 @@ class _Trial:
         model_type = self.config.model_type
         cls = model_class(self.config)
         try:
+            with torch.device("meta"):
+                empty = cls(self.config)
+            size = sum(each.numel() for each in (*empty.parameters(), *empty.buffers()))
+            if size > _MAX_TINY_ELEMENTS:  # a size that only this family has stayed as published
+                raise ConfigError(f"{model_type} cannot be cut: a tiny copy of it has {size / 1e6:.0f} M parameters")
             with seeded(0):
                 self.model = cls(self.config).float().eval()
             with torch.no_grad():

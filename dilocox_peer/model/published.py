@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import PublishedSection
-from dilocox_peer.model.architecture import LayerRange
+from dilocox_peer.model.architecture import FlatStage, LayerRange
 from dilocox_peer.model.families import Family, build_empty, config_from, family_of, layer_list, library, tiny_tokens
 from dilocox_peer.model.partition import Costs
 from dilocox_peer.types import Layout, ParameterRole, TensorSpec
@@ -43,8 +43,19 @@ class Design:
 
 
 def design_of(section: PublishedSection) -> Design:
-    """Raises ConfigError where this machine's transformers cannot build the model, or cannot cut it."""
-    return design_from(section.config, num_stages=len(section.genesis), context=section.context)
+    """Raises ConfigError where this machine's transformers cannot build the model, or cannot cut it, and where the section does
+    not say what its config.json says."""
+    design = design_from(section.config, num_stages=len(section.genesis), context=section.context)
+    for name, said, found in (
+        ("layers", section.layers, design.config.num_hidden_layers),
+        ("hidden_size", section.hidden_size, design.config.hidden_size),
+        ("vocab_size", section.vocab_size, design.config.vocab_size),
+    ):
+        if said != found:
+            raise ConfigError(
+                f"model.{name} is {said}, its config.json has {found}: `dilocox-peer init --from` makes it anew"
+            )
+    return design
 
 
 def design_from(config_json: str, *, num_stages: int, context: int) -> Design:
@@ -114,7 +125,7 @@ def _share_of_experts(config: Any) -> float:
     return 1.0
 
 
-class PublishedStage:
+class PublishedStage(FlatStage):
     """A StageModel (architecture.py)."""
 
     def __init__(
@@ -127,14 +138,10 @@ class PublishedStage:
         checkpointing: bool = False,
     ) -> None:
         """flat_grad_N: the gradient vector of another version of the same stage, to be shared with it."""
-        self.layers = layers
+        model = build_empty(design.config)
+        super().__init__(layers, _layout(design, layers, model), device=device, flat_grad_N=flat_grad_N)
         self._design = design
         self._checkpointing = checkpointing
-        model = build_empty(design.config)
-        self.layout = _layout(design, layers, model)
-        self.flat_N = torch.zeros(self.layout.num_elements, device=device)
-        self.flat_grad_N = torch.zeros_like(self.flat_N) if flat_grad_N is None else flat_grad_N
-        self._spans = {spec.name: (start, stop, spec.shape) for spec, start, stop in self.layout.spans()}
         self._inject = _Inject()
         self._replace_layers(model)
         _fill_buffers(
@@ -177,16 +184,6 @@ class PublishedStage:
         with self._base.giving(hidden_BTD):
             logits_BTV: Tensor = self._model(inputs_embeds=hidden_BTD, use_cache=False).logits
         return logits_BTV
-
-    @torch.no_grad()
-    def load(self, layout: Layout, flat_N: Tensor) -> None:
-        for spec, start, stop in layout.spans():
-            own_start, own_stop, shape = self._spans[spec.name]
-            assert shape == spec.shape, f"{spec.name} is {spec.shape} there and {shape} here"
-            self.flat_N[own_start:own_stop].copy_(flat_N[start:stop])
-
-    def zero_grad(self) -> None:
-        self.flat_grad_N.zero_()
 
     def version(self) -> "PublishedStage":
         return PublishedStage(

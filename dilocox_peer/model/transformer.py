@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dilocox_peer.manifest import ModelSection
-from dilocox_peer.model.architecture import LayerRange
+from dilocox_peer.model.architecture import FlatStage, LayerRange
 from dilocox_peer.types import Layout, TensorSpec, canonical, sha256
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -74,7 +74,7 @@ def initial_parameters(layout: Layout, section: ModelSection, seed: int) -> Tens
     return flat_N
 
 
-class LlamaStage:
+class LlamaStage(FlatStage):
     """A StageModel (architecture.py)."""
 
     def __init__(
@@ -87,13 +87,9 @@ class LlamaStage:
         checkpointing: bool = False,
     ) -> None:
         """flat_grad_N: the gradient vector of another version of the same stage, to be shared with it."""
+        super().__init__(layers, stage_layout(section, layers), device=device, flat_grad_N=flat_grad_N)
         self.section = section
-        self.layers = layers
         self._checkpointing = checkpointing
-        self.layout = stage_layout(section, layers)
-        self.flat_N = torch.zeros(self.layout.num_elements, device=device)
-        self.flat_grad_N = torch.zeros_like(self.flat_N) if flat_grad_N is None else flat_grad_N
-        self._spans = {spec.name: (start, stop, spec.shape) for spec, start, stop in self.layout.spans()}
         self._embedding_VD = self._weight(EMBEDDING) if layers.is_first_stage else None
         self._layers = [self._layer(f"model.layers.{index}.") for index in range(layers.first, layers.last + 1)]
         self._final_norm_D = self._weight(FINAL_NORM) if layers.is_last_stage else None
@@ -124,16 +120,6 @@ class LlamaStage:
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         assert self._head_VD is not None, "logits are the last stage's"
         return F.linear(hidden_BTD, self._head_VD)
-
-    @torch.no_grad()
-    def load(self, layout: Layout, flat_N: Tensor) -> None:
-        for spec, start, stop in layout.spans():
-            own_start, own_stop, shape = self._spans[spec.name]
-            assert shape == spec.shape, f"{spec.name} is {spec.shape} there and {shape} here"
-            self.flat_N[own_start:own_stop].copy_(flat_N[start:stop])
-
-    def zero_grad(self) -> None:
-        self.flat_grad_N.zero_()
 
     def version(self) -> "LlamaStage":
         return LlamaStage(

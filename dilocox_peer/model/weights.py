@@ -152,7 +152,10 @@ def place_of(section: ModelSection | PublishedSection, given: Path | None = None
     """Where this machine has a published model's files, as far as its manifest or a person says; None: nowhere."""
     if given is not None or not isinstance(section, PublishedSection):
         return given
-    source = Path(section.source)
+    try:
+        source = Path(section.source).expanduser()
+    except RuntimeError:  # nobody's home
+        return None
     return source if source.is_absolute() and source.is_dir() else None
 
 
@@ -230,9 +233,15 @@ def _converted(target: str, sources: Sequence[_Stored], tensors: Sequence[Tensor
     if sources[0].conversion is None:
         return {target: tensors[0]}
     conversion = deepcopy(sources[0].conversion)
-    for source, tensor in zip(sources, tensors, strict=True):
-        conversion.add_tensor(target, source.name, source.pattern, tensor)
-    made = conversion.convert(target, model=model, config=model.config)
+    try:
+        for source, tensor in zip(sources, tensors, strict=True):
+            conversion.add_tensor(target, source.name, source.pattern, tensor)
+        made = conversion.convert(target, model=model, config=model.config)
+    except Exception as error:  # the library's, at tensors of other shapes than its conversion expects
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"{target} cannot be made of the files' tensors ({reason}): download the model again"
+        ) from None
     return {name: each[0] if isinstance(each, list) else each for name, each in made.items()}
 
 
@@ -259,7 +268,7 @@ def _read_bounded(path: Path, limit: int) -> bytes:
 def _read_json(path: Path, limit: int) -> dict[str, Any]:
     try:
         content = json.loads(_read_bounded(path, limit))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no JSON ({error}): download it again") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is no JSON object: download it again")

@@ -9,7 +9,6 @@ import asyncio
 import fcntl
 import os
 import re
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any
 from dilocox_peer.admission import Admission, Gate, Grant, Registrar, Revocations
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, PeerUnavailable
+from dilocox_peer.files import replace_file
 from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.entry import ADMIT_SERVICE
 from dilocox_peer.signing import SigningKey
@@ -55,17 +55,8 @@ class OwnerRecords:
         """The file is the old one or the new one, never a part. Raises ConfigError."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.folder)
-            try:
-                with open(handle, "wb") as file:
-                    file.write(revocations.to_bytes())
-                    file.flush()
-                    os.fsync(handle)
-                    os.fchmod(handle, 0o644)  # no secret; the bootstrap may run as another user than who revokes
-                Path(temporary).replace(self._revocations)
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
+            # No secret; the bootstrap may run as another user than the one who revokes.
+            replace_file(self._revocations, [revocations.to_bytes()])
         except OSError as error:
             raise ConfigError(f"{self._revocations} cannot be written: {error.strerror}") from None
 

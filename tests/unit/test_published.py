@@ -188,6 +188,16 @@ def test_a_family_that_cannot_be_cut_is_refused_by_name(family: str):
         check_cut(config.to_json_string(use_diff=False))
 
 
+def test_a_config_chooses_no_code_of_the_library_and_no_endless_number_of_layers():
+    for extra in ({"_experts_implementation": "deepgemm"}, {"attn_implementation": "someone/kernels"}):
+        text = json.dumps({**json.loads(tiny_json("llama")), **extra})
+        config = design_from(text, num_stages=1, context=8).config
+        assert not set(extra.values()) & {value for value in vars(config).values() if isinstance(value, str)}
+    text = json.dumps({**json.loads(tiny_json("llama")), "num_hidden_layers": 10**9})
+    with pytest.raises(ConfigError, match="num_hidden_layers is 1000000000; 1 to 1024 are taken"):
+        design_from(text, num_stages=1, context=8)
+
+
 def test_code_in_a_folder_is_never_run():
     config = json.loads(tiny_json("llama"))
     config["auto_map"] = {"AutoModelForCausalLM": "evil--modeling.Evil", "AutoConfig": "evil.Config"}

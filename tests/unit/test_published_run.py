@@ -10,9 +10,10 @@ from dilocox_peer.cli.flags import InitFlags
 from dilocox_peer.cli.init import write_run_file
 from dilocox_peer.cli.published import published_manifest
 from dilocox_peer.config import parse_toml, read_signed_manifest, to_toml
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, ManifestMismatch
 from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.huggingface import write_folder as write_export
+from dilocox_peer.model.published import design_of
 from dilocox_peer.model.weights import open_folder
 from dilocox_peer.model.whole import WholeModel
 from dilocox_peer.peer.state.anchors import assemble
@@ -157,3 +158,21 @@ def test_another_model_is_named_before_its_weights_are_read(tmp_path: Path):
     assert folder_of(manifest, None) is not None  # where the owner had it
     with pytest.raises(ConfigError, match="starts from a seed; leave --model out"):
         folder_of(Manifest(), source)
+
+
+def test_brackets_in_brackets_are_no_config(tmp_path: Path):
+    """Whoever publishes a record of a run can send such a manifest; it is read before its hash is compared."""
+    write_folder(tmp_path / "source", tiny_json("llama"))
+    manifest = manifest_of(tmp_path / "source")
+    raw = json.loads(manifest.to_bytes())
+    raw["model"]["config"] = "[" * 8_000
+    with pytest.raises(ManifestMismatch, match="config is no JSON object"):
+        Manifest.from_bytes(json.dumps(raw).encode(), run_id=manifest.run_id)
+
+
+def test_a_section_that_does_not_say_what_its_config_says_is_refused(tmp_path: Path):
+    write_folder(tmp_path / "source", tiny_json("llama"))
+    section = manifest_of(tmp_path / "source").model
+    assert isinstance(section, PublishedSection)
+    with pytest.raises(ConfigError, match=r"model\.vocab_size is 7, its config\.json has"):
+        design_of(section.model_copy(update={"vocab_size": 7}))

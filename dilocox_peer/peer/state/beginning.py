@@ -38,7 +38,12 @@ def folder_of(manifest: Manifest, given: Path | None) -> "ModelFolder | None":
 
     if (place := place_of(section, given)) is None:
         return None
-    folder = open_folder(place)
+    try:
+        folder = open_folder(place)
+    except ConfigError:
+        if given is None:  # a folder of that name that is another thing here
+            return None
+        raise
     if folder.config_json == section.config:
         return folder
     if given is not None:
@@ -61,7 +66,7 @@ async def fetch_beginning(
     assert isinstance(section, PublishedSection), "others are made from the seed"
     listener(
         Remark(
-            f"the weights of {section.source} are not on this machine: asking the peers of stage {stage}, for a minute"
+            f"the weights of {section.source} are not on this machine: asking the peers of stage {stage}, for {patience_s:.0f} s"
         )
     )
     survey = Survey(
@@ -73,7 +78,7 @@ async def fetch_beginning(
         await survey.look()
         newest = [*survey.states()]
         if (tip := await survey.tip()) is not None and tip.round > 0:
-            newest.insert(0, tip)
+            newest.append(tip)  # nobody has certified its state yet: after those that are
         for agreed in newest:
             if (state := await survey.fetch(agreed)) is not None:
                 await asyncio.to_thread(keeper.adopt, Backup(survey.annals.up_to(state.head), state), me=endpoint.me)
