@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dilocox_peer.store.outline import Outline
 from dilocox_peer.types import PeerId
 
 
@@ -37,7 +38,9 @@ class CheckChunk:
 
 @dataclass(frozen=True, slots=True)
 class CheckWhole:
-    """All chunks are as the outline says: answer with `checked_whole`."""
+    """All chunks are as this outline says: answer with `checked_whole`."""
+
+    outline: Outline
 
 
 @dataclass(frozen=True, slots=True)

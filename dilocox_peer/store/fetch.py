@@ -108,6 +108,7 @@ class Fetch:
         self._missing = 0  # chunks that are not held
         self._is_over = False
         self._num_checks = 0
+        self._checking: Digest | None = None  # root of the outline whose whole is being checked
         self._now = float("-inf")
         if resumed is not None and self._why_not(resumed[0]) is None:
             self._adopt(resumed[0])
@@ -155,9 +156,9 @@ class Fetch:
             return self._accuse(donor, reason) + self._go_on(now)
         asked.outline = outline
         actions: list[FetchAction] = []
-        if self.outline is None or (self.outline.root != outline.root and self._is_outnumbered(outline)):
+        if self.outline is None or (self.outline.root != outline.root and self._is_beaten_by(outline)):
             actions += self._adopt(outline)
-        if is_here and not self._chunks[0].is_held:
+        if is_here and self.outline is not None and self.outline.root == outline.root and not self._chunks[0].is_held:
             self._hold(0)
             self.givers[donor] = None
         return actions + self._go_on(now)
@@ -224,10 +225,11 @@ class Fetch:
             return self._go_on(now)
         return self._accuse(givers[0], f"chunk {check.index} is not what it said itself") + self._go_on(now)
 
-    def checked_whole(self, is_right: bool, now: float) -> list[FetchAction]:
+    def checked_whole(self, check: CheckWhole, is_right: bool, now: float) -> list[FetchAction]:
         """Whether the bytes are what the name says. If not, all who claimed this outline were lying: the chunks agree with it."""
-        if self._is_over or self.outline is None:
-            return []
+        if self._is_over or self.outline is None or check.outline.root != self._checking:
+            return []  # another outline is gone by since
+        self._checking = None
         if is_right:
             self._is_over = True
             return [Finished()]
@@ -266,8 +268,11 @@ class Fetch:
             for donor in self._donors.values()
         )
 
-    def _is_outnumbered(self, other: Outline) -> bool:
+    def _is_beaten_by(self, other: Outline) -> bool:
+        """By one that the name proves, or that more donors claim."""
         assert self.outline is not None
+        if self._is_proven(self.outline) or self._is_proven(other):
+            return not self._is_proven(self.outline)
         return self._num_behind(other.root) > self._num_behind(self.outline.root)
 
     def _adopt(self, outline: Outline) -> list[FetchAction]:
@@ -277,7 +282,7 @@ class Fetch:
             actions.append(Shorten(peer, self._donors[peer].at))
             self._release(peer)
         before, old = self.outline, self._chunks
-        self.outline = outline
+        self.outline, self._checking = outline, None
         self._chunks = [_Chunk() for _ in outline.chunks]
         self._missing = len(self._chunks)
         if before is not None:
@@ -319,7 +324,10 @@ class Fetch:
             return []
         if self.outline is not None and not self._missing:
             if not self._is_proven(self.outline):
-                return [CheckWhole()]
+                if self._checking == self.outline.root:
+                    return []
+                self._checking = self.outline.root
+                return [CheckWhole(self.outline)]
             self._is_over = True
             return [Finished()]
         actions: list[FetchAction] = []

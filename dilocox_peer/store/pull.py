@@ -79,7 +79,8 @@ class Pull:
         self._stall_s = stall_s
         self._finish = finish
         self._on_failed = on_failed
-        self._buffers: dict[int, bytearray] = {}  # chunks that have come in part
+        self._buffers: dict[int, bytearray] = {}  # chunks that have come in part, of the outline gone by
+        self._gone_by: Outline | None = None
         self._ranges: dict[PeerId, list[int]] = {}  # at, stop
         self._asking: dict[PeerId, asyncio.Task[None]] = {}
         self._begun: Outline | None = None
@@ -114,6 +115,9 @@ class Pull:
             self._thread.shutdown(wait=False)
 
     def _carry_out(self, actions: list[FetchAction]) -> None:
+        if self._fetch.outline is not self._gone_by:
+            self._gone_by = self._fetch.outline
+            self._buffers.clear()  # another outline's chunks are of other bytes, the last of another size
         for action in actions:
             match action:
                 case AskOutline(donor):
@@ -126,9 +130,11 @@ class Pull:
                     if self._ranges[donor][0] >= stop:
                         self._asking[donor].cancel()
                 case CheckChunk():
-                    self._tasks.create_task(self._check_chunk(action, self._buffers.pop(action.index)))
+                    assert self._gone_by is not None
+                    raw = self._buffers.pop(action.index)
+                    self._tasks.create_task(self._check_chunk(action, self._gone_by, raw))
                 case CheckWhole():
-                    self._tasks.create_task(self._check_whole())
+                    self._tasks.create_task(self._check_whole(action))
                 case Accused(donor, reason):
                     self._on_failed(donor, reason, True)
                 case Finished() | GaveUp():
@@ -240,8 +246,7 @@ class Pull:
 
     # ---- checks ----
 
-    def _begin(self, outline: Outline | None) -> None:
-        assert outline is not None
+    def _begin(self, outline: Outline) -> None:
         if self._begun is not outline:
             self._sink.begin(outline)
             self._begun = outline
@@ -251,17 +256,15 @@ class Pull:
         self._sink.write(start, raw)
 
     def _finished(self) -> Any:
+        assert self._fetch.outline is not None, "finished without an outline"
         self._begin(self._fetch.outline)  # all of it may have been there from before
         return self._finish()
 
-    def _is_whole(self) -> bool:
-        self._begin(self._fetch.outline)
+    def _is_whole(self, outline: Outline) -> bool:
+        self._begin(outline)
         return self._sink.is_whole()
 
-    async def _check_chunk(self, check: CheckChunk, raw: bytearray) -> None:
-        outline = self._fetch.outline
-        assert outline is not None
-
+    async def _check_chunk(self, check: CheckChunk, outline: Outline, raw: bytearray) -> None:
         def kept() -> Digest:
             digest = sha256(raw)
             if digest == outline.chunks[check.index]:
@@ -272,9 +275,9 @@ class Pull:
             digest: Digest = await self._in_thread(kept)
         self._carry_out(self._fetch.checked(check, digest, asyncio.get_running_loop().time()))
 
-    async def _check_whole(self) -> None:
-        is_whole: bool = await self._in_thread(self._is_whole)
-        self._carry_out(self._fetch.checked_whole(is_whole, asyncio.get_running_loop().time()))
+    async def _check_whole(self, check: CheckWhole) -> None:
+        is_whole: bool = await self._in_thread(self._is_whole, check.outline)
+        self._carry_out(self._fetch.checked_whole(check, is_whole, asyncio.get_running_loop().time()))
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

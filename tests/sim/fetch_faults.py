@@ -1,6 +1,6 @@
 """Planted faults of a fetch: each is a mistake one could make in store/fetch.py. The simulator must catch every one."""
 
-from dilocox_peer.store.actions import Accused, CheckChunk, FetchAction, Finished, Shorten
+from dilocox_peer.store.actions import Accused, CheckChunk, CheckWhole, FetchAction, Finished, Shorten
 from dilocox_peer.store.fetch import Fetch
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline
 from dilocox_peer.types import Digest, PeerId
@@ -9,8 +9,8 @@ from dilocox_peer.types import Digest, PeerId
 class _BelievesOutlines(Fetch):
     """Does not look at the whole."""
 
-    def checked_whole(self, is_right: bool, now: float) -> list[FetchAction]:
-        return super().checked_whole(True, now)
+    def checked_whole(self, check: CheckWhole, is_right: bool, now: float) -> list[FetchAction]:
+        return super().checked_whole(check, True, now)
 
 
 class _BelievesChunks(Fetch):
@@ -98,8 +98,8 @@ class _SaysItTwice(Fetch):
 class _TellsNobody(Fetch):
     """Does not say who lied about the whole."""
 
-    def checked_whole(self, is_right: bool, now: float) -> list[FetchAction]:
-        return [action for action in super().checked_whole(is_right, now) if not isinstance(action, Accused)]
+    def checked_whole(self, check: CheckWhole, is_right: bool, now: float) -> list[FetchAction]:
+        return [each for each in super().checked_whole(check, is_right, now) if not isinstance(each, Accused)]
 
 
 FAULTS: dict[str, type[Fetch]] = {

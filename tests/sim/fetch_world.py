@@ -7,6 +7,7 @@ nothing. The promises of store/fetch.py are checked after every action, by their
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from dilocox_peer.store.actions import (
     Accused,
@@ -138,7 +139,9 @@ class FetchWorld(Clockwork):
                 case CheckChunk():
                     self.at(self.now + self._rng.uniform(0, 0.01), lambda check=action: self._checked(check))  # type: ignore[misc]
                 case CheckWhole():
-                    self.at(self.now + 0.01, self._check_whole)
+                    is_whole = self._is_whole()
+                    wait_s = self._rng.choice((0.01, 0.5, 4.0))  # a large thing takes its time; much happens meanwhile
+                    self.at(self.now + wait_s, partial(self._check_whole, action, is_whole))
                 case Accused(peer, reason):
                     self._check(self.donors[peer].kind not in HONEST, f"3: {peer} is accused: {reason}")
                     self._check(peer not in self.accused, "3: accused twice")
@@ -220,14 +223,13 @@ class FetchWorld(Clockwork):
         tag = tags.pop() if len(tags) == 1 else 98
         self._carry_out(self.fetch.checked(check, digest_of(tag, check.index), self.now))
 
-    def _check_whole(self) -> None:
+    def _check_whole(self, check: CheckWhole, is_whole: bool) -> None:
         if self.result:
             return
-        is_whole = self._is_whole()
-        actions = self.fetch.checked_whole(is_whole, self.now)
-        self._check(
-            is_whole or any(isinstance(each, Accused) for each in actions), "3: nobody is named for a false outline"
-        )
+        is_old = self.fetch.outline is not check.outline
+        actions = self.fetch.checked_whole(check, is_whole, self.now)
+        is_named = any(isinstance(each, Accused) for each in actions)
+        self._check(is_whole or is_old or is_named, "3: nobody is named for a false outline")
         self._carry_out(actions)
 
     def _is_whole(self) -> bool:
