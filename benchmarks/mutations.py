@@ -295,7 +295,6 @@ class Mutations:
             "store": (
                 {"name": rng.randbytes(32), "want": "outline"},
                 {"name": rng.randbytes(32), "start": rng.choice((0, -1, 2**60)), "stop": rng.choice((1, 2**62))},
-                {"have": [rng.randbytes(32)] * rng.choice((1, 1000, 1100))},
             ),
             "backup": (
                 {"stage": 0, "want": "summary"},

@@ -70,6 +70,7 @@ class Feed:
         self._ready: queue.Queue[npt.NDArray[np.int64]] = queue.Queue(READY)
         self._changed = threading.Event()
         self._stopping = False
+        self._failure: str | None = None
         self._lanes = 0
         self._faults: set[str] = set()
         self._units = max(1, -(-CHUNK_BATCHES * batch * context // UNIT_TOKENS))
@@ -101,8 +102,8 @@ class Feed:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `train_batch` gives one at once."""
-        return not self._ready.empty()
+        """Whether `train_batch` gives one at once, or says why there will be none."""
+        return not self._ready.empty() or self._failure is not None
 
     def require_context(self, context: int) -> None:
         """Any shard has sequences of any context; one too short for it is passed over."""
@@ -119,6 +120,8 @@ class Feed:
                 sequences = self._ready.get(timeout=1.0)
                 break
             except queue.Empty:
+                if self._failure is not None:
+                    raise RuntimeError(self._failure) from None
                 if self._stopping or time.perf_counter() > deadline:
                     raise RuntimeError(f"no data came within {WAIT_S:.0f} s") from None
         self.waited_s += time.perf_counter() - started
@@ -128,6 +131,13 @@ class Feed:
 
     def _work(self) -> None:
         torch.set_num_threads(1)
+        try:
+            self._keep_feeding()
+        except Exception as error:  # the boundary of the thread: the trainer is told when it asks for the next batch
+            self._failure = f"reading the data failed: {type(error).__name__}: {error}"
+            self.on_ready()
+
+    def _keep_feeding(self) -> None:
         waiting: deque[npt.NDArray[np.int64]] = deque()
         while not self._stopping:
             while len(waiting) < self._batch and not self._stopping:

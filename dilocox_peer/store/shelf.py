@@ -5,7 +5,7 @@
     folder/partial/3f9a...       what has come of one that is being fetched, and its outline
 
 A thing is written beside, flushed and renamed, and checked chunk by chunk when it is first read: a damaged disk shows as a missing
-thing, never as a wrong one. What is fetched in part stays for the next try, a week at most.
+thing, never as a wrong one. What is fetched in part stays for the next try, a week at most, of the newest few.
 """
 
 import errno
@@ -26,6 +26,7 @@ from dilocox_peer.types import DIGEST_BYTES, Digest, sha256
 
 PARTIAL: Final = "partial"
 PARTIAL_KEPT_S = 7 * 24 * 3600.0
+MAX_PARTIALS = 16  # more than are ever fetched at a time; of others the newest are gone on with
 _SIZE_BYTES = 8
 
 
@@ -240,10 +241,10 @@ class Shelf:
 
     def partial(self, name: Digest, *, alone: bool = False) -> "PartialFile":
         """Where a thing that is being fetched is put together; what came of it before is there. alone: what came of others is
-        deleted."""
-        for path in (self.folder / PARTIAL).iterdir() if alone else ():
-            if not path.name.startswith(name.hex()):
-                path.unlink(missing_ok=True)
+        deleted, and else the oldest of too many."""
+        others = [path for path in (self.folder / PARTIAL).iterdir() if not path.name.startswith(name.hex())]
+        for path in others if alone else _all_but_the_newest(others):
+            path.unlink(missing_ok=True)
         return PartialFile(self, name)
 
     def take_in(self, partial: "PartialFile", outline: Outline) -> Path:
@@ -256,6 +257,16 @@ class Shelf:
     def make_room_for(self, size_bytes: int) -> None:
         """Drops what the quota asks for. Raises OSError when so much cannot be kept at all."""
         self._make_room(size_bytes)
+
+
+def _all_but_the_newest(partials: list[Path]) -> list[Path]:
+    """The partial files that are too many: one that names things which nobody has whole must not fill the disk with their beginnings."""
+    ages = {}
+    for path in partials:
+        with suppress(OSError):  # it has just been moved in
+            ages[path] = path.stat().st_mtime_ns
+    by_age = sorted(ages, key=lambda path: ages[path], reverse=True)
+    return by_age[2 * MAX_PARTIALS :]  # each may have its outline beside it
 
 
 class PartialFile:

@@ -7,11 +7,10 @@
     name = await store.add(Path("tokenizer.json"))      # the SHA-256 of its bytes, as sha256sum prints it
     path = await store.fetch(name, donors=peers, max_bytes=1 << 30)     # at once if it is here; else from whoever has it
     view = await store.open(name)                       # its bytes, memory-mapped; None if it is not here
-    have = await store.who_has(names, peers)            # name -> those of the peers that say they have it
 
 A file on its way is checked chunk by chunk and whole, survives restarts in part, and is moved in when it is right. donors: peers that
 may or may not have it, those first that are trusted most; a dozen is plenty. A name, a size limit and peers are all it takes: nothing
-about things is in the directory. What peers may ask is `{name, want: "outline"}`, `{name, start, stop}` and `{have: [names]}`
+about things is in the directory. What peers may ask is `{name, want: "outline"}` and `{name, start, stop}`
 (docs/protocol.md). Whoever may read the run may ask; bandwidth limits are the transport's.
 """
 
@@ -19,9 +18,8 @@ import asyncio
 import mmap
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,8 +35,6 @@ from dilocox_peer.store.shelf import FileContent, Shelf
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
 
 FETCH_TIMEOUT_S = 24 * 3600.0
-ASK_S = 10.0
-MAX_ASKED_NAMES = 1024
 MAX_OPEN = 32  # things that nobody fetches right now
 KEPT_OPEN_S = (
     600.0  # so long after it was last asked for can a thing be gone on with that was dropped from its shelf meanwhile
@@ -165,26 +161,6 @@ class Store:
             self._shelf.forget(name)
             return None
 
-    async def who_has(self, names: Collection[Digest], peers: Iterable[PeerId]) -> dict[Digest, list[PeerId]]:
-        """Of each name the peers that say they have it. Peers that do not answer in time have nothing. At most 1024 names."""
-        asked, donors = list(names)[:MAX_ASKED_NAMES], list(dict.fromkeys(peers))
-
-        async def ask(peer: PeerId) -> list[Any]:
-            with suppress(PeerUnavailable, ProtocolError):
-                header, _ = await self._transport.fetch(
-                    peer, STORE_SERVICE, {"have": asked}, max_body_bytes=0, timeout_s=ASK_S
-                )
-                match header:
-                    case {"have": list(indices)}:
-                        return indices
-            return []
-
-        answers = await asyncio.gather(*map(ask, donors))
-        return {
-            name: [peer for peer, indices in zip(donors, answers, strict=True) if index in indices]
-            for index, name in enumerate(asked)
-        }
-
     async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._disk, call, *arguments)
 
@@ -203,14 +179,8 @@ class Store:
                 if not 0 <= start < stop <= content.outline.size_bytes:
                     raise ProtocolError(peer, f"bytes {start} to {stop} of a thing of {content.outline.size_bytes}")
                 return Reply({}, Streamed(stop - start, lambda: self._pieces(Digest(name), content, start, stop)))
-            case {"have": list(names)} if len(names) <= MAX_ASKED_NAMES and all(map(_is_name, names)):
-                here = await self._in_thread(lambda: [index for index, name in enumerate(names) if self._is_here(name)])
-                return Reply({"have": here})
             case _:
                 raise ProtocolError(peer, "a request that names no thing, or not what is wanted of it")
-
-    def _is_here(self, name: Digest) -> bool:
-        return any(source.content(name) is not None for source in self._sources)
 
     async def _content(self, name: Digest) -> Content | None:
         """It, as it was opened when it was first asked for: who fetches a large thing in parts gets all of it, although its shelf has
@@ -261,7 +231,3 @@ class Store:
         finally:
             entry.users -= 1
             entry.used_s = time.monotonic()
-
-
-def _is_name(name: object) -> bool:
-    return type(name) is bytes and len(name) == DIGEST_BYTES

@@ -120,7 +120,7 @@ async def test_records_are_stored_singly_or_in_a_dictionary_without_those_that_d
     stranger, directory = meeting
     key, [mine, other, *_] = leases(EVIL, 3)
     assert await stranger.store([(key, mine.subkey, mine.value, mine.expiration_time)]) == [True]
-    bad = replace(other, value=other.value[:-1] + b"\x00")
+    bad = replace(other, value=other.value[:-1] + bytes([other.value[-1] ^ 1]))
     assert await stranger.store([(key, b"", encode_dictionary([mine, bad]), 1.0)]) == [False]
     assert stored(directory) == {key: {str(EVIL.peer_id): mine.value}}
     assert await stranger.store([(key, b"", encode_dictionary([other]), 1.0)]) == [True]

@@ -133,7 +133,7 @@ def test_a_state_is_served_from_its_file_and_a_damaged_one_is_not(tmp_path):
     assert content.chunk(0) == b"".join(state_at(3).parts())
     assert stored_content(tmp_path, state_at(4).digest) is None
     raw = path.read_bytes()
-    path.write_bytes(raw[:-1] + b"x")
+    path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
     damaged = stored_content(tmp_path, state_at(3).digest)
     assert damaged is not None
     with pytest.raises(StateCorrupt, match="chunk 0"):

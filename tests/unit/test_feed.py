@@ -139,3 +139,13 @@ def test_what_is_not_here_is_wanted_and_comes(made, tmp_path):
         inputs, _ = fed.draw()
         assert len(inputs) == BATCH
         assert wanted <= {shard.sha256 for shard in catalogue.train}
+
+
+def test_a_fault_of_the_thread_reaches_the_trainer_instead_of_a_wait(made, tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise MemoryError("no room for the units")
+
+    fed = Fed(made, tmp_path)
+    monkeypatch.setattr(fed.row, "units", fail)
+    with fed, pytest.raises(RuntimeError, match="reading the data failed: MemoryError: no room for the units"):
+        fed.draw()
