@@ -21,6 +21,8 @@ MAX_MEMBERS = 512  # listed in a manifest, which they are the largest part of
 
 RUN_NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
 BYTES: Final = "bytes"
+NUM_BYTES: Final = 256
+"""Tokens of a run of bytes."""
 SHARDS: Final = "shards"
 
 MAX_CONFIG_CHARS = 16 * 1024

@@ -179,18 +179,17 @@ async def abandonable(work: Callable[[], T]) -> T:
 def look_at_device(device: str) -> Check:
     """Whether torch computes there."""
     try:
-        import torch
+        from dilocox_peer.peer.device import AUTO, chosen_device, name_of
 
-        torch.zeros(1, device=device)
-        if device.startswith("cuda"):
-            return Check("device", "ok", f"{device}: {torch.cuda.get_device_name(device)}")
-        cuda = torch.cuda.is_available()
-    except (ImportError, RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        return Check("device", "fail", f"--device {device} cannot be used here ({reason})", "use --device cpu")
-    if device == "cpu" and cuda:
-        return Check("device", "warn", "cpu, though there is a GPU", "pass --device cuda")
-    return Check("device", "ok", device)
+        chosen, best = chosen_device(device), chosen_device(AUTO)
+    except ConfigError as error:
+        found, _, remedy = str(error).rpartition(": ")
+        return Check("device", "fail", found, remedy)
+    except ImportError as error:
+        return Check("device", "fail", f"torch is not installed ({error})", "run `make setup` again")
+    if chosen == "cpu" and best != "cpu":
+        return Check("device", "warn", f"cpu, though there is {best}: {name_of(best)}", f"pass --device {best}")
+    return Check("device", "ok", chosen if chosen == "cpu" else f"{chosen}: {name_of(chosen)}")
 
 
 def look_at_linkd() -> Check:
@@ -230,16 +229,19 @@ def look_at_linkd() -> Check:
 
 def look_at_memory(manifest: "Manifest", flags: DoctorFlags) -> list[Check]:
     """Memory of the machine, and of the accelerator when there is one."""
-    from dilocox_peer.peer.device import is_in_machine_memory
+    from dilocox_peer.peer.device import chosen_device, free_on, is_in_machine_memory
 
-    sizes, on_cpu = _sizes(manifest, flags.stage), is_in_machine_memory(flags.device)
+    sizes = _sizes(manifest, flags.stage)
+    try:
+        device = chosen_device(flags.device)
+    except ConfigError:
+        device = "cpu"  # the check of the device has said it
+    on_cpu = is_in_machine_memory(device)
     needs = [each.host_bytes(on_cpu=on_cpu, checkpointing=True) for each in sizes]
     found = [checks.judge_memory(available_memory(), needs, where="machine")]
     if not on_cpu:
-        import torch
-
         try:
-            free = torch.cuda.mem_get_info(torch.device(flags.device))[0]
+            free = free_on(device)
         except (RuntimeError, AssertionError) as error:
             return [*found, Check("memory (device)", "fail", str(error).splitlines()[0], "use --device cpu")]
         on_device = [each.device_bytes(checkpointing=True) for each in sizes]
@@ -266,12 +268,14 @@ def measure(manifest: "Manifest | None", flags: DoctorFlags, speeds: Sequence[fl
     from dilocox_peer.model.architecture import LayerRange, build_model
     from dilocox_peer.model.loss import train_on
     from dilocox_peer.model.partition import Costs, cut_of
+    from dilocox_peer.peer.device import chosen_device
 
+    device = chosen_device(flags.device)
     of = manifest or preset("tiny")
     blocks = max(cut_of(of)) if flags.stage is None else cut_of(of)[flags.stage]
     costs = Costs.of(of.model)
     block, head = costs.block_compute, costs.head_compute
-    limit = STEP_OPERATIONS if flags.device == "cpu" else 100 * STEP_OPERATIONS
+    limit = STEP_OPERATIONS if device == "cpu" else 100 * STEP_OPERATIONS
     measured, batch = checks.affordable(
         blocks, of.inner.micro_batch, context=of.model.context, block=block, head=head, limit=limit
     )
@@ -279,7 +283,7 @@ def measure(manifest: "Manifest | None", flags: DoctorFlags, speeds: Sequence[fl
     torch.set_num_threads(flags.threads)
     try:
         some = LayerRange(0, measured - 1, is_first_stage=True, is_last_stage=True)
-        model = build_model(of.model, some, device=flags.device)
+        model = build_model(of.model, some, device=device)
         with torch.no_grad():
             model.flat_N.normal_(std=0.02)
         generator = torch.Generator().manual_seed(0)

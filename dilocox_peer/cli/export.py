@@ -1,6 +1,5 @@
 """`export`: the agreed model as a Hugging Face folder that `transformers` loads."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -30,7 +29,7 @@ def run_export(flags: ExportFlags) -> None:
 
     check_target(flags.out, force=flags.force)  # before anything is fetched
     model = load_model(flags.source)
-    beside = _beside(model, flags.model)
+    beside = _beside(model, flags)
     published = None
     tokenizer = None if FILE_NAME in beside else tokenizer_of(model, flags.source, given=flags.tokenizer)
     if tokenizer is not None and (files := kept_files(tokenizers_folder(flags.source.home), tokenizer)):
@@ -51,17 +50,20 @@ def run_export(flags: ExportFlags) -> None:
         typer.echo(f'next: dilocox-peer generate "Once" --model {flags.out}')
 
 
-def _beside(model: "WholeModel", given: Path | None) -> dict[str, bytes]:
-    """The published model's small files that are on this machine, each the one that the run's manifest names."""
+def _beside(model: "WholeModel", flags: ExportFlags) -> dict[str, bytes]:
+    """The published model's small files that are on this machine, each the one that the run's manifest names. Raises ConfigError
+    when it would be written over."""
     from dilocox_peer.model.weights import open_folder, place_of
 
-    section = model.section
+    section, given = model.section, flags.model
     if not isinstance(section, PublishedSection):
         if given is not None:
             raise ConfigError(f"--model {given}: this run's model starts from a seed; leave --model out")
         return {}
     if (place := place_of(section, given)) is None:
         return {}
+    if flags.out.resolve() == place.resolve():
+        raise ConfigError(f"--out {flags.out} is the model that the run began with: pass another --out")
     folder = open_folder(place)
     same = set(section.small_files).intersection(folder.files)
     if given is not None and not same:

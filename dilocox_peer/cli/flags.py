@@ -56,7 +56,7 @@ IdentityPath = Annotated[Path | None, Flag("Key file; made if missing.", shown="
 OwnerKey = Annotated[Path | None, Flag("The key that signed it.", shown="owner.key in --home")]
 Log = Annotated[LogFormat, Flag("auto: lines for people; json: an event a line.")]
 UntilStdinCloses = Annotated[bool, Flag("Leave when standard input ends (for supervisors).", hidden=True)]
-Device = Annotated[str, Flag("cpu, cuda or cuda:N.")]
+Device = Annotated[str, Flag("cpu, cuda, cuda:N, xpu or mps; auto: the best here.")]
 
 
 class OfPeer:

@@ -18,7 +18,9 @@ ONE_THREAD_PARAMETERS = 20_000_000
 def run_generate(flags: GenerateFlags) -> None:
     """Writes prompt and continuation to standard output. Raises what load_model raises."""
     from dilocox_peer.model.sampling import Sampling, continuation
+    from dilocox_peer.peer.device import chosen_device
 
+    device = chosen_device(flags.device)
     try:
         sampling = Sampling(flags.temperature, flags.top_k)
     except ValueError as error:
@@ -26,11 +28,7 @@ def run_generate(flags: GenerateFlags) -> None:
     whole = load_model(flags.source, exported=flags.model)
     tokenizer = tokenizer_of(whole, flags.source, given=flags.tokenizer, exported=flags.model)
     _use_threads(flags.threads, whole.num_parameters)
-    try:
-        model = whole.build(device=flags.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"--device {flags.device} cannot be used here ({reason}): use --device cpu") from None
+    model = whole.build(device=device)
     seed = secrets.randbits(31) if flags.seed is None else flags.seed
     prompt = os.fsencode(flags.prompt)  # the bytes that were typed, whatever they are
     ids = prompt_ids(tokenizer, prompt)

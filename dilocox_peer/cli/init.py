@@ -11,7 +11,7 @@ from dilocox_peer.config import defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import replace_file
-from dilocox_peer.manifest import BYTES, RUN_NAME, SHARDS, Manifest, PublishedSection
+from dilocox_peer.manifest import BYTES, MAX_MANIFEST_BYTES, RUN_NAME, SHARDS, Manifest, PublishedSection
 from dilocox_peer.model.partition import cut_into, idle_warning
 from dilocox_peer.peer.identity import Identity
 
@@ -124,7 +124,13 @@ def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:
         raise ConfigError(f"{reason}; pass another --home or --owner-key") from None
     with Identity.open(key_path, flag="--owner-key") as owner:
         signed = manifest.signed_by(owner.key)
-    write_whole(path, to_toml(signed, file_name=path.name).encode())
+    content = to_toml(signed, file_name=path.name).encode()
+    if max(len(content), len(signed.to_bytes())) > MAX_MANIFEST_BYTES:
+        raise ConfigError(
+            f"the run's settings take {max(len(content), len(signed.to_bytes())):,} bytes, peers read {MAX_MANIFEST_BYTES:,}: use fewer "
+            "stages or a model with a shorter config.json"
+        )
+    write_whole(path, content)
     if warning := idle_warning(signed):
         typer.echo(f"note: {warning}", err=True)
     typer.echo(f"wrote {path}: run {signed.run.name!r}, id {signed.run_id[:16]}, signed with {key_path}")

@@ -7,11 +7,10 @@ import typer
 from dilocox_peer.cli.flags import InitFlags
 from dilocox_peer.config import published
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.manifest import Manifest
+from dilocox_peer.manifest import NUM_BYTES, Manifest
 
 USUAL_CONTEXT = 1024
 _MAX_RUN_NAME = 64
-NUM_BYTES = 256
 
 
 def published_manifest(flags: InitFlags, path: Path) -> Manifest:

@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from dilocox_peer.data.word_cache import WordCache
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.manifest import BYTES, DataSection
+from dilocox_peer.manifest import BYTES, NUM_BYTES, DataSection
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
 FILE_NAME = "tokenizer.json"
-_NUM_BYTES = 256
 _LOOKAHEAD = 8  # tokens that the rest of a character may be away
 
 
@@ -80,8 +79,8 @@ class ByteTokenizer:
     """A Tokenizer: each byte is its own token. Nothing stands between documents."""
 
     name = BYTES
-    vocab_size = _NUM_BYTES
-    dtype = id_type(_NUM_BYTES)
+    vocab_size = NUM_BYTES
+    dtype = id_type(NUM_BYTES)
     bos = eos = None
 
     def encode(self, documents: Sequence[bytes]) -> list[Ids]:

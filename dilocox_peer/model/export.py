@@ -18,7 +18,7 @@ from dilocox_peer import __version__
 from dilocox_peer.manifest import PublishedSection
 from dilocox_peer.model.published import Design, design_of
 from dilocox_peer.model.weights import CONFIG, INDEX, WEIGHTS, Precision, published_tensors
-from dilocox_peer.model.whole import Origin, WholeModel, tensor_over
+from dilocox_peer.model.whole import WholeModel, tensor_over
 
 CARD = "README.md"
 SHARD_BYTES = 4_500_000_000
@@ -36,12 +36,15 @@ def write_published(
     *,
     beside: Mapping[str, bytes],
     precision: Precision,
+    mark: Mapping[str, str],
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Fills the folder, which is empty. beside: the source's small files by name, as far as they are here."""
+    """Fills the folder, which is empty. beside: the source's small files by name, as far as they are here. mark: for the header of
+    every shard, beside where the model comes from."""
     design = design_of(section)
     tensors = {name: tensor_over(tensor) for name, tensor in model.tensors.items()}
-    _write_weights(folder, published_tensors(design, tensors), model.origin, precision, shard_bytes)
+    metadata = {**model.origin.metadata, **mark}
+    _write_weights(folder, published_tensors(design, tensors), metadata, precision, shard_bytes)
     for name, content in beside.items():
         if name != CONFIG:
             (folder / name).write_bytes(content)
@@ -50,7 +53,7 @@ def write_published(
 
 
 def _write_weights(
-    folder: Path, tensors: Mapping[str, Tensor], origin: Origin, precision: Precision, shard_bytes: int
+    folder: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str], precision: Precision, shard_bytes: int
 ) -> None:
     dtype = _TORCH[precision]
     shards = list(_shards(tensors, shard_bytes, dtype.itemsize))
@@ -58,7 +61,7 @@ def _write_weights(
     for number, names in enumerate(shards, 1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         part = {name: tensors[name].to(dtype).contiguous() for name in names}
-        save_file(part, folder / file, origin.metadata)
+        save_file(part, folder / file, metadata)
         weight_map.update(dict.fromkeys(names, file))
         total += sum(tensor.nbytes for tensor in part.values())
     if len(shards) > 1:

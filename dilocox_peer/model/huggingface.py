@@ -21,14 +21,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from dilocox_peer.errors import ConfigError, StateCorrupt
-from dilocox_peer.manifest import DataSection, ModelSection, PublishedSection, first_error
-from dilocox_peer.model.weights import INDEX, SMALL_FILES, Precision
+from dilocox_peer.manifest import NUM_BYTES, DataSection, ModelSection, PublishedSection, first_error
+from dilocox_peer.model.weights import CONFIG, INDEX, SMALL_FILES, WEIGHTS, Precision
 from dilocox_peer.model.whole import Origin, WholeModel, union
 
-FORMAT = "dilocox-export-1"
-NUM_BYTES = 256
-WEIGHTS = "model.safetensors"
-CONFIG = "config.json"
+FORMAT, FORMAT_OF_PUBLISHED = "dilocox-export-1", "dilocox-published-1"
+MARK = "dilocox"
+"""The field of a safetensors header that says one of them: without it a folder is not ours to replace."""
+SUFFIX = ".safetensors"
 FILES = frozenset(
     {WEIGHTS, CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
 )
@@ -144,16 +144,23 @@ def check_target(folder: Path, *, force: bool) -> None:
         return
     if not folder.is_dir() or folder.is_symlink():
         raise ConfigError(f"{folder} exists and is no folder: pass another --out")
-    there = {entry.name for entry in folder.iterdir()}
+    there = sorted(folder.iterdir())
     if not there:
         return
-    if foreign := sorted(name for name in there if not _is_ours(name)):
+    if foreign := [entry.name for entry in there if not _is_ours(entry)]:
         raise ConfigError(f"{folder} holds {foreign[0]}, which no export wrote: pass another --out")
+    weights = [entry for entry in there if entry.suffix == SUFFIX]
+    if not weights or not all(_is_marked(each) for each in weights):
+        raise ConfigError(f"{folder} holds a model that no export of ours wrote: pass another --out")
     if not force:
         raise ConfigError(f"{folder} exists: pass --force to replace the export in it, or another --out")
 
 
-def _is_ours(name: str) -> bool:
+def _is_ours(entry: Path) -> bool:
+    """Whether an export may have written a file of that name; folders and links none has."""
+    name = entry.name
+    if entry.is_symlink() or not entry.is_file():
+        return False
     return (
         name in FILES
         or name in _FILES_OF_SOME
@@ -161,6 +168,15 @@ def _is_ours(name: str) -> bool:
         or name in ("README.md", INDEX)
         or re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name) is not None
     )
+
+
+def _is_marked(weights: Path) -> bool:
+    """Whether the header says that we wrote it. Published models have the same files by the same names."""
+    try:
+        with safe_open(weights, framework="numpy") as file:
+            return (file.metadata() or {}).get(MARK) in (FORMAT, FORMAT_OF_PUBLISHED)
+    except (SafetensorError, OSError, ValueError):
+        return False
 
 
 def write_folder(
@@ -187,7 +203,14 @@ def write_folder(
                 from dilocox_peer.model.export import write_published
 
                 precision = precision or model.section.dtype
-                write_published(new, model, model.section, beside=beside or {}, precision=precision)
+                write_published(
+                    new,
+                    model,
+                    model.section,
+                    beside=beside or {},
+                    precision=precision,
+                    mark={MARK: FORMAT_OF_PUBLISHED},
+                )
             else:
                 _write_files(new, model, model.section, tokenizer)
             size_bytes = _flush(new)
@@ -214,7 +237,7 @@ def read_folder(folder: Path) -> WholeModel:
     try:
         with safe_open(folder / WEIGHTS, framework="numpy") as file:
             metadata = file.metadata() or {}
-            if metadata.get("dilocox") != FORMAT:
+            if metadata.get(MARK) != FORMAT:
                 raise ConfigError(f"{folder} was not written by `dilocox-peer export`: its tokens are not known here")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         data = DataSection(tokenizer=metadata["tokenizer"], bos=metadata["bos"], eos=metadata["eos"])
@@ -230,7 +253,7 @@ def _write_files(folder: Path, model: WholeModel, section: ModelSection, tokeniz
         (folder / name).write_bytes(verbatim)
     for name, content in small_files(section, tokenizer).items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    save_file(dict(model.tensors), folder / WEIGHTS, {**model.origin.metadata, "dilocox": FORMAT})
+    save_file(dict(model.tensors), folder / WEIGHTS, {**model.origin.metadata, MARK: FORMAT})
 
 
 def _flush(folder: Path) -> int:

@@ -76,7 +76,7 @@ def with_cut(manifest: Manifest) -> Manifest:
 def cut_into(manifest: Manifest, count: int) -> Manifest:
     """The manifest, not signed, cut into so many stages, and with enough micro-batches an inner step to keep all busy.
 
-    A head has about 2 (S + 1) micro-batches under way, more where round trips are long, and never more than a step takes
+    A head has about 2 (S + 2) micro-batches under way, more where round trips are long, and never more than a step takes
     (`inner.accumulate`). They are made half as large, down to one sequence, so that a step does not grow as much.
     Raises ValueError for more stages than blocks.
     """

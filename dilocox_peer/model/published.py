@@ -68,14 +68,21 @@ def design_from(config_json: str, *, num_stages: int, context: int) -> Design:
 def published_layout(section: PublishedSection, layers: LayerRange) -> Layout:
     """Names and shapes of a stage's parameters, matrices first. Raises ConfigError when this machine's transformers makes
     another model of the config than the run's owner's did."""
+    design, empty = _checked(section)
+    return _layout(design, layers, empty)
+
+
+@cache
+def _checked(section: PublishedSection) -> tuple[Design, Any]:
+    """The design and an empty model of it, whose parameters are the run's."""
     design = design_of(section)
-    whole = design_layout(design, LayerRange.of(section))
-    if whole.digest().hex() != section.layout:
+    empty = build_empty(design.config)
+    if _layout(design, LayerRange.of(section), empty).digest().hex() != section.layout:
         raise ConfigError(
             f"transformers {library().__version__} here gives {design.config.model_type} other parameters than the run has: "
             "install the version that the run's owner used"
         )
-    return design_layout(design, layers)
+    return design, empty
 
 
 def design_layout(design: Design, layers: LayerRange) -> Layout:

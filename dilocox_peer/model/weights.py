@@ -7,10 +7,12 @@ conversions says which tensors of the file make which parameters.
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,14 +51,23 @@ class _Stored:
     conversion: Any
 
 
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What a shard's header says of a tensor; safetensors has checked that the file has bytes for all of them."""
+
+    shard: Path
+    shape: tuple[int, ...]
+    precision: Precision
+
+
 @dataclass
 class ModelFolder:
-    """Opened by `open_folder`. shard_of: name of each tensor in the files -> its file. bytes_read: of tensors, so far."""
+    """Opened by `open_folder`. stored: name of each tensor in the files -> its header. bytes_read: of tensors, so far."""
 
     path: Path
     config_json: str
     files: tuple[SmallFile, ...]
-    shard_of: Mapping[str, Path]
+    stored: Mapping[str, _Header]
     precision: Precision
     bytes_read: int = field(default=0)
 
@@ -71,6 +82,7 @@ class ModelFolder:
     def stage_parameters(self, design: Design, layout: Layout) -> Tensor:
         """The flat float32 vector of a stage, from its own tensors alone. Raises ConfigError that names what is missing,
         damaged or of another shape."""
+        self._check_shapes(design, layout)  # a config.json may claim any size: memory is taken for what the files hold
         flat_N = torch.empty(layout.num_elements)
         spans = {spec.name: (start, stop, spec.shape) for spec, start, stop in layout.spans()}
         missing = set(spans)
@@ -91,7 +103,26 @@ class ModelFolder:
         used = {
             source.name for sources in self._plan(design, build_empty(design.config)).values() for source in sources
         }
-        return sorted(set(self.shard_of) - used)
+        return sorted(set(self.stored) - used)
+
+    def _check_shapes(self, design: Design, layout: Layout) -> None:
+        """Raises ConfigError where the files' headers say other shapes than this layout has, or hold fewer values."""
+        shapes = {spec.name: spec.shape for spec in layout.tensors}
+        family, held, found = design.family, 0, set()
+        plan = self._plan(design, build_empty(design.config))
+        if family.is_tied and not design.is_tied and family.input_embedding in plan:
+            plan[family.head] = plan[family.input_embedding]
+        for target in shapes.keys() & plan.keys():
+            sources = plan[target]
+            shape = self.stored[sources[0].name].shape
+            if sources[0].conversion is None and shape != shapes[target]:
+                raise ConfigError(f"{self.path}: {target} is {shape}, its config.json asks for {shapes[target]}")
+            held += sum(prod(self.stored[each.name].shape) for each in sources)
+            found.add(target)
+        if held < layout.num_elements:
+            raise ConfigError(
+                f"{self.path} lacks {min(shapes.keys() - found, default='values')}: download the model again"
+            )
 
     def _parameters(self, design: Design, wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         family = design.family
@@ -110,7 +141,7 @@ class ModelFolder:
                         yield family.head, tensor
 
     def _read(self, name: str, opened: dict[Path, Any], stack: ExitStack) -> Tensor:
-        path = self.shard_of[name]
+        path = self.stored[name].shard
         try:
             if path not in opened:
                 opened[path] = stack.enter_context(safe_open(path, framework="pt"))
@@ -137,7 +168,7 @@ class ModelFolder:
         by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
         parameters = model.state_dict()
         plan: dict[str, list[_Stored]] = {}
-        for source in sorted(self.shard_of, key=dot_natural_key):
+        for source in sorted(self.stored, key=dot_natural_key):
             target, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, parameters)
             if target not in parameters and source in parameters:
                 target, pattern = source, None
@@ -177,11 +208,11 @@ def open_folder(path: Path) -> ModelFolder:
     config_json = json.dumps(config, separators=(",", ":"), sort_keys=True)
     if len(config_json) > MAX_CONFIG_CHARS:
         raise ConfigError(f"{path / CONFIG} has {len(config_json)} characters: at most {MAX_CONFIG_CHARS} are read")
-    shard_of = _shards(path)
-    return ModelFolder(path, config_json, files, shard_of, _precision(path, shard_of))
+    stored = _headers(path)
+    return ModelFolder(path, config_json, files, stored, _precision(path, stored))
 
 
-def _shards(path: Path) -> dict[str, Path]:
+def _headers(path: Path) -> dict[str, _Header]:
     if (path / INDEX).is_file():
         listed = _read_json(path / INDEX, MAX_INDEX_BYTES).get("weight_map")
         if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
@@ -195,7 +226,7 @@ def _shards(path: Path) -> dict[str, Path]:
         raise ConfigError(f"{path} holds no {WEIGHTS}: download the model again")
     if len(names) > MAX_SHARDS:
         raise ConfigError(f"{path / INDEX} names {len(names)} shards: at most {MAX_SHARDS} are read")
-    shard_of: dict[str, Path] = {}
+    stored: dict[str, _Header] = {}
     for name in names:
         shard = path / name
         if Path(name).name != name or not name.endswith(".safetensors"):
@@ -205,27 +236,27 @@ def _shards(path: Path) -> dict[str, Path]:
         try:
             with safe_open(shard, framework="pt") as file:
                 for tensor in file.keys():  # noqa: SIM118 - no mapping
-                    shard_of[tensor] = shard
+                    stored[tensor] = _header(shard, tensor, file.get_slice(tensor))
         except (SafetensorError, OSError, ValueError) as error:
             raise ConfigError(f"{shard} is damaged ({error}): download it again") from None
-    return shard_of
+    return stored
 
 
-def _precision(path: Path, shard_of: Mapping[str, Path]) -> Precision:
-    """The precision that most of the weights have. Raises ConfigError for one that is not trained from."""
-    counts: dict[Precision, int] = {}
-    for shard in sorted(set(shard_of.values())):
-        with safe_open(shard, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - no mapping
-                found = file.get_slice(name).get_dtype()
-                if found not in _PRECISIONS:
-                    raise ConfigError(
-                        f"{path}: {name} is {found}: quantized weights are not trained; take the full-precision ones"
-                    )
-                counts[_PRECISIONS[found]] = counts.get(_PRECISIONS[found], 0) + 1
+def _header(shard: Path, name: str, found: Any) -> _Header:
+    """Raises ConfigError for a precision that is not trained from."""
+    if (dtype := found.get_dtype()) not in _PRECISIONS:
+        raise ConfigError(
+            f"{shard.parent}: {name} is {dtype}: quantized weights are not trained; take the full-precision ones"
+        )
+    return _Header(shard, tuple(found.get_shape()), _PRECISIONS[dtype])
+
+
+def _precision(path: Path, stored: Mapping[str, _Header]) -> Precision:
+    """The precision that most of the weights have."""
+    counts = Counter(header.precision for header in stored.values())
     if not counts:
         raise ConfigError(f"{path} holds no weights: download the model again")
-    return max(counts, key=lambda each: counts[each])
+    return counts.most_common(1)[0][0]
 
 
 def _converted(target: str, sources: Sequence[_Stored], tensors: Sequence[Tensor], model: Any) -> dict[str, Tensor]:

@@ -31,6 +31,12 @@ def free_on(device: str) -> int:
     return int(module.mem_get_info(torch.device(device))[0])
 
 
+def name_of(device: str) -> str:
+    """What the maker calls an accelerator, as far as torch knows."""
+    kind = torch.device(device).type
+    return str(getattr(torch, kind).get_device_name(device)) if kind in ("cuda", "xpu") else kind
+
+
 def _best() -> str:
     if torch.cuda.is_available():
         return "cuda"

@@ -13,7 +13,8 @@ from rich.console import Console
 from dilocox_peer.admission import Gate, Grant, Right
 from dilocox_peer.cli import checks
 from dilocox_peer.cli.checks import Check
-from dilocox_peer.cli.doctor import abandonable, render, report, summary
+from dilocox_peer.cli.doctor import abandonable, look_at_device, measure, render, report, summary
+from dilocox_peer.cli.flags import DoctorFlags
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.manifest import AdmissionSection, Manifest
 from dilocox_peer.peer.footprint import available_memory
@@ -327,3 +328,15 @@ def test_the_quick_checks_load_nothing_heavy(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_best_device_is_found_and_measured():
+    flags = DoctorFlags(device="auto", link=None)
+    assert look_at_device("auto").status == "ok"
+    assert "tokens/s" in measure(None, flags, ()).found
+
+
+def test_a_device_that_is_not_here_names_the_flag_and_the_remedy():
+    check = look_at_device("cuda:99")
+    assert (check.status, check.remedy) == ("fail", "use --device cpu")
+    assert "--device cuda:99" in check.found

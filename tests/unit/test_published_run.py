@@ -79,6 +79,38 @@ def test_a_tied_model_comes_back_untied_and_says_so(tmp_path: Path, capsys):
         assert needle in card
 
 
+def test_force_replaces_exports_and_never_the_model_that_a_run_began_with(tmp_path: Path):
+    """Both are a config.json and safetensors: the header says which is ours."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    write_folder(source, tiny_json("llama", vocab_size=256))
+    whole = whole_of(manifest_of(source, stages=1), source)
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    with pytest.raises(ConfigError, match="no export of ours wrote"):
+        write_export(source, whole, force=True)
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+    write_export(out, whole)
+    with pytest.raises(ConfigError, match="--force"):
+        write_export(out, whole)
+    write_export(out, whole, force=True)
+    foreign = next(source.glob("*.safetensors"))
+    (out / "model-00002-of-00002.safetensors").write_bytes(foreign.read_bytes())
+    with pytest.raises(ConfigError, match="no export of ours wrote"):
+        write_export(out, whole, force=True)
+
+
+def test_a_folder_of_links_is_no_export(tmp_path: Path):
+    """As a hub's cache lays models out."""
+    source, cache = tmp_path / "source", tmp_path / "cache"
+    write_folder(source, tiny_json("llama", vocab_size=256))
+    whole = whole_of(manifest_of(source, stages=1), source)
+    write_export(tmp_path / "out", whole)
+    cache.mkdir()
+    for path in (tmp_path / "out").iterdir():
+        (cache / path.name).symlink_to(path)
+    with pytest.raises(ConfigError, match="which no export wrote"):
+        write_export(cache, whole, force=True)
+
+
 def test_an_export_in_shards_has_an_index(tmp_path: Path):
     from dilocox_peer.model.export import write_published
 
@@ -88,7 +120,7 @@ def test_an_export_in_shards_has_an_index(tmp_path: Path):
     assert isinstance(manifest.model, PublishedSection)
     out.mkdir()
     whole = whole_of(manifest, source)
-    write_published(out, whole, manifest.model, beside={}, precision="float32", shard_bytes=40_000)
+    write_published(out, whole, manifest.model, beside={}, precision="float32", mark={}, shard_bytes=40_000)
     assert len(list(out.glob("model-*-of-*.safetensors"))) > 2
     again = manifest_of(out, stages=1).model
     assert isinstance(again, PublishedSection)
@@ -134,6 +166,15 @@ def test_what_does_not_go_together_is_one_line_and_nothing_is_written(tmp_path: 
         write_run_file(InitFlags(path=run / "run.toml", published=source, home=tmp_path / "home", **flags))
     assert "\n" not in str(raised.value)
     assert not list(run.iterdir())
+
+
+def test_settings_that_peers_would_not_read_are_one_line_at_init(tmp_path: Path, monkeypatch):
+    source = tmp_path / "source"
+    write_folder(source, tiny_json("llama", vocab_size=256))
+    monkeypatch.setattr("dilocox_peer.cli.init.MAX_MANIFEST_BYTES", 1_000)
+    with pytest.raises(ConfigError, match="peers read 1,000: use fewer stages"):
+        write_run_file(InitFlags(path=tmp_path / "run.toml", published=source, home=tmp_path / "home"))
+    assert not (tmp_path / "run.toml").exists()
 
 
 def test_other_weights_of_the_same_config_are_named(tmp_path: Path):

@@ -69,6 +69,13 @@ def test_another_shape_is_named(folder):
         read(folder)
 
 
+def test_no_memory_is_taken_for_sizes_that_only_a_config_claims(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 2**40}))
+    with pytest.raises(ConfigError, match=r"its config.json asks for \(1099511627776, 32\)"):
+        read(folder)
+
+
 def test_weights_that_are_not_finite_are_refused(tmp_path):
     from safetensors.torch import load_file, save_file
 
