@@ -86,6 +86,11 @@ class Layout:
         return sum(spec.num_elements for spec in self.tensors)
 
     @property
+    def state_bytes(self) -> int:
+        """What the anchor and the momentum take together, as they are sent."""
+        return 2 * 4 * self.num_elements
+
+    @property
     def num_matrix_elements(self) -> int:
         """Length of the part of a stage's vector that holds matrices; what is a vector lies behind it."""
         return sum(spec.num_elements for spec in self.tensors if not spec.is_vector)

@@ -84,7 +84,7 @@ class Averaging:
             check_blob=lambda blob: contribution_norm(blob, self._layout),
             max_blob_bytes=blob_limits(self._layout)[1],
             on_apply=lambda action: self.conductor.on_apply(action),
-            on_fetch_state=self._adopt_state,
+            on_fetch_state=self.adopt_state,
             on_change=lambda: self.conductor.on_change(),
             listener=listener,
         )
@@ -122,7 +122,7 @@ class Averaging:
     def _on_merged(self) -> None:
         self._keeper.save(self._trainer.state())
 
-    async def _adopt_state(self, action: FetchState) -> None:
+    async def adopt_state(self, action: FetchState) -> None:
         """Fetches and installs the state at action.head; tells the machine how it went."""
         self.conductor.begin_adoption()
         try:
@@ -139,7 +139,7 @@ class Averaging:
                     shelf=self._keeper.arrivals,
                 )
             )
-            if state is None:
+            if state is None or not self.machine.is_wanted(action.head):
                 self.driver.post(StateMissing(action.head))
                 return
             # Not before: should no donor have it, our chain is still the certificates that wait.
@@ -200,6 +200,7 @@ def _machine(
         run_owner=manifest.owner_peer,
         max_back=manifest.rounds.checkpoint_every,
         seats=seat_terms(manifest),
+        state_bytes=layout_of(manifest, stage).state_bytes,
     )
 
 

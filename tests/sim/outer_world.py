@@ -139,7 +139,8 @@ class OuterNode(Node):
         super().fetch_state(action)
 
     def fetched_state(self, action: FetchState, anchor: Anchor | None) -> None:
-        if anchor is None:
+        assert self.machine is not None
+        if anchor is None or not self.machine.is_wanted(action.head):
             self.feed(StateMissing(action.head))
             self._end_adoption()
             return

@@ -208,7 +208,7 @@ class Node:
             start_peers=world.start_peers, max_peers=world.max_peers,
             plans=world.plans, planner=Restless(self.peer, world.plans),
             durable=loaded.durable, stored_states=set(self.disk.anchors), max_back=MAX_BACK, run_owner=OWNER if world.owner is not None else None,
-            seats=world.seats,
+            seats=world.seats, state_bytes=world.state_bytes,
         )  # fmt: skip
         self.anchor, self.anchor_head = (FIRST_ANCHOR, GENESIS) if self.machine.head == GENESIS else (None, None)
         self.pending, self.produced, self.orphaned, self.offered = set(), set(), set(), set()
@@ -343,7 +343,7 @@ class Node:
         self.later(delay_s, done)
 
     def fetched_state(self, action: FetchState, anchor: Anchor | None) -> None:
-        if anchor is None:
+        if anchor is None or (self.machine is not None and not self.machine.is_wanted(action.head)):
             self.feed(StateMissing(action.head))
             return
         mine = {unit for unit in self.produced if unit in anchor.units}
@@ -537,6 +537,7 @@ class World(Clockwork):
         self.drift_rate = 0.0
         self.faulty = True  # the scenario's faults stop when this is cleared
         self.hindered_s = 0.0  # that healing may take longer
+        self.state_bytes = 0  # as the peers know it
         self.at_least = 1.0  # of the rounds that quiet should bring
         self.encode_messages = False
         self._machine = machine

@@ -73,7 +73,7 @@ async def peer(disk):
     posted, trainer, blobs = list[Any](), cast("Any", TrainerStub()), cast("Any", None)
     rounds: Any = SimpleNamespace(
         head=PLACE.head, round=0, may_train=False, may_offer=False, has_offered=False, last_round=9, roster=(), reports={},
-        working=lambda now: set(), plan_for=lambda number: first_plan(MANIFEST),
+        working=lambda now: set(), is_wanted=lambda head: True, plan_for=lambda number: first_plan(MANIFEST),
     )  # fmt: skip
     conductor = Conductor(
         me=ME, incarnation=1, manifest=MANIFEST, rounds=rounds, trainer=trainer, blobs=blobs, disk=disk, raw_bytes=0,
@@ -81,7 +81,7 @@ async def peer(disk):
         on_merged=lambda: None, listener=lambda event: None,
     )  # fmt: skip
     return SimpleNamespace(
-        conductor=conductor, rounds=rounds, driver=SimpleNamespace(post=posted.append), posted=posted, _trainer=trainer,
+        conductor=conductor, rounds=rounds, machine=rounds, driver=SimpleNamespace(post=posted.append), posted=posted, _trainer=trainer,
         _keeper=SimpleNamespace(save=lambda state: done(None), arrivals=None), _transport=None, _listener=None,
     )  # fmt: skip
 
@@ -96,7 +96,16 @@ def donors_give(monkeypatch, state):
 async def test_what_waits_is_still_merged_when_no_donor_has_the_state(peer, monkeypatch):
     donors_give(monkeypatch, None)
     peer.conductor.on_apply(APPLY)
-    await Averaging._adopt_state(peer, WANTED)
+    await Averaging.adopt_state(peer, WANTED)
+    assert peer.posted == [StateMissing(WANTED.head)]
+    assert peer.conductor.outer.num_waiting == 1
+
+
+async def test_a_state_that_is_no_longer_wanted_when_it_is_here_replaces_nothing(peer, monkeypatch):
+    donors_give(monkeypatch, STATE)
+    peer.conductor.on_apply(APPLY)
+    peer.rounds.is_wanted = lambda head: head != WANTED.head
+    await Averaging.adopt_state(peer, WANTED)
     assert peer.posted == [StateMissing(WANTED.head)]
     assert peer.conductor.outer.num_waiting == 1
 
@@ -104,7 +113,7 @@ async def test_what_waits_is_still_merged_when_no_donor_has_the_state(peer, monk
 async def test_what_waits_is_void_when_the_state_is_installed(peer, monkeypatch):
     donors_give(monkeypatch, STATE)
     peer.conductor.on_apply(APPLY)
-    await Averaging._adopt_state(peer, WANTED)
+    await Averaging.adopt_state(peer, WANTED)
     assert peer.posted == [StateInstalled(STATE.head, STATE.digest)]
     assert peer.conductor.outer.num_waiting == 0
 
@@ -118,7 +127,7 @@ async def test_a_merge_whose_blobs_are_being_read_is_void_too(peer, monkeypatch,
     assert peer.conductor.outer.phase is OuterPhase.LOADING
     conducting = asyncio.create_task(peer.conductor.run())
     await asyncio.sleep(0)
-    await Averaging._adopt_state(peer, WANTED)
+    await Averaging.adopt_state(peer, WANTED)
     go_on.set_result(None)
     async with asyncio.timeout(10):
         while peer.conductor.outer.phase is OuterPhase.LOADING:  # noqa: ASYNC110 - it has no event
@@ -133,7 +142,7 @@ async def test_a_pseudo_gradient_that_waits_to_be_settled_is_not_sent_again(peer
     donors_give(monkeypatch, STATE)
     own = Entry(ME, 1, sha256(b"blob"), 10, 8)
     peer.conductor.on_apply(replace(APPLY, own=own))
-    await Averaging._adopt_state(peer, WANTED)
+    await Averaging.adopt_state(peer, WANTED)
     assert peer._trainer.told == ["install"]
 
 
@@ -142,7 +151,7 @@ async def test_a_state_is_on_disk_before_the_chain_follows_it(peer, monkeypatch)
     donors_give(monkeypatch, STATE)
     written: Future[Any] = Future()
     peer._keeper.save = lambda state: written
-    adopting = asyncio.create_task(Averaging._adopt_state(peer, WANTED))
+    adopting = asyncio.create_task(Averaging.adopt_state(peer, WANTED))
     for _ in range(20):  # more turns of the loop than it takes
         await asyncio.sleep(0)
     assert (peer._trainer.told, peer.posted) == (["install and keep"], [])

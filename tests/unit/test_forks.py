@@ -150,6 +150,34 @@ def test_a_branch_is_as_strong_as_all_that_grew_out_of_its_first_certificate() -
     assert not forks.is_better(Suffix(1, tuple(other.certificates[1:])), None)
 
 
+def test_votes_on_a_path_that_is_held_back_count_for_what_it_goes_on_from() -> None:
+    """A voter that came over from the other branch by a view change of its own, which nobody follows yet, is no longer there."""
+    start = Branch().start(A, B, C)
+    ours = start.fork().round(A, C, order=2)
+    other = start.fork().view(B, C, order=3)
+    over = ours.fork().view(C, order=4).round(C, order=5)
+    forks = forks_of(ours)
+    assert forks.is_better(suffix(ours, other), None)
+    forks.held_back(suffix(ours, over))
+    assert not forks.is_better(suffix(ours, other), None)
+    assert forks.support(suffix(ours, other)) == (1, 2)
+    there = forks_of(other)
+    assert not there.is_better(suffix(other, ours), None)
+    there.held_back(suffix(other, over))
+    assert there.is_better(suffix(other, ours), None), "nor is it where another knows of the beginning of that path"
+
+
+def test_votes_before_a_branch_begins_are_not_on_it() -> None:
+    start = Branch().start(A, B, C)
+    trunk = start.fork().round(A, B, C, order=2)
+    far = trunk.fork().round(A, B, order=3)
+    forks = forks_of(start)
+    forks.held_back(suffix(start, far))
+    left, right = far, trunk.fork().view(C, order=4)
+    assert forks.is_better(suffix(start, left), suffix(start, right))
+    assert not forks.is_better(suffix(start, right), suffix(start, left)), "C's vote on the trunk is older"
+
+
 def test_a_chain_beats_its_own_beginning() -> None:
     short = Branch().start(A, B)
     long = short.fork().round(A, order=2)

@@ -25,7 +25,7 @@ def members_that_know(*, range_of_sybils: str) -> Members:
 
 
 def next_roster(members: Members) -> tuple[PeerId, ...]:
-    return members.next_roster(MEMBERS, (), HEAD, me_too=True, max_peers=16, now=1.0)
+    return members.next_roster(MEMBERS, (), [HEAD], me_too=True, max_peers=16, now=1.0)
 
 
 def test_thirty_of_one_range_get_a_quarter_of_the_places() -> None:

@@ -136,6 +136,15 @@ class Anchorage:
         if self._fetching is not None and now - self._fetching.since > self._timing.state_patience_s:
             self.missed(self._fetching.head, now)
 
+    def is_wanted(self, head: Digest, path: Suffix | None) -> bool:
+        """Whether the state at head, which took its time to come, still leads to the best chain known: path, None: ours."""
+        fetching = self._fetching
+        if fetching is None or fetching.head != head or fetching.suffix is None:
+            return True
+        if path is not None and head in path.heads:
+            return True
+        return self._forks.why_not(fetching.suffix) is None and self._forks.is_better(fetching.suffix, path)
+
     def missed(self, head: Digest, now: float) -> None:
         """Nobody gave it: again later, perhaps elsewhere."""
         if self._fetching is None or self._fetching.head != head:

@@ -545,7 +545,7 @@ class Ballots:
     def _own_value(self, now: float) -> Value:
         seat = self._seat
         roster = self._members.next_roster(
-            seat.place.roster, self.offers.keys(), seat.place.head, me_too=True, max_peers=seat.owner.max_peers, now=now
+            seat.place.roster, self.offers.keys(), seat.recent, me_too=True, max_peers=seat.owner.max_peers, now=now
         )
         roster = tuple(peer for peer in roster if peer == seat.me or not self._conduct.is_proven(peer))
         entries = []

@@ -260,6 +260,10 @@ class Chain:
     def place_at(self, height: int) -> Place:
         return self._places[height]
 
+    def newest_heads(self, count: int) -> tuple[Digest, ...]:
+        """The last of our heads, oldest first; genesis is one."""
+        return tuple(self.head_at(height) for height in range(max(self.height - count + 1, 0), self.height + 1))
+
     def locator(self) -> list[Digest]:
         """Heads newest first, thinning out towards genesis: enough for anyone to find a near common ancestor."""
         heads, height, step = [], self.height, 1

@@ -13,19 +13,42 @@ when it hurts. Why not weight, as it was: anybody can sign a long chain alone, i
 Two bounds, whatever the votes say. Nobody leaves a chain for one without the newest checkpoint that it holds. Nobody goes
 back more than `max_back` rounds without a newer checkpoint: keys that were the majority long ago do not rewrite a run.
 
-Votes on branches that we have left are remembered for the places where we left them. Without that, three branches could be
-better than one another in a circle: a branch is as strong as all that grew out of its first certificate.
+A branch is as strong as all that grew out of its first certificate: votes on branches that we have left are remembered for the
+places where we left them, or three branches could be better than one another in a circle; and votes on paths that are held back
+(following.py) count for what they go on from, although nobody follows them yet.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Votes, place_after, votes_on
+from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Votes, order_of, place_after, votes_on
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.checkpoints import Checkpoint
 
 MAX_LEFT = 64  # branches remembered
+MAX_HELD = 16  # paths that are held back
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A path that is held back. parent: the head that it goes on from. heads: its own. votes: of each signer the latest,
+    and on which of the certificates it is."""
+
+    parent: Digest
+    heads: tuple[Digest, ...]
+    votes: Mapping[PeerId, tuple[int, int]]
+
+    def votes_on(self, heads: Collection[Digest], first: Digest) -> Votes:
+        """The votes that count for a branch of these heads, which begins with first."""
+        if self.parent in heads:
+            start = 0
+        elif first in self.heads:
+            start = self.heads.index(first)
+        else:
+            return {}
+        return {peer: order for peer, (order, index) in self.votes.items() if index >= start}
 
 
 def supporters(electors: Sequence[PeerId], branches: Mapping[Digest, Votes]) -> dict[Digest, list[int]]:
@@ -47,7 +70,19 @@ class Forks:
         self._chain = chain
         self._max_back = max_back
         self._left: OrderedDict[tuple[Digest, Digest], dict[PeerId, int]] = OrderedDict()
+        self._held: OrderedDict[Digest, _Held] = OrderedDict()
         self.checkpoint = checkpoint
+
+    def held_back(self, path: Suffix) -> None:
+        """A verified path that is not followed to its end by now: those who signed it stand where it leads all the same."""
+        votes: dict[PeerId, tuple[int, int]] = {}
+        for index, certificate in enumerate(path.certificates):
+            for peer, vote in certificate.signatures:
+                votes[peer] = max(votes.get(peer, (-1, -1)), (order_of(vote), index))
+        self._held[path.tip] = _Held(self._chain.head_at(path.ancestor), path.heads, votes)
+        self._held.move_to_end(path.tip)
+        if len(self._held) > MAX_HELD:
+            self._held.popitem(last=False)
 
     def left(self, ancestor: int, dropped: Sequence[Certificate]) -> None:
         """Our chain has just been cut back to height ancestor; these followed there."""
@@ -119,23 +154,27 @@ class Forks:
         """How many electors of the place where suffix begins stand on it, and how many on our chain there."""
         place = self._chain.place_at(suffix.ancestor)
         own = self._tail(None, suffix.ancestor)
-        on = [(suffix.heads[0], suffix.votes), *([(own[0].head, votes_on(own))] if own else [])]
-        standing = supporters(place.electors, self._branches(place, on))
+        tails = [suffix.certificates, *([own] if own else [])]
+        standing = supporters(place.electors, self._branches(place, tails))
         return len(standing[suffix.heads[0]]), len(standing[own[0].head]) if own else 0
 
     def _keys(self, place: Place, *tails: Sequence[Certificate]) -> list[tuple[int, list[int], Digest]]:
         """Of each branch at place what orders it, the best first."""
-        heads = [tail[0].head for tail in tails]
-        standing = supporters(place.electors, self._branches(place, zip(heads, map(votes_on, tails), strict=True)))
-        return [(-len(standing[head]), standing[head], head) for head in heads]
+        standing = supporters(place.electors, self._branches(place, tails))
+        return [(-len(standing[head]), standing[head], head) for head in (tail[0].head for tail in tails)]
 
-    def _branches(self, place: Place, seen: Iterable[tuple[Digest, Votes]]) -> dict[Digest, Votes]:
-        """All branches known to begin at place: those seen now, and those we have left."""
+    def _branches(self, place: Place, tails: Iterable[Sequence[Certificate]]) -> dict[Digest, Votes]:
+        """All branches known to begin at place: these, with what goes on from them, and those we have left."""
         branches: dict[Digest, Votes] = {
             child: votes for (parent, child), votes in self._left.items() if parent == place.head
         }
-        for head, votes in seen:
-            branches[head] = _joined(branches[head], votes) if head in branches else votes
+        for tail in tails:
+            first = tail[0].head
+            heads = {certificate.head for certificate in tail}
+            votes: Votes = votes_on(tail)
+            for held in self._held.values():
+                votes = _joined(votes, held.votes_on(heads, first))
+            branches[first] = _joined(branches[first], votes) if first in branches else votes
         return branches
 
     def _ancestor(self, suffix: Suffix | None) -> int:

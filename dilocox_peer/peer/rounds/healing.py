@@ -183,6 +183,9 @@ class Healing:
 
     def _take(self, suffix: Suffix, more: bool) -> str | None:
         """Why suffix, the end of a chain, is not to be followed; None if it is, or may be when more of it is known."""
+        if self._allowed(suffix) != suffix:
+            self._forks.held_back(suffix)
+            self._give_up_what_is_worse()
         if self._beats_path(suffix):
             self.path = suffix
             self._draft = None
@@ -221,6 +224,9 @@ class Healing:
         """Our chain has changed: what it has by now is no longer ahead."""
         self.path = self._rebased(self.path)
         self._draft = self._rebased(self._draft)
+        self._give_up_what_is_worse()
+
+    def _give_up_what_is_worse(self) -> None:
         if self.path is None:
             return
         reason = self._forks.why_not(self.path)

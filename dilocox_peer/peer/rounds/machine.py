@@ -67,9 +67,10 @@ from dilocox_peer.peer.rounds.healing import Healing
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.refusals import Refusals
+from dilocox_peer.peer.rounds.replay import FETCHED_AHEAD, Replay
 from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
 from dilocox_peer.peer.rounds.seats import SeatTerms
-from dilocox_peer.peer.rounds.timing import Pace, Timing
+from dilocox_peer.peer.rounds.timing import CLOSE_BEHIND, Pace, Timing
 from dilocox_peer.peer.rounds.view_changes import MAX_IN_VAIN, ViewChanges
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Plan
@@ -130,10 +131,12 @@ class RoundMachine:
         run_owner: PeerId | None = None,
         max_back: int | None = None,
         seats: SeatTerms | None = None,
+        state_bytes: int = 0,
     ) -> None:
         """plan: of round 1. run_owner: signs the first roster and checkpoints; None: the first peers start the run, and
         nobody vouches for it. max_back: rounds that may be taken back without the owner's word. seats: how newcomers earn a vote. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
-        stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there."""
+        stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there. state_bytes: of a whole
+        state, as a donor sends it; 0: not known."""
         self._pace = Pace(timing)
         judge = JudgingPlanner(planner if planner is not None else FixedPlanner(plans))
         self._conduct = Conduct(me)
@@ -151,6 +154,7 @@ class RoundMachine:
             judge.observe(certificate)
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
+        self._replay = Replay(me, self._chain, self._holdings, self._members, self._conduct, timing, state_bytes)
         checkpoint = durable.checkpoint if durable is not None else None
         self._forks = Forks(self._chain, max_back=max_back, checkpoint=checkpoint)
         self._following = Following(me, self._chain, self._forks, self._members)
@@ -229,6 +233,10 @@ class RoundMachine:
         """Whether the anchor at `head` is ours, or will be once the Applies already given are done: no FetchState is
         needed. False: training makes no sense, its pseudo-gradient could not be offered."""
         return self._anchor.is_current
+
+    def is_wanted(self, head: Digest) -> bool:
+        """Whether the state at head, which FetchState asked for, is still to be installed; no: StateMissing is the answer."""
+        return self._anchor.is_wanted(head, self._path)
 
     @property
     def may_train(self) -> bool:
@@ -408,6 +416,8 @@ class RoundMachine:
                 self._anchor.missed(head, now)
             case StateComputed(head, state_digest):
                 self._anchor.computed(head, state_digest)
+                if not self._seat.is_member:
+                    self._beat_at = now  # it is taken in by what it said last
             case OwnerVouched(checkpoint):
                 return self._hear_owner(checkpoint)
             case Leaving():
@@ -454,7 +464,7 @@ class RoundMachine:
             certificate = self._ballots.certificate or self._view_changes.certificate
             if certificate is None:
                 break
-            told = {*self.roster, *certificate.value.roster, *self._members.at(self.head, self._now)} - {
+            told = {*self.roster, *certificate.value.roster, *self._members.following(self._seat.recent, self._now)} - {
                 self._owner.peer
             }
             if self._has_drifted(certificate):
@@ -636,7 +646,7 @@ class RoundMachine:
 
     def _sit_down(self, votes: Votes, now: float) -> None:
         """A new head: a new seat, nothing offered, no votes but these."""
-        self._seat = Seat(self._owner, self._chain.place, votes)
+        self._seat = Seat(self._owner, self._chain.place, votes, self._chain.newest_heads(1 + CLOSE_BEHIND))
         self._ballots = self.ballots_type(self._seat, self._members, self._holdings, now)
         self._view_changes = self.view_changes_type(self._seat, self._members, now, in_vain=self._changes_in_vain())
         for peer in self.roster:
@@ -683,7 +693,7 @@ class RoundMachine:
             for each in certificates
             if each.value.kind == "epoch"
         ]
-        if old := self._holdings.forget_before(self.round - self._timing.keep_rounds + 1):
+        if old := self._holdings.forget_before(self._replay.first_kept()):
             actions.append(ForgetBlobs(old))
         return actions
 
@@ -703,8 +713,8 @@ class RoundMachine:
                     continue
                 return [*actions, *self._anchor.fetch(path, self._now)]
             certificate = path.certificates[0]
-            actions += self._want(certificate)
-            if not self._holdings.has_all(entry.blob for entry in certificate.value.entries):
+            actions += self._replay.want(path.certificates[:FETCHED_AHEAD], self._now)
+            if not self._replay.is_here(certificate):
                 return actions
             actions += self._adopt(certificate)
         return actions
@@ -715,48 +725,26 @@ class RoundMachine:
         if path.ancestor != self._anchor.height or path.ancestor != self._chain.height:
             return False
         return (
-            len(path.certificates) <= self._timing.replay_limit
-            and not self._has_drifted(certificate)
-            and not self._is_lost(certificate)
+            self._replay.is_worth(path) and not self._has_drifted(certificate) and not self._replay.is_lost(certificate)
         )
-
-    def _is_lost(self, certificate: Certificate) -> bool:
-        blobs = [entry.blob for entry in certificate.value.entries]
-        tries = self._timing.blob_tries
-        return any(self._holdings.is_refused(blob) or self._holdings.failures(blob) >= tries for blob in blobs)
 
     def _has_drifted(self, child: Certificate) -> bool:
         """Whether our anchor is not the one that most contributors to our head's child started from."""
         certified = child.value.state_digest
         return bool(certified and self.state_digest and certified != self.state_digest)
 
-    def _want(self, certificate: Certificate) -> list[Action]:
-        actions: list[Action] = []
-        signers = [peer for peer, _ in certificate.signatures]
-        here = self._members.alive(self._now)
-        for entry in certificate.value.entries:
-            sources = self._sources(entry.peer, signers, here)
-            actions += self._holdings.want(entry.blob, sources, round_number=certificate.value.round, now=self._now)
-        return actions
-
-    def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
-        """Those here first, a dead one costs a dial; among them the author, then who signed that it holds the blob."""
-        peers = {author, *signers, *here} - {self._owner.peer}
-        ordered = sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
-        return self._conduct.best_first(ordered)
-
     def _fetch_again(self) -> list[Action]:
         """What an Apply that is given lacks, from the others; if it is not to be had there, another anchor is needed."""
         certificate = self._again
         if certificate is None:
             return []
-        is_lost = self._is_lost(certificate)
+        is_lost = self._replay.is_lost(certificate)
         if is_lost:
             self._anchor.lose()
-        if is_lost or self._holdings.has_all(entry.blob for entry in certificate.value.entries):
+        if is_lost or self._replay.is_here(certificate):
             self._again = None
             return []
-        return self._want(certificate)
+        return [*self._replay.want([certificate], self._now)]
 
     def _replay_own(self) -> list[Action]:
         """After a restart: the certificates since the state on our disk, as far as their blobs are to be had."""
@@ -767,10 +755,10 @@ class RoundMachine:
             and self._anchor.height < self._chain.height
         ):
             certificate = self._chain.certificates[self._anchor.height]
-            actions += self._want(certificate)
-            if self._is_lost(certificate):
+            actions += self._replay.want([certificate], self._now)
+            if self._replay.is_lost(certificate):
                 self._anchor.lose()
-            elif self._holdings.has_all(entry.blob for entry in certificate.value.entries):
+            elif self._replay.is_here(certificate):
                 actions.append(Apply(certificate, None))
                 self._anchor.applying(self._anchor.height + 1)
             else:

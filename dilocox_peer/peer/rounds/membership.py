@@ -25,6 +25,7 @@ class Seen:
     refused: bool = False
     left: int = -1
     said: Heartbeat | None = None
+    ready_at: Digest | None = None  # where it was when it last said that it holds the state there
     answered_at: float = NEVER  # when we last told it where we are, unasked
     range: str = ""  # of its addresses, as far as our own connection tells
 
@@ -92,6 +93,8 @@ class Members:
             return False
         seen.incarnation = heartbeat.incarnation
         seen.said = heartbeat
+        if heartbeat.ready:
+            seen.ready_at = heartbeat.head
         return True
 
     def left(self, peer: PeerId, incarnation: int) -> None:
@@ -152,24 +155,29 @@ class Members:
             and self.is_alive(peer, now)
         }
 
+    def following(self, heads: Collection[Digest], now: float) -> set[PeerId]:
+        """Those alive that held the state at one of these heads when they last said that they hold one."""
+        return {peer for peer, seen in self._seen.items() if seen.ready_at in heads and self.is_alive(peer, now)}
+
     def next_roster(
         self,
         roster: Iterable[PeerId],
         offered: Collection[PeerId],
-        head: Digest,
+        heads: Collection[Digest],
         *,
         me_too: bool,
         max_peers: int,
         now: float,
     ) -> tuple[PeerId, ...]:
-        """The peers that offered or are alive, in the old order, then those that joined and hold the head; at most max_peers."""
+        """The peers that offered or are alive, in the old order, then those that joined and follow; at most max_peers. heads: the
+        newest of our chain. Where rounds are short, or merged a round late, a newcomer is never heard of at the very last."""
         old = tuple(roster)
         stay = [
             peer
             for peer in old
             if (me_too if peer == self._me else self.is_alive(peer, now) or (peer in offered and not self._gone(peer)))
         ]
-        join = sorted(peer for peer in self.at(head, now) if peer not in old)
+        join = sorted(peer for peer in self.following(heads, now) if peer not in old)
         return tuple(within_shares(stay, join, self._range_of, max_peers)[:max_peers])
 
     def why_crowded(self, before: Collection[PeerId], after: Iterable[PeerId], max_peers: int) -> str | None:

@@ -41,7 +41,8 @@ class Owner:
 class Seat:
     """One head. Votes change through `vote` only, which gives back the Persist that must precede telling anyone."""
 
-    def __init__(self, owner: Owner, place: Place, votes: Votes) -> None:
+    def __init__(self, owner: Owner, place: Place, votes: Votes, recent: tuple[Digest, ...]) -> None:
+        """recent: the newest heads of our chain, this one among them: a newcomer is as good as here that is at one of them."""
         assert votes.head == place.head, "votes of another head"
         self.me = owner.peer
         self.incarnation = owner.incarnation
@@ -50,6 +51,7 @@ class Seat:
         self.pace = owner.pace
         self.place = place
         self.votes = votes
+        self.recent = recent
         self.order = by_rank(place.voters, place.head)
         self.others = tuple(peer for peer in place.roster if peer != self.me)
 

@@ -4,6 +4,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
+CLOSE_BEHIND = 2  # certificates: a newcomer that is no further behind is taken in; rounds wait for it from then on
 LEARNED_FROM = 32  # newest samples a learned time looks at: enough for a median, short enough to follow a changed link
 
 

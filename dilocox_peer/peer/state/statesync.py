@@ -89,7 +89,7 @@ async def fetch_state(
     Cancelled: nothing goes on. Raises OSError when there is no room.
     """
     started = time.monotonic()
-    digest, size_bytes = Digest(agreed.digest), 2 * 4 * layout.num_elements
+    digest, size_bytes = Digest(agreed.digest), layout.state_bytes
     sink: PartialFile | _Memory = _Memory()
     resumed = None
     if shelf is not None:

@@ -1,0 +1,93 @@
+"""Following round by round, by contributions, where that is less to fetch than a whole state. Pure.
+
+A state is the anchor and the momentum in full precision; a round's contributions are hundreds of times smaller. So contributions
+are kept as long as all of them together are no larger than a state, and a peer that is behind replays as many rounds. One that
+fetched a state for forty rounds is forty rounds behind by then, and catches up for what a tenth of another state would cost.
+"""
+
+from collections.abc import Collection, Iterable
+
+from dilocox_peer.peer.rounds.chain import Chain, Suffix
+from dilocox_peer.peer.rounds.conduct import Conduct
+from dilocox_peer.peer.rounds.contract import FetchBlob
+from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.types import PeerId
+from dilocox_peer.wire.chain import Certificate
+
+MAX_REPLAYED = 512  # rounds: each is an outer step of the whole stage
+FETCHED_AHEAD = 4  # certificates whose contributions come while the first is waited for
+
+
+class Replay:
+    """Of one peer."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        chain: Chain,
+        holdings: Holdings,
+        members: Members,
+        conduct: Conduct,
+        timing: Timing,
+        state_bytes: int,
+    ) -> None:
+        """state_bytes: what a donor sends of a whole state; 0: not known, then rounds are counted alone."""
+        self._me = me
+        self._chain = chain
+        self._holdings = holdings
+        self._members = members
+        self._conduct = conduct
+        self._timing = timing
+        self._state_bytes = state_bytes
+
+    def is_worth(self, path: Suffix) -> bool:
+        """Whether the contributions on the path are less to fetch than a whole state."""
+        if len(path.certificates) <= self._timing.replay_limit:
+            return True
+        if len(path.certificates) > MAX_REPLAYED:
+            return False
+        to_fetch = sum(
+            entry.size_bytes
+            for certificate in path.certificates
+            for entry in certificate.value.entries
+            if not self._holdings.has(entry.blob)
+        )
+        return to_fetch < self._state_bytes
+
+    def first_kept(self) -> int:
+        """The first round whose contributions are kept for those who are behind."""
+        first, total = self._chain.place.round - self._timing.keep_rounds + 1, 0
+        for certificate in reversed(self._chain.certificates[-MAX_REPLAYED:]):
+            total += sum(entry.size_bytes for entry in certificate.value.entries)
+            if total > self._state_bytes:
+                break
+            first = min(first, certificate.value.round)
+        return first
+
+    def want(self, certificates: Iterable[Certificate], now: float) -> list[FetchBlob]:
+        """Fetches what is missing of them."""
+        actions: list[FetchBlob] = []
+        here = self._members.alive(now)
+        for certificate in certificates:
+            signers = [peer for peer, _ in certificate.signatures]
+            for entry in certificate.value.entries:
+                sources = self._sources(entry.peer, signers, here)
+                actions += self._holdings.want(entry.blob, sources, round_number=certificate.value.round, now=now)
+        return actions
+
+    def is_lost(self, certificate: Certificate) -> bool:
+        """Whether a contribution to it is not to be had."""
+        tries = self._timing.blob_tries
+        blobs = [entry.blob for entry in certificate.value.entries]
+        return any(self._holdings.is_refused(blob) or self._holdings.failures(blob) >= tries for blob in blobs)
+
+    def is_here(self, certificate: Certificate) -> bool:
+        return self._holdings.has_all(entry.blob for entry in certificate.value.entries)
+
+    def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
+        """Those here first, a dead one costs a dial; among them the author, then who signed that it holds the blob."""
+        peers = {author, *signers, *here} - {self._me}
+        ordered = sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
+        return self._conduct.best_first(ordered)

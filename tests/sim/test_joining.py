@@ -1,0 +1,16 @@
+"""Joiners at links where a state takes many rounds: in the roster after one state each time."""
+
+import pytest
+
+from .joining import join
+
+
+@pytest.mark.parametrize("members", [1, 2, 4])
+@pytest.mark.parametrize(("state_rounds", "pace"), [(2, 1.0), (10, 1.0), (40, 1.0), (2, 0.075), (10, 0.075)])
+def test_a_joiner_is_in_the_roster_after_one_state_and_a_few_rounds(
+    members: int, state_rounds: float, pace: float
+) -> None:
+    for seed in range(2):
+        joined = join(seed, members=members, state_rounds=state_rounds, pace=pace, within_rounds=120)
+        assert joined.after_s is not None
+        assert joined.states == 1

@@ -1,0 +1,34 @@
+"""Which anchor is held and asked for: what the simulators do not show by themselves."""
+
+import random
+
+from dilocox_peer.peer.rounds.anchorage import Anchorage
+from dilocox_peer.peer.rounds.chain import Chain
+from dilocox_peer.peer.rounds.forks import Forks
+from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.types import sha256
+from dilocox_peer.wire.rounds import Heartbeat
+from tests.unit.test_forks import GENESIS, A, B, Branch, C, suffix
+
+
+def test_a_state_that_came_too_late_is_not_installed() -> None:
+    """Found by seed 538 of the outer loop's simulator: while the state came, a voter went over to the branch that we left for it."""
+    start = Branch().start(A, B, C)
+    ours = start.fork().round(A, C, order=2)
+    other = start.fork().view(B, C, order=3).round(B, C, order=3)
+    over = ours.fork().view(C, order=4).round(C, order=5)
+    chain = Chain(GENESIS, ours.certificates)
+    forks = Forks(chain, max_back=None)
+    members = Members(A, Timing())
+    members.heard(B, 1.0)
+    members.said(B, Heartbeat(0, other.place.head, 1, 1, 1, 1, 0, 2, 0, True, sha256(b"state")))
+    anchorage = Anchorage((A, 1), chain, forks, members, Timing(), random.Random(0), (), 0.0)
+    path = suffix(ours, other)
+    [asked] = anchorage.fetch(path, 1.0)
+    assert asked.head == other.place.head
+    assert anchorage.is_wanted(asked.head, path)
+    assert anchorage.is_wanted(asked.head, None), "held back meanwhile, and still better than ours"
+    assert not anchorage.is_wanted(asked.head, suffix(ours, over))
+    forks.held_back(suffix(ours, over))
+    assert not anchorage.is_wanted(asked.head, None)
