@@ -16,6 +16,7 @@ from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.replay import Replay
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.peer.rounds.view_changes import ViewChanges
 from dilocox_peer.types import Digest, PeerId
@@ -76,11 +77,13 @@ class _KeepsPseudoGradient(RoundMachine):
         ]
 
 
+class _ReplaysWithoutBlobs(Replay):
+    def is_here(self, certificate: Certificate) -> bool:
+        return True
+
+
 class _AppliesWithoutBlobs(RoundMachine):
-    def _want(self, certificate: Certificate) -> list[Action]:
-        for entry in certificate.value.entries:
-            self._holdings.held(entry.blob, certificate.value.round)
-        return []
+    replay_type = _ReplaysWithoutBlobs
 
 
 def _with(

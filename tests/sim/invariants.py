@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .world import Node
 
 
+IN_FLIGHT_S = 0.5
+
+
 class Violation(AssertionError):
     """An invariant does not hold."""
 
@@ -39,8 +42,10 @@ class Invariants:
         verify: Verifier,
         bounds: Callable[[], PlanBounds],
         is_honest: Callable[[PeerId], bool],
+        now: Callable[[], float],
     ) -> None:
         """plan: of the second round. bounds: what later ones may be."""
+        self._now = now
         self._bounds = bounds
         self._is_honest = is_honest
         self.is_captured = False  # whether a roster was ever adopted in which the honest are no quorum
@@ -49,7 +54,7 @@ class Invariants:
         self._places: dict[Digest, Place] = {genesis: Place.genesis(0, genesis, plan)}
         self._vouched: list[Digest] = []
         self._parents: dict[Digest, Digest] = {}
-        self._all: dict[Certificate, None] = {}
+        self._all: dict[Certificate, float] = {}  # and when each was first seen
         self._certified: dict[tuple[Digest, int], Certificate] = {}
         self.forks = 0  # two certificates of one ballot place, which took a hostile signature under both
         self._view_changes: dict[tuple[Digest, int], list[tuple[PeerId, ...]]] = {}
@@ -117,7 +122,7 @@ class Invariants:
 
     def certified(self, certificate: Certificate) -> None:
         if certificate.head not in self._places or certificate not in self._all:
-            self._all[certificate] = None
+            self._all[certificate] = self._now()
         if certificate.head in self._places:
             return
         place = self._places.get(certificate.parent)
@@ -198,9 +203,12 @@ class Invariants:
 
     def _latest_votes(self, electors: tuple[PeerId, ...], head: Digest) -> dict[PeerId, Digest]:
         """Where each elector stands by its latest vote in any certificate there is: the first head of that branch after
-        head. The reference that the protocol's own count is held to: it looks at all certificates ever made."""
+        head. The reference that the protocol's own count is held to: it looks at all certificates ever made, but for those that
+        may still be on their way, or came while a state was being installed."""
         standing: dict[PeerId, tuple[int, Digest]] = {}
-        for certificate in self._all:
+        for certificate, made_at in self._all.items():
+            if made_at > self._now() - IN_FLIGHT_S:
+                continue
             path = self._path(certificate.head)
             start = 0 if head == self._genesis else (path.index(head) + 1 if head in path else len(path))
             if start >= len(path):

@@ -242,8 +242,11 @@ def _heal(world: World, stop_at: float) -> Outcome:
 
 def _share_s(world: World) -> float:
     """I7's bound, T_d + 2 rounds, and what the faults leave behind: one copy of a whole state on top, as a peer may have
-    to fetch one that was made only when the others had agreed again."""
-    return world.timing.degrade_s + 2 * ROUND_S + MAX_FETCH * world.network.state_s + world.hindered_s
+    to fetch one that was made only when the others had agreed again, and the contributions of a round certified meanwhile. Where votes
+    are earned, a peer that changed sides counts where it was, for who knows no better, until it has earned one again."""
+    earning_s = world.seats.contributions * ROUND_S
+    copy_s = MAX_FETCH * (world.network.state_s + world.network.blob_s) + MAX_APPLY_S
+    return world.timing.degrade_s + 2 * ROUND_S + earning_s + copy_s + world.hindered_s
 
 
 def _join_s(world: World) -> float:

@@ -541,7 +541,7 @@ class World(Clockwork):
         self.at_least = 1.0  # of the rounds that quiet should bring
         self.encode_messages = False
         self._machine = machine
-        self.checks = Invariants(GENESIS, PLAN.next(), verify, lambda: self.plans, self.is_honest)
+        self.checks = Invariants(GENESIS, PLAN.next(), verify, lambda: self.plans, self.is_honest, lambda: self.now)
         self.owner: OwnerNode | None = None
         self.owner_is_gone = False
         self.seats = SeatTerms()

@@ -124,6 +124,21 @@ def test_a_roster_of_strangers_further_up_is_not_followed_while_a_voter_is_here_
     assert allowed(behind, suffix(behind, forged), {strangers[0]: forged.place.head}, is_wanted=True) == 1
 
 
+def test_a_voter_on_a_branch_of_its_own_follows_who_went_on_without_any_voter() -> None:
+    """Found by seeds 615 and 1036: the other of a pair certified a round and was gone; a newcomer that had it went on alone. Each
+    thought the other's branch the worse one, for ever."""
+    newcomer = PeerId("newcomer")
+    before = Branch().start(A, B)
+    ours = before.fork().view(B, order=3).round(B, order=4, roster=(B,))
+    theirs = before.fork().round(A, order=3, roster=(A, B)).view(newcomer, order=LATE).round(newcomer, order=LATE)
+    path = suffix(ours, theirs)
+    assert Forks(Chain(GENESIS, ours.certificates), max_back=None).is_better(path, None)
+    assert allowed(ours, path, at(theirs, [newcomer]), me=B) == 3
+    assert allowed(before, suffix(before, theirs), at(theirs, [newcomer]), me=B) == 1, (
+        "who has not gone its own way waits"
+    )
+
+
 def test_who_comes_back_goes_along_when_its_whole_roster_went_on_without_it() -> None:
     """Of two, the one with the lower position is a quorum alone: it founded a branch against the one that had waited for it."""
     before = Branch().start(A, B)

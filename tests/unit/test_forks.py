@@ -167,6 +167,16 @@ def test_votes_on_a_path_that_is_held_back_count_for_what_it_goes_on_from() -> N
     assert there.is_better(suffix(other, ours), None), "nor is it where another knows of the beginning of that path"
 
 
+def test_a_voter_on_a_third_branch_that_is_held_back_is_on_neither_of_two() -> None:
+    start = Branch().start(A, B, C, D)
+    ours, theirs = start.fork().view(B, C, order=2), start.fork().view(A, order=2)
+    third = start.fork().view(C, order=3)
+    forks = forks_of(ours)
+    assert not forks.is_better(suffix(ours, theirs), None)
+    forks.held_back(suffix(ours, third))
+    assert forks.is_better(suffix(ours, theirs), None)
+
+
 def test_votes_before_a_branch_begins_are_not_on_it() -> None:
     start = Branch().start(A, B, C)
     trunk = start.fork().round(A, B, C, order=2)

@@ -70,14 +70,14 @@ class Following:
         index, voters = thin.index, thin.voters
         if index == 0 and self._is_view_change_here(path):
             return self._is_held_back_here(path, view_changes, now)
-        if thin.is_bare and any(peer in voters for peer in self._here(now)):
+        here = self._here(now)
+        if index > 0:  # those who left before it, with us, are at no work there
+            here = {peer for peer in here if not self._is_on_our_branch(peer, path.ancestor)}
+        if thin.is_bare and any(peer in voters for peer in here):
             return True
         if index == 0 and self._chain.certificates[path.ancestor].value.kind == "epoch":
             return False  # ours is no better founded: the votes have decided
-        here = self._not_on(path.heads[index:], self._here(now))
-        if index > 0:  # those who left before it, with us, are at no work there
-            here = {peer for peer in here if not self._is_on_our_branch(peer, path.ancestor)}
-        return is_quorum(here, voters)
+        return is_quorum(self._not_on(path.heads[index:], here), voters)
 
     def _is_on_our_branch(self, peer: PeerId, ancestor: int) -> bool:
         head = self._chain.head if peer == self._me else self._members.head_of(peer)

@@ -19,7 +19,7 @@ places where we left them, or three branches could be better than one another in
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Votes, order_of, place_after, votes_on
@@ -163,11 +163,17 @@ class Forks:
         standing = supporters(place.electors, self._branches(place, tails))
         return [(-len(standing[head]), standing[head], head) for head in (tail[0].head for tail in tails)]
 
-    def _branches(self, place: Place, tails: Iterable[Sequence[Certificate]]) -> dict[Digest, Votes]:
-        """All branches known to begin at place: these, with what goes on from them, and those we have left."""
+    def _branches(self, place: Place, tails: Sequence[Sequence[Certificate]]) -> dict[Digest, Votes]:
+        """All branches known to begin at place: these, with what goes on from them, those we have left, those held back."""
         branches: dict[Digest, Votes] = {
             child: votes for (parent, child), votes in self._left.items() if parent == place.head
         }
+        compared = {tail[0].head for tail in tails}
+        for held in self._held.values():
+            if held.parent == place.head and held.heads[0] not in compared:
+                branches[held.heads[0]] = _joined(
+                    branches.get(held.heads[0], {}), held.votes_on((place.head,), place.head)
+                )
         for tail in tails:
             first = tail[0].head
             heads = {certificate.head for certificate in tail}

@@ -107,6 +107,7 @@ class RoundMachine:
 
     ballots_type: type[Ballots] = Ballots  # the simulator plants faulty ones
     view_changes_type: type[ViewChanges] = ViewChanges
+    replay_type: type[Replay] = Replay
 
     def __init__(
         self,
@@ -154,7 +155,9 @@ class RoundMachine:
             judge.observe(certificate)
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
-        self._replay = Replay(me, self._chain, self._holdings, self._members, self._conduct, timing, state_bytes)
+        self._replay = self.replay_type(
+            me, self._chain, self._holdings, self._members, self._conduct, timing, state_bytes
+        )
         checkpoint = durable.checkpoint if durable is not None else None
         self._forks = Forks(self._chain, max_back=max_back, checkpoint=checkpoint)
         self._following = Following(me, self._chain, self._forks, self._members)
