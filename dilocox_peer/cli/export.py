@@ -26,15 +26,20 @@ def run_export(flags: ExportFlags) -> None:
     from dilocox_peer.data.tokenizer import FILE_NAME
     from dilocox_peer.data.tokenizer_files import kept_files
     from dilocox_peer.model.huggingface import PublishedTokenizer, check_target, write_folder
+    from dilocox_peer.model.merging import merge
 
     check_target(flags.out, force=flags.force)  # before anything is fetched
     model = load_model(flags.source)
+    if flags.adapter and not (isinstance(model.section, PublishedSection) and model.section.lora_rank):
+        raise ConfigError("--adapter: this run trains all parameters, it has no adapters; leave --adapter out")
     beside = _beside(model, flags)
     published = None
     tokenizer = None if FILE_NAME in beside else tokenizer_of(model, flags.source, given=flags.tokenizer)
     if tokenizer is not None and (files := kept_files(tokenizers_folder(flags.source.home), tokenizer)):
         beside = {**files, **beside}
         published = PublishedTokenizer(files=files, data=model.origin.data, bos=tokenizer.bos, eos=tokenizer.eos)
+    if not flags.adapter:
+        model = merge(model, flags.model)
     precision: Precision | None = None if flags.dtype is None else PRECISIONS[flags.dtype]
     size_bytes = write_folder(
         flags.out, model, force=flags.force, tokenizer=published, beside=beside, precision=precision
@@ -44,7 +49,9 @@ def run_export(flags: ExportFlags) -> None:
         f"wrote {flags.out}: run {origin.run_name!r} after round {origin.round}, {model.num_parameters:,} parameters, "
         f"{size_bytes / 1e6:.1f} MB"
     )
-    if isinstance(model.section, PublishedSection):
+    if flags.adapter:
+        typer.echo(f"next: peft.PeftModel.from_pretrained(MODEL, {str(flags.out)!r})")
+    elif isinstance(model.section, PublishedSection):
         typer.echo(f"next: transformers.AutoModelForCausalLM.from_pretrained({str(flags.out)!r})")
     else:
         typer.echo(f'next: dilocox-peer generate "Once" --model {flags.out}')

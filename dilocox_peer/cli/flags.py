@@ -49,6 +49,13 @@ class WeightType(StrEnum):
     FLOAT16 = "float16"
 
 
+class BaseType(StrEnum):
+    """Of weights beside adapters."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 RunFile = Annotated[Path, Positional("The run's signed run.toml.", metavar="RUN_FILE")]
 Name = Annotated[str, Flag("Names this peer on this machine: its key and state live in a folder of that name.")]
 Home = Annotated[Path | None, Flag("Folder for keys and state.", shown="$XDG_DATA_HOME/dilocox-peer")]
@@ -85,6 +92,18 @@ class InitFlags:
     revision: Annotated[str, Flag("Of that model, for people.", shown=False)] = ""
     context: Annotated[
         int | None, Flag("Tokens a sequence, with --from.", shown="1024, or less if the model has less", least=2)
+    ] = None
+    lora_rank: Annotated[
+        int | None,
+        Flag("Train adapters of this rank (LoRA), with --from; its weights stay.", shown=False, least=1, most=1024),
+    ] = None
+    lora_alpha: Annotated[float | None, Flag("They count alpha / rank times.", shown="twice the rank")] = None
+    lora_targets: Annotated[
+        tuple[str, ...], Flag("Layers with adapters, e.g. q_proj; may repeat.", shown="all linear ones")
+    ] = ()
+    base_dtype: Annotated[
+        BaseType | None,
+        Flag("How the other weights are kept beside them.", shown="bfloat16 if the source's is, else float32"),
     ] = None
     stages: Annotated[int | None, Flag("Pipeline stages.", shown="the preset's", least=1)] = None
     run_name: Annotated[str | None, Flag("Shown to volunteers.", shown="the preset")] = None
@@ -348,6 +367,9 @@ class ExportFlags:
         Flag("Folder of the published model that the run began with, for its tokenizer.", shown="its source"),
     ] = None
     dtype: Annotated[WeightType | None, Flag("Of the weights of a published model.", shown="the source's")] = None
+    adapter: Annotated[
+        bool, Flag("Of a run of adapters (LoRA): write them alone, as peft loads them.", has_opposite=True)
+    ] = False
     force: Annotated[bool, Flag("Replace an export that is there.", has_opposite=True)] = False
 
 

@@ -17,6 +17,7 @@ ONE_THREAD_PARAMETERS = 20_000_000
 
 def run_generate(flags: GenerateFlags) -> None:
     """Writes prompt and continuation to standard output. Raises what load_model raises."""
+    from dilocox_peer.model.merging import merge
     from dilocox_peer.model.sampling import Sampling, continuation
     from dilocox_peer.peer.device import chosen_device
 
@@ -25,7 +26,7 @@ def run_generate(flags: GenerateFlags) -> None:
         sampling = Sampling(flags.temperature, flags.top_k)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    whole = load_model(flags.source, exported=flags.model)
+    whole = merge(load_model(flags.source, exported=flags.model))
     tokenizer = tokenizer_of(whole, flags.source, given=flags.tokenizer, exported=flags.model)
     _use_threads(flags.threads, whole.num_parameters)
     model = whole.build(device=device)

@@ -79,7 +79,10 @@ def _with_tokenizer(
 
 
 def _of_preset(flags: InitFlags) -> Manifest:
-    for flag, value in (("--context", flags.context), ("--revision", flags.revision)):
+    for flag, value in (
+        ("--context", flags.context), ("--revision", flags.revision), ("--lora-rank", flags.lora_rank),
+        ("--lora-alpha", flags.lora_alpha), ("--lora-targets", flags.lora_targets), ("--base-dtype", flags.base_dtype),
+    ):  # fmt: skip
         if value:
             raise ConfigError(f"{flag} belongs to a published model: pass it with --from")
     name = flags.preset or "tiny"

@@ -1,6 +1,10 @@
 """`init --from`: the manifest of a run that goes on from published weights, or from an export of an earlier run."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -9,16 +13,24 @@ from dilocox_peer.config import published
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import NUM_BYTES, Manifest
 
+if TYPE_CHECKING:
+    from dilocox_peer.model.adapters import Lora
+    from dilocox_peer.model.published import Design
+    from dilocox_peer.model.weights import ModelFolder
+
 USUAL_CONTEXT = 1024
+LORA_LEARNING_RATE = 2e-4  # adapters begin at zero, and take larger steps than trained weights
 _MAX_RUN_NAME = 64
 
 
 def published_manifest(flags: InitFlags, path: Path) -> Manifest:
     """Reads all of the folder once, for its hashes. Raises ConfigError that names what is wrong and the remedy."""
+    from dilocox_peer.model.adapters import first_adapters
     from dilocox_peer.model.architecture import LayerRange
     from dilocox_peer.model.families import check_cut
+    from dilocox_peer.model.frozen import read_base
     from dilocox_peer.model.partition import choose_cut, usual_window
-    from dilocox_peer.model.published import costs_of_design, design_from, design_layout
+    from dilocox_peer.model.published import costs_of_design, design_from, design_layout, frozen_design_layout
     from dilocox_peer.model.weights import open_folder
     from dilocox_peer.peer.training.outer import first_state
     from dilocox_peer.types import Digest
@@ -41,16 +53,25 @@ def published_manifest(flags: InitFlags, path: Path) -> Manifest:
         raise ConfigError(f"--stages {count}: {error}") from None
     num_layers = sum(cut)
     typer.echo(f"reading {path}: {design.config.model_type}, {num_layers} layers, {folder.precision}", err=True)
-    genesis, parameters, first = [], 0, 0
-    for blocks in cut:
-        last = first + blocks - 1
-        layers = LayerRange(first, last, is_first_stage=first == 0, is_last_stage=last == num_layers - 1)
-        layout = design_layout(design, layers)
-        anchor_N = folder.stage_parameters(design, layout)
+    ranges = [LayerRange(first, last, first == 0, last == num_layers - 1) for first, last in _spans(cut)]
+    lora = _lora(flags, folder, design)
+    trained = replace(design, lora=lora)
+    genesis, base, parameters = [], [], 0
+    for layers in ranges:
+        layout = design_layout(trained, layers)
+        if lora is None:
+            anchor_N = folder.stage_parameters(design, layout)
+        else:
+            anchor_N = first_adapters(layout)
+            base.append(read_base(folder, design, frozen_design_layout(trained, layers), lambda _piece: None).hex())
         genesis.append(first_state(layout, anchor_N, head=Digest(bytes(32))).digest.hex())
         parameters += layout.num_elements
-        first = last + 1
-    if design.family.is_tied and count > 1:
+    if lora is not None:
+        typer.echo(
+            f"adapters of rank {lora.rank} on {', '.join(lora.targets)}: {parameters / 1e6:.2f} M parameters are trained",
+            err=True,
+        )
+    elif design.family.is_tied and count > 1:
         size = int(design.config.vocab_size) * int(design.config.hidden_size)
         typer.echo(
             f"note: embedding and head are one matrix in this model; over {count} stages they are two that begin equal: "
@@ -72,10 +93,13 @@ def published_manifest(flags: InitFlags, path: Path) -> Manifest:
         "layout": whole.digest().hex(),
         "genesis": genesis,
         "files": [str(file) for file in folder.files],
+        **_lora_fields(lora, base),
         "config": folder.config_json,
     }
     name = flags.run_name or "".join(each if each.isalnum() or each in "._-" else "-" for each in path.resolve().name)
-    inner = {"accumulate": usual_window(count)} if count > 1 else {}
+    inner: dict[str, Any] = {"accumulate": usual_window(count)} if count > 1 else {}
+    if lora is not None:
+        inner["learning_rate"] = LORA_LEARNING_RATE
     return published(
         model,
         stages={"count": count, "blocks": list(cut)},
@@ -83,6 +107,48 @@ def published_manifest(flags: InitFlags, path: Path) -> Manifest:
         admission={"mode": flags.admission.value},
         inner=inner,
     )
+
+
+def _spans(cut: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, last) layer of each stage."""
+    ends = list(accumulate(cut))
+    return [(end - blocks, end - 1) for end, blocks in zip(ends, cut, strict=True)]
+
+
+def _lora(flags: InitFlags, folder: "ModelFolder", design: "Design") -> "Lora | None":
+    """The adapters that the flags ask for. Raises ConfigError."""
+    from dilocox_peer.model.adapters import Lora, linear_names
+    from dilocox_peer.model.families import build_empty
+
+    if flags.lora_rank is None:
+        for flag, value in (
+            ("--lora-alpha", flags.lora_alpha), ("--lora-targets", flags.lora_targets), ("--base-dtype", flags.base_dtype)
+        ):  # fmt: skip
+            if value:
+                raise ConfigError(f"{flag} is of a run of adapters: pass --lora-rank with it")
+        return None
+    names = linear_names(build_empty(design.config), design.family.layers)
+    if not names:
+        raise ConfigError(f"--lora-rank: the layers of {design.config.model_type} have no linear layers to adapt")
+    base = "bfloat16" if folder.precision == "bfloat16" else "float32"
+    if flags.base_dtype is not None:
+        base = flags.base_dtype.value
+    alpha = flags.lora_alpha if flags.lora_alpha is not None else 2.0 * flags.lora_rank
+    return Lora(
+        flags.lora_rank, alpha, flags.lora_targets or tuple(names), "bfloat16" if base == "bfloat16" else "float32"
+    )
+
+
+def _lora_fields(lora: "Lora | None", base: Sequence[str]) -> dict[str, Any]:
+    if lora is None:
+        return {}
+    return {
+        "lora_rank": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_targets": list(lora.targets),
+        "base_dtype": lora.base,
+        "base": list(base),
+    }
 
 
 def _source_of(path: Path) -> str:

@@ -8,7 +8,7 @@ Shape letters: B sequences, T tokens, D hidden size, V vocabulary, N parameters.
 """
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch import Tensor
 from dilocox_peer.manifest import Manifest, ModelSection, PublishedSection
 from dilocox_peer.model.partition import Costs, cut_of
 from dilocox_peer.types import Layout
+
+if TYPE_CHECKING:
+    from dilocox_peer.model.frozen import FrozenBase, FrozenLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,20 +150,32 @@ def stage_layout_of(section: ModelSection | PublishedSection, layers: LayerRange
     return stage_layout(section, layers)
 
 
+def frozen_layout_of(manifest: Manifest, stage: int = 0) -> "FrozenLayout | None":
+    """What a stage of a run of adapters keeps beside them; None of a run that trains all parameters. Raises as layout_of."""
+    section = manifest.model
+    if not isinstance(section, PublishedSection) or not section.lora_rank:
+        return None
+    from dilocox_peer.model.published import frozen_layout
+
+    return frozen_layout(section, layers_of(manifest, stage))
+
+
 def build_model(
     section: ModelSection | PublishedSection,
     layers: LayerRange | None = None,
     *,
     device: str = "cpu",
     checkpointing: bool = False,
+    base: "FrozenBase | None" = None,
 ) -> StageModel:
     """The stage of these layers (None: the whole model), its parameters zeros as yet. checkpointing: a forward keeps the inputs of
-    its layers alone, and a backward computes each layer once more."""
+    its layers alone, and a backward computes each layer once more. base: of a run of adapters, what stays as it is (None: zeros)."""
     layers = layers or LayerRange.of(section)
     if isinstance(section, PublishedSection):
         from dilocox_peer.model.published import PublishedStage, design_of
 
-        return PublishedStage(design_of(section), layers, device=device, checkpointing=checkpointing)
+        frozen = None if base is None else base.tensors(device)
+        return PublishedStage(design_of(section), layers, device=device, checkpointing=checkpointing, frozen=frozen)
     from dilocox_peer.model.transformer import LlamaStage
 
     return LlamaStage(section, layers, device=device, checkpointing=checkpointing)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from dilocox_peer import __version__
 from dilocox_peer.manifest import PublishedSection
-from dilocox_peer.model.published import Design, design_of
+from dilocox_peer.model.adapters import write_peft
+from dilocox_peer.model.published import Design, design_of, lora_of
 from dilocox_peer.model.weights import CONFIG, INDEX, WEIGHTS, Precision, published_tensors
-from dilocox_peer.model.whole import WholeModel, tensor_over
+from dilocox_peer.model.whole import Origin, WholeModel, tensor_over
 
 CARD = "README.md"
 SHARD_BYTES = 4_500_000_000
@@ -116,6 +117,7 @@ def _card(
         f"| after round | {origin.round} |",
         *(f"| chain of stage {stage} ends at | `{head}` |" for stage, head in enumerate(origin.heads)),
         f"| weights | {precision}; trained in float32 |",
+        *([f"| trained | {origin.adapters} |"] if origin.adapters else []),
         "",
     ]
     if design.family.is_tied and not design.is_tied:
@@ -126,6 +128,11 @@ def _card(
         ]
     if missing := [file.name for file in section.small_files if file.name not in beside and file.name != CONFIG]:
         lines += [f"Not on the machine that exported it: {', '.join(missing)}. Take them from the source.", ""]
+    return "\n".join([*lines, *_contributors(origin)])
+
+
+def _contributors(origin: Origin) -> list[str]:
+    lines: list[str] = []
     if origin.contributors:
         lines += [
             "Contributors, by micro-batches that certificates count:",
@@ -137,4 +144,33 @@ def _card(
         if len(origin.contributors) > _MAX_LISTED:
             lines.append(f"| {len(origin.contributors) - _MAX_LISTED} others | |")
         lines.append("")
-    return "\n".join(lines)
+    return lines
+
+
+def write_adapter(folder: Path, model: WholeModel, section: PublishedSection, *, mark: Mapping[str, str]) -> None:
+    """Fills the folder, which is empty, with the run's adapters as the library peft loads them. mark: as in write_published."""
+    lora = lora_of(section)
+    assert lora is not None, "a run of adapters"
+    source = section.source.rpartition("/")[2] if section.source.startswith(("/", "~")) else section.source
+    tensors = {name: tensor_over(tensor) for name, tensor in model.tensors.items()}
+    write_peft(folder, lora, source, tensors, {**model.origin.metadata, **mark})
+    origin = model.origin
+    lines = [
+        "---",
+        "library_name: peft",
+        "tags: [dilocox-peer, lora]",
+        "---",
+        f"# {origin.run_name}",
+        "",
+        f"Adapters of rank {lora.rank} for {section.source}: {model.num_parameters:,} parameters, trained by volunteers over the internet "
+        f"with dilocox-peer {__version__}.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| run (hash of its signed manifest) | `{origin.run_id}` |",
+        f"| after round | {origin.round} |",
+        *(f"| chain of stage {stage} ends at | `{head}` |" for stage, head in enumerate(origin.heads)),
+        "",
+        *_contributors(origin),
+    ]
+    (folder / CARD).write_text("\n".join(lines), encoding="utf-8")

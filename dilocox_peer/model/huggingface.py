@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 
 from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.manifest import NUM_BYTES, DataSection, ModelSection, PublishedSection, first_error
+from dilocox_peer.model.adapters import PEFT_FILES
 from dilocox_peer.model.weights import CONFIG, INDEX, SMALL_FILES, WEIGHTS, Precision
 from dilocox_peer.model.whole import Origin, WholeModel, union
 
@@ -165,7 +166,7 @@ def _is_ours(entry: Path) -> bool:
         name in FILES
         or name in _FILES_OF_SOME
         or name in SMALL_FILES
-        or name in ("README.md", INDEX)
+        or name in ("README.md", INDEX, *PEFT_FILES)
         or re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name) is not None
     )
 
@@ -188,7 +189,8 @@ def write_folder(
     beside: Mapping[str, bytes] | None = None,
     precision: Precision | None = None,
 ) -> int:
-    """Writes the export and returns its bytes. Whole or not at all; Raises ConfigError, and what was there stays.
+    """Writes the export and returns its bytes. Whole or not at all; Raises ConfigError, and what was there stays. Of a run of adapters
+    these alone: what they come to with the weights beside them is another model (merging.py).
 
     tokenizer: None for a run of bytes. Of a published model, beside: the source's small files by name; precision: of the weights, None: the source's.
     """
@@ -200,17 +202,14 @@ def write_folder(
             new = work / "new"
             new.mkdir()
             if isinstance(model.section, PublishedSection):
-                from dilocox_peer.model.export import write_published
+                from dilocox_peer.model.export import write_adapter, write_published
 
                 precision = precision or model.section.dtype
-                write_published(
-                    new,
-                    model,
-                    model.section,
-                    beside=beside or {},
-                    precision=precision,
-                    mark={MARK: FORMAT_OF_PUBLISHED},
-                )
+                if model.section.lora_rank:
+                    write_adapter(new, model, model.section, mark={MARK: FORMAT_OF_PUBLISHED})
+                else:
+                    mark = {MARK: FORMAT_OF_PUBLISHED}
+                    write_published(new, model, model.section, beside=beside or {}, precision=precision, mark=mark)
             else:
                 _write_files(new, model, model.section, tokenizer)
             size_bytes = _flush(new)

@@ -9,8 +9,9 @@
 
 Together 40 of a model in one stage, 44 of several: the peak, at a merge; 28 and 32 between rounds. Beside them four vectors of
 the largest tensor while it is decoded, and what a forward keeps for its backward: of every micro-batch that is under way, a
-layer's values for each layer, or with checkpointing a layer's input for each and the values of one. benchmarks/memory.py
-measures it.
+layer's values for each layer, or with checkpointing a layer's input for each and the values of one. In a run of adapters all
+this is of the adapters' parameters; the others take what they take on the disk, 2 or 4 bytes each, once.
+benchmarks/memory.py measures it.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,8 @@ _LOGITS_COPIES: Final = 3  # logits, their log-softmax, their gradient
 class StageSize:
     """A stage of a run as far as its memory goes. largest: elements of its largest tensor. in_flight: micro-batches that it keeps
     values of at once. layer_bytes, input_bytes: what a forward of one micro-batch keeps of a layer, and what it takes in.
-    base_bytes: what does not grow with the stage."""
+    base_bytes: what does not grow with the stage. Of a run of adapters parameters are theirs alone; frozen_bytes: of the weights
+    beside them, widened_bytes: of the largest of those while it is computed with."""
 
     parameters: int
     largest: int
@@ -56,12 +58,15 @@ class StageSize:
     logits_bytes: int
     is_alone: bool
     base_bytes: int
+    frozen_bytes: int = 0
+    widened_bytes: int = 0
 
     @classmethod
     def of(cls, manifest: Manifest, stage: int) -> "StageSize":
         """Raises ConfigError where a published model cannot be built here."""
-        from dilocox_peer.model.architecture import layers_of, layout_of
+        from dilocox_peer.model.architecture import frozen_layout_of, layers_of, layout_of
 
+        frozen = frozen_layout_of(manifest, stage)
         layout, layers, count = layout_of(manifest, stage), layers_of(manifest, stage), manifest.stages.count
         section, rows = manifest.model, manifest.inner.micro_batch * manifest.model.context
         turns_round = layers.is_last_stage  # forward and backward at once
@@ -77,6 +82,8 @@ class StageSize:
             logits_bytes=min(rows * section.vocab_size * _FLOAT_BYTES, LOGITS_BYTES) if turns_round else 0,
             is_alone=count == 1,
             base_bytes=base,
+            frozen_bytes=0 if frozen is None else frozen.size_bytes,
+            widened_bytes=0 if frozen is None else frozen.widened_bytes,
         )
 
     def activation_bytes(self, *, checkpointing: bool) -> int:
@@ -85,7 +92,7 @@ class StageSize:
             kept = self.in_flight * self.layers * self.input_bytes + self.layer_bytes
         else:
             kept = self.in_flight * self.layers * self.layer_bytes
-        return kept + _LOGITS_COPIES * self.logits_bytes
+        return kept + _LOGITS_COPIES * self.logits_bytes + self.widened_bytes
 
     def host_bytes(self, *, on_cpu: bool = True, checkpointing: bool = False) -> int:
         """At most, in the machine's memory."""
@@ -93,13 +100,16 @@ class StageSize:
         if on_cpu:
             each += TRAINED_BYTES + (0 if self.is_alone else SECOND_VERSION_BYTES)
         activations = self.activation_bytes(checkpointing=checkpointing) if on_cpu else 0
+        frozen = self.frozen_bytes if on_cpu else 0
         scratch = _SCRATCH_VECTORS * _FLOAT_BYTES * self.largest
-        return self.base_bytes + self.parameters * each + scratch + activations
+        return self.base_bytes + self.parameters * each + frozen + scratch + activations
 
     def device_bytes(self, *, checkpointing: bool = False) -> int:
         """At most, in the memory of an accelerator that trains."""
         each = TRAINED_BYTES + (0 if self.is_alone else SECOND_VERSION_BYTES)
-        return BASE_BYTES + self.parameters * each + self.activation_bytes(checkpointing=checkpointing)
+        return (
+            BASE_BYTES + self.parameters * each + self.frozen_bytes + self.activation_bytes(checkpointing=checkpointing)
+        )
 
 
 @dataclass(frozen=True, slots=True)

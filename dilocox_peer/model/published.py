@@ -9,8 +9,8 @@ There is no dropout: a forward is run again where activations are not kept, and 
 Shape letters: B sequences, T tokens, D hidden size, V vocabulary, N parameters.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -20,8 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import PublishedSection
+from dilocox_peer.model.adapters import Lora, adapter_layout, freeze, halved_names
 from dilocox_peer.model.architecture import FlatStage, LayerRange
 from dilocox_peer.model.families import Family, build_empty, config_from, family_of, layer_list, library, tiny_tokens
+from dilocox_peer.model.frozen import FrozenBase, FrozenLayout
 from dilocox_peer.model.partition import Costs
 from dilocox_peer.types import Layout, ParameterRole, TensorSpec
 
@@ -30,11 +32,13 @@ _SAME = 1e-5  # of a tiny copy's logits and gradients, cut against whole, relati
 
 @dataclass(frozen=True)
 class Design:
-    """What a stage is built from: the library's config object, where its family is cut, the tokens of a sequence."""
+    """What a stage is built from: the library's config object, where its family is cut, the tokens of a sequence, and in a run
+    of adapters what those are."""
 
     config: Any
     family: Family
     context: int
+    lora: Lora | None = None
 
     @property
     def is_tied(self) -> bool:
@@ -55,7 +59,14 @@ def design_of(section: PublishedSection) -> Design:
             raise ConfigError(
                 f"model.{name} is {said}, its config.json has {found}: `dilocox-peer init --from` makes it anew"
             )
-    return design
+    return replace(design, lora=lora_of(section))
+
+
+def lora_of(section: PublishedSection) -> Lora | None:
+    """What its adapters are; None where all parameters are trained."""
+    if not section.lora_rank:
+        return None
+    return Lora(section.lora_rank, section.lora_alpha, section.lora_targets, section.base_dtype)
 
 
 def design_from(config_json: str, *, num_stages: int, context: int) -> Design:
@@ -69,7 +80,14 @@ def published_layout(section: PublishedSection, layers: LayerRange) -> Layout:
     """Names and shapes of a stage's parameters, matrices first. Raises ConfigError when this machine's transformers makes
     another model of the config than the run's owner's did."""
     design, empty = _checked(section)
-    return _layout(design, layers, empty)
+    return _trained_layout(design, layers, empty)
+
+
+@cache
+def frozen_layout(section: PublishedSection, layers: LayerRange) -> FrozenLayout:
+    """What a stage keeps beside the parameters it trains; nothing where it trains all. Raises what published_layout does."""
+    design, empty = _checked(section)
+    return _frozen_layout(design, layers, empty)
 
 
 @cache
@@ -86,8 +104,13 @@ def _checked(section: PublishedSection) -> tuple[Design, Any]:
 
 
 def design_layout(design: Design, layers: LayerRange) -> Layout:
-    """The layout of these layers of a design."""
-    return _layout(design, layers, build_empty(design.config))
+    """What these layers of a design train."""
+    return _trained_layout(design, layers, build_empty(design.config))
+
+
+def frozen_design_layout(design: Design, layers: LayerRange) -> FrozenLayout:
+    """What they keep beside it."""
+    return _frozen_layout(design, layers, build_empty(design.config))
 
 
 @cache
@@ -143,11 +166,16 @@ class PublishedStage(FlatStage):
         device: str | torch.device = "cpu",
         flat_grad_N: Tensor | None = None,
         checkpointing: bool = False,
+        frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """flat_grad_N: the gradient vector of another version of the same stage, to be shared with it."""
+        """flat_grad_N: the gradient vector of another version of the same stage, to be shared with it. frozen: of a run of adapters,
+        all other parameters by name, on the device; None: zeros."""
         model = build_empty(design.config)
-        super().__init__(layers, _layout(design, layers, model), device=device, flat_grad_N=flat_grad_N)
+        super().__init__(layers, _trained_layout(design, layers, model), device=device, flat_grad_N=flat_grad_N)
         self._design = design
+        if frozen is None and design.lora is not None:
+            frozen = FrozenBase.zeros(_frozen_layout(design, layers, model)).tensors(self.flat_N.device)
+        self._frozen = frozen or {}
         self._checkpointing = checkpointing
         self._inject = _Inject()
         self._replace_layers(model)
@@ -155,6 +183,8 @@ class PublishedStage(FlatStage):
             model, self.flat_N.device
         )  # before parameters are there: the library's initialization passes over empty ones
         self._fill_parameters(model)
+        if design.lora is not None:
+            freeze(model, design.lora, {spec.name: self._own(spec.name) for spec in self.layout.tensors})
         if checkpointing:
             self._checkpoint_layers(model)
         self._model = model
@@ -199,6 +229,7 @@ class PublishedStage(FlatStage):
             device=self.flat_N.device,
             flat_grad_N=self.flat_grad_N,
             checkpointing=self._checkpointing,
+            frozen=self._frozen,
         )
 
     def _replace_layers(self, model: Any) -> None:
@@ -238,8 +269,13 @@ class PublishedStage(FlatStage):
             setattr(modules[head], leaf, getattr(modules[source], same))
 
     def _parameter(self, name: str, shape: torch.Size) -> nn.Parameter:
+        if name in self._frozen:
+            return nn.Parameter(self._frozen[name], requires_grad=False)
         if name not in self._spans:
             return nn.Parameter(torch.zeros(1, device=self.flat_N.device).expand(shape), requires_grad=False)
+        return self._own(name)
+
+    def _own(self, name: str) -> nn.Parameter:
         start, stop, own_shape = self._spans[name]
         parameter = nn.Parameter(self.flat_N[start:stop].view(own_shape))
         parameter.grad = self.flat_grad_N[start:stop].view(own_shape)
@@ -283,6 +319,18 @@ def cut_differs(config: Any, family: Family, whole: Any) -> str:
 def _differ(ours: Tensor, theirs: Tensor) -> bool:
     largest = float(theirs.detach().abs().max())
     return not float((ours - theirs).detach().abs().max()) <= _SAME * max(largest, 1e-6)
+
+
+def _trained_layout(design: Design, layers: LayerRange, model: Any) -> Layout:
+    full = _layout(design, layers, model)
+    return full if design.lora is None else adapter_layout(design.lora, full, model, design.family.layers)
+
+
+def _frozen_layout(design: Design, layers: LayerRange, model: Any) -> FrozenLayout:
+    if design.lora is None:
+        return FrozenLayout(())
+    full = _layout(design, layers, model)
+    return FrozenLayout.of(full, halved_names(full, model), design.lora.base)
 
 
 def _layout(design: Design, layers: LayerRange, model: Any) -> Layout:

@@ -5,6 +5,7 @@ through one stage of several are passes.py.
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,6 +13,9 @@ from dilocox_peer.manifest import Manifest, ModelSection
 from dilocox_peer.model.architecture import StageModel, build_model
 from dilocox_peer.model.loss import loss_of, train_on
 from dilocox_peer.model.transformer import initial_parameters
+
+if TYPE_CHECKING:
+    from dilocox_peer.model.frozen import FrozenBase
 
 
 class Stage:
@@ -37,9 +41,10 @@ class Stage:
         return total / tokens, tokens
 
 
-def build_stage(manifest: Manifest, *, device: str = "cpu") -> Stage:
-    """The whole model of a run, however it is cut, with its seeded parameters; of a published model they are zeros as yet."""
-    model = build_model(manifest.model, device=device)
+def build_stage(manifest: Manifest, *, device: str = "cpu", base: "FrozenBase | None" = None) -> Stage:
+    """The whole model of a run, however it is cut, with its seeded parameters; of a published model they are zeros as yet. base: of a
+    run of adapters, what is beside them."""
+    model = build_model(manifest.model, device=device, base=base)
     if isinstance(manifest.model, ModelSection):
         model.flat_N.copy_(initial_parameters(model.layout, manifest.model, manifest.run.seed))
     return Stage(model)

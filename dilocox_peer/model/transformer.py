@@ -9,6 +9,7 @@ Shape letters: B sequences, T tokens, D hidden size, H query heads, K head size,
 X rows or heads of several tensors that are used together.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -210,11 +211,16 @@ def _initial_values(spec: TensorSpec, section: ModelSection, seed: int) -> Tenso
     """Flat values of one tensor: ones for norms, else uniform with the standard deviation of its kind."""
     if len(spec.shape) == 1:
         return torch.ones(spec.num_elements)
-    key = np.frombuffer(sha256(canonical(["dilocox-init", seed, spec.name]))[:16], dtype="<u8")
-    bits = np.random.Philox(key=key).random_raw(spec.num_elements) >> np.uint64(40)
+    bound = _standard_deviation(spec, section) * 3**0.5
+    return uniform(["dilocox-init", seed, spec.name], spec.num_elements, bound=bound)
+
+
+def uniform(key: Sequence[str | int], count: int, *, bound: float) -> Tensor:
+    """(count,) float32 in [-bound, bound), a function of the key alone: equal bits on every machine."""
+    words = np.frombuffer(sha256(canonical(list(key)))[:16], dtype="<u8")
+    bits = np.random.Philox(key=words).random_raw(count) >> np.uint64(40)
     unit = torch.from_numpy(bits.astype(np.float32)) * 2.0**-24  # 24 bits: exact
-    bound = np.float32(_standard_deviation(spec, section) * 3**0.5)
-    return (unit - 0.5) * float(2 * bound)
+    return (unit - 0.5) * float(2 * np.float32(bound))
 
 
 def _standard_deviation(spec: TensorSpec, section: ModelSection) -> float:

@@ -82,14 +82,13 @@ class ModelFolder:
     def stage_parameters(self, design: Design, layout: Layout) -> Tensor:
         """The flat float32 vector of a stage, from its own tensors alone. Raises ConfigError that names what is missing,
         damaged or of another shape."""
-        self._check_shapes(design, layout)  # a config.json may claim any size: memory is taken for what the files hold
+        shapes = {spec.name: spec.shape for spec in layout.tensors}
+        self.check_shapes(design, shapes)  # a config.json may claim any size: memory is taken for what the files hold
         flat_N = torch.empty(layout.num_elements)
-        spans = {spec.name: (start, stop, spec.shape) for spec, start, stop in layout.spans()}
+        spans = {spec.name: (start, stop) for spec, start, stop in layout.spans()}
         missing = set(spans)
-        for name, tensor in self._parameters(design, spans):
-            start, stop, shape = spans[name]
-            if tuple(tensor.shape) != shape:
-                raise ConfigError(f"{self.path}: {name} is {tuple(tensor.shape)}, its config.json asks for {shape}")
+        for name, tensor in self.parameters(design, shapes):
+            start, stop = spans[name]
             flat_N[start:stop].copy_(tensor.flatten())
             missing.discard(name)
         if missing:
@@ -105,9 +104,8 @@ class ModelFolder:
         }
         return sorted(set(self.stored) - used)
 
-    def _check_shapes(self, design: Design, layout: Layout) -> None:
-        """Raises ConfigError where the files' headers say other shapes than this layout has, or hold fewer values."""
-        shapes = {spec.name: spec.shape for spec in layout.tensors}
+    def check_shapes(self, design: Design, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises ConfigError where the files' headers say other shapes than these parameters have, or hold fewer values."""
         family, held, found = design.family, 0, set()
         plan = self._plan(design, build_empty(design.config))
         if family.is_tied and not design.is_tied and family.input_embedding in plan:
@@ -119,10 +117,20 @@ class ModelFolder:
                 raise ConfigError(f"{self.path}: {target} is {shape}, its config.json asks for {shapes[target]}")
             held += sum(prod(self.stored[each.name].shape) for each in sources)
             found.add(target)
-        if held < layout.num_elements:
+        if held < sum(map(prod, shapes.values())):
             raise ConfigError(
                 f"{self.path} lacks {min(shapes.keys() - found, default='values')}: download the model again"
             )
+
+    def parameters(self, design: Design, wanted: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
+        """(name, values) of these parameters, by name and shape, about in the order of their names. What is missing does not come.
+        Raises ConfigError for what is damaged or of another shape."""
+        for name, tensor in self._parameters(design, wanted):
+            if tuple(tensor.shape) != wanted[name]:
+                raise ConfigError(
+                    f"{self.path}: {name} is {tuple(tensor.shape)}, its config.json asks for {wanted[name]}"
+                )
+            yield name, tensor
 
     def _parameters(self, design: Design, wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         family = design.family

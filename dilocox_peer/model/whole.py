@@ -25,7 +25,7 @@ Array = npt.NDArray[np.float32]
 class Origin:
     """Which run's model this is, after which round. heads: of every stage's chain, hex, first stage first. contributors: peers
     and the micro-batches of theirs that the first stage's certificates count, most first; empty where they are not known.
-    data: whose tokens it knows."""
+    data: whose tokens it knows. adapters: what was trained, where that was not all; for people."""
 
     run_name: str
     run_id: str
@@ -33,6 +33,7 @@ class Origin:
     heads: tuple[str, ...]
     data: DataSection = field(default_factory=DataSection)
     contributors: tuple[tuple[str, int], ...] = ()
+    adapters: str = ""
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -63,7 +64,8 @@ class WholeModel:
         return sum(tensor.size for tensor in self.tensors.values())
 
     def build(self, *, device: str = "cpu") -> StageModel:
-        """The model, ready to run forward."""
+        """The model, ready to run forward. Of a run of adapters: what merging.py makes of it."""
+        assert not isinstance(self.section, PublishedSection) or not self.section.lora_rank, "merge the adapters first"
         model = build_model(self.section, device=device)
         flat_N = np.concatenate([self.tensors[spec.name].ravel() for spec in model.layout.tensors])
         with torch.no_grad():

@@ -40,7 +40,7 @@ from dilocox_peer.peer.reading import Data, can_read, open_data
 from dilocox_peer.peer.rounds.contract import Leaving, OwnerVouched, PeerFound
 from dilocox_peer.peer.settings import SessionSettings
 from dilocox_peer.peer.startup import StartUp, Step
-from dilocox_peer.peer.state.beginning import fetch_beginning, folder_of
+from dilocox_peer.peer.state.beginning import begin, folder_of
 from dilocox_peer.peer.state.guardian import Guardian, backup_store
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.restore import find_backup
@@ -179,8 +179,7 @@ class Stay:
         at.step = Step.RESTORE
         if manifest.stages.count > 1 and keeper.is_empty:
             await self._restore(manifest, stage, presence, directory, keeper)
-        if not keeper.has_state:
-            await fetch_beginning(manifest, stage, keeper, presence.endpoint, directory, self._listener)
+        base = await begin(manifest, stage, keeper, model, presence.endpoint, directory, self._listener)
         at.step = Step.TRAINER
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, presence, on_failure)
@@ -197,6 +196,7 @@ class Stay:
             on_failure=on_failure,
             timetable=timetable,
             checkpointing=wants_checkpointing(manifest, stage, settings.wish),
+            base=base,
         )
         trainer.start(keeper.state)
         trainer.hold()  # until the rounds are at its head

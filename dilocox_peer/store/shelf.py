@@ -14,7 +14,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -112,16 +112,44 @@ class Shelf:
 
     def add(self, source: Path) -> Digest:
         """Keeps a copy of a file, durably; returns its name. Raises OSError."""
-        whole, chunks, size_bytes = hashlib.sha256(), list[Digest](), 0
         self._make_room(source.stat().st_size)
+
+        def read(take: Callable[[bytes], object]) -> None:
+            with source.open("rb") as file:
+                while raw := file.read(CHUNK_BYTES):
+                    take(raw)
+
+        return self.write(read)
+
+    def write(self, produce: Callable[[Callable[[bytes | memoryview], object]], object]) -> Digest:
+        """Keeps the bytes that produce gives piece by piece to what it is called with, durably; returns their name. Raises OSError,
+        and what produce raises: then nothing is kept."""
+        whole, chunks, size_bytes = hashlib.sha256(), list[Digest](), 0
+        chunk = bytearray()
         part = self.folder / PARTIAL / f"{os.getpid()}-{threading.get_ident()}.part"
         try:
-            with source.open("rb") as file, part.open("wb") as copy:
-                while raw := file.read(CHUNK_BYTES):
-                    whole.update(raw)
-                    chunks.append(sha256(raw))
-                    size_bytes += len(raw)
-                    copy.write(raw)
+            with part.open("wb") as copy:
+
+                def end_chunk() -> None:
+                    nonlocal size_bytes
+                    whole.update(chunk)
+                    chunks.append(sha256(chunk))
+                    size_bytes += len(chunk)
+                    copy.write(chunk)
+                    chunk.clear()
+
+                def take(piece: bytes | memoryview) -> None:
+                    view = memoryview(piece)
+                    while view.nbytes:
+                        room = CHUNK_BYTES - len(chunk)
+                        chunk.extend(view[:room])
+                        view = view[room:]
+                        if len(chunk) == CHUNK_BYTES:
+                            end_chunk()
+
+                produce(take)
+                if chunk:
+                    end_chunk()
                 copy.flush()
                 os.fsync(copy.fileno())
             name = Digest(whole.digest())

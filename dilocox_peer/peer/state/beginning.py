@@ -14,8 +14,10 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.manifest import Manifest, PublishedSection
+from dilocox_peer.model.frozen import FrozenBase
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.state.backup import Backup
+from dilocox_peer.peer.state.base import frozen_base
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.survey import Survey
 
@@ -49,6 +51,22 @@ def folder_of(manifest: Manifest, given: Path | None) -> "ModelFolder | None":
     if given is not None:
         raise ConfigError(f"--model {given}: its config.json is not that of the run's model: take {section.source}")
     return None
+
+
+async def begin(
+    manifest: Manifest,
+    stage: int,
+    keeper: Keeper,
+    model: "ModelFolder | None",
+    endpoint: Endpoint,
+    directory: Directory,
+    listener: Listener,
+) -> FrozenBase | None:
+    """Has the keeper hold a state of the stage; gives what stays as it is beside it, in a run of adapters. model: the published
+    model's folder, if it is here. Raises ConfigError when nobody has them, RunUnreachable, OSError."""
+    if not keeper.has_state:
+        await fetch_beginning(manifest, stage, keeper, endpoint, directory, listener)
+    return await frozen_base(manifest, stage, keeper.things, model, endpoint, directory, listener)
 
 
 async def fetch_beginning(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
-from dilocox_peer.manifest import Manifest, PublishedSection
+from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes
 from dilocox_peer.peer.rounds.journal import Journal
@@ -64,7 +64,7 @@ class Keeper:
         if self.journal.loaded.reason:
             listener(Remark(f"the journal of rounds was cut short by a crash: {self.journal.loaded.reason}"))
         self._state = loaded.state
-        if self._state is None and (model is not None or not isinstance(manifest.model, PublishedSection)):
+        if self._state is None and (model is not None or not manifest.model.starts_from_files):
             self._state = initial_state(manifest, stage, folder=model)
 
     @property

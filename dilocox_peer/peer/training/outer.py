@@ -41,6 +41,7 @@ from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.manifest import Manifest, PublishedSection
+from dilocox_peer.model.adapters import first_adapters
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.model.whole import tensor_over
@@ -364,11 +365,13 @@ def stage_policy(codec: str, rank: int) -> CodecPolicy:
 def initial_state(manifest: Manifest, stage: int = 0, *, folder: "ModelFolder | None" = None) -> AnchorState:
     """The state before the first round, without momentum; equal on every peer.
 
-    Of our own architecture seeded parameters; of a published model those in its folder. Raises ConfigError when they are not
-    those that the run began with, or there is no folder.
+    Of our own architecture seeded parameters; of a published model those in its folder, or adapters that do nothing yet. Raises
+    ConfigError when they are not those that the run began with, or there is no folder.
     """
     layout, section = layout_of(manifest, stage), manifest.model
-    if isinstance(section, PublishedSection):
+    if isinstance(section, PublishedSection) and not section.starts_from_files:
+        anchor_N = first_adapters(layout)
+    elif isinstance(section, PublishedSection):
         if folder is None:
             raise ConfigError(f"the weights of {section.source} are not here: pass --model with a folder that has them")
         from dilocox_peer.model.published import design_of
@@ -377,12 +380,16 @@ def initial_state(manifest: Manifest, stage: int = 0, *, folder: "ModelFolder | 
     else:
         anchor_N = initial_parameters(layout, section, manifest.run.seed)
     state = first_state(layout, anchor_N, head=manifest.genesis(stage))
-    if isinstance(section, PublishedSection) and folder is not None and state.digest.hex() != section.genesis[stage]:
+    if not isinstance(section, PublishedSection) or state.digest.hex() == section.genesis[stage]:
+        return state
+    if folder is None or not section.starts_from_files:
         raise ConfigError(
-            f"{folder.path}: its weights are not those of the run's stage {stage} (hash {state.digest.hex()[:12]}, the run began "
-            f"with {section.genesis[stage][:12]}): take {' '.join(filter(None, (section.source, section.revision)))}"
+            f"stage {stage}'s adapters begin otherwise here than in the run: install the version of its owner"
         )
-    return state
+    raise ConfigError(
+        f"{folder.path}: its weights are not those of the run's stage {stage} (hash {state.digest.hex()[:12]}, the run began "
+        f"with {section.genesis[stage][:12]}): take {' '.join(filter(None, (section.source, section.revision)))}"
+    )
 
 
 def first_state(layout: Layout, anchor_N: Tensor, *, head: Digest) -> AnchorState:

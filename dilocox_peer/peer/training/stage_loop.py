@@ -10,7 +10,7 @@ it can be published. What is snapshot at a round's close includes it.
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
@@ -25,6 +25,9 @@ from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Sna
 from dilocox_peer.pipeline.contract import Backward, Body, Forward, Publish, StepNow, Turn, Work
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import MicroBatchId
+
+if TYPE_CHECKING:
+    from dilocox_peer.model.frozen import FrozenBase
 
 
 class WorkBench(Protocol):
@@ -76,6 +79,7 @@ class StageLoop:
         micro_batch_limit: int | None,
         timetable: Timetable,
         checkpointing: bool = False,
+        base: "FrozenBase | None" = None,
     ) -> None:
         """corpus: of stage 0 alone. micro_batch_limit: stage 0 begins at most so many in a round."""
         self._manifest = manifest
@@ -85,7 +89,9 @@ class StageLoop:
         self._corpus = corpus
         self._micro_batch_limit = micro_batch_limit
         self._passes = Passes(BodyFormat.of(manifest))
-        first = build_model(manifest.model, layers_of(manifest, stage), device=device, checkpointing=checkpointing)
+        first = build_model(
+            manifest.model, layers_of(manifest, stage), device=device, checkpointing=checkpointing, base=base
+        )
         self._current, self._other = first, first.version()
         self._optimizer = InnerOptimizer(first, manifest.inner)
         self._pending_N: Tensor | None = (

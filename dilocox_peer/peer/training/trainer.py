@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
@@ -36,6 +36,9 @@ from dilocox_peer.peer.training.stage_loop import StageLoop, WorkBench
 from dilocox_peer.peer.training.whole_loop import WholeLoop
 from dilocox_peer.peer.training.worker import MAX_CALLS, Worker
 from dilocox_peer.types import Digest, PeerId
+
+if TYPE_CHECKING:
+    from dilocox_peer.model.frozen import FrozenBase
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -85,9 +88,11 @@ class Trainer:
         micro_batch_limit: int | None = None,
         timetable: Timetable | None = None,
         checkpointing: bool = False,
+        base: "FrozenBase | None" = None,
     ) -> None:
         """timetable: the plans of the rounds, which somebody else keeps; None: all as the manifest says.
         checkpointing: activations are computed twice and kept once (model/architecture.py).
+        base: of a run of adapters, the weights that stay as they are.
         corpus: where stage 0 takes its data from. bench: where a stage of several finds its work.
 
         on_failure: called once, from the thread that failed; both threads are useless afterwards.
@@ -113,13 +118,13 @@ class Trainer:
         if bench is not None:
             self._loop = StageLoop(
                 manifest, stage, bench, peer=peer, incarnation=incarnation, corpus=corpus, device=device, clock=clock,
-                micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing,
+                micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base,
             )  # fmt: skip
         else:
             assert corpus is not None
             self._loop = WholeLoop(
                 manifest, peer=peer, incarnation=incarnation, corpus=corpus, device=device, clock=clock,
-                micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing,
+                micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base,
             )  # fmt: skip
         self._torch = Worker("dilocox-torch", self._fail, num_threads=threads, idle=self._loop.train_on)
         self._executor = Worker("dilocox-outer", self._fail, num_threads=1)

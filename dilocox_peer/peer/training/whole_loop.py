@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from dilocox_peer.model.stage import Stage
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
 from dilocox_peer.types import PeerId
+
+if TYPE_CHECKING:
+    from dilocox_peer.model.frozen import FrozenBase
 
 
 class WholeLoop:
@@ -30,6 +34,7 @@ class WholeLoop:
         micro_batch_limit: int | None,
         timetable: Timetable,
         checkpointing: bool = False,
+        base: "FrozenBase | None" = None,
     ) -> None:
         """micro_batch_limit: at most so many in a round, then wait for its end."""
         self._manifest = manifest
@@ -37,7 +42,7 @@ class WholeLoop:
         self._incarnation = incarnation
         self._corpus = corpus
         self._micro_batch_limit = micro_batch_limit
-        self._stage = Stage(build_model(manifest.model, device=device, checkpointing=checkpointing))
+        self._stage = Stage(build_model(manifest.model, device=device, checkpointing=checkpointing, base=base))
         self._optimizer = InnerOptimizer(self._stage.model, manifest.inner)
         self._book = RoundBook(manifest, clock, timetable)
         self._since_step = 0

@@ -1,0 +1,196 @@
+"""LoRA as what a run trains: beside each of some frozen matrices W two small ones, so that it acts as W + alpha/r B A.
+
+The adapters are a stage's flat vector, so everything that trains, averages and keeps vectors sees nothing new. A is random, B
+zero: a run begins with exactly the published model. Names and files are those of the library peft, which is not needed here.
+Source: LoRA (arXiv 2106.09685). Shape letters: R rank, I inputs, O outputs of a layer.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.model.frozen import FrozenType
+from dilocox_peer.model.transformer import uniform
+from dilocox_peer.types import Layout, TensorSpec
+
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
+PEFT_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """targets: last parts of the names of the layers that get adapters. base: how matrices that are frozen are kept."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    base: FrozenType
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+def linear_names(model: nn.Module, inside: str) -> list[str]:
+    """Last parts of the names of all linear layers below `inside`, each once."""
+    found = (name for name, module in model.named_modules() if type(module) is nn.Linear)
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in found if name.startswith(inside + ".")))
+
+
+def adapter_layout(lora: Lora, full: Layout, model: nn.Module, inside: str) -> Layout:
+    """The adapters of a stage. full: of all its parameters. Raises ConfigError for a target that is no linear layer of it."""
+    modules = dict(model.named_modules())
+    specs: list[TensorSpec] = []
+    missing = set(lora.targets)
+    for spec in full.tensors:
+        path, _, leaf = spec.name.rpartition(".")
+        target = path.rpartition(".")[2]
+        if leaf != "weight" or target not in lora.targets or not path.startswith(inside + "."):
+            continue
+        if type(modules[path]) is not nn.Linear:
+            continue
+        missing.discard(target)
+        outputs, inputs = spec.shape
+        specs += [TensorSpec(path + DOWN, (lora.rank, inputs)), TensorSpec(path + UP, (outputs, lora.rank))]
+    if missing:
+        raise ConfigError(
+            f"{min(missing)} is no linear layer of the model: adapters go to {', '.join(linear_names(model, inside)) or 'none'}"
+        )
+    return Layout(tuple(specs))
+
+
+def halved_names(full: Layout, model: nn.Module) -> frozenset[str]:
+    """Parameters that may be kept in half precision: what uses them is known to compute in float32 all the same."""
+    modules = dict(model.named_modules())
+    return frozenset(
+        spec.name
+        for spec in full.tensors
+        if spec.name.endswith(".weight")
+        and type(modules[spec.name.removesuffix(".weight")]) in (nn.Linear, nn.Embedding)
+    )
+
+
+def first_adapters(layout: Layout) -> Tensor:
+    """The flat float32 vector that adapters start from, equal bits on every machine: A uniform within 1/sqrt(I), B zero."""
+    flat_N = torch.zeros(layout.num_elements)
+    for spec, start, stop in layout.spans():
+        if spec.name.endswith(DOWN):
+            bound = spec.shape[1] ** -0.5
+            flat_N[start:stop] = uniform(["dilocox-adapter", spec.name], spec.num_elements, bound=bound)
+    return flat_N
+
+
+def merged(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
+    """name -> float32 parameter with its adapter in it."""
+    found = {}
+    for name, tensor in base.items():
+        path = name.removesuffix(".weight")
+        wide = tensor.float()
+        if path + DOWN in adapters:
+            wide = wide + lora.scale * (adapters[path + UP] @ adapters[path + DOWN])
+        found[name] = wide
+    return found
+
+
+class _FrozenProduct(torch.autograd.Function):
+    """x W^T with a W that has no gradient, in x's precision: what is kept for the backward is W as it lies, not widened."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor) -> Tensor:
+        ctx.save_for_backward(weight_OI)
+        return F.linear(x, weight_OI.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (weight_OI,) = ctx.saved_tensors
+        (gradient,) = gradients
+        return gradient @ weight_OI.to(gradient.dtype), None
+
+
+class FrozenLinear(nn.Module):
+    """In place of a linear layer: its weights are frozen; with an adapter beside them, if it is a target."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, scale: float) -> None:
+        super().__init__()
+        self.weight = weight_OI
+        self.bias = bias_O
+        self.out_features, self.in_features = weight_OI.shape
+        self._scale = scale
+        self._adapter: tuple[Tensor, Tensor] | None = None
+
+    def adapt(self, down_RI: Tensor, up_OR: Tensor) -> None:
+        self._adapter = (down_RI, up_OR)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _FrozenProduct.apply(x, self.weight)  # type: ignore[no-untyped-call]
+        if self.bias is not None:
+            y = y + self.bias
+        if self._adapter is None:
+            return y
+        down_RI, up_OR = self._adapter
+        return y + F.linear(F.linear(x, down_RI), up_OR) * self._scale
+
+
+class FrozenEmbedding(nn.Module):
+    """In place of an embedding: rows come out in float32."""
+
+    def __init__(self, weight_VD: Tensor, padding_idx: int | None) -> None:
+        super().__init__()
+        self.weight = weight_VD
+        self.num_embeddings, self.embedding_dim = weight_VD.shape
+        self.padding_idx = padding_idx
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight).float()
+
+
+def freeze(model: nn.Module, lora: Lora, adapters: Mapping[str, Tensor]) -> None:
+    """Puts these in place of the model's linear layers and embeddings. adapters: parameters by name."""
+    for path, module in list(model.named_modules()):
+        owner, _, leaf = path.rpartition(".")
+        if type(module) is nn.Linear:
+            new: nn.Module = FrozenLinear(module.weight, module.bias, lora.scale)
+            if path + DOWN in adapters:
+                new.adapt(adapters[path + DOWN], adapters[path + UP])  # type: ignore[operator]
+        elif type(module) is nn.Embedding:
+            new = FrozenEmbedding(module.weight, module.padding_idx)
+        else:
+            continue
+        setattr(model.get_submodule(owner), leaf, new)
+
+
+def peft_config(lora: Lora, source: str) -> dict[str, Any]:
+    """adapter_config.json."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": source,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": sorted(lora.targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "use_rslora": False,
+        "use_dora": False,
+    }
+
+
+def write_peft(folder: Path, lora: Lora, source: str, adapters: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Fills the folder, which is empty, with what peft loads."""
+    from safetensors.torch import save_file
+
+    config, weights = PEFT_FILES
+    named = {PEFT_PREFIX + name: tensor.contiguous() for name, tensor in adapters.items()}
+    save_file(named, folder / weights, metadata)
+    (folder / config).write_text(json.dumps(peft_config(lora, source), indent=2) + "\n", encoding="utf-8")
