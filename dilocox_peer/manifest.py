@@ -104,6 +104,13 @@ class PublishedSection(_Section):
     base: tuple[Sha256Hex, ...] = Field(
         (), strict=False, max_length=256, description="hash of each stage's file of weights that stay as they are"
     )
+    library: str = Field("", max_length=40, description="transformers of the run's owner, for people")
+    canary: tuple[float, ...] = Field(
+        (),
+        strict=False,
+        max_length=1024,
+        description="4 numbers of each stage's first weights on fixed inputs; [] asks for none",
+    )
     config: str = Field(min_length=2, max_length=MAX_CONFIG_CHARS, description="the model's config.json")
 
     @property
@@ -117,6 +124,8 @@ class PublishedSection(_Section):
             raise ValueError("lora_rank: adapters need lora_targets, and one hash in base for each stage")
         if not self.lora_rank and (self.base or self.lora_targets):
             raise ValueError("lora_rank is 0: lora_targets and base are for adapters")
+        if self.canary and len(self.canary) != 4 * len(self.genesis):
+            raise ValueError(f"canary has {len(self.canary)} numbers for {len(self.genesis)} stages: 4 a stage")
         for target in self.lora_targets:
             if not re.fullmatch(r"[A-Za-z0-9_]{1,64}", target):
                 raise ValueError(f"lora_targets: {target[:80]!r} is no name of a layer")

@@ -1,9 +1,10 @@
 """`init --from`: the manifest of a run that goes on from published weights, or from an export of an earlier run."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -15,6 +16,7 @@ from dilocox_peer.manifest import NUM_BYTES, Manifest
 
 if TYPE_CHECKING:
     from dilocox_peer.model.adapters import Lora
+    from dilocox_peer.model.architecture import LayerRange
     from dilocox_peer.model.published import Design
     from dilocox_peer.model.weights import ModelFolder
 
@@ -25,15 +27,15 @@ _MAX_RUN_NAME = 64
 
 def published_manifest(flags: InitFlags, path: Path) -> Manifest:
     """Reads all of the folder once, for its hashes. Raises ConfigError that names what is wrong and the remedy."""
-    from dilocox_peer.model.adapters import first_adapters
     from dilocox_peer.model.architecture import LayerRange
-    from dilocox_peer.model.families import check_cut
-    from dilocox_peer.model.frozen import read_base
+    from dilocox_peer.model.families import check_cut, library
     from dilocox_peer.model.partition import choose_cut, usual_window
-    from dilocox_peer.model.published import costs_of_design, design_from, design_layout, frozen_design_layout
+    from dilocox_peer.model.published import (
+        costs_of_design,
+        design_from,
+        design_layout,
+    )
     from dilocox_peer.model.weights import open_folder
-    from dilocox_peer.peer.training.outer import first_state
-    from dilocox_peer.types import Digest
 
     if flags.preset is not None:
         raise ConfigError(
@@ -56,16 +58,8 @@ def published_manifest(flags: InitFlags, path: Path) -> Manifest:
     ranges = [LayerRange(first, last, first == 0, last == num_layers - 1) for first, last in _spans(cut)]
     lora = _lora(flags, folder, design)
     trained = replace(design, lora=lora)
-    genesis, base, parameters = [], [], 0
-    for layers in ranges:
-        layout = design_layout(trained, layers)
-        if lora is None:
-            anchor_N = folder.stage_parameters(design, layout)
-        else:
-            anchor_N = first_adapters(layout)
-            base.append(read_base(folder, design, frozen_design_layout(trained, layers), lambda _piece: None).hex())
-        genesis.append(first_state(layout, anchor_N, head=Digest(bytes(32))).digest.hex())
-        parameters += layout.num_elements
+    begun = [_begun(folder, trained, layers, flags.path.parent) for layers in ranges]
+    parameters = sum(each.num_parameters for each in begun)
     if lora is not None:
         typer.echo(
             f"adapters of rank {lora.rank} on {', '.join(lora.targets)}: {parameters / 1e6:.2f} M parameters are trained",
@@ -91,9 +85,11 @@ def published_manifest(flags: InitFlags, path: Path) -> Manifest:
         "vocab_size": int(design.config.vocab_size),
         "dtype": folder.precision,
         "layout": whole.digest().hex(),
-        "genesis": genesis,
+        "genesis": [each.genesis for each in begun],
         "files": [str(file) for file in folder.files],
-        **_lora_fields(lora, base),
+        **_lora_fields(lora, [each.base for each in begun]),
+        "library": library().__version__,
+        "canary": [number for each in begun for number in each.canary],
         "config": folder.config_json,
     }
     name = flags.run_name or "".join(each if each.isalnum() or each in "._-" else "-" for each in path.resolve().name)
@@ -107,6 +103,51 @@ def published_manifest(flags: InitFlags, path: Path) -> Manifest:
         admission={"mode": flags.admission.value},
         inner=inner,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What a manifest says of a stage's first weights. base: of a run of adapters, the hash of the others; else empty."""
+
+    num_parameters: int
+    genesis: str
+    base: str
+    canary: tuple[float, ...]
+
+
+def _begun(folder: "ModelFolder", design: "Design", layers: "LayerRange", room: Path) -> _Begun:
+    """room: a folder where what a stage of adapters keeps beside them can lie meanwhile. Raises ConfigError."""
+    import torch
+
+    from dilocox_peer.model.adapters import first_adapters
+    from dilocox_peer.model.canary import canary
+    from dilocox_peer.model.frozen import FrozenBase, read_base
+    from dilocox_peer.model.published import PublishedStage, design_layout, frozen_design_layout
+    from dilocox_peer.peer.training.outer import first_state
+    from dilocox_peer.types import Digest
+
+    base, frozen = "", None
+    try:
+        with TemporaryDirectory(dir=room, prefix=".init.") as scratch:
+            if design.lora is not None:
+                file, kept = Path(scratch) / "base", frozen_design_layout(design, layers)
+                with file.open("wb") as out:
+                    base = read_base(folder, design, kept, out.write).hex()
+                frozen = FrozenBase.open(file, kept).tensors()
+            else:
+                layout = design_layout(design, layers)
+                folder.check_shapes(design, {spec.name: spec.shape for spec in layout.tensors})
+            stage = PublishedStage(design, layers, frozen=frozen)
+            if design.lora is None:
+                folder.stage_parameters(design, stage.layout, into=stage.flat_N)
+            else:
+                with torch.no_grad():
+                    stage.flat_N.copy_(first_adapters(stage.layout))
+            numbers = canary(stage, int(design.config.hidden_size))
+    except OSError as error:
+        raise ConfigError(f"{room} cannot be used: {(error.strerror or str(error)).lower()}") from None
+    state = first_state(stage.layout, stage.flat_N.detach(), head=Digest(bytes(32)))
+    return _Begun(stage.layout.num_elements, state.digest.hex(), base, numbers)
 
 
 def _spans(cut: Sequence[int]) -> list[tuple[int, int]]:

@@ -111,6 +111,9 @@ class FrozenBase:
     @classmethod
     def read(cls, folder: "ModelFolder", design: "Design", layout: FrozenLayout) -> "FrozenBase":
         """From a published model's folder, into memory. Raises ConfigError."""
+        folder.check_shapes(
+            design, {each.name: each.shape for each in layout.tensors}
+        )  # before so much memory is taken
         raw, at = bytearray(layout.size_bytes), 0
 
         def take(piece: memoryview) -> None:

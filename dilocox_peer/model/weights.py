@@ -79,17 +79,17 @@ class ModelFolder:
             raise ConfigError(f"{self.path / name} was changed while it was read: begin again")
         return raw
 
-    def stage_parameters(self, design: Design, layout: Layout) -> Tensor:
-        """The flat float32 vector of a stage, from its own tensors alone. Raises ConfigError that names what is missing,
-        damaged or of another shape."""
+    def stage_parameters(self, design: Design, layout: Layout, *, into: Tensor | None = None) -> Tensor:
+        """The flat float32 vector of a stage, from its own tensors alone. into: where it is written. Raises ConfigError that names what
+        is missing, damaged or of another shape."""
         shapes = {spec.name: spec.shape for spec in layout.tensors}
         self.check_shapes(design, shapes)  # a config.json may claim any size: memory is taken for what the files hold
-        flat_N = torch.empty(layout.num_elements)
+        flat_N = torch.empty(layout.num_elements) if into is None else into
         spans = {spec.name: (start, stop) for spec, start, stop in layout.spans()}
         missing = set(spans)
         for name, tensor in self.parameters(design, shapes):
             start, stop = spans[name]
-            flat_N[start:stop].copy_(tensor.flatten())
+            flat_N[start:stop].detach().copy_(tensor.flatten())
             missing.discard(name)
         if missing:
             raise ConfigError(f"{self.path} lacks {min(missing)}: download the model again")

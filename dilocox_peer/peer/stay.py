@@ -179,7 +179,7 @@ class Stay:
         at.step = Step.RESTORE
         if manifest.stages.count > 1 and keeper.is_empty:
             await self._restore(manifest, stage, presence, directory, keeper)
-        base = await begin(manifest, stage, keeper, model, presence.endpoint, directory, self._listener)
+        base = await begin(manifest, stage, keeper, model, presence.endpoint, directory, self._listener, device=device)
         at.step = Step.TRAINER
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, presence, on_failure)

@@ -20,6 +20,7 @@ from dilocox_peer.peer.state.backup import Backup
 from dilocox_peer.peer.state.base import frozen_base
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.survey import Survey
+from dilocox_peer.peer.state.trial import try_out
 
 if TYPE_CHECKING:
     from dilocox_peer.model.weights import ModelFolder
@@ -61,12 +62,17 @@ async def begin(
     endpoint: Endpoint,
     directory: Directory,
     listener: Listener,
+    *,
+    device: str,
 ) -> FrozenBase | None:
     """Has the keeper hold a state of the stage; gives what stays as it is beside it, in a run of adapters. model: the published
-    model's folder, if it is here. Raises ConfigError when nobody has them, RunUnreachable, OSError."""
+    model's folder, if it is here. Raises ConfigError when nobody has them or device computes another model, RunUnreachable,
+    OSError."""
     if not keeper.has_state:
         await fetch_beginning(manifest, stage, keeper, endpoint, directory, listener)
-    return await frozen_base(manifest, stage, keeper.things, model, endpoint, directory, listener)
+    base = await frozen_base(manifest, stage, keeper.things, model, endpoint, directory, listener)
+    await asyncio.to_thread(try_out, manifest, stage, keeper, model, base, device)
+    return base
 
 
 async def fetch_beginning(
