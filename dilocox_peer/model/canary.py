@@ -1,6 +1,6 @@
 """A few numbers that a stage's first weights give on fixed inputs: who gets others computes another model than the run's owner did.
 
-Another version of transformers, a broken card or a kernel that is wrong shows before anything is trained. Of the last stage a number is the
+Another version of transformers, a broken card or a kernel that is wrong shows before anything is trained. A number of the last stage is the
 mean loss of a sequence in nats, which of a run with one stage is the published model's own loss; of the others how the output lies to a fixed
 direction. The first stage gets tokens, the others what stands for hidden states; all of it is a function of the model's sizes.
 
@@ -18,7 +18,7 @@ from dilocox_peer.model.transformer import uniform
 
 SEQUENCES, MAX_TOKENS = 4, 16
 TOLERANCE = 1e-4
-"""Of a loss, relative to it; of the others relative to the output's root mean square. All is computed in float32: two kernels are
+"""For a loss, relative to it; of the others relative to the output's root mean square. All is computed in float32: two kernels are
 some ten times nearer."""
 
 

@@ -73,7 +73,7 @@ class FrozenLayout:
 
     @cached_property
     def widened_bytes(self) -> int:
-        """Of the largest tensor that is computed with in another precision than it is kept in."""
+        """What the largest tensor takes that is computed with in another precision than it is kept in."""
         return max((4 * each.num_elements for each in self.tensors if each.dtype != torch.float32), default=0)
 
 

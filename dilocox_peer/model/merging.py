@@ -49,7 +49,7 @@ def merge(model: WholeModel, given: Path | None = None) -> WholeModel:
 
 
 def _without_adapters(section: PublishedSection) -> PublishedSection:
-    """Of the same model in one piece: what nobody has trained is tied as it was."""
+    """The section of the same model in one piece: what nobody has trained is tied as it was."""
     design = design_from(section.config, num_stages=1, context=section.context)
     layout = design_layout(design, LayerRange.of(section)).digest().hex()
     changes = {"lora_rank": 0, "lora_targets": (), "base": (), "genesis": section.genesis[:1], "layout": layout}
