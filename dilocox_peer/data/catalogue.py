@@ -19,6 +19,9 @@ from dilocox_peer.manifest import first_error
 CATALOGUE_FILE = "catalogue.json"
 MAX_CATALOGUE_BYTES = 64 << 20
 MAX_SHARD_TOKENS = 1 << 30
+MAX_DOCUMENT_TOKENS = 4 << 20
+"""Of a document in a shard: what is drawn at a time is in memory. `tokenize` cuts texts long before that."""
+
 UNIT_TOKENS = 16384
 """What is drawn at a time: the documents that start within so many tokens of a shard."""
 
@@ -77,10 +80,15 @@ class Catalogue(_Frozen):
 
     def shard_bytes(self, shard: Shard) -> int:
         """Of its file."""
-        return padded(shard.tokens * self.dtype.itemsize) + 4 * shard.documents
+        return shard_bytes(shard, self.dtype)
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.model_dump(), separators=(",", ":"), sort_keys=True).encode() + b"\n"
+
+
+def shard_bytes(shard: Shard, dtype: "np.dtype[np.unsignedinteger]") -> int:
+    """Of the file of a shard with tokens of that type."""
+    return padded(shard.tokens * dtype.itemsize) + 4 * shard.documents
 
 
 def padded(size_bytes: int) -> int:

@@ -130,11 +130,10 @@ def load_corpus(
 
 def _tokenized(documents: Iterable[Document], tokenizer: Tokenizer, name: str) -> list[tuple[str, Ids]]:
     """(key, tokens) of each document."""
-    if tokenizer is BYTE_TOKENIZER:
-        return [(document.key, document.data) for document in documents]
     pieces: list[tuple[str, Ids]] = []
     size = held = 0
     waiting: list[Document] = []
+    is_bytes = tokenizer is BYTE_TOKENIZER
 
     def tokenize() -> None:
         found = tokenizer.encode([document.data.tobytes() for document in waiting])
@@ -142,13 +141,16 @@ def _tokenized(documents: Iterable[Document], tokenizer: Tokenizer, name: str) -
         waiting.clear()
 
     for document in documents:
-        size += len(document.data)
-        held += len(document.data)
+        size += 0 if is_bytes and isinstance(document.data, np.memmap) else len(document.data)
         if size > MAX_LIVE_BYTES:
             raise ConfigError(
-                f"{name}: more than {MAX_LIVE_BYTES >> 30} GB of text to cut into tokens at each start: make shards of it "
+                f"{name}: more than {MAX_LIVE_BYTES >> 30} GB of text to read into memory at each start: make shards of it "
                 "with `dilocox-peer tokenize`"
             )
+        if is_bytes:
+            pieces.append((document.key, document.data))
+            continue
+        held += len(document.data)
         waiting.append(document)
         if held >= _BATCH_BYTES:
             tokenize()

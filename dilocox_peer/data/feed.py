@@ -196,7 +196,8 @@ class Feed:
         count = 0
         for unit in self._row.units(Stretch(rest.epoch, rest.first, min(rest.count, self._units))):
             if self._find(unit.shard) is None:
-                missing.setdefault(unit.shard.sha256, unit.shard)
+                if not self._shards.is_hopeless(unit.shard):
+                    missing.setdefault(unit.shard.sha256, unit.shard)
                 break
             count += 1
         return Stretch(rest.epoch, rest.first, count) if count else None
@@ -208,7 +209,7 @@ class Feed:
             for shard in self._row.shards(rest) if rest is not None else ():
                 if len(missing) >= AHEAD_SHARDS:
                     return tuple(missing.values())
-                if not self._shards.has(shard):
+                if not self._shards.has(shard) and not self._shards.is_hopeless(shard):
                     missing.setdefault(shard.sha256, shard)
         return tuple(missing.values())
 

@@ -5,18 +5,21 @@ A file with another hash than the catalogue's is not read: it is as if it were n
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dilocox_peer.data.catalogue import UNIT_TOKENS, Catalogue, Shard, padded, read_catalogue
+from dilocox_peer.data.catalogue import MAX_DOCUMENT_TOKENS, UNIT_TOKENS, Catalogue, Shard, padded, read_catalogue
 from dilocox_peer.data.held_out import HeldOut
 from dilocox_peer.data.tokenizer import Ids, Tokenizer
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import replace_file
+from dilocox_peer.types import Digest
 
 MAX_OPEN = 16
 MAX_HELD_OUT = 1 << 24  # tokens that an evaluator holds in memory
@@ -37,27 +40,39 @@ class OpenShard:
         return first, end
 
 
+class Kept(Protocol):
+    """Where shards are that were fetched, by their sha256; a Shelf is one."""
+
+    def path(self, name: Digest, /) -> Path | None: ...
+
+    def forget(self, name: Digest, /) -> None:
+        """What is at its path is damaged, or gone. Raises OSError."""
+
+
 class ShardFolders:
     """Shards by their hash, in the folders given. Any thread, but one at a time."""
 
-    def __init__(
-        self, catalogue: Catalogue, folders: Sequence[Path], *, also: Callable[[bytes], Path | None] = lambda name: None
-    ) -> None:
-        """also: where the file of a sha256 is else, if anywhere."""
+    def __init__(self, catalogue: Catalogue, folders: Sequence[Path], *, kept: Kept | None = None) -> None:
+        """kept: is looked at too; what is damaged there is forgotten, so that it is fetched again."""
         self._catalogue = catalogue
         self._folders = tuple(folders)
-        self._also = also
+        self._kept = kept
         self._open: OrderedDict[str, OpenShard] = OrderedDict()
-        self._sound: set[tuple[str, int]] = set()  # (path, mtime) whose hash was right
-        self.faults: dict[str, str] = {}  # path -> what is wrong with it
+        self._known: dict[tuple[str, int, int], str | None] = {}  # (path, size, mtime) -> what is wrong with it
+        self._hopeless: set[str] = set()
+        self.faults: dict[str, str] = {}  # path -> what is or was wrong with it
 
     def has(self, shard: Shard) -> bool:
         """Whether a file of its name is in a folder; `find` looks at what is in it."""
         return any(path.is_file() for path in self._paths(shard))
 
+    def is_hopeless(self, shard: Shard) -> bool:
+        """Whether its bytes are of its name and no shard of this catalogue: nobody has a better one."""
+        return shard.sha256 in self._hopeless
+
     def _paths(self, shard: Shard) -> Iterator[Path]:
         yield from (folder / shard.file_name for folder in self._folders)
-        if (path := self._also(bytes.fromhex(shard.sha256))) is not None:
+        if self._kept is not None and (path := self._kept.path(_name_of(shard))) is not None:
             yield path
 
     def find(self, shard: Shard) -> OpenShard | None:
@@ -65,30 +80,34 @@ class ShardFolders:
         if (opened := self._open.get(shard.sha256)) is not None:
             self._open.move_to_end(shard.sha256)
             return opened
+        if self.is_hopeless(shard):
+            return None
         for path in self._paths(shard):
-            if not path.is_file() or not self._is_sound(path, shard):
-                continue
-            opened = self._open[shard.sha256] = self._map(path, shard)
-            if len(self._open) > MAX_OPEN:
-                self._open.popitem(last=False)
-            return opened
+            try:
+                fault = self._looked_at(path, shard)
+                if fault is None:
+                    opened = self._open[shard.sha256] = self._map(path, shard)
+                    if len(self._open) > MAX_OPEN:
+                        self._open.popitem(last=False)
+                    return opened
+            except FileNotFoundError:
+                fault = None  # it is not here, which is no fault
+            except (OSError, ValueError) as error:  # ValueError: of numpy, of a file that has become shorter
+                fault = str(getattr(error, "strerror", None) or error).lower()
+            if fault is not None:
+                self.faults[str(path)] = fault
+            if self._kept is not None and path.parent not in self._folders:
+                with suppress(OSError):
+                    self._kept.forget(_name_of(shard))
         return None
 
-    def _is_sound(self, path: Path, shard: Shard) -> bool:
-        try:
-            status = path.stat()
-            known = (str(path), status.st_mtime_ns)
-            if known not in self._sound:
-                fault = self._fault(path, shard, status.st_size)
-                if fault is not None:
-                    self.faults[str(path)] = fault
-                    return False
-                self._sound.add(known)
-        except OSError as error:
-            self.faults[str(path)] = (error.strerror or str(error)).lower()
-            return False
-        self.faults.pop(str(path), None)
-        return True
+    def _looked_at(self, path: Path, shard: Shard) -> str | None:
+        """What is wrong with a file, None: nothing. Raises OSError, ValueError."""
+        status = path.stat()
+        known = (str(path), status.st_size, status.st_mtime_ns)
+        if known not in self._known:
+            self._known[known] = self._fault(path, shard, status.st_size)
+        return self._known[known]
 
     def _fault(self, path: Path, shard: Shard, size_bytes: int) -> str | None:
         expected = self._catalogue.shard_bytes(shard)
@@ -96,10 +115,16 @@ class ShardFolders:
             return f"{size_bytes} bytes instead of {expected}"
         if (found := hash_of(path)) != shard.sha256:
             return f"its sha256 is {found[:16]}"
-        opened = self._map(path, shard)
+        if (fault := self._fault_within(self._map(path, shard), shard)) is not None:
+            self._hopeless.add(shard.sha256)
+        return fault
+
+    def _fault_within(self, opened: OpenShard, shard: Shard) -> str | None:
         starts = opened.starts
         if starts[0] != 0 or int(starts[-1]) >= shard.tokens or not (starts[1:] > starts[:-1]).all():
             return "its documents overlap"
+        if (longest := int(np.diff(starts.astype(np.int64), append=shard.tokens).max())) > MAX_DOCUMENT_TOKENS:
+            return f"it has a document of {longest:,} tokens, {MAX_DOCUMENT_TOKENS:,} are the most"
         if int(opened.tokens.max()) >= self._catalogue.vocab_size:
             return "it has tokens outside the vocabulary"
         return None
@@ -109,6 +134,10 @@ class ShardFolders:
         tokens = np.memmap(path, dtype, mode="r", shape=(shard.tokens,))
         starts = np.fromfile(path, "<u4", offset=padded(shard.tokens * dtype.itemsize))
         return OpenShard(tokens, starts)
+
+
+def _name_of(shard: Shard) -> Digest:
+    return Digest(bytes.fromhex(shard.sha256))
 
 
 def hash_of(path: Path) -> str:

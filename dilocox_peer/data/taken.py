@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from dilocox_peer.data.allotment import Stretch, joined
+from dilocox_peer.files import replace_file
 
 _EPOCHS = 3  # kept; those before are over
 
@@ -43,9 +44,6 @@ class Taken:
         intervals = {**self._intervals, stretch.epoch: merged}
         intervals = {epoch: intervals[epoch] for epoch in sorted(intervals)[-_EPOCHS:]}
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._path.with_suffix(
-            ".new"
-        )  # not flushed to disk: it outlives the process, and a lost one costs a repetition
-        beside.write_bytes(json.dumps(intervals).encode())
-        beside.replace(self._path)
+        # not flushed to disk: it outlives the process, and a lost one costs a repetition
+        replace_file(self._path, [json.dumps(intervals).encode()], mode=0o600, durable=False)
         self._intervals = intervals

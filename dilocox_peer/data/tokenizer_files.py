@@ -173,7 +173,7 @@ def _small_json(path: Path) -> dict[str, Any]:
 def _part(text: str, name: str) -> Any:
     try:
         whole = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return whole.get(name) if isinstance(whole, dict) else None
 

@@ -5,6 +5,7 @@ often it was interrupted. What is done lies in the folder: the shards, each whol
 documents again, passes over those that are in a shard, and goes on.
 """
 
+import itertools
 import json
 import multiprocessing
 import queue
@@ -19,18 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_peer.data.catalogue import CATALOGUE_FILE, Catalogue, Shard
+from dilocox_peer.data.catalogue import CATALOGUE_FILE, MAX_DOCUMENT_TOKENS, Catalogue, Shard, shard_bytes
 from dilocox_peer.data.shards import write_shard
 from dilocox_peer.data.sources import CUT_BYTES, Document, LeftOut, Reading, documents_of, files_of
 from dilocox_peer.data.split import hash_fraction
 from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, FILE_NAME, Ids, JsonTokenizer, Tokenizer, bounded
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.files import PART, replace_file
+from dilocox_peer.files import replace_file, sweep_parts
 
 SHARD_TOKENS = 8 << 20
 PROGRESS_FILE = "unfinished.json"
 _BATCH_BYTES = 1 << 20
 _AHEAD = 2  # batches a process
+ENCODE_S = 300.0  # for a batch and those before it, a MB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +102,18 @@ class _Work:
         self._settings = order.settings()
         self._tokenizer = order.make_tokenizer()
         order.out.mkdir(parents=True, exist_ok=True)
-        for leftover in order.out.glob(f"{PART}*"):  # of a process that was killed
-            leftover.unlink(missing_ok=True)
-        self._shards = self._begun(force=force)
-        self._resumed = len(self._shards)
+        sweep_parts(order.out)
+        self._written = self._begun(force=force)
+        self._resumed = len(self._written)
         self._text_bytes = self._documents = 0
 
     def run(self) -> Catalogue:
         order, sides = self._order, {held_out: _Side(held_out) for held_out in (False, True)}
-        passed_over = {held: sum(each.documents for each in self._shards if each.held_out == held) for held in sides}
+        passed_over = {
+            held: max((each.read for each in self._written if each.shard.held_out == held), default=0) for held in sides
+        }
+        for held, side in sides.items():
+            side.read = passed_over[held]
         reading = Reading(order.column, CUT_BYTES, self._refused)
         documents = self._new_documents(documents_of(order.paths, reading), passed_over)
         with _Encoders(order) as encoders:
@@ -119,7 +124,7 @@ class _Work:
                     side.add(whole, len(document.data))
                     if side.num_tokens >= order.shard_tokens:
                         self._write(side)
-                self._progress(Made(self._text_bytes, self._documents, len(self._shards), self._resumed))
+                self._progress(Made(self._text_bytes, self._documents, len(self._written), self._resumed))
         for side in sides.values():
             if side.documents:
                 self._write(side)
@@ -137,14 +142,16 @@ class _Work:
 
     def _write(self, side: "_Side") -> None:
         shard = write_shard(self._order.out, side.documents, text_bytes=side.text_bytes, held_out=side.held_out)
-        if all(each.sha256 != shard.sha256 for each in self._shards):
-            self._shards.append(shard)
-        state = {"settings": self._settings, "shards": [each.model_dump() for each in self._shards]}
+        self._written.append(_Written(shard, side.read))
+        state = {
+            "settings": self._settings,
+            "written": [[each.shard.model_dump(), each.read] for each in self._written],
+        }
         replace_file(self._order.out / PROGRESS_FILE, [json.dumps(state).encode()])
         side.clear()
 
-    def _begun(self, *, force: bool) -> list[Shard]:
-        """Shards of an interrupted work of the same settings."""
+    def _begun(self, *, force: bool) -> list["_Written"]:
+        """Of an interrupted work of the same settings, as far as it is there still."""
         out = self._order.out
         if (out / CATALOGUE_FILE).exists() and not force:
             raise ConfigError(f"{out} holds a catalogue: pass --force to make it anew, or another --out")
@@ -154,18 +161,25 @@ class _Work:
             return []
         try:
             state = json.loads(path.read_bytes())
-            shards = [Shard.model_validate(each) for each in state["shards"]]
+            written = [_Written(Shard.model_validate(shard), int(read)) for shard, read in state["written"]]
             is_same = state["settings"] == self._settings
-        except (ValueError, KeyError, TypeError):
-            is_same, shards = False, []
+        except (ValueError, KeyError, TypeError, RecursionError):
+            is_same, written = False, []
         if is_same:
-            return shards
+            return list(itertools.takewhile(self._is_there, written))
         if not force:
             raise ConfigError(
                 f"{out} holds unfinished shards of other files or settings: pass --force to begin anew, or another --out"
             )
         self._forget()
         return []
+
+    def _is_there(self, written: "_Written") -> bool:
+        try:
+            found = (self._order.out / written.shard.file_name).stat().st_size
+        except OSError:
+            return False
+        return found == shard_bytes(written.shard, self._tokenizer.dtype)
 
     def _forget(self) -> None:
         """Takes back what was written."""
@@ -174,7 +188,10 @@ class _Work:
         (self._order.out / PROGRESS_FILE).unlink(missing_ok=True)
 
     def _finish(self) -> Catalogue:
-        order, shards = self._order, self._shards
+        order = self._order
+        shards = list(
+            {each.shard.sha256: each.shard for each in self._written}.values()
+        )  # equal documents can fill two
         held = sum(each.documents for each in shards if each.held_out)
         if not held or held == sum(each.documents for each in shards):
             self._forget()
@@ -196,11 +213,20 @@ class _Work:
         return catalogue
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """read: documents of its side that are in it or in an earlier shard, or had no tokens."""
+
+    shard: Shard
+    read: int
+
+
 class _Side:
-    """Documents of the shard that comes next, to train on or held out."""
+    """Documents of the shard that comes next, to train on or held out. read: how many came until now."""
 
     def __init__(self, held_out: bool) -> None:
         self.held_out = held_out
+        self.read = 0
         self.clear()
 
     def clear(self) -> None:
@@ -208,10 +234,11 @@ class _Side:
         self.num_tokens = self.text_bytes = 0
 
     def add(self, ids: Ids, text_bytes: int) -> None:
-        if len(ids):
-            self.documents.append(ids)
-            self.num_tokens += len(ids)
-            self.text_bytes += text_bytes
+        self.read += 1
+        for start in range(0, len(ids), MAX_DOCUMENT_TOKENS):  # a normalizer can make much of little text
+            self.documents.append(ids[start : start + MAX_DOCUMENT_TOKENS])
+        self.num_tokens += len(ids)
+        self.text_bytes += text_bytes
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
@@ -249,11 +276,17 @@ class _Encoders:
         self._here = None if self._count else self._order.make_tokenizer()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._kill()  # a thread may wait for one that never answers
         self._threads.shutdown(cancel_futures=True)
         for child, ours in self._children:
             ours.close()  # it reads the end and goes
             child.join(5.0)
+            child.kill()
+
+    def _kill(self) -> None:
+        for child, _ in self._children:
             child.kill()
 
     def encoded(self, batches: Iterator[list[Document]]) -> Iterator[tuple[list[Document], list[Ids]]]:
@@ -266,10 +299,18 @@ class _Encoders:
         for batch in batches:
             waiting.append((batch, self._threads.submit(self._ask, batch)))
             if len(waiting) >= _AHEAD * self._count:
-                first, tokens = waiting.popleft()
-                yield first, tokens.result()
-        for first, tokens in waiting:
-            yield first, tokens.result()
+                yield self._oldest(waiting)
+        while waiting:
+            yield self._oldest(waiting)
+
+    def _oldest(self, waiting: deque[tuple[list[Document], Future[list[Ids]]]]) -> tuple[list[Document], list[Ids]]:
+        batch, tokens = waiting.popleft()
+        try:
+            return batch, tokens.result(ENCODE_S)
+        except TimeoutError:
+            raise ConfigError(
+                f"a process that cuts text into tokens has not answered for {ENCODE_S:.0f} s; call this again, with fewer --processes"
+            ) from None
 
     def _ask(self, batch: Sequence[Document]) -> list[Ids]:
         encoder = self._idle.get()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.files import replace_file
 from dilocox_peer.invitation import parse_multiaddr
 
 MAX_KEPT = 16
@@ -33,6 +34,4 @@ def read_acquaintances(path: Path) -> tuple[str, ...]:
 def write_acquaintances(path: Path, addresses: Iterable[str]) -> None:
     """Replaces the file, whole or not at all. addresses: newest first. Raises OSError."""
     kept = list(dict.fromkeys(addresses))[:MAX_KEPT]
-    temporary = path.with_suffix(".new")
-    temporary.write_text("".join(f"{address}\n" for address in kept))
-    temporary.replace(path)
+    replace_file(path, ["".join(f"{address}\n" for address in kept).encode()], mode=0o600, durable=False)

@@ -5,7 +5,6 @@ folder, so that the next start needs neither the invitation nor that bootstrap.
 """
 
 import asyncio
-import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Final
 from dilocox_peer.admission import Admission, Gate, Grant, Revocations, Right, told_to_itself
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunRefused, RunUnreachable
+from dilocox_peer.files import replace_file
 from dilocox_peer.invitation import parse_multiaddr
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.transport import Transport
@@ -176,10 +176,4 @@ def _read(path: Path, max_bytes: int) -> bytes:
 def _write(path: Path, raw: bytes) -> None:
     """Whole or not at all; a pass is of use to its peer's key alone, and still nobody else's to read."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(fd, "wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(fd)
-    temporary.replace(path)
+    replace_file(path, [raw], mode=0o600)

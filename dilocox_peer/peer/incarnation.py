@@ -7,6 +7,7 @@ nothing of this peer until the clock is there again. So the last number is kept 
 from contextlib import suppress
 from pathlib import Path
 
+from dilocox_peer.files import replace_file, sweep_parts
 from dilocox_peer.wire.declared import MAX_COUNT
 
 _MAX_CHARS = 32
@@ -18,9 +19,8 @@ def next_incarnation(path: Path, now_ms: int) -> int:
     number = max(now_ms, _kept(path) + 1)
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = path.with_suffix(".new")
-        temporary.write_text(str(number))
-        temporary.replace(path)
+        sweep_parts(path.parent)
+        replace_file(path, [str(number).encode()], mode=0o600)
     return number
 
 

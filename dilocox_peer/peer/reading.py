@@ -146,7 +146,7 @@ class ShardRoom:
         self._handout = Handout(self._row)
         self.feed = Feed(
             row,
-            ShardFolders(catalogue, folders, also=lambda name: shelf.path(Digest(name))),
+            ShardFolders(catalogue, folders, kept=shelf),
             Taken(settings.run_folder / "taken.json"),
             seed=self._manifest.run.seed,
             peer=self._me,

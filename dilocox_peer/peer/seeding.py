@@ -15,13 +15,14 @@ from dilocox_peer.data.tokenizer import FILE_NAME
 from dilocox_peer.errors import ConfigError, DilocoxError, ThingUnavailable
 from dilocox_peer.events import Failed, Listener
 from dilocox_peer.events_of_data import ShardFetched, ShardRefused
-from dilocox_peer.store.outline import outline_of
+from dilocox_peer.store.outline import CHUNK_BYTES, Outline
 from dilocox_peer.store.shelf import FileContent
 from dilocox_peer.store.store import Store
-from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.types import Digest, PeerId, sha256
 
 LOOK_S = 0.5
-AGAIN_S = 5.0  # before the same shard is asked for again
+AGAIN_S = 5.0  # before the same shard is asked for again; twice as long each time that it came and was damaged on the disk since
+MOST_AGAIN_S = 600.0
 FETCH_S = 3600.0
 ENTER_S = 120.0
 
@@ -35,23 +36,36 @@ class SharedFolders:
         names = {shard.sha256: shard.file_name for shard in catalogue.shards}
         names |= {name: CATALOGUE_FILE, catalogue.tokenizer: FILE_NAME}
         self._folders, self._names = tuple(folders), names
-        self._open: dict[Digest, FileContent] = {}
+        self._outlines: dict[
+            tuple[Path, int, int], Outline | None
+        ] = {}  # (path, size, mtime); None: it is of another name
 
     def content(self, name: Digest) -> FileContent | None:
-        """Of a file whose bytes are of that name; the first time they are looked through."""
-        if name in self._open:
-            return self._open[name]
+        """Of a file whose bytes are of that name; the first time they are looked through, a chunk at a time."""
         file_name = self._names.get(name.hex())
         for folder in self._folders if file_name else ():
             path = folder / str(file_name)
             try:
-                raw = path.read_bytes()
+                status = path.stat()
+                seen = (path, status.st_size, status.st_mtime_ns)
+                if seen not in self._outlines:
+                    self._outlines[seen] = _outline_of_file(path, name)
+                if (outline := self._outlines[seen]) is not None:
+                    return FileContent(path, outline)
             except OSError:
                 continue
-            if hashlib.sha256(raw).digest() == name:
-                self._open[name] = FileContent(path, outline_of([raw]))
-                return self._open[name]
         return None
+
+
+def _outline_of_file(path: Path, name: Digest) -> Outline | None:
+    """None: its bytes are not of that name. Raises OSError."""
+    whole, chunks, size_bytes = hashlib.sha256(), list[Digest](), 0
+    with path.open("rb", buffering=0) as file:
+        while raw := file.read(CHUNK_BYTES):
+            whole.update(raw)
+            chunks.append(sha256(raw))
+            size_bytes += len(raw)
+    return Outline(size_bytes, tuple(chunks)) if whole.digest() == name else None
 
 
 async def fetch_catalogue(store: Store, wanted: str, donors: Donors) -> tuple[Catalogue, Path]:
@@ -79,6 +93,7 @@ class ShardFetcher:
         self._feed, self._store, self._catalogue = feed, store, catalogue
         self._donors, self._listener = donors, listener
         self._not_before: dict[str, float] = {}
+        self._fetched: dict[str, int] = {}  # how often it came
 
     async def run(self) -> None:
         while True:
@@ -93,6 +108,10 @@ class ShardFetcher:
         """Nothing is thrown but cancellation: a shard that cannot be had now is tried again."""
         started = time.monotonic()
         name, size_bytes = Digest(bytes.fromhex(shard.sha256)), self._catalogue.shard_bytes(shard)
+        if await self._store.path(name) is not None:  # the feed is at other work, and has not seen it yet
+            self._wait_with(shard)
+            self._feed.look_again()
+            return
         try:
             await self._store.fetch(name, donors=await self._donors(), max_bytes=size_bytes, timeout_s=FETCH_S)
         except (ThingUnavailable, TimeoutError):
@@ -107,9 +126,11 @@ class ShardFetcher:
             self._wait_with(shard)
             self._listener(Failed("fetching a shard", str(error)))
             return
-        self._wait_with(shard)  # the feed may be at other work, and not have seen it yet
+        self._fetched[shard.sha256] = self._fetched.get(shard.sha256, 0) + 1
+        self._wait_with(shard)
         self._listener(ShardFetched(shard.sha256, size_bytes, time.monotonic() - started))
         self._feed.look_again()
 
     def _wait_with(self, shard: Shard) -> None:
-        self._not_before[shard.sha256] = time.monotonic() + AGAIN_S
+        times = max(0, self._fetched.get(shard.sha256, 0) - 1)
+        self._not_before[shard.sha256] = time.monotonic() + min(AGAIN_S * 2 ** min(times, 10), MOST_AGAIN_S)

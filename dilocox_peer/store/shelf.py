@@ -12,6 +12,7 @@ import errno
 import hashlib
 import mmap
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from typing import Final
 from weakref import finalize
 
 from dilocox_peer.errors import StateCorrupt
+from dilocox_peer.files import PART, fsync_folder, replace_file, sweep_parts
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline, num_chunks
 from dilocox_peer.types import DIGEST_BYTES, Digest, sha256
 
@@ -59,20 +61,19 @@ class Shelf:
     """A folder of things. Blocking: call it from worker threads; any of them may."""
 
     def __init__(self, folder: Path, *, quota_bytes: int | None = None) -> None:
-        """quota_bytes: beyond it what was used least lately is dropped, unless it is pinned; None: nothing ever is. Creates the
-        folder, and cleans it up. Raises OSError."""
+        """quota_bytes: beyond it what was used least lately is dropped; None: nothing ever is. Creates the folder, and cleans it
+        up: one process a folder. Raises OSError."""
         self.folder = folder
         self._quota_bytes = quota_bytes
         self._lock = threading.RLock()
         self._sizes: dict[Digest, int] = {}  # the least lately used first
-        self._pinned: set[Digest] = set()
         (folder / PARTIAL).mkdir(mode=0o700, parents=True, exist_ok=True)
         found: list[tuple[float, Digest, int]] = []
         for room in folder.iterdir():
+            if room.is_dir():
+                sweep_parts(room)
             for path in room.iterdir() if room.is_dir() and room.name != PARTIAL else ():
-                if path.name.endswith(".part"):  # of a process that was killed in mid-write
-                    path.unlink(missing_ok=True)
-                elif (name := _name_of(path.name)) is not None:
+                if (name := _name_of(path.name)) is not None:
                     status = path.stat()
                     found.append((status.st_mtime, name, status.st_size))
         self._sizes = {name: size_bytes for _, name, size_bytes in sorted(found)}
@@ -126,9 +127,10 @@ class Shelf:
         and what produce raises: then nothing is kept."""
         whole, chunks, size_bytes = hashlib.sha256(), list[Digest](), 0
         chunk = bytearray()
-        part = self.folder / PARTIAL / f"{os.getpid()}-{threading.get_ident()}.part"
+        handle, part_name = tempfile.mkstemp(dir=self.folder / PARTIAL, prefix=PART)
+        part = Path(part_name)
         try:
-            with part.open("wb") as copy:
+            with open(handle, "wb") as copy:
 
                 def end_chunk() -> None:
                     nonlocal size_bytes
@@ -174,7 +176,7 @@ class Shelf:
         return None
 
     def path(self, name: Digest) -> Path | None:
-        """Where it is; it stays there as long as it is pinned or the quota allows."""
+        """Where it is; it stays there as long as the quota allows."""
         return self._path(name) if self._use(name) else None
 
     def content(self, name: Digest) -> FileContent | None:
@@ -187,22 +189,10 @@ class Shelf:
             self.forget(name)
             return None
 
-    # ---- what stays ----
-
-    def pin(self, names: Iterable[Digest]) -> None:
-        """These are not dropped for the quota's sake until they are unpinned, or the process ends."""
-        with self._lock:
-            self._pinned |= set(names)
-
-    def unpin(self, names: Iterable[Digest]) -> None:
-        with self._lock:
-            self._pinned -= set(names)
-
     def forget(self, name: Digest) -> None:
-        """Raises OSError."""
+        """It is here no longer, whatever its file is. Raises OSError."""
         with self._lock:
             self._sizes.pop(name, None)
-            self._pinned.discard(name)
         self._path(name).unlink(missing_ok=True)
         _outline_path(self._path(name)).unlink(missing_ok=True)
 
@@ -226,9 +216,8 @@ class Shelf:
             for name, held_bytes in self._sizes.items():
                 if too_many <= 0:
                     break
-                if name not in self._pinned:
-                    dropped.append(name)
-                    too_many -= held_bytes
+                dropped.append(name)
+                too_many -= held_bytes
             if too_many > 0:
                 raise OSError(
                     f"{size_bytes} bytes are more than the quota of {self._quota_bytes} in {self.folder} has room for"
@@ -270,7 +259,7 @@ class Shelf:
     def partial(self, name: Digest, *, alone: bool = False) -> "PartialFile":
         """Where a thing that is being fetched is put together; what came of it before is there. alone: what came of others is
         deleted, and else the oldest of too many."""
-        others = [path for path in (self.folder / PARTIAL).iterdir() if not path.name.startswith(name.hex())]
+        others = [path for path in (self.folder / PARTIAL).iterdir() if not path.name.startswith((name.hex(), PART))]
         for path in others if alone else _all_but_the_newest(others):
             path.unlink(missing_ok=True)
         return PartialFile(self, name)
@@ -396,14 +385,7 @@ def read_outline(path: Path) -> Outline:
 
 def _write_durably(path: Path, raw: bytes | bytearray | memoryview) -> None:
     _make_folder(path.parent)
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        for start in range(0, len(raw), CHUNK_BYTES):
-            file.write(raw[start : start + CHUNK_BYTES])
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    fsync_folder(path.parent)
+    replace_file(path, [raw], mode=0o600)
 
 
 def _make_folder(folder: Path) -> None:
@@ -411,17 +393,6 @@ def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir(mode=0o700, exist_ok=True)
         fsync_folder(folder.parent)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Makes renames and new names in folder durable. Not every platform lets a folder be opened; there it is the best there is."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _take_room(file: int, size_bytes: int) -> None:

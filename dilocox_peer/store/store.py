@@ -107,6 +107,11 @@ class Store:
         name: Digest = await self._in_thread(self._shelf.add, path)
         return name
 
+    async def path(self, name: Digest) -> Path | None:
+        """Where the thing is on the shelf."""
+        found: Path | None = await self._in_thread(self._shelf.path, name)
+        return found
+
     async def fetch(
         self, name: Digest, *, donors: Iterable[PeerId], max_bytes: int, timeout_s: float = FETCH_TIMEOUT_S
     ) -> Path:
@@ -115,10 +120,10 @@ class Store:
 
         max_bytes: a larger one is refused before room is taken. Raises ThingUnavailable, TimeoutError, OSError (no room, quota).
         """
-        here: Path | None = await self._in_thread(self._shelf.path, name)
+        here = await self.path(name)
         while here is None and (under_way := self._under_way.get(name)) is not None:
             await asyncio.wait({under_way})
-            here = await self._in_thread(self._shelf.path, name)
+            here = await self.path(name)
         if here is not None:
             return here
         task = self._under_way[name] = asyncio.create_task(self._pull(name, donors, max_bytes, timeout_s))

@@ -110,8 +110,9 @@ class Swarm:
 def test_no_unit_is_trained_twice_in_an_epoch(tmp_path_factory, first_seed, seeds, monkeypatch):
     """1,000 seeds of joins, deaths and restarts; the slow ones are all of them."""
     disk: dict[str, bytes] = {}
-    monkeypatch.setattr("pathlib.Path.write_bytes", lambda path, raw: disk.update({str(path): raw}))
-    monkeypatch.setattr("pathlib.Path.replace", lambda path, to: disk.update({str(to): disk.pop(str(path))}))
+    monkeypatch.setattr(
+        "dilocox_peer.data.taken.replace_file", lambda path, parts, **_: disk.update({str(path): b"".join(parts)})
+    )
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: disk[str(path)] if str(path) in disk else _absent())
     folder = tmp_path_factory.mktemp("taken")
     met = commons = 0

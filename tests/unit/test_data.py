@@ -1,5 +1,6 @@
 """Training and validation data: reproducible draws, a split that never leaks, errors that say what to do."""
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -184,3 +185,12 @@ def test_files_of_one_name_in_two_folders_are_both_read(tmp_path):
 def test_text_shorter_than_a_sequence_is_refused(corpus):
     with pytest.raises(ConfigError, match="sequences need 100001"):
         corpus.require_context(100_000)
+
+
+def test_more_text_than_fits_is_refused_as_bytes_too(tmp_path, monkeypatch):
+    """A small compressed file can hold any amount of it."""
+    monkeypatch.setattr("dilocox_peer.data.corpus.MAX_LIVE_BYTES", 1 << 20)
+    with gzip.open(tmp_path / "bomb.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"text": f"{number} " * 1000}) + "\n" for number in range(400))
+    with pytest.raises(ConfigError, match="make shards of it with"):
+        load_corpus("files", [tmp_path / "bomb.jsonl.gz"], validation=0.1)

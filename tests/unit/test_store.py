@@ -5,12 +5,14 @@ import hashlib
 import os
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt, ThingUnavailable
+from dilocox_peer.files import PART
 from dilocox_peer.network.bulk import PeerGone, RequestRefused
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline, outline_of
 from dilocox_peer.store.shelf import MAX_PARTIALS, Shelf
@@ -291,14 +293,16 @@ def test_a_damaged_thing_is_a_missing_one_and_no_chunk_of_it_is_given(tmp_path: 
 def test_what_a_killed_process_left_is_swept_away_and_what_it_was_fetching_kept(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     name = shelf.put(b"whole")
-    (tmp_path / name.hex()[:2] / "x.part").write_bytes(b"torn")
+    torn = [tmp_path / folder / f"{PART}0123" for folder in (name.hex()[:2], "partial")]
+    for path in torn:
+        path.write_bytes(b"torn")
     old, new = tmp_path / "partial" / "old", tmp_path / "partial" / "new"
     for path in (old, new):
         path.write_bytes(b"some")
     os.utime(old, (0, 0))
     assert Shelf(tmp_path).held == {name}
     assert (old.exists(), new.exists()) == (False, True)
-    assert not list((tmp_path / name.hex()[:2]).glob("*.part"))
+    assert not any(path.exists() for path in torn)
 
 
 def test_of_beginnings_that_nobody_goes_on_with_the_newest_stay(tmp_path: Path) -> None:
@@ -315,18 +319,27 @@ def test_of_beginnings_that_nobody_goes_on_with_the_newest_stay(tmp_path: Path) 
     assert left == {name.hex() + tail for name in names[-MAX_PARTIALS:] for tail in ("", ".outline")}
 
 
-def test_the_least_lately_used_goes_when_the_quota_is_full_and_what_is_pinned_stays(tmp_path: Path) -> None:
+def test_the_least_lately_used_goes_when_the_quota_is_full(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, quota_bytes=30)
-    first, second, third = (shelf.put(bytes([number]) * 10) for number in range(3))
-    shelf.pin([second])
-    assert shelf.get(first) is not None  # used: the next to go is the third
+    first, _, third = (shelf.put(bytes([number]) * 10) for number in range(3))
+    assert shelf.get(first) is not None  # used: the next to go is the second
     fourth = shelf.put(b"4" * 10)
-    assert shelf.held == {first, second, fourth}
-    shelf.put(b"5" * 20)
-    assert second in shelf.held
+    assert shelf.held == {first, third, fourth}
+    fifth = shelf.put(b"5" * 20)
+    assert shelf.held == {fourth, fifth}
     with pytest.raises(OSError, match="quota"):
-        shelf.put(b"6" * 21)
-    assert (shelf.size_bytes, third in shelf.held) == (30, False)
+        shelf.put(b"6" * 31)
+    assert shelf.size_bytes == 30
+
+
+def test_the_same_thing_put_by_many_threads_at_once_is_there(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    raw = BIG * 2
+    with ThreadPoolExecutor(8) as threads:
+        names = {each.result(10.0) for each in [threads.submit(shelf.put, raw) for _ in range(16)]}
+    assert names == {sha256(raw)}
+    assert shelf.get(sha256(raw)) == raw
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(PART)]
 
 
 def test_an_outline_is_of_as_many_chunks_as_its_size_has() -> None:

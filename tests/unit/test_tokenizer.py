@@ -187,3 +187,11 @@ def test_init_overwrites_no_other_tokenizer(tmp_path):
     with pytest.raises(ConfigError, match="exists and is another: pass --force"):
         write_run_file(flags)
     assert not flags.path.exists()
+
+
+def test_a_deeply_nested_file_is_refused_in_one_line(tmp_path):
+    content = b'{"added_tokens":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    assert bounds_beside(tmp_path / "tokenizer.json", content) == ("", "")
+    with pytest.raises(ConfigError, match=r"is no tokenizer\.json") as raised:
+        JsonTokenizer(content)
+    assert "\n" not in str(raised.value)

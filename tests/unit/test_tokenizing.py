@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -105,10 +106,70 @@ def test_an_interrupted_work_is_gone_on_with_and_gives_the_same(tmp_path, source
             make_shards(order(source, tmp_path / "out"), refused=pytest.fail, progress=interrupt)
             break
         except Interrupted:
-            seen.append(len(json.loads((tmp_path / "out" / PROGRESS_FILE).read_text())["shards"]))
+            seen.append(len(json.loads((tmp_path / "out" / PROGRESS_FILE).read_text())["written"]))
     assert seen == sorted(set(seen))
     assert len(seen) > 1
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def interrupted(wanted, shards):
+    """Works until there are more shards than that."""
+
+    def interrupt(made):
+        if made.shards > shards:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        make_shards(wanted, refused=pytest.fail, progress=interrupt)
+
+
+def test_documents_without_tokens_and_equal_shards_are_counted_when_it_goes_on(tmp_path, monkeypatch):
+    """A document of what the normalizer takes away has no tokens where no eos stands behind it; equal texts fill equal shards."""
+    monkeypatch.setattr("dilocox_peer.data.tokenizing._BATCH_BYTES", 5_000)
+    stripping = json.loads(bpe_file()) | {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}}
+    texts = [f"{number:04} " + "one value of four " * 100 for number in range(120)]
+    texts = (
+        [each for text in texts for each in (text, "  " + " " * (len(text) % 7))]
+        + ["the same text " * 400] * 60
+        + texts
+    )
+    source = tmp_path / "texts.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    wanted = {"tokenizer": json.dumps(stripping).encode(), "eos": "", "shard_tokens": 2000}
+    made(source, tmp_path / "whole", **wanted)
+    for shards in (1, 4, 20, 40):
+        interrupted(order(source, tmp_path / "out", **wanted), shards)
+    made(source, tmp_path / "out", **wanted)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-8])])
+def test_a_shard_that_is_gone_or_cut_short_is_made_again(tmp_path, source, damage, monkeypatch):
+    monkeypatch.setattr("dilocox_peer.data.tokenizing._BATCH_BYTES", 10_000)
+    made(source, tmp_path / "whole", shard_tokens=5000)
+    interrupted(order(source, tmp_path / "out", shard_tokens=5000), 4)
+    listed = json.loads((tmp_path / "out" / PROGRESS_FILE).read_text())["written"]
+    damage(tmp_path / "out" / f"{listed[2][0]['sha256']}.shard")
+    made(source, tmp_path / "out", shard_tokens=5000)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("number", "says"), [(signal.SIGKILL, "has died"), (signal.SIGSTOP, "has not answered for 1 s")]
+)
+def test_a_process_that_is_killed_or_hangs_ends_the_work_in_one_line(tmp_path, source, number, says, monkeypatch):
+    monkeypatch.setattr("dilocox_peer.data.tokenizing._BATCH_BYTES", 10_000)
+    monkeypatch.setattr("dilocox_peer.data.tokenizing.ENCODE_S", 60.0 if number == signal.SIGKILL else 1.0)
+
+    def hit(made):
+        for child in multiprocessing.active_children():
+            assert child.pid is not None
+            os.kill(child.pid, number)
+
+    with pytest.raises(ConfigError, match=says) as raised:
+        make_shards(order(source, tmp_path / "out", processes=2), refused=pytest.fail, progress=hit)
+    assert "\n" not in str(raised.value)
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.slow
@@ -182,6 +243,44 @@ def test_a_shard_that_is_not_what_the_catalogue_says_is_not_read(tmp_path, sourc
     assert folders.find(shard) is None
     assert fault in folders.faults[str(path)]
     assert folders.find(catalogue.shards[1]) is not None
+
+
+class Shelved:
+    """Where fetched shards are."""
+
+    def __init__(self, path):
+        self.at = path
+        self.forgotten = 0
+
+    def path(self, name):
+        return None if self.forgotten else self.at
+
+    def forget(self, name):
+        self.forgotten += 1
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda path: path.unlink(), lambda path: path.write_bytes(b"0" * path.stat().st_size)]
+)
+def test_a_fetched_shard_that_is_gone_or_damaged_is_forgotten(tmp_path, source, spoil):
+    catalogue = made(source, tmp_path / "out")
+    shard = catalogue.train[0]
+    shelved = Shelved(tmp_path / "out" / shard.file_name)
+    spoil(shelved.at)
+    folders = ShardFolders(catalogue, [], kept=shelved)
+    assert folders.find(shard) is None
+    assert not folders.has(shard)
+    assert (shelved.forgotten, folders.is_hopeless(shard)) == (1, False)
+
+
+def test_a_document_of_any_length_is_no_document_of_a_shard(tmp_path, source, monkeypatch):
+    catalogue = made(source, tmp_path / "out")
+    monkeypatch.setattr("dilocox_peer.data.shards.MAX_DOCUMENT_TOKENS", 100)
+    shelved = Shelved(tmp_path / "out" / catalogue.train[0].file_name)
+    folders = ShardFolders(catalogue, [], kept=shelved)
+    assert folders.find(catalogue.train[0]) is None
+    assert folders.is_hopeless(catalogue.train[0])  # and not fetched again for ever
+    assert "a document of" in folders.faults[str(shelved.at)]
 
 
 @pytest.mark.parametrize("content", [b"{}", b"[]", b"\xff", b'{"format":2}'])

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
+from dilocox_peer.files import fsync_folder, replace_file, sweep_parts
 from dilocox_peer.peer.rounds.durable import Durable, Loaded, encode_record, load_log
-from dilocox_peer.store.shelf import fsync_folder
 from dilocox_peer.types import Digest
 
 COMPACT_BYTES = 16 * 1024 * 1024
@@ -16,13 +16,14 @@ class Journal:
     def __init__(self, path: Path, genesis: Digest) -> None:
         """Opens or makes the file; a torn, damaged or grown one is rewritten. Raises OSError."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sweep_parts(path.parent)
         raw = path.read_bytes() if path.exists() else b""
         self.loaded: Loaded = load_log(raw, genesis)
         if self.loaded.reason or len(raw) > COMPACT_BYTES:
             # Rewritten, not cut: after damage in the middle the loaded votes are sealed, and a second restart that found
             # a merely shorter file would not know it.
             record = encode_record(self.loaded.durable) if self.loaded.durable is not None else b""
-            _rewrite(path, record)
+            replace_file(path, [record], mode=0o600)
         self._file = path.open("ab")
         fsync_folder(path.parent)
 
@@ -34,13 +35,3 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _rewrite(path: Path, record: bytes) -> None:
-    temporary = path.with_suffix(".new")
-    with temporary.open("wb") as file:
-        file.write(record)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    fsync_folder(path.parent)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dilocox_peer.errors import ConfigError, ManifestMismatch, StateCorrupt
+from dilocox_peer.files import replace_file
 from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.whole import Origin, WholeModel, tensors_of, union
@@ -82,9 +83,7 @@ def keep_manifest(run_folder: Path, manifest: Manifest) -> None:
     path = run_folder / MANIFEST_FILE
     if not path.exists():
         run_folder.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".partial")
-        temporary.write_bytes(manifest.to_bytes())
-        temporary.replace(path)
+        replace_file(path, [manifest.to_bytes()])
 
 
 def kept_manifest(run_folder: Path) -> Manifest | None:

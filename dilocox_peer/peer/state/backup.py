@@ -8,7 +8,6 @@ asked for it years later, or hands it on, can be believed no more than the quoru
 part; `BackupStore` its disk. What is kept is what was certified when it was copied: rounds since then are lost with the stage.
 """
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from dilocox_peer.errors import ProtocolError, StateCorrupt
+from dilocox_peer.files import replace_file, sweep_parts
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.planning.plan import plan_bounds
@@ -26,7 +26,7 @@ from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.outer import AnchorState
-from dilocox_peer.store.shelf import Shelf, fsync_folder
+from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
 from dilocox_peer.wire.checkpoints import Checkpoint
@@ -250,11 +250,6 @@ class BackupStore:
         """Replaces what is there; killed at any point, the old one or the new one can be loaded. Raises OSError."""
         assert state.digest == annals.digest_at(state.head), "a state without its proof"
         path = write_checkpoint(self._folder / CHECKPOINTS, self._manifest.run_id, state, keep=2)
-        temporary = self._folder / "chain.partial"
-        with temporary.open("wb") as file:
-            file.write(encode_chain(annals.certificates))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._folder / "chain")
-        fsync_folder(self._folder)
+        sweep_parts(self._folder)
+        replace_file(self._folder / "chain", [encode_chain(annals.certificates)], mode=0o600)
         keep_only(path)

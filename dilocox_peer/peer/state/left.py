@@ -8,7 +8,6 @@ TIP is the beginning of the head's hash. A branch is there whole or not at all. 
 """
 
 import json
-import os
 import re
 import shutil
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dilocox_peer.errors import ProtocolError, StateCorrupt
+from dilocox_peer.files import fsync_folder, replace_file
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.planning.plan import plan_bounds
@@ -25,7 +25,6 @@ from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.state.backup import MAX_CHAIN_BYTES, Backup
 from dilocox_peer.peer.state.checkpoint import read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.outer import AnchorState
-from dilocox_peer.store.shelf import fsync_folder
 from dilocox_peer.types import RunId
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
 
@@ -77,9 +76,8 @@ class LeftBranches:
         write_checkpoint(partial / "checkpoints", run_id, state)
         left_at_s = time.time() if now_s is None else now_s
         about = {"stage": certificates[-1].stage, "rounds": [min(worked), max(worked)], "left_at_s": left_at_s}
-        _write(partial / _ABOUT, json.dumps(about).encode())
-        _write(partial / "chain", encode_chain(certificates))
-        fsync_folder(partial)
+        replace_file(partial / _ABOUT, [json.dumps(about).encode()], mode=0o600)
+        replace_file(partial / "chain", [encode_chain(certificates)], mode=0o600)
         final = self._folder / tip
         shutil.rmtree(final, ignore_errors=True)
         partial.replace(final)
@@ -127,10 +125,3 @@ class LeftBranches:
             if certificates and state.head == chain.head:
                 return Backup(tuple(certificates), state)
         raise StateCorrupt(f"{folder} holds no state at the end of its chain")
-
-
-def _write(path: Path, raw: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
