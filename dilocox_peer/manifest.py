@@ -207,17 +207,33 @@ class InnerSection(_Section):
     optimizer: Literal["adamw", "muon"] = Field(
         "adamw", description="adamw, or muon: Muon on hidden matrices and AdamW on the rest, at one learning rate"
     )
-    learning_rate: float = Field(
-        4e-3, gt=0, description="peak; linear warm-up, then linear to exactly 0 at the last round"
-    )
+    learning_rate: float = Field(4e-3, gt=0, description="peak; linear warm-up, then as the schedule says")
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW first moment")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW second moment")
     momentum: float = Field(0.95, ge=0, lt=1, description="of Muon (Nesterov); adamw does not use it")
     weight_decay: float = Field(0.1, ge=0, description="decoupled")
     clip_norm: float = Field(1.0, gt=0, description="gradient norm per stage and step")
-    warmup: Fraction = Field(0.03, description="share of the run's steps")
+    warmup: Fraction = Field(0.03, description="share of the run")
+    schedule: Literal["linear", "cosine", "wsd"] = Field(
+        "linear",
+        description="after the warm-up: linear or cosine down to floor, or wsd: stays, and falls in the last part",
+    )
+    floor: Fraction = Field(0.0, description="what is left of the peak at the end of the run, and after it")
+    decay: Fraction = Field(0.2, description="of wsd: the last part of the run, in which it falls as 1 - sqrt")
+    tokens: int = Field(
+        0,
+        ge=0,
+        le=2**60,
+        description="of all peers together, over which the schedule runs, as certificates count them; 0: over the run's steps",
+    )
     micro_batch: Positive = Field(8, description="sequences a micro-batch")
     accumulate: Positive = Field(1, description="micro-batches an inner step (K)")
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.schedule == "wsd" and self.warmup + self.decay > 1.0:
+            raise ValueError(f"warmup {self.warmup} and decay {self.decay} are more than the run")
+        return self
 
 
 class OuterSection(_Section):

@@ -7,6 +7,9 @@ decay applies to matrices (embedding and head included) and not to the 1-D norm 
 of a whole layer to 0 for no regularisation. peer/training/trainer.py decides when to step.
 """
 
+import math
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -19,13 +22,36 @@ RAMP_STEPS = 20
 later ones, in directions that one gradient chose."""
 
 
-def schedule(position: float, *, warmup: float) -> float:
-    """Share of the peak learning rate at a position in [0, 1] of the run: linear up to 1 at `warmup`, linear down to
-    exactly 0 at 1."""
+def schedule(
+    position: float,
+    *,
+    warmup: float,
+    shape: Literal["linear", "cosine", "wsd"] = "linear",
+    floor: float = 0.0,
+    decay: float = 0.2,
+) -> float:
+    """Share of the peak learning rate at a position in [0, 1] of the run: linear up to 1 at `warmup`, then down to exactly `floor`
+    at 1: linearly, as half a cosine, or (wsd) not before 1 - `decay` and then as 1 - sqrt (arXiv 2405.18392)."""
     position = min(max(position, 0.0), 1.0)
     if position < warmup:
         return position / warmup
-    return 1.0 if warmup == 1.0 else (1.0 - position) / (1.0 - warmup)
+    begins = max(warmup, 1.0 - decay) if shape == "wsd" else warmup
+    if begins >= 1.0 or position <= begins:
+        return 1.0
+    gone = (position - begins) / (1.0 - begins)
+    match shape:
+        case "linear":
+            left = (1.0 - position) / (1.0 - begins)
+        case "cosine":
+            left = (1.0 + math.cos(math.pi * gone)) / 2 if gone < 1.0 else 0.0
+        case "wsd":
+            left = 1.0 - math.sqrt(gone)
+    return floor + (1.0 - floor) * left
+
+
+def scheduled(position: float, section: InnerSection) -> float:
+    """`schedule` as a run's manifest has it."""
+    return schedule(position, warmup=section.warmup, shape=section.schedule, floor=section.floor, decay=section.decay)
 
 
 def ramp(steps_done: int) -> float:

@@ -35,6 +35,15 @@ def shards_of_the_library(tmp_path):
     return out
 
 
+def run_of(out, **changed):
+    """A manifest of a run with two stages on the shards in out."""
+    catalogue, name = read_catalogue(out)
+    assert len(catalogue.train) > 5
+    inner, rounds = {"micro_batch": 4, "accumulate": 8}, {"total": 10_000, "inner_steps": 4, "start_peers": 1}
+    data = {"source": "shards", "catalogue": name}
+    return with_cut(preset("tiny", stages={"count": 2}, inner=inner, rounds=rounds | changed, data=data)), catalogue
+
+
 def trained(swarm: Watched, labels: list[str]) -> Counter[tuple[int, int]]:
     counts: Counter[tuple[int, int]] = Counter()
     for label in labels:
@@ -47,17 +56,7 @@ def trained(swarm: Watched, labels: list[str]) -> Counter[tuple[int, int]]:
 
 def test_no_document_is_trained_twice_over_kills_and_a_join(tmp_path):
     out = shards_of_the_library(tmp_path)
-    catalogue, name = read_catalogue(out)
-    assert len(catalogue.train) > 5
-    manifest = with_cut(
-        preset(
-            "tiny",
-            stages={"count": 2},
-            inner={"micro_batch": 4, "accumulate": 8},
-            rounds={"total": 10_000, "inner_steps": 4, "start_peers": 1},
-            data={"source": "shards", "catalogue": name},
-        )
-    )
+    manifest, catalogue = run_of(out)
 
     async def scenario() -> dict[str, Any]:
         async with Watched(manifest) as swarm:
@@ -99,3 +98,44 @@ def test_no_document_is_trained_twice_over_kills_and_a_join(tmp_path):
     assert len(ours) > 20
     assert max(ours) == 1, "no document twice in the first epoch"
     assert all(found["fetched"][label] > 0 for label in ("head0", "head1", "joined"))
+
+
+def test_two_heads_that_are_killed_one_after_the_other_train_on_nothing_twice(tmp_path):
+    """Four peers, of which one tail has the data: the head that is left goes on alone each time, and the other comes back to it."""
+    out = shards_of_the_library(tmp_path)
+    manifest, catalogue = run_of(out)
+
+    async def scenario() -> dict[str, Any]:
+        async with Watched(manifest) as swarm:
+            await swarm.start_bootstrap()
+            tails = [await swarm.start_peer("owner", stage=1, more=["--data", str(out)])]
+            heads = [await swarm.start_peer(f"head{index}", stage=0) for index in range(2)]
+            tails.append(await swarm.start_peer("tail", stage=1))
+            labels = ["head0", "head1", "joined"]
+
+            async def reach(more: int, *alive: Any) -> None:
+                whom = [each.label for each in alive if each not in tails]
+                goal = max(swarm.round_of(label) for label in whom) + more
+                await swarm.until(
+                    lambda: min(swarm.round_of(label) for label in whom) >= goal, [*alive, *tails], LONG_S
+                )
+
+            await reach(4, *heads)
+            heads[1].process.send_signal(signal.SIGKILL)
+            await reach(4, heads[0])
+            heads[1] = await swarm.start_peer("head1", stage=0)
+            await reach(4, *heads)
+            heads[0].process.send_signal(signal.SIGKILL)
+            joined = await swarm.start_peer("joined", stage=0)
+            await reach(6, heads[1], joined)
+            return {
+                "counts": trained(swarm, labels),
+                "rounds": {label: swarm.round_of(label) for label in labels},
+            }
+
+    found = asyncio.run(scenario())
+    first_epoch = {place: number for (epoch, place), number in found["counts"].items() if epoch == 0}
+    handed_out = UnitRow(catalogue, 0).row.to_hand_out
+    twice = sorted(place for place, number in first_epoch.items() if number > 1)
+    print(f"{len(first_epoch)} of {handed_out} units trained on, twice: {twice}; rounds {found['rounds']}")
+    assert not [place for place in twice if place < handed_out]

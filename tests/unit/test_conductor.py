@@ -76,6 +76,7 @@ class RoundsStub:
         self.roster = (ME,)
         self.reports: dict[PeerId, tuple[int, int]] = {}
         self.expected_rounds, self.plan_reason = 9, ""
+        self.chain: tuple[Certificate, ...] = ()
 
     def working(self, _now):
         return set()

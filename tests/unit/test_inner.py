@@ -1,5 +1,7 @@
 """The inner optimizer: schedule, clipping, weight decay."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -34,9 +36,29 @@ def test_the_schedule_warms_up_and_ends_at_exactly_zero():
     assert schedule(0.0, warmup=0.0) == 1.0
 
 
-@given(position=st.floats(-1, 2), warmup=st.floats(0, 1))
-def test_the_schedule_is_a_share(position, warmup):
-    assert 0.0 <= schedule(position, warmup=warmup) <= 1.0
+def test_cosine_and_linear_end_at_the_floor_and_wsd_stays_until_its_last_part():
+    for shape in ("linear", "cosine", "wsd"):
+        assert schedule(0.1, warmup=0.1, shape=shape, floor=0.1) == 1.0
+        assert schedule(1.0, warmup=0.1, shape=shape, floor=0.1) == 0.1
+        assert schedule(3.0, warmup=0.1, shape=shape, floor=0.1) == 0.1
+    assert schedule(0.55, warmup=0.1, shape="cosine", floor=0.1) == pytest.approx(0.55)
+    assert schedule(0.325, warmup=0.1, shape="cosine") == pytest.approx(0.5 + 0.5 * math.cos(math.pi / 4))
+    assert schedule(0.799, warmup=0.1, shape="wsd") == 1.0
+    assert schedule(0.85, warmup=0.1, shape="wsd", floor=0.2) == pytest.approx(0.2 + 0.8 * 0.5)
+    with pytest.raises(ValueError, match="are more than the run"):
+        InnerSection(schedule="wsd", warmup=0.5, decay=0.6)
+
+
+SHAPES = st.sampled_from(["linear", "cosine", "wsd"])
+
+
+@given(position=st.floats(-1, 2), warmup=st.floats(0, 1), shape=SHAPES, floor=st.floats(0, 1), decay=st.floats(0, 1))
+def test_the_schedule_is_a_share_that_falls_after_the_warm_up(position, warmup, shape, floor, decay):
+    parts = {"warmup": warmup, "shape": shape, "floor": floor, "decay": decay}
+    share = schedule(position, **parts)
+    assert 0.0 <= share <= 1.0
+    if position >= warmup:
+        assert schedule(position + 0.01, **parts) <= share + 1e-12
 
 
 def test_it_is_adamw_with_decay_on_matrices_only():

@@ -59,6 +59,7 @@ class Rounds:
         self.roster: tuple[PeerId, ...] = (ME,)
         self.reports: dict[PeerId, tuple[int, int]] = {}
         self.expected_rounds, self.plan_reason = 9, ""
+        self.chain: tuple[Certificate, ...] = ()
 
     def working(self, _now):
         return set(self.roster)

@@ -2,7 +2,8 @@
 
 import random
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from dilocox_peer.peer.planning.measured import Measured
 from dilocox_peer.peer.planning.plan import PlanBounds, first_plan, plan_bounds
 from dilocox_peer.peer.planning.planner import SURE_AFTER, FixedPlanner, JudgingPlanner, Warmup
 from dilocox_peer.peer.planning.timetable import Timetable
+from dilocox_peer.peer.planning.worked import Worked
 from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.machine import PLANNED_FROM
 from dilocox_peer.types import Digest, PeerId
@@ -299,6 +301,35 @@ def test_the_timetable_reads_as_the_manifest_until_it_has_learned():
     assert table.position(4, 1.0) == pytest.approx(48 / 80)
     assert table.plan(6).end == 80
     assert (table.is_after_last(6), table.is_after_last(7)) == (False, True)
+
+
+def test_by_tokens_the_position_is_what_certificates_count_and_what_the_last_round_lets_expect():
+    inner = {"accumulate": 2, "micro_batch": 4, "tokens": 1000 * 4 * 64}  # 1000 micro-batches
+    table = Timetable(preset("tiny", rounds={"total": 10, "inner_steps": 8}, inner=inner))
+    assert table.goes_by_tokens
+    assert not Timetable(preset("tiny")).goes_by_tokens
+    assert table.position(1, 0.5) == pytest.approx(8 / 1000)
+    table.learn_work(3, 120, 50)
+    assert table.position(4, 0.0) == pytest.approx(0.12)
+    assert table.position(4, 7.0) == pytest.approx(0.17)
+    assert table.position(5, 0.5) == pytest.approx(0.195)
+    table.learn_work(30, 990, 50)
+    assert table.position(32, 1.0) == 1.0
+
+
+def test_work_is_summed_over_whatever_branch_is_the_chain():
+    def certificate(name, number, *counts):
+        entries = [SimpleNamespace(micro_batches=count) for count in counts]
+        return cast("Any", SimpleNamespace(head=name, value=SimpleNamespace(round=number, entries=entries)))
+
+    chain = [certificate(b"a", 0), certificate(b"b", 1, 3, 4), certificate(b"c", 1), certificate(b"d", 2, 5)]
+    worked = Worked()
+    assert worked.by(9) == 0
+    worked.follow(chain[:2])
+    worked.follow(chain)
+    assert [worked.by(number) for number in (-1, 0, 1, 2, 3)] == [0, 0, 7, 12, 12]
+    worked.follow([*chain[:3], certificate(b"e", 2, 1, 1)])
+    assert worked.by(2) == 9
 
 
 def test_a_peer_reports_its_steps_and_its_exchange():

@@ -20,11 +20,23 @@ class Timetable:
         self._total_steps = total_steps(manifest)
         self._bounds = plan_bounds(manifest)
         self._plans: Mapping[int, Plan] = {1: first_plan(manifest)}
+        inner = manifest.inner
+        self._total_micro_batches = inner.tokens / (inner.micro_batch * manifest.model.context)
+        self._worked = (0, 0, 0)  # the certified round, micro-batches until then, those of that round
 
     def learn(self, plans: Mapping[int, Plan]) -> None:
         if any(self._plans.get(number) != plan for number, plan in plans.items()):
             merged = {**self._plans, **plans}
             self._plans = {number: merged[number] for number in sorted(merged)[-REMEMBERED:]}
+
+    @property
+    def goes_by_tokens(self) -> bool:
+        """Whether `position` is reckoned in tokens (manifest inner.tokens)."""
+        return self._total_micro_batches > 0
+
+    def learn_work(self, certified: int, micro_batches: int, of_that_round: int) -> None:
+        """What the contributions of all rounds up to the certified one, and of that one, are of."""
+        self._worked = (certified, micro_batches, of_that_round)
 
     def plan(self, round_number: int) -> Plan:
         plans = self._plans
@@ -49,7 +61,14 @@ class Timetable:
 
     def position(self, round_number: int, fraction: float) -> float:
         """Where the run is, in [0, 1], for a peer that has done `fraction` of its own work in the round. More than all of it
-        does not count as the next round: a fast peer waits at the schedule of its end."""
+        does not count as the next round: a fast peer waits at the schedule of its end.
+
+        By tokens: those of the certified rounds, and for the one or two after them as many as the last one had."""
         plan = self.plan(round_number)
-        step = plan.first_step + min(max(fraction, 0.0), 1.0) * plan.inner_steps
+        fraction = min(max(fraction, 0.0), 1.0)
+        if self.goes_by_tokens:
+            certified, done, of_one = self._worked
+            coming = (round_number - certified - 1 + fraction) * (of_one or self.share(round_number))
+            return min((done + max(0.0, coming)) / self._total_micro_batches, 1.0)
+        step = plan.first_step + fraction * plan.inner_steps
         return min(step / self._total_steps, 1.0)

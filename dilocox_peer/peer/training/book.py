@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.inner import ramp, schedule
+from dilocox_peer.model.inner import ramp, scheduled
 from dilocox_peer.peer.planning.timetable import Timetable
 
 LOSS_WINDOW = 32
@@ -174,7 +174,7 @@ class RoundBook:
     def learning_rate_share(self, steps_done: int) -> float:
         """Share of the peak learning rate, for the next inner step."""
         position = self._timetable.position(self.round, self.in_round / self.share)
-        share = schedule(position, warmup=self._manifest.inner.warmup)
+        share = scheduled(position, self._manifest.inner)
         # A peer that comes in after the first round has no moments yet, whether it started there or had a state installed.
         return share * ramp(steps_done) if self.certified else share
 

@@ -19,6 +19,7 @@ from dilocox_peer.events import ContributionClipped, Failed, PlanChanged, RoundC
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.measured import Measured
 from dilocox_peer.peer.planning.timetable import Timetable
+from dilocox_peer.peer.planning.worked import Worked
 from dilocox_peer.peer.rounds.contract import Apply, BlobLost, Closed, Progress, StateComputed
 from dilocox_peer.peer.training.clock import RoundClock, follows
 from dilocox_peer.peer.training.outer_contract import (
@@ -97,6 +98,7 @@ class OuterLoop:
         self._overlap = manifest.outer.overlap
         self._rounds = rounds
         self._timetable = timetable
+        self._worked = Worked()
         self._raw_bytes = raw_bytes
         self._clock = RoundClock(timetable.share)
         inner = manifest.inner
@@ -309,6 +311,10 @@ class OuterLoop:
     def _learn_plans(self, certified: int) -> None:
         """What training may be in at this head: the round after it, and the one after that while an offer is out."""
         self._timetable.learn({number: self._rounds.plan_for(number) for number in (certified + 1, certified + 2)})
+        if self._timetable.goes_by_tokens:
+            self._worked.follow(self._rounds.chain)
+            done = self._worked.by(certified)
+            self._timetable.learn_work(certified, done, done - self._worked.by(certified - 1))
 
     def _told(
         self, apply: Apply, merged: AnchorMoved, exchange_s: float | None, now: float, seen: Readings
