@@ -22,6 +22,9 @@ Digest = NewType("Digest", bytes)
 
 DIGEST_BYTES = 32
 
+IGNORED = -100
+"""A target that counts for nothing: a question in fine-tuning, or what stands in another document. torch's own default."""
+
 
 def sha256(*parts: bytes | bytearray | memoryview) -> Digest:
     """SHA-256 of the parts one after another. Releases the GIL for parts over 2 KiB."""

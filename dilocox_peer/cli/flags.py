@@ -130,6 +130,12 @@ class TokenizeFlags:
     out: Annotated[Path, Flag("Folder for the shards and their catalogue.")] = Path("shards")
     tokenizer: Annotated[Path | None, Flag("A tokenizer.json, or the folder of a model.", shown="bytes")] = None
     column: Column = "text"
+    chat: Annotated[
+        bool,
+        Flag(
+            "Conversations, in `messages`: written out by the tokenizer's chat template; answers alone are trained on."
+        ),
+    ] = False
     validation: Annotated[
         float, Flag("Share of the documents, chosen by hash, never trained on.", least=0.0001, most=0.5)
     ] = 0.01

@@ -13,6 +13,7 @@ from dilocox_peer.errors import ConfigError
 
 def run_tokenize(flags: TokenizeFlags) -> None:
     """Raises ConfigError; what was done until then stays and is gone on with."""
+    from dilocox_peer.data.chat import read_template
     from dilocox_peer.data.shards import sizes_of
     from dilocox_peer.data.sources import files_of
     from dilocox_peer.data.tokenizer import JsonTokenizer
@@ -24,6 +25,13 @@ def run_tokenize(flags: TokenizeFlags) -> None:
         content = read_tokenizer_file(flags.tokenizer)
         borders = bounds_beside(flags.tokenizer, content)
         JsonTokenizer(content, bos=borders[0], eos=borders[1], source=str(flags.tokenizer))
+    template = None
+    if flags.chat:
+        if flags.tokenizer is None:
+            raise ConfigError(
+                "--chat needs --tokenizer with the folder of an instruct model: its chat template writes them out"
+            )
+        template = read_template(flags.tokenizer if flags.tokenizer.is_dir() else flags.tokenizer.parent)
     files = list(files_of(flags.paths))
     if not files:
         raise ConfigError(f"{', '.join(map(str, flags.paths))}: no text in it; name files with text in them")
@@ -32,7 +40,8 @@ def run_tokenize(flags: TokenizeFlags) -> None:
         flags.out,
         content,
         *borders,
-        column=flags.column,
+        column="messages" if flags.chat and flags.column == "text" else flags.column,
+        chat=template,
         validation=flags.validation,
         shard_tokens=flags.shard_tokens,
         processes=flags.processes or os.cpu_count() or 1,
@@ -64,6 +73,6 @@ def run_tokenize(flags: TokenizeFlags) -> None:
     typer.echo(
         f"wrote {flags.out}: {train['tokens']:,} tokens of {train['documents']:,} documents in {train['shards']} shards to train on, "
         f"{held_out['tokens']:,} held out; {text_mb:,.1f} MB of text"
-        + (f"; {left_out} files were left out, see above" if left_out else "")
+        + (f"; {left_out} lines above say what was left out" if left_out else "")
     )
     typer.echo(f"next: dilocox-peer init --data {flags.out}")

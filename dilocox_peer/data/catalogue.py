@@ -1,7 +1,8 @@
 """The catalogue of a run's data: which shards there are, by hash, and what each holds. Its own hash is in the manifest.
 
 A shard is a file of tokens, little-endian, of 1, 2 or 4 bytes each, padded to a multiple of 8 bytes; behind them where each
-document starts, 4 bytes each. Its name is its sha256. A shard holds documents to train on, or such as are held out.
+document starts, 4 bytes each, and of conversations a bit for each token, whether it is trained on. Its name is its sha256. A
+shard holds documents to train on, or such as are held out.
 """
 
 import hashlib
@@ -49,13 +50,15 @@ class Shard(_Frozen):
 
 
 class Catalogue(_Frozen):
-    """tokenizer, bos, eos: as a manifest's data section has them. vocab_size: ids are below it."""
+    """tokenizer, bos, eos: as a manifest's data section has them. vocab_size: ids are below it. answers: the documents are
+    conversations, of which the answers alone are trained on."""
 
     format: Literal[1] = 1
     tokenizer: str = Field(pattern=r"^(bytes|[0-9a-f]{64})$")
     bos: str = Field(max_length=128)
     eos: str = Field(max_length=128)
     vocab_size: int = Field(gt=0, le=2**31)
+    answers: bool = False
     shards: tuple[Shard, ...] = Field(strict=False, max_length=1 << 20)
 
     @model_validator(mode="after")
@@ -80,15 +83,15 @@ class Catalogue(_Frozen):
 
     def shard_bytes(self, shard: Shard) -> int:
         """Of its file."""
-        return shard_bytes(shard, self.dtype)
+        return shard_bytes(shard, self.dtype, answers=self.answers)
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.model_dump(), separators=(",", ":"), sort_keys=True).encode() + b"\n"
 
 
-def shard_bytes(shard: Shard, dtype: "np.dtype[np.unsignedinteger]") -> int:
-    """Of the file of a shard with tokens of that type."""
-    return padded(shard.tokens * dtype.itemsize) + 4 * shard.documents
+def shard_bytes(shard: Shard, dtype: "np.dtype[np.unsignedinteger]", *, answers: bool) -> int:
+    """Of the file of a shard with tokens of that type, and a bit for each or none."""
+    return padded(shard.tokens * dtype.itemsize) + 4 * shard.documents + (-(-shard.tokens // 8) if answers else 0)
 
 
 def padded(size_bytes: int) -> int:

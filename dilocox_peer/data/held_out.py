@@ -8,18 +8,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, Ids, Tokenizer
+from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, Counts, Ids, Tokenizer
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.types import IGNORED
 
 
 class HeldOut:
     """One segment of tokens."""
 
-    def __init__(self, validation: Ids, *, name: str, tokenizer: Tokenizer) -> None:
-        """validation: two tokens or more. name: of the text, for errors."""
+    def __init__(self, validation: Ids, *, name: str, tokenizer: Tokenizer, counts: Counts | None = None) -> None:
+        """validation: two tokens or more. name: of the text, for errors. counts: which of them are measured on, None: all."""
         self.name = name
         self.tokenizer = tokenizer
         self._validation = validation
+        self._counts = counts
 
     @property
     def unit(self) -> str:
@@ -50,11 +52,15 @@ class HeldOut:
         count = min(available, max(1, limit // context))
         for first in range(0, count, batch):
             rows = np.arange(first, min(first + batch, count)) * available // count * context
-            yield inputs_and_targets(self._validation[rows[:, None] + np.arange(context + 1)].astype(np.int64))
+            places = rows[:, None] + np.arange(context + 1)
+            sequences = self._validation[places].astype(np.int64)
+            yield inputs_and_targets(
+                sequences if self._counts is None else np.where(self._counts[places], sequences, ~sequences)
+            )
 
     def num_bytes(self, targets_BT: Tensor) -> int:
         """Bytes of text that these tokens stand for."""
-        return self.tokenizer.num_bytes(targets_BT.numpy())
+        return self.tokenizer.num_bytes(targets_BT[targets_BT != IGNORED].numpy())
 
     def unigram_entropy(self) -> float:
         """Nats a token of the validation split if tokens were independent: what a model reaches without context."""
@@ -75,5 +81,7 @@ def _entropy(counts: npt.NDArray[np.int64]) -> float:
 
 
 def inputs_and_targets(sequences: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    tokens = torch.from_numpy(sequences)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    """sequences: (B, T + 1); a token that is no target as -1 - token. Its target is IGNORED."""
+    targets = torch.from_numpy(np.where(sequences[:, 1:] < 0, IGNORED, sequences[:, 1:]))
+    inputs = torch.from_numpy(np.where(sequences[:, :-1] < 0, ~sequences[:, :-1], sequences[:, :-1]))
+    return inputs, targets

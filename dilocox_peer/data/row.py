@@ -72,17 +72,17 @@ class UnitRow:
 def sequences_of(
     units: Sequence[Unit], opened: Callable[[Shard], OpenShard], *, context: int, seed: int, stretch: Stretch
 ) -> npt.NDArray[np.int64]:
-    """(count, context + 1) of the documents of these units, mixed; count may be 0. A pure function of shards and arguments."""
+    """(count, context + 1) of the documents of these units, mixed; count may be 0. A token that is not trained on is -1 - token;
+    sequences of such alone are left out. A pure function of shards and arguments."""
     pieces = []
     for unit in units:
         shard = opened(unit.shard)
         first, end = shard.unit(unit.number)
-        pieces.append(shard.tokens[first:end])
-    tokens = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+        pieces.append(shard.signed(first, end))
+    tokens = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
     count = max(0, (len(tokens) - 1) // context)
-    starts = np.arange(count) * context
     key = canonical(["dilocox-mix", seed, stretch.epoch, stretch.first, stretch.count])
     generator = np.random.Philox(key=np.frombuffer(sha256(key)[:16], dtype="<u8"))
     order = np.argsort(generator.random_raw(count), kind="stable")
-    mixed: npt.NDArray[np.int64] = tokens[starts[order][:, None] + np.arange(context + 1)].astype(np.int64)
-    return mixed
+    mixed: npt.NDArray[np.int64] = tokens[(order * context)[:, None] + np.arange(context + 1)]
+    return mixed[(mixed[:, 1:] >= 0).any(axis=1)]

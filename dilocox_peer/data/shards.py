@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dilocox_peer.data.catalogue import MAX_DOCUMENT_TOKENS, UNIT_TOKENS, Catalogue, Shard, padded, read_catalogue
 from dilocox_peer.data.held_out import HeldOut
-from dilocox_peer.data.tokenizer import Ids, Tokenizer
+from dilocox_peer.data.tokenizer import Counts, Ids, Tokenizer
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import replace_file
 from dilocox_peer.types import Digest
@@ -28,10 +28,19 @@ _BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class OpenShard:
-    """tokens: mapped. starts: of its documents, ascending from 0."""
+    """tokens: mapped. starts: of its documents, ascending from 0. bits: of each token, whether it is trained on, mapped; None: all are."""
 
     tokens: Ids
     starts: npt.NDArray[np.uint32]
+    bits: npt.NDArray[np.uint8] | None = None
+
+    def signed(self, first: int, end: int) -> npt.NDArray[np.int64]:
+        """These tokens; one that is not trained on as -1 - token."""
+        tokens = self.tokens[first:end].astype(np.int64)
+        if self.bits is not None:
+            bits = np.unpackbits(self.bits[first // 8 : -(-end // 8)], bitorder="little")[first % 8 :][: end - first]
+            np.invert(tokens, out=tokens, where=bits == 0)
+        return tokens
 
     def unit(self, number: int) -> tuple[int, int]:
         """(first, end) in tokens of the documents that start within a unit; equal where none does."""
@@ -132,8 +141,14 @@ class ShardFolders:
     def _map(self, path: Path, shard: Shard) -> OpenShard:
         dtype = self._catalogue.dtype
         tokens = np.memmap(path, dtype, mode="r", shape=(shard.tokens,))
-        starts = np.fromfile(path, "<u4", offset=padded(shard.tokens * dtype.itemsize))
-        return OpenShard(tokens, starts)
+        behind = padded(shard.tokens * dtype.itemsize)
+        starts = np.fromfile(path, "<u4", offset=behind, count=shard.documents)
+        if not self._catalogue.answers:
+            return OpenShard(tokens, starts)
+        behind += 4 * shard.documents
+        return OpenShard(
+            tokens, starts, np.memmap(path, np.uint8, mode="r", offset=behind, shape=(-(-shard.tokens // 8),))
+        )
 
 
 def _name_of(shard: Shard) -> Digest:
@@ -149,13 +164,17 @@ def hash_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_shard(folder: Path, documents: Sequence[Ids], *, text_bytes: int, held_out: bool) -> Shard:
-    """Writes a shard of these documents' tokens, whole or not at all. Raises OSError."""
+def write_shard(
+    folder: Path, documents: Sequence[Ids], *, text_bytes: int, held_out: bool, counts: Sequence[Counts] | None = None
+) -> Shard:
+    """Writes a shard of these documents' tokens, whole or not at all. counts: which of them are trained on, None: all. Raises OSError."""
     lengths = np.array([len(each) for each in documents], np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype("<u4")
     tokens = np.concatenate(documents)
     raw = tokens.tobytes()
     parts = [raw, bytes(padded(len(raw)) - len(raw)), starts.tobytes()]
+    if counts is not None:
+        parts.append(np.packbits(np.concatenate(counts), bitorder="little").tobytes())
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -183,11 +202,13 @@ def held_out_of(folders: Sequence[Path], catalogue_name: str, tokenizer: Tokeniz
             raise ConfigError(
                 f"{path}: {shards.faults.get(str(path), 'is not there')}; make the shards anew, or copy it again"
             )
-        pieces.append(opened.tokens[: MAX_HELD_OUT - size])
+        pieces.append(opened.signed(0, min(len(opened.tokens), MAX_HELD_OUT - size)))
         size += len(pieces[-1])
         if size == MAX_HELD_OUT:
             break
-    return HeldOut(np.concatenate(pieces), name=str(folders[0]), tokenizer=tokenizer)
+    signed = np.concatenate(pieces)
+    tokens = np.where(signed < 0, ~signed, signed).astype(catalogue.dtype)
+    return HeldOut(tokens, name=str(folders[0]), tokenizer=tokenizer, counts=signed >= 0 if catalogue.answers else None)
 
 
 def sizes_of(shards: Iterable[Shard]) -> Mapping[str, int]:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dilocox_peer.data.chat import ChatTemplate, NoConversation, Spans
 from dilocox_peer.errors import ConfigError
 
 Text = npt.NDArray[np.uint8]
@@ -37,6 +38,7 @@ CUT_BYTES = 1 << 20
 interpreter for long, and a dump of everything in one file can be split."""
 
 _ROWS = 256  # of a table at a time
+_TOLD = 3  # conversations of a file that are left out with a line each
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 64 << 20
 _BESIDE_TABLES = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
@@ -62,10 +64,12 @@ _MAGIC = (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """data: UTF-8. key: what its side of the split hangs on, so that a document held out by one peer is held out by all."""
+    """data: UTF-8. key: what its side of the split hangs on, so that a document held out by one peer is held out by all. answers: of
+    a conversation, the stretches (in characters) that are trained on."""
 
     key: str
     data: Text
+    answers: Spans | None = None
 
 
 def library_documents() -> list[Document]:
@@ -93,11 +97,13 @@ LeftOut = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How files are read. column: the field of JSONL and parquet with the text. cut_bytes: longer documents are cut into several,
-    at lines; None: large text files are mapped whole. refused: None raises ConfigError at the first file that is no text."""
+    at lines; None: large text files are mapped whole. refused: None raises ConfigError at the first file that is no text. chat: what
+    writes conversations, in fields of JSONL, parquet or arrow files; those it cannot write are told to refused, a few of each file."""
 
     column: str = "text"
     cut_bytes: int | None = None
     refused: LeftOut | None = None
+    chat: ChatTemplate | None = None
 
 
 def documents_of(paths: Sequence[Path], reading: Reading = Reading()) -> Iterator[Document]:
@@ -138,29 +144,64 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _documents_in(path: Path, reading: Reading) -> Iterator[Document]:
+    if reading.chat is not None:
+        yield from _conversations(path, reading, reading.chat)
+        return
     for text in _texts_in(path, reading):
         for part in [text] if reading.cut_bytes is None else _cut(text, reading.cut_bytes):
             if len(part):
                 yield Document(_key(part), part)
 
 
-def _texts_in(path: Path, reading: Reading) -> Iterator[Text]:
+def _conversations(path: Path, reading: Reading, chat: ChatTemplate) -> Iterator[Document]:
+    left_out = 0
+    for where, record in _records_in(path, reading.column, is_text=False):
+        try:
+            text, answers = chat.written(record)
+        except NoConversation as error:
+            left_out += 1
+            if reading.refused is None:
+                raise ConfigError(f"{where}: {error}") from None
+            if left_out <= _TOLD:
+                reading.refused(f"{where}: {error}; left out")
+            continue
+        data = _utf8(text)
+        yield Document(_key(data), data, answers)
+    if left_out > _TOLD and reading.refused is not None:
+        reading.refused(f"{path}: {left_out} conversations in all were left out")
+
+
+def _records_in(path: Path, column: str, *, is_text: bool) -> Iterator[tuple[str, Any]]:
+    """(where, what the column holds) of each record of a file that has some. Raises ConfigError for other files."""
     match path.suffixes[-2:]:
         case [*_, ".jsonl"]:
             with path.open("rb") as lines:
-                yield from _jsonl(_lines(lines, path), path, reading.column)
+                yield from _jsonl(_lines(lines, path), path, column)
         case [*_, ".jsonl", ".gz"]:
             try:
                 with gzip.open(path) as lines:
-                    yield from _jsonl(_lines(lines, path), path, reading.column)
+                    yield from _jsonl(_lines(lines, path), path, column)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise ConfigError(f"{path}: damaged gzip ({error}); fetch it again") from None
         case [*_, ".jsonl", ".zst"]:
-            yield from _jsonl_zst(path, reading.column)
+            yield from _jsonl_zst(path, column)
         case [*_, ".parquet"]:
-            yield from _tables(path, reading.column, _parquet_columns)
+            yield from _tables(path, column, _parquet_columns, is_text=is_text)
         case [*_, ".arrow"]:
-            yield from _tables(path, reading.column, _arrow_columns)
+            yield from _tables(path, column, _arrow_columns, is_text=is_text)
+        case _:
+            raise ConfigError(f"{path}: conversations are read from .jsonl, .jsonl.gz, .jsonl.zst, .parquet and .arrow")
+
+
+def _texts_in(path: Path, reading: Reading) -> Iterator[Text]:
+    match path.suffixes[-2:]:
+        case [*_, ".jsonl" | ".parquet" | ".arrow"] | [*_, ".jsonl", ".gz" | ".zst"]:
+            for where, text in _records_in(path, reading.column, is_text=True):
+                if not isinstance(text, str):
+                    raise ConfigError(
+                        f'{where}: no "{reading.column}" field with a string; every line needs one, --column names another'
+                    )
+                yield _utf8(text)
         case _:
             _refuse_what_is_no_text(path)
             if reading.cut_bytes is None:
@@ -227,28 +268,25 @@ def _line_end(text: bytes, most: int) -> int:
     return most
 
 
-def _jsonl(lines: Iterable[bytes], path: Path, column: str) -> Iterator[Text]:
+def _jsonl(lines: Iterable[bytes], path: Path, column: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield _utf8(_text_of(line, column, where=f"{path}:{number}"))
+            yield f"{path}:{number}", _field_of(line, column, where=f"{path}:{number}")
 
 
-def _text_of(line: bytes, column: str, *, where: str) -> str:
+def _field_of(line: bytes, column: str, *, where: str) -> Any:
     try:
         record: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON ({error}); every line of a .jsonl file is an object") from None
-    text = record.get(column) if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        raise ConfigError(f'{where}: no "{column}" field with a string; every line needs one, --column names another')
-    return text
+    return record.get(column) if isinstance(record, dict) else None
 
 
 def _utf8(text: str) -> Text:
     return np.frombuffer(text.encode(errors="replace"), dtype=np.uint8)
 
 
-def _jsonl_zst(path: Path, column: str) -> Iterator[Text]:
+def _jsonl_zst(path: Path, column: str) -> Iterator[tuple[str, Any]]:
     try:
         import zstandard
     except ImportError:
@@ -270,18 +308,18 @@ def _lines(file: Any, path: Path) -> Iterator[bytes]:
     yield rest
 
 
-def _tables(path: Path, column: str, columns: Callable[[Any, Path, str], Iterator[Any]]) -> Iterator[Text]:
+def _tables(path: Path, column: str, columns: "_Columns", *, is_text: bool) -> Iterator[tuple[str, Any]]:
     try:
         import pyarrow
     except ImportError:
         raise ConfigError(f"{path}: `pip install 'dilocox-peer[data]'` brings what reads parquet and arrow") from None
     is_empty = True
     try:
-        for strings in columns(pyarrow, path, column):
-            for text in strings.to_pylist():
-                if text:
+        for values in columns(pyarrow, path, column, is_text):
+            for value in values.to_pylist():
+                if value:
                     is_empty = False
-                    yield _utf8(text)
+                    yield str(path), value
     except pyarrow.ArrowException as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{path}: damaged or no such table ({reason}); fetch it again") from None
@@ -289,29 +327,32 @@ def _tables(path: Path, column: str, columns: Callable[[Any, Path, str], Iterato
         raise ConfigError(f"{path}: column {column!r} is empty; --column names another")
 
 
-def _parquet_columns(pyarrow: Any, path: Path, column: str) -> Iterator[Any]:
+_Columns = Callable[[Any, Path, str, bool], Iterator[Any]]
+
+
+def _parquet_columns(pyarrow: Any, path: Path, column: str, is_text: bool) -> Iterator[Any]:
     """The column, a few rows at a time; a row group is as large as its writer wished."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path, memory_map=True) as file:
-        _require_strings(pyarrow, file.schema_arrow, column, path)
+        _require_column(pyarrow, file.schema_arrow, column, path, is_text=is_text)
         for batch in file.iter_batches(batch_size=_ROWS, columns=[column], use_threads=False):
             yield batch.column(0)
 
 
-def _arrow_columns(pyarrow: Any, path: Path, column: str) -> Iterator[Any]:
+def _arrow_columns(pyarrow: Any, path: Path, column: str, is_text: bool) -> Iterator[Any]:
     from pyarrow import ipc
 
     with pyarrow.memory_map(str(path)) as file, ipc.open_stream(file) as reader:
-        _require_strings(pyarrow, reader.schema, column, path)
+        _require_column(pyarrow, reader.schema, column, path, is_text=is_text)
         for batch in reader:
             for start in range(0, batch.num_rows, _ROWS):
                 yield batch.column(reader.schema.get_field_index(column)).slice(start, _ROWS)
 
 
-def _require_strings(pyarrow: Any, schema: Any, column: str, path: Path) -> None:
+def _require_column(pyarrow: Any, schema: Any, column: str, path: Path, *, is_text: bool) -> None:
     if column not in schema.names:
         raise ConfigError(f"{path}: no column {column!r}; --column names one of {', '.join(schema.names[:8])}")
     kind = schema.field(column).type
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+    if is_text and not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
         raise ConfigError(f"{path}: column {column!r} holds {kind}, no text; --column names another")

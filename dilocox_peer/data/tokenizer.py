@@ -13,11 +13,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dilocox_peer.data.chat import Spans
 from dilocox_peer.data.word_cache import WordCache
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import BYTES, NUM_BYTES, DataSection
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
+
+Counts = npt.NDArray[np.bool_]
+"""Of each token of a document, whether it is trained on."""
 
 FILE_NAME = "tokenizer.json"
 _LOOKAHEAD = 8  # tokens that the rest of a character may be away
@@ -129,6 +133,11 @@ class JsonTokenizer:
         self._words = WordCache.of(content, lambda text: inner.encode(text, add_special_tokens=False).ids, self.dtype)
 
     @property
+    def special_tokens(self) -> frozenset[str]:
+        """What no text of a person's is to spell where special tokens are read."""
+        return frozenset(token.content for token in self._inner.get_added_tokens_decoder().values() if token.special)
+
+    @property
     def is_fast(self) -> bool:
         """Whether words are looked up (word_cache.py)."""
         return self._words is not None
@@ -145,6 +154,22 @@ class JsonTokenizer:
             return [np.frombuffer(self._words.ids(text), self.dtype) for text in texts]
         encodings = self._inner.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, self.dtype) for encoding in encodings]
+
+    def encode_marked(self, documents: Sequence[tuple[bytes, Spans]]) -> list[tuple[Ids, Counts]]:
+        """The tokens of each text, the special ones that it spells among them, and which of them lie in its spans."""
+        self._inner.encode_special_tokens = False
+        try:
+            found = self._inner.encode_batch([text.decode() for text, _ in documents], add_special_tokens=False)
+        finally:
+            self._inner.encode_special_tokens = True
+        marked = []
+        for (_, spans), encoding in zip(documents, found, strict=True):
+            firsts = np.array([first for first, _ in encoding.offsets], np.int64)
+            bounds = np.array(spans, np.int64).reshape(-1, 2)
+            within = np.searchsorted(bounds[:, 0], firsts, "right") - 1
+            counts = (within >= 0) & (firsts < bounds[np.maximum(within, 0), 1])
+            marked.append((np.array(encoding.ids, self.dtype), counts))
+        return marked
 
     def text_of(self, ids: Iterator[int]) -> Iterator[str]:
         window: list[int] = []  # since the last whole character, after one token of what came before it

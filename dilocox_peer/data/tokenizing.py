@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from dilocox_peer.data.catalogue import CATALOGUE_FILE, MAX_DOCUMENT_TOKENS, Catalogue, Shard, shard_bytes
+from dilocox_peer.data.chat import ChatTemplate, Spans, TemplateFiles
 from dilocox_peer.data.shards import write_shard
 from dilocox_peer.data.sources import CUT_BYTES, Document, LeftOut, Reading, documents_of, files_of
 from dilocox_peer.data.split import hash_fraction
-from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, FILE_NAME, Ids, JsonTokenizer, Tokenizer, bounded
+from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, FILE_NAME, Counts, Ids, JsonTokenizer, Tokenizer, bounded
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import replace_file, sweep_parts
 
@@ -48,6 +49,7 @@ class Order:
     validation: float = 0.05
     shard_tokens: int = SHARD_TOKENS
     processes: int = 1
+    chat: TemplateFiles | None = None  # the documents are conversations, in `column`
 
     def settings(self) -> dict[str, Any]:
         """What the shards depend on; compared before an interrupted work is gone on with."""
@@ -60,6 +62,7 @@ class Order:
             "column": self.column,
             "validation": self.validation,
             "shard_tokens": self.shard_tokens,
+            "chat": [] if self.chat is None else [self.chat.source, sorted(map(list, self.chat.tokens.items()))],
         }
 
     def make_tokenizer(self) -> Tokenizer:
@@ -101,6 +104,11 @@ class _Work:
         self._progress = progress
         self._settings = order.settings()
         self._tokenizer = order.make_tokenizer()
+        self._chat: ChatTemplate | None = None
+        if order.chat is not None:
+            if not isinstance(self._tokenizer, JsonTokenizer):
+                raise ConfigError("--chat needs --tokenizer with the folder of an instruct model")
+            self._chat = ChatTemplate(order.chat, self._tokenizer.special_tokens)
         order.out.mkdir(parents=True, exist_ok=True)
         sweep_parts(order.out)
         self._written = self._begun(force=force)
@@ -114,14 +122,17 @@ class _Work:
         }
         for held, side in sides.items():
             side.read = passed_over[held]
-        reading = Reading(order.column, CUT_BYTES, self._refused)
+        reading = Reading(order.column, CUT_BYTES, self._refused, self._chat)
         documents = self._new_documents(documents_of(order.paths, reading), passed_over)
         with _Encoders(order) as encoders:
             for batch, tokens in encoders.encoded(_batches(documents)):
-                for document, ids in zip(batch, tokens, strict=True):
+                for document, (ids, counts) in zip(batch, tokens, strict=True):
                     side = sides[hash_fraction(document.key) < order.validation]
-                    whole = bounded(self._tokenizer, ids.astype(self._tokenizer.dtype, copy=False))
-                    side.add(whole, len(document.data))
+                    ids = ids.astype(self._tokenizer.dtype, copy=False)
+                    if counts is None:
+                        side.add(bounded(self._tokenizer, ids), len(document.data), None)
+                    else:
+                        side.add(*self._bounded_once(ids, counts, len(document.data)))
                     if side.num_tokens >= order.shard_tokens:
                         self._write(side)
                 self._progress(Made(self._text_bytes, self._documents, len(self._written), self._resumed))
@@ -129,6 +140,15 @@ class _Work:
             if side.documents:
                 self._write(side)
         return self._finish()
+
+    def _bounded_once(self, ids: Ids, counts: Counts, text_bytes: int) -> tuple[Ids, int, Counts]:
+        """A conversation with bos and eos around it, where the template has not written them. They do not count: what ends an answer
+        is in it."""
+        bos, eos = self._tokenizer.bos, self._tokenizer.eos
+        before = [bos] if bos is not None and (not len(ids) or ids[0] != bos) else []
+        behind = [eos] if eos is not None and (not len(ids) or ids[-1] != eos) else []
+        whole = np.concatenate([np.array(before, ids.dtype), ids, np.array(behind, ids.dtype)])
+        return whole, text_bytes, np.pad(counts, (len(before), len(behind)))
 
     def _new_documents(self, documents: Iterator[Document], passed_over: dict[bool, int]) -> Iterator[Document]:
         for document in documents:
@@ -141,7 +161,13 @@ class _Work:
             yield document
 
     def _write(self, side: "_Side") -> None:
-        shard = write_shard(self._order.out, side.documents, text_bytes=side.text_bytes, held_out=side.held_out)
+        shard = write_shard(
+            self._order.out,
+            side.documents,
+            text_bytes=side.text_bytes,
+            held_out=side.held_out,
+            counts=side.counts if self._order.chat is not None else None,
+        )
         self._written.append(_Written(shard, side.read))
         state = {
             "settings": self._settings,
@@ -179,7 +205,7 @@ class _Work:
             found = (self._order.out / written.shard.file_name).stat().st_size
         except OSError:
             return False
-        return found == shard_bytes(written.shard, self._tokenizer.dtype)
+        return found == shard_bytes(written.shard, self._tokenizer.dtype, answers=self._order.chat is not None)
 
     def _forget(self) -> None:
         """Takes back what was written."""
@@ -204,6 +230,7 @@ class _Work:
             bos=order.bos,
             eos=order.eos,
             vocab_size=self._tokenizer.vocab_size,
+            answers=order.chat is not None,
             shards=tuple(shards),
         )
         if order.tokenizer is not None:
@@ -231,12 +258,15 @@ class _Side:
 
     def clear(self) -> None:
         self.documents: list[Ids] = []
+        self.counts: list[Counts] = []
         self.num_tokens = self.text_bytes = 0
 
-    def add(self, ids: Ids, text_bytes: int) -> None:
+    def add(self, ids: Ids, text_bytes: int, counts: Counts | None) -> None:
         self.read += 1
         for start in range(0, len(ids), MAX_DOCUMENT_TOKENS):  # a normalizer can make much of little text
             self.documents.append(ids[start : start + MAX_DOCUMENT_TOKENS])
+            if counts is not None:
+                self.counts.append(counts[start : start + MAX_DOCUMENT_TOKENS])
         self.num_tokens += len(ids)
         self.text_bytes += text_bytes
 
@@ -252,6 +282,10 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+_Encoded = tuple[Ids, Counts | None]
+"""The tokens of a document, without bos and eos; of a conversation, which of them are trained on."""
 
 
 class _Encoders:
@@ -289,13 +323,13 @@ class _Encoders:
         for child, _ in self._children:
             child.kill()
 
-    def encoded(self, batches: Iterator[list[Document]]) -> Iterator[tuple[list[Document], list[Ids]]]:
+    def encoded(self, batches: Iterator[list[Document]]) -> Iterator[tuple[list[Document], list[_Encoded]]]:
         """Each batch with its tokens, in their order; a bounded number ahead."""
         if self._here is not None:
             for batch in batches:
-                yield batch, self._here.encode([document.data.tobytes() for document in batch])
+                yield batch, _encode(self._here, [(document.data.tobytes(), document.answers) for document in batch])
             return
-        waiting: deque[tuple[list[Document], Future[list[Ids]]]] = deque()
+        waiting: deque[tuple[list[Document], Future[list[_Encoded]]]] = deque()
         for batch in batches:
             waiting.append((batch, self._threads.submit(self._ask, batch)))
             if len(waiting) >= _AHEAD * self._count:
@@ -303,7 +337,9 @@ class _Encoders:
         while waiting:
             yield self._oldest(waiting)
 
-    def _oldest(self, waiting: deque[tuple[list[Document], Future[list[Ids]]]]) -> tuple[list[Document], list[Ids]]:
+    def _oldest(
+        self, waiting: deque[tuple[list[Document], Future[list[_Encoded]]]]
+    ) -> tuple[list[Document], list[_Encoded]]:
         batch, tokens = waiting.popleft()
         try:
             return batch, tokens.result(ENCODE_S)
@@ -312,17 +348,33 @@ class _Encoders:
                 f"a process that cuts text into tokens has not answered for {ENCODE_S:.0f} s; call this again, with fewer --processes"
             ) from None
 
-    def _ask(self, batch: Sequence[Document]) -> list[Ids]:
+    def _ask(self, batch: Sequence[Document]) -> list[_Encoded]:
         encoder = self._idle.get()
+        parts = []
+        for document in batch:
+            parts += [document.data.tobytes(), np.array(document.answers or (), "<i4").tobytes()]
         try:
-            encoder.send_bytes(_framed([document.data.tobytes() for document in batch]))
-            return [np.frombuffer(each, "<u4") for each in _unframed(encoder.recv_bytes())]
+            encoder.send_bytes(_framed(parts))
+            answer = _unframed(encoder.recv_bytes())
         except (EOFError, OSError):
             raise ConfigError(
                 "a process that cuts text into tokens has died (out of memory?); call this again, with fewer --processes"
             ) from None
         finally:
             self._idle.put(encoder)
+        return [
+            (np.frombuffer(ids, "<u4"), None if document.answers is None else np.frombuffer(counts, np.bool_))
+            for document, ids, counts in zip(batch, answer[::2], answer[1::2], strict=True)
+        ]
+
+
+def _encode(tokenizer: Tokenizer, documents: Sequence[tuple[bytes, Spans | None]]) -> list[_Encoded]:
+    """All of them with answers, or none."""
+    marked = [(text, answers) for text, answers in documents if answers is not None]
+    if not marked:
+        return [(ids, None) for ids in tokenizer.encode([text for text, _ in documents])]
+    assert isinstance(tokenizer, JsonTokenizer), "conversations have special tokens"
+    return list(tokenizer.encode_marked(marked))
 
 
 def _encode_for(connection: Connection, content: bytes) -> None:
@@ -333,10 +385,16 @@ def _encode_for(connection: Connection, content: bytes) -> None:
     tokenizer = JsonTokenizer(content)
     while True:
         try:
-            documents = _unframed(connection.recv_bytes())
+            asked = _unframed(connection.recv_bytes())
         except (EOFError, OSError):
             return
-        connection.send_bytes(_framed([ids.astype("<u4").tobytes() for ids in tokenizer.encode(documents)]))
+        spans = [tuple((int(a), int(b)) for a, b in np.frombuffer(each, "<i4").reshape(-1, 2)) for each in asked[1::2]]
+        parts: list[bytes] = []
+        for ids, counts in _encode(
+            tokenizer, [(text, each or None) for text, each in zip(asked[::2], spans, strict=True)]
+        ):
+            parts += [ids.astype("<u4").tobytes(), b"" if counts is None else counts.tobytes()]
+        connection.send_bytes(_framed(parts))
 
 
 def _framed(parts: Sequence[bytes]) -> bytes:

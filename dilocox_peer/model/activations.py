@@ -9,7 +9,7 @@ Shape letters: B sequences, T tokens, D hidden size, R rows = B * T.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.int8_blocks import Int8Blocks, largest_bfloat16
+from dilocox_peer.types import IGNORED
 
 Form = Literal["int8", "bf16", "fp32"]
 Bytes = bytes | bytearray | memoryview
@@ -64,7 +65,12 @@ class BodyFormat:
     @property
     def step_bytes(self) -> int:
         """Of activations with their targets."""
-        return self.hidden_bytes + self.rows * self._target_dtype.itemsize
+        return self.hidden_bytes + self._ids_bytes + -(-self.rows // 8)
+
+    @property
+    def _ids_bytes(self) -> int:
+        """Of the targets; behind them is a bit for each, whether it counts."""
+        return self.rows * self._target_dtype.itemsize
 
     @property
     def _target_dtype(self) -> "np.dtype[np.unsignedinteger]":
@@ -86,7 +92,10 @@ class BodyFormat:
 
     def pack_targets(self, targets_BT: Tensor) -> bytes:
         """The second part of the body of a step."""
-        return targets_BT.cpu().numpy().astype(self._target_dtype).tobytes()
+        targets_R = targets_BT.cpu().numpy().reshape(-1)
+        counts_R = targets_R != IGNORED
+        ids = np.where(counts_R, targets_R, 0).astype(self._target_dtype)
+        return ids.tobytes() + np.packbits(counts_R, bitorder="little").tobytes()
 
     # ---- reading ----
 
@@ -111,8 +120,13 @@ class BodyFormat:
             return "activations that are not finite"
         if largest > MAX_MAGNITUDE:
             return f"activations of {largest:.1e}, at most {MAX_MAGNITUDE:.1e}"
-        if is_step and self.vocab_size < 2 ** (8 * self._target_dtype.itemsize):
-            target = int(np.frombuffer(view[self.hidden_bytes :], self._target_dtype).max())
+        return self._why_not_targets(view[self.hidden_bytes :]) if is_step else None
+
+    def _why_not_targets(self, view: memoryview) -> str | None:
+        if not self._counts(view).any():
+            return "targets of which none counts"
+        if self.vocab_size < 2 ** (8 * self._target_dtype.itemsize):
+            target = int(np.frombuffer(view[: self._ids_bytes], self._target_dtype).max())
             if target >= self.vocab_size:
                 return f"a target {target} of a vocabulary of {self.vocab_size}"
         return None
@@ -135,9 +149,15 @@ class BodyFormat:
         return memoryview(body)[self.hidden_bytes :]
 
     def unpack_targets(self, body: Bytes, device: torch.device) -> Tensor:
-        """(B, T) int64, new."""
-        raw = np.frombuffer(self.targets_of(body), self._target_dtype).astype(np.int64)
-        return torch.from_numpy(raw).view(self.batch, self.tokens).to(device)
+        """(B, T) int64, new; IGNORED where one does not count."""
+        view = memoryview(self.targets_of(body))
+        targets_R = np.frombuffer(view[: self._ids_bytes], self._target_dtype).astype(np.int64)
+        targets_R[self._counts(view) == 0] = IGNORED
+        return torch.from_numpy(targets_R).view(self.batch, self.tokens).to(device)
+
+    def _counts(self, targets: memoryview) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+        """(R): 1 for each target that counts."""
+        return np.unpackbits(np.frombuffer(targets[self._ids_bytes :], np.uint8), count=self.rows, bitorder="little")
 
 
 def _little_endian(values: Tensor) -> bytes:

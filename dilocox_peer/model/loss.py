@@ -14,9 +14,7 @@ from torch import Tensor
 
 from dilocox_peer.model.architecture import StageModel
 from dilocox_peer.model.memory import LOGITS_BYTES
-
-IGNORED = -100
-"""A target that counts for nothing: padding, or a prompt in fine-tuning. torch's own default."""
+from dilocox_peer.types import IGNORED
 
 
 def rows_at_a_time(vocab_size: int, logits_bytes: int = LOGITS_BYTES) -> int:

@@ -35,13 +35,14 @@ def shards_of_the_library(tmp_path):
     return out
 
 
-def run_of(out, **changed):
+def run_of(out, **sections):
     """A manifest of a run with two stages on the shards in out."""
     catalogue, name = read_catalogue(out)
     assert len(catalogue.train) > 5
     inner, rounds = {"micro_batch": 4, "accumulate": 8}, {"total": 10_000, "inner_steps": 4, "start_peers": 1}
     data = {"source": "shards", "catalogue": name}
-    return with_cut(preset("tiny", stages={"count": 2}, inner=inner, rounds=rounds | changed, data=data)), catalogue
+    manifest = preset("tiny", stages={"count": 2}, inner=inner, rounds=rounds, data=data, **sections)
+    return with_cut(manifest), catalogue
 
 
 def trained(swarm: Watched, labels: list[str]) -> Counter[tuple[int, int]]:
@@ -138,4 +139,47 @@ def test_two_heads_that_are_killed_one_after_the_other_train_on_nothing_twice(tm
     handed_out = UnitRow(catalogue, 0).row.to_hand_out
     twice = sorted(place for place, number in first_epoch.items() if number > 1)
     print(f"{len(first_epoch)} of {handed_out} units trained on, twice: {twice}; rounds {found['rounds']}")
+    assert not [place for place in twice if place < handed_out]
+
+
+def test_two_heads_on_branches_of_their_own_train_on_nothing_twice_but_by_chance(tmp_path):
+    """Both vote, and each goes on alone from a round that both had: two branches, of which one is given up when they meet."""
+    out = shards_of_the_library(tmp_path)
+    manifest, catalogue = run_of(out, admission={"votes_after": 0})
+
+    async def scenario() -> dict[str, Any]:
+        async with Watched(manifest) as swarm:
+            await swarm.start_bootstrap()
+            tails = [await swarm.start_peer("owner", stage=1, more=["--data", str(out)])]
+            heads = [await swarm.start_peer(f"head{index}", stage=0) for index in range(2)]
+            tails.append(await swarm.start_peer("tail", stage=1))
+
+            async def reach(goal: int, *alive: Any) -> None:
+                labels = [each.label for each in alive]
+                await swarm.until(
+                    lambda: min(swarm.round_of(label) for label in labels) >= goal, [*alive, *tails], LONG_S
+                )
+
+            await reach(4, *heads)
+            at = swarm.round_of("head1")
+            heads[1].process.send_signal(signal.SIGKILL)
+            await reach(swarm.round_of("head0") + 6, heads[0])  # alone, after a view change
+            heads[0].process.send_signal(signal.SIGKILL)
+            heads[1] = await swarm.start_peer("head1", stage=0)  # knows nothing of those rounds
+            await reach(at + 8, heads[1])
+            forked = [swarm.round_of("head0"), swarm.round_of("head1"), at]
+            heads[0] = await swarm.start_peer("head0", stage=0)
+            await reach(max(forked) + 6, *heads)
+            return {
+                "counts": trained(swarm, ["head0", "head1"]),
+                "forked": forked,
+                "switched": len([each for label in ("head0", "head1") for each in swarm.of(label, "BranchSwitched")]),
+            }
+
+    found = asyncio.run(scenario())
+    first_epoch = {place: number for (epoch, place), number in found["counts"].items() if epoch == 0}
+    handed_out = UnitRow(catalogue, 0).row.to_hand_out
+    twice = sorted(place for place, number in first_epoch.items() if number > 1)
+    print(f"{len(first_epoch)} of {handed_out} units, twice: {twice}; rounds {found['forked']}")
+    assert found["switched"], "two branches met"
     assert not [place for place in twice if place < handed_out]

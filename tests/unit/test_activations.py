@@ -17,6 +17,7 @@ from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.int8_blocks import Int8Blocks
 from dilocox_peer.model.passes import Passes
 from dilocox_peer.model.transformer import LlamaStage, initial_parameters
+from dilocox_peer.types import IGNORED
 from tests.cut_runs import manifest_of
 
 CPU = torch.device("cpu")
@@ -149,9 +150,21 @@ def test_targets_come_back(vocab_size: int):
     assert bytes(body.targets_of(step)) == body.pack_targets(targets)
 
 
+def test_targets_that_do_not_count_come_back_as_such_and_one_has_to_count():
+    body = body_format("fp32", vocab_size=300)
+    targets = torch.tensor([[IGNORED, 1, 299], [5, IGNORED, IGNORED]])
+    step = body.pack_hidden(hidden()) + body.pack_targets(targets)
+    assert body.why_not(step, is_step=True) is None
+    assert torch.equal(body.unpack_targets(step, CPU), targets)
+    none = bytearray(body.pack_hidden(hidden()) + body.pack_targets(torch.full((2, 3), IGNORED)))
+    assert body.why_not(none, is_step=True) == "targets of which none counts"
+    none[-1] = 0b11000000  # of no target
+    assert body.why_not(none, is_step=True) == "targets of which none counts"
+
+
 def test_a_target_outside_the_vocabulary_is_refused():
     body = body_format("fp32", vocab_size=300)
-    step = body.pack_hidden(hidden()) + np.array([0, 1, 2, 3, 4, 300], "<u2").tobytes()
+    step = body.pack_hidden(hidden()) + np.array([0, 1, 2, 3, 4, 300], "<u2").tobytes() + b"\xff"
     assert "target 300" in (body.why_not(step, is_step=True) or "")
 
 
