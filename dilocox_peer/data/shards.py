@@ -49,7 +49,7 @@ class OpenShard:
         return first, end
 
 
-class Kept(Protocol):
+class KeptShards(Protocol):
     """Where shards are that were fetched, by their sha256; a Shelf is one."""
 
     def path(self, name: Digest, /) -> Path | None: ...
@@ -61,7 +61,7 @@ class Kept(Protocol):
 class ShardFolders:
     """Shards by their hash, in the folders given. Any thread, but one at a time."""
 
-    def __init__(self, catalogue: Catalogue, folders: Sequence[Path], *, kept: Kept | None = None) -> None:
+    def __init__(self, catalogue: Catalogue, folders: Sequence[Path], *, kept: KeptShards | None = None) -> None:
         """kept: is looked at too; what is damaged there is forgotten, so that it is fetched again."""
         self._catalogue = catalogue
         self._folders = tuple(folders)
