@@ -229,6 +229,9 @@ class JoinFlags(OfPeer):
     log_file: Annotated[Path | None, Flag("Append every event to this JSONL file as well.", shown=False)] = None
     log_file_size: Annotated[float, Flag("MB after which it is rotated.", least=0.001)] = 10.0
     log_file_count: Annotated[int, Flag("Rotated files to keep.", least=0, most=1000)] = 5
+    log_to: Annotated[
+        tuple[str, ...], Flag("Figures to tensorboard:FOLDER, wandb:PROJECT or trackio:PROJECT.", shown=False)
+    ] = ()
     metrics_port: Annotated[int | None, Flag("Serve Prometheus metrics there.", shown="off", least=1, most=65535)] = (
         None
     )

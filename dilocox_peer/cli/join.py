@@ -18,6 +18,7 @@ from dilocox_peer.cli.hours import Hours, keep_hours
 from dilocox_peer.cli.idle import keep_idle, read_usage
 from dilocox_peer.cli.lifetime import Stop, interruptible, run_until_stopped
 from dilocox_peer.cli.observer import Observer
+from dilocox_peer.cli.sinks import sink_of
 from dilocox_peer.cli.terminal import Dashboard, Terminal, errors_as_events, is_interactive
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Failed, Remark
@@ -62,6 +63,9 @@ def run_join(flags: JoinFlags) -> None:
             file = EventFile(flags.log_file, max_bytes=int(flags.log_file_size * 1e6), keep=flags.log_file_count)
             observer.add(stack.enter_context(file))
         identity = stack.enter_context(Identity.open(home.identity_path))
+        for wish in flags.log_to:
+            sink = sink_of(wish, run=invitation.run_id[:16], peer=flags.name, tell=observer)
+            observer.add(stack.enter_context(sink))
         if flags.metrics_port is not None:
             from dilocox_peer.cli.metrics import metrics_server
 
