@@ -61,12 +61,13 @@ class Shelf:
     """A folder of things. Blocking: call it from worker threads; any of them may."""
 
     def __init__(self, folder: Path, *, quota_bytes: int | None = None) -> None:
-        """quota_bytes: beyond it what was used least lately is dropped; None: nothing ever is. Creates the folder, and cleans it
+        """quota_bytes: beyond it what was used least lately is dropped, unless it is pinned; None: nothing ever is. Creates the folder, and cleans it
         up: one process a folder. Raises OSError."""
         self.folder = folder
         self._quota_bytes = quota_bytes
         self._lock = threading.RLock()
         self._sizes: dict[Digest, int] = {}  # the least lately used first
+        self._pinned: set[Digest] = set()
         (folder / PARTIAL).mkdir(mode=0o700, parents=True, exist_ok=True)
         found: list[tuple[float, Digest, int]] = []
         for room in folder.iterdir():
@@ -176,7 +177,7 @@ class Shelf:
         return None
 
     def path(self, name: Digest) -> Path | None:
-        """Where it is; it stays there as long as the quota allows."""
+        """Where it is; it stays there as long as it is pinned or the quota allows."""
         return self._path(name) if self._use(name) else None
 
     def content(self, name: Digest) -> FileContent | None:
@@ -189,10 +190,18 @@ class Shelf:
             self.forget(name)
             return None
 
+    # ---- what stays ----
+
+    def pin(self, names: Iterable[Digest]) -> None:
+        """These are not dropped for the quota's sake until the process ends."""
+        with self._lock:
+            self._pinned |= set(names)
+
     def forget(self, name: Digest) -> None:
         """It is here no longer, whatever its file is. Raises OSError."""
         with self._lock:
             self._sizes.pop(name, None)
+            self._pinned.discard(name)
         self._path(name).unlink(missing_ok=True)
         _outline_path(self._path(name)).unlink(missing_ok=True)
 
@@ -216,8 +225,9 @@ class Shelf:
             for name, held_bytes in self._sizes.items():
                 if too_many <= 0:
                     break
-                dropped.append(name)
-                too_many -= held_bytes
+                if name not in self._pinned:
+                    dropped.append(name)
+                    too_many -= held_bytes
             if too_many > 0:
                 raise OSError(
                     f"{size_bytes} bytes are more than the quota of {self._quota_bytes} in {self.folder} has room for"

@@ -319,7 +319,7 @@ def test_of_beginnings_that_nobody_goes_on_with_the_newest_stay(tmp_path: Path) 
     assert left == {name.hex() + tail for name in names[-MAX_PARTIALS:] for tail in ("", ".outline")}
 
 
-def test_the_least_lately_used_goes_when_the_quota_is_full(tmp_path: Path) -> None:
+def test_the_least_lately_used_goes_when_the_quota_is_full_and_what_is_pinned_stays(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, quota_bytes=30)
     first, _, third = (shelf.put(bytes([number]) * 10) for number in range(3))
     assert shelf.get(first) is not None  # used: the next to go is the second
@@ -327,6 +327,9 @@ def test_the_least_lately_used_goes_when_the_quota_is_full(tmp_path: Path) -> No
     assert shelf.held == {first, third, fourth}
     fifth = shelf.put(b"5" * 20)
     assert shelf.held == {fourth, fifth}
+    shelf.pin([fourth])
+    sixth = shelf.put(b"6" * 20)
+    assert shelf.held == {fourth, sixth}
     with pytest.raises(OSError, match="quota"):
         shelf.put(b"6" * 31)
     assert shelf.size_bytes == 30
