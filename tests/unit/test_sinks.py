@@ -18,6 +18,10 @@ def progress(tokens, loss=2.5):
     return TrainingProgress(3, 4, tokens, 1000.0, loss, 10, 20, 0.5)
 
 
+def unwanted(event: Event) -> None:
+    pytest.fail(event.line())
+
+
 def records(folder: Path) -> list[Record]:
     """Of a TFRecord file: length (8 bytes), its checksum (4), the record, its checksum (4)."""
     (path,) = folder.iterdir()
@@ -30,7 +34,7 @@ def records(folder: Path) -> list[Record]:
 
 
 def test_what_tensorboard_reads_is_what_was_told(tmp_path):
-    with sink_of(f"tensorboard:{tmp_path / 'log'}", run="run", peer="p", tell=pytest.fail) as listener:
+    with sink_of(f"tensorboard:{tmp_path / 'log'}", run="run", peer="p", tell=unwanted) as listener:
         listener(progress(5000))
         listener(progress(6000))  # within ten seconds of it
         listener(Evaluated(7, 1.25, 100, bits_per_byte=1.5))
@@ -66,7 +70,7 @@ def test_rounds_have_their_numbers_and_the_rest_the_tokens_until_then():
 
 @pytest.mark.parametrize("wish", ["tensorboard", "tensorboard:", "elsewhere:x", "wandb:a/../b", ":x"])
 def test_a_wish_that_names_nothing_is_refused_in_one_line(wish):
-    with pytest.raises(ConfigError, match="--log-to") as raised, sink_of(wish, run="r", peer="p", tell=pytest.fail):
+    with pytest.raises(ConfigError, match="--log-to") as raised, sink_of(wish, run="r", peer="p", tell=unwanted):
         pass
     assert "\n" not in str(raised.value)
 
@@ -75,7 +79,7 @@ def test_a_folder_that_cannot_be_written_is_named_and_a_full_disk_told_once(tmp_
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(ConfigError, match="name a folder that you may write"),
-        sink_of(f"tensorboard:{tmp_path / 'file' / 'x'}", run="r", peer="p", tell=pytest.fail),
+        sink_of(f"tensorboard:{tmp_path / 'file' / 'x'}", run="r", peer="p", tell=unwanted),
     ):
         pass
     told: list[Event] = []
