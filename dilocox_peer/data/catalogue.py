@@ -90,7 +90,7 @@ class Catalogue(_Frozen):
 
 
 def shard_bytes(shard: Shard, dtype: "np.dtype[np.unsignedinteger]", *, answers: bool) -> int:
-    """Of the file of a shard with tokens of that type, and a bit for each or none."""
+    """How large the file of a shard is, with tokens of that type, and a bit for each or none."""
     return padded(shard.tokens * dtype.itemsize) + 4 * shard.documents + (-(-shard.tokens // 8) if answers else 0)
 
 

@@ -69,7 +69,7 @@ class BodyFormat:
 
     @property
     def _ids_bytes(self) -> int:
-        """Of the targets; behind them is a bit for each, whether it counts."""
+        """Targets; behind them is a bit for each, whether it counts."""
         return self.rows * self._target_dtype.itemsize
 
     @property
