@@ -130,6 +130,13 @@ class TokenizeFlags:
     out: Annotated[Path, Flag("Folder for the shards and their catalogue.")] = Path("shards")
     tokenizer: Annotated[Path | None, Flag("A tokenizer.json, or the folder of a model.", shown="bytes")] = None
     column: Column = "text"
+    mix: Annotated[
+        tuple[str, ...],
+        Flag(
+            "FILE=TIMES: how often an epoch goes over one of FILES: 2, or 0.25: a quarter of it; may repeat.",
+            shown=False,
+        ),
+    ] = ()
     chat: Annotated[
         bool,
         Flag(

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -42,6 +43,7 @@ def run_tokenize(flags: TokenizeFlags) -> None:
         *borders,
         column="messages" if flags.chat and flags.column == "text" else flags.column,
         chat=template,
+        mix=_mix(flags),
         validation=flags.validation,
         shard_tokens=flags.shard_tokens,
         processes=flags.processes or os.cpu_count() or 1,
@@ -73,6 +75,29 @@ def run_tokenize(flags: TokenizeFlags) -> None:
     typer.echo(
         f"wrote {flags.out}: {train['tokens']:,} tokens of {train['documents']:,} documents in {train['shards']} shards to train on, "
         f"{held_out['tokens']:,} held out; {text_mb:,.1f} MB of text"
+        + (f"; {train['tokens_an_epoch']:,} tokens an epoch" if train["tokens_an_epoch"] > train["tokens"] else "")
         + (f"; {left_out} lines above say what was left out" if left_out else "")
     )
     typer.echo(f"next: dilocox-peer init --data {flags.out}")
+
+
+def _mix(flags: TokenizeFlags) -> tuple[tuple[Path, float], ...]:
+    """Raises ConfigError."""
+    from dilocox_peer.data.catalogue import MAX_TIMES
+
+    mix: dict[Path, float] = {}
+    for wish in flags.mix:
+        name, equals, number = wish.rpartition("=")
+        try:
+            times = float(number)
+        except ValueError:
+            times = 0.0
+        if not equals or not (0.0 < times < 1.0 or times in range(1, MAX_TIMES + 1)):
+            raise ConfigError(
+                f"--mix {wish}: give FILE=TIMES, a whole number up to {MAX_TIMES}, or a share above 0 and below 1"
+            )
+        if Path(name) not in flags.paths:
+            raise ConfigError(f"--mix {wish}: {name} is none of the files named; give it as it stands there")
+        if mix.setdefault(Path(name), times) != times:
+            raise ConfigError(f"--mix {wish}: {name} has another weight already")
+    return tuple(sorted(mix.items()))

@@ -26,6 +26,8 @@ MAX_DOCUMENT_TOKENS = 4 << 20
 UNIT_TOKENS = 16384
 """What is drawn at a time: the documents that start within so many tokens of a shard."""
 
+MAX_TIMES = 1000
+
 _Count = Annotated[int, Field(ge=0, le=2**48)]
 
 
@@ -39,6 +41,7 @@ class Shard(_Frozen):
     documents: int = Field(gt=0, le=MAX_SHARD_TOKENS)
     text_bytes: _Count = Field(description="of its documents before they were cut into tokens")
     held_out: bool
+    times: int = Field(1, ge=1, le=MAX_TIMES, description="how often an epoch goes over it")
 
     @property
     def file_name(self) -> str:

@@ -30,7 +30,8 @@ class UnitRow:
     """The units of a catalogue's training shards in the order of each epoch."""
 
     def __init__(self, catalogue: Catalogue, seed: int) -> None:
-        self._shards = catalogue.train
+        # One that an epoch goes over several times stands there as often, each time with an order of its own.
+        self._shards = tuple(shard for shard in catalogue.train for _ in range(shard.times))
         self._seed = seed
         self._orders: dict[int, tuple[npt.NDArray[np.int64], list[int]]] = {}
         self._within: dict[tuple[int, int], npt.NDArray[np.int64]] = {}

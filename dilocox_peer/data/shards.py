@@ -165,9 +165,16 @@ def hash_of(path: Path) -> str:
 
 
 def write_shard(
-    folder: Path, documents: Sequence[Ids], *, text_bytes: int, held_out: bool, counts: Sequence[Counts] | None = None
+    folder: Path,
+    documents: Sequence[Ids],
+    *,
+    text_bytes: int,
+    held_out: bool,
+    times: int = 1,
+    counts: Sequence[Counts] | None = None,
 ) -> Shard:
-    """Writes a shard of these documents' tokens, whole or not at all. counts: which of them are trained on, None: all. Raises OSError."""
+    """Writes a shard of these documents' tokens, whole or not at all. times: how often an epoch goes over it. counts: which of them are
+    trained on, None: all. Raises OSError."""
     lengths = np.array([len(each) for each in documents], np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype("<u4")
     tokens = np.concatenate(documents)
@@ -184,6 +191,7 @@ def write_shard(
         documents=len(documents),
         text_bytes=text_bytes,
         held_out=held_out,
+        times=times,
     )
     replace_file(folder / shard.file_name, parts)
     return shard
@@ -218,5 +226,6 @@ def sizes_of(shards: Iterable[Shard]) -> Mapping[str, int]:
         "shards": len(listed),
         "documents": sum(shard.documents for shard in listed),
         "tokens": sum(shard.tokens for shard in listed),
+        "tokens_an_epoch": sum(shard.tokens * shard.times for shard in listed),
         "text_bytes": sum(shard.text_bytes for shard in listed),
     }

@@ -65,11 +65,12 @@ _MAGIC = (
 @dataclass(frozen=True, slots=True)
 class Document:
     """data: UTF-8. key: what its side of the split hangs on, so that a document held out by one peer is held out by all. answers: of
-    a conversation, the stretches (in characters) that are trained on."""
+    a conversation, the stretches (in characters) that are trained on. times: how often an epoch goes over it."""
 
     key: str
     data: Text
     answers: Spans | None = None
+    times: int = 1
 
 
 def library_documents() -> list[Document]:

@@ -13,7 +13,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ class Order:
     shard_tokens: int = SHARD_TOKENS
     processes: int = 1
     chat: TemplateFiles | None = None  # the documents are conversations, in `column`
+    mix: tuple[tuple[Path, float], ...] = ()
+    """Of some of the paths, how often an epoch goes over their documents: a whole number, or below 1 a share of them, by hash."""
 
     def settings(self) -> dict[str, Any]:
         """What the shards depend on; compared before an interrupted work is gone on with."""
@@ -62,6 +64,7 @@ class Order:
             "column": self.column,
             "validation": self.validation,
             "shard_tokens": self.shard_tokens,
+            "mix": [[str(path), times] for path, times in self.mix],
             "chat": [] if self.chat is None else [self.chat.source, sorted(map(list, self.chat.tokens.items()))],
         }
 
@@ -116,18 +119,17 @@ class _Work:
         self._text_bytes = self._documents = 0
 
     def run(self) -> Catalogue:
-        order, sides = self._order, {held_out: _Side(held_out) for held_out in (False, True)}
-        passed_over = {
-            held: max((each.read for each in self._written if each.shard.held_out == held), default=0) for held in sides
-        }
-        for held, side in sides.items():
-            side.read = passed_over[held]
-        reading = Reading(order.column, CUT_BYTES, self._refused, self._chat)
-        documents = self._new_documents(documents_of(order.paths, reading), passed_over)
+        order = self._order
+        sides: dict[tuple[bool, int], _Side] = {}
+        for each in self._written:
+            key = each.shard.held_out, each.shard.times
+            sides.setdefault(key, _Side(*key)).read = each.read
+        documents = self._new_documents({key: side.read for key, side in sides.items()})
         with _Encoders(order) as encoders:
             for batch, tokens in encoders.encoded(_batches(documents)):
                 for document, (ids, counts) in zip(batch, tokens, strict=True):
-                    side = sides[hash_fraction(document.key) < order.validation]
+                    key = self._side_of(document)
+                    side = sides.setdefault(key, _Side(*key))
                     ids = ids.astype(self._tokenizer.dtype, copy=False)
                     if counts is None:
                         side.add(bounded(self._tokenizer, ids), len(document.data), None)
@@ -136,7 +138,7 @@ class _Work:
                     if side.num_tokens >= order.shard_tokens:
                         self._write(side)
                 self._progress(Made(self._text_bytes, self._documents, len(self._written), self._resumed))
-        for side in sides.values():
+        for _, side in sorted(sides.items()):
             if side.documents:
                 self._write(side)
         return self._finish()
@@ -150,15 +152,32 @@ class _Work:
         whole = np.concatenate([np.array(before, ids.dtype), ids, np.array(behind, ids.dtype)])
         return whole, text_bytes, np.pad(counts, (len(before), len(behind)))
 
-    def _new_documents(self, documents: Iterator[Document], passed_over: dict[bool, int]) -> Iterator[Document]:
-        for document in documents:
+    def _new_documents(self, passed_over: dict[tuple[bool, int], int]) -> Iterator[Document]:
+        for document in self._mixed():
             self._text_bytes += len(document.data)
             self._documents += 1
-            held_out = hash_fraction(document.key) < self._order.validation
-            if passed_over[held_out]:
-                passed_over[held_out] -= 1
+            key = self._side_of(document)
+            if passed_over.get(key):
+                passed_over[key] -= 1
                 continue
             yield document
+
+    def _mixed(self) -> Iterator[Document]:
+        """Documents of all paths, those that the mix leaves out left out."""
+        reading = Reading(self._order.column, CUT_BYTES, self._refused, self._chat)
+        mix = dict(self._order.mix)
+        for path in self._order.paths:
+            times = mix.get(path, 1.0)
+            for document in documents_of([path], reading):
+                if times >= 1.0:
+                    yield replace(document, times=int(times)) if times > 1.0 else document
+                elif hash_fraction(f"mix:{document.key}") < times:
+                    yield document
+
+    def _side_of(self, document: Document) -> tuple[bool, int]:
+        """(whether it is held out, how often an epoch goes over it)."""
+        held_out = hash_fraction(document.key) < self._order.validation
+        return held_out, 1 if held_out else document.times
 
     def _write(self, side: "_Side") -> None:
         shard = write_shard(
@@ -166,6 +185,7 @@ class _Work:
             side.documents,
             text_bytes=side.text_bytes,
             held_out=side.held_out,
+            times=side.times,
             counts=side.counts if self._order.chat is not None else None,
         )
         self._written.append(_Written(shard, side.read))
@@ -249,10 +269,10 @@ class _Written:
 
 
 class _Side:
-    """Documents of the shard that comes next, to train on or held out. read: how many came until now."""
+    """Documents of the shard that comes next, to train on (so many times an epoch) or held out. read: how many came until now."""
 
-    def __init__(self, held_out: bool) -> None:
-        self.held_out = held_out
+    def __init__(self, held_out: bool, times: int) -> None:
+        self.held_out, self.times = held_out, times
         self.read = 0
         self.clear()
 

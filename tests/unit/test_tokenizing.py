@@ -1,14 +1,18 @@
 """Shards: the same whoever makes them and however often that is interrupted; each whole, under the hash of its bytes."""
 
+import dataclasses
 import hashlib
 import itertools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +21,13 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox_peer.cli.flags import InitFlags
+from dilocox_peer.cli.flags import InitFlags, TokenizeFlags
 from dilocox_peer.cli.init import write_run_file
+from dilocox_peer.cli.tokenize import run_tokenize
 from dilocox_peer.config import read_signed_manifest
+from dilocox_peer.data.allotment import Stretch
 from dilocox_peer.data.catalogue import CATALOGUE_FILE, UNIT_TOKENS, catalogue_of, read_catalogue
+from dilocox_peer.data.row import UnitRow
 from dilocox_peer.data.shards import ShardFolders
 from dilocox_peer.data.tokenizer import JsonTokenizer
 from dilocox_peer.data.tokenizing import PROGRESS_FILE, Order, make_shards
@@ -354,3 +361,43 @@ def test_tokenizers_that_do_more_than_cut_words_are_used_plainly(changed):
     plain = tokenizers.Tokenizer.from_str(content.decode())
     expected = plain.encode("the  value of é", add_special_tokens=False).ids
     assert tokenizer.encode(["the  value of é".encode()])[0].tolist() == expected
+
+
+def test_a_mix_is_how_often_an_epoch_goes_over_each_source(tmp_path, monkeypatch):
+    monkeypatch.setattr("dilocox_peer.data.tokenizing._BATCH_BYTES", 5_000)
+    for name in "abc":
+        lines = [json.dumps({"text": f"{name}{number:03} " * 200}) + "\n" for number in range(200)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    paths = tuple(tmp_path / f"{name}.jsonl" for name in "abc")
+    mix = ((paths[0], 0.25), (paths[1], 3.0))
+    wanted = Order(paths, tmp_path / "out", None, "", "", shard_tokens=20_000, mix=mix)
+    catalogue = make_shards(wanted, refused=pytest.fail)
+    folders = ShardFolders(catalogue, [tmp_path / "out"])
+    row = UnitRow(catalogue, 1)
+    assert row.row.num_units == sum(shard.units * shard.times for shard in catalogue.train)
+    seen: Counter[str] = Counter()
+    for unit in row.units(Stretch(0, 0, row.row.num_units)):
+        opened = folders.find(unit.shard)
+        assert opened is not None
+        first, end = opened.unit(unit.number)
+        seen.update(re.findall("[abc][0-9]{3}", opened.tokens[first:end].tobytes().decode()))
+    often = {name: Counter(count // 200 for word, count in seen.items() if word[0] == name) for name in "abc"}
+    assert set(often["a"]) == {1}
+    assert 30 < often["a"][1] < 70  # a quarter of 200, but for what is held out
+    assert set(often["b"]) == {3}
+    assert set(often["c"]) == {1}
+    assert often["b"][3] > 180
+    assert often["c"][1] > 180
+    assert {shard.times for shard in catalogue.held_out} == {1}
+    again = dataclasses.replace(wanted, out=tmp_path / "again")
+    for shards in (1, 4, 9):
+        interrupted(again, shards)
+    assert make_shards(again, refused=pytest.fail) == catalogue
+
+
+@pytest.mark.parametrize("wish", ["a.txt", "a.txt=", "a.txt=0", "a.txt=1.5", "a.txt=-1", "b.txt=2", "a.txt=nan"])
+def test_a_mix_that_says_nothing_is_refused(tmp_path, monkeypatch, wish):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("text")
+    with pytest.raises(ConfigError, match="--mix"):
+        run_tokenize(TokenizeFlags(paths=(Path("a.txt"),), mix=(wish,)))
