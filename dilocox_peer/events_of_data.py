@@ -57,11 +57,11 @@ class ShardFetched(Event):
     sha256: str
     num_bytes: int
     seconds: float
+    is_from_web: bool = False
 
     def line(self) -> str:
-        return (
-            f"fetched shard {self.sha256[:12]} from other peers: {self.num_bytes / 1e6:.1f} MB in {self.seconds:.1f} s"
-        )
+        source = "the web" if self.is_from_web else "other peers"
+        return f"fetched shard {self.sha256[:12]} from {source}: {self.num_bytes / 1e6:.1f} MB in {self.seconds:.1f} s"
 
 
 @dataclass(frozen=True, slots=True)

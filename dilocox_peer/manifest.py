@@ -302,6 +302,12 @@ class DataSection(_Section):
         pattern=r"^([0-9a-f]{64})?$",
         description="of shards: the sha256 of their catalogue (`init --data` writes it)",
     )
+    url: str = Field(
+        "",
+        max_length=512,
+        pattern=r"^((https://|http://(localhost|127\.0\.0\.1)[:/])[!-~]+)?$",
+        description="of shards: a folder of them on a web server, for what no peer has; empty: none",
+    )
     tokenizer: str = Field(
         BYTES,
         pattern=r"^(bytes|[0-9a-f]{64})$",
@@ -316,6 +322,8 @@ class DataSection(_Section):
             raise ValueError("bos and eos are tokens of a tokenizer.json: bytes have none")
         if bool(self.catalogue) != (self.source == SHARDS):
             raise ValueError('catalogue is for source "shards", which needs one')
+        if self.url and self.source != SHARDS:
+            raise ValueError('url is for source "shards"')
         return self
 
 

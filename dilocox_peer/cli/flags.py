@@ -113,6 +113,9 @@ class InitFlags:
     data: Annotated[
         Path | None, Flag("Train on the shards of this folder, which `tokenize` wrote.", shown="as the preset says")
     ] = None
+    data_url: Annotated[
+        str, Flag("Folder on a web server with the same shards, for what no peer has.", shown=False)
+    ] = ""
     admission: Annotated[
         AdmissionMode, Flag("open: everybody may join; invite: whom you invite; list: edit the file.")
     ] = AdmissionMode.OPEN

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import typer
+from pydantic import ValidationError
 
 from dilocox_peer.cli.flags import AdmissionMode, InitFlags, SignFlags
 from dilocox_peer.cli.home import owner_key_path, tokenizers_folder
@@ -11,7 +12,16 @@ from dilocox_peer.config import defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import replace_file
-from dilocox_peer.manifest import BYTES, MAX_MANIFEST_BYTES, RUN_NAME, SHARDS, Manifest, PublishedSection
+from dilocox_peer.manifest import (
+    BYTES,
+    MAX_MANIFEST_BYTES,
+    RUN_NAME,
+    SHARDS,
+    DataSection,
+    Manifest,
+    PublishedSection,
+    first_error,
+)
 from dilocox_peer.model.partition import cut_into, idle_warning
 from dilocox_peer.peer.identity import Identity
 
@@ -36,6 +46,10 @@ def write_run_file(flags: InitFlags) -> None:
     tokenizer = flags.tokenizer
     if tokenizer is None and flags.published is not None:
         tokenizer = tokenizer_in(flags.published, manifest.model.vocab_size)
+    if flags.data_url and flags.data is None:
+        raise ConfigError(
+            f"--data-url {flags.data_url[:200]}: pass --data with the folder of the same shards, which names them"
+        )
     if flags.data is not None:
         manifest = _with_shards(manifest, flags.data, path, flags)
     elif tokenizer is not None:
@@ -107,7 +121,14 @@ def _with_shards(manifest: Manifest, folder: Path, path: Path, flags: InitFlags)
             raise ConfigError(f"{folder} holds another tokenizer.json than its shards were made by: make them anew")
     sizes = sizes_of(catalogue.train)
     typer.echo(f"trains on {sizes['tokens']:,} tokens of {sizes['documents']:,} documents, in {sizes['shards']} shards")
-    data = manifest.data.model_copy(update={"source": SHARDS, "catalogue": name})
+    try:
+        data = DataSection.model_validate(
+            {**manifest.data.model_dump(), "source": SHARDS, "catalogue": name, "url": flags.data_url}
+        )
+    except ValidationError as error:
+        raise ConfigError(
+            f"--data-url {flags.data_url[:200]}: {first_error(error)}; give https://HOST/FOLDER"
+        ) from None
     return manifest.model_copy(update={"data": data})
 
 

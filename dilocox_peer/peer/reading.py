@@ -23,6 +23,7 @@ from dilocox_peer.manifest import SHARDS, Manifest
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.seeding import ShardFetcher, SharedFolders, fetch_catalogue
 from dilocox_peer.peer.settings import SessionSettings
+from dilocox_peer.peer.web_folder import WebFolder
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.store.store import Source, Store
 from dilocox_peer.types import Digest, PeerId
@@ -92,6 +93,17 @@ async def open_data(
     return Data(await asyncio.to_thread(read_corpus, manifest, settings, listener))
 
 
+@dataclass(frozen=True, slots=True)
+class _OnShelf:
+    """A Web (seeding.py)."""
+
+    folder: WebFolder
+    shelf: Shelf
+
+    async def fetch(self, file_name: str, name: Digest, *, max_bytes: int, is_exact: bool) -> None:
+        await asyncio.to_thread(self.folder.fetch, file_name, name, self.shelf, max_bytes=max_bytes, is_exact=is_exact)
+
+
 class ShardRoom:
     """The shards of one stay: `open`, then `run`."""
 
@@ -109,6 +121,7 @@ class ShardRoom:
         self._me = presence.me
         self.feed: Feed | None = None
         self._fetcher: ShardFetcher | None = None
+        self._web: _OnShelf | None = None
         self._tokens = manifest.inner.micro_batch * manifest.model.context
         self._served: list[Source] = []
         self._heads: list[Digest] = []
@@ -134,8 +147,11 @@ class ShardRoom:
         store = Store(self._presence.transport, [shelf])  # to fetch with; what serves comes later in a start-up
         if self._stage:
             return
+        if section.url:
+            mbit_s = settings.at_most.max_download
+            self._web = _OnShelf(WebFolder(section.url, None if mbit_s is None else mbit_s * 1e6 / 8), shelf)
         if catalogue is None:
-            catalogue, _ = await fetch_catalogue(store, section.catalogue, self._donors)
+            catalogue, _ = await fetch_catalogue(store, section.catalogue, self._donors, self._web)
         if catalogue.vocab_size > self._manifest.model.vocab_size:
             raise ConfigError(
                 f"the run's shards have {catalogue.vocab_size:,} tokens, its model knows {self._manifest.model.vocab_size:,}: its "
@@ -155,7 +171,7 @@ class ShardRoom:
             context=self._manifest.model.context,
             listener=self._listener,
         )
-        self._fetcher = ShardFetcher(self.feed, store, catalogue, self._donors, self._listener)
+        self._fetcher = ShardFetcher(self.feed, store, catalogue, self._donors, self._listener, self._web)
 
     def follow(self, chain: Sequence[Certificate]) -> None:
         """The chain has changed, or may have: what it hands us now is ours."""
@@ -198,6 +214,8 @@ class ShardRoom:
             fetching.cancel()
 
     async def close(self) -> None:
+        if self._web is not None:
+            self._web.folder.stop()
         if self.feed is not None:
             await asyncio.to_thread(self.feed.stop)
 

@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from dilocox_peer.data.catalogue import CATALOGUE_FILE, MAX_CATALOGUE_BYTES, Catalogue, Shard, catalogue_of
 from dilocox_peer.data.feed import Feed
@@ -68,9 +69,17 @@ def _outline_of_file(path: Path, name: Digest) -> Outline | None:
     return Outline(size_bytes, tuple(chunks)) if whole.digest() == name else None
 
 
-async def fetch_catalogue(store: Store, wanted: str, donors: Donors) -> tuple[Catalogue, Path]:
+class Web(Protocol):
+    """Where else files are; a WebFolder on a shelf is one."""
+
+    async def fetch(self, file_name: str, name: Digest, *, max_bytes: int, is_exact: bool) -> None:
+        """Onto the shelf. Raises DilocoxError, OSError."""
+
+
+async def fetch_catalogue(store: Store, wanted: str, donors: Donors, web: Web | None = None) -> tuple[Catalogue, Path]:
     """(the catalogue of that sha256, where it lies now), from whoever has it. Raises ConfigError when nobody does."""
     deadline = time.monotonic() + ENTER_S
+    said = ""
     while True:
         try:
             path = await store.fetch(
@@ -79,8 +88,19 @@ async def fetch_catalogue(store: Store, wanted: str, donors: Donors) -> tuple[Ca
         except (ThingUnavailable, TimeoutError):
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"nobody in the run has its catalogue ({wanted[:16]}): pass --data with a folder of the run's shards"
+                    f"nobody in the run has its catalogue ({wanted[:16]}{said}): pass --data with a folder of the run's shards"
                 ) from None
+            if web is not None:
+                try:
+                    await web.fetch(
+                        CATALOGUE_FILE,
+                        Digest(bytes.fromhex(wanted)),
+                        max_bytes=MAX_CATALOGUE_BYTES,
+                        is_exact=False,
+                    )
+                    continue  # it is on the shelf
+                except DilocoxError as error:
+                    said = f"; {error}"
             await asyncio.sleep(AGAIN_S)
             continue
         return catalogue_of(await asyncio.to_thread(path.read_bytes), source=str(path)), path
@@ -89,7 +109,17 @@ async def fetch_catalogue(store: Store, wanted: str, donors: Donors) -> tuple[Ca
 class ShardFetcher:
     """`run` it: fetches what a feed says it needs next, one shard at a time, and tells the feed."""
 
-    def __init__(self, feed: Feed, store: Store, catalogue: Catalogue, donors: Donors, listener: Listener) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        store: Store,
+        catalogue: Catalogue,
+        donors: Donors,
+        listener: Listener,
+        web: Web | None = None,
+    ) -> None:
+        """web: is asked for what no peer has."""
+        self._web = web
         self._feed, self._store, self._catalogue = feed, store, catalogue
         self._donors, self._listener = donors, listener
         self._not_before: dict[str, float] = {}
@@ -113,7 +143,7 @@ class ShardFetcher:
             self._feed.look_again()
             return
         try:
-            await self._store.fetch(name, donors=await self._donors(), max_bytes=size_bytes, timeout_s=FETCH_S)
+            is_from_web = await self._from_somewhere(shard, name, size_bytes)
         except (ThingUnavailable, TimeoutError):
             self._wait_with(shard)
             return
@@ -128,8 +158,19 @@ class ShardFetcher:
             return
         self._fetched[shard.sha256] = self._fetched.get(shard.sha256, 0) + 1
         self._wait_with(shard)
-        self._listener(ShardFetched(shard.sha256, size_bytes, time.monotonic() - started))
+        self._listener(ShardFetched(shard.sha256, size_bytes, time.monotonic() - started, is_from_web=is_from_web))
         self._feed.look_again()
+
+    async def _from_somewhere(self, shard: Shard, name: Digest, size_bytes: int) -> bool:
+        """Whether it came from the web. Raises DilocoxError, TimeoutError, OSError."""
+        try:
+            await self._store.fetch(name, donors=await self._donors(), max_bytes=size_bytes, timeout_s=FETCH_S)
+        except ThingUnavailable:
+            if self._web is None:
+                raise
+            await self._web.fetch(shard.file_name, name, max_bytes=size_bytes, is_exact=True)
+            return True
+        return False
 
     def _wait_with(self, shard: Shard) -> None:
         times = max(0, self._fetched.get(shard.sha256, 0) - 1)

@@ -1,0 +1,92 @@
+"""A run's shards on a web server, as the manifest's data.url names it: for what no peer has, or not yet.
+
+What lies there is the folder that `tokenize` wrote. Nothing of it is believed but by its hash: a shard of the wrong size ends at
+its first byte too many. Over https; over plain http from this machine alone. Blocking: call it from a worker thread.
+"""
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+from dilocox_peer.errors import DilocoxError
+from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.types import Digest
+
+STALL_S = 10.0  # leaving may have to wait as long
+SLOWEST_BYTES_PER_S = 10_000  # over all of a file
+GRACE_S = 60.0
+_PIECE_BYTES = 64 * 1024
+
+
+class NotOnTheWeb(DilocoxError):
+    """One line: what was asked of which server, and what came."""
+
+
+class WebFolder:
+    """url: ends with the folder's name. bytes_per_s: at most, None: no limit."""
+
+    def __init__(self, url: str, bytes_per_s: float | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._bytes_per_s = bytes_per_s
+        self._opener = urllib.request.build_opener(_Redirects())
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """What is under way ends at its next piece. From any thread."""
+        self._is_stopped = True
+
+    def fetch(self, file_name: str, name: Digest, shelf: Shelf, *, max_bytes: int, is_exact: bool) -> None:
+        """Puts a file whose sha256 is `name` on the shelf. is_exact: it has max_bytes. Raises NotOnTheWeb, OSError of the disk."""
+        url = f"{self._url}/{file_name}"
+        request = urllib.request.Request(url, headers={"Accept-Encoding": "identity", "User-Agent": "dilocox-peer"})
+        shelf.make_room_for(max_bytes if is_exact else 0)
+        try:
+            with self._opener.open(request, timeout=STALL_S) as reply:
+                found = shelf.write(lambda take: self._read(reply, take, url, max_bytes, is_exact))
+        except urllib.error.HTTPError as error:
+            error.close()  # it holds the connection
+            raise NotOnTheWeb(f"{url}: {error.code} {error.reason}"[:300]) from None
+        except (urllib.error.URLError, TimeoutError, ConnectionError, HTTPException, ValueError) as error:
+            reason = " ".join(str(getattr(error, "reason", error)).split())[:200]
+            raise NotOnTheWeb(f"{url}: {reason or type(error).__name__}") from None
+        if found != name:
+            shelf.forget(found)
+            raise NotOnTheWeb(f"{url}: its sha256 is {found.hex()[:16]}, the catalogue says {name.hex()[:16]}")
+
+    def _read(self, reply: Any, take: Callable[[bytes], object], url: str, max_bytes: int, is_exact: bool) -> None:
+        size, started = 0, time.monotonic()
+        while piece := reply.read(min(_PIECE_BYTES, max_bytes - size + 1)):
+            size += len(piece)
+            if self._is_stopped:
+                raise NotOnTheWeb(f"{url}: we are leaving")
+            if size > max_bytes:
+                raise NotOnTheWeb(f"{url}: larger than {max_bytes} bytes")
+            take(piece)
+            elapsed_s = time.monotonic() - started
+            if elapsed_s > GRACE_S + size / SLOWEST_BYTES_PER_S:
+                raise NotOnTheWeb(f"{url}: {size} bytes in {elapsed_s:.0f} s, which is too slow")
+            if self._bytes_per_s is not None:
+                time.sleep(max(0.0, size / self._bytes_per_s - elapsed_s))
+        if is_exact and size != max_bytes:
+            raise NotOnTheWeb(f"{url}: {size} bytes instead of {max_bytes}")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """To https, or on this machine."""
+
+    max_redirections = 5
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not is_allowed(newurl):
+            fp.close()
+            raise urllib.error.URLError(f"sent on to {newurl[:200]}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def is_allowed(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1"))

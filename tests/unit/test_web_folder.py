@@ -1,0 +1,127 @@
+"""Shards from a web server: believed by their hash alone, in their size and their time."""
+
+import http.server
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from dilocox_peer.cli.flags import InitFlags
+from dilocox_peer.cli.init import write_run_file
+from dilocox_peer.config import preset
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.peer.web_folder import NotOnTheWeb, WebFolder, is_allowed
+from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.types import sha256
+
+RAW = os.urandom(300_000)
+NAME = sha256(RAW)
+
+
+class Files(http.server.BaseHTTPRequestHandler):
+    """What a path gives: `says` of its length, and the bytes."""
+
+    def do_GET(self) -> None:
+        match self.path:
+            case "/run/right":
+                self.give(RAW)
+            case "/run/wrong":
+                self.give(RAW[:-1] + b"?")
+            case "/run/short":
+                self.give(RAW[:1000])
+            case "/run/broken":
+                self.give(RAW[:1000], length=len(RAW))
+            case "/run/endless":
+                self.send_response(200)
+                self.end_headers()
+                for _ in range(100):
+                    self.wfile.write(RAW)
+            case "/run/moved":
+                self.send_response(302)
+                self.send_header("Location", "ftp://elsewhere/right")
+                self.end_headers()
+            case "/run/moved-here":
+                self.send_response(302)
+                self.send_header("Location", "/run/right")
+                self.end_headers()
+            case _:
+                self.send_error(404, "not here")
+
+    def give(self, raw: bytes, length: int | None = None) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(length or len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    class Server(http.server.ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """A reader that hangs up."""
+
+    with Server(("127.0.0.1", 0), Files) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/run/"
+        server.shutdown()
+        thread.join(10.0)
+
+
+@pytest.mark.parametrize("path", ["right", "moved-here"])
+def test_a_file_of_the_right_hash_is_on_the_shelf_then(tmp_path, url, path):
+    shelf = Shelf(tmp_path)
+    WebFolder(url).fetch(path, NAME, shelf, max_bytes=len(RAW), is_exact=True)
+    assert shelf.get(NAME) == RAW
+    WebFolder(url).fetch(path, NAME, shelf, max_bytes=len(RAW) + 5000, is_exact=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("wrong", "its sha256 is"),
+        ("short", "1000 bytes instead of 300000"),
+        ("broken", "1000 bytes instead of 300000|IncompleteRead"),
+        ("endless", "larger than 300000 bytes"),
+        ("moved", "which is not https"),
+        ("missing", "404 not here"),
+    ],
+)
+def test_what_is_not_the_file_is_said_in_one_line_and_not_kept(tmp_path, url, path, says):
+    shelf = Shelf(tmp_path)
+    with pytest.raises(NotOnTheWeb, match=says) as raised:
+        WebFolder(url).fetch(path, NAME, shelf, max_bytes=len(RAW), is_exact=True)
+    assert "\n" not in str(raised.value)
+    assert shelf.held == frozenset()
+    assert not [each for each in tmp_path.rglob("*") if each.is_file()]
+
+
+def test_nobody_there_a_stop_and_a_quota(tmp_path, url):
+    with pytest.raises(NotOnTheWeb, match="refused"):
+        WebFolder("http://127.0.0.1:9/x").fetch("right", NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
+    leaving = WebFolder(url)
+    leaving.stop()
+    with pytest.raises(NotOnTheWeb, match="we are leaving"):
+        leaving.fetch("right", NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
+    with pytest.raises(OSError, match="quota"):
+        WebFolder(url).fetch("right", NAME, Shelf(tmp_path, quota_bytes=1000), max_bytes=len(RAW), is_exact=True)
+
+
+def test_only_https_or_this_machine():
+    assert is_allowed("https://example.org/x")
+    assert is_allowed("http://localhost:80/x")
+    assert not any(map(is_allowed, ["http://example.org/x", "file:///etc/passwd", "http://127.0.0.1.example.org/x"]))
+    for url in ("http://example.org/x", "https://a b", "file:///x", "http://localhost.org/x"):
+        with pytest.raises(ConfigError, match="url"):
+            preset("tiny", data={"source": "shards", "catalogue": "ab" * 32, "url": url})
+    with pytest.raises(ConfigError, match="url is for source"):
+        preset("tiny", data={"url": "https://example.org/x"})
+
+
+def test_init_wants_the_folder_whose_shards_lie_there(tmp_path):
+    with pytest.raises(ConfigError, match=r"--data-url .*: pass --data"):
+        write_run_file(InitFlags(path=tmp_path / "run.toml", data_url="https://x.org/y", home=tmp_path))
