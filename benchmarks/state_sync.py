@@ -33,7 +33,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from dilocox_peer.events import Event, StateFetchFailed
+from dilocox_peer.events import Event
+from dilocox_peer.events_of_states import StateFetchFailed
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.state.statesync import Agreed, States, fetch_state

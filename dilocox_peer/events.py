@@ -359,22 +359,6 @@ class OwnerAwaited(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StateAwaited(Event):
-    """The run has begun, and nobody who holds its state is here. vouched_round: what the owner has signed; None: nothing."""
-
-    stage: int
-    vouched_round: int | None
-    LEVEL = "warning"
-
-    def line(self) -> str:
-        vouched = "" if self.vouched_round is None else f" (its owner vouches for round {self.vouched_round})"
-        return (
-            f"the run has begun{vouched}, and nobody who holds the state of stage {self.stage} is here: "
-            "waiting for one who does; it does not begin anew"
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class RunIsOver(Event):
     """The owner vouches for the last round, and nobody with the final model is here. own_round: of the state on our disk."""
 
@@ -384,22 +368,6 @@ class RunIsOver(Event):
     def line(self) -> str:
         own = f"; what is here is of round {self.own_round}" if self.own_round else ""
         return f"the run is complete: its owner vouches for round {self.round}, the last; nobody who holds the final model is here{own}"
-
-
-@dataclass(frozen=True, slots=True)
-class BranchKept(Event):
-    """Rounds of ours that a better branch does without; they stay on disk."""
-
-    first_round: int
-    last_round: int
-    tip: str
-    LEVEL = "warning"
-
-    def line(self) -> str:
-        rounds = f"rounds {self.first_round}-" if self.last_round > self.first_round else "round "
-        return (
-            f"{rounds}{self.last_round} of our branch are kept: `dilocox-peer recover` goes back to them ({self.tip})"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,73 +433,6 @@ class EquivocationProved(Event):
 
     def line(self) -> str:
         return f"{short(self.peer)} is proven hostile, and out of the rosters we write: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class StateFetched(Event):
-    round: int
-    donors: tuple[PeerId, ...]
-    size_bytes: int
-    seconds: float
-
-    def line(self) -> str:
-        return f"state of round {self.round} from {' and '.join(map(short, self.donors))}: {self.size_bytes / 1e6:.1f} MB in {self.seconds:.1f} s, verified"
-
-
-@dataclass(frozen=True, slots=True)
-class StateFetchFailed(Event):
-    donor: PeerId
-    reason: str
-    LEVEL = "warning"
-
-    def line(self) -> str:
-        return f"state from {short(self.donor)} not usable: {self.reason}; asking another peer"
-
-
-@dataclass(frozen=True, slots=True)
-class StageCopied(Event):
-    """The state of another stage is kept here. is_first: nothing was before; later ones are not for people."""
-
-    stage: int
-    round: int
-    donor: PeerId
-    size_bytes: int
-    seconds: float
-    is_first: bool
-
-    @property
-    def level(self) -> str:
-        return "info" if self.is_first else "debug"
-
-    def line(self) -> str:
-        return (
-            f"keeps a copy of stage {self.stage} for others, now of round {self.round} ({self.size_bytes / 1e6:.1f} MB)"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StageRestored(Event):
-    """Nobody of the stage was left; donor: who had kept a copy, this peer itself perhaps."""
-
-    stage: int
-    round: int
-    donor: PeerId
-    size_bytes: int
-
-    def line(self) -> str:
-        return (
-            f"nobody of stage {self.stage} is left: it goes on from round {self.round}, of which {short(self.donor)} kept a "
-            f"copy ({self.size_bytes / 1e6:.1f} MB, verified)"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointWritten(Event):
-    round: int
-    path: str
-    size_bytes: int
-    seconds: float
-    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.flags import EvaluateFlags
 from dilocox_peer.cli.lifetime import Stop, run_until_stopped
 from dilocox_peer.errors import RunUnreachable
-from dilocox_peer.events import Event, Failed, Left, Listener, Remark, RunComplete, StateFetched
+from dilocox_peer.events import Event, Failed, Left, Listener, Remark, RunComplete
 from dilocox_peer.events_of_data import DataMeasured, Evaluated
+from dilocox_peer.events_of_states import StateFetched
 from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddrs
 from dilocox_peer.manifest import SHARDS, Manifest
 from dilocox_peer.peer.identity import Identity

@@ -9,17 +9,9 @@ from typing import Any
 
 from dilocox_peer.cli.eventlog import read_event
 from dilocox_peer.cli.timeline import Timed, read
-from dilocox_peer.events import (
-    Event,
-    Failed,
-    PipelineProgress,
-    RoundCertified,
-    StageCopied,
-    StageSeen,
-    SwarmSeen,
-    TrainingProgress,
-)
+from dilocox_peer.events import Event, Failed, PipelineProgress, RoundCertified, StageSeen, SwarmSeen, TrainingProgress
 from dilocox_peer.events_of_data import DataMeasured, Evaluated
+from dilocox_peer.events_of_states import StageCopied
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.status import Status
 from dilocox_peer.pipeline.contract import MicroBatchTimed

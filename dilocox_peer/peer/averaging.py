@@ -12,7 +12,8 @@ from functools import partial
 from dilocox_peer.admission import Right
 from dilocox_peer.compression.aggregate import contribution_norm
 from dilocox_peer.compression.contribution import blob_limits, raw_bytes
-from dilocox_peer.events import BranchKept, Failed, Listener
+from dilocox_peer.events import Failed, Listener
+from dilocox_peer.events_of_states import BranchKept
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.links.conveyor import Conveyor

@@ -33,14 +33,13 @@ from dilocox_peer.events import (
     RunJoined,
     SeenPeer,
     StageClaimed,
-    StageCopied,
     StageSeen,
-    StateFetchFailed,
     SwarmSeen,
     TrainingProgress,
     ViewChanged,
 )
 from dilocox_peer.events_of_data import Evaluated
+from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.contributions import Contributions, Round
 from dilocox_peer.types import PeerId
 

@@ -4,7 +4,8 @@ state, or nothing any more, because the run is over. The machine decides, this t
 
 import asyncio
 
-from dilocox_peer.events import Listener, OwnerAwaited, RunIsOver, StateAwaited
+from dilocox_peer.events import Listener, OwnerAwaited, RunIsOver
+from dilocox_peer.events_of_states import StateAwaited
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.machine import RoundMachine, Wait
 

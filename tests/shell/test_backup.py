@@ -11,7 +11,8 @@ import pytest
 from dilocox_peer.cli.visit import fetch_whole_model
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import DilocoxError, ProtocolError
-from dilocox_peer.events import Event, Failed, StageCopied, StageRestored, StateFetchFailed
+from dilocox_peer.events import Event, Failed
+from dilocox_peer.events_of_states import StageCopied, StageRestored, StateFetchFailed
 from dilocox_peer.invitation import Invitation
 from dilocox_peer.peer import takeover as takeover_module
 from dilocox_peer.peer.dialback import Reachability

@@ -9,8 +9,9 @@ import pytest
 
 from dilocox_peer.cli import evaluate
 from dilocox_peer.cli.flags import EvaluateFlags
-from dilocox_peer.events import Event, MessageRefused, Remark, RunComplete, StateFetchFailed
+from dilocox_peer.events import Event, MessageRefused, Remark, RunComplete
 from dilocox_peer.events_of_data import Evaluated
+from dilocox_peer.events_of_states import StateFetchFailed
 from dilocox_peer.peer.identity import encode_key
 from dilocox_peer.peer.state import survey as survey_module
 from dilocox_peer.peer.state.survey import Survey, common_tip, fetch_all, newest_common, surveys

@@ -26,6 +26,12 @@ def test_fifty_seeds_of_outer_loops_keep_every_invariant(first: int) -> None:
     assert set(moves) <= LEGAL
 
 
+@pytest.mark.parametrize("seed", [1569, 1997])
+def test_a_seed_that_showed_a_fault_is_played_again(seed: int) -> None:
+    """1997: both members held a state that a certificate they had made does not start from, and went on to nothing."""
+    run_outer_seed(seed)
+
+
 def test_an_outer_seed_is_a_run() -> None:
     assert run_outer_seed(17) == run_outer_seed(17)
 

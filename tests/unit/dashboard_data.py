@@ -16,12 +16,12 @@ from dilocox_peer.events import (
     RunJoined,
     SeenPeer,
     StageSeen,
-    StateFetched,
     SwarmSeen,
     TrainingProgress,
     ViewChanged,
 )
 from dilocox_peer.events_of_data import Evaluated
+from dilocox_peer.events_of_states import StateFetched
 from dilocox_peer.peer.status import Status
 from dilocox_peer.types import PeerId
 

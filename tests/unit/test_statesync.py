@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.events import Event, StateFetched, StateFetchFailed
+from dilocox_peer.events import Event
+from dilocox_peer.events_of_states import StateFetched, StateFetchFailed
 from dilocox_peer.peer.state.checkpoint import write_checkpoint
 from dilocox_peer.peer.state.statesync import Agreed, States, fetch_state
 from dilocox_peer.peer.training.outer import AnchorState

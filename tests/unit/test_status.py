@@ -27,12 +27,11 @@ from dilocox_peer.events import (
     RunComplete,
     SeenPeer,
     StageClaimed,
-    StageCopied,
     StageSeen,
-    StateFetchFailed,
     SwarmSeen,
 )
 from dilocox_peer.events_of_data import Evaluated
+from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.status import MAX_LINE, MAX_LOG, MAX_PEERS, STALLED_S, Status, printable, stage_words
 from dilocox_peer.peer.summary import summary
 from dilocox_peer.types import PeerId

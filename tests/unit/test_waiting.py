@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from dilocox_peer.events import Event, OwnerAwaited, RunIsOver, StateAwaited
+from dilocox_peer.events import Event, OwnerAwaited, RunIsOver
+from dilocox_peer.events_of_states import StateAwaited
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds.contract import (
     Action,

@@ -55,6 +55,7 @@ class Anchorage:
         self._failures = 0
         self._no_donor_since: float | None = None
         self.retry_at = now
+        self.took_s = 0.0  # to get the newest that was installed
 
     # ---- what is held ----
 
@@ -157,6 +158,7 @@ class Anchorage:
         """Our anchor is now the one at head; gives back what our chain must adopt for that, None for a head it has."""
         fetching, self._fetching = self._fetching, None
         suffix = fetching.suffix if fetching is not None and fetching.head == head else None
+        self.took_s = now - fetching.since if fetching is not None else 0.0
         self.retry_at = now
         self._digest = digest
         self.height = suffix.certificates[-1].value.height if suffix is not None else self._chain.height_of(head)

@@ -464,7 +464,9 @@ class RoundMachine:
             self._view_changes.watch(self._now)
             actions += self._ballots.advance(self._now)
             actions += self._view_changes.advance(self._now, first_offer_at=self._ballots.first_offer_at)
-            certificate = self._ballots.certificate or self._view_changes.certificate
+            certificate = self._ballots.certificate
+            if certificate is None or (certificate.head == self._sent_ahead and self._view_changes.certificate):
+                certificate = self._view_changes.certificate  # what nobody can follow is no reason not to go on
             if certificate is None:
                 break
             told = {*self.roster, *certificate.value.roster, *self._members.following(self._seat.recent, self._now)} - {
@@ -785,7 +787,10 @@ class RoundMachine:
             self._owner.planner.observe(certificate)
         switched = BranchSwitched(ancestor_round, old_round, self.round, self._orphans(dropped, suffix.certificates))
         persist = Persist(Durable(suffix.ancestor, suffix.certificates, self._first_votes(), left=left))
-        return [persist, Note(switched), *self._arrive(suffix.certificates)]
+        actions = [persist, Note(switched), *self._arrive(suffix.certificates)]
+        path = self._healing.path
+        too_slow = None if path is None else self._replay.why_never(path, self._anchor.took_s)
+        return actions if too_slow is None else [*actions, Note(too_slow)]
 
     def _orphans(self, dropped: Sequence[Certificate], adopted: Sequence[Certificate]) -> int:
         """Own contributions in dropped certificates that the adopted ones do not have."""

@@ -7,6 +7,7 @@ fetched a state for forty rounds is forty rounds behind by then, and catches up 
 
 from collections.abc import Collection, Iterable
 
+from dilocox_peer.events_of_states import LinkTooSlow
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
 from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import FetchBlob
@@ -17,6 +18,7 @@ from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate
 
 MAX_REPLAYED = 512  # rounds: each is an outer step of the whole stage
+LINE_SHARE = 0.7  # of a line's time, that contributions may take
 FETCHED_AHEAD = 4  # certificates whose contributions come while the first is waited for
 
 
@@ -46,15 +48,20 @@ class Replay:
         """Whether the contributions on the path are less to fetch than a whole state."""
         if len(path.certificates) <= self._timing.replay_limit:
             return True
-        if len(path.certificates) > MAX_REPLAYED:
-            return False
-        to_fetch = sum(
-            entry.size_bytes
-            for certificate in path.certificates
-            for entry in certificate.value.entries
-            if not self._holdings.has(entry.blob)
-        )
-        return to_fetch < self._state_bytes
+        return len(path.certificates) <= MAX_REPLAYED and self._to_fetch(path) < self._state_bytes
+
+    def why_never(self, path: Suffix, seconds: float) -> LinkTooSlow | None:
+        """What path grew to while a state came, in so many seconds, is not caught up with: so much faster our line would have to
+        be. None: it is."""
+        if self.is_worth(path) or not self._state_bytes or seconds <= 0:
+            return None
+        rounds = sum(certificate.value.kind == "round" for certificate in path.certificates)
+        had_bps, needed_bps = (8 * each / seconds for each in (self._state_bytes, self._to_fetch(path) / LINE_SHARE))
+        return LinkTooSlow(rounds, seconds, had_bps, needed_bps)
+
+    def _to_fetch(self, path: Suffix) -> int:
+        entries = (entry for certificate in path.certificates for entry in certificate.value.entries)
+        return sum(entry.size_bytes for entry in entries if not self._holdings.has(entry.blob))
 
     def first_kept(self) -> int:
         """The first round whose contributions are kept for those who are behind."""

@@ -14,7 +14,8 @@ from dilocox_peer.admission import Right
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt
-from dilocox_peer.events import Event, Failed, Listener, StageCopied
+from dilocox_peer.events import Event, Failed, Listener
+from dilocox_peer.events_of_states import StageCopied
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint

@@ -10,7 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dilocox_peer.events import CheckpointWritten, Failed, Listener, Remark
+from dilocox_peer.events import Failed, Listener, Remark
+from dilocox_peer.events_of_states import CheckpointWritten
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes

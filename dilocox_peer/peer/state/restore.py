@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
-from dilocox_peer.events import Failed, Listener, StageRestored, StateFetchFailed
+from dilocox_peer.events import Failed, Listener
+from dilocox_peer.events_of_states import StageRestored, StateFetchFailed
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dilocox_peer.errors import ProtocolError, StateCorrupt, ThingUnavailable
-from dilocox_peer.events import Listener, StateFetched, StateFetchFailed
+from dilocox_peer.events import Listener
+from dilocox_peer.events_of_states import StateFetched, StateFetchFailed
 from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.state.checkpoint import stored_content
 from dilocox_peer.peer.training.outer import AnchorState

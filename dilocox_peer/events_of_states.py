@@ -1,0 +1,125 @@
+"""What happens with the states that a peer holds, fetches, keeps for others, or cannot get, as values."""
+
+from dataclasses import dataclass
+
+from dilocox_peer.events import Event, short
+from dilocox_peer.types import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class StateAwaited(Event):
+    """The run has begun, and nobody who holds its state is here. vouched_round: what the owner has signed; None: nothing."""
+
+    stage: int
+    vouched_round: int | None
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        vouched = "" if self.vouched_round is None else f" (its owner vouches for round {self.vouched_round})"
+        return (
+            f"the run has begun{vouched}, and nobody who holds the state of stage {self.stage} is here: "
+            "waiting for one who does; it does not begin anew"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BranchKept(Event):
+    """Rounds of ours that a better branch does without; they stay on disk."""
+
+    first_round: int
+    last_round: int
+    tip: str
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        rounds = f"rounds {self.first_round}-" if self.last_round > self.first_round else "round "
+        return (
+            f"{rounds}{self.last_round} of our branch are kept: `dilocox-peer recover` goes back to them ({self.tip})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StateFetched(Event):
+    round: int
+    donors: tuple[PeerId, ...]
+    size_bytes: int
+    seconds: float
+
+    def line(self) -> str:
+        return f"state of round {self.round} from {' and '.join(map(short, self.donors))}: {self.size_bytes / 1e6:.1f} MB in {self.seconds:.1f} s, verified"
+
+
+@dataclass(frozen=True, slots=True)
+class StateFetchFailed(Event):
+    donor: PeerId
+    reason: str
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        return f"state from {short(self.donor)} not usable: {self.reason}; asking another peer"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTooSlow(Event):
+    """The contributions to the rounds certified while a state came are more to fetch than the state: another one would not help.
+
+    rounds: so many. seconds: that the state took. had_bps, needed_bps: downlink, bits/s, as the state came, and to keep up.
+    """
+
+    rounds: int
+    seconds: float
+    had_bps: float
+    needed_bps: float
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        return (
+            f"{self.rounds} rounds were certified in the {self.seconds:.0f} s that the state took, at {self.had_bps / 1e6:.1f} Mbit/s: "
+            f"to keep up with this run takes {self.needed_bps / 1e6:.1f} Mbit/s down"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageCopied(Event):
+    """The state of another stage is kept here. is_first: nothing was before; later ones are not for people."""
+
+    stage: int
+    round: int
+    donor: PeerId
+    size_bytes: int
+    seconds: float
+    is_first: bool
+
+    @property
+    def level(self) -> str:
+        return "info" if self.is_first else "debug"
+
+    def line(self) -> str:
+        return (
+            f"keeps a copy of stage {self.stage} for others, now of round {self.round} ({self.size_bytes / 1e6:.1f} MB)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageRestored(Event):
+    """Nobody of the stage was left; donor: who had kept a copy, this peer itself perhaps."""
+
+    stage: int
+    round: int
+    donor: PeerId
+    size_bytes: int
+
+    def line(self) -> str:
+        return (
+            f"nobody of stage {self.stage} is left: it goes on from round {self.round}, of which {short(self.donor)} kept a "
+            f"copy ({self.size_bytes / 1e6:.1f} MB, verified)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten(Event):
+    round: int
+    path: str
+    size_bytes: int
+    seconds: float
+    LEVEL = "debug"
