@@ -49,7 +49,7 @@ READS_A_CLOCK = {"cli/hours.py", "cli/idle.py", "dht/validators.py"}
 """Modules that are called pure and read a clock."""
 
 LONG = {
-    "events.py": 599, "network/transport.py": 685,
+    "network/transport.py": 685,
     "peer/rounds/ballots.py": 679, "peer/rounds/machine.py": 798, "peer/status.py": 513,
     "network/link.py": 529, "pipeline/scheduler.py": 520,
 }  # fmt: skip
