@@ -5,6 +5,7 @@ The file holds what manifest.py's schema holds, nothing else; comments come from
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,32 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "data": {"source": "files"},
 }  # fmt: skip
 """Beside the model of a run that goes on from published weights: small steps, as they have been trained already."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPreset:
+    """Of a run that goes on from a well-known model. hub: where it is downloaded from. layers, hidden_size: of its config.json, by
+    which a folder is known for it."""
+
+    hub: str
+    layers: int
+    hidden_size: int
+    stages: int = 1
+    context: int = 1024
+    lora_rank: int | None = None
+
+    @property
+    def folder(self) -> str:
+        """As a person would name it."""
+        return self.hub.rpartition("/")[2]
+
+
+PUBLISHED_PRESETS: Mapping[str, PublishedPreset] = {
+    "smollm2-135m": PublishedPreset("HuggingFaceTB/SmolLM2-135M", layers=30, hidden_size=576),
+    "qwen3-0.6b": PublishedPreset("Qwen/Qwen3-0.6B", layers=28, hidden_size=1024, stages=2),
+    "llama3-1b": PublishedPreset("meta-llama/Llama-3.2-1B", layers=16, hidden_size=2048, stages=4),
+    "llama3-8b-lora": PublishedPreset("meta-llama/Llama-3.1-8B", layers=32, hidden_size=4096, lora_rank=16),
+}
 
 _HEADER = """\
 # The settings of a run: every peer of it must agree on them, so they are signed, and their hash is the run id.

@@ -85,7 +85,13 @@ class OfPeer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitFlags:
     path: Annotated[Path, Positional("File to write.")] = Path("run.toml")
-    preset: Annotated[str | None, Flag("tiny, small, 125m or 1.3b.", shown="tiny")] = None
+    preset: Annotated[
+        str | None,
+        Flag(
+            "tiny, small, 125m or 1.3b; with --from smollm2-135m, qwen3-0.6b, llama3-1b or llama3-8b-lora.",
+            shown="tiny",
+        ),
+    ] = None
     published: Annotated[
         Path | None, Flag("Go on from this folder of a published model, or of an export.", name="from", shown=False)
     ] = None
@@ -340,9 +346,14 @@ class DemoFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateFlags(OfPeer):
-    link: Annotated[str, Positional("The run's link.")]
+    link: Annotated[str, Positional("The run's link, or the folder of a model.", metavar="LINK_OR_FOLDER")]
     name: Name = "evaluator"
-    data: Annotated[tuple[Path, ...], Flag(shown=False)] = ()
+    data: Annotated[tuple[Path, ...], Flag("Text; of a folder, what it is evaluated on. May repeat.", shown=False)] = ()
+    context: Annotated[
+        int | None, Flag("Tokens a sequence, of a folder.", shown="1024, or less if the model has less", least=2)
+    ] = None
+    tokens: Annotated[int, Flag("Tokens to evaluate on at most, of a folder.", least=1)] = 200_000
+    threads: Annotated[int | None, Flag("Of the computation, of a folder.", shown="all", least=1)] = None
     column: Column = "text"
     tokenizer: TokenizerPath = None
     host_maddrs: ListenAddresses = ANY_PORT

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from dilocox_peer.cli.flags import AdmissionMode, InitFlags, SignFlags
 from dilocox_peer.cli.home import owner_key_path, tokenizers_folder
-from dilocox_peer.config import defaulted_sections, read_manifest, to_toml
+from dilocox_peer.config import PUBLISHED_PRESETS, defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import replace_file
@@ -38,9 +38,11 @@ def write_run_file(flags: InitFlags) -> None:
     if flags.admission is AdmissionMode.LIST:
         raise ConfigError(f"--admission list: its members are written into {path}, under [admission]; then sign it")
     if flags.published is not None:
-        from dilocox_peer.cli.published import published_manifest, tokenizer_in
+        from dilocox_peer.cli.published import needs_of, published_manifest, tokenizer_in
 
         manifest = published_manifest(flags, flags.published)
+        for line in needs_of(manifest):
+            typer.echo(line)
     else:
         manifest = _of_preset(flags)
     tokenizer = flags.tokenizer
@@ -100,6 +102,11 @@ def _of_preset(flags: InitFlags) -> Manifest:
         if value:
             raise ConfigError(f"{flag} belongs to a published model: pass it with --from")
     name = flags.preset or "tiny"
+    if known := PUBLISHED_PRESETS.get(name):
+        raise ConfigError(
+            f"--preset {name} goes on from {known.hub}: download it (`hf download {known.hub} --local-dir {known.folder}`) and pass "
+            f"--from {known.folder}"
+        )
     manifest = preset_manifest(name, run={"name": flags.run_name or name}, admission={"mode": flags.admission.value})
     try:
         return cut_into(manifest, flags.stages or manifest.stages.count)

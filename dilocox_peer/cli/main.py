@@ -184,9 +184,16 @@ def demo(flags: DemoFlags) -> None:
     run_demo(flags)
 
 
-@command(app, hidden=True)
+@command(app)
 def evaluate(flags: EvaluateFlags) -> None:
-    """Follow a run and evaluate the anchors of its rounds on the validation split; trains nothing."""
+    """Loss and bits a byte of a model: of a folder on a text, or of a run's rounds, which are followed, on what is held out."""
+    from pathlib import Path
+
+    if not flags.link.startswith("dilocox:") and (folder := Path(flags.link)).is_dir():
+        from dilocox_peer.cli.evaluate_folder import evaluate_folder
+
+        evaluate_folder(folder, flags)
+        return
     from dilocox_peer.cli.evaluate import run_evaluator
 
     run_evaluator(flags)

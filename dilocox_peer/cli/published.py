@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dilocox_peer.cli.flags import InitFlags
-from dilocox_peer.config import published
+from dilocox_peer.config import PUBLISHED_PRESETS, published
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import NUM_BYTES, Manifest
 
@@ -37,11 +37,13 @@ def published_manifest(flags: InitFlags, path: Path) -> Manifest:
     )
     from dilocox_peer.model.weights import open_folder
 
-    if flags.preset is not None:
+    if flags.preset is not None and flags.preset not in PUBLISHED_PRESETS:
         raise ConfigError(
             f"--preset {flags.preset} and --from {path}: a published model brings its own sizes; leave one out"
         )
     folder = open_folder(path)
+    if flags.preset is not None:
+        flags = _with_preset(flags, flags.preset, folder.config_json)
     check_cut(folder.config_json)
     count = flags.stages or 1
     most = _longest(folder.config_json)
@@ -103,6 +105,42 @@ def published_manifest(flags: InitFlags, path: Path) -> Manifest:
         admission={"mode": flags.admission.value},
         inner=inner,
     )
+
+
+def _with_preset(flags: InitFlags, name: str, config_json: str) -> InitFlags:
+    """The flags with what the preset says where they say nothing. Raises ConfigError for a folder with another model."""
+    from dilocox_peer.model.families import config_from
+
+    wanted, config = PUBLISHED_PRESETS[name], config_from(config_json)
+    if (config.num_hidden_layers, config.hidden_size) != (wanted.layers, wanted.hidden_size):
+        raise ConfigError(
+            f"--from {flags.published} holds {config.num_hidden_layers} layers of width {config.hidden_size}, --preset {name} is "
+            f"{wanted.hub} with {wanted.layers} of {wanted.hidden_size}: name its folder, or leave --preset out"
+        )
+    return replace(
+        flags,
+        stages=flags.stages or wanted.stages,
+        context=flags.context or wanted.context,
+        lora_rank=flags.lora_rank or wanted.lora_rank,
+        run_name=flags.run_name or name,
+        preset=None,
+    )
+
+
+def needs_of(manifest: Manifest) -> list[str]:
+    """A line for each stage: what a peer of it needs."""
+    from dilocox_peer.model.memory import StageSize, size
+
+    lines = []
+    for stage in range(manifest.stages.count):
+        found = StageSize.of(manifest, stage)
+        beside = f" beside {size(found.frozen_bytes)} that stay" if found.frozen_bytes else ""
+        lines.append(
+            f"stage {stage}: {found.parameters / 1e6:,.1f} M parameters{beside}; a peer needs {size(found.host_bytes(checkpointing=True))} "
+            f"of memory, or {size(found.device_bytes(checkpointing=True))} on a card and {size(found.host_bytes(on_cpu=False))} in the "
+            "machine"
+        )
+    return lines
 
 
 @dataclass(frozen=True, slots=True)

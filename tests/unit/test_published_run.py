@@ -9,7 +9,7 @@ import torch
 from dilocox_peer.cli.flags import InitFlags
 from dilocox_peer.cli.init import write_run_file
 from dilocox_peer.cli.published import published_manifest
-from dilocox_peer.config import parse_toml, read_signed_manifest, to_toml
+from dilocox_peer.config import PUBLISHED_PRESETS, PublishedPreset, parse_toml, read_signed_manifest, to_toml
 from dilocox_peer.errors import ConfigError, ManifestMismatch
 from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.huggingface import write_folder as write_export
@@ -166,6 +166,34 @@ def test_what_does_not_go_together_is_one_line_and_nothing_is_written(tmp_path: 
         write_run_file(InitFlags(path=run / "run.toml", published=source, home=tmp_path / "home", **flags))
     assert "\n" not in str(raised.value)
     assert not list(run.iterdir())
+
+
+@pytest.mark.parametrize("name", PUBLISHED_PRESETS)
+def test_a_preset_of_a_published_model_knows_its_folder(tmp_path: Path, name, capsys):
+    with pytest.raises(ConfigError, match=f"hf download {PUBLISHED_PRESETS[name].hub} --local-dir"):
+        write_run_file(InitFlags(path=tmp_path / "run.toml", preset=name, home=tmp_path / "home"))
+    source = tmp_path / "source"
+    write_folder(source, tiny_json("llama", vocab_size=256))
+    with pytest.raises(ConfigError, match=f"holds 4 layers of width 32, --preset {name} is"):
+        write_run_file(InitFlags(path=tmp_path / "run.toml", preset=name, published=source, home=tmp_path / "home"))
+    assert not (tmp_path / "run.toml").exists()
+
+
+def test_a_preset_says_what_the_flags_do_not(tmp_path: Path, monkeypatch, capsys):
+    preset = PublishedPreset("somebody/tiny", layers=4, hidden_size=32, stages=2, context=24, lora_rank=4)
+    for module in ("config", "cli.published"):
+        monkeypatch.setattr(f"dilocox_peer.{module}.PUBLISHED_PRESETS", {"tiny-lora": preset})
+    source = tmp_path / "source"
+    write_folder(source, tiny_json("llama", vocab_size=256))
+    path = tmp_path / "run.toml"
+    write_run_file(InitFlags(path=path, preset="tiny-lora", published=source, context=16, home=tmp_path / "home"))
+    manifest = read_signed_manifest(path)
+    assert isinstance(manifest.model, PublishedSection)
+    assert (manifest.stages.count, manifest.model.context, manifest.model.lora_rank) == (2, 16, 4)
+    assert manifest.run.name == "tiny-lora"
+    said = capsys.readouterr().out
+    assert "stage 1: 0.0 M parameters beside" in said
+    assert "on a card" in said
 
 
 def test_settings_that_peers_would_not_read_are_one_line_at_init(tmp_path: Path, monkeypatch):
