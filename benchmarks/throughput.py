@@ -4,7 +4,7 @@
     python benchmarks/throughput.py --own        # this project's own model beside transformers' Llama of the same sizes
 
 Both draw the same tokens, compute in float32 and step fused AdamW after `accumulate` micro-batches. Inner steps alternate, ours and
-theirs in turn, who goes first changing too, and what is compared is each pair: other work on the machine then meets both alike. Ours is
+theirs in turn, who goes first changing too, and what is compared is each pair: other work on the machine then meets both alike. Processor time says what is left of that. Ours is
 the loop that the torch thread of a peer runs (peer/training/whole_loop.py) with its data, clipping and book-keeping; theirs is
 forward with labels, backward, clip_grad_norm_, step, zero_grad.
 """
@@ -12,6 +12,7 @@ forward with labels, backward, clip_grad_norm_, step, zero_grad.
 import argparse
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -82,10 +83,11 @@ class Theirs:
         self.optimizer.zero_grad()
 
 
-def seconds(step: Any) -> float:
-    started = time.perf_counter()
+def seconds(step: Any) -> tuple[float, float]:
+    """(on the wall, of all processors)"""
+    wall, cpu = time.perf_counter(), time.process_time()
     step()
-    return time.perf_counter() - started
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def main() -> None:
@@ -123,22 +125,22 @@ def main() -> None:
     theirs = Theirs(manifest, theirs_model, ours.corpus)
     ours.step()
     theirs.step()
-    taken: dict[str, list[float]] = {"ours": [], "theirs": []}
+    taken: dict[str, list[tuple[float, float]]] = {"ours": [], "theirs": []}
     for number in range(arguments.steps):
         pair = [("ours", ours.step), ("theirs", theirs.step)]
         for name, step in pair if number % 2 else pair[::-1]:
             taken[name].append(seconds(step))
     tokens = arguments.micro_batch * arguments.context * arguments.accumulate
-    for name, found in taken.items():
-        print(f"{name}: {spread([tokens / each for each in found], '.1f')} tokens a second (min / median / max)")
-    ratios = [theirs_s / ours_s for ours_s, theirs_s in zip(taken["ours"], taken["theirs"], strict=True)]
-    print(f"ours / theirs, pair by pair: {spread(ratios)}; of the medians {median_ratio(taken):.3f}")
-
-
-def median_ratio(taken: dict[str, list[float]]) -> float:
-    from statistics import median
-
-    return median(taken["theirs"]) / median(taken["ours"])
+    for index, clock in enumerate(("on the wall", "of processor time")):
+        of = {name: [each[index] for each in found] for name, found in taken.items()}
+        for name, found in of.items():
+            print(
+                f"{name}: {spread([tokens / each for each in found], '.1f')} tokens a second {clock} (min / median / max)"
+            )
+        ratios = [theirs_s / ours_s for ours_s, theirs_s in zip(of["ours"], of["theirs"], strict=True)]
+        print(
+            f"  ours / theirs, pair by pair: {spread(ratios)}; of the medians {median(of['theirs']) / median(of['ours']):.3f}"
+        )
 
 
 if __name__ == "__main__":

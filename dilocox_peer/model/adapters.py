@@ -93,10 +93,10 @@ def merged(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], lora: Lor
     found = {}
     for name, tensor in base.items():
         path = name.removesuffix(".weight")
-        wide = tensor.float()
-        if path + DOWN in adapters:
-            wide = wide + lora.scale * (adapters[path + UP] @ adapters[path + DOWN])
-        found[name] = wide
+        if path + DOWN in adapters:  # rounded once, not at every step
+            product = adapters[path + UP].double() @ adapters[path + DOWN].double()
+            tensor = tensor.double() + lora.scale * product
+        found[name] = tensor.float()
     return found
 
 
