@@ -77,7 +77,7 @@ class Theirs:
             self.index += 1
             loss = self.model(input_ids=inputs_BT, labels=inputs_BT, use_cache=False).loss / inner.accumulate
             loss.backward()
-            float(loss)
+            float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), inner.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -84,3 +84,47 @@ def test_nobody_has_the_weights(tmp_path: Path):
             assert "its weights are not those of the run's stage 1" in err
 
     asyncio.run(scenario())
+
+
+def test_of_a_run_of_adapters_who_has_no_files_gets_them_from_others(tmp_path: Path):
+    transformers = pytest.importorskip("transformers")
+    source, out, adapters = tmp_path / "source", tmp_path / "out", tmp_path / "adapters"
+    write_folder(source, tiny_json("llama", vocab_size=256), dtype=torch.bfloat16)
+    manifest = published_manifest(
+        InitFlags(published=source, context=32, run_name="tiny-lora", lora_rank=4, path=tmp_path / "run.toml"), source
+    )
+    sections = {
+        "model": {"source": "somebody/tiny-llama"},
+        "rounds": {"total": 10_000, "inner_steps": 64, "min_inner_steps": 64},
+        "inner": {"learning_rate": 1e-3, "accumulate": 1},
+        "data": {"source": "stdlib"},
+    }
+    manifest = manifest.model_copy(
+        update={name: getattr(manifest, name).model_copy(update=values) for name, values in sections.items()}
+    )
+
+    async def scenario() -> None:
+        async with Watched(manifest) as swarm:
+            await swarm.start_bootstrap()
+            peers = [await swarm.start_peer("peer0", more=["--model", str(source)]), await swarm.start_peer("without")]
+            await swarm.until(
+                lambda: any(len(each["contributors"]) == 2 for each in swarm.of("peer0", "RoundCertified")), peers, 180
+            )
+            await command("export", swarm.link, "--out", out, "--model", source, "--dtype", "float32")
+            await command("export", swarm.link, "--out", adapters, "--adapter")
+            _, err = await command("export", swarm.link, "--out", tmp_path / "not", code=2)
+            assert "not on this machine: pass --model" in err
+
+    asyncio.run(scenario())
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not any(report.values()), report
+    before = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    assert not torch.equal(
+        theirs.model.layers[0].self_attn.q_proj.weight, before.model.layers[0].self_attn.q_proj.weight
+    )
+    assert torch.equal(theirs.model.embed_tokens.weight, before.model.embed_tokens.weight)
+    assert {path.name for path in adapters.iterdir()} == {
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
