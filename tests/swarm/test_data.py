@@ -1,12 +1,17 @@
 """Shards in a real swarm: one peer has the data, the others get it from it, and no document is trained on twice in an epoch."""
 
 import asyncio
+import http.server
 import json
+import random
 import signal
+import string
 import subprocess
 import sys
 import sysconfig
+import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from dilocox_peer.data.catalogue import read_catalogue
 from dilocox_peer.data.row import UnitRow
 from dilocox_peer.model.partition import with_cut
 from tests.swarm.watched import Watched
+from tests.tokenizers_made import BOS, EOS, write_model_folder
 
 LONG_S = 400
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -183,3 +189,79 @@ def test_two_heads_on_branches_of_their_own_train_on_nothing_twice_but_by_chance
     print(f"{len(first_epoch)} of {handed_out} units, twice: {twice}; rounds {found['forked']}")
     assert found["switched"], "two branches met"
     assert not [place for place in twice if place < handed_out]
+
+
+def test_a_peer_alone_trains_on_shards_from_the_web(tmp_path):
+    """Nobody has the data but a web server: catalogue and shards come from there."""
+    out = shards_of_the_library(tmp_path)
+    handler = partial(Quiet, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_address[1]}/shards"
+            _, name = read_catalogue(out)
+            data = {"source": "shards", "catalogue": name, "url": url}
+            manifest = preset("tiny", rounds={"total": 10_000, "inner_steps": 4}, data=data)
+
+            async def scenario() -> list[dict[str, Any]]:
+                async with Watched(manifest) as swarm:
+                    await swarm.start_bootstrap()
+                    peer = await swarm.start_peer("alone")
+                    await swarm.until(lambda: swarm.round_of("alone") >= 3, [peer], LONG_S)
+                    return swarm.of("alone", "ShardFetched")
+
+            fetched = asyncio.run(scenario())
+        finally:
+            server.shutdown()
+            serving.join(10.0)
+    assert fetched
+    assert all(each["is_from_web"] for each in fetched)
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_conversations_are_learned_over_two_stages(tmp_path):
+    """The loss is of answers alone, which are all alike: it falls far below what the questions, made of noise, would allow."""
+    rng = random.Random(1)
+    lines = []
+    for _ in range(3000):
+        noise = "".join(rng.choices(string.ascii_letters, k=30))
+        talk = [{"role": "user", "content": noise}, {"role": "assistant", "content": "the same answer"}]
+        lines.append(json.dumps({"messages": talk}) + "\n")
+    (tmp_path / "talks.jsonl").write_text("".join(lines))
+    template = "{% for m in messages %}" + BOS + "{{ m['role'] }}\n{{ m['content'] }}" + EOS + "\n{% endfor %}"
+    template += "{% if add_generation_prompt %}" + BOS + "assistant\n{% endif %}"
+    write_model_folder(tmp_path / "model", chat_template=template)
+    out = tmp_path / "shards"
+    command = [sys.executable, "-m", "dilocox_peer", "tokenize", str(tmp_path / "talks.jsonl"), "--chat", "--tokenizer", str(tmp_path / "model"),
+               "--shard-tokens", "50000", "--validation", "0.05", "--out", str(out)]  # fmt: skip
+    subprocess.run(command, check=True, timeout=300)
+    catalogue, name = read_catalogue(out)
+    assert catalogue.answers
+    manifest = with_cut(
+        preset(
+            "tiny",
+            model={"vocab_size": catalogue.vocab_size},
+            stages={"count": 2},
+            inner={"micro_batch": 4, "accumulate": 2},
+            rounds={"total": 10_000, "inner_steps": 8},
+            data={"source": "shards", "catalogue": name, "tokenizer": catalogue.tokenizer, "eos": catalogue.eos},
+        )
+    )
+
+    async def scenario() -> list[float]:
+        async with Watched(manifest) as swarm:
+            await swarm.start_bootstrap()
+            peers = [
+                await swarm.start_peer(f"stage{stage}", stage=stage, more=["--data", str(out)]) for stage in range(2)
+            ]
+            await swarm.until(lambda: swarm.round_of("stage0") >= 12, peers, LONG_S)
+            return [each["train_loss"] for each in swarm.of("stage0", "RoundCertified")]
+
+    losses = asyncio.run(scenario())
+    print(f"loss of answers by round: {[round(loss, 2) for loss in losses]}")
+    assert losses[-1] < 1.5, "with the questions in it, 30 letters at random of some 60 tokens, it stays above 2"
