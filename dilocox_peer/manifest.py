@@ -27,6 +27,8 @@ SHARDS: Final = "shards"
 
 MAX_CONFIG_CHARS = 16 * 1024
 
+Packing = Literal["concatenate", "best-fit"]
+
 Positive = Annotated[int, Field(gt=0)]
 Sha256Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -302,6 +304,10 @@ class DataSection(_Section):
         pattern=r"^([0-9a-f]{64})?$",
         description="of shards: the sha256 of their catalogue (`init --data` writes it)",
     )
+    packing: Packing = Field(
+        "concatenate",
+        description="of shards: concatenate, or best-fit: a document lies in one sequence if it can, and sees no other",
+    )
     url: str = Field(
         "",
         max_length=512,
@@ -324,6 +330,8 @@ class DataSection(_Section):
             raise ValueError('catalogue is for source "shards", which needs one')
         if self.url and self.source != SHARDS:
             raise ValueError('url is for source "shards"')
+        if self.packing != "concatenate" and self.source != SHARDS:
+            raise ValueError('packing is for source "shards"')
         return self
 
 

@@ -41,6 +41,13 @@ class AdmissionMode(StrEnum):
     LIST = "list"
 
 
+class DataPacking(StrEnum):
+    """Values of the manifest's data section."""
+
+    CONCATENATE = "concatenate"
+    BEST_FIT = "best-fit"
+
+
 class WeightType(StrEnum):
     """Of exported weights."""
 
@@ -118,6 +125,12 @@ class InitFlags:
     ] = None
     data: Annotated[
         Path | None, Flag("Train on the shards of this folder, which `tokenize` wrote.", shown="as the preset says")
+    ] = None
+    packing: Annotated[
+        DataPacking | None,
+        Flag(
+            "concatenate, or best-fit: a document in one sequence, seeing no other; with --data.", shown="concatenate"
+        ),
     ] = None
     data_url: Annotated[
         str, Flag("Folder on a web server with the same shards, for what no peer has.", shown=False)

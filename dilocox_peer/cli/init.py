@@ -48,6 +48,8 @@ def write_run_file(flags: InitFlags) -> None:
     tokenizer = flags.tokenizer
     if tokenizer is None and flags.published is not None:
         tokenizer = tokenizer_in(flags.published, manifest.model.vocab_size)
+    if flags.packing is not None and flags.data is None:
+        raise ConfigError(f"--packing {flags.packing.value}: it is of shards; pass --data with a folder of them")
     if flags.data_url and flags.data is None:
         raise ConfigError(
             f"--data-url {flags.data_url[:200]}: pass --data with the folder of the same shards, which names them"
@@ -128,9 +130,25 @@ def _with_shards(manifest: Manifest, folder: Path, path: Path, flags: InitFlags)
             raise ConfigError(f"{folder} holds another tokenizer.json than its shards were made by: make them anew")
     sizes = sizes_of(catalogue.train)
     typer.echo(f"trains on {sizes['tokens']:,} tokens of {sizes['documents']:,} documents, in {sizes['shards']} shards")
+    packing = flags.packing.value if flags.packing is not None else manifest.data.packing
+    if packing != "concatenate" and isinstance(manifest.model, PublishedSection):
+        from dilocox_peer.model.families import sees_across
+
+        if sees_across(manifest.model.config):
+            typer.echo(
+                f"note: the attention of {manifest.model.source} cannot be told where a document begins: those that are packed into "
+                "one sequence see each other",
+                err=True,
+            )
     try:
         data = DataSection.model_validate(
-            {**manifest.data.model_dump(), "source": SHARDS, "catalogue": name, "url": flags.data_url}
+            {
+                **manifest.data.model_dump(),
+                "source": SHARDS,
+                "catalogue": name,
+                "url": flags.data_url,
+                "packing": packing,
+            }
         )
     except ValidationError as error:
         raise ConfigError(

@@ -26,6 +26,7 @@ from dilocox_peer.data.shards import OpenShard, ShardFolders
 from dilocox_peer.data.taken import Taken
 from dilocox_peer.events import Listener
 from dilocox_peer.events_of_data import DataTaken, ShardRefused
+from dilocox_peer.manifest import Packing
 from dilocox_peer.types import PeerId
 
 READY = 32  # micro-batches: seconds of work, over which a disk may be slow
@@ -59,12 +60,13 @@ class Feed:
         incarnation: int,
         batch: int,
         context: int,
+        packing: Packing = "concatenate",
         listener: Listener,
     ) -> None:
         """listener: called from the feed's own thread."""
         self._row, self._shards, self._taken = row, shards, taken
         self._seed, self._peer, self._incarnation = seed, peer, incarnation
-        self._batch, self._context = batch, context
+        self._batch, self._context, self._packing = batch, context, packing
         self._listener = listener
         self._handed = Handed()
         self._ready: queue.Queue[npt.NDArray[np.int64]] = queue.Queue(READY)
@@ -161,7 +163,12 @@ class Feed:
         with suppress(OSError):  # said by what keeps the disk; the same peer started again might train on this twice
             self._taken.take(chunk)
         sequences = sequences_of(
-            self._row.units(chunk), self._opened, context=self._context, seed=self._seed, stretch=chunk
+            self._row.units(chunk),
+            self._opened,
+            context=self._context,
+            seed=self._seed,
+            stretch=chunk,
+            packing=self._packing,
         )
         self._listener(DataTaken(chunk.epoch, chunk.first, chunk.count, len(sequences) * self._context))
         return sequences

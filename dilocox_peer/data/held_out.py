@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dilocox_peer.data.packing import BEGINS
 from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, Counts, Ids, Tokenizer
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.types import IGNORED
@@ -81,7 +82,11 @@ def _entropy(counts: npt.NDArray[np.int64]) -> float:
 
 
 def inputs_and_targets(sequences: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """sequences: (B, T + 1); a token that is no target as -1 - token. Its target is IGNORED."""
-    targets = torch.from_numpy(np.where(sequences[:, 1:] < 0, IGNORED, sequences[:, 1:]))
-    inputs = torch.from_numpy(np.where(sequences[:, :-1] < 0, ~sequences[:, :-1], sequences[:, :-1]))
-    return inputs, targets
+    """sequences: (B, T + 1); a token that is no target as -1 - token, with BEGINS added where a document begins (packing.py). The
+    target of the former is IGNORED; the input that begins a document is -1 - token (model/borders.py)."""
+    counts = sequences >= 0
+    tokens = np.where(counts, sequences, ~sequences)
+    begins, tokens = tokens >= BEGINS, tokens % BEGINS
+    inputs = np.where(begins, ~tokens, tokens)[:, :-1]
+    targets = np.where(counts, tokens, IGNORED)[:, 1:]
+    return torch.from_numpy(np.ascontiguousarray(inputs)), torch.from_numpy(np.ascontiguousarray(targets))

@@ -1,6 +1,6 @@
 """A row's places in terms of shards, and the sequences that documents in a stretch of it make. Pure but for reading shards.
 
-Concatenation: the documents of a chunk of units stand one behind the other, and are cut into sequences of `context` tokens with the
+Best fit: packing.py. Concatenation: the documents of a chunk of units stand one behind the other, and are cut into sequences of `context` tokens with the
 one that follows; each token is a target at most once. What is left of a chunk, less than a sequence, is not trained on in
 this epoch. The sequences of a chunk are then mixed.
 """
@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from dilocox_peer.data.allotment import Row, Stretch, shard_order, unit_order
 from dilocox_peer.data.catalogue import Catalogue, Shard
+from dilocox_peer.data.packing import packed
 from dilocox_peer.data.shards import OpenShard
+from dilocox_peer.manifest import Packing
 from dilocox_peer.types import canonical, sha256
 
 
@@ -71,19 +73,31 @@ class UnitRow:
 
 
 def sequences_of(
-    units: Sequence[Unit], opened: Callable[[Shard], OpenShard], *, context: int, seed: int, stretch: Stretch
+    units: Sequence[Unit],
+    opened: Callable[[Shard], OpenShard],
+    *,
+    context: int,
+    seed: int,
+    stretch: Stretch,
+    packing: Packing = "concatenate",
 ) -> npt.NDArray[np.int64]:
     """(count, context + 1) of the documents of these units, mixed; count may be 0. A token that is not trained on is -1 - token;
     sequences of such alone are left out. A pure function of shards and arguments."""
     pieces = []
     for unit in units:
         shard = opened(unit.shard)
-        first, end = shard.unit(unit.number)
-        pieces.append(shard.signed(first, end))
-    tokens = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
-    count = max(0, (len(tokens) - 1) // context)
+        pieces += shard.documents(unit.number) if packing == "best-fit" else [shard.signed(*shard.unit(unit.number))]
+    if packing == "best-fit":
+        sequences = packed(pieces, context + 1)
+    else:
+        tokens = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+        count = max(0, (len(tokens) - 1) // context)
+        sequences = (
+            np.lib.stride_tricks.sliding_window_view(tokens, context + 1)[::context][:count]
+            if count
+            else np.empty((0, context + 1), np.int64)
+        )
     key = canonical(["dilocox-mix", seed, stretch.epoch, stretch.first, stretch.count])
     generator = np.random.Philox(key=np.frombuffer(sha256(key)[:16], dtype="<u8"))
-    order = np.argsort(generator.random_raw(count), kind="stable")
-    mixed: npt.NDArray[np.int64] = tokens[(order * context)[:, None] + np.arange(context + 1)]
+    mixed: npt.NDArray[np.int64] = sequences[np.argsort(generator.random_raw(len(sequences)), kind="stable")]
     return mixed[(mixed[:, 1:] >= 0).any(axis=1)]

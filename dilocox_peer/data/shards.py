@@ -34,6 +34,12 @@ class OpenShard:
     starts: npt.NDArray[np.uint32]
     bits: npt.NDArray[np.uint8] | None = None
 
+    def documents(self, number: int) -> list[npt.NDArray[np.int64]]:
+        """Those that start within a unit, each as `signed` has it."""
+        first, end = self.unit(number)
+        starts = self.starts[np.searchsorted(self.starts, first) : np.searchsorted(self.starts, end)].astype(np.int64)
+        return np.split(self.signed(first, end), starts[1:] - first) if end > first else []
+
     def signed(self, first: int, end: int) -> npt.NDArray[np.int64]:
         """These tokens; one that is not trained on as -1 - token."""
         tokens = self.tokens[first:end].astype(np.int64)

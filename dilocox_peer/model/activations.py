@@ -65,12 +65,16 @@ class BodyFormat:
     @property
     def step_bytes(self) -> int:
         """Of activations with their targets."""
-        return self.hidden_bytes + self._ids_bytes + -(-self.rows // 8)
+        return self.hidden_bytes + self._ids_bytes + 2 * self._bits_bytes
 
     @property
     def _ids_bytes(self) -> int:
-        """Targets; behind them is a bit for each, whether it counts."""
+        """Targets; behind them is a bit for each, whether it counts, and a bit for each token, whether a document begins with it."""
         return self.rows * self._target_dtype.itemsize
+
+    @property
+    def _bits_bytes(self) -> int:
+        return -(-self.rows // 8)
 
     @property
     def _target_dtype(self) -> "np.dtype[np.unsignedinteger]":
@@ -90,12 +94,13 @@ class BodyFormat:
             case "int8":
                 return self._blocks.pack(flat_RD)
 
-    def pack_targets(self, targets_BT: Tensor) -> bytes:
-        """The second part of the body of a step."""
+    def pack_targets(self, targets_BT: Tensor, starts_BT: Tensor | None = None) -> bytes:
+        """The second part of the body of a step. starts_BT: where documents begin within a sequence (borders.py)."""
         targets_R = targets_BT.cpu().numpy().reshape(-1)
         counts_R = targets_R != IGNORED
         ids = np.where(counts_R, targets_R, 0).astype(self._target_dtype)
-        return ids.tobytes() + np.packbits(counts_R, bitorder="little").tobytes()
+        starts_R = np.zeros(self.rows, np.bool_) if starts_BT is None else starts_BT.cpu().numpy().reshape(-1)
+        return ids.tobytes() + b"".join(np.packbits(each, bitorder="little").tobytes() for each in (counts_R, starts_R))
 
     # ---- reading ----
 
@@ -155,9 +160,19 @@ class BodyFormat:
         targets_R[self._counts(view) == 0] = IGNORED
         return torch.from_numpy(targets_R).view(self.batch, self.tokens).to(device)
 
+    def unpack_starts(self, body: Bytes, device: torch.device) -> Tensor | None:
+        """(B, T) bool, new: where documents begin; None: nowhere but at the beginning of a sequence."""
+        bits = self._bits(memoryview(self.targets_of(body)), 1).reshape(self.batch, self.tokens)
+        return torch.from_numpy(bits.astype(np.bool_)).to(device) if bits[:, 1:].any() else None
+
     def _counts(self, targets: memoryview) -> "np.ndarray[Any, np.dtype[np.uint8]]":
         """(R): 1 for each target that counts."""
-        return np.unpackbits(np.frombuffer(targets[self._ids_bytes :], np.uint8), count=self.rows, bitorder="little")
+        return self._bits(targets, 0)
+
+    def _bits(self, targets: memoryview, number: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+        first = self._ids_bytes + number * self._bits_bytes
+        raw = np.frombuffer(targets[first : first + self._bits_bytes], np.uint8)
+        return np.unpackbits(raw, count=self.rows, bitorder="little")
 
 
 def _little_endian(values: Tensor) -> bytes:

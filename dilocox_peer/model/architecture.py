@@ -68,12 +68,13 @@ class StageModel(Protocol):
     @property
     def flat_grad_N(self) -> Tensor: ...
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         """Output of the stage. x: (B, T) int64 tokens at the first stage, else (B, T, D) float32; out: (B, T, D), or at
-        the last stage logits (B, T, V)."""
+        the last stage logits (B, T, V). starts_BT: bool, where documents begin that see nothing before them (borders.py); None:
+        a sequence is one."""
         ...
 
-    def hidden(self, x: Tensor) -> Tensor:
+    def hidden(self, x: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         """The same up to what the head takes: (B, T, D) at every stage."""
         ...
 

@@ -161,6 +161,14 @@ def check_cut(config_json: str) -> None:
         raise ConfigError(f"{family.model_type} cannot be cut: {reason}")
 
 
+def sees_across(config_json: str) -> bool:
+    """Whether documents packed into one sequence see each other: the attention of this family cannot be told where they begin."""
+    from dilocox_peer.model import published
+
+    trial = _Trial(config_json)
+    return published.sees_across(trial.config, family_of(config_json), trial.model)
+
+
 class _Trial:
     """A tiny copy with random weights, and what one run of it shows."""
 

@@ -22,13 +22,20 @@ def rows_at_a_time(vocab_size: int, logits_bytes: int = LOGITS_BYTES) -> int:
     return max(1, logits_bytes // (4 * vocab_size))
 
 
-def train_on(model: StageModel, x: Tensor, targets_BT: Tensor, *, logits_bytes: int = LOGITS_BYTES) -> float:
+def train_on(
+    model: StageModel,
+    x: Tensor,
+    targets_BT: Tensor,
+    *,
+    starts_BT: Tensor | None = None,
+    logits_bytes: int = LOGITS_BYTES,
+) -> float:
     """Forward, loss and backward of the last stage: the mean loss in nats over the targets that count.
 
-    The gradient is added to the model's, and to x's where x asks for one. x: what `model.hidden` takes; targets on the
+    The gradient is added to the model's, and to x's where x asks for one. x: and starts_BT: what `model.hidden` takes; targets on the
     model's device. Raises FloatingPointError if the loss is not finite; the gradient vector is then spoiled.
     """
-    hidden_BTD = model.hidden(x)
+    hidden_BTD = model.hidden(x, starts_BT)
     targets_R = targets_BT.flatten()
     at_a_time = rows_at_a_time(model.vocab_size, logits_bytes)
     if len(targets_R) <= at_a_time:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dilocox_peer.model.activations import BodyFormat, Bytes
 from dilocox_peer.model.architecture import StageModel
+from dilocox_peer.model.borders import parted
 from dilocox_peer.model.loss import train_on
 
 
@@ -45,15 +46,16 @@ class Passes:
         return any(saved.model is model for saved in self._saved.values())
 
     def begin(self, key: Hashable, model: StageModel, inputs_BT: Tensor, targets_BT: Tensor) -> bytes:
-        """Forward of the first stage from tokens; the body for the next stage."""
-        output_BTD = model.forward(inputs_BT.to(model.flat_N.device))
+        """Forward of the first stage from inputs as `parted` takes them; the body for the next stage."""
+        tokens_BT, starts_BT = parted(inputs_BT.to(model.flat_N.device))
+        output_BTD = model.forward(tokens_BT, starts_BT)
         self._saved[key] = _Saved(model, None, output_BTD)
-        return self._packed(output_BTD) + self._body.pack_targets(targets_BT)
+        return self._packed(output_BTD) + self._body.pack_targets(targets_BT, starts_BT)
 
     def forward(self, key: Hashable, model: StageModel, body: Bytes) -> bytes:
         """Forward of a stage in the middle; the body for the next stage."""
         input_BTD = self._unpacked(body, model.flat_N.device).requires_grad_()
-        output_BTD = model.forward(input_BTD)
+        output_BTD = model.forward(input_BTD, self._body.unpack_starts(body, model.flat_N.device))
         self._saved[key] = _Saved(model, input_BTD, output_BTD)
         return self._packed(output_BTD) + bytes(self._body.targets_of(body))
 
@@ -72,7 +74,8 @@ class Passes:
         """
         device = model.flat_N.device
         input_BTD = self._unpacked(body, device).requires_grad_()
-        value = train_on(model, input_BTD, self._body.unpack_targets(body, device))
+        starts_BT = self._body.unpack_starts(body, device)
+        value = train_on(model, input_BTD, self._body.unpack_targets(body, device), starts_BT=starts_BT)
         return self._gradient(input_BTD), value
 
     def release(self, key: Hashable) -> None:

@@ -9,6 +9,7 @@ There is no dropout: a forward is run again where activations are not kept, and 
 Shape letters: B sequences, T tokens, D hidden size, V vocabulary, N parameters.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,6 +23,7 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import PublishedSection
 from dilocox_peer.model.adapters import Lora, adapter_layout, freeze, halved_names
 from dilocox_peer.model.architecture import FlatStage, LayerRange
+from dilocox_peer.model.borders import positions_of
 from dilocox_peer.model.families import Family, build_empty, config_from, family_of, layer_list, library, tiny_tokens
 from dilocox_peer.model.frozen import FrozenBase, FrozenLayout
 from dilocox_peer.model.partition import Costs
@@ -190,6 +192,7 @@ class PublishedStage(FlatStage):
         self._model = model
         owner, name = _base_of(model)
         self._base = _Base(getattr(owner, name))
+        self._takes_positions = "position_ids" in inspect.signature(self._base.base.forward).parameters
         setattr(owner, name, self._base)
 
     @property
@@ -200,12 +203,16 @@ class PublishedStage(FlatStage):
     def vocab_size(self) -> int:
         return int(self._design.config.vocab_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden_BTD = self.hidden(x)
+    def forward(self, x: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+        hidden_BTD = self.hidden(x, starts_BT)
         return self.logits(hidden_BTD) if self.layers.is_last_stage else hidden_BTD
 
-    def hidden(self, x: Tensor) -> Tensor:
+    def hidden(self, x: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         given = {"input_ids": x} if self.layers.is_first_stage else {"inputs_embeds": x}
+        if (
+            starts_BT is not None and self._takes_positions
+        ):  # of positions that restart the library makes the mask itself
+            given["position_ids"] = positions_of(starts_BT)
         self._inject.hidden = None if self.layers.is_first_stage else x
         try:
             output = self._base(**given, use_cache=False)
@@ -314,6 +321,26 @@ def cut_differs(config: Any, family: Family, whole: Any) -> str:
             if _differ(stage.flat_grad_N[start:stop].view(spec.shape), there):
                 return f"its pieces give {spec.name} another gradient than the whole"
     return ""
+
+
+@torch.no_grad()
+def sees_across(config: Any, family: Family, whole: Any) -> bool:
+    """Whether documents that are packed into one sequence see each other in a tiny copy of a model, cut in two."""
+    tokens_BT = tiny_tokens()
+    design, count = Design(config, family, tokens_BT.shape[1]), config.num_hidden_layers
+    stages = [
+        PublishedStage(design, layers)
+        for layers in (LayerRange(0, count // 2 - 1, True, False), LayerRange(count // 2, count - 1, False, True))
+    ]
+    tensors = dict(whole.named_parameters())
+    for stage in stages:
+        stage.flat_N.copy_(torch.cat([tensors[spec.name].flatten() for spec in stage.layout.tensors]))
+    begins = tokens_BT.shape[1] // 3
+    starts_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
+    starts_BT[:, [0, begins]] = True
+    together = stages[1].forward(stages[0].forward(tokens_BT, starts_BT), starts_BT)
+    alone = stages[1].forward(stages[0].forward(tokens_BT[:, begins:]))
+    return _differ(together[:, begins:], alone)
 
 
 def _differ(ours: Tensor, theirs: Tensor) -> bool:

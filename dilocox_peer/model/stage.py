@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dilocox_peer.manifest import Manifest, ModelSection
 from dilocox_peer.model.architecture import StageModel, build_model
+from dilocox_peer.model.borders import parted
 from dilocox_peer.model.loss import loss_of, train_on
 from dilocox_peer.model.transformer import initial_parameters
 
@@ -26,9 +27,11 @@ class Stage:
         self.model = model
 
     def train_micro_batch(self, inputs_BT: Tensor, targets_BT: Tensor) -> float:
-        """Mean loss in nats a token; its gradient is added to the model's. Raises FloatingPointError if not finite."""
+        """Mean loss in nats a token; its gradient is added to the model's. inputs_BT: as `parted` takes them. Raises FloatingPointError if not
+        finite."""
         device = self.model.flat_N.device
-        return train_on(self.model, inputs_BT.to(device), targets_BT.to(device))
+        tokens_BT, starts_BT = parted(inputs_BT.to(device))
+        return train_on(self.model, tokens_BT, targets_BT.to(device), starts_BT=starts_BT)
 
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, int]:
         """(mean loss in nats a token, number of tokens) over the batches, at the current parameters."""

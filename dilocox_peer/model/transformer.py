@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dilocox_peer.manifest import ModelSection
 from dilocox_peer.model.architecture import FlatStage, LayerRange
+from dilocox_peer.model.borders import positions_of, seen_by
 from dilocox_peer.types import Layout, TensorSpec, canonical, sha256
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -105,17 +106,20 @@ class LlamaStage(FlatStage):
     def vocab_size(self) -> int:
         return self.section.vocab_size
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden_BTD = self.hidden(x)
+    def forward(self, x: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+        hidden_BTD = self.hidden(x, starts_BT)
         return self.logits(hidden_BTD) if self.layers.is_last_stage else hidden_BTD
 
-    def hidden(self, x: Tensor) -> Tensor:
+    def hidden(self, x: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+        sight = self._sight(x.shape[1], starts_BT)
         hidden_BTD = F.embedding(x, self._embedding_VD) if self._embedding_VD is not None else x
         for layer in self._layers:
             if self._checkpointing and torch.is_grad_enabled():
-                hidden_BTD = checkpoint(self._block, layer, hidden_BTD, use_reentrant=False, preserve_rng_state=False)
+                hidden_BTD = checkpoint(
+                    self._block, layer, hidden_BTD, sight, use_reentrant=False, preserve_rng_state=False
+                )
             else:
-                hidden_BTD = self._block(layer, hidden_BTD)
+                hidden_BTD = self._block(layer, hidden_BTD, sight)
         return hidden_BTD if self._final_norm_D is None else self._norm(hidden_BTD, self._final_norm_D)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
@@ -156,29 +160,45 @@ class LlamaStage(FlatStage):
             down_DF=self._weight(mlp + "down_proj.weight"),
         )
 
-    def _block(self, layer: "_Layer", hidden_BTD: Tensor) -> Tensor:
-        hidden_BTD = hidden_BTD + self._attention(layer, self._norm(hidden_BTD, layer.attention_norm_D))
+    def _sight(self, tokens: int, starts_BT: Tensor | None) -> "_Sight":
+        if starts_BT is None:
+            return _Sight(self._cos_T1K[:tokens], self._sin_T1K[:tokens], None)
+        positions_BT = positions_of(starts_BT)
+        return _Sight(self._cos_T1K[positions_BT], self._sin_T1K[positions_BT], seen_by(starts_BT))
+
+    def _block(self, layer: "_Layer", hidden_BTD: Tensor, sight: "_Sight") -> Tensor:
+        hidden_BTD = hidden_BTD + self._attention(layer, self._norm(hidden_BTD, layer.attention_norm_D), sight)
         return hidden_BTD + _swiglu(layer, self._norm(hidden_BTD, layer.mlp_norm_D))
 
     def _norm(self, x_BTD: Tensor, weight_D: Tensor) -> Tensor:
         return F.rms_norm(x_BTD, weight_D.shape, weight_D, self.section.norm_eps)
 
-    def _attention(self, layer: "_Layer", x_BTD: Tensor) -> Tensor:
+    def _attention(self, layer: "_Layer", x_BTD: Tensor, sight: "_Sight") -> Tensor:
         heads, kv_heads = self.section.heads, self.section.kv_heads
-        tokens = x_BTD.shape[1]
         qkv_BTXK = F.linear(x_BTD, layer.qkv_XD).view(*x_BTD.shape[:2], heads + 2 * kv_heads, -1)
-        qk_BTXK = self._rotate(qkv_BTXK[:, :, : heads + kv_heads], tokens)  # queries and keys in one go
+        qk_BTXK = _rotated(qkv_BTXK[:, :, : heads + kv_heads], sight)  # queries and keys in one go
         q_BHTK = qk_BTXK[:, :, :heads].transpose(1, 2)
         k_BHTK = qk_BTXK[:, :, heads:].transpose(1, 2).repeat_interleave(heads // kv_heads, 1)
         v_BHTK = qkv_BTXK[:, :, heads + kv_heads :].transpose(1, 2).repeat_interleave(heads // kv_heads, 1)
-        mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        mixed_BHTK = F.scaled_dot_product_attention(
+            q_BHTK, k_BHTK, v_BHTK, attn_mask=sight.seen_B1TT, is_causal=sight.seen_B1TT is None
+        )
         return F.linear(mixed_BHTK.transpose(1, 2).flatten(2), layer.out_DD)
 
-    def _rotate(self, x_BTXK: Tensor, tokens: int) -> Tensor:
-        """Rotary positions, halves convention (dimension i turns with i + K/2)."""
-        cos, sin = self._cos_T1K[:tokens], self._sin_T1K[:tokens]
-        first, second = x_BTXK.chunk(2, -1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """cos, sin: of each token's position, (T, 1, K/2), or with a dimension B before them. seen_B1TT: what it sees; None: all before it."""
+
+    cos: Tensor
+    sin: Tensor
+    seen_B1TT: Tensor | None
+
+
+def _rotated(x_BTXK: Tensor, sight: _Sight) -> Tensor:
+    """Rotary positions, halves convention (dimension i turns with i + K/2)."""
+    first, second = x_BTXK.chunk(2, -1)
+    return torch.cat((first * sight.cos - second * sight.sin, second * sight.cos + first * sight.sin), -1)
 
 
 @dataclass(frozen=True, slots=True)

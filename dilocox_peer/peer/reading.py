@@ -169,6 +169,7 @@ class ShardRoom:
             incarnation=self._presence.incarnation,
             batch=self._manifest.inner.micro_batch,
             context=self._manifest.model.context,
+            packing=section.packing,
             listener=self._listener,
         )
         self._fetcher = ShardFetcher(self.feed, store, catalogue, self._donors, self._listener, self._web)

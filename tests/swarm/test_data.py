@@ -249,7 +249,13 @@ def test_conversations_are_learned_over_two_stages(tmp_path):
             stages={"count": 2},
             inner={"micro_batch": 4, "accumulate": 2},
             rounds={"total": 10_000, "inner_steps": 8},
-            data={"source": "shards", "catalogue": name, "tokenizer": catalogue.tokenizer, "eos": catalogue.eos},
+            data={
+                "source": "shards",
+                "catalogue": name,
+                "tokenizer": catalogue.tokenizer,
+                "eos": catalogue.eos,
+                "packing": "best-fit",
+            },
         )
     )
 

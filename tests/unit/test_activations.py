@@ -158,13 +158,13 @@ def test_targets_that_do_not_count_come_back_as_such_and_one_has_to_count():
     assert torch.equal(body.unpack_targets(step, CPU), targets)
     none = bytearray(body.pack_hidden(hidden()) + body.pack_targets(torch.full((2, 3), IGNORED)))
     assert body.why_not(none, is_step=True) == "targets of which none counts"
-    none[-1] = 0b11000000  # of no target
+    none[-2] = 0b11000000  # of no target
     assert body.why_not(none, is_step=True) == "targets of which none counts"
 
 
 def test_a_target_outside_the_vocabulary_is_refused():
     body = body_format("fp32", vocab_size=300)
-    step = body.pack_hidden(hidden()) + np.array([0, 1, 2, 3, 4, 300], "<u2").tobytes() + b"\xff"
+    step = body.pack_hidden(hidden()) + np.array([0, 1, 2, 3, 4, 300], "<u2").tobytes() + b"\xff\0"
     assert "target 300" in (body.why_not(step, is_step=True) or "")
 
 

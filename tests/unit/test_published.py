@@ -11,7 +11,7 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import InnerSection, ModelSection
 from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.model.architecture import LayerRange, build_model
-from dilocox_peer.model.families import check_cut, family_of
+from dilocox_peer.model.families import check_cut, family_of, sees_across
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.loss import train_on
 from dilocox_peer.model.passes import Passes
@@ -22,6 +22,7 @@ from tests.tiny_models import FAMILIES, tiny_json, tiny_model, write_folder
 
 pytest.importorskip("transformers")
 
+SEE_ACROSS = {"bloom", "falcon", "gpt_oss", "opt"}  # their masks do not follow from positions
 FAST = ("llama", "gpt2", "qwen3_moe")
 families = pytest.mark.parametrize(
     "family", [*FAST, *(pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES if each not in FAST)]
@@ -226,3 +227,9 @@ def test_checkpointing_of_our_own_layers_changes_no_bit():
         losses.append(train_on(model, inputs_BT, targets_BT))
     assert losses[0] == losses[1]
     assert torch.equal(models[0].flat_grad_N, models[1].flat_grad_N)
+
+
+@families
+def test_packed_documents_see_nothing_of_each_other_but_where_it_is_said(family: str):
+    """Over two stages: the logits of a document are those that it has alone."""
+    assert sees_across(tiny_json(family)) == (family in SEE_ACROSS)
