@@ -220,7 +220,7 @@ class InnerSection(_Section):
         "linear",
         description="after the warm-up: linear or cosine down to floor, or wsd: stays, and falls in the last part",
     )
-    floor: Fraction = Field(0.0, description="what is left of the peak at the end of the run, and after it")
+    floor: Fraction = Field(0.0, description="share of the peak at the end of the run, and after it")
     decay: Fraction = Field(0.2, description="of wsd: the last part of the run, in which it falls as 1 - sqrt")
     tokens: int = Field(
         0,
@@ -305,8 +305,7 @@ class DataSection(_Section):
         description="of shards: the sha256 of their catalogue (`init --data` writes it)",
     )
     packing: Packing = Field(
-        "concatenate",
-        description="of shards: concatenate, or best-fit: a document lies in one sequence if it can, and sees no other",
+        "concatenate", description="of shards; best-fit: a document in one sequence, sees no other"
     )
     url: str = Field(
         "",
