@@ -27,6 +27,7 @@ SHARDS: Final = "shards"
 
 MAX_CONFIG_CHARS = 16 * 1024
 
+_WEB_FOLDER = r"^((https://|http://(localhost|127\.0\.0\.1)[:/])[!-~]+)?$"
 Packing = Literal["concatenate", "best-fit"]
 
 Positive = Annotated[int, Field(gt=0)]
@@ -222,12 +223,7 @@ class InnerSection(_Section):
     )
     floor: Fraction = Field(0.0, description="share of the peak at the end of the run, and after it")
     decay: Fraction = Field(0.2, description="of wsd: the last part of the run, in which it falls as 1 - sqrt")
-    tokens: int = Field(
-        0,
-        ge=0,
-        le=2**60,
-        description="of all peers together, over which the schedule runs, as certificates count them; 0: over the run's steps",
-    )
+    tokens: int = Field(0, ge=0, le=2**60, description="of all peers, that the schedule runs over; 0: the run's steps")
     micro_batch: Positive = Field(8, description="sequences a micro-batch")
     accumulate: Positive = Field(1, description="micro-batches an inner step (K)")
 
@@ -308,10 +304,7 @@ class DataSection(_Section):
         "concatenate", description="of shards; best-fit: a document in one sequence, sees no other"
     )
     url: str = Field(
-        "",
-        max_length=512,
-        pattern=r"^((https://|http://(localhost|127\.0\.0\.1)[:/])[!-~]+)?$",
-        description="of shards: a folder of them on a web server, for what no peer has; empty: none",
+        "", max_length=512, pattern=_WEB_FOLDER, description="of shards: a web server's folder of them; empty: none"
     )
     tokenizer: str = Field(
         BYTES,
