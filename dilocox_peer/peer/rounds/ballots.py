@@ -55,7 +55,8 @@ class Ballots:
         self.certificate: Certificate | None = None
         self.first_offer_at: float | None = None
         self._incarnations: dict[PeerId, int] = {}
-        self._offer_deadline = FOREVER
+        self._offer_deadline = FOREVER  # for offers that have not come
+        self._exchange_deadline = FOREVER  # for contributions on their way
         self._turn = seat.votes.promised
         self._under_way = seat.votes.promised  # highest ballot somebody was heard to lead
         self._turn_deadline = FOREVER
@@ -255,8 +256,7 @@ class Ballots:
             times.append(min(self._held_at.values()) + self._seat.pace.degrade_s)
         if self._pending is not None:
             times.append(self._pending.since + self._seat.pace.ballot_s / 2)
-        if self._offer_deadline > now:
-            times.append(self._offer_deadline)
+        times += [each for each in (self._offer_deadline, self._exchange_deadline) if each > now]
         if self._lead is not None:
             times += [self._lead.resend_at, self._lead.outbid_at]
         return min(times)
@@ -349,28 +349,32 @@ class Ballots:
             return self._lead_above(seat.votes.promised, now)  # a promise from before a restart forbids ballot 0
         if now < self._turn_deadline and not self._turn_is_lost(now):
             return []
+        if self._turn == 0 and self._is_awaiting_what_comes(now):
+            return []  # as its leader does, where one line is slow for both
         return self._next_turn(now)
 
     def _offers_are_in(self, now: float) -> bool:
         """All of the roster that are here have offered and their blobs too; or it is late and there is something."""
         if self.first_offer_at is None:
             return False
+        if self._is_awaiting_what_comes(now):
+            return False
         waited = self._conduct.waited_for(self._seat.place.roster)
-        coming = [
-            peer
+        if now < self._offer_deadline and any(
+            peer in waited and peer not in self.offers and self._members.may_offer(peer, now)
             for peer in self._seat.place.roster
-            if peer in waited
-            and (
-                self._holdings.is_under_way(self.offers[peer].blob) and self._members.is_alive(peer, now)
-                if peer in self.offers
-                else self._members.may_offer(peer, now)
-            )
-        ]
-        if not coming:
-            return True
-        if now < self._offer_deadline:
+        ):
             return False
         return bool(self._entries()) or not self._blobs_under_way() or now >= self._turn_deadline
+
+    def _is_awaiting_what_comes(self, now: float) -> bool:
+        """Whether a contribution is on its way here, and an exchange may still take that long."""
+        if self.first_offer_at is None or now >= self._exchange_deadline:
+            return False
+        return any(
+            self._holdings.is_under_way(entry.blob) and self._members.is_alive(peer, now)
+            for peer, entry in self._worth_waiting_for()
+        )
 
     def _turn_is_lost(self, now: float) -> bool:
         """The leader of this turn is gone and it would have proposed by now: no use waiting for it.
@@ -657,6 +661,7 @@ class Ballots:
         seat = self._seat
         self.first_offer_at = now
         self._offer_deadline = now + seat.pace.offer_wait_s
+        self._exchange_deadline = now + seat.pace.exchange_wait_s
         if self._turn_deadline == FOREVER:
             self._turn_deadline = self._offer_deadline + seat.jittered(seat.pace.ballot_s)
 

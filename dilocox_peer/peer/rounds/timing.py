@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 
 CLOSE_BEHIND = 2  # certificates: a newcomer that is no further behind is taken in; rounds wait for it from then on
+TOLERATED_SHARE = 0.7 * 1.25  # of a round: `exchange_share`, and by how much it may be off before the plan changes
 LEARNED_FROM = 32  # newest samples a learned time looks at: enough for a median, short enough to follow a changed link
 
 
@@ -103,6 +104,12 @@ class Pace:
         """How long after the round's first offer a leader waits for the others: at most half a round."""
         half_round = (self.round_s or float("inf")) / 2
         return max(min(self._spread.seconds, half_round), self._timing.offer_wait_floor_s)
+
+    @property
+    def exchange_wait_s(self) -> float:
+        """How long after the round's first offer a leader waits for contributions that are on their way: as long as a plan lets an
+        exchange take before another plan is made. Training goes on meanwhile."""
+        return max(self.offer_wait_s, TOLERATED_SHARE * (self.round_s or 0.0))
 
     @property
     def ballot_s(self) -> float:
