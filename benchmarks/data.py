@@ -2,6 +2,7 @@
 
     python benchmarks/data.py tokenize TOKENIZER FILES...      MB/s a core against `tokenizers` used plainly, and whether equal
     python benchmarks/data.py shards FOLDER --gb 10            makes synthetic shards there, once
+    python benchmarks/data.py borders --preset small           what it costs that packed documents see nothing of each other
     python benchmarks/data.py feed FOLDER --tokens-per-s 50000 memory and time until the first micro-batch, waiting while training
 
 CPU seconds of this process, one thread; a run's peers share the machine.
@@ -116,7 +117,7 @@ def feed(arguments):
     with tempfile.TemporaryDirectory() as folder:
         source = Feed(
             row, ShardFolders(catalogue, [arguments.folder]), Taken(Path(folder) / "taken.json"), seed=1, peer=PeerId("p"),
-            incarnation=1, batch=batch, context=context, listener=lambda event: None,
+            incarnation=1, batch=batch, context=context, packing=arguments.packing, listener=lambda event: None,
         )  # fmt: skip
         source.hand(Handed(0, (Stretch(0, 0, row.row.to_hand_out),)))
         source.start()
@@ -156,6 +157,34 @@ def feed(arguments):
     print(f"CPU of feeding: {100 * cpu / elapsed:.1f} % of a core")
 
 
+def borders(arguments):
+    """Forward and backward of the preset's model on sequences of one document and of some that see nothing of each other, in turns."""
+    import torch
+
+    from dilocox_peer.config import preset
+    from dilocox_peer.model.stage import build_stage
+
+    torch.set_num_threads(1)
+    manifest = preset(arguments.preset)
+    stage, context, batch = build_stage(manifest), manifest.model.context, manifest.inner.micro_batch
+    generator = torch.Generator().manual_seed(0)
+    tokens_BT = torch.randint(0, 256, (batch, context), generator=generator)
+    packed_BT = tokens_BT.clone()
+    packed_BT[:, :: context // arguments.documents] = ~packed_BT[:, :: context // arguments.documents]
+    seconds: dict[str, list[float]] = {"one document": [], "packed": []}
+    for number in range(arguments.repeats + 1):
+        for name, inputs_BT in (("one document", tokens_BT), ("packed", packed_BT)):
+            started = time.perf_counter()
+            stage.train_micro_batch(inputs_BT, tokens_BT)
+            if number:
+                seconds[name].append(1e3 * (time.perf_counter() - started))
+    print(
+        f"{arguments.preset}: {batch} x {context} tokens, {arguments.documents} documents a sequence; min / median / max"
+    )
+    for name, found in seconds.items():
+        print(f"{name:12}   {spread(found, 'ms a micro-batch')}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -168,9 +197,15 @@ def main():
     command.add_argument("folder", type=Path)
     command.add_argument("--gb", type=float, default=10.0)
     command.set_defaults(run=shards)
+    command = commands.add_parser("borders")
+    command.add_argument("--preset", default="small")
+    command.add_argument("--documents", type=int, default=4)
+    command.add_argument("--repeats", type=int, default=10)
+    command.set_defaults(run=borders)
     command = commands.add_parser("feed")
     command.add_argument("folder", type=Path)
     command.add_argument("--tokens-per-s", type=float, default=50_000.0)
+    command.add_argument("--packing", choices=["concatenate", "best-fit"], default="concatenate")
     command.add_argument("--batch", type=int, default=8)
     command.add_argument("--context", type=int, default=1024)
     command.add_argument("--seconds", type=float, default=60.0)
