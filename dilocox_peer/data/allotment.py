@@ -10,8 +10,9 @@ Invariants, on one chain of certificates:
     1. No unit is handed out twice in an epoch, and none of the commons is.
     2. A peer that does what it reports has work in hand: it never waits for a certificate.
     3. The next epoch begins only when all but the commons was handed out.
-What they do not cover, and its bound: a fork. A branch that begins with a view change hands out from a place of its own, so two
-branches meet where one of them runs into the other's place: with the chance (what both hand out until one is given up) / (the row).
+What they do not cover, and its bound: a fork. A branch that begins with a view change hands out from a place of its own (`part`): two
+that part at a roster of n hand out nothing twice before one of them has handed out 1 / (n + 1) of what was still free. Beyond
+that they meet, as each has to hand out all before it begins an epoch anew; and a branch that parts again may come to where the other is.
 Without a view change on either side they hand out the same, as much as their certificates do: a side that can certify
 without one is the only one. Two newcomers meet in the commons where their places lie closer than what
 they take until they are in a roster: each pair with the chance 2 * (units taken by one) / (units of the commons).
@@ -88,16 +89,39 @@ class Handout:
     """A fold over a chain of certificates."""
 
     def __init__(self, row: Row) -> None:
-        self._row = row
+        self.row = row
         self.epoch = 0
         self._next = 0  # place of the row
         self._handed: list[tuple[int, int]] = []  # of this epoch, as intervals that do not touch
         self._accounts: dict[PeerId, _Account] = {}
 
-    def jump(self, head: bytes) -> None:
-        """A view change, whose certificate has this head: from here on hands out from another place, which no other branch of a
-        fork chooses but by chance."""
-        self._next = int.from_bytes(sha256(b"dilocox-jump", head)[:8], "big") % self._row.to_hand_out
+    def part(self, before: Sequence[PeerId], roster: Sequence[PeerId]) -> None:
+        """A view change from the roster `before` to this one: from here on hands out from a place that no other branch begins at. A
+        branch without a view change goes on where it is; what is still free from there on is cut into as many parts and one more as
+        `before` has members, and the rank of the first that stays says whose part is whose: rosters of two branches share nobody."""
+        if set(roster) == set(before):
+            return
+        ranks = [rank for rank, peer in enumerate(before) if peer in roster]
+        share = (ranks[0] + 1) / (len(before) + 1) if ranks else _hashed(roster)
+        free = self._free_from_here()
+        ahead = int(sum(end - first for first, end in free) * share)
+        for first, end in free:
+            if ahead < end - first:
+                self._next = first + ahead
+                return
+            ahead -= end - first
+
+    def _free_from_here(self) -> list[tuple[int, int]]:
+        """What was not handed out, as intervals, from the next place on and then from the beginning."""
+        size, ends = self.row.to_hand_out, [0]
+        free = []
+        for begin, stop in [*self._handed, (size, size)]:
+            if begin > ends[-1]:
+                free.append((ends[-1], begin))
+            ends.append(stop)
+        at = self._next
+        behind = [(max(first, at), end) for first, end in free if end > at]
+        return behind + [(first, min(end, at)) for first, end in free if first < at]
 
     def take(
         self, roster: Sequence[PeerId], *, tokens_a_round: int, reported: Mapping[PeerId, int]
@@ -133,7 +157,7 @@ class Handout:
 
     def _free(self) -> tuple[int, int]:
         """What is free from here on, or from the beginning; in the next epoch where nothing is."""
-        size = self._row.to_hand_out
+        size = self.row.to_hand_out
         if self._handed == [(0, size)]:
             self.epoch += 1
             self._next, self._handed = 0, []
@@ -144,6 +168,11 @@ class Handout:
         if at == size:
             at = self._handed[0][1] if self._handed and self._handed[0][0] == 0 else 0
         return at, min((begin for begin, _ in self._handed if begin > at), default=size)
+
+
+def _hashed(roster: Sequence[PeerId]) -> float:
+    """In [0, 1): of a roster of newcomers alone."""
+    return int.from_bytes(sha256(canonical(["dilocox-part", *sorted(roster)]))[:8], "big") / 2**64
 
 
 def joined(intervals: Sequence[tuple[int, int]], first: int, end: int) -> list[tuple[int, int]]:

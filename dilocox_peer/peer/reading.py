@@ -181,10 +181,10 @@ class ShardRoom:
         kept = len(self._heads)
         if kept > len(chain) or (kept and chain[kept - 1].head != self._heads[-1]):  # another branch: all anew
             self._heads, self._own, self._handout = [], [], Handout(self._row)
-        for certificate in chain[len(self._heads) :]:
-            value = certificate.value
+        for height in range(len(self._heads), len(chain)):
+            certificate, value = chain[height], chain[height].value
             if value.kind == "epoch" and value.round:
-                self._handout.jump(certificate.head)
+                self._handout.part(chain[height - 1].value.roster, value.roster)
             handed = self._handout.take(
                 value.roster,
                 tokens_a_round=value.plan.inner_steps * self._manifest.inner.accumulate * self._tokens,
