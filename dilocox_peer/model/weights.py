@@ -9,7 +9,6 @@ conversions says which tensors of the file make which parameters.
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import prod
@@ -37,6 +36,7 @@ SMALL_FILES = (
 MAX_SMALL_BYTES = 64 * 1024 * 1024
 MAX_INDEX_BYTES = 32 * 1024 * 1024
 MAX_SHARDS = 2048
+_MAPPED_BYTES = 64 << 20
 
 Precision = Literal["float32", "bfloat16", "float16"]
 _PRECISIONS: Mapping[str, Precision] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -58,6 +58,25 @@ class _Header:
     shard: Path
     shape: tuple[int, ...]
     precision: Precision
+
+
+class _Mapped:
+    """Shards as they are mapped into memory, and let go from time to time: what was read of them counts as ours until then."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, Any] = {}
+        self._bytes = 0
+
+    def tensor(self, path: Path, name: str) -> Tensor:
+        """Raises SafetensorError, OSError, ValueError."""
+        if self._bytes > _MAPPED_BYTES:
+            self._files.clear()
+            self._bytes = 0
+        if path not in self._files:
+            self._files[path] = safe_open(path, framework="pt")
+        tensor: Tensor = self._files[path].get_tensor(name)
+        self._bytes += tensor.nbytes
+        return tensor
 
 
 @dataclass
@@ -136,24 +155,21 @@ class ModelFolder:
         family = design.family
         copies = family.is_tied and not design.is_tied and family.head in wanted
         model = build_empty(design.config)
-        with ExitStack() as stack:
-            opened: dict[Path, Any] = {}
-            for target, sources in self._plan(design, model).items():
-                if target not in wanted and not (copies and target == family.input_embedding):
-                    continue
-                tensors = [self._read(source.name, opened, stack) for source in sources]
-                for name, tensor in _converted(target, sources, tensors, model).items():
-                    if name in wanted:
-                        yield name, tensor
-                    if copies and name == family.input_embedding:
-                        yield family.head, tensor
+        opened = _Mapped()
+        for target, sources in self._plan(design, model).items():
+            if target not in wanted and not (copies and target == family.input_embedding):
+                continue
+            tensors = [self._read(source.name, opened) for source in sources]
+            for name, tensor in _converted(target, sources, tensors, model).items():
+                if name in wanted:
+                    yield name, tensor
+                if copies and name == family.input_embedding:
+                    yield family.head, tensor
 
-    def _read(self, name: str, opened: dict[Path, Any], stack: ExitStack) -> Tensor:
+    def _read(self, name: str, opened: "_Mapped") -> Tensor:
         path = self.stored[name].shard
         try:
-            if path not in opened:
-                opened[path] = stack.enter_context(safe_open(path, framework="pt"))
-            tensor: Tensor = opened[path].get_tensor(name)
+            tensor = opened.tensor(path, name)
         except (SafetensorError, OSError, ValueError) as error:
             raise ConfigError(f"{path} is damaged ({error}): download it again") from None
         self.bytes_read += tensor.nbytes
