@@ -168,10 +168,26 @@ def build_model(
     device: str = "cpu",
     checkpointing: bool = False,
     base: "FrozenBase | None" = None,
+    precision: str = "float32",
 ) -> StageModel:
     """The stage of these layers (None: the whole model), its parameters zeros as yet. checkpointing: a forward keeps the inputs of
-    its layers alone, and a backward computes each layer once more. base: of a run of adapters, what stays as it is (None: zeros)."""
-    layers = layers or LayerRange.of(section)
+    its layers alone, and a backward computes each layer once more. base: of a run of adapters, what stays as it is (None: zeros).
+    precision: float32, or bfloat16 for autocast (precision.py)."""
+    model = _build(section, layers or LayerRange.of(section), device, checkpointing, base)
+    if precision == "float32":
+        return model
+    from dilocox_peer.model.precision import AutocastStage
+
+    return AutocastStage(model)
+
+
+def _build(
+    section: ModelSection | PublishedSection,
+    layers: LayerRange,
+    device: str,
+    checkpointing: bool,
+    base: "FrozenBase | None",
+) -> StageModel:
     if isinstance(section, PublishedSection):
         from dilocox_peer.model.published import PublishedStage, design_of
 

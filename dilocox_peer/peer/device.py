@@ -7,9 +7,24 @@ from dilocox_peer.errors import ConfigError
 AUTO = "auto"
 
 
-def chosen_device(wanted: str) -> str:
+def chosen_device(wanted: str, precision: str = "float32") -> str:
     """The device for `--device`; auto: cuda, xpu, mps or cpu, the first there is. Raises ConfigError when torch cannot
-    compute there."""
+    compute there, in this precision."""
+    device = _usable(wanted)
+    if precision == "float32":
+        return device
+    try:
+        half = torch.ones(2, 2, device=device, dtype=torch.bfloat16)
+        (half @ half).sum().item()
+        is_known = not device.startswith("cuda") or torch.cuda.is_bf16_supported(including_emulation=False)
+    except (RuntimeError, TypeError):
+        is_known = False
+    if not is_known:
+        raise ConfigError(f"--precision {precision}: {device} does not compute in it: use --precision float32")
+    return device
+
+
+def _usable(wanted: str) -> str:
     if wanted == AUTO:
         return _best()
     try:

@@ -2,6 +2,7 @@
 nowhere else; so this loads nothing heavy: `--help` reads it."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,13 @@ TokenizerPath = Annotated[
 ]
 
 
+class ComputePrecision(StrEnum):
+    """Of forwards and backwards."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
     """How this peer takes part."""
@@ -43,6 +51,10 @@ class Choices:
     ] = None
     stage: Annotated[int | None, Flag("Insist on this stage.", shown=False, least=0)] = None
     device: Annotated[str, Flag("cpu, cuda, cuda:N, xpu or mps; auto: the best here.")] = "cpu"
+    precision: Annotated[
+        ComputePrecision,
+        Flag("Of the computation: float32, or bfloat16 where the device is fast at it. Weights stay in float32."),
+    ] = ComputePrecision.FLOAT32
     threads: Annotated[int, Flag("Threads of the training.", least=1)] = 1
     initial_peers: Annotated[tuple[str, ...], Flag("More multiaddrs to enter by, beside the link's.", shown=False)] = ()
     host_maddrs: ListenAddresses = ANY_PORT

@@ -166,7 +166,7 @@ class Stay:
         at.step = Step.TEXT
         data = await open_data(manifest, settings, stage, presence, directory, self._from_thread(self._listener), stack)
         at.step = Step.DEVICE
-        device = chosen_device(choices.device)
+        device = chosen_device(choices.device, choices.precision)
         at.step = Step.DISK
         try:
             model = await asyncio.to_thread(folder_of, manifest, choices.model)
@@ -197,6 +197,7 @@ class Stay:
             timetable=timetable,
             checkpointing=wants_checkpointing(manifest, stage, settings.wish),
             base=base,
+            precision=choices.precision,
         )
         trainer.start(keeper.state)
         trainer.hold()  # until the rounds are at its head
@@ -239,7 +240,8 @@ class Stay:
         self, manifest: Manifest, stage: int, presence: Presence, directory: Directory, keeper: Keeper
     ) -> None:
         """Has the keeper go on from a copy of the stage, if nobody of it is left and somebody kept one."""
-        own = backup_store(self._settings.run_folder, manifest, stage)
+        folder = self._settings.run_folder
+        own = backup_store(folder, manifest, stage)
         backup = await find_backup(
             manifest, stage, own, endpoint=presence.endpoint, directory=directory, listener=self._listener
         )
@@ -248,9 +250,7 @@ class Stay:
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, lambda: keeper.adopt(backup, me=self._me))
         except OSError as error:
-            raise ConfigError(
-                f"{self._settings.run_folder} cannot be used: {error.strerror}; pass another --home"
-            ) from None
+            raise ConfigError(f"{folder} cannot be used: {error.strerror}; pass another --home") from None
 
     def _coupled(
         self,

@@ -157,6 +157,21 @@ def test_gradients_are_those_of_the_whole_matrix(tmp_path: Path):
         assert torch.allclose(db, scale * gradient @ a.T, atol=1e-6)
 
 
+def test_in_bfloat16_the_gradient_is_nearly_the_same(tmp_path: Path):
+    write_folder(tmp_path, tiny_json("llama", vocab_size=256), dtype=torch.bfloat16)
+    manifest = manifest_of(tmp_path)
+    base, gradients = base_of(manifest.model, tmp_path), []
+    starts_BT = torch.zeros_like(TOKENS_BT, dtype=torch.bool)
+    starts_BT[:, [0, 7]] = True
+    for precision in ("float32", "bfloat16"):
+        stage = build_model(manifest.model, base=base, precision=precision)
+        stage.flat_N.copy_(initial_state(manifest).anchor_N())
+        disturb([stage])
+        train_on(stage, TOKENS_BT, TOKENS_BT, starts_BT=starts_BT)
+        gradients.append(stage.flat_grad_N)
+    assert torch.cosine_similarity(gradients[0], gradients[1], dim=0) > 0.999
+
+
 def test_with_checkpoints_the_gradients_are_the_same(tmp_path: Path):
     write_folder(tmp_path, tiny_json("llama", vocab_size=256), dtype=torch.bfloat16)
     manifest = manifest_of(tmp_path)

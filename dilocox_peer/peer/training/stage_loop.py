@@ -80,6 +80,7 @@ class StageLoop:
         timetable: Timetable,
         checkpointing: bool = False,
         base: "FrozenBase | None" = None,
+        precision: str = "float32",
     ) -> None:
         """corpus: of stage 0 alone. micro_batch_limit: stage 0 begins at most so many in a round."""
         self._manifest = manifest
@@ -90,7 +91,12 @@ class StageLoop:
         self._micro_batch_limit = micro_batch_limit
         self._passes = Passes(BodyFormat.of(manifest))
         first = build_model(
-            manifest.model, layers_of(manifest, stage), device=device, checkpointing=checkpointing, base=base
+            manifest.model,
+            layers_of(manifest, stage),
+            device=device,
+            checkpointing=checkpointing,
+            base=base,
+            precision=precision,
         )
         self._current, self._other = first, first.version()
         self._optimizer = InnerOptimizer(first, manifest.inner)

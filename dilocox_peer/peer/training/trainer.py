@@ -89,10 +89,11 @@ class Trainer:
         timetable: Timetable | None = None,
         checkpointing: bool = False,
         base: "FrozenBase | None" = None,
+        precision: str = "float32",
     ) -> None:
         """timetable: the plans of the rounds, which somebody else keeps; None: all as the manifest says.
         checkpointing: activations are computed twice and kept once (model/architecture.py).
-        base: of a run of adapters, the weights that stay as they are.
+        base: of a run of adapters, the weights that stay as they are. precision: of forwards and backwards (model/precision.py).
         corpus: where stage 0 takes its data from. bench: where a stage of several finds its work.
 
         on_failure: called once, from the thread that failed; both threads are useless afterwards.
@@ -118,13 +119,13 @@ class Trainer:
         if bench is not None:
             self._loop = StageLoop(
                 manifest, stage, bench, peer=peer, incarnation=incarnation, corpus=corpus, device=device, clock=clock,
-                micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base,
+                micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base, precision=precision,
             )  # fmt: skip
         else:
             assert corpus is not None
             self._loop = WholeLoop(
                 manifest, peer=peer, incarnation=incarnation, corpus=corpus, device=device, clock=clock,
-                micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base,
+                micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base, precision=precision,
             )  # fmt: skip
         self._torch = Worker("dilocox-torch", self._fail, num_threads=threads, idle=self._loop.train_on)
         self._executor = Worker("dilocox-outer", self._fail, num_threads=1)

@@ -35,6 +35,7 @@ class WholeLoop:
         timetable: Timetable,
         checkpointing: bool = False,
         base: "FrozenBase | None" = None,
+        precision: str = "float32",
     ) -> None:
         """micro_batch_limit: at most so many in a round, then wait for its end."""
         self._manifest = manifest
@@ -42,7 +43,9 @@ class WholeLoop:
         self._incarnation = incarnation
         self._corpus = corpus
         self._micro_batch_limit = micro_batch_limit
-        self._stage = Stage(build_model(manifest.model, device=device, checkpointing=checkpointing, base=base))
+        self._stage = Stage(
+            build_model(manifest.model, device=device, checkpointing=checkpointing, base=base, precision=precision)
+        )
         self._optimizer = InnerOptimizer(self._stage.model, manifest.inner)
         self._book = RoundBook(manifest, clock, timetable)
         self._since_step = 0
