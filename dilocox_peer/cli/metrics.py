@@ -87,7 +87,12 @@ def _of_contributions(contributions: Contributions) -> Iterator[Metric]:
     for peer, (size, share) in contributions.weighed.items():
         norm.add_metric([peer], size)
         factor.add_metric([peer], share)
-    yield from (refused, reason, clipped, norm, factor)
+    counted = GaugeMetricFamily(
+        "dilocox_contributions_counted_ratio", "Of those to the last 32 rounds that could have counted."
+    )
+    if contributions.share is not None:
+        counted.add_metric([], contributions.share)
+    yield from (refused, reason, clipped, norm, factor, counted)
 
 
 def _figures(status: Status) -> tuple[Rows, Rows, list[tuple[int, int, float]]]:

@@ -131,6 +131,12 @@ def peer_lines(status: Mapping[str, Any]) -> list[str]:
             f"  round {last['round']}: {last['contributors']} contribution{'' if last['contributors'] == 1 else 's'}, loss {_loss(last['train_loss'])}, "
             f"{size_of(last['bytes_sent'])} sent"
         )
+    share, missed = status["contributions_counted"], status["contributions_missed"]
+    if share is not None and share < 1 and missed is not None:
+        named = "; ".join(f"{short(PeerId(each['peer']))} {each['why']}" for each in missed["peers"][:MAX_NAMED])
+        lines.append(
+            f"  {share:.0%} of the contributions to the last rounds counted; round {missed['round']} went without {named}"
+        )
     return lines
 
 

@@ -1,10 +1,13 @@
 """What a stage's rounds took, and what became of contributions that were not taken as they were. A fold over events. Pure."""
 
+from collections import deque
 from dataclasses import dataclass, field, replace
 
 from dilocox_peer.events import ContributionClipped, ContributionRefused, RoundCertified
+from dilocox_peer.events_of_rounds import ContributionsMissed
 from dilocox_peer.types import PeerId
 
+SHARE_OF = 32  # rounds
 MAX_CENSURED = 64  # peers; a stage has no more at a time
 
 
@@ -53,12 +56,24 @@ class Censure:
 
 @dataclass(slots=True)
 class Contributions:
-    """by_peer: whose were refused or clipped, the latest last. weighed: norm and clip factor of those in the last round."""
+    """by_peer: whose were refused or clipped, the latest last. weighed: norm and clip factor of those in the last round.
+    missed: the last that a round went without. counted: of the newest rounds, how many counted, and how many could have."""
 
     by_peer: dict[PeerId, Censure] = field(default_factory=dict)
     weighed: dict[PeerId, tuple[float, float]] = field(default_factory=dict)
+    missed: ContributionsMissed | None = None
+    counted: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SHARE_OF))
 
-    def take(self, event: ContributionRefused | ContributionClipped) -> None:
+    @property
+    def share(self) -> float | None:
+        """The share of the contributions to the newest 32 rounds that counted, among those that could. None before the first."""
+        possible = sum(of for _, of in self.counted)
+        return sum(count for count, _ in self.counted) / possible if possible else None
+
+    def take(self, event: ContributionRefused | ContributionClipped | ContributionsMissed) -> None:
+        if isinstance(event, ContributionsMissed):
+            self.missed = event
+            return
         known = self.by_peer.pop(event.peer, Censure())
         if isinstance(event, ContributionRefused):
             known = replace(known, refused=event, num_refused=known.num_refused + 1)
@@ -71,6 +86,9 @@ class Contributions:
     def weigh(self, event: RoundCertified) -> None:
         measured = zip(event.norms, event.clip_factors, strict=False)  # a log that is replayed may be old, or damaged
         self.weighed = dict(zip(event.contributors, measured, strict=False))
+        missed = self.missed
+        without = len(missed.missed) if missed is not None and missed.round == event.round else 0
+        self.counted.append((len(event.contributors), len(event.contributors) + without))
 
     def num_refused(self, round_number: int) -> int:
         """How many peers had their contribution to this round refused."""

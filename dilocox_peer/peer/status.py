@@ -39,6 +39,7 @@ from dilocox_peer.events import (
     ViewChanged,
 )
 from dilocox_peer.events_of_data import Evaluated
+from dilocox_peer.events_of_rounds import ContributionsMissed
 from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.contributions import Contributions, Round
 from dilocox_peer.types import PeerId
@@ -297,7 +298,7 @@ class Status:
                 self._doubt(peer, reason, is_proven=True)
             case MessageRefused(peer, reason) | StateFetchFailed(peer, reason):
                 self._refuse(peer, reason)
-            case ContributionRefused() | ContributionClipped():
+            case ContributionRefused() | ContributionClipped() | ContributionsMissed():
                 self.contributions.take(event)
             case BranchSwitched():
                 self.orphaned += event.orphaned_contributions

@@ -45,6 +45,15 @@ def summary(status: Status, now: float) -> dict[str, Any]:
         "refused": [
             {"peer": peer, "reason": reason, "times": times} for peer, (reason, times) in status.refused.items()
         ],
+        "contributions_counted": status.contributions.share,
+        "contributions_missed": (
+            None
+            if (missed := status.contributions.missed) is None
+            else {
+                "round": missed.round,
+                "peers": [{"peer": peer, "why": printable(why)} for peer, why in missed.missed],
+            }
+        ),
         "contributions_refused": [
             {
                 "peer": peer,

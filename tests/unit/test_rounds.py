@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from dilocox_peer.events import BranchSwitched, ContributionRefused, MessageRefused, NeighbourLost, ViewChanged
+from dilocox_peer.events_of_rounds import ContributionsMissed
 from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.chain import vote_for
 from dilocox_peer.peer.rounds.contract import (
@@ -275,6 +276,11 @@ def test_the_leader_waits_for_late_offers_but_not_for_ever() -> None:
     table.wait(TIMING.offer_wait_start_s + 1.0)
     assert contributors(table, "a") == ["a", "b"]
     assert table.did("c", Apply)[-1].own is None
+    for name in "abc":
+        [missed] = [each.event for each in table.did(name, Note) if isinstance(each.event, ContributionsMissed)]
+        [(peer, why)] = missed.missed
+        assert peer == "c"
+        assert why.startswith("had not ended its round ")
 
 
 def test_an_ack_follows_its_persist_and_the_last_blob() -> None:

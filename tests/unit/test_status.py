@@ -31,6 +31,7 @@ from dilocox_peer.events import (
     SwarmSeen,
 )
 from dilocox_peer.events_of_data import Evaluated
+from dilocox_peer.events_of_rounds import ContributionsMissed
 from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.status import MAX_LINE, MAX_LOG, MAX_PEERS, STALLED_S, Status, printable, stage_words
 from dilocox_peer.peer.summary import summary
@@ -280,6 +281,26 @@ def test_whose_messages_and_states_were_refused_is_said_with_the_last_reason_and
     lines = peer_lines(summary(flood, 100.0))
     assert "  …z is not waited for: nothing" in lines
     assert "  …p999 was refused once, the last time: nothing" in lines
+
+
+def test_the_share_of_contributions_that_count_and_who_was_left_out_is_said():
+    slow = PeerId("12D3slow")
+    found = folded(
+        joined(),
+        certified(6, contributors=2),
+        ContributionsMissed(7, ((slow, "was on its way 3.5 s after the first"),)),
+        certified(7, contributors=1),
+    )
+    said = summary(found, 100.0)
+    assert said["contributions_counted"] == 0.75
+    assert said["contributions_missed"] == {
+        "round": 7,
+        "peers": [{"peer": slow, "why": "was on its way 3.5 s after the first"}],
+    }
+    assert (
+        "  75% of the contributions to the last rounds counted; round 7 went without …12D3slow was on its way 3.5 s after the first"
+        in peer_lines(said)
+    )
 
 
 def test_whose_contributions_were_refused_or_clipped_is_said_with_the_reason():

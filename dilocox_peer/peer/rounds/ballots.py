@@ -26,6 +26,7 @@ from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.justified import is_forced, promise_statement
 from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.missed import missed_by
 from dilocox_peer.peer.rounds.proposals import FOREVER, Lead, Pending
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.types import Digest, PeerId
@@ -637,8 +638,8 @@ class Ballots:
             if (offer is None or not self._holdings.has(offer.blob)) and self._members.is_alive(peer, now):
                 self._seat.pace.observe_offer(now - self.first_offer_at)
 
-    def settle(self, certificate: Certificate, now: float) -> None:
-        """What this round tells of the others; call when it is certified."""
+    def settle(self, certificate: Certificate, now: float) -> list[Note]:
+        """What this round tells of the others; call when it is certified. Gives back whose contributions it goes without."""
         seat, conduct, alive = self._seat, self._conduct, self._members.alive(now)
         self._jury.hear_certificate(certificate)
         certified = {entry.peer: entry for entry in certificate.value.entries}
@@ -656,6 +657,10 @@ class Ballots:
         late_at = FOREVER if self.first_offer_at is None else self._offer_deadline + seat.pace.ballot_s
         self._jury.settle_leaders(certificate.ballot, alive, now, is_late=now >= late_at)
         conduct.round_certified(seat.place.roster, alive, now)
+        first_at = self.first_offer_at_or(now)
+        here = {peer for peer in seat.place.roster if peer in self.offers or self._members.may_offer(peer, now)}
+        missed = missed_by(certificate, here, self.offers, self._held_at, self._holdings, first_at=first_at, now=now)
+        return [Note(missed)] if missed is not None and self.first_offer_at is not None else []
 
     def _begin(self, now: float) -> None:
         seat = self._seat

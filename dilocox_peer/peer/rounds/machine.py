@@ -469,9 +469,8 @@ class RoundMachine:
                 certificate = self._view_changes.certificate  # what nobody can follow is no reason not to go on
             if certificate is None:
                 break
-            told = {*self.roster, *certificate.value.roster, *self._members.following(self._seat.recent, self._now)} - {
-                self._owner.peer
-            }
+            following = self._members.following(self._seat.recent, self._now)
+            told = {*self.roster, *certificate.value.roster, *following} - {self._owner.peer}
             if self._has_drifted(certificate):
                 actions += self._send_ahead(certificate, told)
                 break
@@ -666,10 +665,11 @@ class RoundMachine:
     def _adopt(self, certificate: Certificate) -> list[Action]:
         """Our head moves to its child, whose blobs are all here."""
         now, own = self._now, self._ballots.own
+        notes: list[Note] = []
         if certificate.value.kind == "round":
             self._pace.observe_round(now - self._head_since)
             self._ballots.observe_missing(now)
-            self._ballots.settle(certificate, now)
+            notes = self._ballots.settle(certificate, now)
             if self._ballots.proposed_at is not None:
                 self._pace.observe_ballot(now - self._ballots.proposed_at)
         settled = own if own is not None and own in certificate.value.entries else None
@@ -679,8 +679,7 @@ class RoundMachine:
         self._owner.planner.observe(certificate)
         self._anchor.applying(self._chain.height)
         actions: list[Action] = [Persist(Durable(self._chain.height - 1, (certificate,), self._first_votes()))]
-        actions.append(Apply(certificate, settled))
-        return actions + self._arrive([certificate])
+        return [*actions, Apply(certificate, settled), *notes, *self._arrive([certificate])]
 
     def _arrive(self, certificates: Sequence[Certificate]) -> list[Action]:
         """What every change of head brings with it."""
