@@ -50,11 +50,9 @@ class PeerStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunJoined(Event):
-    """What this peer and its run are; told once the manifest is known, before PeerStarted.
-
-    share: micro-batches a peer is expected to do in a round. micro_batch_tokens: of one. num_parameters: of the peer's
-    stage. rank 0: of no use to the codec.
-    """
+    """What this peer and its run are; told once the manifest is known, before PeerStarted. share: micro-batches a peer is expected to
+    do in a round. micro_batch_tokens: of one. num_parameters: that the peer's stage trains; num_frozen: that it has beside those, in a
+    run of adapters. rank 0: of no use to the codec."""
 
     run: str
     run_name: str
@@ -71,6 +69,7 @@ class RunJoined(Event):
     overlap: str
     device: str
     threads: int
+    num_frozen: int = 0
 
     def line(self) -> str:
         return (

@@ -219,7 +219,8 @@ def _my_peer(status: Status, width: int, rows: int, now: float) -> list[Line]:
     lines.append(
         _row("traffic", [(f"{size_of(progress.bytes_sent + link_sent)} sent, {size_of(progress.bytes_received + link_received)} received", "")])
     )  # fmt: skip
-    lines.append(_row("stage", [(f"{joined.num_parameters:,} parameters", "")]))
+    beside = f" of adapters, {joined.num_frozen:,} stay" if joined.num_frozen else ""
+    lines.append(_row("stage", [(f"{joined.num_parameters:,} parameters{beside}", "")]))
     trouble = f"view {status.view}, {status.orphaned} orphaned"
     if pipeline is not None:
         trouble += f", {pipeline.resent} resent"

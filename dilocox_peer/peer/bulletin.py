@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dilocox_peer.events import Listener, PipelineProgress, RunJoined, StageSeen, TrainingProgress
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.architecture import layout_of
+from dilocox_peer.model.architecture import frozen_layout_of, layout_of
 from dilocox_peer.network import tcp_traffic
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.footprint import resident_bytes
@@ -100,6 +100,7 @@ class Bulletin:
 def run_joined(manifest: Manifest, me: PeerId, stage: int, *, device: str, threads: int) -> RunJoined:
     """The event that tells what this peer is part of."""
     inner, rounds, compression = manifest.inner, manifest.rounds, manifest.compression
+    frozen = frozen_layout_of(manifest, stage)
     return RunJoined(
         run=manifest.run_id,
         run_name=manifest.run.name,
@@ -116,6 +117,7 @@ def run_joined(manifest: Manifest, me: PeerId, stage: int, *, device: str, threa
         overlap=manifest.outer.overlap,
         device=device,
         threads=threads,
+        num_frozen=0 if frozen is None else frozen.num_elements,
     )
 
 
