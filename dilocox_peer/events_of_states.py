@@ -5,6 +5,25 @@ from dataclasses import dataclass
 from dilocox_peer.events import Event, short
 from dilocox_peer.types import PeerId
 
+MAX_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PeersUnreached(Event):
+    """Peers of our stage have leases in the directory, nothing was ever heard of them, and of nobody else: not one connection came
+    about. What is trained here meanwhile is trained alone."""
+
+    stage: int
+    peers: tuple[PeerId, ...]
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        named = ", ".join(map(short, self.peers[:MAX_SHOWN])) + (", ..." if len(self.peers) > MAX_SHOWN else "")
+        return (
+            f"no connection comes about to any peer of stage {self.stage}, though the directory has {named}: this peer is alone. "
+            "Of two peers behind routers one has to be reachable: open a port (docs/troubleshooting.md, 3)"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StateAwaited(Event):

@@ -1,15 +1,16 @@
 """What a peer waits for that only others can give, told in one line: the owner's signature, somebody who holds the run's
-state, or nothing any more, because the run is over. The machine decides, this tells.
+state, a connection to anybody at all, or nothing any more, because the run is over. The machine decides, this tells.
 """
 
 import asyncio
 
 from dilocox_peer.events import Listener, OwnerAwaited, RunIsOver
-from dilocox_peer.events_of_states import StateAwaited
+from dilocox_peer.events_of_states import PeersUnreached, StateAwaited
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.machine import RoundMachine, Wait
 
 TELL_S = 5.0  # of waiting before it is told: most is over sooner
+ALONE_S = 20.0  # of peers in the directory and none heard
 OVER_S = 20.0  # of nobody with the final model before we go: the directory has been read many times by then
 LOOK_S = 1.0
 
@@ -25,6 +26,8 @@ class Waiting:
         self._wait: Wait | None = None
         self._since = 0.0
         self._told: object = None
+        self._alone_since: float | None = None
+        self._told_alone: PeersUnreached | None = None
 
     async def run(self) -> None:
         """Returns when the run is over and its model not to be had."""
@@ -35,6 +38,7 @@ class Waiting:
 
     def look(self, now: float) -> bool:
         """Whether there is nothing to wait for any more: the run is complete, and nobody who holds its model is here."""
+        self._look_for_company(now)
         machine, checkpoint = self._machine, self._machine.checkpoint
         wait = machine.waits_for(now)
         if wait != self._wait:
@@ -56,3 +60,14 @@ class Waiting:
             self._told = event
             self._listener(event)
         return False
+
+    def _look_for_company(self, now: float) -> None:
+        if not (unreached := self._machine.unreached):
+            self._alone_since = self._told_alone = None
+            return
+        if self._alone_since is None:
+            self._alone_since = now
+        event = PeersUnreached(self._stage, tuple(unreached))
+        if now - self._alone_since >= ALONE_S and event != self._told_alone:
+            self._told_alone = event
+            self._listener(event)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from dilocox_peer.events import Event, OwnerAwaited, RunIsOver
-from dilocox_peer.events_of_states import StateAwaited
+from dilocox_peer.events_of_states import PeersUnreached, StateAwaited
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds.contract import (
     Action,
@@ -13,6 +13,7 @@ from dilocox_peer.peer.rounds.contract import (
     Input,
     OwnerVouched,
     PeerFound,
+    PeerRefused,
     Persist,
     Received,
     StateComputed,
@@ -20,7 +21,7 @@ from dilocox_peer.peer.rounds.contract import (
 )
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.timing import Timing
-from dilocox_peer.peer.waiting import OVER_S, TELL_S, Waiting
+from dilocox_peer.peer.waiting import ALONE_S, OVER_S, TELL_S, Waiting
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.wire.rounds import ChainPage, Heartbeat
@@ -78,9 +79,29 @@ def newcomer() -> Newcomer:
 def test_who_waits_for_the_owner_says_so_once_and_signs_nothing(newcomer: Newcomer):
     newcomer.give(PeerFound(ROSTER[0]))
     assert not newcomer.wait(300)
-    assert newcomer.told == [OwnerAwaited(STAGE, 1)]
+    assert newcomer.told == [OwnerAwaited(STAGE, 1), PeersUnreached(STAGE, (ROSTER[0],))]
     assert not [action for action in newcomer.wanted if isinstance(action, Persist)]
     assert not newcomer.machine.may_train
+
+
+def test_who_reaches_none_of_those_in_the_directory_is_told_so_once(newcomer: Newcomer):
+    stage = CertifiedStage().rounds(12)
+    newcomer.hear_owner(stage, 9)
+    newcomer.give(PeerFound(ROSTER[0]), PeerFound(ROSTER[1]))
+    newcomer.give(PeerRefused(ROSTER[0]))
+    newcomer.wait(ALONE_S - 1)
+    assert not [each for each in newcomer.told if isinstance(each, PeersUnreached)]
+    newcomer.wait(300)
+    [told] = [each for each in newcomer.told if isinstance(each, PeersUnreached)]
+    assert set(told.peers) == {ROSTER[0], ROSTER[1]}
+    assert "this peer is alone" in told.line()
+
+
+def test_who_has_heard_somebody_is_not_unreachable(newcomer: Newcomer):
+    newcomer.give(PeerFound(ROSTER[0]), PeerFound(ROSTER[1]))
+    newcomer.give(Received(ROSTER[1], Heartbeat(STAGE, newcomer.machine.head, 0, 1, 0, 0, 0, 1, 0, True, b"")))
+    newcomer.wait(300)
+    assert not [each for each in newcomer.told if isinstance(each, PeersUnreached)]
 
 
 def test_before_the_owner_is_seen_to_be_missing_nothing_is_said(newcomer: Newcomer):

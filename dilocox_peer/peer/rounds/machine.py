@@ -264,6 +264,11 @@ class RoundMachine:
         return None if any(self._members.at(head, now) for head in heads) else "state"
 
     @property
+    def unreached(self) -> list[PeerId]:
+        """Peers of our stage that discovery has named, where none was ever heard."""
+        return self._members.unreached()
+
+    @property
     def _is_left_behind(self) -> bool:
         """Whether we are to certify nothing before we have the run's state: it is over, or it has begun and what we hold is
         where it began. A peer that comes back to a run must not begin it anew alone."""
@@ -724,13 +729,10 @@ class RoundMachine:
         return actions
 
     def _can_replay(self, path: Suffix) -> bool:
-        """Whether the path goes on from the state we hold, is short, and the blobs of its next certificate may be had."""
-        certificate = path.certificates[0]
-        if path.ancestor != self._anchor.height or path.ancestor != self._chain.height:
+        """Whether the path goes on from the state we hold, is worth it, and the blobs of its next certificate may be had."""
+        if not path.ancestor == self._anchor.height == self._chain.height or not self._replay.is_worth(path):
             return False
-        return (
-            self._replay.is_worth(path) and not self._has_drifted(certificate) and not self._replay.is_lost(certificate)
-        )
+        return not self._has_drifted(path.certificates[0]) and not self._replay.is_lost(path.certificates[0])
 
     def _has_drifted(self, child: Certificate) -> bool:
         """Whether our anchor is not the one that most contributors to our head's child started from."""
@@ -787,9 +789,7 @@ class RoundMachine:
         switched = BranchSwitched(ancestor_round, old_round, self.round, self._orphans(dropped, suffix.certificates))
         persist = Persist(Durable(suffix.ancestor, suffix.certificates, self._first_votes(), left=left))
         actions = [persist, Note(switched), *self._arrive(suffix.certificates)]
-        path = self._healing.path
-        too_slow = None if path is None else self._replay.why_never(path, self._anchor.took_s)
-        return actions if too_slow is None else [*actions, Note(too_slow)]
+        return [*actions, *self._replay.why_never(self._healing.path, self._anchor.took_s)]
 
     def _orphans(self, dropped: Sequence[Certificate], adopted: Sequence[Certificate]) -> int:
         """Own contributions in dropped certificates that the adopted ones do not have."""

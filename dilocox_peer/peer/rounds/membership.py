@@ -26,6 +26,7 @@ class Seen:
     left: int = -1
     said: Heartbeat | None = None
     ready_at: Digest | None = None  # where it was when it last said that it holds the state there
+    is_listed: bool = False  # in the directory
     answered_at: float = NEVER  # when we last told it where we are, unasked
     range: str = ""  # of its addresses, as far as our own connection tells
 
@@ -75,9 +76,10 @@ class Members:
         return True
 
     def seen_in(self, peer: PeerId, addresses: str) -> None:
-        """Our connection to peer leads to this range of addresses."""
-        if addresses and peer in self._seen:
-            self._seen[peer].range = addresses
+        """Discovery has named it; our connection to it leads to this range of addresses, "": to none that is known."""
+        if peer in self._seen:
+            self._seen[peer].is_listed = True
+            self._seen[peer].range = addresses or self._seen[peer].range
 
     def heard(self, peer: PeerId, now: float) -> Seen:
         self.add(peer)
@@ -139,6 +141,12 @@ class Members:
     def alive(self, now: float) -> set[PeerId]:
         """Everyone alive, without ourselves."""
         return {peer for peer in self._seen if self.is_alive(peer, now)}
+
+    def unreached(self) -> list[PeerId]:
+        """Those that discovery has named, while nobody was ever heard; none once somebody was."""
+        if any(seen.heard_at != NEVER for seen in self._seen.values()):
+            return []
+        return sorted(peer for peer, seen in self._seen.items() if seen.is_listed)
 
     def head_of(self, peer: PeerId) -> Digest | None:
         seen = self._seen.get(peer)

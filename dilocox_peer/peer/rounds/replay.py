@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dilocox_peer.events_of_states import LinkTooSlow
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
 from dilocox_peer.peer.rounds.conduct import Conduct
-from dilocox_peer.peer.rounds.contract import FetchBlob
+from dilocox_peer.peer.rounds.contract import FetchBlob, Note
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.timing import Timing
@@ -50,14 +50,14 @@ class Replay:
             return True
         return len(path.certificates) <= MAX_REPLAYED and self._to_fetch(path) < self._state_bytes
 
-    def why_never(self, path: Suffix, seconds: float) -> LinkTooSlow | None:
+    def why_never(self, path: Suffix | None, seconds: float) -> list[Note]:
         """What path grew to while a state came, in so many seconds, is not caught up with: so much faster our line would have to
-        be. None: it is."""
-        if self.is_worth(path) or not self._state_bytes or seconds <= 0:
-            return None
+        be. Nothing: it is."""
+        if path is None or self.is_worth(path) or not self._state_bytes or seconds <= 0:
+            return []
         rounds = sum(certificate.value.kind == "round" for certificate in path.certificates)
         had_bps, needed_bps = (8 * each / seconds for each in (self._state_bytes, self._to_fetch(path) / LINE_SHARE))
-        return LinkTooSlow(rounds, seconds, had_bps, needed_bps)
+        return [Note(LinkTooSlow(rounds, seconds, had_bps, needed_bps))]
 
     def _to_fetch(self, path: Suffix) -> int:
         entries = (entry for certificate in path.certificates for entry in certificate.value.entries)
