@@ -8,7 +8,7 @@ file. This file puts its parts together; docs/protocol.md tells the story:
     holdings.py    which blobs are here          view_changes.py    a new roster when the quorum is lost, and at genesis
     chain.py       what was agreed               healing.py   other chains, and the best of them
     forks.py       which of two chains counts (wire/checkpoints.py: what the run's owner vouches for)
-    following.py   how far a better one is followed by now
+    following.py   how far a better one is followed by now            replay.py   round by round, or a whole state
     timing.py      bounds and learned times      anchorage.py which anchor we hold, and getting another one whole
 
 The chain (what was agreed; `head`) and the anchor we hold are kept apart. A certificate is adopted when its blobs, or a
