@@ -16,11 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from swarm import WatchedSwarm, header
+from swarm import WatchedSwarm, header, of_equal_rounds
 
-from dilocox_peer.config import preset
-
-STEPS = 48
 WARM_UP = 6  # rounds
 PATIENCE_S = 900.0
 
@@ -36,17 +33,7 @@ class Exchanged:
 
 
 async def measure(peers: int, *, up_bps: float | None, rounds: int) -> Exchanged:
-    manifest = preset(
-        "tiny",
-        rounds={
-            "total": 100_000,
-            "inner_steps": STEPS,
-            "min_inner_steps": STEPS,
-            "max_inner_steps": STEPS,
-            "start_peers": peers,
-        },
-        compression={"codec": "sign", "adapt": "off"},
-    )
+    manifest = of_equal_rounds(peers)
     more = () if up_bps is None else ("--max-upload", f"{up_bps / 1e6:.4f}")
     async with WatchedSwarm(manifest) as swarm:
         await swarm.start_bootstrap()

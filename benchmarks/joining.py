@@ -1,6 +1,6 @@
 """A peer joins a run over a line on which a state takes many rounds: `python benchmarks/joining.py [--rounds 2 10] [--times 3]`.
 
-Real processes on loopback: two members train (contributions of one bit an element, so a state is as large as 32 rounds of them at
+Real processes on loopback: two members train (contributions of one bit an element, so a state is as large as 30 rounds of them at
 two members), then a third joins that may download only so fast (--max-download) that the state takes --rounds of their rounds, as
 they were measured just before. It has to be in the roster after one state: rounds that were certified meanwhile are replayed.
 Printed: rounds that the copy took, and from its start until a round counts its contribution; states fetched; the members' rounds a
@@ -18,12 +18,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from swarm import WatchedSwarm, header, spread
+from swarm import WatchedSwarm, header, of_equal_rounds, spread
 
-from dilocox_peer.config import preset
 from dilocox_peer.model.architecture import layout_of
 
-STEPS = 48
 WARM_UP = 40  # rounds
 MEASURED = 10
 PATIENCE_S = 600.0
@@ -40,17 +38,7 @@ class Joined:
 
 
 async def measure(rounds: float) -> Joined:
-    manifest = preset(
-        "tiny",
-        rounds={
-            "total": 100_000,
-            "inner_steps": STEPS,
-            "min_inner_steps": STEPS,
-            "max_inner_steps": STEPS,
-            "start_peers": 2,
-        },
-        compression={"codec": "sign", "adapt": "off"},
-    )
+    manifest = of_equal_rounds(2)
     async with WatchedSwarm(manifest) as swarm:
         await swarm.start_bootstrap()
         started = await asyncio.gather(*(swarm.start_peer(label) for label in ("one", "two")))

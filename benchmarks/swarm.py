@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from dilocox_peer.cli.local_swarm import LocalSwarm
+from dilocox_peer.config import preset
 from dilocox_peer.manifest import Manifest
 
 
@@ -29,6 +30,13 @@ def header() -> str:
 def spread(values: Sequence[float], form: str = ".3f") -> str:
     """min / median / max."""
     return " / ".join(format(value, form) for value in (min(values), median(values), max(values)))
+
+
+def of_equal_rounds(start_peers: int) -> Manifest:
+    """A small run whose rounds are all alike: 48 steps, and contributions of one bit an element: 59 of them are a state."""
+    steps = dict.fromkeys(("inner_steps", "min_inner_steps", "max_inner_steps"), 48)
+    rounds = {"total": 100_000, "start_peers": start_peers, **steps}
+    return preset("tiny", rounds=rounds, compression={"codec": "sign", "adapt": "off"})
 
 
 class WatchedSwarm(LocalSwarm):

@@ -150,7 +150,7 @@ class Tracker:
             raise ConfigError(f"--log-to {library}:{project}: `pip install {library}` brings it") from None
         try:
             self._run = self._library.init(project=project, name=f"{run}-{peer}")
-        except Exception as error:
+        except Exception as error:  # a library's own: no key, no network, a project that is another's
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(f"--log-to {library}:{project}: {reason}") from None
 

@@ -185,7 +185,7 @@ def _machine(
         incarnation=presence.incarnation,
         stage=stage,
         genesis=manifest.genesis(stage),
-        timing=Timing(),
+        timing=Timing(overlaps=manifest.outer.overlap != "none", exchange_share=manifest.compression.exchange_share),
         sign=sign,
         verify=verify,
         rng=random.Random(f"{presence.me} {presence.incarnation}"),

@@ -10,7 +10,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.machine import RoundMachine, Wait
 
 TELL_S = 5.0  # of waiting before it is told: most is over sooner
-ALONE_S = 20.0  # of peers in the directory and none heard
+ALONE_S = 120.0  # of peers in the directory and none heard: leases of the dead have lapsed by then
 OVER_S = 20.0  # of nobody with the final model before we go: the directory has been read many times by then
 LOOK_S = 1.0
 
@@ -27,7 +27,7 @@ class Waiting:
         self._since = 0.0
         self._told: object = None
         self._alone_since: float | None = None
-        self._told_alone: PeersUnreached | None = None
+        self._told_alone = False
 
     async def run(self) -> None:
         """Returns when the run is over and its model not to be had."""
@@ -63,11 +63,10 @@ class Waiting:
 
     def _look_for_company(self, now: float) -> None:
         if not (unreached := self._machine.unreached):
-            self._alone_since = self._told_alone = None
+            self._alone_since, self._told_alone = None, False
             return
         if self._alone_since is None:
             self._alone_since = now
-        event = PeersUnreached(self._stage, tuple(unreached))
-        if now - self._alone_since >= ALONE_S and event != self._told_alone:
-            self._told_alone = event
-            self._listener(event)
+        if now - self._alone_since >= ALONE_S and not self._told_alone:
+            self._told_alone = True
+            self._listener(PeersUnreached(self._stage, tuple(unreached)))

@@ -306,7 +306,7 @@ class Node:
         del self.fetches[action.blob]
         blob = self.disk.blobs.get(action.blob)
         if blob is not None:  # verified when it was stored, or our own
-            self.feed(BlobHeld(action.blob))
+            self.feed(BlobHeld(action.blob, len(blob)))
             return
         for source in action.sources:
             if blob is None and (node := world.reachable(self.peer, source)) is not None:
@@ -317,7 +317,7 @@ class Node:
             self.feed(BlobRefused(action.blob, "malformed"))
         else:
             self.disk.blobs[action.blob] = blob
-            self.feed(BlobHeld(action.blob))
+            self.feed(BlobHeld(action.blob, len(blob)))
 
     def fetch_state(self, action: FetchState) -> None:
         """A donor gives what it has when asked: a snapshot, however long the transfer takes."""

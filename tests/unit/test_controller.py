@@ -12,13 +12,13 @@ from dilocox_peer.peer.planning.adaptive import EFFECT_AFTER
 from dilocox_peer.peer.planning.controller import (
     BUDGET,
     HITS_UNTIL_RICHER,
-    TOLERANCE,
     Controller,
     Limits,
     Measurement,
     OwnCodec,
     Setting,
 )
+from dilocox_peer.peer.planning.plan import TOLERANCE
 from dilocox_peer.types import Layout
 from dilocox_peer.wire.chain import Plan
 

@@ -44,9 +44,9 @@ async def test_a_flood_of_messages_leaves_room_for_what_happens_here() -> None:
     for number in range(2 * MAX_INPUTS):  # sent while the machine waits for the disk
         driver.post(Received(PeerId("stranger"), Leave(0, sha256(b"head"), 1, number)))
         driver.post(Progress(number))
-    driver.post(BlobHeld(sha256(b"blob")))
+    driver.post(BlobHeld(sha256(b"blob"), 4))
     assert driver._inputs.qsize() < MAX_INPUTS
-    assert [driver._inputs.get_nowait() for _ in range(driver._inputs.qsize())][-1] == BlobHeld(sha256(b"blob"))
+    assert [driver._inputs.get_nowait() for _ in range(driver._inputs.qsize())][-1] == BlobHeld(sha256(b"blob"), 4)
 
 
 async def test_a_flood_of_large_messages_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ async def test_a_contribution_is_bounded_by_what_is_possible_whatever_an_offer_s
         )  # fmt: skip
         offer = Entry(PeerId("liar"), 1, sha256(blob), 2**40, 8)  # the size of another's blob, as a stranger says it
         [wanted] = Holdings(Timing()).want(offer.blob, [offer.peer], round_number=1, now=0.0)
-        assert await fetched(driver, wanted) == BlobHeld(offer.blob)
+        assert await fetched(driver, wanted) == BlobHeld(offer.blob, len(blob))
         assert blobs.get(offer.blob) == blob
         too_much = FetchBlob(sha256(too_large), (PeerId("flooder"),))
         assert await fetched(driver, too_much) == BlobMissing(sha256(too_large))
@@ -173,7 +173,7 @@ async def test_a_source_that_sends_something_else_is_named_and_the_next_one_is_a
             on_change=NOTHING, listener=told.append,
         )  # fmt: skip
         wanted = FetchBlob(sha256(blob), tuple(map(PeerId, replies)))
-        assert await fetched(driver, wanted) == BlobHeld(sha256(blob))
+        assert await fetched(driver, wanted) == BlobHeld(sha256(blob), len(blob))
     said = "sent no contribution of that name when asked for one"
     assert told == [
         MessageRefused(PeerId("liar"), f"{said}: what it sent is not the thing of that name"),

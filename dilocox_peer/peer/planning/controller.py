@@ -38,10 +38,10 @@ from dilocox_peer.compression.ladder import LADDER, LOW_RANK
 from dilocox_peer.compression.lowrank import LowRankCodec, largest_rank, matrix_shape, num_groups
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.peer.planning.adaptive import EFFECT_AFTER, AdaptiveRank, Observation, RankSettings
+from dilocox_peer.peer.planning.plan import TOLERANCE
 from dilocox_peer.types import Layout
 
 BUDGET = 0.25  # where nothing else is said
-TOLERANCE = 1.25
 SPARE = 0.85
 RESERVE = 0.6
 MIN_GAIN = 0.25

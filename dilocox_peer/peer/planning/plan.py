@@ -12,6 +12,10 @@ from dilocox_peer.compression.ladder import codecs_beside
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.wire.chain import Plan
 
+TOLERANCE = (
+    1.25  # of the share of a round that an exchange may take: beyond, another plan is made and nothing is waited for
+)
+
 MAX_RANK = 4096
 SPARE_VIEWS = 4096  # in a chain, beside one a round: far more than a run has
 MAX_CHANGE = 2  # of H from one round to the next, as a factor

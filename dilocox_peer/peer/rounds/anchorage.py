@@ -140,7 +140,9 @@ class Anchorage:
     def is_wanted(self, head: Digest, path: Suffix | None) -> bool:
         """Whether the state at head, which took its time to come, still leads to the best chain known: path, None: ours."""
         fetching = self._fetching
-        if fetching is None or fetching.head != head or fetching.suffix is None:
+        if fetching is None or fetching.head != head:
+            return False  # given up, or another is asked for by now
+        if fetching.suffix is None:
             return True
         if path is not None and head in path.heads:
             return True

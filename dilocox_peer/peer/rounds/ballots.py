@@ -257,10 +257,10 @@ class Ballots:
             times.append(min(self._held_at.values()) + self._seat.pace.degrade_s)
         if self._pending is not None:
             times.append(self._pending.since + self._seat.pace.ballot_s / 2)
-        times += [each for each in (self._offer_deadline, self._exchange_deadline) if each > now]
+        times += [self._offer_deadline, self._exchange_deadline]
         if self._lead is not None:
             times += [self._lead.resend_at, self._lead.outbid_at]
-        return min(times)
+        return min((each for each in times if each > now), default=FOREVER)  # one that is past hides none to come
 
     def _accept_pending(self, now: float) -> list[Action]:
         pending, seat = self._pending, self._seat
@@ -654,7 +654,7 @@ class Ballots:
                 conduct.undelivered(peer, entry.blob, due_at=now + seat.pace.exchange_s, has_failed=not is_under_way)
         for entry in certified.values():
             conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)
-        late_at = FOREVER if self.first_offer_at is None else self._offer_deadline + seat.pace.ballot_s
+        late_at = FOREVER if self.first_offer_at is None else self._exchange_deadline + seat.pace.ballot_s
         self._jury.settle_leaders(certificate.ballot, alive, now, is_late=now >= late_at)
         conduct.round_certified(seat.place.roster, alive, now)
         first_at = self.first_offer_at_or(now)

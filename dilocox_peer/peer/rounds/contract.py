@@ -68,9 +68,10 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class BlobHeld:
-    """A fetched blob was verified (hash, shape, finite, norm) and is durable here."""
+    """A fetched blob was verified (hash, shape, finite, norm) and is durable here. size_bytes: as it is, whatever its offer said."""
 
     blob: Digest
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,14 +244,19 @@ class RoundDriver:
 
     async def _fetched(self, action: FetchBlob) -> Input:
         loop = asyncio.get_running_loop()
-        if await loop.run_in_executor(self._disk, self._blobs.get, action.blob) is not None:
-            return BlobHeld(action.blob)
+        if (here := await loop.run_in_executor(self._disk, self._blobs.get, action.blob)) is not None:
+            return BlobHeld(action.blob, len(here))
         partial = await loop.run_in_executor(self._disk, self._blobs.partial, action.blob)
         resumed = await loop.run_in_executor(self._disk, partial.resumed)
 
+        size_bytes = 0
+
         def check_and_store() -> None:
+            nonlocal size_bytes
             try:
-                self._check_blob(partial.view())
+                view = partial.view()
+                size_bytes = len(view)
+                self._check_blob(view)
             except MalformedBlob:
                 partial.discard()
                 raise
@@ -273,7 +278,7 @@ class RoundDriver:
             return BlobMissing(action.blob)
         except MalformedBlob as error:  # the author's fault, not the sources'
             return BlobRefused(action.blob, str(error))
-        return BlobHeld(action.blob)
+        return BlobHeld(action.blob, size_bytes)
 
     def _on_source_failed(self, source: PeerId, reason: str, is_lying: bool) -> None:
         if is_lying:

@@ -99,8 +99,10 @@ class Following:
     def _comes_back_to(self, path: Suffix, now: float) -> bool:
         """Whether we have certified nothing since we came back, and all of our roster who are here have gone on along the path: it
         was made because we were away. Half of a roster of two is a quorum alone, and would found a branch."""
-        others = self._here(now) & set(self._chain.place.voters) - {self._me}
-        return self._chain.head == self._began_at and bool(others) and not self._not_on(path.heads, others)
+        voters = set(self._chain.place.voters) - {self._me}
+        others = self._here(now) & voters
+        are_most = 2 * len(others) > len(voters)  # whoever is heard first would speak for all
+        return self._chain.head == self._began_at and are_most and not self._not_on(path.heads, others)
 
     def _is_view_change_here(self, path: Suffix) -> bool:
         return path.ancestor == self._chain.height and path.certificates[0].value.kind == "epoch"

@@ -40,6 +40,11 @@ class _Held:
     heads: tuple[Digest, ...]
     votes: Mapping[PeerId, tuple[int, int]]
 
+    def child_of(self, head: Digest) -> Digest | None:
+        """Its first head after this one; None: it does not come through there, or ends there."""
+        start = 0 if head == self.parent else self.heads.index(head) + 1 if head in self.heads else len(self.heads)
+        return self.heads[start] if start < len(self.heads) else None
+
     def votes_on(self, heads: Collection[Digest], first: Digest) -> Votes:
         """The votes that count for a branch of these heads, which begins with first."""
         if self.parent in heads:
@@ -79,6 +84,8 @@ class Forks:
         for index, certificate in enumerate(path.certificates):
             for peer, vote in certificate.signatures:
                 votes[peer] = max(votes.get(peer, (-1, -1)), (order_of(vote), index))
+        if not set(self._chain.place_at(path.ancestor).electors) & path.votes.keys():
+            return  # strangers' alone: they count nowhere here, and would take the places of others
         self._held[path.tip] = _Held(self._chain.head_at(path.ancestor), path.heads, votes)
         self._held.move_to_end(path.tip)
         if len(self._held) > MAX_HELD:
@@ -170,10 +177,8 @@ class Forks:
         }
         compared = {tail[0].head for tail in tails}
         for held in self._held.values():
-            if held.parent == place.head and held.heads[0] not in compared:
-                branches[held.heads[0]] = _joined(
-                    branches.get(held.heads[0], {}), held.votes_on((place.head,), place.head)
-                )
+            if (child := held.child_of(place.head)) is not None and child not in compared:
+                branches[child] = _joined(branches.get(child, {}), held.votes_on((), child))
         for tail in tails:
             first = tail[0].head
             heads = {certificate.head for certificate in tail}

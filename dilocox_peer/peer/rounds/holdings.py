@@ -27,9 +27,13 @@ class Holdings:
         self._refused: set[Digest] = set()
         self._wanted: dict[Digest, _Wanted] = {}
         self._round_of: dict[Digest, int] = {}
+        self._certified: set[Digest] = set()
+        self._sizes: dict[Digest, int] = {}
 
-    def held(self, blob: Digest, round_number: int) -> None:
+    def held(self, blob: Digest, round_number: int, size_bytes: int) -> None:
+        """size_bytes: as it is, not as an offer has it."""
         self._held.add(blob)
+        self._sizes[blob] = size_bytes
         self._wanted.pop(blob, None)
         self._round_of.setdefault(blob, round_number)
 
@@ -41,6 +45,7 @@ class Holdings:
     def certified(self, blob: Digest, round_number: int) -> None:
         """It is needed from this round on, also if it was met long ago: anyone may offer an old one again."""
         self._round_of[blob] = max(self._round_of.get(blob, round_number), round_number)
+        self._certified.add(blob)
 
     def refused(self, blob: Digest) -> None:
         self._refused.add(blob)
@@ -59,6 +64,10 @@ class Holdings:
 
     def has(self, blob: Digest) -> bool:
         return blob in self._held
+
+    def size_of(self, blob: Digest) -> int:
+        """Bytes of one that was held here, 0 of another."""
+        return self._sizes.get(blob, 0)
 
     def has_all(self, blobs: Iterable[Digest]) -> bool:
         return all(blob in self._held for blob in blobs)
@@ -95,11 +104,16 @@ class Holdings:
         self._round_of.setdefault(blob, round_number)
         return [FetchBlob(blob, tuple(dict.fromkeys(sources))[:MAX_SOURCES], within_s, doubted)]
 
-    def forget_before(self, round_number: int) -> tuple[Digest, ...]:
-        """Drops the blobs first met before this round; gives them back, sorted."""
-        old = sorted(blob for blob, met in self._round_of.items() if met < round_number)
+    def forget_before(self, certified: int, others: int) -> tuple[Digest, ...]:
+        """Drops those certified before the one round, and those that nobody certified first met before the other; gives them back,
+        sorted."""
+        old = sorted(
+            blob for blob, met in self._round_of.items() if met < (certified if blob in self._certified else others)
+        )
         for blob in old:
             del self._round_of[blob]
+            self._sizes.pop(blob, None)
+            self._certified.discard(blob)
             self._held.discard(blob)
             self._refused.discard(blob)
             self._wanted.pop(blob, None)

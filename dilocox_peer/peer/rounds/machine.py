@@ -189,7 +189,7 @@ class RoundMachine:
         self._sit_down(votes, now)
         if votes.accepted is not None:
             for entry in votes.accepted.value.entries:
-                self._holdings.held(entry.blob, self.round + 1)
+                self._holdings.held(entry.blob, self.round + 1, entry.size_bytes)
 
     # ---- what the session reads ----
 
@@ -406,8 +406,8 @@ class RoundMachine:
                     self._beat_at = now
             case Closed(base, entry):
                 self._close(base, entry)
-            case BlobHeld(blob):
-                self._holdings.held(blob, self.round + 1)
+            case BlobHeld(blob, size_bytes):
+                self._holdings.held(blob, self.round + 1, size_bytes)
                 self._ballots.on_held(blob, now)
                 self._conduct.came(blob)
             case BlobRefused(blob, reason):
@@ -454,7 +454,7 @@ class RoundMachine:
         self._micro_batches = 0
         self._members.we_said(micro_batches=0, paused=self._is_paused)
         if base == self.head and not self.has_offered and not self.is_finished:
-            self._holdings.held(entry.blob, self.round + 1)
+            self._holdings.held(entry.blob, self.round + 1, entry.size_bytes)
             self._ballots.offer(entry, self._now)
 
     def _go_on(self) -> list[Action]:
@@ -702,7 +702,7 @@ class RoundMachine:
             for each in certificates
             if each.value.kind == "epoch"
         ]
-        if old := self._holdings.forget_before(self._replay.first_kept()):
+        if old := self._holdings.forget_before(*self._replay.first_kept()):
             actions.append(ForgetBlobs(old))
         return actions
 

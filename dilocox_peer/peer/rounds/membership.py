@@ -93,6 +93,8 @@ class Members:
         seen = self._seen[peer]
         if heartbeat.incarnation < seen.incarnation:
             return False
+        if heartbeat.incarnation > seen.incarnation:
+            seen.ready_at = None  # another process: what it holds it has not said
         seen.incarnation = heartbeat.incarnation
         seen.said = heartbeat
         if heartbeat.ready:

@@ -6,6 +6,7 @@ fetched a state for forty rounds is forty rounds behind by then, and catches up 
 """
 
 from collections.abc import Collection, Iterable
+from statistics import median
 
 from dilocox_peer.events_of_states import LinkTooSlow
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
@@ -18,7 +19,6 @@ from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate
 
 MAX_REPLAYED = 512  # rounds: each is an outer step of the whole stage
-LINE_SHARE = 0.7  # of a line's time, that contributions may take
 FETCHED_AHEAD = 4  # certificates whose contributions come while the first is waited for
 
 
@@ -56,22 +56,31 @@ class Replay:
         if path is None or self.is_worth(path) or not self._state_bytes or seconds <= 0:
             return []
         rounds = sum(certificate.value.kind == "round" for certificate in path.certificates)
-        had_bps, needed_bps = (8 * each / seconds for each in (self._state_bytes, self._to_fetch(path) / LINE_SHARE))
+        had_bps, needed_bps = (
+            8 * each / seconds for each in (self._state_bytes, self._to_fetch(path) / self._timing.exchange_share)
+        )
         return [Note(LinkTooSlow(rounds, seconds, had_bps, needed_bps))]
 
     def _to_fetch(self, path: Suffix) -> int:
-        entries = (entry for certificate in path.certificates for entry in certificate.value.entries)
-        return sum(entry.size_bytes for entry in entries if not self._holdings.has(entry.blob))
+        """Bytes, about: what an entry says of its size is its author's word, so the median speaks for all."""
+        sizes = [entry.size_bytes for certificate in path.certificates for entry in certificate.value.entries]
+        missing = sum(
+            not self._holdings.has(entry.blob)
+            for certificate in path.certificates
+            for entry in certificate.value.entries
+        )
+        return missing * int(median(sizes)) if sizes else 0
 
-    def first_kept(self) -> int:
-        """The first round whose contributions are kept for those who are behind."""
-        first, total = self._chain.place.round - self._timing.keep_rounds + 1, 0
+    def first_kept(self) -> tuple[int, int]:
+        """The first round whose contributions are kept for those who are behind; and of what nobody has certified."""
+        recent = self._chain.place.round - self._timing.keep_rounds + 1
+        first, total = recent, 0
         for certificate in reversed(self._chain.certificates[-MAX_REPLAYED:]):
-            total += sum(entry.size_bytes for entry in certificate.value.entries)
+            total += sum(self._holdings.size_of(entry.blob) for entry in certificate.value.entries)
             if total > self._state_bytes:
                 break
             first = min(first, certificate.value.round)
-        return first
+        return first, recent
 
     def want(self, certificates: Iterable[Certificate], now: float) -> list[FetchBlob]:
         """Fetches what is missing of them."""

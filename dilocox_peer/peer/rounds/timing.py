@@ -4,8 +4,9 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
+from dilocox_peer.peer.planning.plan import TOLERANCE
+
 CLOSE_BEHIND = 2  # certificates: a newcomer that is no further behind is taken in; rounds wait for it from then on
-TOLERATED_SHARE = 0.7 * 1.25  # of a round: `exchange_share`, and by how much it may be off before the plan changes
 LEARNED_FROM = 32  # newest samples a learned time looks at: enough for a median, short enough to follow a changed link
 
 
@@ -32,10 +33,14 @@ class Timing:
     view_turn_s: float = 3.0  # the next peer in rank calls so much later
     blob_retry_s: float = 2.0
     blob_tries: int = 3  # then a certified blob is given up for a whole state
+    overlaps: bool = True  # whether training goes on while contributions are exchanged
+    exchange_share: float = 0.7  # of a round, that plans let an exchange take (the run's compression.exchange_share)
     exchange_floor_s: float = 20.0  # an offered contribution on its way for so long, or two rounds, is given up
     state_retry_s: float = 2.0
     state_tries: int = 4  # then a better chain is left alone for a while, and we go on with our own
-    state_patience_s: float = 900.0  # a FetchState unanswered for so long counts as failed
+    state_patience_s: float = (
+        4000.0  # a FetchState unanswered for so long counts as failed: longer than a fetch may take
+    )
     shun_s: float = 20.0
     sync_wait_s: float = 4.0  # for a page of a chain
     keep_rounds: int = 16  # blobs and certificates of so many rounds stay servable
@@ -108,8 +113,10 @@ class Pace:
     @property
     def exchange_wait_s(self) -> float:
         """How long after the round's first offer a leader waits for contributions that are on their way: as long as a plan lets an
-        exchange take before another plan is made. Training goes on meanwhile."""
-        return max(self.offer_wait_s, TOLERATED_SHARE * (self.round_s or 0.0))
+        exchange take before another plan is made. Where training does not go on meanwhile, no longer than for offers."""
+        if not self._timing.overlaps:
+            return self.offer_wait_s
+        return max(self.offer_wait_s, TOLERANCE * self._timing.exchange_share * (self.round_s or 0.0))
 
     @property
     def ballot_s(self) -> float:
