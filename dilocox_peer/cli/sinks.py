@@ -5,7 +5,10 @@ stops the figures, with one line, and not the peer. wandb and trackio have one i
 """
 
 import math
+import os
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -90,8 +93,15 @@ def sink_of(wish: str, *, run: str, peer: str, tell: Listener) -> Iterator[Liste
         yield queued
     finally:
         queued.close(CLOSE_S)
-        with suppress(Exception):  # we are leaving
-            sink.close()
+        # A service that is away may take as long as it likes; we leave.
+        closing = threading.Thread(target=_close, args=(sink,), name="log-to", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+
+
+def _close(sink: FigureSink) -> None:
+    with suppress(Exception):  # a library's own, as it ends
+        sink.close()
 
 
 def _opened(wish: str, run: str, peer: str) -> FigureSink:
@@ -138,6 +148,18 @@ class TensorBoard:
         self._file.close()
 
 
+@contextmanager
+def _without_arguments() -> Iterator[None]:
+    """wandb keeps the command line, which has the invitation in it, and what the terminal shows: neither leaves this machine."""
+    kept, sys.argv = sys.argv, sys.argv[:1]
+    for name, value in (("WANDB_CONSOLE", "off"), ("WANDB_X_DISABLE_META", "true"), ("WANDB_DISABLE_GIT", "true")):
+        os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        sys.argv = kept
+
+
 class Tracker:
     """A FigureSink: a run of wandb, or of trackio, which has its interface."""
 
@@ -149,7 +171,8 @@ class Tracker:
         except ImportError:
             raise ConfigError(f"--log-to {library}:{project}: `pip install {library}` brings it") from None
         try:
-            self._run = self._library.init(project=project, name=f"{run}-{peer}")
+            with _without_arguments():
+                self._run = self._library.init(project=project, name=f"{run}-{peer}")
         except Exception as error:  # a library's own: no key, no network, a project that is another's
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(f"--log-to {library}:{project}: {reason}") from None

@@ -27,6 +27,7 @@ UNIT_TOKENS = 16384
 """What is drawn at a time: the documents that start within so many tokens of a shard."""
 
 MAX_TIMES = 1000
+MAX_GONE_OVER = 1 << 22  # shards an epoch, each as often as it is gone over: a peer has their order in memory
 
 _Count = Annotated[int, Field(ge=0, le=2**48)]
 
@@ -70,6 +71,8 @@ class Catalogue(_Frozen):
             raise ValueError("shards: some have to be held out, and some not")
         if len({shard.sha256 for shard in self.shards}) < len(self.shards):
             raise ValueError("shards: one is listed twice")
+        if sum(shard.times for shard in self.train) > MAX_GONE_OVER:
+            raise ValueError(f"shards: an epoch goes over more than {MAX_GONE_OVER} of them, each time counted")
         return self
 
     @property

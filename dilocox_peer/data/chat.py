@@ -8,7 +8,7 @@ tokens are the template's to set: a message that spells one is refused, as it wo
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ ASSISTANT = "assistant"
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_MESSAGES = 1000
 MAX_TEXT = 1 << 20  # characters of a conversation
+TODAY = datetime(2024, 7, 26)  # as templates have it that are not told: what is written depends on no day
 
 Spans = tuple[tuple[int, int], ...]
 """Stretches of a text, in characters, that count."""
@@ -72,13 +73,22 @@ class ChatTemplate:
             raise TemplateError(reason)
 
         # As transformers sets it up: templates are written for that.
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        class Environment(ImmutableSandboxedEnvironment):
+            intercepted_binops = frozenset(("*", "**", "%"))
+
+            def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+                takes_text = operator == "*"  # a line of dashes
+                if operator == "**" or not (_is_small(left, takes_text) and _is_small(right, takes_text)):
+                    raise TemplateError(f"it computes {operator} of what is no small number")
+                return super().call_binop(context, operator, left, right)
+
+        environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+        environment.globals["strftime_now"] = TODAY.strftime
         try:
             self._template = environment.from_string(files.source)
-        except (TemplateError, RecursionError) as error:
+        except (TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             raise ConfigError(f"the chat template is none: {_one_line(error)}") from None
         self._tokens = files.tokens
         self._special = tuple(each for each in special if each)
@@ -126,11 +136,25 @@ class ChatTemplate:
 
         try:
             text = self._template.render(messages=list(messages[:count]), add_generation_prompt=asks, **self._tokens)
-        except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+            MemoryError,
+        ) as error:
             raise NoConversation(f"the template refuses it: {_one_line(error)}") from None
         if len(text) > 4 * MAX_TEXT:
             raise NoConversation(f"more than {4 * MAX_TEXT} characters as the template writes it")
         return text
+
+
+def _is_small(value: object, takes_text: bool) -> bool:
+    if isinstance(value, str):
+        return takes_text and len(value) <= MAX_MESSAGES
+    return isinstance(value, int | float) and abs(value) <= MAX_MESSAGES
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:

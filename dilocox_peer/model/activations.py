@@ -35,12 +35,18 @@ class BodyFormat:
     tokens: int
     width: int
     vocab_size: int
+    takes_borders: bool = True  # of documents within a sequence
 
     @classmethod
     def of(cls, manifest: Manifest) -> "BodyFormat":
         model = manifest.model
         return cls(
-            manifest.stages.activations, manifest.inner.micro_batch, model.context, model.hidden_size, model.vocab_size
+            manifest.stages.activations,
+            manifest.inner.micro_batch,
+            model.context,
+            model.hidden_size,
+            model.vocab_size,
+            takes_borders=manifest.data.packing == "best-fit",
         )
 
     @property
@@ -130,6 +136,8 @@ class BodyFormat:
     def _why_not_targets(self, view: memoryview) -> str | None:
         if not self._counts(view).any():
             return "targets of which none counts"
+        if not self.takes_borders and self._bits(view, 1).reshape(self.batch, self.tokens)[:, 1:].any():
+            return "borders within a sequence, in a run that packs none"
         if self.vocab_size < 2 ** (8 * self._target_dtype.itemsize):
             target = int(np.frombuffer(view[: self._ids_bytes], self._target_dtype).max())
             if target >= self.vocab_size:

@@ -49,7 +49,11 @@ def adapter_layout(lora: Lora, full: Layout, model: nn.Module, inside: str) -> L
     """The adapters of a stage. full: of all its parameters. Raises ConfigError for a target that is no linear layer of it."""
     modules = dict(model.named_modules())
     specs: list[TensorSpec] = []
-    missing = set(lora.targets)
+    names = linear_names(model, inside)
+    if missing := set(lora.targets) - set(names):
+        raise ConfigError(
+            f"{min(missing)} is no linear layer of the model: adapters go to {', '.join(names) or 'none'}"
+        )
     for spec in full.tensors:
         path, _, leaf = spec.name.rpartition(".")
         target = path.rpartition(".")[2]
@@ -57,13 +61,10 @@ def adapter_layout(lora: Lora, full: Layout, model: nn.Module, inside: str) -> L
             continue
         if type(modules[path]) is not nn.Linear:
             continue
-        missing.discard(target)
         outputs, inputs = spec.shape
         specs += [TensorSpec(path + DOWN, (lora.rank, inputs)), TensorSpec(path + UP, (outputs, lora.rank))]
-    if missing:
-        raise ConfigError(
-            f"{min(missing)} is no linear layer of the model: adapters go to {', '.join(linear_names(model, inside)) or 'none'}"
-        )
+    if not specs:
+        raise ConfigError(f"a stage has none of {', '.join(lora.targets)}: take fewer stages, or other targets")
     return Layout(tuple(specs))
 
 

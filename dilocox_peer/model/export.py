@@ -162,7 +162,7 @@ def write_adapter(folder: Path, model: WholeModel, section: PublishedSection, *,
         "---",
         f"# {origin.run_name}",
         "",
-        f"Adapters of rank {lora.rank} for {section.source}: {model.num_parameters:,} parameters, trained by volunteers over the internet "
+        f"Adapters of rank {lora.rank} for {source}: {model.num_parameters:,} parameters, trained by volunteers over the internet "
         f"with dilocox-peer {__version__}.",
         "",
         "| | |",

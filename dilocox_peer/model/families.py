@@ -85,23 +85,26 @@ def config_from(config_json: str, **changes: Any) -> Any:
         )
     if values.get("quantization_config"):
         raise ConfigError(f"{model_type}: these weights are quantized; take the full-precision ones of the same model")
-    _leave_out(values)
-    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):  # before lists of so many are made
-        if isinstance(said := values.get(key), int | float) and not 0 < said <= MAX_LAYERS:
-            raise ConfigError(f"{model_type}: {key} is {str(said)[:20]}; 1 to {MAX_LAYERS} are taken")
     try:
+        _leave_out(values, model_type)
         return known[model_type].from_dict(values)
+    except ConfigError:
+        raise
     except Exception as error:  # validators of a hundred families, each with its own exceptions
         raise ConfigError(f"{model_type}: transformers cannot use its config.json ({_line(error)})") from None
 
 
-def _leave_out(values: dict[str, Any]) -> None:
-    """What would choose the library's code, or load some: the model is computed as the tiny copy was."""
+def _leave_out(values: dict[str, Any], model_type: str) -> None:
+    """What would choose the library's code, or load some: the model is computed as the tiny copy was. Raises ConfigError for more
+    layers than are taken, before lists of so many are made, and RecursionError."""
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+        if isinstance(said := values.get(key), int | float) and not 0 < said <= MAX_LAYERS:
+            raise ConfigError(f"{model_type}: {key} is {str(said)[:20]}; 1 to {MAX_LAYERS} are taken")
     for key in ("auto_map", *_CODE_PATHS, *(f"_{each}" for each in _CODE_PATHS)):
         values.pop(key, None)
     for value in values.values():
         if isinstance(value, dict):
-            _leave_out(value)
+            _leave_out(value, model_type)
 
 
 def model_class(config: Any) -> Any:

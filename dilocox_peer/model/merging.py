@@ -20,7 +20,8 @@ def base_of(section: ModelSection | PublishedSection, given: Path | None) -> Fro
         return None
     if (place := place_of(section, given)) is None:
         raise ConfigError(
-            f"the weights beside this run's adapters are not on this machine: pass --model with the folder of {section.source}"
+            f"the weights beside this run's adapters are not on this machine: {section.source} has to be there; `export --model` takes "
+            "the place of its folder, and what it writes needs neither"
         )
     folder, layout = open_folder(place), frozen_layout(section, LayerRange.of(section))
     if folder.config_json != section.config:

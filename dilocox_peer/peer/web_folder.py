@@ -4,11 +4,14 @@ What lies there is the folder that `tokenize` wrote. Nothing of it is believed b
 its first byte too many. Over https; over plain http from this machine alone. Blocking: call it from a worker thread.
 """
 
+import socket
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from http.client import HTTPException
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,20 +35,32 @@ class WebFolder:
     def __init__(self, url: str, bytes_per_s: float | None = None) -> None:
         self._url = url.rstrip("/")
         self._bytes_per_s = bytes_per_s
-        self._opener = urllib.request.build_opener(_Redirects())
+        self._opener = urllib.request.build_opener(_Redirects(), *_handlers(self._connected))
         self._is_stopped = False
+        self._socket: socket.socket | None = None
 
     def stop(self) -> None:
-        """What is under way ends at its next piece. From any thread."""
+        """What is under way ends. From any thread."""
         self._is_stopped = True
+        self._cut()
+
+    def _connected(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def _cut(self) -> None:
+        """A server that sends a byte now and then would hold a read for days: whoever reads finds the connection ended."""
+        if (connection := self._socket) is not None:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def fetch(self, file_name: str, name: Digest, shelf: Shelf, *, max_bytes: int, is_exact: bool) -> None:
         """Puts a file whose sha256 is `name` on the shelf. is_exact: it has max_bytes. Raises NotOnTheWeb, OSError of the disk."""
         url = f"{self._url}/{file_name}"
         request = urllib.request.Request(url, headers={"Accept-Encoding": "identity", "User-Agent": "dilocox-peer"})
+        before = shelf.held
         shelf.make_room_for(max_bytes if is_exact else 0)
         try:
-            with self._opener.open(request, timeout=STALL_S) as reply:
+            with self._answer(request) as reply:
                 found = shelf.write(lambda take: self._read(reply, take, url, max_bytes, is_exact))
         except urllib.error.HTTPError as error:
             error.close()  # it holds the connection
@@ -54,12 +69,29 @@ class WebFolder:
             reason = " ".join(str(getattr(error, "reason", error)).split())[:200]
             raise NotOnTheWeb(f"{url}: {reason or type(error).__name__}") from None
         if found != name:
-            shelf.forget(found)
+            if found not in before:
+                shelf.forget(found)
             raise NotOnTheWeb(f"{url}: its sha256 is {found.hex()[:16]}, the catalogue says {name.hex()[:16]}")
+
+    @contextmanager
+    def _answer(self, request: urllib.request.Request) -> Iterator[Any]:
+        """What the server answers, after its headers, which have GRACE_S to come."""
+        timer = threading.Timer(GRACE_S, self._cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            reply = self._opener.open(request, timeout=STALL_S)
+        finally:
+            timer.cancel()
+        try:
+            with reply:
+                yield reply
+        finally:
+            self._socket = None
 
     def _read(self, reply: Any, take: Callable[[bytes], object], url: str, max_bytes: int, is_exact: bool) -> None:
         size, started = 0, time.monotonic()
-        while piece := reply.read(min(_PIECE_BYTES, max_bytes - size + 1)):
+        while piece := reply.read1(min(_PIECE_BYTES, max_bytes - size + 1)):
             size += len(piece)
             if self._is_stopped:
                 raise NotOnTheWeb(f"{url}: we are leaving")
@@ -75,13 +107,37 @@ class WebFolder:
             raise NotOnTheWeb(f"{url}: {size} bytes instead of {max_bytes}")
 
 
+def _handlers(connected: Callable[[socket.socket], None]) -> list[urllib.request.BaseHandler]:
+    """Of http and https, which say which socket they go over."""
+
+    class Plain(HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            connected(self.sock)
+
+    class Secure(HTTPSConnection):
+        def connect(self) -> None:
+            super().connect()
+            connected(self.sock)
+
+    class OverPlain(urllib.request.HTTPHandler):
+        def http_open(self, req: urllib.request.Request) -> Any:
+            return self.do_open(Plain, req)
+
+    class OverSecure(urllib.request.HTTPSHandler):
+        def https_open(self, req: urllib.request.Request) -> Any:
+            return self.do_open(Secure, req)
+
+    return [OverPlain(), OverSecure()]
+
+
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """To https, or on this machine."""
+    """To https; from this machine also on this machine."""
 
     max_redirections = 5
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if not is_allowed(newurl):
+        if not is_allowed(newurl) or (urlsplit(newurl).scheme == "http" and urlsplit(req.full_url).scheme != "http"):
             fp.close()
             raise urllib.error.URLError(f"sent on to {newurl[:200]}, which is not https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,17 @@ def test_targets_that_do_not_count_come_back_as_such_and_one_has_to_count():
     assert body.why_not(none, is_step=True) == "targets of which none counts"
     none[-2] = 0b11000000  # of no target
     assert body.why_not(none, is_step=True) == "targets of which none counts"
+
+
+def test_borders_are_taken_where_the_run_packs_alone():
+    takes = body_format("fp32", vocab_size=300)
+    starts = torch.tensor([[True, False, True], [True, False, False]])
+    step = takes.pack_hidden(hidden()) + takes.pack_targets(torch.ones((2, 3), dtype=torch.int64), starts)
+    assert takes.why_not(step, is_step=True) is None
+    packs_none = replace(takes, takes_borders=False)
+    assert packs_none.why_not(step, is_step=True) == "borders within a sequence, in a run that packs none"
+    whole = takes.pack_hidden(hidden()) + takes.pack_targets(torch.ones((2, 3), dtype=torch.int64))
+    assert packs_none.why_not(whole, is_step=True) is None
 
 
 def test_a_target_outside_the_vocabulary_is_refused():

@@ -75,8 +75,8 @@ def test_what_is_no_conversation_is_refused(record, says):
         ("{{ raise_exception('no system here') }}", "no system here"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
-        ("{% for i in range(10**9) %}x{% endfor %}", "Range too big"),
-        ("{{ messages[-1]['content'] * 9000000 }}", "characters as the template writes it"),
+        ("{% for i in range(1000000000) %}x{% endfor %}", "Range too big"),
+        ("{% for i in range(9999) %}{{ 'x' * 999 }}{% endfor %}", "characters as the template writes it"),
         ("{% for m in messages[-2:] %}{{ m['role'] + m['content'] }}{% endfor %}{% if add_generation_prompt %}{{'assistant'}}{% endif %}",
          "writes earlier turns otherwise"),
     ],
@@ -84,6 +84,19 @@ def test_what_is_no_conversation_is_refused(record, says):
 def test_a_template_does_nothing_but_write(source, says):
     with pytest.raises(NoConversation, match=says):
         template(source).written(TALKS[0])
+
+
+@pytest.mark.parametrize(
+    "bomb", ["{{ 'a' * 10**11 }}", "{{ '%999999999d' % 1 }}", "{{ 9 ** 9 ** 9 }}", "{{ '{0}'.format() }}"]
+)
+def test_a_template_fills_no_memory(bomb):
+    with pytest.raises(NoConversation, match="the template refuses it"):
+        template(bomb + TEMPLATE).written(TALKS[3])
+
+
+def test_what_a_template_writes_depends_on_no_day():
+    dated, _ = template("{{ strftime_now('%d %b %Y') }} {{ '-' * 3 }} {{ 7 % 4 }}" + TEMPLATE).written(TALKS[3])
+    assert dated.startswith("26 Jul 2024 --- 3")
 
 
 def test_a_template_that_is_none_or_is_not_there_is_named(tmp_path):

@@ -103,8 +103,9 @@ def test_packed_documents_give_the_logits_that_each_alone_gives():
 def test_stages_tell_each_other_where_documents_begin():
     """Loss and gradient over two stages are those of the whole model, borders and all."""
     manifest = preset(
-        "tiny", model=SECTION.model_dump(), stages={"count": 3, "activations": "fp32"}, inner={"micro_batch": 2}
-    )
+        "tiny", model=SECTION.model_dump(), stages={"count": 3, "activations": "fp32"}, inner={"micro_batch": 2},
+        data={"source": "shards", "catalogue": "ab" * 32, "packing": "best-fit"},
+    )  # fmt: skip
     documents = [np.random.default_rng(number).integers(0, 256, number).astype(np.int64) for number in (5, 8, 9, 4)]
     inputs, targets = inputs_and_targets(packed(documents, 13))
     assert inputs.shape == (2, 12)

@@ -197,6 +197,9 @@ def test_a_config_chooses_no_code_of_the_library_and_no_endless_number_of_layers
     text = json.dumps({**json.loads(tiny_json("llama")), "num_hidden_layers": 10**9})
     with pytest.raises(ConfigError, match="num_hidden_layers is 1000000000; 1 to 1024 are taken"):
         design_from(text, num_stages=1, context=8)
+    inside = json.dumps({**json.loads(tiny_json("llama")), "text_config": {"num_hidden_layers": 10**9}})
+    with pytest.raises(ConfigError, match="num_hidden_layers is 1000000000; 1 to 1024 are taken"):
+        design_from(inside, num_stages=1, context=TOKENS)
 
 
 def test_code_in_a_folder_is_never_run():

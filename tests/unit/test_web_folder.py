@@ -1,8 +1,10 @@
 """Shards from a web server: believed by their hash alone, in their size and their time."""
 
+import contextlib
 import http.server
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +13,7 @@ from dilocox_peer.cli.flags import InitFlags
 from dilocox_peer.cli.init import write_run_file
 from dilocox_peer.config import preset
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.peer import web_folder
 from dilocox_peer.peer.web_folder import NotOnTheWeb, WebFolder, is_allowed
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import sha256
@@ -37,6 +40,13 @@ class Files(http.server.BaseHTTPRequestHandler):
                 self.end_headers()
                 for _ in range(100):
                     self.wfile.write(RAW)
+            case "/run/dripping":
+                self.send_response(200)
+                self.end_headers()
+                self.drip()
+            case "/run/dripping-headers":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Endless: ")
+                self.drip()
             case "/run/moved":
                 self.send_response(302)
                 self.send_header("Location", "ftp://elsewhere/right")
@@ -53,6 +63,13 @@ class Files(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(length or len(raw)))
         self.end_headers()
         self.wfile.write(raw)
+
+    def drip(self) -> None:
+        """A byte now and then, for longer than any test takes."""
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(b"x")
+                time.sleep(0.02)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -109,6 +126,31 @@ def test_nobody_there_a_stop_and_a_quota(tmp_path, url):
         leaving.fetch("right", NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
     with pytest.raises(OSError, match="quota"):
         WebFolder(url).fetch("right", NAME, Shelf(tmp_path, quota_bytes=1000), max_bytes=len(RAW), is_exact=True)
+
+
+@pytest.mark.parametrize("path", ["dripping", "dripping-headers"])
+def test_a_server_that_sends_a_byte_now_and_then_holds_nobody(tmp_path, url, path, monkeypatch):
+    monkeypatch.setattr(web_folder, "GRACE_S", 0.3)
+    with pytest.raises(NotOnTheWeb):
+        WebFolder(url).fetch(path, NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
+
+
+@pytest.mark.parametrize("path", ["dripping", "dripping-headers"])
+def test_who_leaves_does_not_wait_for_it(tmp_path, url, path):
+    folder = WebFolder(url)
+    leaving = threading.Timer(0.2, folder.stop)
+    leaving.start()
+    with pytest.raises(NotOnTheWeb):
+        folder.fetch(path, NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
+    leaving.join()
+
+
+def test_another_good_file_in_its_place_costs_neither(tmp_path, url):
+    shelf, other = Shelf(tmp_path), sha256(b"another")
+    held = shelf.write(lambda take: take(RAW))
+    with pytest.raises(NotOnTheWeb, match="the catalogue says"):
+        WebFolder(url).fetch("right", other, shelf, max_bytes=len(RAW), is_exact=True)
+    assert held in shelf
 
 
 def test_only_https_or_this_machine():

@@ -252,15 +252,16 @@ class Ballots:
         """When `advance` has something to do again if nothing comes in."""
         if not self._seat.may_vote:
             return self._offer_again_at
-        times = [self._offer_again_at, self._turn_deadline]
+        is_awaited = self._turn == 0 and self._is_awaiting_what_comes(now)
+        times = [self._offer_again_at, self._exchange_deadline if is_awaited else self._turn_deadline]
         if self.first_offer_at is None and self._held_at:
             times.append(min(self._held_at.values()) + self._seat.pace.degrade_s)
         if self._pending is not None:
             times.append(self._pending.since + self._seat.pace.ballot_s / 2)
-        times += [self._offer_deadline, self._exchange_deadline]
+        times += [each for each in (self._offer_deadline, self._exchange_deadline) if each > now]
         if self._lead is not None:
             times += [self._lead.resend_at, self._lead.outbid_at]
-        return min((each for each in times if each > now), default=FOREVER)  # one that is past hides none to come
+        return min(times)
 
     def _accept_pending(self, now: float) -> list[Action]:
         pending, seat = self._pending, self._seat
@@ -356,15 +357,10 @@ class Ballots:
 
     def _offers_are_in(self, now: float) -> bool:
         """All of the roster that are here have offered and their blobs too; or it is late and there is something."""
-        if self.first_offer_at is None:
+        if self.first_offer_at is None or self._is_awaiting_what_comes(now):
             return False
-        if self._is_awaiting_what_comes(now):
-            return False
-        waited = self._conduct.waited_for(self._seat.place.roster)
-        if now < self._offer_deadline and any(
-            peer in waited and peer not in self.offers and self._members.may_offer(peer, now)
-            for peer in self._seat.place.roster
-        ):
+        silent = [peer for peer in self._conduct.waited_for(self._seat.place.roster) if peer not in self.offers]
+        if now < self._offer_deadline and any(self._members.may_offer(peer, now) for peer in silent):
             return False
         return bool(self._entries()) or not self._blobs_under_way() or now >= self._turn_deadline
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dilocox_peer.dht.directory import Directory
+from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, PeerUnavailable, StateCorrupt, ThingUnavailable
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.manifest import Manifest, PublishedSection
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dilocox_peer.model.weights import ModelFolder
 
 PATIENCE_S = 60.0  # with peers that are starting, too
+MAX_DONORS = 16
 LOOK_S = 2.0
 CONNECT_S = 5.0
 FETCH_S = 24 * 3600.0
@@ -86,10 +88,12 @@ def put_base(
     """Has a shelf hold what a published model's folder says. Blocking. Raises ConfigError, OSError."""
     from dilocox_peer.model.published import design_of
 
+    before = things.held
     things.make_room_for(layout.size_bytes)
     written = things.write(lambda take: read_base(model, design_of(section), layout, take))
     if written != name:
-        things.forget(written)
+        if written not in before:
+            things.forget(written)
         raise ConfigError(
             f"{model.path}: its weights are not those that the run's adapters belong to (hash {written.hex()[:12]}, the run's "
             f"{name.hex()[:12]}): take {' '.join(filter(None, (section.source, section.revision)))}"
@@ -109,17 +113,23 @@ async def _fetch(
     store = Store(endpoint.transport, [things])
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
+
+    async def dial(lease: Lease) -> None:
+        with suppress(PeerUnavailable):
+            await endpoint.transport.connect(lease.peer, lease.addresses, CONNECT_S)
+
     while True:
-        donors = [lease for lease in await directory.peers(stage) if lease.peer != endpoint.me]
-        for lease in donors:
-            with suppress(PeerUnavailable):
-                await endpoint.transport.connect(lease.peer, lease.addresses, CONNECT_S)
+        donors = [lease for lease in await directory.peers(stage) if lease.peer != endpoint.me][:MAX_DONORS]
+        await asyncio.gather(*map(dial, donors))
+        tried_s = loop.time()
         try:
             await store.fetch(
                 name, donors=[lease.peer for lease in donors], max_bytes=layout.size_bytes, timeout_s=FETCH_S
             )
             return
         except (ThingUnavailable, TimeoutError):
+            if loop.time() - tried_s > patience_s:  # somebody had part of it
+                deadline = loop.time() + patience_s
             if loop.time() > deadline:
                 raise ConfigError(
                     f"no peer of stage {stage} has the weights beside the adapters, and they are not on this machine: pass --model "
