@@ -650,13 +650,19 @@ class Ballots:
                 conduct.undelivered(peer, entry.blob, due_at=now + seat.pace.exchange_s, has_failed=not is_under_way)
         for entry in certified.values():
             conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)
-        late_at = FOREVER if self.first_offer_at is None else self._exchange_deadline + seat.pace.ballot_s
-        self._jury.settle_leaders(certificate.ballot, alive, now, is_late=now >= late_at)
+        is_late = self.first_offer_at is not None and now >= self._leads_until(now) + seat.pace.ballot_s
+        self._jury.settle_leaders(certificate.ballot, alive, now, is_late=is_late)
         conduct.round_certified(seat.place.roster, alive, now)
         first_at = self.first_offer_at_or(now)
         here = {peer for peer in seat.place.roster if peer in self.offers or self._members.may_offer(peer, now)}
         missed = missed_by(certificate, here, self.offers, self._held_at, self._holdings, first_at=first_at, now=now)
         return [Note(missed)] if missed is not None and self.first_offer_at is not None else []
+
+    def _leads_until(self, now: float) -> float:
+        """By when the first leader was to propose: when the offers were in, or later with the last contribution that it may have
+        waited for, as one that is slow here is likely to be slow there too."""
+        came = [self._held_at.get(entry.blob, now) for _, entry in self._worth_waiting_for()]
+        return max(self._offer_deadline, min(self._exchange_deadline, max(came, default=now)))
 
     def _begin(self, now: float) -> None:
         seat = self._seat
