@@ -10,6 +10,7 @@ invitations of runs that are not open, and it tells their peers what was revoked
 """
 
 import asyncio
+import gc
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -189,6 +190,7 @@ async def _serve(
                 listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link, addresses))
                 if (remark := _on_admission(served, flags)) is not None:
                     listener(remark)
+            gc.freeze()  # what imports made stays: collections of it held the loop for 80 to 300 ms
             await _keep(runs, listener, stopped)
         else:
             starting.cancel()

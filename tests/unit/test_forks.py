@@ -6,7 +6,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, place_after, vote_for
+from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, place_after, vote_for, votes_on
 from dilocox_peer.peer.rounds.forks import Forks, supporters
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Plan, Value, acceptance
@@ -242,3 +242,23 @@ def test_votes_of_nobody_in_the_roster_move_nothing(votes: dict[PeerId, int], he
     branches: dict[Digest, dict[PeerId, int]] = {HEADS[0]: {A: 1, B: 1}, HEADS[1]: {C: 1}, HEADS[2]: {}}
     with_votes = {**branches, head: {**branches[head], **votes}}
     assert supporters(ROSTER, with_votes) == supporters(ROSTER, branches)
+
+
+@given(
+    st.lists(
+        st.one_of(st.tuples(st.just("add"), st.integers(1, 9)), st.tuples(st.just("cut"), st.integers(1, 4))),
+        max_size=30,
+    )
+)
+def test_votes_that_are_kept_counted_are_those_on_what_follows(steps: list[tuple[str, int]]) -> None:
+    branch, chain = Branch().start(A, B, C), Chain(GENESIS)
+    chain.append(branch.certificates[0])
+    for step, number in steps:
+        if step == "add":
+            signers = [peer for peer, bit in ((A, 1), (B, 2), (C, 4)) if (number & 7) & bit or peer in (A, B)]
+            chain.append(branch.round(*signers, order=number).certificates[-1])
+        else:
+            chain.truncate(max(1, chain.height - number))
+            branch = Branch(chain.certificates)
+        for height in range(chain.height + 1):
+            assert chain.votes_since(height) == votes_on(chain.certificates[height:])

@@ -88,8 +88,7 @@ class Ballots:
                 self._begin(now)
 
     def on_offer(self, sender: PeerId, message: Offer, now: float) -> tuple[list[Action], str | None]:
-        entry = message.entry
-        if entry.peer != sender:
+        if (entry := message.entry).peer != sender:
             return [], f"an offer in the name of {entry.peer}"
         if sender not in self._seat.place.roster:
             return [], None  # a joiner that is not in the roster yet; its time comes
@@ -558,11 +557,8 @@ class Ballots:
         return seat.place.round_value(entries, roster, seat.owner.planner.next(seat.place.plan))
 
     def _entries(self) -> list[Entry]:
-        return [
-            entry
-            for entry in self.offers.values()
-            if self._holdings.has(entry.blob) and entry.blob not in self._excluded
-        ]
+        held = [entry for entry in self.offers.values() if self._holdings.has(entry.blob)]
+        return [entry for entry in held if entry.blob not in self._excluded]
 
     def _blobs_under_way(self) -> bool:
         return any(self._holdings.is_under_way(entry.blob) for entry in self.offers.values())
@@ -650,19 +646,16 @@ class Ballots:
                 conduct.undelivered(peer, entry.blob, due_at=now + seat.pace.exchange_s, has_failed=not is_under_way)
         for entry in certified.values():
             conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)
-        is_late = self.first_offer_at is not None and now >= self._leads_until(now) + seat.pace.ballot_s
+        # It may have waited for what came last: a line that is slow here is likely to be slow there too.
+        last = max((self._held_at.get(entry.blob, now) for _, entry in self._worth_waiting_for()), default=now)
+        is_late = now >= max(self._offer_deadline, min(self._exchange_deadline, last)) + seat.pace.ballot_s
         self._jury.settle_leaders(certificate.ballot, alive, now, is_late=is_late)
         conduct.round_certified(seat.place.roster, alive, now)
-        first_at = self.first_offer_at_or(now)
+        if (first_at := self.first_offer_at) is None:
+            return []
         here = {peer for peer in seat.place.roster if peer in self.offers or self._members.may_offer(peer, now)}
         missed = missed_by(certificate, here, self.offers, self._held_at, self._holdings, first_at=first_at, now=now)
-        return [Note(missed)] if missed is not None and self.first_offer_at is not None else []
-
-    def _leads_until(self, now: float) -> float:
-        """By when the first leader was to propose: when the offers were in, or later with the last contribution that it may have
-        waited for, as one that is slow here is likely to be slow there too."""
-        came = [self._held_at.get(entry.blob, now) for _, entry in self._worth_waiting_for()]
-        return max(self._offer_deadline, min(self._exchange_deadline, max(came, default=now)))
+        return [] if missed is None else [Note(missed)]
 
     def _begin(self, now: float) -> None:
         seat = self._seat

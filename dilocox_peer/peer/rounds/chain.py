@@ -6,7 +6,7 @@ the later one, on whatever branches they are.
 """
 
 import itertools
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +23,7 @@ Votes = Mapping[PeerId, int]
 """The order of each peer's latest vote on a branch."""
 
 ORDER_BYTES = 8  # of a vote, before its signature
+MAX_COUNTED = 16  # heights since which a chain's votes are kept counted
 LOCATOR_DENSE = 8  # newest heads named one by one in a locator; older ones at doubling distances
 
 
@@ -37,13 +38,17 @@ def order_of(vote: bytes) -> int:
     return int.from_bytes(vote[:ORDER_BYTES], "big")
 
 
-def votes_on(certificates: Iterable[Certificate]) -> "Votes":
+def votes_on(certificates: Iterable[Certificate]) -> dict[PeerId, int]:
     """The order of each signer's latest vote on these certificates."""
     latest: dict[PeerId, int] = {}
     for certificate in certificates:
-        for peer, vote in certificate.signatures:
-            latest[peer] = max(latest.get(peer, -1), order_of(vote))
+        _count_votes(latest, certificate)
     return latest
+
+
+def _count_votes(latest: dict[PeerId, int], certificate: Certificate) -> None:
+    for peer, vote in certificate.signatures:
+        latest[peer] = max(latest.get(peer, -1), order_of(vote))
 
 
 def is_vote(verify: Verifier, peer: PeerId, message: bytes, vote: bytes) -> bool:
@@ -216,6 +221,7 @@ class Chain:
         self._certificates: list[Certificate] = []
         self._places: list[Place] = [genesis]
         self._heights: dict[Digest, int] = {genesis.head: 0}
+        self._votes: OrderedDict[int, dict[PeerId, int]] = OrderedDict()
         self.place = genesis
         for certificate in certificates:
             self.append(certificate)
@@ -236,6 +242,8 @@ class Chain:
         assert certificate.parent == self.head, f"certificate {certificate.head.hex()[:8]} is no child of our head"
         self._certificates.append(certificate)
         self._heights[certificate.head] = self.height
+        for latest in self._votes.values():
+            _count_votes(latest, certificate)
         self.place = self.place.then(certificate)
         self._places.append(self.place)
 
@@ -243,6 +251,8 @@ class Chain:
         """Drop everything above height; gives back what was dropped."""
         assert 0 <= height <= self.height, f"height {height} of {self.height}"
         dropped = self._certificates[height:]
+        if dropped:
+            self._votes.clear()
         del self._certificates[height:]
         del self._places[height + 1 :]
         for certificate in dropped:
@@ -253,6 +263,15 @@ class Chain:
     def height_of(self, head: Digest) -> int | None:
         """Where head is in this chain (genesis 0), None if it is not."""
         return self._heights.get(head)
+
+    def votes_since(self, height: int) -> Votes:
+        """The order of each signer's latest vote on what follows this height; kept up to date for the few heights that are asked for
+        again and again, as the walk grows with the chain."""
+        if height not in self._votes:
+            self._votes[height] = votes_on(self._certificates[height:])
+            if len(self._votes) > MAX_COUNTED:
+                self._votes.popitem(last=False)
+        return self._votes[height]
 
     def head_at(self, height: int) -> Digest:
         return self._certificates[height - 1].head if height else self._genesis.head

@@ -19,7 +19,7 @@ places where we left them, or three branches could be better than one another in
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Votes, order_of, place_after, votes_on
@@ -45,15 +45,29 @@ class _Held:
         start = 0 if head == self.parent else self.heads.index(head) + 1 if head in self.heads else len(self.heads)
         return self.heads[start] if start < len(self.heads) else None
 
-    def votes_on(self, heads: Collection[Digest], first: Digest) -> Votes:
-        """The votes that count for a branch of these heads, which begins with first."""
-        if self.parent in heads:
+    def votes_on(self, first: Digest, holds: Callable[[Digest], bool]) -> Votes:
+        """The votes that count for a branch which begins with first and holds these heads."""
+        if holds(self.parent):
             start = 0
         elif first in self.heads:
             start = self.heads.index(first)
         else:
             return {}
         return {peer: order for peer, (order, index) in self.votes.items() if index >= start}
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """A branch: its first head, of each of its signers the latest vote, and which heads are on it."""
+
+    first: Digest
+    votes: Votes
+    holds: Callable[[Digest], bool]
+
+    @classmethod
+    def of(cls, certificates: Sequence[Certificate]) -> "_Tail":
+        heads = frozenset(certificate.head for certificate in certificates)
+        return cls(certificates[0].head, votes_on(certificates), heads.__contains__)
 
 
 def supporters(electors: Sequence[PeerId], branches: Mapping[Digest, Votes]) -> dict[Digest, list[int]]:
@@ -160,32 +174,35 @@ class Forks:
     def support(self, suffix: Suffix) -> tuple[int, int]:
         """How many electors of the place where suffix begins stand on it, and how many on our chain there."""
         place = self._chain.place_at(suffix.ancestor)
-        own = self._tail(None, suffix.ancestor)
-        tails = [suffix.certificates, *([own] if own else [])]
+        chain, start = self._chain, suffix.ancestor
+        tails = [_Tail(suffix.heads[0], suffix.votes, suffix.heads.__contains__)]
+        if start < chain.height:
+            own = _Tail(
+                chain.head_at(start + 1), chain.votes_since(start), lambda head: (chain.height_of(head) or 0) > start
+            )
+            tails.append(own)
         standing = supporters(place.electors, self._branches(place, tails))
-        return len(standing[suffix.heads[0]]), len(standing[own[0].head]) if own else 0
+        return len(standing[tails[0].first]), len(standing[tails[1].first]) if len(tails) > 1 else 0
 
     def _keys(self, place: Place, *tails: Sequence[Certificate]) -> list[tuple[int, list[int], Digest]]:
         """Of each branch at place what orders it, the best first."""
-        standing = supporters(place.electors, self._branches(place, tails))
+        standing = supporters(place.electors, self._branches(place, [_Tail.of(tail) for tail in tails]))
         return [(-len(standing[head]), standing[head], head) for head in (tail[0].head for tail in tails)]
 
-    def _branches(self, place: Place, tails: Sequence[Sequence[Certificate]]) -> dict[Digest, Votes]:
+    def _branches(self, place: Place, tails: Sequence[_Tail]) -> dict[Digest, Votes]:
         """All branches known to begin at place: these, with what goes on from them, those we have left, those held back."""
         branches: dict[Digest, Votes] = {
             child: votes for (parent, child), votes in self._left.items() if parent == place.head
         }
-        compared = {tail[0].head for tail in tails}
+        compared = {tail.first for tail in tails}
         for held in self._held.values():
             if (child := held.child_of(place.head)) is not None and child not in compared:
-                branches[child] = _joined(branches.get(child, {}), held.votes_on((), child))
+                branches[child] = _joined(branches.get(child, {}), held.votes_on(child, lambda _: False))
         for tail in tails:
-            first = tail[0].head
-            heads = {certificate.head for certificate in tail}
-            votes: Votes = votes_on(tail)
+            votes = tail.votes
             for held in self._held.values():
-                votes = _joined(votes, held.votes_on(heads, first))
-            branches[first] = _joined(branches[first], votes) if first in branches else votes
+                votes = _joined(votes, held.votes_on(tail.first, tail.holds))
+            branches[tail.first] = _joined(branches[tail.first], votes) if tail.first in branches else votes
         return branches
 
     def _ancestor(self, suffix: Suffix | None) -> int:
