@@ -172,7 +172,7 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
         blobs=blobs,
         journal=WatchedJournal(home / "rounds.log", genesis),
         disk=disk,
-        check_blob=lambda raw: contribution_norm(raw, layout),
+        check_blob=lambda _name, raw: contribution_norm(raw, layout),
         max_blob_bytes=blob_limits(layout)[1],
         on_apply=applies.put_nowait,
         on_fetch_state=no_state,

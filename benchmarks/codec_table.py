@@ -38,8 +38,10 @@ from dilocox_peer.compression.codec import CODECS, RememberingCodec, TensorCodec
 from dilocox_peer.compression.contribution import ContributionEncoder, open_contribution
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback_by_tensor
 from dilocox_peer.compression.lowrank import LowRankCodec
+from dilocox_peer.compression.reader import PIECE
 from dilocox_peer.compression.topk import position_bits
-from dilocox_peer.peer.training.outer import AnchorState, OuterOptimizer, OuterSettings
+from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings
 from dilocox_peer.types import Digest, Layout
 
 COLUMNS = 4096
@@ -103,7 +105,7 @@ def outer_step(repeats: int, rank: int = 64) -> None:
     decays = decay_by_codec(layout, lambda _spec: codec)
     generator = torch.Generator().manual_seed(0)
     pseudo_gradient, residual = torch.randn(layout.num_elements, generator=generator), torch.zeros(layout.num_elements)
-    sent, scratch, blob = torch.zeros(layout.num_elements), torch.empty(4096 * 1024), b""
+    sent, scratch, blob = torch.zeros(layout.num_elements), torch.empty(PIECE), b""
     seconds: dict[str, list[float]] = {"feedback": [], "encode": [], "decode, residual": [], "all": []}
     for repeat in range(repeats + 1):
         marks = [time.process_time()]
@@ -111,7 +113,7 @@ def outer_step(repeats: int, rank: int = 64) -> None:
         marks.append(time.process_time())
         blob = encoder.encode(sent)
         marks.append(time.process_time())
-        for _spec, start, stop, values in open_contribution(blob, layout).decode_into(scratch):
+        for start, stop, values in open_contribution(blob, layout).decode_into(scratch):
             residual_after(sent[start:stop], values)
         residual, sent = sent, residual
         marks.append(time.process_time())

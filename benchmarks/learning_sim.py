@@ -25,17 +25,19 @@ from torch import Tensor
 
 from dilocox_peer.compression.aggregate import aggregate
 from dilocox_peer.compression.codec import CODECS, CodecPolicy, TensorCodec, codec_named
-from dilocox_peer.compression.contribution import ContributionEncoder, decode_contribution
+from dilocox_peer.compression.contribution import Blob, ContributionEncoder, decode_contribution
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
 from dilocox_peer.compression.lowrank import matrix_shape
 from dilocox_peer.compression.policy import VECTOR_CODEC, policy_named
+from dilocox_peer.compression.reader import TensorReader
 from dilocox_peer.compression.topk import CHUNK
 from dilocox_peer.config import preset
 from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import Stage, build_stage
-from dilocox_peer.peer.training.outer import AnchorState, Outcome, OuterOptimizer, OuterSettings, initial_state
+from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.peer.training.outer import Outcome, OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.types import Digest, Layout, PeerId, TensorSpec
 from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value
 from dilocox_peer.wire.rounds import Ack, Cert, Heartbeat, Message, Offer, Propose, encode_message
@@ -163,6 +165,9 @@ class SkipCodec:
     def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
         return codec_named(self.name).payload_limits(shape)
 
+    def open(self, payload: memoryview, shape: tuple[int, ...]) -> TensorReader:
+        return codec_named(self.name).open(payload, shape)
+
     def decode(self, payload: memoryview, out: Tensor) -> None:
         codec_named(self.name).decode(payload, out)
 
@@ -222,7 +227,7 @@ class _Owner:
         )
         self._residual_N = torch.zeros(layout.num_elements)
 
-    def blob(self, blobs: Sequence[bytes], weights: Sequence[int]) -> bytes:
+    def blob(self, blobs: Sequence[Blob], weights: Sequence[int]) -> bytes:
         mean_N = aggregate(self._layout, blobs, weights, norm_clip=self._settings.norm_clip).mean_N
         assert mean_N is not None
         sent_N = with_feedback(mean_N, self._residual_N, self._decay)
@@ -283,7 +288,7 @@ class _Replica:
 @dataclass(frozen=True, slots=True)
 class Pending:
     round: int
-    blobs: tuple[bytes, ...]
+    blobs: tuple[Blob, ...]
     weights: tuple[int, ...]
     closed_at: int  # tick
     waiting: frozenset[int]
@@ -372,7 +377,7 @@ class Swarm:
         offers = [
             replica.loop.offer(replica.stage.model.flat_N.clone(), replica.in_round) for replica in self._replicas
         ]
-        blobs = tuple(offer.blob for offer in offers)
+        blobs: tuple[Blob, ...] = tuple(offer.blob for offer in offers)
         self._blob_bytes += sum(map(len, blobs))
         sizes = [len(blob) for blob in blobs]
         everybody = frozenset(range(len(self._replicas)))

@@ -38,7 +38,7 @@ from dilocox_peer.events_of_states import StateFetchFailed
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.state.statesync import Agreed, States, fetch_state
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.store.store import Store
 from dilocox_peer.types import Digest, Layout, PeerId, RunId

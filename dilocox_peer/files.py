@@ -1,17 +1,24 @@
 """Files that are whole or not there."""
 
+import ctypes
+import errno
+import mmap
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+
+import numpy as np
 
 PART = ".part-"
 """What the name of a file begins with while it is written; a process that is killed leaves it behind (`sweep_parts`)."""
 
 _OURS = f"{PART}{secrets.token_hex(4)}-"
 _PIECE_BYTES = 4 << 20  # written at a time
+_FLUSHED_BYTES = 64 << 20
+_WRITE_AND_WAIT = 7  # SYNC_FILE_RANGE_WAIT_BEFORE | _WRITE | _WAIT_AFTER
 
 
 def replace_file(
@@ -36,6 +43,108 @@ def replace_file(
         raise
     if durable:
         fsync_folder(path.parent)
+
+
+class PartFile:
+    """A file of known size that is written in any order by any threads, under another name until it is whole."""
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        """path: what it will be. Takes room for all of it. Raises OSError."""
+        self._path = path
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_OURS)
+        self._temporary = Path(temporary)
+        self._handle = handle
+        try:
+            os.ftruncate(handle, size_bytes)
+            if size_bytes:
+                take_room(handle, size_bytes)
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, start: int, raw: bytes | bytearray | memoryview) -> None:
+        """Raises OSError."""
+        view = memoryview(raw).cast("B")
+        while view.nbytes:
+            done = os.pwrite(self._handle, view, start)
+            view, start = view[done:], start + done
+
+    def read(self, start: int, into: memoryview) -> None:
+        """What was written from start on. Raises OSError."""
+        while into.nbytes:
+            done = os.preadv(self._handle, [into], start)
+            if not done:
+                raise OSError(errno.EIO, "it ends before what was written", str(self._path))
+            into, start = into[done:], start + done
+
+    def mapped(self) -> mmap.mmap:
+        """All of it, to be read; it stays valid whatever becomes of the name."""
+        return mmap.mmap(self._handle, 0, prot=mmap.PROT_READ)
+
+    def finish(self, *, mode: int = 0o644) -> None:
+        """Gives it its name. It outlives the process from here on; a power cut only once `make_durable` was called."""
+        self._temporary.chmod(mode)
+        self._temporary.replace(self._path)
+        os.close(self._handle)
+
+    def discard(self) -> None:
+        """It is not to be."""
+        self._temporary.unlink(missing_ok=True)
+        os.close(self._handle)
+
+
+def make_durable(path: Path, go_on: Callable[[], bool] = lambda: True) -> bool:
+    """Whether the file, which is there, outlives a power cut when this returns. go_on: asked now and then; False: it is left as it is.
+    Where the system can (Linux) it goes to the disk in parts, so that others' writes come in between. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        for start in range(0, os.fstat(handle).st_size, _FLUSHED_BYTES):
+            if not go_on():
+                return False
+            if _sync_file_range is not None:
+                _sync_file_range(
+                    handle, start, _FLUSHED_BYTES, _WRITE_AND_WAIT
+                )  # a hint: fsync says whether it is there
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    fsync_folder(path.parent)
+    return True
+
+
+def let_go(view: memoryview) -> None:
+    """The bytes of view, if they are those of a mapped file, need not stay in this process's memory: the system has them, or the
+    disk, and they are there when they are read again. Nothing happens to other bytes."""
+    mapped = view.obj
+    if not isinstance(mapped, mmap.mmap) or not view.nbytes or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin, at = (np.frombuffer(each, np.uint8).ctypes.data for each in (mapped, view))
+    first, last = -(-(at - begin) // mmap.PAGESIZE), (at - begin + view.nbytes) // mmap.PAGESIZE
+    if first < last:
+        mapped.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+
+
+def _library_call() -> Callable[..., int] | None:
+    """sync_file_range(2), which the standard library does not have; None where the system has none."""
+    try:
+        found: Callable[..., int] = ctypes.CDLL(None).sync_file_range
+    except (AttributeError, OSError, TypeError):
+        return None
+    found.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]  # type: ignore[attr-defined]
+    return found
+
+
+_sync_file_range = _library_call()
+
+
+def take_room(file: int, size_bytes: int) -> None:
+    """Where the system can; elsewhere (macOS, some network disks) a full disk shows later. Raises OSError when it is full."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file, 0, size_bytes)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
 
 
 def sweep_parts(folder: Path) -> None:

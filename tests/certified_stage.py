@@ -7,7 +7,8 @@ from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.planning.planner import FixedPlanner
 from dilocox_peer.peer.rounds.chain import vote_for
 from dilocox_peer.peer.state.backup import Annals
-from dilocox_peer.peer.training.outer import AnchorState, initial_state
+from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, Value, acceptance

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer.state.survey import Survey
-    from dilocox_peer.peer.training.outer import AnchorState
+    from dilocox_peer.peer.training.anchor_state import AnchorState
 
 ROUND_BYTES = 64 * 1024  # evaluated after a round, always the same ones
 FINAL_BYTES = 256 * 1024  # and after the last

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.model.whole import WholeModel
     from dilocox_peer.network.transport import Transport
-    from dilocox_peer.peer.training.outer import AnchorState
+    from dilocox_peer.peer.training.anchor_state import AnchorState
     from dilocox_peer.types import Digest
 
 PROOF_S = 10.0  # for the certificate of the next round, which names the digests of this one's states

@@ -3,20 +3,21 @@
 Therefore: contributions in the certificate's order; float32; only elementwise operations, a multiplication and an
 addition each on its own (a fused one rounds once instead of twice, and not on every processor); no reduction whose
 order depends on threads or vector width; weights and clip factors computed in exact or integer steps before they touch
-the data. Contributions are decoded one tensor at a time: extra memory is the result and one scratch tensor.
+the data. Contributions are decoded piece by piece, by whatever number of threads: an element's bits depend on nothing else.
 
 Shape letters: N elements of the stage's flat vector.
 """
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dilocox_peer.compression.contribution import Blob, Contribution, open_contribution
+from dilocox_peer.compression.reader import PIECE, TensorReader, pieces
 from dilocox_peer.types import Layout
 
 CLIP_STEPS = 64
@@ -28,7 +29,6 @@ MAX_WEIGHT = 4
 MAX_LATE_SCALE = 4.0
 """Pseudo-gradient that gathered over missed rounds may be that much larger than the group's, before clipping starts."""
 
-KEPT_ELEMENTS = 1 << 24  # decoded contributions kept at once: 64 MB
 _LANES = 16384
 """Squares are summed lane by lane, so in the same order on every machine; the lanes at the end by exact summation."""
 
@@ -43,35 +43,40 @@ class Mean:
 
 
 class WeighedContributions:
-    """A round's contributions, opened and with their shares in the mean: which can then be taken tensor by tensor.
+    """A round's contributions, opened and with their shares in the mean: which can then be taken piece by piece.
 
     norms, clip_factors: in the certificate's order.
     """
 
     def __init__(
-        self, layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int], *, norm_clip: float
+        self,
+        layout: Layout,
+        blobs: Sequence[Blob],
+        micro_batches: Sequence[int],
+        *,
+        norm_clip: float,
+        norms: Sequence[float | None] = (),
     ) -> None:
         """Weights are micro-batches (capped). A contribution whose norm exceeds norm_clip times the group's median (scaled by its
-        micro-batches, see clip_factors) is scaled down to that: each is decoded once for its norm, and again for its values,
-        unless all of them decoded are small. Raises MalformedBlob, also for a value that is not finite."""
+        micro-batches, see clip_factors) is scaled down to that. norms: those that contribution_norm gave before, in order, None
+        where it was not asked: that one is decoded for its norm here. Raises MalformedBlob, also for a value that is not finite."""
         assert len(blobs) == len(micro_batches), f"{len(blobs)} blobs, {len(micro_batches)} weights"
         assert all(count >= 0 for count in micro_batches), f"negative micro-batches in {micro_batches}"
         micro_batches = capped_weights(micro_batches)
-        self._layout = layout
         self._contributions = [open_contribution(raw, layout) for raw in blobs]
-        self._scratch_N = torch.empty(max((spec.num_elements for spec in layout.tensors), default=0))
-        self._kept: list[Tensor] | None = None
         self._total = sum(micro_batches)
         self.norms: tuple[float, ...] = (0.0,) * len(blobs)
         self.clip_factors: tuple[float, ...] = (1.0,) * len(blobs)
         if self._total == 0:
             return
-        if len(blobs) * layout.num_elements <= KEPT_ELEMENTS:
-            self._kept = [torch.empty(layout.num_elements) for _ in blobs]
-        norms = tuple(self._read(index) for index in range(len(blobs)))
+        known = tuple(norms) or (None,) * len(blobs)
+        measured = tuple(
+            _norm(contribution) if norm is None else norm
+            for contribution, norm in zip(self._contributions, known, strict=True)
+        )
         if len(blobs) > 1:  # a group of one is its own median
-            self.norms = norms
-            self.clip_factors = clip_factors(norms, micro_batches, norm_clip=norm_clip)
+            self.norms = measured
+            self.clip_factors = clip_factors(measured, micro_batches, norm_clip=norm_clip)
         self._shares = [
             _float32(factor * count / self._total)
             for factor, count in zip(self.clip_factors, micro_batches, strict=True)
@@ -81,25 +86,30 @@ class WeighedContributions:
     def is_void(self) -> bool:
         return self._total == 0
 
-    def means(self) -> Iterator[tuple[int, int, Tensor]]:
-        """(start, stop, mean) of every tensor, in the layout's order, equal bits on every peer; the mean is flat, and another
-        one's from the next step on."""
+    def open(self, index: int) -> "TensorMean":
+        """The mean of the tensor of that place in the layout. Raises MalformedBlob."""
         assert not self.is_void, "nothing was contributed"
-        mean_N = torch.empty_like(self._scratch_N)
-        decoding = [] if self._kept is not None else [each.decode_in_turn() for each in self._contributions]
-        for _spec, start, stop in self._layout.spans():
-            mean = mean_N[: stop - start].zero_()
-            for index, share in enumerate(self._shares):
-                if self._kept is not None:
-                    values = self._kept[index][start:stop]
-                else:
-                    values = next(decoding[index])(self._scratch_N)
-                mean.add_(values.mul_(share))
-            yield start, stop, mean
+        return TensorMean([contribution.open(index) for contribution in self._contributions], self._shares)
 
-    def _read(self, index: int) -> float:
-        keep_N = None if self._kept is None else self._kept[index]
-        return _norm(self._contributions[index], self._scratch_N, keep_N=keep_N)
+    def let_go(self, index: int) -> None:
+        """That tensor was read."""
+        for contribution in self._contributions:
+            contribution.let_go(index)
+
+
+class TensorMean:
+    """The mean of one tensor, to be read piece by piece by any threads: a TensorReader (reader.py) but for its scratch vector."""
+
+    def __init__(self, readers: Sequence[TensorReader], shares: Sequence[float]) -> None:
+        self._readers = readers
+        self._shares = shares
+
+    def read(self, start: int, stop: int, out_X: Tensor, scratch_X: Tensor) -> None:
+        """Writes the mean of the elements start to stop into out_X; equal bits on every peer. scratch_X: as long."""
+        out_X.zero_()
+        for reader, share in zip(self._readers, self._shares, strict=True):
+            reader.read(start, stop, scratch_X)
+            out_X.add_(scratch_X.mul_(share))
 
 
 def aggregate(layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int], *, norm_clip: float) -> Mean:
@@ -107,9 +117,11 @@ def aggregate(layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int
     weighed = WeighedContributions(layout, blobs, micro_batches, norm_clip=norm_clip)
     if weighed.is_void:
         return Mean(None, weighed.norms, weighed.clip_factors)
-    mean_N = torch.empty(layout.num_elements)
-    for start, stop, mean in weighed.means():
-        mean_N[start:stop] = mean
+    mean_N, scratch_X = torch.empty(layout.num_elements), torch.empty(PIECE)
+    for index, (spec, first, _stop) in enumerate(layout.spans()):
+        mean = weighed.open(index)
+        for start, stop in pieces(spec.num_elements):
+            mean.read(start, stop, mean_N[first + start : first + stop], scratch_X[: stop - start])
     return Mean(mean_N, weighed.norms, weighed.clip_factors)
 
 
@@ -146,18 +158,16 @@ def median_norm_of(norms: Sequence[float]) -> float:
 
 def contribution_norm(raw: Blob, layout: Layout) -> float:
     """Euclidean norm of the decoded blob, equal bits on every peer. Raises MalformedBlob: also a full check of raw."""
-    return _norm(open_contribution(raw, layout), torch.empty(max((s.num_elements for s in layout.tensors), default=0)))
+    return _norm(open_contribution(raw, layout))
 
 
-def _norm(contribution: Contribution, scratch_N: Tensor, *, keep_N: Tensor | None = None) -> float:
-    """keep_N: takes the decoded values on the way."""
-    lanes = torch.zeros(_LANES, dtype=torch.float64)
-    for _spec, start, stop, values in contribution.decode_into(scratch_N):
-        if keep_N is not None:
-            keep_N[start:stop] = values
-        for chunk in torch.split(values, _LANES):
-            wide = chunk.to(torch.float64)
-            lanes[: len(wide)].add_(wide.mul_(wide))  # the square of a float32 is exact in float64
+def _norm(contribution: Contribution) -> float:
+    lanes, wide_X = torch.zeros(_LANES, dtype=torch.float64), torch.empty(PIECE, dtype=torch.float64)
+    for start, stop, values in contribution.decode_into(torch.empty(PIECE)):
+        wide = wide_X[: stop - start].copy_(values)
+        for squared in torch.split(wide, _LANES):
+            # The square of a float32 is exact in float64, so a fused operation rounds as two do.
+            lanes[: len(squared)].addcmul_(squared, squared)
     return math.sqrt(math.fsum(lanes.tolist()))
 
 

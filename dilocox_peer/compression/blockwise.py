@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.compression.bfloat16 import MAX_MAGNITUDE, check_magnitudes, from_bfloat16, to_bfloat16
+from dilocox_peer.compression.reader import PIECE, read_all
 from dilocox_peer.errors import MalformedBlob
 
-_PIECE = 1 << 18
+_PIECE = PIECE
 """Elements worked on at a time. Two buffers of 1 MiB stay in the caches; with fewer elements the forty small calls that
 a piece takes would cost more than its arithmetic (int2 encodes 1.2 GB/s at 2**16, 2.6 here)."""
 
@@ -80,24 +81,39 @@ class AbsmaxCodec:
                 np.copyto(codes[first:last], pairs | (pairs >> 4), casting="unsafe")
         return payload
 
-    def decode(self, payload: memoryview, out: Tensor) -> None:
-        n = out.numel()
-        _check_size(self, payload, out)
+    def open(self, payload: memoryview, shape: tuple[int, ...]) -> "_AbsmaxReader":
+        n = math.prod(shape)
+        _check_size(self, payload, shape)
         scales, codes = _parts(payload, _ceil(n, self._block))
         check_magnitudes(self.name, scales)
         _check_padding(self.name, codes, n * self._bits)
-        flat_N = out.view(-1)
-        for start, stop, width in _pieces(n, self._block):
-            values_N = flat_N[start:stop]
-            packed = codes[start * self._bits // 8 : _ceil(stop * self._bits, 8)]
+        return _AbsmaxReader(scales, codes, n, bits=self._bits, block=self._block)
+
+    def decode(self, payload: memoryview, out: Tensor) -> None:
+        read_all(self.open(payload, tuple(out.shape)), out)
+
+
+class _AbsmaxReader:
+    def __init__(self, scales: _U16, codes: _U8, n: int, *, bits: int, block: int) -> None:
+        self._scales = scales
+        self._codes = codes
+        self._n = n
+        self._bits = bits
+        self._block = block
+        self._zero = 1 << (bits - 1)
+
+    def read(self, start: int, stop: int, out_X: Tensor) -> None:
+        for first, last, width in _pieces(self._n, self._block, start, stop):
+            values_N = out_X[first - start : last - start]
+            packed = self._codes[first * self._bits // 8 : _ceil(last * self._bits, 8)]
             if self._bits == 4:
                 pairs = packed.astype("<u2")
                 pairs |= pairs << 4
                 pairs &= 0x0F0F
-                packed = pairs.view(np.uint8)[: stop - start]
+                packed = pairs.view(np.uint8)[: last - first]
             np.copyto(values_N.numpy(), packed)
             values_XB = values_N.sub_(self._zero).view(-1, width)
-            values_XB.mul_(_column(from_bfloat16(scales[start // self._block :][: len(values_XB)])))
+            values_XB.mul_(_column(from_bfloat16(self._scales[first // self._block :][: len(values_XB)])))
 
 
 class PlaneCodec:
@@ -156,29 +172,19 @@ class PlaneCodec:
             own_levels[:, 0], own_levels[:, 1] = to_bfloat16(lower_X.numpy()), to_bfloat16(upper_X.numpy())
         return payload
 
-    def decode(self, payload: memoryview, out: Tensor) -> None:
-        n = out.numel()
-        _check_size(self, payload, out)
+    def open(self, payload: memoryview, shape: tuple[int, ...]) -> "_PlaneReader":
+        n = math.prod(shape)
+        _check_size(self, payload, shape)
         levels, planes = self._levels_and_planes(payload, n)
         check_magnitudes(self.name, levels)
         if self._num_levels == 2 and bool((levels[:, 0] > levels[:, 1]).any()):
             raise MalformedBlob(f"{self.name}: a lower level above its upper one")
         for plane in planes:
             _check_padding(self.name, plane, n)
-        flat_N, work_N = out.view(-1), torch.empty(min(n, _PIECE))
-        for start, stop, width in _pieces(n, self._block):
-            values_N, signs_N = flat_N[start:stop], work_N[: stop - start]
-            values_XB, own_bytes = values_N.view(-1, width), slice(start // 8, _ceil(stop, 8))
-            own_levels = from_bfloat16(levels[start // self._block :][: len(values_XB)])
-            negative = np.unpackbits(planes[0, own_bytes], count=stop - start, bitorder="little")
-            if self._num_levels == 1:
-                values_XB = values_N.copy_(torch.from_numpy(negative)).view(-1, width)
-                values_XB.mul_(_column(own_levels[:, 0] * np.float32(-2))).add_(_column(own_levels[:, 0]))
-                continue
-            upper = np.unpackbits(planes[1, own_bytes], count=stop - start, bitorder="little")
-            values_N.copy_(torch.from_numpy(upper))
-            values_XB.mul_(_column(own_levels[:, 1] - own_levels[:, 0])).add_(_column(own_levels[:, 0]))
-            values_N.mul_(signs_N.copy_(torch.from_numpy(negative)).mul_(-2.0).add_(1.0))
+        return _PlaneReader(levels, planes, n, block=self._block)
+
+    def decode(self, payload: memoryview, out: Tensor) -> None:
+        read_all(self.open(payload, tuple(out.shape)), out)
 
     def _levels_and_planes(self, payload: bytearray | memoryview, n: int) -> tuple[_U16, _U8]:
         """(blocks, levels) and (planes, bytes of one) as views of the payload."""
@@ -186,13 +192,39 @@ class PlaneCodec:
         return levels.reshape(-1, self._num_levels), planes.reshape(self._num_levels, -1)
 
 
-def _pieces(n: int, block: int) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, block width): runs of whole blocks, then what is left as one shorter block."""
-    whole = n - n % block
-    for start in range(0, whole, _PIECE):
-        yield start, min(start + _PIECE, whole), block
-    if whole < n:
-        yield whole, n, n - whole
+class _PlaneReader:
+    def __init__(self, levels: _U16, planes: _U8, n: int, *, block: int) -> None:
+        self._levels = levels
+        self._planes = planes
+        self._n = n
+        self._block = block
+
+    def read(self, start: int, stop: int, out_X: Tensor) -> None:
+        work_N = torch.empty(min(stop - start, _PIECE))
+        for first, last, width in _pieces(self._n, self._block, start, stop):
+            values_N, signs_N = out_X[first - start : last - start], work_N[: last - first]
+            values_XB, own_bytes = values_N.view(-1, width), slice(first // 8, _ceil(last, 8))
+            own_levels = from_bfloat16(self._levels[first // self._block :][: len(values_XB)])
+            negative = np.unpackbits(self._planes[0, own_bytes], count=last - first, bitorder="little")
+            if len(self._planes) == 1:
+                values_XB = values_N.copy_(torch.from_numpy(negative)).view(-1, width)
+                values_XB.mul_(_column(own_levels[:, 0] * np.float32(-2))).add_(_column(own_levels[:, 0]))
+                continue
+            upper = np.unpackbits(self._planes[1, own_bytes], count=last - first, bitorder="little")
+            values_N.copy_(torch.from_numpy(upper))
+            values_XB.mul_(_column(own_levels[:, 1] - own_levels[:, 0])).add_(_column(own_levels[:, 0]))
+            values_N.mul_(signs_N.copy_(torch.from_numpy(negative)).mul_(-2.0).add_(1.0))
+
+
+def _pieces(n: int, block: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, block width) of what lies from start, a whole piece, to stop: runs of whole blocks, then what is left of n
+    elements as one shorter block."""
+    end = n if stop is None else stop
+    whole = min(n - n % block, end)
+    for first in range(start, whole, _PIECE):
+        yield first, min(first + _PIECE, whole), block
+    if whole < end:
+        yield whole, end, end - whole
 
 
 def _parts(payload: bytearray | memoryview, num_magnitudes: int) -> tuple[_U16, _U8]:
@@ -203,10 +235,10 @@ def _parts(payload: bytearray | memoryview, num_magnitudes: int) -> tuple[_U16, 
     )
 
 
-def _check_size(codec: AbsmaxCodec | PlaneCodec, payload: memoryview, out: Tensor) -> None:
-    expected, _ = codec.payload_limits(tuple(out.shape))
+def _check_size(codec: AbsmaxCodec | PlaneCodec, payload: memoryview, shape: tuple[int, ...]) -> None:
+    expected, _ = codec.payload_limits(shape)
     if len(payload) != expected:
-        raise MalformedBlob(f"{codec.name}: {len(payload)} bytes for shape {tuple(out.shape)}, expected {expected}")
+        raise MalformedBlob(f"{codec.name}: {len(payload)} bytes for shape {shape}, expected {expected}")
 
 
 def _check_padding(name: str, codes: _U8, num_bits: int) -> None:

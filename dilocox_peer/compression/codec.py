@@ -7,14 +7,16 @@ contribution.py, the choice of a codec for each tensor policy.py.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dilocox_peer.compression.blockwise import AbsmaxCodec, PlaneCodec
 from dilocox_peer.compression.lowrank import LowRankCodec
+from dilocox_peer.compression.reader import TensorReader, read_all
 from dilocox_peer.compression.topk import TopKCodec
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import TensorSpec
@@ -41,12 +43,16 @@ class TensorCodec(Protocol):
         """Smallest and largest number of bytes that encode a tensor of this shape; known before any is read."""
         ...
 
-    def decode(self, payload: memoryview, out: Tensor) -> None:
-        """Writes the decoded values into out (float32, CPU, contiguous; its shape is the tensor's).
+    def open(self, payload: memoryview, shape: tuple[int, ...]) -> TensorReader:
+        """The tensor of this shape, to be read piece by piece; payload stays as it is until then.
 
-        Raises MalformedBlob with the reason; out is then unspecified. Never allocates more than out's size.
+        Raises MalformedBlob with the reason; what opens can be read. Never allocates more than the tensor's size.
         Whether the values are finite is the caller's check.
         """
+        ...
+
+    def decode(self, payload: memoryview, out: Tensor) -> None:
+        """Writes the decoded values into out (float32, CPU, contiguous; its shape is the tensor's). Raises as open does."""
         ...
 
 
@@ -97,19 +103,27 @@ class PlainCodec:
         size_bytes = math.prod(shape) * self._dtype.itemsize
         return size_bytes, size_bytes
 
-    def decode(self, payload: memoryview, out: Tensor) -> None:
-        size_bytes, _ = self.payload_limits(tuple(out.shape))
+    def open(self, payload: memoryview, shape: tuple[int, ...]) -> "_PlainReader":
+        size_bytes, _ = self.payload_limits(shape)
         if len(payload) != size_bytes:
-            shape = tuple(out.shape)
             raise MalformedBlob(f"{self.name}: {len(payload)} bytes for shape {shape}, expected {size_bytes}")
-        flat_N = out.view(-1)
-        values = np.frombuffer(payload, dtype=self._dtype) if payload else np.empty(0, self._dtype)
-        if self._dtype.itemsize == 4:
-            np.copyto(flat_N.numpy(), values)
+        return _PlainReader(np.frombuffer(payload, self._dtype) if payload else np.empty(0, self._dtype))
+
+    def decode(self, payload: memoryview, out: Tensor) -> None:
+        read_all(self.open(payload, tuple(out.shape)), out)
+
+
+class _PlainReader:
+    def __init__(self, values: npt.NDArray[np.floating[Any]]) -> None:
+        self._values = values
+
+    def read(self, start: int, stop: int, out_X: Tensor) -> None:
+        if self._values.dtype.itemsize == 4:
+            np.copyto(out_X.numpy(), self._values[start:stop])
             return
-        for start in range(0, len(flat_N), _PIECE):
-            piece = values[start : start + _PIECE].astype(np.float16)  # a copy in the machine's byte order
-            flat_N[start : start + _PIECE].copy_(torch.from_numpy(piece))
+        for first in range(start, stop, _PIECE):
+            piece = self._values[first : min(first + _PIECE, stop)].astype(np.float16)  # in the machine's byte order
+            out_X[first - start : first - start + len(piece)].copy_(torch.from_numpy(piece))
 
 
 CODECS: Mapping[str, TensorCodec] = {

@@ -10,9 +10,10 @@ equal pseudo-gradients give equal bytes. Combining contributions is aggregate.py
 
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from dilocox_peer.compression.codec import (
@@ -24,7 +25,9 @@ from dilocox_peer.compression.codec import (
     TensorEncoder,
     codec_named,
 )
+from dilocox_peer.compression.reader import TensorReader, pieces
 from dilocox_peer.errors import MalformedBlob
+from dilocox_peer.files import let_go
 from dilocox_peer.types import DIGEST_BYTES, Layout, TensorSpec
 from dilocox_peer.wire import versions
 from dilocox_peer.wire.blobs import CONTRIBUTION_HEADER, CONTRIBUTION_NAME, ContributionHeader
@@ -43,31 +46,38 @@ class Contribution:
     codecs: tuple[TensorCodec, ...]
     payloads: tuple[memoryview, ...]
 
-    def decode_into(self, scratch_N: Tensor) -> Iterator[tuple[TensorSpec, int, int, Tensor]]:
-        """(spec, start, stop, values) tensor by tensor, in order; values is flat and lies in scratch until the next.
+    def decode_into(self, scratch_X: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+        """(start, stop, values) piece by piece, in order, as offsets into the flat vector; values lies in scratch until the next.
 
-        scratch_N: float32, CPU, at least as long as the largest tensor. Raises MalformedBlob, also for values that
-        are not finite.
+        scratch_X: float32, CPU, of PIECE elements. Raises MalformedBlob, also for values that are not finite.
         """
-        for (spec, start, stop), codec, payload in zip(self.layout.spans(), self.codecs, self.payloads, strict=True):
-            values = scratch_N[: stop - start]
-            codec.decode(payload, values.view(spec.shape))
-            _check_finite(spec, values)
-            yield spec, start, stop, values
+        for index, (spec, first, _stop) in enumerate(self.layout.spans()):
+            reader = self.open(index)
+            for start, stop in pieces(spec.num_elements):
+                values = scratch_X[: stop - start]
+                reader.read(start, stop, values)
+                yield first + start, first + stop, values
+            self.let_go(index)
 
-    def decode_in_turn(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        """For each tensor in order what decodes it into the beginning of a scratch vector, as decode_into does."""
-        for spec, codec, payload in zip(self.layout.tensors, self.codecs, self.payloads, strict=True):
+    def open(self, index: int) -> TensorReader:
+        """The tensor of that place in the layout, to be read piece by piece. Raises MalformedBlob, also in reading, for values
+        that are not finite."""
+        spec, codec = self.layout.tensors[index], self.codecs[index]
+        return _FiniteReader(spec, codec.open(self.payloads[index], spec.shape))
 
-            def decode(
-                scratch_N: Tensor, spec: TensorSpec = spec, codec: TensorCodec = codec, payload: memoryview = payload
-            ) -> Tensor:
-                values = scratch_N[: spec.num_elements]
-                codec.decode(payload, values.view(spec.shape))
-                _check_finite(spec, values)
-                return values
+    def let_go(self, index: int) -> None:
+        """That tensor was read, and need not stay in memory if the blob is a mapped file's."""
+        let_go(self.payloads[index])
 
-            yield decode
+
+class _FiniteReader:
+    def __init__(self, spec: TensorSpec, reader: TensorReader) -> None:
+        self._spec = spec
+        self._reader = reader
+
+    def read(self, start: int, stop: int, out_X: Tensor) -> None:
+        self._reader.read(start, stop, out_X)
+        _check_finite(self._spec, out_X)
 
 
 class ContributionEncoder:
@@ -96,14 +106,34 @@ class ContributionEncoder:
         """
         layout = self._layout
         assert flat_N.shape == (layout.num_elements,), f"{tuple(flat_N.shape)} for a layout of {layout.num_elements}"
-        codecs = [self._codec_of(spec) for spec in layout.tensors]
         payloads = [
-            self._encoder(spec, codec).encode(flat_N[start:stop].view(spec.shape))
-            for codec, (spec, start, stop) in zip(codecs, layout.spans(), strict=True)
+            self.encode_tensor(index, flat_N[start:stop].view(spec.shape))
+            for index, (spec, start, stop) in enumerate(layout.spans())
         ]
-        names, sizes = tuple(codec.name for codec in codecs), tuple(len(payload) for payload in payloads)
+        return bytes(self.joined(payloads))
+
+    def encode_tensor(self, index: int, x: Tensor) -> bytes | bytearray:
+        """The payload of the tensor of that place in the layout."""
+        spec = self._layout.tensors[index]
+        return self._encoder(spec, self._codec_of(spec)).encode(x)
+
+    def joined(self, payloads: list[bytes | bytearray]) -> memoryview:
+        """The blob of these payloads, one for each tensor; takes them over, and gives each one's memory back once it is copied.
+        Does not hold the GIL for the whole."""
+        layout, sizes = self._layout, tuple(len(payload) for payload in payloads)
+        names = tuple(self._codec_of(spec).name for spec in layout.tensors)
         header = encode(ContributionHeader(versions.CONTRIBUTION, layout.digest(), names, sizes))
-        return b"".join([_LENGTH.pack(len(header)), header, *payloads])
+        beginning = _LENGTH.pack(len(header)) + header
+        blob = np.empty(len(beginning) + sum(sizes), np.uint8)
+        blob[: len(beginning)] = np.frombuffer(beginning, np.uint8)
+        at = len(beginning)
+        payloads.reverse()
+        while payloads:
+            payload = payloads.pop()
+            if payload:
+                np.copyto(blob[at : at + len(payload)], np.frombuffer(payload, np.uint8))
+            at += len(payload)
+        return blob.data.toreadonly()
 
     def _encoder(self, spec: TensorSpec, codec: TensorCodec) -> TensorEncoder:
         if not isinstance(codec, RememberingCodec):

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.compression.bfloat16 import from_bfloat16, to_bfloat16
+from dilocox_peer.compression.reader import TensorReader, read_all
 from dilocox_peer.errors import MalformedBlob
 
 DEFAULT_RANK = 64
@@ -49,9 +50,6 @@ _SMALLEST_INPUT = 2.0**-80
 
 _MAX_SHIFT = 120
 """2**-shift is no denormal, and what is left of the largest float, 2**8, is small enough."""
-
-_DECODE_PIECE = 1 << 18
-"""Elements decoded at a time: the two elementwise passes then run in the cache."""
 
 _U8 = npt.NDArray[np.uint8]
 _U16 = npt.NDArray[np.uint16]
@@ -93,8 +91,7 @@ class LowRankCodec:
         """An encoder for one tensor over many rounds, which starts each where the last one ended."""
         return LowRankEncoder(self._rank)
 
-    def decode(self, payload: memoryview, out: Tensor) -> None:
-        shape = tuple(out.shape)
+    def open(self, payload: memoryview, shape: tuple[int, ...]) -> TensorReader:
         rows, columns = matrix_shape(shape)
         if len(payload) < 2:
             raise MalformedBlob(f"{self.name}: {len(payload)} bytes for shape {shape}")
@@ -105,23 +102,46 @@ class LowRankCodec:
         if len(payload) != expected:
             raise MalformedBlob(f"{self.name}: {len(payload)} bytes for shape {shape}, rank {rank} has {expected}")
         if rank == 0:
-            out.zero_()
-            return
+            return _Zeros()
         parts = _Parts(payload, rows, columns, rank)
         parts.check(self.name)
+        return _LowRankReader(parts, rows, columns, rank)
+
+    def decode(self, payload: memoryview, out: Tensor) -> None:
+        read_all(self.open(payload, tuple(out.shape)), out)
+
+
+class _Zeros:
+    def read(self, _start: int, _stop: int, out_X: Tensor) -> None:
+        out_X.zero_()
+
+
+class _LowRankReader:
+    """The factors of one matrix; see the module for why its parts have equal bits however they are computed."""
+
+    def __init__(self, parts: "_Parts", rows: int, columns: int, rank: int) -> None:
         top = largest_exponent(rank)
-        left_RM = _whole_numbers(parts.left_codes, rank, rows)
-        right_RN = _whole_numbers(parts.right_codes, rank, columns)
-        right_RN.mul_(torch.from_numpy(np.exp2(top - parts.exponents.astype(np.float32)))[:, None])
-        left_scale_M = _per_element(parts.left_scales, rank, rows)
-        right_scale_N = _per_element(parts.right_scales, rank, columns).mul_(2.0**-top)
-        out_MN = out.view(rows, columns)
-        step = max(1, _DECODE_PIECE // columns)
-        for start in range(0, rows, step):
-            piece_XN = out_MN[start : start + step]
-            torch.mm(left_RM[:, start : start + step].t(), right_RN, out=piece_XN)  # exact, see the module
-            piece_XN.mul_(left_scale_M[start : start + step, None])
-            piece_XN.mul_(right_scale_N)
+        self._columns = columns
+        self._left_RM = _whole_numbers(parts.left_codes, rank, rows)
+        self._right_RN = _whole_numbers(parts.right_codes, rank, columns)
+        self._right_RN.mul_(torch.from_numpy(np.exp2(top - parts.exponents.astype(np.float32)))[:, None])
+        self._left_scale_M = _per_element(parts.left_scales, rank, rows)
+        self._right_scale_N = _per_element(parts.right_scales, rank, columns).mul_(2.0**-top)
+
+    def read(self, start: int, stop: int, out_X: Tensor) -> None:
+        """Rows that lie in it in part, then all whole ones at once."""
+        at = start
+        while at < stop:
+            row, column = divmod(at, self._columns)
+            last = (stop - at) // self._columns if column == 0 else 0  # whole rows
+            end = at + last * self._columns if last else min(stop, (row + 1) * self._columns)
+            piece_XN = out_X[at - start : end - start].view(max(last, 1), -1)
+            columns = slice(column, column + piece_XN.shape[1])
+            rows = slice(row, row + max(last, 1))
+            torch.mm(self._left_RM[:, rows].t(), self._right_RN[:, columns], out=piece_XN)  # exact, see the module
+            piece_XN.mul_(self._left_scale_M[rows, None])
+            piece_XN.mul_(self._right_scale_N[columns])
+            at = end
 
 
 class LowRankEncoder:

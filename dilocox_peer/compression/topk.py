@@ -23,6 +23,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from dilocox_peer.compression.bfloat16 import MAX_MAGNITUDE, check_magnitudes, from_bfloat16, to_bfloat16
+from dilocox_peer.compression.reader import read_all
 from dilocox_peer.errors import MalformedBlob
 
 CHUNK = 4096
@@ -76,13 +77,11 @@ class TopKCodec:
             ]
         )
 
-    def decode(self, payload: memoryview, out: Tensor) -> None:
-        lengths = _chunk_lengths(out.numel())
-        smallest, largest = self.payload_limits(tuple(out.shape))
+    def open(self, payload: memoryview, shape: tuple[int, ...]) -> "_TopKReader":
+        lengths = _chunk_lengths(math.prod(shape))
+        smallest, largest = self.payload_limits(shape)
         if not smallest <= len(payload) <= largest:
-            raise MalformedBlob(
-                f"topk: {len(payload)} bytes for shape {tuple(out.shape)}, expected {smallest} to {largest}"
-            )
+            raise MalformedBlob(f"topk: {len(payload)} bytes for shape {shape}, expected {smallest} to {largest}")
         bits = np.frombuffer(payload, "<u2", count=len(lengths))
         counts = np.frombuffer(payload, "<u2", count=2 * len(lengths))[len(lengths) :].astype(np.int64)
         check_magnitudes(self.name, bits)
@@ -93,8 +92,23 @@ class TopKCodec:
         negative = streams.take(num_kept)
         indices = _decode_gaps(streams, counts, lengths)
         values = np.repeat(from_bfloat16(bits), counts)
-        out.zero_()
-        out.view(-1).numpy()[indices] = np.where(negative, -values, values)
+        return _TopKReader(indices, np.negative(values, out=values, where=negative.view(np.bool_)))
+
+    def decode(self, payload: memoryview, out: Tensor) -> None:
+        read_all(self.open(payload, tuple(out.shape)), out)
+
+
+class _TopKReader:
+    """indices: flat, ascending; values: what stands there."""
+
+    def __init__(self, indices: _Ints, values: npt.NDArray[np.float32]) -> None:
+        self._indices = indices
+        self._values = values
+
+    def read(self, start: int, stop: int, out_X: Tensor) -> None:
+        first, last = np.searchsorted(self._indices, (start, stop))
+        out_X.zero_()
+        out_X.numpy()[self._indices[first:last] - start] = self._values[first:last]
 
 
 def position_bits(shape: tuple[int, ...], payload: bytes) -> tuple[float, float]:

@@ -3,12 +3,13 @@
     bytes a parameter                                       where the training computes   in the machine's memory
     weight, gradient, AdamW's two moments                    16
     a second version of the weights, of several stages        4
-    anchor, outer momentum, residual                                                       12
+    residual                                                                                4
     pseudo-gradient of an offer that is out, then the shift                                 4
-    the next anchor and momentum while a round is merged                                    8
+    its contribution, as int4                                                               1
 
-Together 40 of a model in one stage, 44 of several: the peak, at a merge; 28 and 32 between rounds. Beside them four vectors of
-the largest tensor while it is decoded, and what a forward keeps for its backward: of every micro-batch that is under way, a
+Together 25 of a model in one stage, 29 of several: the peak, from a close to its merge; 20 and 24 between rounds. The anchor and the
+outer momentum lie in a file, and what is read of it stays in memory for a moment; with 8 bytes a parameter more the system need not
+read them from the disk again. Beside them vectors of the largest tensor while it is encoded, and what a forward keeps for its backward: of every micro-batch that is under way, a
 layer's values for each layer, or with checkpointing a layer's input for each and the values of one. In a run of adapters all
 this is of the adapters' parameters; the others take what they take on the disk, 2 or 4 bytes each, once.
 benchmarks/memory.py measures it.
@@ -23,9 +24,9 @@ from dilocox_peer.model.partition import Costs, usual_window
 
 TRAINED_BYTES: Final = 16
 SECOND_VERSION_BYTES: Final = 4
-AGREED_BYTES: Final = 12
+RESIDUAL_BYTES: Final = 4
 OFFER_BYTES: Final = 4
-MERGE_BYTES: Final = 8
+CONTRIBUTION_BYTES: Final = 1
 BASE_BYTES: Final = 440_000_000
 """What does not grow with the stage: interpreter, torch, hivemind, the text, p2pd. A peer of the tiny model, which is one
 stage, took 444 MB with all its processes, 8 of them for parameters."""
@@ -35,7 +36,7 @@ LIBRARY_BYTES: Final = 160_000_000
 """`transformers`, of a run of a published model."""
 
 GB: Final = 1e9
-_SCRATCH_VECTORS: Final = 4  # of the largest tensor: decoded, mean, update, and one more of the optimizer
+_SCRATCH_VECTORS: Final = 4  # of the largest tensor: what is sent, its payload, positions, one of the optimizer
 _FLOAT_BYTES: Final = 4
 LOGITS_BYTES: Final = 128 * 1024 * 1024
 """Logits that are computed at once (loss.py)."""
@@ -96,7 +97,7 @@ class StageSize:
 
     def host_bytes(self, *, on_cpu: bool = True, checkpointing: bool = False) -> int:
         """At most, in the machine's memory."""
-        each = AGREED_BYTES + OFFER_BYTES + MERGE_BYTES
+        each = RESIDUAL_BYTES + OFFER_BYTES + CONTRIBUTION_BYTES
         if on_cpu:
             each += TRAINED_BYTES + (0 if self.is_alone else SECOND_VERSION_BYTES)
         activations = self.activation_bytes(checkpointing=checkpointing) if on_cpu else 0

@@ -10,7 +10,6 @@ from concurrent.futures import Executor
 from functools import partial
 
 from dilocox_peer.admission import Right
-from dilocox_peer.compression.aggregate import contribution_norm
 from dilocox_peer.compression.contribution import blob_limits, raw_bytes
 from dilocox_peer.events import Failed, Listener
 from dilocox_peer.events_of_states import BranchKept
@@ -29,8 +28,9 @@ from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, Agreed, States, fetch_state
 from dilocox_peer.peer.tally import Tally
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.conductor import Conductor
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.known_norms import KnownNorms
 from dilocox_peer.peer.training.outer_contract import Origins
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.signing import verify
@@ -71,6 +71,7 @@ class Averaging:
         self._tally = tally
         self._listener = listener
         self._layout = layout_of(manifest, stage)
+        self._norms = KnownNorms(self._layout)
         self.machine = _machine(presence, stage, manifest, keeper, sign)
         self._states = States(trainer.state, keeper.state_folders)
         self.store = Store(
@@ -82,7 +83,7 @@ class Averaging:
             blobs=keeper.blobs,
             journal=keeper.journal,
             disk=disk,
-            check_blob=lambda blob: contribution_norm(blob, self._layout),
+            check_blob=self._norms.check,
             max_blob_bytes=blob_limits(self._layout)[1],
             on_apply=lambda action: self.conductor.on_apply(action),
             on_fetch_state=self.adopt_state,
@@ -97,6 +98,7 @@ class Averaging:
             trainer=trainer,
             blobs=keeper.blobs,
             disk=disk,
+            norm_of=self._norms.get,
             raw_bytes=raw_bytes(self._layout),
             post=self.driver.post,
             bytes_sent=self.bytes_sent,
@@ -121,7 +123,9 @@ class Averaging:
         self.driver.post(StateComputed(state.head, state.digest))
 
     def _on_merged(self) -> None:
-        self._keeper.save(self._trainer.state())
+        state = self._trainer.state()
+        self._keeper.save(state, at_once=False)
+        self._keeper.tidy(state)
 
     async def adopt_state(self, action: FetchState) -> None:
         """Fetches and installs the state at action.head; tells the machine how it went."""

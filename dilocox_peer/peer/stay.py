@@ -199,7 +199,7 @@ class Stay:
             base=base,
             precision=choices.precision,
         )
-        trainer.start(keeper.state)
+        trainer.start(keeper.state, grow=keeper.grow)
         trainer.hold()  # until the rounds are at its head
         self._pauses.set_trainer(trainer)
         stack.push_async_callback(self._stop, trainer)

@@ -8,7 +8,6 @@ A thing is written beside, flushed and renamed, and checked chunk by chunk when 
 thing, never as a wrong one. What is fetched in part stays for the next try, a week at most, of the newest few.
 """
 
-import errno
 import hashlib
 import mmap
 import os
@@ -22,7 +21,7 @@ from typing import Final
 from weakref import finalize
 
 from dilocox_peer.errors import StateCorrupt
-from dilocox_peer.files import PART, fsync_folder, replace_file, sweep_parts
+from dilocox_peer.files import PART, fsync_folder, replace_file, sweep_parts, take_room
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline, num_chunks
 from dilocox_peer.types import DIGEST_BYTES, Digest, sha256
 
@@ -176,6 +175,23 @@ class Shelf:
         self.forget(name)
         return None
 
+    def mapped(self, name: Digest) -> memoryview | None:
+        """The whole of it, memory-mapped and checked; None if it is not here, or no longer what its name says. It can be read as long
+        as the view is held, also when the thing is dropped meanwhile."""
+        content = self.content(name)
+        if content is None:
+            return None
+        try:
+            for index in range(len(content.outline.chunks)):
+                content.chunk(index)
+            if not content.outline.size_bytes:
+                return memoryview(b"")
+            with content.path.open("rb") as file:
+                return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        except (OSError, StateCorrupt):
+            self.forget(name)
+            return None
+
     def path(self, name: Digest) -> Path | None:
         """Where it is; it stays there as long as it is pinned or the quota allows."""
         return self._path(name) if self._use(name) else None
@@ -327,7 +343,7 @@ class PartialFile:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(self._file, outline.size_bytes)
         if outline.size_bytes:
-            _take_room(self._file, outline.size_bytes)
+            take_room(self._file, outline.size_bytes)
         if len(outline.chunks) > 1:
             # Not durably: if it is torn, what is here is not gone on with.
             _outline_path(self.path).write_bytes(_packed(outline))
@@ -403,16 +419,6 @@ def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir(mode=0o700, exist_ok=True)
         fsync_folder(folder.parent)
-
-
-def _take_room(file: int, size_bytes: int) -> None:
-    """Where the system can; elsewhere (macOS, some network disks) a full disk shows later. Raises OSError when it is full."""
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(file, 0, size_bytes)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise
 
 
 def _outline_path(path: Path) -> Path:

@@ -15,7 +15,6 @@ about things is in the directory. What peers may ask is `{name, want: "outline"}
 """
 
 import asyncio
-import mmap
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -148,23 +147,8 @@ class Store:
     async def open(self, name: Digest) -> memoryview | None:
         """The bytes of a thing that is here, memory-mapped and checked; None if it is not. They can be read as long as the view is
         held, also when the thing is dropped meanwhile."""
-        view: memoryview | None = await self._in_thread(self._mapped, name)
+        view: memoryview | None = await self._in_thread(self._shelf.mapped, name)
         return view
-
-    def _mapped(self, name: Digest) -> memoryview | None:
-        content = self._shelf.content(name)
-        if content is None:
-            return None
-        try:
-            for index in range(len(content.outline.chunks)):
-                content.chunk(index)
-            if not content.outline.size_bytes:
-                return memoryview(b"")
-            with content.path.open("rb") as file:
-                return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-        except (OSError, StateCorrupt):
-            self._shelf.forget(name)
-            return None
 
     async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._disk, call, *arguments)

@@ -40,7 +40,7 @@ from dilocox_peer.peer.rounds.chain import Chain
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.outbox import Outbox
 from dilocox_peer.peer.state.backup import MAX_CHAIN_BYTES
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import SEED_BYTES, SigningKey
 from dilocox_peer.store.pull import STORE_SERVICE
 from dilocox_peer.types import PeerId

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import encode_contribution, open_contribution
+from dilocox_peer.compression.reader import PIECE
 from dilocox_peer.peer import averaging
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.training import trainer
@@ -31,10 +32,10 @@ SWOLLEN = 1000.0
 def swollen(offer: Offer, layout: Layout) -> Offer:
     """What it has trained, a thousand times."""
     contribution, flat_N = open_contribution(offer.blob, layout), torch.empty(layout.num_elements)
-    for _spec, start, stop, values in contribution.decode_into(torch.empty(layout.num_elements)):
+    for start, stop, values in contribution.decode_into(torch.empty(PIECE)):
         flat_N[start:stop] = SWOLLEN * values
     codecs = {spec.name: codec for spec, codec in zip(layout.tensors, contribution.codecs, strict=True)}
-    return replace(offer, blob=encode_contribution(layout, flat_N, lambda spec: codecs[spec.name]))
+    return replace(offer, blob=memoryview(encode_contribution(layout, flat_N, lambda spec: codecs[spec.name])))
 
 
 def garbled(offer: Offer, layout: Layout) -> Offer:

@@ -20,7 +20,7 @@ from dilocox_peer.peer.identity import read_key
 from dilocox_peer.peer.rounds.contract import Action, Input, Received, Send
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.state.statesync import States
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.store.store import Content
 from dilocox_peer.types import Digest, PeerId

@@ -19,7 +19,8 @@ from dilocox_peer.peer.planning.adaptive import (
     inner_steps_of,
     spectrum,
 )
-from dilocox_peer.peer.training.outer import AnchorState, OuterOptimizer, OuterSettings, initial_state
+from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.types import Layout
 
 

@@ -24,7 +24,7 @@ from dilocox_peer.peer.state.guardian import Guardian, backup_store
 from dilocox_peer.peer.state.restore import find_backup
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, States
 from dilocox_peer.peer.takeover import Move, Takeover
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.store.store import Content, Source, Store
 from dilocox_peer.types import Digest, PeerId

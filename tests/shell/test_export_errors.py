@@ -7,7 +7,8 @@ import pytest
 from dilocox_peer.config import preset, to_toml
 from dilocox_peer.peer.state.anchors import keep_manifest
 from dilocox_peer.peer.state.checkpoint import write_checkpoint
-from dilocox_peer.peer.training.outer import AnchorState, initial_state
+from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import sha256
 from tests.shell.test_cli_errors import assert_refused, files_in, free_port, link_to, peer

@@ -15,7 +15,7 @@ from dilocox_peer.events_of_states import StateFetchFailed
 from dilocox_peer.peer.identity import encode_key
 from dilocox_peer.peer.state import survey as survey_module
 from dilocox_peer.peer.state.survey import Survey, common_tip, fetch_all, newest_common, surveys
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.wire.declared import replaced
 from tests.certified_stage import MANIFEST, ROSTER, CertifiedStage
 from tests.cut_runs import corpus

@@ -7,7 +7,8 @@ from dilocox_peer.config import preset
 from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.peer.state.anchors import keep_manifest, kept_manifest, load_from_disk
 from dilocox_peer.peer.state.checkpoint import write_checkpoint
-from dilocox_peer.peer.training.outer import AnchorState, initial_state
+from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import sha256
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.average import AnchorAverage
-from dilocox_peer.peer.training.outer import AnchorState
 from dilocox_peer.types import Digest, Layout
 
 LAYOUT = Layout.of([("a", (3,))])

@@ -6,15 +6,19 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from dilocox_peer.compression.reader import PIECE
 from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.peer.state.checkpoint import (
+    GrowingCheckpoint,
     load_newest,
+    path_of,
+    prune,
     read_checkpoint,
     read_head,
     stored_content,
     write_checkpoint,
 )
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.types import Digest, Layout, RunId
 
 LAYOUT = Layout.of([("a.weight", (4, 3)), ("b", (5,))])
@@ -138,3 +142,51 @@ def test_a_state_is_served_from_its_file_and_a_damaged_one_is_not(tmp_path):
     assert damaged is not None
     with pytest.raises(StateCorrupt, match="chunk 0"):
         damaged.chunk(0)
+
+
+def grown(folder, state):
+    """A file of state that was written in pieces, the last first."""
+    growing = GrowingCheckpoint(folder, RUN, LAYOUT, state.head, state.round)
+    for start in reversed(range(0, LAYOUT.num_elements, 5)):
+        growing.write("momentum", start, state.momentum_N()[start : start + 5])
+        growing.write("anchor", start, state.anchor_N()[start : start + 5])
+    return growing
+
+
+def test_a_state_that_grows_in_its_file_is_the_one_that_is_written_whole(tmp_path):
+    state = state_at(3)
+    whole = write_checkpoint(tmp_path / "whole", RUN, state).read_bytes()
+    growing = grown(tmp_path / "grown", state)
+    assert growing.chunk(0, torch.empty(PIECE)) == b"".join(state.parts())
+    assert load_newest(tmp_path / "grown", RUN, LAYOUT).state is None  # it has no name yet
+    assert growing.finish(state.outline) == state
+    path = path_of(tmp_path / "grown", state)
+    assert path is not None
+    assert path.read_bytes() == whole
+    assert names(tmp_path / "grown") == names(tmp_path / "whole")
+    assert path_of(tmp_path / "grown", state_at(4)) is None
+
+
+def test_of_a_state_that_does_not_come_to_be_nothing_is_left(tmp_path):
+    grown(tmp_path, state_at(3)).discard()
+    assert names(tmp_path) == []
+
+
+def test_a_state_in_a_file_can_be_read_again_after_it_was_let_go(tmp_path):
+    state = grown(tmp_path, state_at(3)).finish(state_at(3).outline)
+    for start, stop in ((0, None), (3, 9)):
+        state.let_go(start, stop)
+        assert state == state_at(3)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert torch.equal(state.anchor_N(), state_at(3).anchor_N())
+
+
+def test_the_one_that_outlives_a_power_cut_is_spared(tmp_path):
+    for round_number in (1, 2, 3, 4):
+        growing = grown(tmp_path, state_at(round_number))
+        growing.finish(state_at(round_number).outline)
+    first, last = (path_of(tmp_path, state_at(number)) for number in (1, 4))
+    assert last is not None
+    prune(last, spare=first)
+    assert names(tmp_path) == [f"anchor-{number:08}.safetensors" for number in (1, 3, 4)]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dilocox_peer.compression.codec import CODECS, TensorCodec, codec_named
 from dilocox_peer.compression.feedback import DECAY_BY_CODEC, residual_after, with_feedback
+from dilocox_peer.compression.reader import PIECE, pieces
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.manifest import CompressionSection
 
@@ -329,3 +330,16 @@ def test_the_two_levels_are_the_reference_ones():
         upper = a > a.mean()
         expected = np.where(upper, a[upper].mean(), a[~upper].mean()) * np.where(x_B < 0, -1, 1)
         np.testing.assert_allclose(y_B, expected, rtol=2.0**-8)
+
+
+@pytest.mark.parametrize("shape", [(3, PIECE // 2 + 77), (1500, 400), (2, 2 * PIECE + 128)])
+def test_the_pieces_of_a_tensor_are_those_of_the_whole(codec, shape):
+    """In any order; rows shorter and longer than a piece."""
+    payload = codec.encode(normal(shape))
+    whole = decoded(codec, payload, shape).view(-1)
+    reader, parts = codec.open(memoryview(payload), shape), list(pieces(whole.numel()))
+    assert len(parts) > 1
+    for start, stop in reversed(parts):
+        out = torch.full((stop - start,), torch.nan)
+        reader.read(start, stop, out)
+        assert torch.equal(out, whole[start:stop])

@@ -94,7 +94,7 @@ async def test_a_vote_is_on_disk_while_contributions_are_being_checked(tmp_path:
         [FetchBlob(sha256(blob), (PeerId("source"),))], [ForgetBlobs((sha256(b"old"),)), Persist(record)]
     ]  # fmt: skip
 
-    def check(_blob: memoryview) -> None:
+    def check(_name, _blob: memoryview) -> None:
         loop.call_soon_threadsafe(checking.set)
         go_on.wait(10.0)
 
@@ -137,7 +137,7 @@ async def test_a_contribution_is_bounded_by_what_is_possible_whatever_an_offer_s
     with ThreadPoolExecutor(1) as disk:
         driver = RoundDriver(
             NOTHING, transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=blobs, journal=NOTHING,
-            disk=disk, check_blob=lambda raw: None, max_blob_bytes=100, on_apply=NOTHING, on_fetch_state=NOTHING,
+            disk=disk, check_blob=lambda name, raw: None, max_blob_bytes=100, on_apply=NOTHING, on_fetch_state=NOTHING,
             on_change=NOTHING, listener=lambda event: None,
         )  # fmt: skip
         offer = Entry(PeerId("liar"), 1, sha256(blob), 2**40, 8)  # the size of another's blob, as a stranger says it
@@ -169,7 +169,7 @@ async def test_a_source_that_sends_something_else_is_named_and_the_next_one_is_a
     with ThreadPoolExecutor(1) as disk:
         driver = RoundDriver(
             NOTHING, transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=blobs, journal=NOTHING,
-            disk=disk, check_blob=lambda raw: None, max_blob_bytes=100, on_apply=NOTHING, on_fetch_state=NOTHING,
+            disk=disk, check_blob=lambda name, raw: None, max_blob_bytes=100, on_apply=NOTHING, on_fetch_state=NOTHING,
             on_change=NOTHING, listener=told.append,
         )  # fmt: skip
         wanted = FetchBlob(sha256(blob), tuple(map(PeerId, replies)))
@@ -187,7 +187,7 @@ async def test_a_contribution_that_is_none_is_refused_and_nothing_of_it_stays(tm
     async def fetch(*_arguments: Any, **_options: Any) -> tuple[dict[str, Any], bytearray]:
         return {"size": len(blob)}, bytearray(blob)
 
-    def check(raw: memoryview) -> None:
+    def check(name, raw: memoryview) -> None:
         raise MalformedBlob(f"{len(raw)} bytes are none")
 
     blobs = Shelf(tmp_path)

@@ -1,5 +1,6 @@
 """What of a peer survives a restart, where its parts disagree."""
 
+import mmap
 from typing import Any
 
 from dilocox_peer.config import preset
@@ -7,7 +8,8 @@ from dilocox_peer.peer.planning.plan import first_plan
 from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.state.keeper import Keeper
-from dilocox_peer.peer.training.outer import AnchorState, initial_state
+from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Certificate
@@ -80,3 +82,56 @@ def test_a_write_that_fails_is_told_and_ends_nobody(tmp_path):
     keeper.save(state_at(sha256(b"head"), 1)).result()
     keeper.close()
     assert [type(event).__name__ for event in told] == ["Failed"]
+
+
+def grown(keeper, state):
+    """What a merge gives: state, in its file."""
+    growing = keeper.grow(state.head, state.round)
+    growing.write("anchor", 0, state.anchor_N())
+    growing.write("momentum", 0, state.momentum_N())
+    return growing.finish(state.outline)
+
+
+def test_a_state_that_has_grown_is_found_again_though_its_checkpoint_was_left_for_later(tmp_path):
+    chain = chain_of(3)
+    told: list[Any] = []
+    keeper = Keeper(tmp_path, MANIFEST, 0, told.append)
+    first, second = (state_at(certificate.head, number) for number, certificate in enumerate(chain[1:], 1))
+    keeper.save(grown(keeper, first)).result()
+    keeper.rest(3600.0)
+    keeper.save(grown(keeper, second), at_once=False).result()
+    keeper.journal.write(Durable(0, tuple(chain), Votes(chain[-1].head)))
+    keeper.close()
+    assert [event.round for event in told] == [1]
+
+    keeper = opened(tmp_path)
+    keeper.close()
+    assert keeper.state == second
+
+
+def test_only_the_newest_files_and_the_one_on_disk_for_good_stay(tmp_path):
+    keeper = opened(tmp_path)
+    states = [grown(keeper, state_at(sha256(bytes([number])), number)) for number in (1, 2, 3, 4, 5)]
+    keeper.save(states[1]).result()
+    keeper.tidy(states[-1])
+    keeper.close()
+    assert sorted(int(path.name[7:15]) for path in keeper.checkpoints.iterdir()) == [2, 4, 5]
+
+
+def test_a_disk_that_takes_no_more_is_told_and_the_state_grows_in_memory(tmp_path):
+    told: list[Any] = []
+    keeper = Keeper(tmp_path, MANIFEST, 0, told.append)
+    keeper.checkpoints.write_bytes(b"a file where the folder belongs")
+    state = state_at(sha256(b"head"), 1)
+    assert grown(keeper, state) == state
+    assert [type(event).__name__ for event in told] == ["Failed"]
+    keeper.close()
+
+
+def test_a_large_first_state_is_read_from_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("dilocox_peer.peer.state.keeper.LARGE_BYTES", 1)
+    keeper = opened(tmp_path)
+    assert keeper.state == initial_state(MANIFEST)
+    assert isinstance(keeper.state.anchor.obj, mmap.mmap)
+    keeper.close()
+    assert keeper.is_empty

@@ -21,9 +21,9 @@ def size_of(**changes) -> StageSize:
 
 
 def test_a_stage_takes_what_the_table_says():
-    assert size_of(layer_bytes=0).host_bytes() == BASE_BYTES + 40_000_000
-    assert size_of(layer_bytes=0, is_alone=False).host_bytes() == BASE_BYTES + 44_000_000
-    assert size_of(layer_bytes=0, largest=1_000).host_bytes() == BASE_BYTES + 40_016_000
+    assert size_of(layer_bytes=0).host_bytes() == BASE_BYTES + 25_000_000
+    assert size_of(layer_bytes=0, is_alone=False).host_bytes() == BASE_BYTES + 29_000_000
+    assert size_of(layer_bytes=0, largest=1_000).host_bytes() == BASE_BYTES + 25_016_000
 
 
 def test_checkpointing_keeps_inputs_and_one_layer():
@@ -56,7 +56,7 @@ def test_a_tiny_peer_is_reckoned_with_no_less_than_it_was_measured_to_take():
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_an_accelerator_takes_over_what_training_needs(is_alone):
     stage = size_of(is_alone=is_alone)
-    assert stage.host_bytes(on_cpu=False) == BASE_BYTES + 24_000_000
+    assert stage.host_bytes(on_cpu=False) == BASE_BYTES + 9_000_000
     assert stage.host_bytes(on_cpu=False) + stage.device_bytes() == BASE_BYTES + stage.host_bytes()
 
 

@@ -5,12 +5,16 @@ import random
 import pytest
 import torch
 
+from dilocox_peer.compression.aggregate import contribution_norm
 from dilocox_peer.compression.codec import uniform_policy
 from dilocox_peer.compression.contribution import decode_contribution
 from dilocox_peer.errors import MalformedBlob, StateCorrupt
 from dilocox_peer.manifest import Manifest, RunSection
-from dilocox_peer.peer.training.outer import AnchorState, OuterOptimizer, OuterSettings, initial_state
-from dilocox_peer.types import Digest, Layout, sha256
+from dilocox_peer.peer.state.checkpoint import GrowingCheckpoint
+from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.peer.training.crew import Crew
+from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, first_state, initial_state
+from dilocox_peer.types import Digest, Layout, RunId, sha256
 
 LAYOUT = Layout.of([("a", (20, 10)), ("b", (7,))])
 SIZE = LAYOUT.num_elements
@@ -260,3 +264,61 @@ def test_the_initial_state_is_a_function_of_the_manifest():
     assert initial_state(manifest).digest != initial_state(Manifest()).digest
     assert initial_state(manifest).head == manifest.genesis(0)
     assert not initial_state(manifest).momentum_N().any()
+
+
+LONG = Layout.of([("a", (700, 997)), ("b", (513,)), ("c", (3, 1000, 130)), ("d", (7,))])  # tensors of several pieces
+
+
+def merged(codec, crew=None, grow=None):
+    """Three peers' contributions over two rounds, merged by the first of them: its state, its shift and its optimizer."""
+    policy = uniform_policy(codec)
+    settings = OuterSettings(0.7, 0.6, policy)
+    start = first_state(LONG, torch.zeros(LONG.num_elements), head=head(0))
+    loop = OuterOptimizer(settings, start, crew=crew, grow=grow)
+    generator = torch.Generator().manual_seed(3)
+    for number in (1, 2):
+        offers = [
+            each.offer(torch.randn(LONG.num_elements, generator=generator), 1 + index)
+            for index, each in enumerate(
+                (loop, OuterOptimizer(settings, loop.state), OuterOptimizer(settings, loop.state))
+            )
+        ]
+        outcome = loop.merge(
+            [offer.blob for offer in offers], [offer.micro_batches for offer in offers], own=True,
+            round_number=number, head=head(number),
+        )  # fmt: skip
+    return outcome.state, outcome.shift_N, loop.offer(torch.zeros(LONG.num_elements), 1).blob
+
+
+@pytest.mark.parametrize("codec", ["int4", "topk", "lowrank-int4"])
+def test_the_bits_do_not_depend_on_threads_or_on_where_the_state_grows(codec, tmp_path):
+    one = merged(codec)
+    crew = Crew(3)
+    three = merged(codec, crew, lambda at, number: GrowingCheckpoint(tmp_path, RunId("ab" * 32), LONG, at, number))
+    crew.stop()
+    assert three[0] == one[0]
+    assert torch.equal(three[1], one[1])
+    assert three[2] == one[2]  # the residual is in it
+
+
+def test_a_merge_that_is_stopped_leaves_no_file(tmp_path):
+    crew = Crew(2)
+
+    def grow(at, number):
+        crew.stop()
+        return GrowingCheckpoint(tmp_path, RunId("ab" * 32), LONG, at, number)
+
+    with pytest.raises(InterruptedError):
+        merged("int4", crew, grow)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_norms_that_are_known_are_gone_by():
+    loop = OuterOptimizer(settings(), state_of(torch.zeros(SIZE)))
+    blobs = [OuterOptimizer(settings(), loop.state).offer(vector(k), 1).blob for k in range(3)]
+    known = [contribution_norm(blob, LAYOUT) for blob in blobs]
+    outcome = loop.merge(
+        blobs, [1, 1, 1], own=False, round_number=1, head=head(1), norms=[known[0], None, 100 * known[2]]
+    )
+    assert outcome.norms == (known[0], known[1], 100 * known[2])
+    assert outcome.clip_factors[2] < 1.0

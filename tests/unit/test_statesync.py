@@ -13,7 +13,7 @@ from dilocox_peer.events import Event
 from dilocox_peer.events_of_states import StateFetched, StateFetchFailed
 from dilocox_peer.peer.state.checkpoint import write_checkpoint
 from dilocox_peer.peer.state.statesync import Agreed, States, fetch_state
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.store.store import Content, Store
 from dilocox_peer.types import Digest, Layout, PeerId

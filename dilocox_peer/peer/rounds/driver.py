@@ -54,8 +54,8 @@ BLOB_TIMEOUT_S = 3600.0
 BLOB_STALL_S = 10.0  # a source that sends nothing for so long is left for the next one
 CONCURRENT_FETCHES = 4
 
-CheckBlob = Callable[[memoryview], object]
-"""Raises MalformedBlob when a blob is no acceptable contribution. Runs in a worker thread."""
+CheckBlob = Callable[[Digest, memoryview], object]
+"""Raises MalformedBlob when a blob of that name is no acceptable contribution. Runs in a worker thread."""
 
 
 class RoundDriver:
@@ -244,7 +244,7 @@ class RoundDriver:
 
     async def _fetched(self, action: FetchBlob) -> Input:
         loop = asyncio.get_running_loop()
-        if (here := await loop.run_in_executor(self._disk, self._blobs.get, action.blob)) is not None:
+        if (here := await loop.run_in_executor(self._disk, self._blobs.mapped, action.blob)) is not None:
             return BlobHeld(action.blob, len(here))
         partial = await loop.run_in_executor(self._disk, self._blobs.partial, action.blob)
         resumed = await loop.run_in_executor(self._disk, partial.resumed)
@@ -256,7 +256,7 @@ class RoundDriver:
             try:
                 view = partial.view()
                 size_bytes = len(view)
-                self._check_blob(view)
+                self._check_blob(action.blob, view)
             except MalformedBlob:
                 partial.discard()
                 raise

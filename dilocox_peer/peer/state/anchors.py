@@ -14,7 +14,7 @@ from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.whole import Origin, WholeModel, tensors_of, union
 from dilocox_peer.peer.state.checkpoint import read_checkpoint
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.types import RunId
 from dilocox_peer.wire.chain import Certificate
 

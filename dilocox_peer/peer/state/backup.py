@@ -25,7 +25,7 @@ from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain

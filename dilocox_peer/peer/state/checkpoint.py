@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from dilocox_peer.errors import StateCorrupt
-from dilocox_peer.files import replace_file, sweep_parts
-from dilocox_peer.peer.training.outer import AnchorState
-from dilocox_peer.store.outline import Outline
+from dilocox_peer.files import PartFile, replace_file, sweep_parts
+from dilocox_peer.peer.training.anchor_state import AnchorState, StatePart
+from dilocox_peer.store.outline import CHUNK_BYTES, Outline, num_chunks
 from dilocox_peer.store.shelf import FileContent
-from dilocox_peer.types import Digest, Layout, RunId
+from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, RunId
 
 KEEP = 3
 FORMAT = "dilocox-anchor-1"
@@ -40,19 +42,79 @@ class Loaded:
     damaged: tuple[str, ...]
 
 
-def write_checkpoint(folder: Path, run_id: RunId, state: AnchorState, *, keep: int = KEEP) -> Path:
-    """Path of the durable file of state; of the others all beyond `keep` are removed. Creates folder. Raises OSError.
+def write_checkpoint(
+    folder: Path, run_id: RunId, state: AnchorState, *, keep: int = KEEP, durable: bool = True
+) -> Path:
+    """Path of the durable file of state; of the others all beyond `keep` are removed. durable: False where it need not outlive a power
+    cut. Creates folder. Raises OSError.
 
     Files of later rounds go first: they are of a branch that was given up for state's, which may have fewer rounds.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    header = _header(run_id, state)
+    header = _header(run_id, state.layout, state.head, state.round, state.outline)
     path = _path(folder, state.round)
     sweep_parts(folder)  # of a process that was killed in mid-write
-    replace_file(path, [_LENGTH.pack(len(header)), header, *state.parts()])
-    for old in sorted(stored_checkpoints(folder), key=lambda each: each.name > path.name)[keep:]:
-        old.unlink(missing_ok=True)
+    replace_file(path, [_LENGTH.pack(len(header)), header, *state.parts()], durable=durable)
+    state.let_go()
+    prune(path, keep=keep)
     return path
+
+
+def prune(path: Path, *, keep: int = KEEP, spare: Path | None = None) -> None:
+    """Removes the checkpoints beside path beyond keep; path and spare are among those that stay. Raises OSError."""
+    stored = stored_checkpoints(path.parent)
+    newest = sorted(stored, key=lambda each: (each not in (path, spare), each.name > path.name))
+    for old in newest[keep:]:
+        old.unlink(missing_ok=True)
+
+
+def path_of(folder: Path, state: AnchorState) -> Path | None:
+    """Where the state lies, if a file of its round is there and says that it is of its head."""
+    path = _path(folder, state.round)
+    try:
+        return path if _read_header(path)[0]["__metadata__"].get("head") == state.head.hex() else None
+    except (StateCorrupt, OSError):
+        return None
+
+
+class GrowingCheckpoint:
+    """A GrowingState (anchor_state.py) in the file that it is kept in."""
+
+    def __init__(self, folder: Path, run_id: RunId, layout: Layout, head: Digest, round_number: int) -> None:
+        """Creates folder, and takes room for all of it. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run_id = run_id
+        self._layout = layout
+        self._head = head
+        self._round = round_number
+        blank = Outline(layout.state_bytes, (Digest(bytes(DIGEST_BYTES)),) * num_chunks(layout.state_bytes))
+        self._offset = _LENGTH.size + len(_header(run_id, layout, head, round_number, blank))
+        self._file = PartFile(_path(folder, round_number), self._offset + layout.state_bytes)
+
+    def write(self, part: StatePart, start: int, values_X: Tensor) -> None:
+        start += 0 if part == "anchor" else self._layout.num_elements
+        self._file.write(self._offset + 4 * start, values_X.numpy().astype("<f4", copy=False).data)
+
+    def chunk(self, index: int, scratch_X: Tensor) -> memoryview:
+        start = index * CHUNK_BYTES
+        raw = scratch_X.numpy().data.cast("B")[: self._layout.state_bytes - start]
+        self._file.read(self._offset + start, raw)
+        return raw
+
+    def finish(self, outline: Outline) -> AnchorState:
+        """It has its name from here on."""
+        header = _header(self._run_id, self._layout, self._head, self._round, outline)
+        self._file.write(0, _LENGTH.pack(len(header)) + header)
+        mapped = self._file.mapped()
+        self._file.finish()
+        raw, half = memoryview(mapped)[self._offset :], self._layout.state_bytes // 2
+        return AnchorState.of(
+            self._layout, head=self._head, round_number=self._round, anchor=raw[:half], momentum=raw[half:], outline=outline,
+            is_finite=True,
+        )  # fmt: skip
+
+    def discard(self) -> None:
+        self._file.discard()
 
 
 def load_newest(folder: Path, run_id: RunId, layout: Layout, *, among: Collection[Digest] | None = None) -> Loaded:
@@ -117,19 +179,19 @@ def stored_content(folder: Path, digest: Digest) -> FileContent | None:
     return None
 
 
-def _header(run_id: RunId, state: AnchorState) -> bytes:
-    """As safetensors has it: JSON, padded so that the tensors are aligned."""
+def _header(run_id: RunId, layout: Layout, head: Digest, round_number: int, outline: Outline) -> bytes:
+    """As safetensors has it: JSON, padded so that the tensors are aligned. Of one length whatever the outline's digests are."""
     metadata = {
         "format": FORMAT,
         "run": run_id,
-        "head": state.head.hex(),
-        "round": str(state.round),
-        "digest": state.digest.hex(),
-        "layout": state.layout.digest().hex(),
-        "size": str(state.size_bytes),
-        "chunks": state.outline.packed().hex(),
+        "head": head.hex(),
+        "round": str(round_number),
+        "digest": outline.root.hex(),
+        "layout": layout.digest().hex(),
+        "size": str(outline.size_bytes),
+        "chunks": outline.packed().hex(),
     }
-    raw = json.dumps({"__metadata__": metadata, **_tensors(state.layout)}, separators=(",", ":")).encode()
+    raw = json.dumps({"__metadata__": metadata, **_tensors(layout)}, separators=(",", ":")).encode()
     return raw + b" " * (-len(raw) % _LENGTH.size)
 
 

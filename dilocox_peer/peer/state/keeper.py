@@ -7,20 +7,31 @@ further back forward, by the certificates and contributions since, or asks other
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dilocox_peer.events import Failed, Listener, Remark
 from dilocox_peer.events_of_states import CheckpointWritten
+from dilocox_peer.files import make_durable
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.state.anchors import keep_manifest
 from dilocox_peer.peer.state.backup import CHECKPOINTS, Backup, copy_folder
-from dilocox_peer.peer.state.checkpoint import load_newest, read_head, write_checkpoint
+from dilocox_peer.peer.state.checkpoint import (
+    GrowingCheckpoint,
+    load_newest,
+    path_of,
+    prune,
+    read_checkpoint,
+    read_head,
+    write_checkpoint,
+)
 from dilocox_peer.peer.state.left import LeftBranches
-from dilocox_peer.peer.training.outer import AnchorState, initial_state
+from dilocox_peer.peer.training.anchor_state import AnchorState, GrowingInMemory, GrowingState
+from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.checkpoints import Checkpoint
@@ -28,6 +39,9 @@ from dilocox_peer.wire.checkpoints import Checkpoint
 if TYPE_CHECKING:
     from dilocox_peer.model.weights import ModelFolder
 
+RESTS = 100  # times as long as a checkpoint took is none written that may wait
+DURABLE_ROUNDS = 8  # though it has not rested: contributions of 16 rounds are kept at least
+LARGE_BYTES = 256 << 20
 THINGS_BYTES = 50 << 30  # of files that others may need too
 
 
@@ -55,6 +69,10 @@ class Keeper:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-checkpoint")
         self._lock = threading.Lock()
         self._newest: AnchorState | None = None
+        self._durable: Path | None = None  # the newest file that outlives a power cut
+        self._durable_round = 0
+        self._rests_until = 0.0
+        self._is_closing = False
         self._writing: Future[None] = Future()  # of _newest, while there is one
         self._layout = layout_of(manifest, stage)
         # Of our own chain alone: a branch given up for a heavier one with fewer rounds leaves files with higher numbers.
@@ -66,7 +84,18 @@ class Keeper:
             listener(Remark(f"the journal of rounds was cut short by a crash: {self.journal.loaded.reason}"))
         self._state = loaded.state
         if self._state is None and (model is not None or not manifest.model.starts_from_files):
-            self._state = initial_state(manifest, stage, folder=model)
+            self._state = self._on_disk(initial_state(manifest, stage, folder=model))
+
+    def _on_disk(self, state: AnchorState) -> AnchorState:
+        """A state as it is in its file, if it is so large that memory should not be held for it as long as this process runs."""
+        if state.size_bytes < LARGE_BYTES:
+            return state
+        try:
+            path = write_checkpoint(self.checkpoints, self._manifest.run_id, state, durable=False)
+            return read_checkpoint(path, self._manifest.run_id, self._layout)
+        except OSError as error:
+            self._tell_refusal(error)
+            return state
 
     @property
     def state(self) -> AnchorState:
@@ -109,15 +138,29 @@ class Keeper:
         write_checkpoint(self.checkpoints, self._manifest.run_id, backup.state)
         self._state = backup.state
 
+    def grow(self, head: Digest, round_number: int) -> GrowingState:
+        """Where the state at head grows: in the file that it is kept in. On a disk that takes no more, which is told, in memory."""
+        try:
+            return GrowingCheckpoint(self.checkpoints, self._manifest.run_id, self._layout, head, round_number)
+        except OSError as error:
+            self._tell_refusal(error)
+            return GrowingInMemory(self._layout, head, round_number)
+
     def stored(self, head: Digest) -> AnchorState | None:
         """The state at head from disk (or the initial one), verified; None if it is not here."""
         if self._state is not None and self._state.head == head:
             return self._state
         return read_head(self.checkpoints, self._manifest.run_id, self._layout, head)
 
-    def save(self, state: AnchorState) -> "Future[None]":
-        """Writes state in the background; of several that come while one is being written, the newest. Done when that is
-        on disk, or could not be written: then it is told."""
+    def save(self, state: AnchorState, *, at_once: bool = True) -> "Future[None]":
+        """Writes state in the background, so that it outlives a power cut; of several that come while one is being written, the
+        newest. Done when that is on disk, or could not be written: then it is told. at_once: False where it may wait for a later
+        one: a file that has grown outlives the process as it is, and the rounds since can be replayed."""
+        is_recent = state.round - self._durable_round < DURABLE_ROUNDS
+        if not at_once and is_recent and time.monotonic() < self._rests_until:
+            done = Future[None]()
+            done.set_result(None)
+            return done
         with self._lock:
             if self._newest is None:
                 self._writing = self._writer.submit(self._write)
@@ -131,14 +174,39 @@ class Keeper:
             return
         started = time.monotonic()
         try:
-            path = write_checkpoint(self.checkpoints, self._manifest.run_id, state)
+            if (path := path_of(self.checkpoints, state)) is not None:
+                if not make_durable(path, lambda: not self._is_closing):
+                    return
+            else:
+                path = write_checkpoint(self.checkpoints, self._manifest.run_id, state)
+            self._durable, self._durable_round = path, state.round
         except OSError as error:
-            self._listener(Failed("checkpoint", f"{error.strerror or error}: the state is in memory only"))
+            self._tell_refusal(error)
             return
         seconds = time.monotonic() - started
+        self.rest(RESTS * seconds)
         self._listener(CheckpointWritten(state.round, str(path), state.size_bytes, round(seconds, 4)))
 
+    def rest(self, seconds: float) -> None:
+        """So long is nothing written that may wait."""
+        self._rests_until = time.monotonic() + seconds
+
+    def tidy(self, state: AnchorState) -> None:
+        """Removes what is too old beside the file of state, which has just grown; in the background."""
+
+        def remove() -> None:
+            if (path := path_of(self.checkpoints, state)) is not None:
+                with suppress(OSError):  # they cost room; the next one tries again
+                    prune(path, spare=self._durable)
+
+        self._writer.submit(remove)
+
+    def _tell_refusal(self, error: OSError) -> None:
+        self._listener(Failed("checkpoint", f"{error.strerror or error}: the state is in memory only"))
+
     def close(self) -> None:
-        """Finishes the write that runs, and the one that waits."""
+        """Finishes the write that runs, and the one that waits; but of a file that has grown, which outlives the process as it is,
+        what a power cut may take is left."""
+        self._is_closing = True
         self._writer.shutdown(wait=True)
         self.journal.close()

@@ -24,7 +24,7 @@ from dilocox_peer.peer.rounds.chain import Chain, Verifier
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.state.backup import MAX_CHAIN_BYTES, Backup
 from dilocox_peer.peer.state.checkpoint import read_checkpoint, stored_checkpoints, write_checkpoint
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.types import RunId
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
 

@@ -17,7 +17,7 @@ from dilocox_peer.events import Listener
 from dilocox_peer.events_of_states import StateFetched, StateFetchFailed
 from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.state.checkpoint import stored_content
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.store.fetch import Fetch
 from dilocox_peer.store.outline import Outline
 from dilocox_peer.store.pull import Pull

@@ -23,7 +23,7 @@ from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.state.backup import Annals
 from dilocox_peer.peer.state.backup_exchange import fetch_chain
 from dilocox_peer.peer.state.statesync import Agreed, fetch_digest, fetch_state
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import verify
 from dilocox_peer.types import Digest, PeerId
 

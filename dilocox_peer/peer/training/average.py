@@ -6,7 +6,7 @@ anchor with 192 rounds, worse with 18; so it is offered beside the anchor and ne
 
 from torch import Tensor
 
-from dilocox_peer.peer.training.outer import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState
 
 
 class AnchorAverage:

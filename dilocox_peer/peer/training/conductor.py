@@ -60,6 +60,7 @@ class Conductor:
         trainer: Trainer,
         blobs: Shelf,
         disk: Executor,
+        norm_of: Callable[[Digest], float | None] = lambda _blob: None,
         raw_bytes: int,
         post: Callable[[Input], None],
         bytes_sent: Callable[[], int],
@@ -70,11 +71,12 @@ class Conductor:
         origins: Callable[[], Origins] | None = None,
         is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        """In the loop that it runs in. post: to the round machine. on_merged: the anchor has moved. origins: of a later stage.
+        """In the loop that it runs in. norm_of: of a contribution, where it is known. post: to the round machine. on_merged: the anchor has moved. origins: of a later stage.
         is_paused: the volunteer's wish; a paused peer merges what the others certify, and closes what it had trained before."""
         self._trainer = trainer
         self._blobs = blobs
         self._disk = disk
+        self._norm_of = norm_of
         self._post = post
         self._bytes_sent = bytes_sent
         self._uplink_bps = uplink_bps
@@ -84,7 +86,7 @@ class Conductor:
         self._is_paused = is_paused
         self._changed = asyncio.Event()
         self._work: OuterWork | None = None  # what is to be done next
-        self._loaded: list[bytes] = []  # the contributions of the certificate at hand
+        self._loaded: list[memoryview] = []  # the contributions of the certificate at hand
         self._is_over = False
         self._loop = asyncio.get_running_loop()
         self.outer = OuterLoop(
@@ -199,6 +201,7 @@ class Conductor:
                     self._trainer.merge(
                         blobs,
                         [entry.micro_batches for entry in value.entries],
+                        norms=[self._norm_of(entry.blob) for entry in value.entries],
                         own=own,
                         round_number=value.round,
                         head=certificate.head,
@@ -208,11 +211,11 @@ class Conductor:
             case _:
                 assert_never(work)
 
-    def _read(self, certificate: Certificate) -> list[bytes] | Entry:
-        """The blobs, in order, or the entry whose blob is not there any more."""
+    def _read(self, certificate: Certificate) -> list[memoryview] | Entry:
+        """The blobs, in order and memory-mapped, or the entry whose blob is not there any more."""
         blobs = []
         for entry in certificate.value.entries:
-            blob = self._blobs.get(entry.blob)
+            blob = self._blobs.mapped(entry.blob)
             if blob is None:
                 return entry
             blobs.append(blob)

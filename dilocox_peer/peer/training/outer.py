@@ -18,14 +18,16 @@ Invariants
    only when settled (I5).
 4. A failed call changes nothing; a mean that makes anchor or momentum infinite ends the peer.
 
-Memory. Between rounds anchor, momentum and residual: 12 bytes a parameter. While an offer is out its pseudo-gradient beside
-them, 4; what was sent is made for the encoder and given back. A merge goes tensor by tensor: the next anchor and momentum grow
-beside the old ones, which others may hold still (8), the shift takes the pseudo-gradient's place, the next residual the old
-one's: it is computed from what was offered, as it was for the encoder.
+Memory. The residual, 4 bytes a parameter; while an offer is out its pseudo-gradient, 4, and the contribution; what was sent is made
+for the encoder a tensor at a time. Anchor and momentum lie in the file that they are kept in (anchor_state.py), of which a piece at a
+time is at hand. A merge goes piece by piece, on as many threads as the crew has: the next anchor and momentum grow in a file beside
+the old one, which others may be reading still, the shift takes the pseudo-gradient's place, the next residual the old one's: it is
+computed from what was offered, as it was for the encoder.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,26 +35,37 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilocox_peer.compression.aggregate import WeighedContributions
+from dilocox_peer.compression.aggregate import TensorMean, WeighedContributions
 from dilocox_peer.compression.codec import CodecPolicy
-from dilocox_peer.compression.contribution import Blob, ContributionEncoder, open_contribution, raw_bytes
-from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback, with_feedback_by_tensor
+from dilocox_peer.compression.contribution import (
+    Blob,
+    Contribution,
+    ContributionEncoder,
+    open_contribution,
+    raw_bytes,
+)
+from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
 from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.compression.reader import PIECE, TensorReader, pieces
 from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.adapters import first_adapters
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.transformer import initial_parameters
-from dilocox_peer.model.whole import tensor_over
 from dilocox_peer.peer.planning.adaptive import needed_rank
-from dilocox_peer.store.outline import Outline, outline_of
-from dilocox_peer.types import Digest, Layout
+from dilocox_peer.peer.training.anchor_state import AnchorState, GrowingInMemory, GrowingState, buffer_of
+from dilocox_peer.peer.training.crew import Crew, Scratch
+from dilocox_peer.store.outline import Outline, num_chunks
+from dilocox_peer.types import Digest, Layout, TensorSpec, sha256
 
 if TYPE_CHECKING:
     from dilocox_peer.model.weights import ModelFolder
 
-_LOOK_BYTES = 16 << 20  # looked at once for values that are not finite: the mask takes a quarter of that
+Grow = Callable[[Digest, int], GrowingState]
+"""Begins the state at a head, of so many rounds."""
+
+_GROUP_ELEMENTS = 16 * PIECE
 TURNS = 4  # rounds in which every tensor is measured once: what its codec lost, what rank it needs
 
 
@@ -79,84 +92,13 @@ class OuterSettings:
         )
 
 
-@dataclass(frozen=True)
-class AnchorState:
-    """What a stage has agreed on at a head: anchor and outer momentum, as immutable float32 bytes (little-endian).
-
-    round: outer rounds completed. outline: of the anchor's bytes and then the momentum's, as the store gives them to others
-    chunk by chunk. digest: its root, which certificates name.
-    """
-
-    layout: Layout
-    head: Digest
-    round: int
-    anchor: memoryview
-    momentum: memoryview
-    outline: Outline
-
-    @classmethod
-    def of(
-        cls,
-        layout: Layout,
-        *,
-        head: Digest,
-        round_number: int,
-        anchor: Blob | memoryview,
-        momentum: Blob | memoryview,
-        outline: Outline | None = None,
-    ) -> "AnchorState":
-        """The state of these bytes. outline: where they were checked against it already. Raises StateCorrupt for wrong sizes or
-        values that are not finite. Hashes and reads all, without the GIL: call it from a worker thread."""
-        anchor_view, momentum_view = (memoryview(part).cast("B").toreadonly() for part in (anchor, momentum))
-        for name, view in (("anchor", anchor_view), ("momentum", momentum_view)):
-            if len(view) != raw_bytes(layout):
-                raise StateCorrupt(f"{name} of {len(view)} bytes for a stage of {raw_bytes(layout)}")
-            for start in range(0, len(view), _LOOK_BYTES):
-                if not np.isfinite(np.frombuffer(view[start : start + _LOOK_BYTES], dtype="<f4")).all():
-                    raise StateCorrupt(f"{name} holds values that are not finite")
-        outline = outline_of((anchor_view, momentum_view)) if outline is None else outline
-        return cls(layout, head, round_number, anchor_view, momentum_view, outline)
-
-    @property
-    def digest(self) -> Digest:
-        return self.outline.root
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.anchor) + len(self.momentum)
-
-    def parts(self) -> tuple[memoryview, memoryview]:
-        """Anchor, then momentum. Not copied; stays valid and unchanged while anyone holds it."""
-        return self.anchor, self.momentum
-
-    def chunk(self, index: int) -> Blob | memoryview:
-        """The bytes of a chunk of its outline."""
-        start, stop = self.outline.span(index)
-        half = len(self.anchor)
-        if start < half < stop:
-            return b"".join((self.anchor[start:], self.momentum[: stop - half]))
-        return self.anchor[start:stop] if stop <= half else self.momentum[start - half : stop - half]
-
-    def anchor_N(self) -> Tensor:
-        """The anchor as a new float32 vector."""
-        return _vector(self.anchor)
-
-    def momentum_N(self) -> Tensor:
-        """The outer momentum as a new float32 vector."""
-        return _vector(self.momentum)
-
-    def shared(self) -> tuple[Tensor, Tensor]:
-        """Anchor and momentum as they lie here, not copied: they must not be written to, and live as long as this does."""
-        return tensor_over(np.frombuffer(self.anchor, "<f4")), tensor_over(np.frombuffer(self.momentum, "<f4"))
-
-
 @dataclass(frozen=True, slots=True)
 class Offer:
     """blob: the contribution. micro_batches: its weight, all that its pseudo-gradient holds, also of rounds that missed their
     certificate. raw_bytes: the pseudo-gradient's size as float32. lost: |residual|**2 / |sent|**2, what the codec left out,
     of a part of the tensors, another one each time."""
 
-    blob: bytes
+    blob: memoryview
     micro_batches: int
     raw_bytes: int
     lost: float
@@ -179,21 +121,37 @@ class _Offered:
     """decays: of each tensor's residual, as it was added to what blob encodes."""
 
     pseudo_gradient_N: Tensor
-    blob: bytes
+    blob: memoryview
     decays: tuple[float, ...]
     micro_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Elements start to stop of the tensor of that index, which begins at first."""
+
+    index: int
+    first: int
+    start: int
+    stop: int
+    mean: TensorMean
+    own: TensorReader | None
 
 
 class OuterOptimizer:
     """See the module. One owner thread; tensors given to it are its own from then on, tensors it gives are not."""
 
-    def __init__(self, settings: OuterSettings, state: AnchorState) -> None:
+    def __init__(
+        self, settings: OuterSettings, state: AnchorState, *, crew: Crew | None = None, grow: Grow | None = None
+    ) -> None:
+        """crew: who does the work of a merge; None: the caller's thread alone. grow: where states grow; None: in memory."""
         self._settings = settings
+        self._crew = crew or Crew()
+        self._grow: Grow = grow or (lambda head, number: GrowingInMemory(state.layout, head, number))
         self._layout = state.layout
         self._state = state
         self._anchor_N, self._momentum_N = state.shared()  # never written to
         self._residual_N = torch.zeros_like(self._anchor_N)
-        self._scratch_N = torch.empty(max((spec.num_elements for spec in state.layout.tensors), default=0))
         self._codec_of = settings.codec_of
         self._encoder = ContributionEncoder(state.layout, settings.codec_of)
         self._unsettled = 0
@@ -225,24 +183,41 @@ class OuterOptimizer:
         if codec_of is not None and codec_of is not self._codec_of:
             self._codec_of = codec_of
             self._encoder.use(codec_of)
-        pseudo_gradient_N = torch.sub(self._anchor_N, snapshot_N, out=snapshot_N)
+        pseudo_gradient_N = snapshot_N
         decays = self._decays()
-        sent_N = torch.empty_like(pseudo_gradient_N)
-        with_feedback_by_tensor(pseudo_gradient_N, self._residual_N, self._layout, decays, out=sent_N)
-        blob = self._encoder.encode(sent_N)
-        sent, lost = 0.0, 0.0
+        sent_X = torch.empty(max((spec.num_elements for spec in self._layout.tensors), default=0))
         turn, self._turn = self._turn, (self._turn + 1) % TURNS
-        decoding = open_contribution(blob, self._layout).decode_in_turn()
-        for index, ((_spec, start, stop), decode) in enumerate(zip(self._layout.spans(), decoding, strict=True)):
+        payloads: list[bytes | bytearray] = []
+        sent, lost = 0.0, 0.0
+        for index, (spec, start, stop) in enumerate(self._layout.spans()):
+            self._crew.require_going()
+            part_N = with_feedback(
+                torch.sub(self._anchor_N[start:stop], snapshot_N[start:stop], out=pseudo_gradient_N[start:stop]),
+                self._residual_N[start:stop],
+                decays[index],
+                out=sent_X[: stop - start],
+            )
+            self._state.let_go(start, stop)
+            payloads.append(self._encoder.encode_tensor(index, part_N.view(spec.shape)))
             if index % TURNS == turn:  # in turn: all of them would cost a third of the offer
-                part_N = sent_N[start:stop]
                 sent += float(torch.dot(part_N, part_N))
-                residual_after(part_N, decode(self._scratch_N))
-                lost += float(torch.dot(part_N, part_N))
+                lost += self._lost_of(spec, payloads[-1], part_N)
+        del sent_X
+        blob = self._encoder.joined(payloads)
         self._unsettled += micro_batches
         self._offered = _Offered(pseudo_gradient_N, blob, decays, self._unsettled)
         self._lost = min(lost / sent, 1.0) if sent > 0 else self._lost
         return Offer(blob, self._unsettled, raw_bytes(self._layout), self._lost)
+
+    def _lost_of(self, spec: TensorSpec, payload: bytes | bytearray, sent_N: Tensor) -> float:
+        """|residual|**2 of a tensor, which is written over sent."""
+        reader = self._codec_of(spec).open(memoryview(payload), spec.shape)
+        decoded_X = torch.empty(PIECE)
+        for start, stop in pieces(len(sent_N)):
+            decoded = decoded_X[: stop - start]
+            reader.read(start, stop, decoded)
+            residual_after(sent_N[start:stop], decoded)
+        return float(torch.dot(sent_N, sent_N))
 
     def merge(
         self,
@@ -253,36 +228,43 @@ class OuterOptimizer:
         round_number: int,
         head: Digest,
         rank_in_use: int = 0,
+        norms: Sequence[float | None] = (),
     ) -> Outcome:
         """One certificate: its blobs and their micro-batches in its order. own: whether our offer is among them.
         rank_in_use: of low rank, where the rank that the mean needs is to be measured; 0: it is not.
+        norms: those of the blobs that are known (aggregate.py).
 
         No blobs is a void round: anchor and momentum stay as they are (momentum without a gradient would coast).
         An offer that is not among them is withdrawn: its pseudo-gradient goes with the next one.
-        Raises MalformedBlob (the caller verified the blobs before), RuntimeError for own without an offer.
+        Raises MalformedBlob (the caller verified the blobs before), RuntimeError for own without an offer, InterruptedError of a
+        crew that is stopped: then nothing more can be asked of this object.
         """
         offered = self._offered
         if own and offered is None:
             raise RuntimeError(f"round {round_number} settles an offer of ours, and none is out")
-        weighed = WeighedContributions(self._layout, blobs, weights, norm_clip=self._settings.norm_clip)
+        weighed = WeighedContributions(self._layout, blobs, weights, norm_clip=self._settings.norm_clip, norms=norms)
         if weighed.is_void:
             # Anchor and momentum stay; of an offer that was in it (nobody has trained) nothing is left to settle.
             shift_N, needed = torch.zeros_like(self._anchor_N), 0
-            anchor_N, momentum_N = self._anchor_N, self._momentum_N
-            anchor, momentum = self._state.anchor, self._state.momentum
+            state = replace(self._state, head=head, round=round_number)
             if own and offered is not None:
                 shift_N.add_(offered.pseudo_gradient_N)
                 self._settle(offered)
         else:
             shift_N = torch.empty_like(self._anchor_N) if offered is None else offered.pseudo_gradient_N
             settled = offered if own else None
-            anchor_N, momentum_N, needed = self._step(weighed, settled, shift_N, rank_in_use, round_number)
-            anchor, momentum = _buffer(anchor_N), _buffer(momentum_N)
-        state = AnchorState.of(self._layout, head=head, round_number=round_number, anchor=anchor, momentum=momentum)
+            growing = self._grow(head, round_number)
+            try:
+                needed = self._step(weighed, settled, shift_N, growing, rank_in_use, round_number)
+                state = growing.finish(self._outline(growing))
+            except BaseException:
+                growing.discard()
+                raise
         if own and offered is not None:
             self._unsettled -= offered.micro_batches
         self._offered = None
-        self._anchor_N, self._momentum_N, self._state = anchor_N, momentum_N, state
+        self._state = state
+        self._anchor_N, self._momentum_N = state.shared()
         return Outcome(shift_N, state, weighed.norms, weighed.clip_factors, needed)
 
     def _step(
@@ -290,41 +272,85 @@ class OuterOptimizer:
         weighed: WeighedContributions,
         settled: _Offered | None,
         shift_N: Tensor,
+        growing: GrowingState,
         rank_in_use: int,
         round_number: int,
-    ) -> tuple[Tensor, Tensor, int]:
-        """(anchor', momentum', rank that the mean needs), tensor by tensor; shift_N takes the shift. settled: our own offer,
-        whose pseudo-gradient may lie in shift_N."""
+    ) -> int:
+        """The rank that the mean needs. Piece by piece growing takes anchor' and momentum', and shift_N the shift. settled: our own offer,
+        whose pseudo-gradient may lie in shift_N. Raises StateCorrupt when it comes to values that are not finite."""
         lr, mu = self._settings.learning_rate, self._settings.momentum
-        anchor_N, momentum_N = torch.empty_like(self._anchor_N), torch.empty_like(self._momentum_N)
         measured = self._measured_tensors(round_number) if rank_in_use else frozenset[str]()
         mean_N = torch.zeros(self._layout.num_elements if measured else 0)  # touched only where it is measured
-        decoding = None if settled is None else open_contribution(settled.blob, self._layout).decode_in_turn()
-        for index, (start, stop, mean) in enumerate(weighed.means()):
-            part = slice(start, stop)
-            if self._layout.tensors[index].name in measured:
+        own = None if settled is None else open_contribution(settled.blob, self._layout)
+
+        def step(piece: "_Piece", scratch: Scratch) -> None:
+            part = slice(piece.first + piece.start, piece.first + piece.stop)
+            mean, after, update, decoded = scratch.of(piece.stop - piece.start)
+            piece.mean.read(piece.start, piece.stop, mean, after)
+            if self._layout.tensors[piece.index].name in measured:
                 mean_N[part] = mean
-            torch.mul(self._momentum_N[part], mu, out=momentum_N[part]).add_(mean)
-            update = (momentum_N[part] * mu).add_(mean).mul_(-lr)  # "u" of the module's text
-            torch.add(self._anchor_N[part], update, out=anchor_N[part])
-            if settled is None or decoding is None:
+            torch.mul(self._momentum_N[part], mu, out=after).add_(mean)
+            torch.mul(after, mu, out=update).add_(mean).mul_(-lr)  # "u" of the module's text
+            _require_finite("momentum", after)
+            growing.write("momentum", part.start, after)
+            _require_finite("anchor", torch.add(self._anchor_N[part], update, out=after))
+            growing.write("anchor", part.start, after)
+            if settled is None or piece.own is None:
                 shift_N[part] = update
             else:
-                self._settle_part(settled, index, part, next(decoding))
+                piece.own.read(piece.start, piece.stop, decoded)
+                self._settle_part(settled, piece.index, part, decoded)
                 torch.add(update, settled.pseudo_gradient_N[part], out=shift_N[part])
+
+        for group in _groups(self._layout):
+            self._crew.each(step, self._opened(weighed, own, group))
+            first, last = group[0][1], group[-1][1] + self._layout.tensors[group[-1][0]].num_elements
+            self._state.let_go(first, last)
+            for index, _ in group:
+                weighed.let_go(index)
         needed = needed_rank(self._layout, mean_N, measured, rank=rank_in_use) if measured else 0
-        return anchor_N, momentum_N, needed
+        return needed
+
+    def _opened(
+        self, weighed: WeighedContributions, own: Contribution | None, group: Sequence[tuple[int, int]]
+    ) -> list["_Piece"]:
+        """The pieces of the tensors of that group."""
+        found: dict[int, tuple[TensorMean, TensorReader | None]] = {}
+
+        def open_tensor(index: int, _scratch: Scratch) -> None:
+            found[index] = weighed.open(index), None if own is None else own.open(index)
+
+        self._crew.each(open_tensor, [index for index, _ in group])
+        return [
+            _Piece(index, first, start, stop, *found[index])
+            for index, first in group
+            for start, stop in pieces(self._layout.tensors[index].num_elements)
+        ]
+
+    def _outline(self, growing: GrowingState) -> Outline:
+        size_bytes = self._layout.state_bytes
+        digests: list[Digest] = [Digest(b"")] * num_chunks(size_bytes)
+
+        def look(index: int, scratch: Scratch) -> None:
+            digests[index] = sha256(growing.chunk(index, scratch.vectors[0]))
+
+        self._crew.each(look, range(len(digests)))
+        return Outline(size_bytes, tuple(digests))
 
     def _settle(self, offered: _Offered) -> None:
-        decoding = open_contribution(offered.blob, self._layout).decode_in_turn()
-        for index, ((_spec, start, stop), decode) in enumerate(zip(self._layout.spans(), decoding, strict=True)):
-            self._settle_part(offered, index, slice(start, stop), decode)
+        contribution, decoded_X = open_contribution(offered.blob, self._layout), torch.empty(PIECE)
+        for index, (spec, first, _stop) in enumerate(self._layout.spans()):
+            reader = contribution.open(index)
+            for start, stop in pieces(spec.num_elements):
+                decoded = decoded_X[: stop - start]
+                reader.read(start, stop, decoded)
+                self._settle_part(offered, index, slice(first + start, first + stop), decoded)
 
-    def _settle_part(self, offered: _Offered, index: int, part: slice, decode: Callable[[Tensor], Tensor]) -> None:
-        """The residual of one tensor is what the codec lost of what was sent, which is computed as it was then."""
+    def _settle_part(self, offered: _Offered, index: int, part: slice, decoded: Tensor) -> None:
+        """The residual of a part of a tensor is what the codec lost of what was sent, which is computed as it was then."""
         residual = self._residual_N[part]
         with_feedback(offered.pseudo_gradient_N[part], residual, offered.decays[index], out=residual)
-        residual_after(residual, decode(self._scratch_N))
+        residual_after(residual, decoded)
 
     def withdraw(self) -> None:
         """The head moved under the offer, or its round is void: the pseudo-gradient is unsettled again and goes with the next
@@ -338,6 +364,8 @@ class OuterOptimizer:
         anchor_N, momentum_N = state.shared()
         self._offered = None
         local_N = anchor_N - self._anchor_N if keep_pseudo_gradient else anchor_N.clone()
+        for each in (state, self._state):
+            each.let_go()
         if not keep_pseudo_gradient:
             self._residual_N = torch.zeros_like(anchor_N)
             self._encoder.reset()
@@ -396,15 +424,23 @@ def first_state(layout: Layout, anchor_N: Tensor, *, head: Digest) -> AnchorStat
     """The state of these parameters before any round. They must not be changed any more."""
     momentum_N: npt.NDArray[np.float32] = np.zeros(layout.num_elements, "<f4")  # never written: it takes no memory
     return AnchorState.of(
-        layout, head=head, round_number=0, anchor=_buffer(anchor_N), momentum=momentum_N.data.cast("B")
+        layout, head=head, round_number=0, anchor=buffer_of(anchor_N), momentum=momentum_N.data.cast("B")
     )
 
 
-def _vector(raw: memoryview) -> Tensor:
-    return torch.from_numpy(np.frombuffer(raw, dtype="<f4").astype(np.float32))
+def _groups(layout: Layout) -> Iterator[list[tuple[int, int]]]:
+    """(index, first element) of tensors that are opened at once: enough elements to share out, and no more than must be."""
+    group, gathered = list[tuple[int, int]](), 0
+    for index, (spec, first, _stop) in enumerate(layout.spans()):
+        group.append((index, first))
+        gathered += spec.num_elements
+        if gathered >= _GROUP_ELEMENTS:
+            yield group
+            group, gathered = [], 0
+    if group:
+        yield group
 
 
-def _buffer(vector_N: Tensor) -> memoryview:
-    """The vector's own bytes, read-only; it must not be changed any more."""
-    array: npt.NDArray[np.float32] = vector_N.numpy().astype("<f4", copy=False)
-    return array.data.cast("B").toreadonly()
+def _require_finite(name: str, values: Tensor) -> None:
+    if values.numel() and not all(math.isfinite(bound) for bound in values.aminmax()):
+        raise StateCorrupt(f"{name} holds values that are not finite")

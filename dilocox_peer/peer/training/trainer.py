@@ -25,13 +25,16 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import Tensor
 
 from dilocox_peer.compression.codec import CodecPolicy
+from dilocox_peer.compression.contribution import Blob
 from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.data.batches import BatchSource
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.controller import OwnCodec
 from dilocox_peer.peer.planning.timetable import Timetable
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.book import HoldReason, Progress, Snapshot, TrainingLoop
-from dilocox_peer.peer.training.outer import AnchorState, OuterOptimizer, OuterSettings, stage_policy
+from dilocox_peer.peer.training.crew import Crew
+from dilocox_peer.peer.training.outer import Grow, OuterOptimizer, OuterSettings, stage_policy
 from dilocox_peer.peer.training.stage_loop import StageLoop, WorkBench
 from dilocox_peer.peer.training.whole_loop import WholeLoop
 from dilocox_peer.peer.training.worker import MAX_CALLS, Worker
@@ -50,7 +53,7 @@ class Closing:
     over this round's micro-batches, nan if there were none. lost: what the codec left out of it (outer.Offer)."""
 
     round: int
-    blob: bytes
+    blob: memoryview
     micro_batches: int
     train_loss: float
     raw_bytes: int
@@ -128,14 +131,16 @@ class Trainer:
                 micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base, precision=precision,
             )  # fmt: skip
         self._torch = Worker("dilocox-torch", self._fail, num_threads=threads, idle=self._loop.train_on)
+        self._crew = Crew(threads)
         self._executor = Worker("dilocox-outer", self._fail, num_threads=1)
 
-    def start(self, state: AnchorState) -> None:
-        """Begins to train round state.round + 1 on top of state. Once."""
+    def start(self, state: AnchorState, *, grow: Grow | None = None) -> None:
+        """Begins to train round state.round + 1 on top of state. grow: where the states after it grow; None: in memory. Once."""
         assert self._outer is None, "already started"
-        outer = self._outer = OuterOptimizer(self._outer_settings, state)
+        outer = self._outer = OuterOptimizer(self._outer_settings, state, crew=self._crew, grow=grow)
         self._state = state
         self._loop.begin(outer.state.anchor_N(), state.round)
+        state.let_go()
         self._torch.start()
         self._executor.start()
 
@@ -167,9 +172,17 @@ class Trainer:
             return self._executor.submit(lambda: self._encode(outer, snapshot.result()), after=snapshot)
 
     def merge(
-        self, blobs: Sequence[bytes], weights: Sequence[int], *, own: bool, round_number: int, head: Digest
+        self,
+        blobs: Sequence[Blob],
+        weights: Sequence[int],
+        *,
+        own: bool,
+        round_number: int,
+        head: Digest,
+        norms: Sequence[float | None] = (),
     ) -> "Future[Merged]":
-        """Applies a certificate: its blobs and their micro-batches in its order; own: whether our offer is among them.
+        """Applies a certificate: its blobs and their micro-batches in its order; own: whether our offer is among them. norms: those
+        of the blobs that are known.
 
         No blobs: a void round, or a certificate that only moves the head. Done when anchor and local parameters are
         (`state` is new a little earlier, `progress` not later). If the round was not closed here yet, it is over now
@@ -183,7 +196,9 @@ class Trainer:
                 self._own_codec.settled(in_certificate=own)
             plan = self._timetable.plan(round_number)
             rank = plan.rank if self._watches_rank and plan.codec == LOW_RANK else 0
-            outcome = outer.merge(blobs, weights, own=own, round_number=round_number, head=head, rank_in_use=rank)
+            outcome = outer.merge(
+                blobs, weights, own=own, round_number=round_number, head=head, rank_in_use=rank, norms=norms
+            )
             self._state = outcome.state
             merged = Merged(
                 round_number, outcome.state.digest, outcome.norms, outcome.clip_factors, outcome.needed_rank
@@ -237,6 +252,7 @@ class Trainer:
         deadline = time.monotonic() + timeout_s
         for worker in (self._torch, self._executor):
             worker.ask_to_stop("the trainer was stopped")
+        self._crew.stop()
         for worker in (self._torch, self._executor):
             worker.join(max(0.0, deadline - time.monotonic()))
 

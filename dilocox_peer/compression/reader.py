@@ -1,0 +1,34 @@
+"""Reading an encoded tensor piece by piece, by several threads at once: so that what is computed with it stays in the caches, and
+nobody needs room for the whole of it."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from torch import Tensor
+
+PIECE = 1 << 18
+"""Elements read at a time: 1 MiB of float32, and a multiple of every codec's blocks."""
+
+
+class TensorReader(Protocol):
+    """One tensor's payload, checked. Keeps no state: any thread may read any part, several at once."""
+
+    def read(self, start: int, stop: int, out_X: Tensor) -> None:
+        """Writes the decoded elements start to stop of the flattened tensor into out_X (float32, CPU, contiguous, of that length).
+
+        start: a multiple of PIECE; stop: too, or the tensor's end. Equal bits however the tensor is divided.
+        """
+        ...
+
+
+def pieces(num_elements: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of the pieces of a tensor."""
+    for start in range(0, num_elements, PIECE):
+        yield start, min(start + PIECE, num_elements)
+
+
+def read_all(reader: TensorReader, out: Tensor) -> None:
+    """Writes the whole decoded tensor into out (float32, CPU, contiguous)."""
+    flat_N = out.view(-1)
+    for start, stop in pieces(flat_N.numel()):
+        reader.read(start, stop, flat_N[start:stop])
