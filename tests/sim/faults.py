@@ -63,8 +63,8 @@ class _SignsViewChangesUnbacked(ViewChanges):
 
 
 class _NeverCallsViewChanges(ViewChanges):
-    def advance(self, now: float, *, first_offer_at: float | None) -> list[Action]:
-        return super().advance(now, first_offer_at=first_offer_at) if self._seat.place.is_genesis else []
+    def advance(self, now: float) -> list[Action]:
+        return super().advance(now) if self._seat.place.is_genesis else []
 
 
 class _KeepsPseudoGradient(RoundMachine):

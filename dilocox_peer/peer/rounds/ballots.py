@@ -5,9 +5,8 @@ of this value, durably, and will not accept less in a lower ballot. Two quorums 
 quorum of ACKs, every later leader hears of it and proposes it again: it has to show the promises that it heeded
 (justified.py), and a member accepts nothing else.
 
-No member is taken at its word. A round ends here when our own contribution is out, or those of more than a third of the
-members are here; ballots are heeded within a budget; who stands out by conduct.py is not waited for; a proposal that leaves
-out what we hold is accepted only when it is late.
+No member is taken at its word. What has come of the round is in arrivals.py, whose turn it is to lead in turns.py, whom to
+believe in jury.py; a proposal that leaves out what we hold is accepted only when it is late.
 
     lead:    idle -> (offers complete or late) -> proposing 0 -> certificate
              idle -> (no certificate in time, my turn) -> preparing b -> proposing b -> certificate
@@ -16,9 +15,10 @@ out what we hold is accepted only when it is late.
 Invariants: promised never falls; accepted.ballot <= promised; one value a ballot; Persist precedes what it backs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from dilocox_peer.events import ContributionRefused
+from dilocox_peer.peer.rounds.arrivals import Arrivals
 from dilocox_peer.peer.rounds.chain import is_quorum
 from dilocox_peer.peer.rounds.conduct import REFUSED_SPREAD
 from dilocox_peer.peer.rounds.contract import Action, Note, Send
@@ -26,16 +26,15 @@ from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.justified import is_forced, promise_statement
 from dilocox_peer.peer.rounds.membership import Members
-from dilocox_peer.peer.rounds.missed import missed_by
-from dilocox_peer.peer.rounds.proposals import FOREVER, Lead, Pending
+from dilocox_peer.peer.rounds.proposals import Lead, Pending
 from dilocox_peer.peer.rounds.seat import Seat, send_all
+from dilocox_peer.peer.rounds.timing import FOREVER
+from dilocox_peer.peer.rounds.turns import Turns
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Value
-from dilocox_peer.wire.rounds import Accepted, Ack, Nack, Offer, Prepare, Promise, Promised, Proof, Propose, Statement
+from dilocox_peer.wire.rounds import Accepted, Ack, Nack, Prepare, Promise, Promised, Proof, Propose, Statement
 
-MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is normal, a stream of them is not
 MAX_JUMP = 1 << 20  # of a ballot above the last promised: of 64 peers, one that hears nobody is there after a week
-BALLOT_BACKOFF = 1.5
 
 
 class Ballots:
@@ -43,34 +42,23 @@ class Ballots:
 
     jury_type: type[Jury] = Jury  # the simulator plants a credulous one
 
-    def __init__(self, seat: Seat, members: Members, holdings: Holdings, now: float) -> None:
+    def __init__(self, seat: Seat, arrivals: Arrivals, members: Members, holdings: Holdings, now: float) -> None:
         self._seat = seat
+        self._arrivals = arrivals
         self._members = members
         self._holdings = holdings
         self._conduct = seat.owner.conduct
         self._jury = self.jury_type(seat, now)
-        self._began_at = now
-        self.offers: dict[PeerId, Entry] = {}
-        self._held_at: dict[Digest, float] = {}
-        self.own: Entry | None = None
+        self._turns = Turns(seat, members)
         self.certificate: Certificate | None = None
-        self.first_offer_at: float | None = None
-        self._incarnations: dict[PeerId, int] = {}
-        self._offer_deadline = FOREVER  # for offers that have not come
-        self._exchange_deadline = FOREVER  # for contributions on their way
-        self._turn = seat.votes.promised
-        self._under_way = seat.votes.promised  # highest ballot somebody was heard to lead
-        self._turn_deadline = FOREVER
-        self._turns_taken = 0
         self._lead: Lead | None = None
         self._pending: Pending | None = None
         self._excluded: set[Digest] = set()
-        self._offer_again_at = FOREVER
         self.proposed_at: float | None = None
         accepted = seat.votes.accepted
         self._interrupted: Accepted | None = None
         if accepted is not None:  # after a restart: nobody may have anything to offer again, so look at once
-            self._begin(now)
+            self._end_round(now)
             if accepted.ballot == seat.votes.promised and seat.is_voter and seat.leader(accepted.ballot) == seat.me:
                 self._interrupted = accepted
 
@@ -78,34 +66,9 @@ class Ballots:
 
     def offer(self, entry: Entry, now: float) -> None:
         """Our own contribution; its blob is held."""
-        self.own = entry
-        if self._seat.is_member:
-            self.offers[self._seat.me] = entry
-            self._held_at[entry.blob] = now
-            self._conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)
-            self._offer_again_at = now
-            if self.first_offer_at is None:
-                self._begin(now)
-
-    def on_offer(self, sender: PeerId, message: Offer, now: float) -> tuple[list[Action], str | None]:
-        if (entry := message.entry).peer != sender:
-            return [], f"an offer in the name of {entry.peer}"
-        if sender not in self._seat.place.roster:
-            return [], None  # a joiner that is not in the roster yet; its time comes
-        known = self.offers.get(sender)
-        if known == entry:
-            return self._want(entry, (sender,), now), None
-        if known is not None and entry.incarnation < known.incarnation:
-            return [], None
-        if known is not None and entry.incarnation == known.incarnation:
-            return [], "two offers on one head"
-        if self._incarnations.get(sender, 0) >= MAX_INCARNATIONS:
-            return [], "too many incarnations on one head"
-        self._incarnations[sender] = self._incarnations.get(sender, 0) + 1
-        self.offers[sender] = entry
-        if self._holdings.has(entry.blob):
-            self._held_at.setdefault(entry.blob, now)
-        return self._want(entry, (sender,), now), None
+        self._arrivals.offer(entry, now)
+        if self._seat.is_member and self._arrivals.ended_at is None:
+            self._end_round(now)
 
     def on_propose(self, sender: PeerId, message: Propose, now: float) -> tuple[list[Action], str | None]:
         seat, ballot, value = self._seat, message.ballot, message.value
@@ -127,14 +90,13 @@ class Ballots:
         if reason := seat.place.why_not(value, seat.place.view, seat.owner.max_peers, seat.owner.plans):
             return [], reason
         for entry in value.entries:
-            if entry.peer == seat.me and entry.incarnation == seat.incarnation and entry != self.own:
+            if entry.peer == seat.me and entry.incarnation == seat.incarnation and entry != self._arrivals.own:
                 return [], "an offer in our name that is not ours"
         if not seat.verifies(sender, message.signature, value, view=seat.place.view, ballot=ballot):
             return [], "a signature that does not verify"
         if reason := self._jury.why_not_justified(ballot, value, message.promises):
             self._conduct.strike(sender, "led", reason)
             return [], reason
-        actions: list[Action] = []
         self._jury.hear(sender, seat.voted(value, message.signature, ballot=ballot))
         self._jury.hear_promises(ballot, message.promises)
         self._jury.proposed(sender)
@@ -144,12 +106,11 @@ class Ballots:
             self._conduct.strike(sender, "led", reason)
             return [], reason
         guilty = [self._conduct.proof_against(peer) for peer in value.roster if peer != sender]
-        # The leader may not have heard what we can prove.
-        actions += [Send(sender, Proof(*seat.at(), *proof)) for proof in guilty if proof is not None]
         if pending is None or ballot > pending.ballot:
             self._pending = Pending(ballot, value, sender, message.signature, message.promises, now)
-        self._follow_turn(ballot, now)
-        return actions, None
+        self._turns.follow(ballot, now)
+        # The leader may not have heard what we can prove.
+        return [Send(sender, Proof(*seat.at(), *proof)) for proof in guilty if proof is not None], None
 
     def on_ack(self, sender: PeerId, message: Ack) -> str | None:
         lead, seat = self._lead, self._seat
@@ -190,10 +151,10 @@ class Ballots:
             return [self._nack(sender, ballot, ())], None
         actions: list[Action] = []
         if ballot > seat.votes.promised:
-            if not self._jury.heeds(sender, ballot, now, late_at=self._turn_deadline):
+            if not self._jury.heeds(sender, ballot, now, late_at=self._turns.due):
                 return [self._nack(sender, ballot, ())] if self._jury.is_answered(sender) else [], None
             actions.append(seat.vote(promised=ballot))
-        self._follow_turn(ballot, now)
+        self._turns.follow(ballot, now)
         promised = seat.promise(ballot, seat.votes.accepted)
         actions.append(Send(sender, Promise(*seat.at(), ballot, seat.votes.accepted, promised.signature)))
         return actions, None
@@ -235,12 +196,14 @@ class Ballots:
         """Everything that is due. Call after every input; cheap when nothing is."""
         if self.certificate is not None:
             return []
-        if self.first_offer_at is None and self._seat.is_member:
-            self._look_for_the_end(now)
+        if self._arrivals.ended_at is None and self._seat.is_member:
+            proposed = () if self._pending is None else self._pending.value.entries
+            if self._arrivals.has_ended(proposed, now):
+                self._end_round(now)
         if not self._seat.may_vote:  # it contributes; others certify
-            return self._offer_again(now)
+            return self._arrivals.offer_again(now)
         actions = self._accept_pending(now)
-        actions += self._offer_again(now)
+        actions += self._arrivals.offer_again(now)
         if self._lead is None:
             actions += self._take_the_lead(now)
         if self._lead is not None:
@@ -250,14 +213,12 @@ class Ballots:
     def deadline(self, now: float) -> float:
         """When `advance` has something to do again if nothing comes in."""
         if not self._seat.may_vote:
-            return self._offer_again_at
-        is_awaited = self._turn == 0 and self._is_awaiting_what_comes(now)
-        times = [self._offer_again_at, self._exchange_deadline if is_awaited else self._turn_deadline]
-        if self.first_offer_at is None and self._held_at:
-            times.append(min(self._held_at.values()) + self._seat.pace.degrade_s)
+            return self._arrivals.again_at
+        times = [self._arrivals.again_at, self._arrivals.deadline(now)]
+        if not self._awaits_blobs(now):
+            times.append(self._turns.due)
         if self._pending is not None:
             times.append(self._pending.since + self._seat.pace.ballot_s / 2)
-        times += [each for each in (self._offer_deadline, self._exchange_deadline) if each > now]
         if self._lead is not None:
             times += [self._lead.resend_at, self._lead.outbid_at]
         return min(times)
@@ -274,9 +235,9 @@ class Ballots:
                 return []
             self._pending = None
             self._jury.accepted_of.add(pending.leader)
-            if self.proposed_at is None:  # offers are no longer waited for, only the certificate
+            if self.proposed_at is None:
                 self.proposed_at = now
-                self._turn_deadline = min(self._turn_deadline, now + seat.jittered(seat.pace.ballot_s))
+                self._turns.accepted(now)
             accepted = Accepted(pending.ballot, pending.value, pending.signature, pending.promises)
             return [
                 *self._backed(seat.vote(promised=pending.ballot, accepted=accepted)),
@@ -286,7 +247,7 @@ class Ballots:
         for entry in pending.value.entries:
             is_slow = now - pending.since >= seat.pace.ballot_s / 2  # whoever it was asked of first
             sources = [entry.peer, pending.leader, *seat.others]
-            actions += self._want(entry, self._conduct.best_first(sources), now, elsewhere=is_slow)
+            actions += self._arrivals.want(entry, self._conduct.best_first(sources), now, elsewhere=is_slow)
         bad = {
             entry.blob
             for entry in pending.value.entries
@@ -302,24 +263,18 @@ class Ballots:
         all the same, as the leader may not have got it. One that is put off for having done so is given less time."""
         if is_forced(pending.promises):
             return False
-        if self.first_offer_at is None:
+        if self._arrivals.ended_at is None:
             return True  # nobody's round is over
-        if now >= (self._offer_deadline if self._conduct.leads(pending.leader) else self._turn_deadline):
+        if now >= (self._arrivals.offers_due if self._conduct.leads(pending.leader) else self._turns.due):
             return False
-        named = {entry.peer for entry in pending.value.entries}
-        here = {peer for peer, entry in self._worth_waiting_for() if self._holdings.has(entry.blob)}
-        if 3 * len(here - named) <= len(self._seat.place.roster):
+        roster, named = self._seat.place.roster, {entry.peer for entry in pending.value.entries}
+        omitted = [since for peer, since in self._arrivals.here(now).items() if peer not in named]
+        if 3 * len(omitted) <= len(roster):
             return False
-        early = {peer for peer in here - named if self._held_at.get(self.offers[peer].blob, now) <= pending.since}
-        if 3 * len(early) > len(self._seat.place.roster) or 3 * len(named) <= len(self._seat.place.roster):
-            reason = f"led and left out {len(here - named)} contributions that are here"
+        if 3 * sum(since <= pending.since for since in omitted) > len(roster) or 3 * len(named) <= len(roster):
+            reason = f"led and left out {len(omitted)} contributions that are here"
             self._conduct.strike(pending.leader, "led", reason)
         return True
-
-    def _worth_waiting_for(self) -> list[tuple[PeerId, Entry]]:
-        """Offers of those that keep to what they offer."""
-        waited = self._conduct.waited_for(self._seat.place.roster)
-        return [(peer, entry) for peer, entry in self.offers.items() if peer in waited]
 
     def _may_accept(self, value: Value) -> bool:
         """Holding every blob is part of what an ACK says."""
@@ -329,12 +284,6 @@ class Ballots:
         """The Persist that must precede the ACK."""
         return [persist]
 
-    def _offer_again(self, now: float) -> list[Action]:
-        if self.own is None or now < self._offer_again_at:
-            return []
-        self._offer_again_at = now + self._seat.jittered(self._seat.timing.retry_s)
-        return [*send_all(self._seat.others, Offer(*self._seat.at(), self.own))]
-
     def _take_the_lead(self, now: float) -> list[Action]:
         """Ballot 0 when the offers are in; a higher one when its turn has come."""
         seat, interrupted = self._seat, self._interrupted
@@ -343,79 +292,41 @@ class Ballots:
             # Proposed before a crash: the same value in the same ballot may be proposed again, and no other.
             lead = Lead(interrupted.ballot, now, shown=interrupted.promises)
             return self._propose(lead, interrupted.value, now)
-        is_first = self._under_way == seat.votes.promised == self._turn and self._turns_taken == 0
-        if is_first and seat.leader(0) == seat.me and self._offers_are_in(now):
+        if self._turns.is_first and seat.leader(0) == seat.me and self._is_all_in(now):
             if seat.votes.promised == 0 and seat.votes.accepted is None:
                 return self._propose(Lead(0, now), self._own_value(now), now)
             return self._lead_above(seat.votes.promised, now)  # a promise from before a restart forbids ballot 0
-        if now < self._turn_deadline and not self._turn_is_lost(now):
-            return []
-        if self._turn == 0 and self._is_awaiting_what_comes(now):
+        if now < self._turns.due:
+            # A leader proposes when the offers are in, or late. Waiting for late alone would in a first round, where nothing is
+            # learned yet, let a view change come before the next leader.
+            would_have = self._arrivals.offers_due <= now or self._is_all_in(now)
+            if not (would_have and self._turns.is_lost(self._arrivals.since_end(now), now)):
+                return []
+        if self._awaits_blobs(now):
             return []  # as its leader does, where one line is slow for both
         return self._next_turn(now)
 
-    def _offers_are_in(self, now: float) -> bool:
+    def _is_all_in(self, now: float) -> bool:
         """All of the roster that are here have offered and their blobs too; or it is late and there is something."""
-        if self.first_offer_at is None or self._is_awaiting_what_comes(now):
+        if self._arrivals.is_awaiting(now):
             return False
-        silent = [peer for peer in self._conduct.waited_for(self._seat.place.roster) if peer not in self.offers]
-        if now < self._offer_deadline and any(self._members.may_offer(peer, now) for peer in silent):
-            return False
-        return bool(self._entries()) or not self._blobs_under_way() or now >= self._turn_deadline
+        return bool(self._entries()) or not self._arrivals.are_under_way() or now >= self._turns.due
 
-    def _is_awaiting_what_comes(self, now: float) -> bool:
-        """Whether a contribution is on its way here, and an exchange may still take that long."""
-        if self.first_offer_at is None or now >= self._exchange_deadline:
-            return False
-        return any(
-            self._holdings.is_under_way(entry.blob) and self._members.is_alive(peer, now)
-            for peer, entry in self._worth_waiting_for()
-        )
-
-    def _turn_is_lost(self, now: float) -> bool:
-        """The leader of this turn is gone and it would have proposed by now: no use waiting for it.
-
-        It proposes when the offers are in, or late; waiting for late alone would in a first round, where nothing is
-        learned yet, let a view change come before the next leader.
-        """
-        leader = self._seat.leader(self._turn)
-        is_waited_for = self._members.is_alive(leader, now) and self._conduct.leads(leader)
-        if is_waited_for or leader == self._seat.me or not (self._offer_deadline <= now or self._offers_are_in(now)):
-            return False
-        if not self._conduct.leads(leader):
-            return True
-        has_waited = now - self.first_offer_at_or(now) > self._seat.timing.alive_s
-        return has_waited or self._members.is_surely_gone(leader)
-
-    def first_offer_at_or(self, now: float) -> float:
-        return now if self.first_offer_at is None else self.first_offer_at
+    def _awaits_blobs(self, now: float) -> bool:
+        return self._turns.ballot == 0 and self._arrivals.is_awaiting_blobs(now)
 
     def _next_turn(self, now: float) -> list[Action]:
-        """The next ballot whose leader is here; if that is us, ask for promises."""
-        seat = self._seat
-        ballot = max(self._turn, seat.votes.promised) + 1
-        for _ in range(len(seat.order) - 1):
-            if self._members.is_alive(seat.leader(ballot), now) and self._conduct.leads(seat.leader(ballot)):
-                break
-            ballot += 1
-        if seat.leader(ballot) == seat.me:
-            return self._prepare(ballot, now)
-        # Not the whole time of a ballot: its leader may be at another head, or count turns differently after a restart.
-        self._turn = ballot
-        self._turn_deadline = now + seat.jittered(seat.timing.retry_s + seat.pace.ballot_s / 2)
-        return []
+        ballot = self._turns.next(now)
+        return self._prepare(ballot, now) if self._seat.leader(ballot) == self._seat.me else []
 
     def _lead_above(self, promised: int, now: float) -> list[Action]:
         """Ask for promises in the next ballot of ours above this one."""
-        ballot = promised + 1
-        while self._seat.leader(ballot) != self._seat.me:
-            ballot += 1
-        return self._prepare(ballot, now)
+        return self._prepare(self._turns.ours_above(promised), now)
 
     def _prepare(self, ballot: int, now: float) -> list[Action]:
         seat = self._seat
         assert ballot > seat.votes.promised, f"ballot {ballot} after {seat.votes.promised}"
-        self._follow_turn(ballot, now)
+        self._turns.follow(ballot, now)
         own = {seat.me: seat.promise(ballot, seat.votes.accepted)}
         self._lead = Lead(ballot, now, promises={seat.me: seat.votes.accepted}, signed=own)
         self._lead.resend_at = now + seat.jittered(seat.timing.retry_s)
@@ -431,14 +342,14 @@ class Ballots:
             actions += self._choose(lead, now)
         elif self._is_quorum(lead.acks):
             self.certificate = seat.certificate(lead.value, lead.acks, view=seat.place.view, ballot=lead.ballot)
-            return actions
+            return []
         elif lead.nacked.keys() - self._excluded and not self._is_quorum(self._could_ack(lead, now)):
             # Those that most refuse: one member alone does not talk everybody's contributions out of the round.
             refusals = {blob: len(peers) for blob, peers in lead.nacked.items() if blob not in self._excluded}
             self._excluded |= {blob for blob, count in refusals.items() if count == max(refusals.values())}
             return self._lead_above(seat.votes.promised, now)
         if self._lead is lead and self.certificate is None:
-            if now >= self._turn_deadline:  # our ballot goes on, though, until somebody asks in a higher one
+            if now >= self._turns.due:  # our ballot goes on, though, until somebody asks in a higher one
                 return actions + self._next_turn(now)
             if now >= lead.outbid_at:
                 return actions + self._lead_above(max(lead.outbid, seat.votes.promised), now)
@@ -451,7 +362,7 @@ class Ballots:
         """With a quorum of promises: the accepted value of the highest ballot, else one of our own."""
         if not self._is_quorum(lead.promises):
             return []
-        late = lead.started_at + (self._turn_deadline - lead.started_at) / 2
+        late = lead.started_at + (self._turns.due - lead.started_at) / 2
         heeded = self._promises_without_hindrance(lead, now)
         forced = self._forced_value(heeded)
         are_more_to_come = any(peer not in lead.promises for peer in self._could_ack(lead, now))
@@ -468,11 +379,11 @@ class Ballots:
             actions: list[Action] = []
             for entry in forced.entries:
                 givers = self._conduct.best_first([*sources, entry.peer, *self._seat.others])
-                actions += self._want(entry, givers, now)
+                actions += self._arrivals.want(entry, givers, now)
             if self._may_accept(forced):
                 actions += self._propose(lead, forced, now)
             return actions
-        if not self._entries() and self._blobs_under_way() and now < late:
+        if not self._entries() and self._arrivals.are_under_way() and now < late:
             return []
         return self._propose(lead, self._own_value(now), now)
 
@@ -523,9 +434,7 @@ class Ballots:
         if accepted != seat.votes.accepted:
             actions += self._backed(seat.vote(promised=lead.ballot, accepted=accepted))
         lead.acks[seat.me] = signature
-        self._follow_turn(lead.ballot, now)
-        if self._turn_deadline == FOREVER or lead.ballot == 0:
-            self._turn_deadline = now + seat.jittered(seat.pace.ballot_s)
+        self._turns.proposed(lead.ballot, now)
         if self._is_quorum(lead.acks):
             self.certificate = seat.certificate(value, lead.acks, view=seat.place.view, ballot=lead.ballot)
             return actions
@@ -543,9 +452,9 @@ class Ballots:
         return {peer for peer in self._seat.order if peer not in lead.nackers and self._members.is_alive(peer, now)}
 
     def _own_value(self, now: float) -> Value:
-        seat = self._seat
+        seat, offered = self._seat, self._arrivals.offers.keys()
         roster = self._members.next_roster(
-            seat.place.roster, self.offers.keys(), seat.recent, me_too=True, max_peers=seat.owner.max_peers, now=now
+            seat.place.roster, offered, seat.recent, me_too=True, max_peers=seat.owner.max_peers, now=now
         )
         roster = tuple(peer for peer in roster if peer == seat.me or not self._conduct.is_proven(peer))
         entries = []
@@ -557,29 +466,10 @@ class Ballots:
         return seat.place.round_value(entries, roster, seat.owner.planner.next(seat.place.plan))
 
     def _entries(self) -> list[Entry]:
-        held = [entry for entry in self.offers.values() if self._holdings.has(entry.blob)]
-        return [entry for entry in held if entry.blob not in self._excluded]
+        return [entry for entry in self._arrivals.held() if entry.blob not in self._excluded]
 
-    def _blobs_under_way(self) -> bool:
-        return any(self._holdings.is_under_way(entry.blob) for entry in self.offers.values())
-
-    def _is_quorum(self, peers: set[PeerId] | dict[PeerId, Accepted | None] | dict[PeerId, bytes]) -> bool:
+    def _is_quorum(self, peers: Collection[PeerId]) -> bool:
         return is_quorum(peers, self._seat.place.voters)
-
-    def _want(self, entry: Entry, sources: Sequence[PeerId], now: float, *, elsewhere: bool = False) -> list[Action]:
-        others = (peer for peer in sources if peer != self._seat.me)
-        is_doubted = self._conduct.is_doubted(entry.peer) or self._conduct.owes(entry.peer)
-        return [
-            *self._holdings.want(
-                entry.blob,
-                others,
-                round_number=self._seat.place.round + 1,
-                now=now,
-                within_s=self._seat.pace.exchange_s,
-                doubted=is_doubted and len(sources) == 1,
-                elsewhere=elsewhere,
-            )
-        ]
 
     def _ack(self, to: PeerId, ballot: int, value: Value) -> Action:
         signature = self._seat.signature(value, view=self._seat.place.view, ballot=ballot)
@@ -589,86 +479,22 @@ class Ballots:
         return Send(to, Nack(*self._seat.at(), ballot, self._seat.votes.promised, blobs))
 
     def on_refused(self, blob: Digest, reason: str) -> list[Action]:
-        """A blob that no mean can take. Those answer for it that offered it themselves, else the leader that proposes
-        it; that an entry in a proposal names a peer proves nothing of that peer."""
+        """A blob that no mean can take. Those answer for it that offered it themselves, else the leader that proposes it."""
         self._holdings.refused(blob)
-        pending, guilty = self._pending, sorted(peer for peer, entry in self.offers.items() if entry.blob == blob)
+        pending, guilty = self._pending, self._arrivals.offered_by(blob)
         if not guilty and pending is not None and any(entry.blob == blob for entry in pending.value.entries):
             guilty, reason = [pending.leader], f"{reason} (it proposed it)"
         return [Note(ContributionRefused(peer, self._seat.place.round + 1, reason)) for peer in guilty]
 
-    # ---- timers ----
-
-    def on_held(self, blob: Digest, now: float) -> None:
-        """Learns how late contributions come; the blob counts, not its announcement."""
-        self._held_at.setdefault(blob, now)
-        for peer, entry in self.offers.items():
-            if entry.blob == blob and peer != self._seat.me:
-                self._seat.pace.observe_offer(now - self.first_offer_at_or(now))
-
-    def _look_for_the_end(self, now: float) -> None:
-        """Whether the round ends: more than a third of the members whose work is to be expected have delivered it. Were it one,
-        the first thing that anybody offers would end everybody's round. Should no others follow, one is enough in the end."""
-        seat, waited = self._seat, self._conduct.waited_for(self._seat.place.roster)
-        pending = () if self._pending is None else self._pending.value.entries
-        entries = {entry.peer: entry for entry in (*pending, *self.offers.values())}
-        here = {peer for peer, entry in entries.items() if peer in waited and self._holdings.has(entry.blob)}
-        expected = here | {peer for peer in waited if self._members.may_offer(peer, now)}
-        is_late = self._held_at and now >= min(self._held_at.values()) + seat.pace.degrade_s
-        if 3 * len(here) > len(expected) or is_late:
-            self._begin(now)
-
-    def observe_missing(self, now: float) -> None:
-        """Call when the round is certified: what is not here by now is at least this late. Without it only those in time
-        would be measured, the wait would shrink to them, and slow peers would never be waited for again."""
-        if self.first_offer_at is None:
-            return
-        for peer in self._seat.place.roster:
-            offer = self.offers.get(peer)
-            if offer is None and not self._members.may_offer(peer, now):
-                continue
-            if (offer is None or not self._holdings.has(offer.blob)) and self._members.is_alive(peer, now):
-                self._seat.pace.observe_offer(now - self.first_offer_at)
-
     def settle(self, certificate: Certificate, now: float) -> list[Note]:
         """What this round tells of the others; call when it is certified. Gives back whose contributions it goes without."""
-        seat, conduct, alive = self._seat, self._conduct, self._members.alive(now)
+        alive = self._members.alive(now)
         self._jury.hear_certificate(certificate)
-        certified = {entry.peer: entry for entry in certificate.value.entries}
-        for peer in seat.others:
-            entry = self.offers.get(peer)
-            if entry is None or peer not in alive:
-                continue
-            if self._holdings.has(entry.blob) or peer in certified:
-                conduct.delivered(peer)
-            else:
-                is_under_way = self._holdings.is_under_way(entry.blob)
-                conduct.undelivered(peer, entry.blob, due_at=now + seat.pace.exchange_s, has_failed=not is_under_way)
-        for entry in certified.values():
-            conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)
-        # It may have waited for what came last: a line that is slow here is likely to be slow there too.
-        last = max((self._held_at.get(entry.blob, now) for _, entry in self._worth_waiting_for()), default=now)
-        is_late = now >= max(self._offer_deadline, min(self._exchange_deadline, last)) + seat.pace.ballot_s
-        self._jury.settle_leaders(certificate.ballot, alive, now, is_late=is_late)
-        conduct.round_certified(seat.place.roster, alive, now)
-        if (first_at := self.first_offer_at) is None:
-            return []
-        here = {peer for peer in seat.place.roster if peer in self.offers or self._members.may_offer(peer, now)}
-        missed = missed_by(certificate, here, self.offers, self._held_at, self._holdings, first_at=first_at, now=now)
-        return [] if missed is None else [Note(missed)]
+        self._arrivals.settle(certificate.value.entries, now)
+        self._jury.settle_leaders(certificate.ballot, alive, now, is_late=self._arrivals.leader_is_late(now))
+        self._conduct.round_certified(self._seat.place.roster, alive, now)
+        return self._arrivals.missed_by(certificate, now)
 
-    def _begin(self, now: float) -> None:
-        seat = self._seat
-        self.first_offer_at = now
-        self._offer_deadline = now + seat.pace.offer_wait_s
-        self._exchange_deadline = now + seat.pace.exchange_wait_s
-        if self._turn_deadline == FOREVER:
-            self._turn_deadline = self._offer_deadline + seat.jittered(seat.pace.ballot_s)
-
-    def _follow_turn(self, ballot: int, now: float) -> None:
-        """A ballot is under way: give it its time, longer for every one that failed."""
-        if ballot > self._under_way and ballot >= self._turn:
-            self._turn = self._under_way = ballot
-            self._turns_taken += 1
-            wait = self._seat.pace.ballot_s * BALLOT_BACKOFF ** min(self._turns_taken, 6)
-            self._turn_deadline = now + self._seat.jittered(min(wait, self._seat.timing.ballot_cap_s))
+    def _end_round(self, now: float) -> None:
+        self._arrivals.end(now)
+        self._turns.begin(self._arrivals.offers_due)

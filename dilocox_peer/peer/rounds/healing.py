@@ -15,13 +15,12 @@ from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, place_after, suffix_of
 from dilocox_peer.peer.rounds.contract import Send
 from dilocox_peer.peer.rounds.forks import Forks
-from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.peer.rounds.timing import NEVER, Timing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.rounds import MAX_LOCATOR, MAX_PAGE, ChainPage, GetChain
 
 MAX_JUDGED = 1024  # heads remembered as worse than ours
-NEVER = float("-inf")
 MAX_WAITING = 64  # peers that are to be asked
 
 

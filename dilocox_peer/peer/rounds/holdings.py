@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dilocox_peer.peer.rounds.contract import FetchBlob
-from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.peer.rounds.timing import FOREVER, Timing
 from dilocox_peer.types import Digest, PeerId
 
 MAX_SOURCES = 8
@@ -121,4 +121,4 @@ class Holdings:
 
     def deadline(self) -> float:
         waits = (wanted.retry_at for wanted in self._wanted.values() if not wanted.under_way)
-        return min(waits, default=float("inf"))
+        return min(waits, default=FOREVER)

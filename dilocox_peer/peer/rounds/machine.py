@@ -6,6 +6,7 @@ file. This file puts its parts together; docs/protocol.md tells the story:
     contract.py    inputs and actions            seat.py      who we are at this head and what we voted there
     membership.py  who is there                  ballots.py   which offers make the next certificate
     holdings.py    which blobs are here          view_changes.py    a new roster when the quorum is lost, and at genesis
+    arrivals.py    what came of the round        turns.py     whose turn it is to lead
     chain.py       what was agreed               healing.py   other chains, and the best of them
     forks.py       which of two chains counts (wire/checkpoints.py: what the run's owner vouches for)
     following.py   how far a better one is followed by now            replay.py   round by round, or a whole state
@@ -33,6 +34,7 @@ from dilocox_peer.events import (
 from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
 from dilocox_peer.peer.planning.planner import FixedPlanner, JudgingPlanner, Planner
 from dilocox_peer.peer.rounds.anchorage import Anchorage
+from dilocox_peer.peer.rounds.arrivals import Arrivals
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, leader
 from dilocox_peer.peer.rounds.conduct import Conduct
@@ -283,7 +285,7 @@ class RoundMachine:
     @property
     def has_offered(self) -> bool:
         """Whether our contribution on top of `head` is out and not settled yet."""
-        return self._ballots.own is not None
+        return self._arrivals.own is not None
 
     @property
     def may_offer(self) -> bool:
@@ -306,7 +308,7 @@ class RoundMachine:
         its round is over, and comes before the next heartbeat."""
         said = {peer: self._members[peer].said for peer in self._members.known}
         reports = {peer: (each.training_round, each.micro_batches) for peer, each in said.items() if each is not None}
-        for peer in self._ballots.offers:
+        for peer in self._arrivals.offers:
             if reports.get(peer, (0, 0))[0] < self.round + 2:
                 reports[peer] = (self.round + 2, 0)
         return {**reports, self._owner.peer: (self.training_round, self._micro_batches)}
@@ -380,7 +382,7 @@ class RoundMachine:
         now, times = self._now, [self._beat_at, self._anchor.retry_at, self._holdings.deadline()]
         if self._takes_part:
             times.append(self._ballots.deadline(now))
-            times.append(self._view_changes.deadline(now, first_offer_at=self._ballots.first_offer_at))
+            times.append(self._view_changes.deadline(now))
         return min((time for time in times if time > now), default=self._beat_at)
 
     def _take_in(self, event: Input) -> list[Action]:
@@ -408,7 +410,7 @@ class RoundMachine:
                 self._close(base, entry)
             case BlobHeld(blob, size_bytes):
                 self._holdings.held(blob, self.round + 1, size_bytes)
-                self._ballots.on_held(blob, now)
+                self._arrivals.on_held(blob, now)
                 self._conduct.came(blob)
             case BlobRefused(blob, reason):
                 return self._ballots.on_refused(blob, reason)
@@ -468,7 +470,7 @@ class RoundMachine:
                 break
             self._view_changes.watch(self._now)
             actions += self._ballots.advance(self._now)
-            actions += self._view_changes.advance(self._now, first_offer_at=self._ballots.first_offer_at)
+            actions += self._view_changes.advance(self._now)
             certificate = self._ballots.certificate
             if certificate is None or (certificate.head == self._sent_ahead and self._view_changes.certificate):
                 certificate = self._view_changes.certificate  # what nobody can follow is no reason not to go on
@@ -562,7 +564,7 @@ class RoundMachine:
                 elif self._takes_part:
                     actions += self._vote(sender, message)
                 elif isinstance(message, Offer):  # it will be wanted, should we be back in time
-                    actions += self._ballots.on_offer(sender, message, now)[0]
+                    actions += self._arrivals.on_offer(sender, message, now)[0]
         return actions
 
     def _vote(self, sender: PeerId, message: Message) -> list[Action]:
@@ -575,7 +577,7 @@ class RoundMachine:
             return []
         match message:
             case Offer():
-                actions, reason = ballots.on_offer(sender, message, now)
+                actions, reason = self._arrivals.on_offer(sender, message, now)
             case Propose():
                 actions, reason = ballots.on_propose(sender, message, now)
             case Ack():
@@ -587,11 +589,11 @@ class RoundMachine:
             case Promise():
                 reason = ballots.on_promise(sender, message)
             case ViewCall():
-                actions = view_changes.on_call(sender, message, now, first_offer_at=ballots.first_offer_at)
+                actions = view_changes.on_call(sender, message, now)
             case ViewAnswer():
                 view_changes.on_answer(sender, message)
             case ViewPropose():
-                actions, reason = view_changes.on_propose(sender, message, now, first_offer_at=ballots.first_offer_at)
+                actions, reason = view_changes.on_propose(sender, message, now)
             case ViewSign():
                 reason = view_changes.on_sign(sender, message)
         return actions + (self._refuse(sender, reason) if reason else [])
@@ -656,8 +658,11 @@ class RoundMachine:
     def _sit_down(self, votes: Votes, now: float) -> None:
         """A new head: a new seat, nothing offered, no votes but these."""
         self._seat = Seat(self._owner, self._chain.place, votes, self._chain.newest_heads(1 + CLOSE_BEHIND))
-        self._ballots = self.ballots_type(self._seat, self._members, self._holdings, now)
-        self._view_changes = self.view_changes_type(self._seat, self._members, now, in_vain=self._changes_in_vain())
+        self._arrivals = Arrivals(self._seat, self._members, self._holdings, now)
+        self._ballots = self.ballots_type(self._seat, self._arrivals, self._members, self._holdings, now)
+        self._view_changes = self.view_changes_type(
+            self._seat, self._arrivals, self._members, now, in_vain=self._changes_in_vain()
+        )
         for peer in self.roster:
             self._members.add(peer)
 
@@ -669,11 +674,11 @@ class RoundMachine:
 
     def _adopt(self, certificate: Certificate) -> list[Action]:
         """Our head moves to its child, whose blobs are all here."""
-        now, own = self._now, self._ballots.own
+        now, own = self._now, self._arrivals.own
         notes: list[Note] = []
         if certificate.value.kind == "round":
             self._pace.observe_round(now - self._head_since)
-            self._ballots.observe_missing(now)
+            self._arrivals.observe_missing(now)
             notes = self._ballots.settle(certificate, now)
             if self._ballots.proposed_at is not None:
                 self._pace.observe_ballot(now - self._ballots.proposed_at)

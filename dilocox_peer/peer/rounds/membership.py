@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.peer.rounds.timing import NEVER, Timing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.rounds import Heartbeat
 
 MAX_KNOWN = 512  # peers remembered; beyond, the one silent for longest goes
-NEVER = float("-inf")
 
 
 @dataclass(slots=True)

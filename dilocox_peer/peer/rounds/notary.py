@@ -35,7 +35,7 @@ from dilocox_peer.peer.rounds.healing import Healing
 from dilocox_peer.peer.rounds.membership import MAX_KNOWN, within_shares
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.refusals import Refusals
-from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.peer.rounds.timing import NEVER, Timing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, acceptance
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
@@ -69,7 +69,7 @@ class _Known:
     asked_at: float
     range: str = ""
     is_asked: bool = True
-    at_genesis: float = float("-inf")
+    at_genesis: float = NEVER
 
 
 class Notary:

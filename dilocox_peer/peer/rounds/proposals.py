@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Value
 from dilocox_peer.wire.rounds import Accepted, Justification, Promised
-
-FOREVER = float("inf")
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Refusals of peers' messages, told at most so often: who floods us with nonsense does not flood the log too. Pure."""
 
-from dilocox_peer.peer.rounds.membership import MAX_KNOWN, NEVER
+from dilocox_peer.peer.rounds.membership import MAX_KNOWN
+from dilocox_peer.peer.rounds.timing import NEVER
 from dilocox_peer.types import PeerId
 
 NOTE_EVERY_S = 1.0  # of one peer's messages

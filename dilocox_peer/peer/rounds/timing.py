@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dilocox_peer.peer.planning.plan import TOLERANCE
 
+NEVER, FOREVER = float("-inf"), float("inf")  # as moments
 CLOSE_BEHIND = 2  # certificates: a newcomer that is no further behind is taken in; rounds wait for it from then on
 LEARNED_FROM = 32  # newest samples a learned time looks at: enough for a median, short enough to follow a changed link
 
@@ -75,7 +76,7 @@ class Pace:
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
-        self._round = Learned(start=0.0, floor=0.0, cap=float("inf"), mad_factor=0.0)
+        self._round = Learned(start=0.0, floor=0.0, cap=FOREVER, mad_factor=0.0)
         self._spread = Learned(
             start=timing.offer_wait_start_s, floor=timing.offer_wait_floor_s, cap=timing.offer_wait_cap_s,
             mad_factor=timing.mad_factor,
@@ -107,7 +108,7 @@ class Pace:
     @property
     def offer_wait_s(self) -> float:
         """How long after the round's first offer a leader waits for the others: at most half a round."""
-        half_round = (self.round_s or float("inf")) / 2
+        half_round = (self.round_s or FOREVER) / 2
         return max(min(self._spread.seconds, half_round), self._timing.offer_wait_floor_s)
 
     @property

@@ -11,17 +11,18 @@ partition longer than T_d; healing.py ends it.
 
 from dataclasses import dataclass, field
 
+from dilocox_peer.peer.rounds.arrivals import Arrivals
 from dilocox_peer.peer.rounds.chain import is_quorum, rank_of
 from dilocox_peer.peer.rounds.contract import Action, Send
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Seat, send_all
+from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate, Value
 from dilocox_peer.wire.rounds import ViewAnswer, ViewCall, ViewPropose, ViewSign
 
 MAX_NUMBER_AHEAD = 1 << 20  # a stranger's number further above ours is refused: it would use the numbers up
 MAX_IN_VAIN = 6  # view changes in a row after which the patience doubles no more
-FOREVER = float("inf")
 
 
 @dataclass(slots=True)
@@ -40,10 +41,11 @@ class _Call:
 class ViewChanges:
     """The view changes called on one head at one peer. `certificate` is set once all of a roster have signed."""
 
-    def __init__(self, seat: Seat, members: Members, now: float, *, in_vain: int = 0) -> None:
+    def __init__(self, seat: Seat, arrivals: Arrivals, members: Members, now: float, *, in_vain: int = 0) -> None:
         """in_vain: view changes in a row that led to this head. Every one of them made the peers offer anew; the patience
         with a quorum that makes no progress doubles, or contributions slower than it would never arrive."""
         self._seat = seat
+        self._arrivals = arrivals
         self._in_vain = min(in_vain, MAX_IN_VAIN)
         self._members = members
         self.certificate: Certificate | None = None
@@ -90,17 +92,17 @@ class ViewChanges:
         if self._blocked_since is None:
             self._blocked_since = now
 
-    def overdue(self, now: float, first_offer_at: float | None) -> float | None:
+    def overdue(self, now: float) -> float | None:
         """Seconds since a view change fell due (negative: until then), None if none is needed."""
         seat = self._seat
         if seat.place.is_genesis:
             return self._genesis_overdue(now)
         waits = []
-        first_offer_at = self._offers_seen_at if first_offer_at is None else first_offer_at
+        ended_at = self._offers_seen_at if self._arrivals.ended_at is None else self._arrivals.ended_at
         if self._lost_since is not None:
             waits.append(self._lost_since + self._degrade_s())
-        if first_offer_at is not None:
-            waits.append(first_offer_at + self._stuck_s())
+        if ended_at is not None:
+            waits.append(ended_at + self._stuck_s())
         if self._blocked_since is not None:
             waits.append(self._blocked_since + 2 * seat.timing.view_wait_s)
         return now - min(waits) if waits else None
@@ -137,10 +139,10 @@ class ViewChanges:
 
     # ---- what comes in ----
 
-    def on_call(self, sender: PeerId, message: ViewCall, now: float, *, first_offer_at: float | None) -> list[Action]:
+    def on_call(self, sender: PeerId, message: ViewCall, now: float) -> list[Action]:
         """An answer, if we too see the need: one peer with a bad link must not dissolve a working roster."""
         seat, number = self._seat, message.number
-        if not self._agrees(number, now, first_offer_at):
+        if not self._agrees(number, now):
             return []
         self._highest_seen = max(self._highest_seen, number)
         if number <= seat.votes.view_change_signed:
@@ -159,13 +161,11 @@ class ViewChanges:
         if self._call is not None and message.number == self._call.number and sender in self._call.asked:
             self._call.answered.add(sender)
 
-    def on_propose(
-        self, sender: PeerId, message: ViewPropose, now: float, *, first_offer_at: float | None
-    ) -> tuple[list[Action], str | None]:
+    def on_propose(self, sender: PeerId, message: ViewPropose, now: float) -> tuple[list[Action], str | None]:
         seat, number, value = self._seat, message.number, message.value
         if seat.votes.view_change_signed == number and seat.votes.view_change == value:
             return [self._sign(sender, number, value)], None
-        if not self._agrees(number, now, first_offer_at) or number <= seat.votes.view_change_signed:
+        if not self._agrees(number, now) or number <= seat.votes.view_change_signed:
             return [], None
         if value.kind != "epoch" or seat.me not in value.roster or sender not in value.roster:
             return [], "proposes a view change without us or itself"
@@ -197,12 +197,12 @@ class ViewChanges:
 
     # ---- what follows from it ----
 
-    def advance(self, now: float, *, first_offer_at: float | None) -> list[Action]:
+    def advance(self, now: float) -> list[Action]:
         if self.certificate is not None:
             return []
         call = self._call
         if call is None:
-            overdue = self.overdue(now, first_offer_at)
+            overdue = self.overdue(now)
             if overdue is None or overdue < 0 or now < self._not_before or not self._may_call(now):
                 return []
             if overdue < self._turn(now) * self._seat.timing.view_turn_s:
@@ -221,22 +221,22 @@ class ViewChanges:
             return []
         return self._ask_again(call, now)
 
-    def deadline(self, now: float, *, first_offer_at: float | None) -> float:
+    def deadline(self, now: float) -> float:
         if self._call is not None:
             return min(self._call.until, self._call.resend_at)
-        overdue = self.overdue(now, first_offer_at)
+        overdue = self.overdue(now)
         if overdue is None:
             return FOREVER
         turn_s = self._turn(now) * self._seat.timing.view_turn_s if overdue >= 0 else 0.0
         return max(now - overdue + turn_s, self._not_before, now + 0.01)
 
-    def _agrees(self, number: int, now: float, first_offer_at: float | None) -> bool:
+    def _agrees(self, number: int, now: float) -> bool:
         seat = self._seat
         if not seat.place.view < number <= max(self._highest_seen, seat.place.view) + MAX_NUMBER_AHEAD:
             return False
         if seat.place.is_genesis or self._blocked_since is not None or self._call is not None:
             return True
-        overdue = self.overdue(now, first_offer_at)
+        overdue = self.overdue(now)
         return overdue is not None and overdue > -self._patience_s() / 2
 
     def _patience_s(self) -> float:

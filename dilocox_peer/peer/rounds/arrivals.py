@@ -1,0 +1,232 @@
+"""What has come of a round's contributions at one head, and until when the rest is waited for. Pure.
+
+A round ends here when our own contribution is out, or those of more than a third of the members are here. From then on offers are
+waited for as long as they have been seen to take, and a contribution on its way as long as an exchange may take; not those
+of a member that stands out by conduct.py. Offers are what their members say; a contribution counts when its blob is here.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from dilocox_peer.events_of_rounds import ContributionsMissed
+from dilocox_peer.peer.rounds.contract import Action, Note
+from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.seat import Seat, send_all
+from dilocox_peer.peer.rounds.timing import FOREVER
+from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate, Entry
+from dilocox_peer.wire.rounds import Offer
+
+MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is normal, a stream of them is not
+
+
+class Arrivals:
+    """Of one (head, view) at one peer. ended_at: when the round ended here, by our clock; None: it goes on."""
+
+    def __init__(self, seat: Seat, members: Members, holdings: Holdings, now: float) -> None:
+        self._seat = seat
+        self._members = members
+        self._holdings = holdings
+        self._conduct = seat.owner.conduct
+        self._began_at = now
+        self.own: Entry | None = None
+        self.offers: dict[PeerId, Entry] = {}
+        self._incarnations: dict[PeerId, int] = {}
+        self._held_at: dict[Digest, float] = {}
+        self.ended_at: float | None = None
+        self.offers_due = FOREVER  # those that have not come
+        self._blobs_due = FOREVER  # those on their way
+        self.again_at = FOREVER  # when ours is offered again
+
+    # ---- what comes in ----
+
+    def offer(self, entry: Entry, now: float) -> None:
+        """Our own contribution; its blob is held."""
+        self.own = entry
+        if self._seat.is_member:
+            self.offers[self._seat.me] = entry
+            self._held_at[entry.blob] = now
+            self._conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)
+            self.again_at = now
+
+    def on_offer(self, sender: PeerId, message: Offer, now: float) -> tuple[list[Action], str | None]:
+        if (entry := message.entry).peer != sender:
+            return [], f"an offer in the name of {entry.peer}"
+        if sender not in self._seat.place.roster:
+            return [], None  # a joiner that is not in the roster yet; its time comes
+        known = self.offers.get(sender)
+        if known == entry:
+            return self.want(entry, (sender,), now), None
+        if known is not None and entry.incarnation < known.incarnation:
+            return [], None
+        if known is not None and entry.incarnation == known.incarnation:
+            return [], "two offers on one head"
+        if self._incarnations.get(sender, 0) >= MAX_INCARNATIONS:
+            return [], "too many incarnations on one head"
+        self._incarnations[sender] = self._incarnations.get(sender, 0) + 1
+        self.offers[sender] = entry
+        if self._holdings.has(entry.blob):
+            self._held_at.setdefault(entry.blob, now)
+        return self.want(entry, (sender,), now), None
+
+    def on_held(self, blob: Digest, now: float) -> None:
+        """Learns how late contributions come; the blob counts, not its announcement."""
+        self._held_at.setdefault(blob, now)
+        for peer, entry in self.offers.items():
+            if entry.blob == blob and peer != self._seat.me:
+                self._seat.pace.observe_offer(self.since_end(now))
+
+    # ---- when the round ends, and what is waited for then ----
+
+    def has_ended(self, proposed: Iterable[Entry], now: float) -> bool:
+        """Whether more than a third of the members whose work is to be expected have delivered it. Were it one, the first thing that
+        anybody offers would end everybody's round. Should no others follow, one is enough in the end. proposed: by a leader
+        whose offers we may have missed."""
+        waited = self._conduct.waited_for(self._seat.place.roster)
+        entries = {entry.peer: entry for entry in (*proposed, *self.offers.values())}
+        here = {peer for peer, entry in entries.items() if peer in waited and self._holdings.has(entry.blob)}
+        expected = here | {peer for peer in waited if self._members.may_offer(peer, now)}
+        return 3 * len(here) > len(expected) or now >= self._enough_at
+
+    @property
+    def _enough_at(self) -> float:
+        """When one contribution is enough."""
+        return min(self._held_at.values(), default=FOREVER) + self._seat.pace.degrade_s
+
+    def end(self, now: float) -> None:
+        self.ended_at = now
+        self.offers_due = now + self._seat.pace.offer_wait_s
+        self._blobs_due = now + self._seat.pace.exchange_wait_s
+
+    def since_end(self, now: float) -> float:
+        """Seconds, 0 while the round goes on."""
+        return 0.0 if self.ended_at is None else now - self.ended_at
+
+    def is_awaiting(self, now: float) -> bool:
+        """Whether an offer may still come, or what was offered and is on its way."""
+        if self.ended_at is None or self.is_awaiting_blobs(now):
+            return True
+        silent = [peer for peer in self._conduct.waited_for(self._seat.place.roster) if peer not in self.offers]
+        return now < self.offers_due and any(self._members.may_offer(peer, now) for peer in silent)
+
+    def is_awaiting_blobs(self, now: float) -> bool:
+        """Whether a contribution is on its way here, and an exchange may still take that long."""
+        if self.ended_at is None or now >= self._blobs_due:
+            return False
+        return any(
+            self._holdings.is_under_way(entry.blob) and self._members.is_alive(peer, now)
+            for peer, entry in self._worth_waiting_for()
+        )
+
+    def deadline(self, now: float) -> float:
+        """When the round ends or something is waited for no longer, if nothing comes in."""
+        if self.ended_at is None:
+            return self._enough_at
+        return min((each for each in (self.offers_due, self._blobs_due) if each > now), default=FOREVER)
+
+    def are_under_way(self) -> bool:
+        return any(self._holdings.is_under_way(entry.blob) for entry in self.offers.values())
+
+    def held(self) -> list[Entry]:
+        """Offers whose contributions are here."""
+        return [entry for entry in self.offers.values() if self._holdings.has(entry.blob)]
+
+    def here(self, now: float) -> dict[PeerId, float]:
+        """Whose contributions are here that are worth waiting for, and since when."""
+        return {
+            peer: self._held_at.get(entry.blob, now)
+            for peer, entry in self._worth_waiting_for()
+            if self._holdings.has(entry.blob)
+        }
+
+    def offered_by(self, blob: Digest) -> list[PeerId]:
+        """Those that offered it themselves: that an entry in a proposal names a peer proves nothing of that peer."""
+        return sorted(peer for peer, entry in self.offers.items() if entry.blob == blob)
+
+    def _worth_waiting_for(self) -> list[tuple[PeerId, Entry]]:
+        """Offers of those that keep to what they offer."""
+        waited = self._conduct.waited_for(self._seat.place.roster)
+        return [(peer, entry) for peer, entry in self.offers.items() if peer in waited]
+
+    # ---- what follows from it ----
+
+    def offer_again(self, now: float) -> list[Action]:
+        if self.own is None or now < self.again_at:
+            return []
+        self.again_at = now + self._seat.jittered(self._seat.timing.retry_s)
+        return [*send_all(self._seat.others, Offer(*self._seat.at(), self.own))]
+
+    def want(self, entry: Entry, sources: Sequence[PeerId], now: float, *, elsewhere: bool = False) -> list[Action]:
+        """The fetch of a contribution to start now, if any."""
+        others = (peer for peer in sources if peer != self._seat.me)
+        is_doubted = self._conduct.is_doubted(entry.peer) or self._conduct.owes(entry.peer)
+        return [
+            *self._holdings.want(
+                entry.blob,
+                others,
+                round_number=self._seat.place.round + 1,
+                now=now,
+                within_s=self._seat.pace.exchange_s,
+                doubted=is_doubted and len(sources) == 1,
+                elsewhere=elsewhere,
+            )
+        ]
+
+    # ---- the round is certified ----
+
+    def observe_missing(self, now: float) -> None:
+        """What is not here by now is at least this late. Without it only those in time would be measured, the wait would
+        shrink to them, and slow peers would never be waited for again."""
+        if self.ended_at is None:
+            return
+        for peer in self._seat.place.roster:
+            offer = self.offers.get(peer)
+            if offer is None and not self._members.may_offer(peer, now):
+                continue
+            if (offer is None or not self._holdings.has(offer.blob)) and self._members.is_alive(peer, now):
+                self._seat.pace.observe_offer(now - self.ended_at)
+
+    def settle(self, certified: Sequence[Entry], now: float) -> None:
+        """What the round tells of the others: whose contributions came, and what work they claimed."""
+        seat, conduct, alive = self._seat, self._conduct, self._members.alive(now)
+        contributors = {entry.peer for entry in certified}
+        for peer in seat.others:
+            entry = self.offers.get(peer)
+            if entry is None or peer not in alive:
+                continue
+            if self._holdings.has(entry.blob) or peer in contributors:
+                conduct.delivered(peer)
+            else:
+                is_under_way = self._holdings.is_under_way(entry.blob)
+                conduct.undelivered(peer, entry.blob, due_at=now + seat.pace.exchange_s, has_failed=not is_under_way)
+        for entry in certified:
+            conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)
+
+    def leader_is_late(self, now: float) -> bool:
+        """Whether who leads first has had its time. It may have waited for what came last: a line that is slow here is likely to
+        be slow there too."""
+        last = max((self._held_at.get(entry.blob, now) for _, entry in self._worth_waiting_for()), default=now)
+        return now >= max(self.offers_due, min(self._blobs_due, last)) + self._seat.pace.ballot_s
+
+    def missed_by(self, certificate: Certificate, now: float) -> list[Note]:
+        """What became of the contributions that the certificate goes without, as far as they could be expected."""
+        certified = {entry.peer for entry in certificate.value.entries}
+        absent = [peer for peer in sorted(self._seat.place.roster) if peer not in certified]
+        late = tuple(
+            (peer, self._why_missed(peer, now))
+            for peer in absent
+            if peer in self.offers or self._members.may_offer(peer, now)
+        )
+        return [Note(ContributionsMissed(certificate.value.round, late))] if late and self.ended_at is not None else []
+
+    def _why_missed(self, peer: PeerId, now: float) -> str:
+        entry, waited_s = self.offers.get(peer), self.since_end(now)
+        if entry is None:
+            return f"had not ended its round {waited_s:.1f} s after the first"
+        if self._holdings.is_refused(entry.blob):
+            return "was refused"
+        if (came_at := self._held_at.get(entry.blob)) is not None:
+            return f"came {self.since_end(came_at):.1f} s after the first, too late for the leader"
+        if self._holdings.is_under_way(entry.blob):
+            return f"was on its way {waited_s:.1f} s after the first"
+        return "was not to be had"
