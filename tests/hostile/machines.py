@@ -12,6 +12,7 @@ from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import is_quorum
 from dilocox_peer.peer.rounds.contract import Action, Input, Received, Send
 from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.sitting import Sitting
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value
 from dilocox_peer.wire.declared import replaced
@@ -46,10 +47,10 @@ class OffersNothing(Hostile):
         super()._close(base, self._fake(entry) if self.has_turned else entry)
 
     def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
-        if self._offered_at != self.head and self._seat.is_member:
+        if self._offered_at != self.head and self.sitting.seat.is_member:
             self._offered_at = self.head
             mine = self._fake(Entry(self._owner.peer, self._owner.incarnation, self.head, 10, 8, self.state_digest))
-            actions += [Send(peer, Offer(*self._seat.at(), mine)) for peer in self._seat.others]
+            actions += [Send(peer, Offer(*self.sitting.seat.at(), mine)) for peer in self.sitting.seat.others]
         return actions
 
 
@@ -84,15 +85,15 @@ class Outbids(Hostile):
         if now < self._outbid_at:
             return actions
         self._outbid_at = now + OUTBID_EVERY_S
-        if not self._seat.is_voter:
+        if not self.sitting.seat.is_voter:
             return actions
         if self._ballot_head != self.head:
             self._ballot_head, self._ballot = self.head, 0
-        ballot = max(self._ballot, self._seat.votes.promised) + 1
-        while self._seat.leader(ballot) != self._owner.peer:
+        ballot = max(self._ballot, self.sitting.seat.votes.promised) + 1
+        while self.sitting.seat.leader(ballot) != self._owner.peer:
             ballot += 1
         self._ballot = ballot
-        return actions + [Send(peer, Prepare(*self._seat.at(), ballot)) for peer in self._seat.others]
+        return actions + [Send(peer, Prepare(*self.sitting.seat.at(), ballot)) for peer in self.sitting.seat.others]
 
 
 class LeadsNothing(Hostile):
@@ -121,10 +122,10 @@ class Equivocates(Hostile):
         return told
 
     def _is_other_half(self, peer: PeerId) -> bool:
-        return sorted(self._seat.others).index(peer) % 2 == 1 if peer in self._seat.others else False
+        return sorted(self.sitting.seat.others).index(peer) % 2 == 1 if peer in self.sitting.seat.others else False
 
     def _other(self, message: Propose) -> Propose:
-        seat, key = self._seat, (message.head, message.ballot)
+        seat, key = self.sitting.seat, (message.head, message.ballot)
         if key not in self._others:
             entries = message.value.entries[1:] if len(message.value.entries) > 1 else ()
             value = seat.place.round_value(entries, message.value.roster, message.value.plan)
@@ -139,11 +140,11 @@ class Equivocates(Hostile):
             return []
         value, signatures = found
         signatures[sender] = ack.signature
-        if not is_quorum(signatures, self._seat.place.voters):
+        if not is_quorum(signatures, self.sitting.seat.place.voters):
             return []
-        certificate = self._seat.certificate(value, signatures, view=self.view, ballot=ack.ballot)
-        half = [peer for peer in self._seat.others if self._is_other_half(peer)]
-        return [Send(peer, Cert(*self._seat.at(), certificate)) for peer in half]
+        certificate = self.sitting.seat.certificate(value, signatures, view=self.view, ballot=ack.ballot)
+        half = [peer for peer in self.sitting.seat.others if self._is_other_half(peer)]
+        return [Send(peer, Cert(*self.sitting.seat.at(), certificate)) for peer in half]
 
 
 class _Ignores(Ballots):
@@ -170,19 +171,19 @@ class _Omits(Ballots):
 class IgnoresAccepted(Hostile):
     """Leads without heeding what others had accepted."""
 
-    ballots_type = _Ignores
+    sitting_type = type("Sitting", (Sitting,), {"ballots_type": _Ignores})
 
 
 class PromisesAndLies(Hostile):
     """Promises, and says that it had accepted nothing."""
 
-    ballots_type = _Lies
+    sitting_type = type("Sitting", (Sitting,), {"ballots_type": _Lies})
 
 
 class Omits(Hostile):
     """Leads, and leaves out everybody's contributions."""
 
-    ballots_type = _Omits
+    sitting_type = type("Sitting", (Sitting,), {"ballots_type": _Omits})
 
 
 class PlansAstray(Hostile):

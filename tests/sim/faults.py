@@ -18,6 +18,7 @@ from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.replay import Replay
 from dilocox_peer.peer.rounds.seat import Seat
+from dilocox_peer.peer.rounds.sitting import Sitting
 from dilocox_peer.peer.rounds.view_changes import ViewChanges
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Value
@@ -89,7 +90,8 @@ class _AppliesWithoutBlobs(RoundMachine):
 def _with(
     name: str, *, ballots_: type[Ballots] = Ballots, view_changes_: type[ViewChanges] = ViewChanges
 ) -> type[RoundMachine]:
-    return type(name, (RoundMachine,), {"ballots_type": ballots_, "view_changes_type": view_changes_})
+    faulty = type("Faulty", (Sitting,), {"ballots_type": ballots_, "view_changes_type": view_changes_})
+    return type(name, (RoundMachine,), {"sitting_type": faulty})
 
 
 FAULTS: dict[str, type[RoundMachine]] = {

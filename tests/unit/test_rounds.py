@@ -205,12 +205,12 @@ class Table:
         return self.machines[PeerId(name)]
 
     def seat(self, name: str) -> Seat:
-        return self.machine(name)._seat
+        return self.machine(name).sitting.seat
 
     def by_rank(self) -> list[str]:
         """Names in the order in which they lead at the common head."""
         machine = next(iter(self.machines.values()))
-        return [str(peer) for peer in machine._seat.order]
+        return [str(peer) for peer in machine.sitting.seat.order]
 
 
 At = tuple[int, Digest, int]
@@ -425,7 +425,7 @@ def test_of_two_accepted_values_the_one_of_the_higher_ballot_is_proposed() -> No
     table = Table(*"abcde").start()
     name = table.by_rank()[3]
     machine = table.machine(name)
-    at, place = machine._seat.at(), machine._seat.place
+    at, place = machine.sitting.seat.at(), machine.sitting.seat.place
     table.swallow = lambda sender, to, message: True
     table.offer(name)
     while not table.said(name, Prepare):
@@ -567,7 +567,7 @@ def test_what_is_not_theirs_to_say_is_refused_with_the_reason() -> None:
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
     machine = table.machine(first)
-    at, place = machine._seat.at(), machine._seat.place
+    at, place = machine.sitting.seat.at(), machine.sitting.seat.place
     value = place.round_value([], machine.roster)
     strange = Entry(PeerId(third), 1, sha256(b"x"), 1, 1)
     table.swallow = lambda sender, to, message: True
@@ -587,9 +587,9 @@ def test_what_is_not_theirs_to_say_is_refused_with_the_reason() -> None:
 def test_a_message_of_another_stage_is_passed_over_without_a_word() -> None:
     table = Table("a", "b").start()
     machine = table.machine("a")
-    elsewhere = Heartbeat(7, *machine._seat.at()[1:], 1, 1, 0, 0, 1, 0, True, b"")
+    elsewhere = Heartbeat(7, *machine.sitting.seat.at()[1:], 1, 1, 0, 0, 1, 0, True, b"")
     assert refusals(table, "a", "stranger", elsewhere) == []
-    assert PeerId("stranger") not in machine._members.known
+    assert PeerId("stranger") not in machine.alive(table.now)
 
 
 def test_who_left_is_greeted_no_more_until_it_says_that_it_is_back() -> None:
@@ -610,7 +610,7 @@ def test_a_forged_certificate_is_refused() -> None:
     good = table.machine("a").chain[-1]
     victim = Table("a", "b", "c").start()
     forged = replaced(good, signatures=tuple((peer, b"x" * 32) for peer, _ in good.signatures))
-    at = victim.machine("a")._seat.at()
+    at = victim.machine("a").sitting.seat.at()
     assert refusals(victim, "a", "b", Cert(*at, forged)) == ["a signature that does not verify"]
     assert victim.machine("a").round == 0
 
@@ -705,7 +705,7 @@ def test_who_signed_a_view_change_votes_no_more_in_the_old_view() -> None:
     table.leave_the_room(PeerId(first))
     table.leave_the_room(PeerId(second))
     alone = table.machine(third)
-    at, place = alone._seat.at(), alone._seat.place
+    at, place = alone.sitting.seat.at(), alone.sitting.seat.place
     table.swallow = lambda sender, to, message: True
     table.wait(40.0)
     assert alone.view == 2
@@ -865,7 +865,7 @@ def test_a_foreign_chain_longer_than_the_run_can_be_is_refused(monkeypatch: pyte
     monkeypatch.setattr("dilocox_peer.peer.planning.plan.SPARE_VIEWS", 30)
     table = Table("a", "b", total_rounds=1).start()  # of 8 steps: at most 8 rounds
     machine, liar = table.machine("a"), PeerId("liar")
-    place, reasons = machine._seat.place, []
+    place, reasons, tips = machine.sitting.seat.place, [], []
     for _ in range(5):
         page = []
         for _ in range(16):
@@ -873,11 +873,11 @@ def test_a_foreign_chain_longer_than_the_run_can_be_is_refused(monkeypatch: pyte
             signature = vote_for(acceptance(0, place.head, place.view + 1, 0, value), 1, signer(liar))
             page.append(Certificate(0, place.head, place.view + 1, 0, value, ((liar, signature),)))
             place = place.then(page[-1])
+        tips.append(place.head)
         reasons += refusals(table, "a", liar, ChainPage(0, place.head, place.view, tuple(page), True))
     assert reasons == ["a chain of more than 46 certificates beyond ours; this run has not so many"]
-    path = machine._healing.path
-    assert path is not None
-    assert len(path.certificates) == 32
+    kept = table.said("a", GetChain)[-1].locator
+    assert [tip for tip in tips if tip in kept] == [tips[1]]
 
 
 def test_a_peer_that_missed_the_certificate_asks_and_applies_it() -> None:

@@ -26,7 +26,7 @@ def test_an_offer_at_once_does_not_end_the_round_of_those_still_training() -> No
     table = Table("a", "b", "c", "d").start()
     liar = PeerId(table.by_rank()[-1])
     honest = [name for name in "abcd" if name != liar]
-    at = table.machine("a")._seat.at()
+    at = table.machine("a").sitting.seat.at()
     fake = Entry(liar, 1, sha256(b"nowhere"), 10, 8)
     for name in honest:
         table.give(PeerId(name), Received(liar, Offer(*at, fake)))
@@ -63,7 +63,7 @@ def test_who_fails_to_deliver_twice_is_named_and_waited_for_no_more() -> None:
 def test_ballots_beyond_the_budget_are_not_heeded() -> None:
     table = Table("a", "b", "c").start()
     first, _second, third = table.by_rank()
-    at = table.machine(first)._seat.at()
+    at = table.machine(first).sitting.seat.at()
     for ballot in (2, 5, 8, 11):
         table.give(PeerId(first), Received(PeerId(third), Prepare(*at, ballot)))
     assert [message.ballot for message in table.said(first, Promise)] == [2, 5]
@@ -80,7 +80,7 @@ def test_a_proposal_in_a_higher_ballot_needs_its_promises() -> None:
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
     machine = table.machine(first)
-    at, place = machine._seat.at(), machine._seat.place
+    at, place = machine.sitting.seat.at(), machine.sitting.seat.place
     table.swallow = lambda sender, to, message: True
     free, forced = place.round_value([], place.roster), place.round_value([], place.roster[1:])
     shown = [promised(at, 1, PeerId(second)), promised(at, 1, PeerId(third), (0, forced.digest()))]
@@ -100,7 +100,7 @@ def test_a_promise_that_makes_up_what_it_accepted_is_refused() -> None:
         table.wait(1.0)
     ballot = table.said(second, Prepare)[-1].ballot
     machine = table.machine(second)
-    at, place = machine._seat.at(), machine._seat.place
+    at, place = machine.sitting.seat.at(), machine.sitting.seat.place
     made_up = place.round_value([], place.roster)
     for signature in (b"x" * 32, acceptance_of(at, PeerId(third), 0, made_up)):
         accepted = Accepted(0, made_up, signature)
@@ -114,7 +114,7 @@ def test_a_leader_with_two_values_is_proven_everywhere_and_out_of_the_next_roste
     table = Table("a", "b", "c", "d").start()
     first, second, third, fourth = table.by_rank()
     machine = table.machine(first)
-    at, place = machine._seat.at(), machine._seat.place
+    at, place = machine.sitting.seat.at(), machine.sitting.seat.place
     table.mute = {(PeerId(first), peer) for peer in table.machines}
     one, other = place.round_value([], place.roster), place.round_value([], place.roster[1:])
     table.give(PeerId(second), Received(PeerId(first), proposal(at, first, 0, one)))
@@ -137,11 +137,11 @@ def test_a_member_that_votes_for_two_values_in_one_ballot_is_proven_by_the_certi
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
     machine = table.machine(second)
-    at, place = machine._seat.at(), machine._seat.place
+    at, place = machine.sitting.seat.at(), machine.sitting.seat.place
     other = place.round_value([], place.roster)
     table.give(PeerId(second), Received(PeerId(first), Prepare(*at, 3)))
     vote = acceptance_of(at, PeerId(third), 0, other)
-    machine._ballots._jury.hear(PeerId(third), machine._seat.voted(other, vote, ballot=0))
+    machine.sitting.ballots.jury.hear(PeerId(third), machine.sitting.seat.voted(other, vote, ballot=0))
     table.swallow = lambda sender, to, message: isinstance(message, Ack) and sender == second
     table.offer("a", "b", "c")
     table.wait(2.0)
@@ -150,7 +150,7 @@ def test_a_member_that_votes_for_two_values_in_one_ballot_is_proven_by_the_certi
 
 def test_a_proof_that_proves_nothing_is_refused() -> None:
     table = Table("a", "b", "c").start()
-    at = table.machine("a")._seat.at()
+    at = table.machine("a").sitting.seat.at()
     nothing = Contradiction(PeerId("c"), Statement(b"one", b"s"), Statement(b"other", b"s"))
     assert refusals(table, "a", "b", Proof(*at, *nothing)) == ["a proof against c that proves nothing"]
     assert not table.noted("a", EquivocationProved)
@@ -160,7 +160,7 @@ def test_a_plan_that_no_certificate_leads_to_is_refused_and_its_leader_named() -
     table = Table("a", "b", "c").start()
     first, second, _third = table.by_rank()
     machine = table.machine(first)
-    at, place = machine._seat.at(), machine._seat.place
+    at, place = machine.sitting.seat.at(), machine.sitting.seat.place
     table.swallow = lambda sender, to, message: sender == first
     value = place.round_value([], place.roster)
     dear = replaced(value, plan=replaced(value.plan, codec="none"))
@@ -190,7 +190,7 @@ def test_a_leader_that_leaves_out_what_is_here_waits_until_it_is_late() -> None:
     first = table.by_rank()[0]
     others = [name for name in "abcd" if name != first]
     machine = table.machine(first)
-    at, place = machine._seat.at(), machine._seat.place
+    at, place = machine.sitting.seat.at(), machine.sitting.seat.place
     table.mute = {(PeerId(first), peer) for peer in table.machines}
     empty = place.round_value([], place.roster)
     table.offer(*others)
@@ -215,7 +215,7 @@ def test_a_proposal_survives_a_restart_with_its_promises() -> None:
         table.wait(1.0)
     proposed = table.said(second, Propose)[-1]
     restarted = table.sit(PeerId(second), incarnation=2, stored_states={head})
-    accepted = restarted._seat.votes.accepted
+    accepted = restarted.sitting.seat.votes.accepted
     assert accepted is not None
     assert (accepted.ballot, accepted.signature, accepted.promises) == (
         proposed.ballot,

@@ -48,7 +48,7 @@ class Ballots:
         self._members = members
         self._holdings = holdings
         self._conduct = seat.owner.conduct
-        self._jury = self.jury_type(seat, now)
+        self.jury = self.jury_type(seat, now)
         self._turns = Turns(seat, members)
         self.certificate: Certificate | None = None
         self._lead: Lead | None = None
@@ -79,7 +79,7 @@ class Ballots:
         accepted = seat.votes.accepted
         if accepted is not None and accepted.ballot == ballot:
             if accepted.value != value:
-                self._jury.hear_leader(message, sender)
+                self.jury.hear_leader(message, sender)
                 return [], f"a second value in ballot {ballot}"
             return [self._ack(sender, ballot, value)], None
         pending = self._pending
@@ -94,13 +94,13 @@ class Ballots:
                 return [], "an offer in our name that is not ours"
         if not seat.verifies(sender, message.signature, value, view=seat.place.view, ballot=ballot):
             return [], "a signature that does not verify"
-        if reason := self._jury.why_not_justified(ballot, value, message.promises):
+        if reason := self.jury.why_not_justified(ballot, value, message.promises):
             self._conduct.strike(sender, "led", reason)
             return [], reason
-        self._jury.hear(sender, seat.voted(value, message.signature, ballot=ballot))
-        self._jury.hear_promises(ballot, message.promises)
-        self._jury.proposed(sender)
-        if reason := self._jury.why_not_believed(sender, value, now):
+        self.jury.hear(sender, seat.voted(value, message.signature, ballot=ballot))
+        self.jury.hear_promises(ballot, message.promises)
+        self.jury.proposed(sender)
+        if reason := self.jury.why_not_believed(sender, value, now):
             return [], reason
         if reason := self._members.why_crowded(seat.place.roster, value.roster, seat.owner.max_peers):
             self._conduct.strike(sender, "led", reason)
@@ -122,7 +122,7 @@ class Ballots:
             return "accepts and is not in the roster"
         if not seat.verifies(sender, message.signature, lead.value, view=seat.place.view, ballot=lead.ballot):
             return "a signature that does not verify"
-        self._jury.hear(sender, seat.voted(lead.value, message.signature, ballot=lead.ballot))
+        self.jury.hear(sender, seat.voted(lead.value, message.signature, ballot=lead.ballot))
         lead.acks[sender] = message.signature
         lead.nackers.discard(sender)
         return None
@@ -151,8 +151,8 @@ class Ballots:
             return [self._nack(sender, ballot, ())], None
         actions: list[Action] = []
         if ballot > seat.votes.promised:
-            if not self._jury.heeds(sender, ballot, now, late_at=self._turns.due):
-                return [self._nack(sender, ballot, ())] if self._jury.is_answered(sender) else [], None
+            if not self.jury.heeds(sender, ballot, now, late_at=self._turns.due):
+                return [self._nack(sender, ballot, ())] if self.jury.is_answered(sender) else [], None
             actions.append(seat.vote(promised=ballot))
         self._turns.follow(ballot, now)
         promised = seat.promise(ballot, seat.votes.accepted)
@@ -166,13 +166,13 @@ class Ballots:
         if accepted is not None:
             if accepted.ballot >= lead.ballot:
                 return f"accepted in ballot {accepted.ballot} and promises {lead.ballot}"
-            if reason := self._jury.why_not_accepted(accepted):
+            if reason := self.jury.why_not_accepted(accepted):
                 return reason
         named = None if accepted is None else accepted.named
         statement = promise_statement(self._seat.at(), lead.ballot, named)
         if not self._seat.owner.verify(sender, statement, message.signature):
             return "a signature that does not verify"
-        self._jury.hear(sender, Statement(statement, message.signature))
+        self.jury.hear(sender, Statement(statement, message.signature))
         lead.promises[sender] = accepted
         lead.signed[sender] = Promised(sender, named, message.signature)
         return None
@@ -234,7 +234,7 @@ class Ballots:
             if self._omits_what_is_here(pending, now):
                 return []
             self._pending = None
-            self._jury.accepted_of.add(pending.leader)
+            self.jury.accepted_of.add(pending.leader)
             if self.proposed_at is None:
                 self.proposed_at = now
                 self._turns.accepted(now)
@@ -409,7 +409,7 @@ class Ballots:
             not self._may_accept(value)
             or any(self._is_hopeless(entry.blob) for entry in value.entries)
             or seat.owner.planner.why_not(value.plan, seat.place.plan) is not None
-            or any(self._jury.why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
+            or any(self.jury.why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
         )
 
     def _is_hopeless(self, blob: Digest) -> bool:
@@ -459,7 +459,7 @@ class Ballots:
         roster = tuple(peer for peer in roster if peer == seat.me or not self._conduct.is_proven(peer))
         entries = []
         for entry in self._entries():
-            if reason := self._jury.why_not_worked(entry, now):
+            if reason := self.jury.why_not_worked(entry, now):
                 self._conduct.strike(entry.peer, "claimed", reason)
             else:
                 entries.append(entry)
@@ -489,9 +489,9 @@ class Ballots:
     def settle(self, certificate: Certificate, now: float) -> list[Note]:
         """What this round tells of the others; call when it is certified. Gives back whose contributions it goes without."""
         alive = self._members.alive(now)
-        self._jury.hear_certificate(certificate)
+        self.jury.hear_certificate(certificate)
         self._arrivals.settle(certificate.value.entries, now)
-        self._jury.settle_leaders(certificate.ballot, alive, now, is_late=self._arrivals.leader_is_late(now))
+        self.jury.settle_leaders(certificate.ballot, alive, now, is_late=self._arrivals.leader_is_late(now))
         self._conduct.round_certified(self._seat.place.roster, alive, now)
         return self._arrivals.missed_by(certificate, now)
 

@@ -9,6 +9,7 @@ partition longer than T_d; healing.py ends it.
     calling, signing -> (not all in time) -> idle, and again with a higher number
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.arrivals import Arrivals
@@ -36,6 +37,13 @@ class _Call:
     answered: set[PeerId] = field(default_factory=set)
     value: Value | None = None
     signatures: dict[PeerId, bytes] = field(default_factory=dict)
+
+
+def changes_in_vain(certificates: Sequence[Certificate]) -> int:
+    """View changes at the end of a chain after the first of them, as far as they count."""
+    kinds = [certificate.value.kind for certificate in certificates[-MAX_IN_VAIN - 1 :]]
+    rounds = [index for index, kind in enumerate(kinds) if kind == "round"]
+    return max(len(kinds) - (rounds[-1] + 1 if rounds else 0) - 1, 0)
 
 
 class ViewChanges:

@@ -1,0 +1,265 @@
+"""How our chain moves, by what we certify and towards the best chain that is known; and the anchor with it. Pure.
+
+A certificate is adopted when its contributions, or a whole state, are here: never before, so that a peer is never at a head it
+could not go on from. Which chains are known says healing.py, how far a better one is followed by now following.py, what is
+replayed and what fetched whole replay.py and anchorage.py.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from dilocox_peer.events import BranchSwitched, RoundVouched, ViewChanged
+from dilocox_peer.peer.rounds.anchorage import Anchorage
+from dilocox_peer.peer.rounds.chain import Chain, Suffix
+from dilocox_peer.peer.rounds.contract import Action, Apply, ForgetBlobs, Note, Persist
+from dilocox_peer.peer.rounds.durable import Durable, Votes, newest_left, sealed_votes
+from dilocox_peer.peer.rounds.following import Following
+from dilocox_peer.peer.rounds.forks import Forks
+from dilocox_peer.peer.rounds.healing import Healing
+from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.replay import FETCHED_AHEAD, Replay
+from dilocox_peer.peer.rounds.seat import Owner
+from dilocox_peer.peer.rounds.sitting import Sitting
+from dilocox_peer.types import Digest
+from dilocox_peer.wire.chain import Certificate
+from dilocox_peer.wire.checkpoints import Checkpoint
+
+Wait = Literal["owner", "state"]
+
+
+class Adoption:
+    """Of one peer. sitting: at our head. now: of the event that is handled; whoever owns this sets it."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        chain: Chain,
+        forks: Forks,
+        members: Members,
+        holdings: Holdings,
+        *,
+        replay: Replay,
+        anchor: Anchorage,
+        sit: Callable[[Votes], Sitting],
+        durable: Durable | None,
+        now: float,
+    ) -> None:
+        """sit: takes a new seat at the chain's head, with these votes."""
+        self._owner = owner
+        self._chain = chain
+        self._forks = forks
+        self._members = members
+        self._holdings = holdings
+        self._replay = replay
+        self._sit = sit
+        self._following = Following(owner.peer, chain, forks, members)
+        self.healing = Healing(owner, chain, forks, self._allowed)
+        self.anchor = anchor
+        self.now = now
+        self._left = durable.left if durable is not None else ()
+        self._ahead = 0  # the highest round of a better chain met so far
+        self._again: Certificate | None = None  # its Apply waits for a contribution that our disk has lost
+        self.sent_ahead: Digest | None = None  # see send_ahead
+        self.sitting = sit(durable.votes if durable is not None else Votes(chain.head))
+
+    # ---- where we stand ----
+
+    @property
+    def path(self) -> Suffix | None:
+        """The better chain to follow, as far as it is to be followed by now."""
+        path = self.healing.path
+        return None if path is None else self._allowed(path)
+
+    def _allowed(self, path: Suffix) -> Suffix | None:
+        return self._following.allowed(path, self.sitting.view_changes, self.now)
+
+    @property
+    def is_at_the_end(self) -> bool:
+        """Whether we certify: we hold the state, and know of nothing better."""
+        return self.anchor.is_current and self.path is None and not self.is_left_behind
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether we are to certify nothing before we have the run's state: it is over, or it has begun and what we hold is
+        where it began. A peer that comes back to a run must not begin it anew alone."""
+        checkpoint = self._forks.checkpoint
+        if checkpoint is not None and checkpoint.is_last and self._chain.height_of(checkpoint.head) is None:
+            return True
+        if self._chain.place.round > 0:
+            return False
+        is_vouched = checkpoint is not None and checkpoint.round > 0
+        return is_vouched or (self._ahead > 0 and not self.sitting.seat.is_member)
+
+    def waits_for(self, now: float) -> Wait | None:
+        """What we can do nothing without: the owner's signature, or somebody who holds the run's state. None: nothing."""
+        if self.anchor.is_fetching:
+            return None
+        place = self._chain.place
+        if not self.is_left_behind and not (place.round == 0 and self._ahead):
+            return "owner" if place.founder is not None else None
+        heads = [] if self.healing.path is None else list(self.healing.path.heads)
+        if self._forks.checkpoint is not None:
+            heads.append(self._forks.checkpoint.head)
+        return None if any(self._members.at(head, now) for head in heads) else "state"
+
+    def has_drifted(self, child: Certificate) -> bool:
+        """Whether our anchor is not the one that most contributors to our head's child started from."""
+        certified, ours = child.value.state_digest, self.anchor.digest
+        return bool(certified and ours and certified != ours)
+
+    def hear_owner(self, checkpoint: Checkpoint) -> tuple[list[Action], str | None]:
+        """A newer checkpoint changes which chains count, and is made durable; or why it is refused."""
+        origin = self._chain.place_at(0)
+        if origin.founder is None or not checkpoint.is_newer(self._forks.checkpoint):
+            return [], None
+        if reason := checkpoint.why_not(
+            stage=origin.stage, genesis=origin.head, owner=origin.founder, verify=self._owner.verify
+        ):
+            return [], reason
+        self._forks.checkpoint = checkpoint
+        self.healing.reconsider()
+        persist = Persist(Durable(self._chain.height, (), self.sitting.seat.votes, checkpoint))
+        return [persist, Note(RoundVouched(checkpoint.round, self._chain.height_of(checkpoint.head) is not None))], None
+
+    # ---- towards the best chain ----
+
+    def watch(self) -> None:
+        """Takes note of where the others are; call before `follow`."""
+        path = self.healing.path
+        self._following.watch(path, self.now)
+        if path is not None:
+            self._ahead = max(self._ahead, path.certificates[-1].value.round)
+
+    def follow(self) -> list[Action]:
+        """Certificate by certificate where the contributions can be had, else by a whole state."""
+        now, anchor = self.now, self.anchor
+        anchor.expire(now)
+        actions: list[Action] = [*anchor.restore(now), *self._fetch_again(), *self._replay_own()]
+        while not anchor.is_fetching and ((path := self.path) is not None or not anchor.is_current):
+            if path is None or not self._can_replay(path):
+                if path is not None and anchor.is_hopeless(path, now):
+                    if path.tip == self.sent_ahead:
+                        self.sitting.view_changes.give_up(now)
+                    self.healing.shun(now)
+                    anchor.give_up()
+                    continue
+                return [*actions, *anchor.fetch(path, now)]
+            certificate = path.certificates[0]
+            actions += self._replay.want(path.certificates[:FETCHED_AHEAD], now)
+            if not self._replay.is_here(certificate):
+                return actions
+            actions += self.adopt(certificate)
+        return actions
+
+    def _can_replay(self, path: Suffix) -> bool:
+        """Whether the path goes on from the state we hold, is worth it, and the blobs of its next certificate may be had."""
+        if not path.ancestor == self.anchor.height == self._chain.height or not self._replay.is_worth(path):
+            return False
+        return not self.has_drifted(path.certificates[0]) and not self._replay.is_lost(path.certificates[0])
+
+    def lack(self, certificate: Certificate) -> None:
+        """Its Apply is given, and lacks a contribution."""
+        self._again = certificate
+
+    def _fetch_again(self) -> list[Action]:
+        """What an Apply that is given lacks, from the others; if it is not to be had there, another anchor is needed."""
+        certificate = self._again
+        if certificate is None:
+            return []
+        is_lost = self._replay.is_lost(certificate)
+        if is_lost:
+            self.anchor.lose()
+        if is_lost or self._replay.is_here(certificate):
+            self._again = None
+            return []
+        return [*self._replay.want([certificate], self.now)]
+
+    def _replay_own(self) -> list[Action]:
+        """After a restart: the certificates since the state on our disk, as far as their blobs are to be had."""
+        actions: list[Action] = []
+        while (
+            not self.anchor.is_fetching and (height := self.anchor.height) is not None and height < self._chain.height
+        ):
+            certificate = self._chain.certificates[height]
+            actions += self._replay.want([certificate], self.now)
+            if self._replay.is_lost(certificate):
+                self.anchor.lose()
+            elif self._replay.is_here(certificate):
+                actions.append(Apply(certificate, None))
+                self.anchor.applying(height + 1)
+            else:
+                break
+        return actions
+
+    def send_ahead(self, certificate: Certificate) -> bool:
+        """Whether a certificate that we made and cannot apply, because our own anchor is not the one most others started from, is
+        to be sent: it is theirs at once, ours when we have fetched the state from them. (Should they miss it, the next leader
+        hears of its value and certifies it again.)"""
+        if self.sent_ahead == certificate.head:
+            return False
+        self.sent_ahead = certificate.head
+        self.healing.on_page(self._owner.peer, (certificate,), more=False, now=self.now)
+        return True
+
+    # ---- the head moves ----
+
+    def adopt(self, certificate: Certificate) -> list[Action]:
+        """To its child, whose contributions are all here."""
+        own, entries = self.sitting.arrivals.own, certificate.value.entries
+        notes = self.sitting.settle(certificate, self.now) if certificate.value.kind == "round" else []
+        for entry in entries:
+            self._holdings.certified(entry.blob, certificate.value.round)
+        self._append([certificate])
+        self.anchor.applying(self._chain.height)
+        persist = Persist(Durable(self._chain.height - 1, (certificate,), self._first_votes()))
+        apply = Apply(certificate, own if own is not None and own in entries else None)
+        return [persist, apply, *notes, *self._arrive([certificate])]
+
+    def install(self, head: Digest, state_digest: bytes) -> list[Action]:
+        """The anchor is now the one at head: our chain follows it there."""
+        self._again = None  # with the Applies that wait
+        suffix = self.anchor.installed(head, state_digest, self.now)
+        if suffix is None:
+            return []
+        place, old_head = self._chain.place, self._chain.head
+        has_voted = self.sitting.seat.votes != Votes(old_head)
+        left = (old_head,) if has_voted and suffix.ancestor < self._chain.height else ()
+        self._left = newest_left(self._left, left)
+        dropped = self._chain.truncate(suffix.ancestor)
+        self._forks.left(suffix.ancestor, dropped)
+        ancestor_round = self._chain.place.round
+        self._append(suffix.certificates)
+        orphaned = self._orphans(dropped, suffix.certificates)
+        switched = Note(BranchSwitched(ancestor_round, place.round, self._chain.place.round, orphaned))
+        persist = Persist(Durable(suffix.ancestor, suffix.certificates, self._first_votes(), left=left))
+        arrived = self._arrive(suffix.certificates)
+        return [persist, switched, *arrived, *self._replay.why_never(self.healing.path, self.anchor.took_s)]
+
+    def _append(self, certificates: Sequence[Certificate]) -> None:
+        for certificate in certificates:
+            self._chain.append(certificate)
+            self._owner.planner.observe(certificate)
+
+    def _orphans(self, dropped: Sequence[Certificate], adopted: Sequence[Certificate]) -> int:
+        """Own contributions in dropped certificates that the adopted ones do not have."""
+        lost = {entry for each in dropped for entry in each.value.entries if entry.peer == self._owner.peer}
+        return len(lost - {entry for each in adopted for entry in each.value.entries})
+
+    def _first_votes(self) -> Votes:
+        """At a new head; where we have been before and voted, and left for another branch, no vote is given again."""
+        place = self._chain.place
+        return sealed_votes(place.head, place.view) if place.head in self._left else Votes(place.head)
+
+    def _arrive(self, certificates: Sequence[Certificate]) -> list[Action]:
+        """What every change of head brings with it."""
+        self.sitting = self._sit(self._first_votes())
+        self.healing.rebase()
+        actions: list[Action] = []
+        for each in certificates:
+            if each.value.kind == "epoch":
+                reason = "the run starts" if each.value.height == 1 else "the old roster no longer certified"
+                actions.append(Note(ViewChanged(each.view, each.value.roster, reason)))
+        if old := self._holdings.forget_before(*self._replay.first_kept()):
+            actions.append(ForgetBlobs(old))
+        return actions

@@ -1,0 +1,56 @@
+"""What we tell the others of ourselves, when and whom; and which of them have come or gone. Pure."""
+
+from collections.abc import Callable, Iterable
+
+from dilocox_peer.events import NeighbourLost, NeighbourSeen
+from dilocox_peer.peer.rounds.contract import Action, Note, Progress
+from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.seat import Owner, send_all
+from dilocox_peer.types import PeerId
+from dilocox_peer.wire.rounds import Heartbeat
+
+
+class Heartbeats:
+    """Of one peer. due: when the next one goes out. micro_batches: of ours in the round in training."""
+
+    def __init__(self, owner: Owner, members: Members, now: float) -> None:
+        self._owner = owner
+        self._members = members
+        self._beats = 0
+        self._were_alive: set[PeerId] = set()
+        self.due = now
+        self.micro_batches = 0
+        self.is_paused = False
+
+    def progressed(self, progress: Progress, now: float) -> None:
+        if progress.tell_now or progress.paused != self.is_paused:
+            self.due = now
+        self.micro_batches, self.is_paused = progress.micro_batches, progress.paused
+        self._members.we_said(micro_batches=self.micro_batches, paused=self.is_paused)
+
+    def closed(self) -> None:
+        """Our round is over."""
+        self.micro_batches = 0
+        self._members.we_said(micro_batches=0, paused=self.is_paused)
+
+    def beat(self, roster: Iterable[PeerId], heartbeat: Callable[[], Heartbeat], now: float) -> list[Action]:
+        """Every beat to the roster and to whoever is alive, now and then to the silent ones."""
+        if now < self.due:
+            return []
+        owner, members, alive = self._owner, self._members, self._members.alive(now)
+        self.due = now + owner.timing.heartbeat_s * (0.9 + 0.2 * owner.rng.random())
+        self._beats += 1
+        told = {*roster, *alive}
+        if self._beats % owner.timing.stranger_every == 0:
+            told.update(peer for peer in members.known if not members[peer].has_left)  # it says when it is back
+        actions: list[Action] = [*send_all(sorted(told - {owner.peer}), heartbeat())]
+        actions += [Note(NeighbourSeen(peer)) for peer in sorted(alive - self._were_alive)]
+        actions += [Note(NeighbourLost(peer, self._why_lost(peer))) for peer in sorted(self._were_alive - alive)]
+        self._were_alive = alive
+        return actions
+
+    def _why_lost(self, peer: PeerId) -> str:
+        if peer not in self._members.known:  # any more, where more peers are heard than are remembered
+            return "silent"
+        seen = self._members[peer]
+        return "it left" if seen.has_left else "refuses connections" if seen.refused else "silent"

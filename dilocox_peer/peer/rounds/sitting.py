@@ -1,0 +1,92 @@
+"""What goes on at one head: our seat there, what has come of the round, ballots, and view changes. Pure."""
+
+from dilocox_peer.peer.rounds.arrivals import Arrivals
+from dilocox_peer.peer.rounds.ballots import Ballots
+from dilocox_peer.peer.rounds.contract import Action, Note
+from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.seat import Seat
+from dilocox_peer.peer.rounds.view_changes import ViewChanges
+from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate
+from dilocox_peer.wire.rounds import (
+    Ack,
+    Message,
+    Nack,
+    Offer,
+    Prepare,
+    Promise,
+    Propose,
+    ViewAnswer,
+    ViewCall,
+    ViewPropose,
+    ViewSign,
+)
+
+
+class Sitting:
+    """Of one (head, view) at one peer. Nothing of it is left when the head moves."""
+
+    ballots_type: type[Ballots] = Ballots  # the simulator plants faulty ones
+    view_changes_type: type[ViewChanges] = ViewChanges
+
+    def __init__(self, seat: Seat, members: Members, holdings: Holdings, now: float, *, in_vain: int) -> None:
+        """in_vain: view changes in a row that led here."""
+        self.seat = seat
+        self._began_at = now
+        self.arrivals = Arrivals(seat, members, holdings, now)
+        self.ballots = self.ballots_type(seat, self.arrivals, members, holdings, now)
+        self.view_changes = self.view_changes_type(seat, self.arrivals, members, now, in_vain=in_vain)
+
+    def hear(self, sender: PeerId, message: Message, now: float) -> tuple[list[Action], str | None]:
+        """What follows from a message about this head, or why it is refused."""
+        ballots, view_changes = self.ballots, self.view_changes
+        if isinstance(message, ViewCall | ViewAnswer | ViewPropose | ViewSign):
+            view_changes.watch(now)
+        elif not self.seat.may_vote and not (isinstance(message, Offer) and self.seat.is_member):
+            return [], None
+        match message:
+            case Offer():
+                return self.arrivals.on_offer(sender, message, now)
+            case Propose():
+                return ballots.on_propose(sender, message, now)
+            case Ack():
+                return [], ballots.on_ack(sender, message)
+            case Nack():
+                ballots.on_nack(sender, message, now)
+            case Prepare():
+                return ballots.on_prepare(sender, message, now)
+            case Promise():
+                return [], ballots.on_promise(sender, message)
+            case ViewCall():
+                return view_changes.on_call(sender, message, now), None
+            case ViewAnswer():
+                view_changes.on_answer(sender, message)
+            case ViewPropose():
+                return view_changes.on_propose(sender, message, now)
+            case ViewSign():
+                return [], view_changes.on_sign(sender, message)
+        return [], None
+
+    def advance(self, now: float) -> list[Action]:
+        """All that is due by now."""
+        self.view_changes.watch(now)
+        return [*self.ballots.advance(now), *self.view_changes.advance(now)]
+
+    def certificate(self, sent_ahead: Digest | None) -> Certificate | None:
+        """What has its quorum here. sent_ahead: the head of one that nobody can follow, which is no reason not to go on."""
+        ours, other = self.ballots.certificate, self.view_changes.certificate
+        return other if ours is None or (ours.head == sent_ahead and other is not None) else ours
+
+    def deadlines(self, now: float) -> tuple[float, float]:
+        return self.ballots.deadline(now), self.view_changes.deadline(now)
+
+    def settle(self, certificate: Certificate, now: float) -> list[Note]:
+        """The round here is certified: how long it took, and what it tells of the others."""
+        pace = self.seat.pace
+        pace.observe_round(now - self._began_at)
+        self.arrivals.observe_missing(now)
+        notes = self.ballots.settle(certificate, now)
+        if self.ballots.proposed_at is not None:
+            pace.observe_ballot(now - self.ballots.proposed_at)
+        return notes
