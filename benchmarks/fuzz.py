@@ -111,7 +111,7 @@ class Stranger:
 
     def __init__(self, transport: Any, mutations: Mutations, targets: list[Target], fire: Fire) -> None:
         self._transport, self._mutations, self._targets, self._fire = transport, mutations, targets, fire
-        self._client = transport.p2p._client
+        self._client = transport.daemon.p2p._client
 
     async def prepare(self) -> None:
         for method in METHODS:
@@ -168,18 +168,13 @@ class Stranger:
 
     async def _message(self, target: Target) -> None:
         await self._client.call_unary_handler(
-            target.peer, self._transport._message_protocol, self._mutations.drawn("message", self._mutations.message)
+            target.peer, self._transport.message_protocol, self._mutations.drawn("message", self._mutations.message)
         )
 
     async def _stream(self, target: Target) -> str | None:
-        from hivemind.proto import p2pd_pb2
-
         service = self._mutations.rng.choice(target.serves)
-        opening = p2pd_pb2.StreamOpenRequest(
-            peer=target.peer.to_bytes(), proto=[self._transport._fetch_protocol(service)]
-        )
-        request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=opening)
-        _, reader, writer = await self._transport._daemon_request(str(target.peer), request, SEND_TIMEOUT_S)
+        protocol = self._transport.fetch_protocol(service)
+        reader, writer = await self._transport.daemon.open_stream(str(target.peer), protocol, SEND_TIMEOUT_S)
         try:
             writer.write(self._mutations.fetch_request(service))
             await writer.drain()

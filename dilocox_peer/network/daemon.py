@@ -1,7 +1,7 @@
-"""hivemind's go-libp2p daemon: started, mended where hivemind's bindings hang or leak, asked where it is, and stopped.
+"""hivemind's go-libp2p daemon: started, mended where hivemind's bindings hang or leak, watched, called, and stopped.
 
-With transport.py the only place beside the directory that imports hivemind, and only inside functions: that pulls in torch.
-What surrounds the process without hivemind is p2pd.py.
+The only place beside the directory that imports hivemind, and only inside functions: that pulls in torch. What surrounds the
+process without hivemind is p2pd.py; what calls and streams mean is decided elsewhere.
 """
 
 import asyncio
@@ -9,19 +9,306 @@ import logging
 import os
 import signal
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dilocox_peer.errors import ConfigError, RunUnreachable
+from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
 from dilocox_peer.invitation import Address, parse_multiaddr
-from dilocox_peer.network.bulk import PeerGone
+from dilocox_peer.network.bulk import PeerGone, PeerSilent, RequestRefused, TransportDown
 from dilocox_peer.network.p2pd import FairReader, HandlerTasks, PendingCalls, diagnose, launch_command
+from dilocox_peer.network.runtime_dir import RuntimeDir
 from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
     from hivemind.p2p import P2P
+
+
+MAX_CALL_BYTES = 4 * 1024 * 1024  # p2pd's own limit
+_REQUEST_TIMEOUT_S = 10.0
+_KNOWN_PEERS = 1024  # per-peer bookkeeping is kept for so many
+
+OnCall = Callable[[PeerId, bytes], Awaitable[None]]
+OnStream = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Reachability = Literal["public", "private"]
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """How to be reached behind a NAT. use_auto_relay: look for a relay when we cannot be dialled.
+
+    force_reachability: "public" (a bootstrap server: serve as a relay at once) or "private" (we know that nobody can dial
+    us: be reached through the initial peers) instead of minutes of finding out.
+    """
+
+    use_relay: bool = True
+    use_auto_relay: bool = False
+    force_reachability: Reachability | None = None
+
+
+class Refusal(Exception):
+    """What the handler of a call raises: its repr() is what hivemind sends to the caller."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Daemon:
+    """p2pd under watch. `start`, then its calls and streams, finally `close`."""
+
+    def __init__(self, p2p: "P2P", directory: RuntimeDir) -> None:
+        self.p2p = p2p
+        self._directory = directory
+        self.folder = directory.path  # of its sockets
+        self._last_failures: OrderedDict[PeerId, type[PeerUnavailable]] = OrderedDict()
+        self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._watcher = asyncio.create_task(self._watch(), name="p2pd-watcher")
+
+    @classmethod
+    async def start(
+        cls,
+        identity_path: str | Path,
+        peer_id: PeerId,
+        *,
+        runtime_dir: Path,
+        initial: Sequence[Address],
+        hosts: Sequence[Address],
+        announced: Sequence[str],
+        relay: Relay,
+        timeout_s: float,
+    ) -> "Daemon":
+        """Raises ConfigError (address, port, folder, identity, p2pd does not start) or RunUnreachable (nobody of initial answers);
+        then, and when cancelled, nothing is left behind."""
+        directory = RuntimeDir.open(runtime_dir, peer_id)
+        output: deque[str] = deque(maxlen=20)
+        started: list[P2P] = []
+        try:
+            p2p = await start_daemon(
+                daemon_class(directory.path, output, started),
+                initial_peers=[address.text for address in initial],
+                host_maddrs=[host.text for host in hosts],
+                announce_maddrs=list(announced) or None,
+                identity_path=str(identity_path),
+                check_if_identity_free=False,  # it reads RSA keys only, and starts a second daemon; we hold a lock on the file
+                use_relay=relay.use_relay,
+                use_auto_relay=relay.use_auto_relay,
+                force_reachability=relay.force_reachability,
+                nat_port_map=not all(host.host in ("127.0.0.1", "::1") for host in hosts),
+                startup_timeout=timeout_s,
+                persistent_conn_max_msg_size=MAX_CALL_BYTES,
+                output=output,
+                initial=initial,
+            )
+            if str(p2p.peer_id) != peer_id:
+                raise ConfigError(
+                    f"p2pd runs as {p2p.peer_id}, not {peer_id}: is {identity_path} the key of this peer?"
+                )
+            await mend_bindings(p2p)
+        except BaseException:
+            for each in started:
+                await stop_daemon(each, timeout_s=2.0)
+            directory.close()
+            raise
+        return cls(p2p, directory)
+
+    async def close(self, timeout_s: float) -> None:
+        """Ends p2pd and its sockets within about timeout_s. When cancelled it still kills p2pd and deletes the sockets."""
+        if not self._failure.done():
+            self._failure.set_result("closed")
+        self._watcher.cancel()
+        self._fail_pending("the transport is closed")
+        try:
+            await stop_daemon(self.p2p, timeout_s=timeout_s)
+            await asyncio.wait({self._watcher}, timeout=timeout_s)
+        finally:
+            self._directory.close()
+
+    # -- whether it is up ---------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        return int(self.p2p._child.pid)
+
+    @property
+    def is_down(self) -> bool:
+        return self._failure.done()
+
+    async def wait_for_failure(self) -> str:
+        """Why it no longer works, as soon as it does not. Calls in flight have ended with TransportDown."""
+        return await asyncio.shield(self._failure)
+
+    async def addresses(self, *, latest: bool) -> tuple[str, ...]:
+        """Where others reach us. latest: p2pd is asked again, as a relay may have been found."""
+        try:
+            found = [str(address) for address in await self.p2p.get_visible_maddrs(latest=latest)]
+        except ValueError:  # none yet: behind a NAT, and no relay found so far
+            return ()
+        usable = []
+        for text in found:
+            with suppress(ConfigError):  # QUIC addresses of a relay, say
+                usable.append(parse_multiaddr(text, "lease").text)
+        return tuple(usable)
+
+    async def connections(self) -> list[tuple[PeerId, list[str]]]:
+        """Peers with an open connection, and the addresses it leads to."""
+        infos = await self.p2p.list_peers()
+        return [(PeerId(str(info.peer_id)), [str(address) for address in info.addrs]) for info in infos]
+
+    def check_up(self, peer: PeerId) -> None:
+        """Raises TransportDown."""
+        if self._failure.done():
+            raise TransportDown(peer, self._failure.result())
+
+    async def check(self, peer: PeerId) -> None:
+        """Raises TransportDown if p2pd is gone, even if the watcher has not seen it yet."""
+        self.check_up(peer)
+        try:
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                _, writer = await self.p2p._client.control.daemon_connector.open_connection()
+            writer.transport.abort()
+        except OSError:  # TimeoutError is one
+            raise TransportDown(peer, "this peer's own p2pd does not answer") from None
+
+    async def _watch(self) -> None:
+        """Notices that p2pd ended or closed its connection: hivemind goes on as if alive, and its calls hang for ever."""
+        child = self.p2p._child
+        ended = asyncio.create_task(child.wait())
+        try:
+            await asyncio.wait({ended, self.p2p._client.control._read_task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        if not self._failure.done():
+            self._failure.set_result(f"this peer's own p2pd (process {child.pid}) has ended")
+        self._fail_pending(self._failure.result())
+
+    def _fail_pending(self, reason: str) -> None:
+        from hivemind.p2p import P2PDaemonError
+
+        for call in list(self.p2p._client.control._pending_calls.values()):
+            if not call.done():
+                call.set_exception(P2PDaemonError(reason))
+                call.exception()  # retrieved: nobody may be left to do it
+
+    # -- calls and streams --------------------------------------------------------------------------------------------
+
+    async def answer(self, protocol: str, on_call: OnCall) -> None:
+        """Calls of this protocol are answered once on_call(sender, raw) has returned; what it raises reaches the sender as repr()."""
+
+        async def on_raw(raw: bytes, remote: Any) -> bytes:
+            await on_call(PeerId(str(remote)), raw)
+            return b""
+
+        async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+            await self.p2p._client.add_unary_handler(protocol, on_raw)
+
+    async def accept(self, protocol: str, on_stream: OnStream) -> None:
+        async def on_any(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await on_stream(PeerId(str(info.peer_id)), reader, writer)
+
+        async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+            await self.p2p.add_binary_stream_handler(protocol, on_any)
+
+    async def call(self, peer: PeerId, protocol: str, raw: bytes, timeout_s: float) -> None:
+        """Has peer's handler of that protocol run. Raises PeerGone, PeerSilent, RequestRefused, TransportDown."""
+        from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
+
+        self.check_up(peer)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.p2p._client.call_unary_handler(PeerID(raw_peer(peer)), protocol, bytes(raw))
+        except TimeoutError:
+            raise self.unavailable(peer, PeerSilent, f"no answer within {timeout_s:g} s") from None
+        except P2PHandlerError as error:
+            raise RequestRefused(peer, one_line(str(error))) from None
+        except (P2PDaemonError, OSError) as error:
+            raise self._classified(peer, str(error)) from None
+        self._last_failures.pop(peer, None)
+
+    async def dial(self, peer: PeerId, addresses: Sequence[bytes], timeout_s: float) -> None:
+        """Unless connected; p2pd remembers the addresses. Raises as `call`."""
+        from hivemind.proto import p2pd_pb2
+
+        connect = p2pd_pb2.ConnectRequest(peer=raw_peer(peer), addrs=addresses)
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=connect)
+        _, writer = await self._request(peer, request, timeout_s)
+        writer.close()
+
+    async def open_stream(
+        self, peer: PeerId, protocol: str, timeout_s: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """To peer's handler of that protocol. Raises as `call`."""
+        from hivemind.proto import p2pd_pb2
+
+        opening = p2pd_pb2.StreamOpenRequest(peer=raw_peer(peer), proto=[protocol])
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=opening)
+        return await self._request(peer, request, timeout_s)
+
+    async def _request(
+        self, peer: PeerId, request: Any, timeout_s: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The connection that p2pd has answered on, which for STREAM_OPEN has become the stream to peer.
+
+        hivemind's own stream_open and connect leave the connection open when they fail or are cancelled: a descriptor
+        here and in p2pd for every dial of a dead peer.
+        """
+        from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
+        from hivemind.proto import p2pd_pb2
+
+        self.check_up(peer)
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await self.p2p._client.control.daemon_connector.open_connection()
+                await write_pbmsg(writer, request)
+                response = p2pd_pb2.Response()
+                await read_pbmsg_safe(reader, response)
+            if response.type == p2pd_pb2.Response.ERROR:
+                raise self._classified(peer, response.error.msg)
+        except BaseException as error:
+            if writer is not None:
+                writer.transport.abort()
+            match error:
+                case TimeoutError():
+                    raise self.unavailable(peer, PeerSilent, f"could not be dialled within {timeout_s:g} s") from None
+                case OSError() | asyncio.IncompleteReadError():
+                    raise TransportDown(peer, "this peer's own p2pd does not answer") from None
+                case _:
+                    raise
+        self._last_failures.pop(peer, None)
+        return reader, writer
+
+    def _classified(self, peer: PeerId, message: str) -> PeerUnavailable:
+        """p2pd's error as one of ours. It tells by its text alone."""
+        if self._failure.done():
+            return TransportDown(peer, self._failure.result())
+        text = one_line(message)
+        if "protocols not supported" in text:
+            return RequestRefused(peer, "it is there, but not (yet) in this run, or of another version")
+        if "timeout" in text or "deadline exceeded" in text:
+            return self.unavailable(peer, PeerSilent, text)
+        if "dial backoff" in text and "refused" not in text:
+            # p2pd does not dial again for some seconds after a failure: what it was then still holds.
+            return self.unavailable(peer, self._last_failures.get(peer, PeerGone), text)
+        return self.unavailable(peer, PeerGone, text)
+
+    def unavailable(self, peer: PeerId, kind: type[PeerUnavailable], reason: str) -> PeerUnavailable:
+        """The error to raise, which is remembered for the next dial."""
+        remember(self._last_failures, peer, kind)
+        return kind(peer, reason)
+
+
+def remember(table: OrderedDict[PeerId, V], key: PeerId, value: V) -> V:
+    """Puts value into table as its newest entry; the oldest make room."""
+    table[key] = value
+    table.move_to_end(key)
+    while len(table) > _KNOWN_PEERS:
+        table.popitem(last=False)
+    return value
 
 
 async def mend_bindings(p2p: "P2P") -> None:
@@ -54,7 +341,7 @@ def daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"]) -> 
     quiet_hivemind()
     from hivemind.p2p import P2P
 
-    class Daemon(P2P):  # type: ignore[misc, unused-ignore]
+    class QuietP2P(P2P):  # type: ignore[misc, unused-ignore]
         _UNIX_SOCKET_PREFIX = f"/unix{socket_dir}/"
         _child: Any
 
@@ -85,10 +372,12 @@ def daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"]) -> 
         def _log_p2pd_message(line: str) -> None:
             output.append(line)
 
-    return Daemon
+    return QuietP2P
 
 
-async def start_daemon(daemon: type["P2P"], *, output: deque[str], initial: list[Address], **arguments: Any) -> "P2P":
+async def start_daemon(
+    daemon: type["P2P"], *, output: deque[str], initial: Sequence[Address], **arguments: Any
+) -> "P2P":
     """P2P.create with our errors: the stage that failed, what it was about, and the remedy."""
     from hivemind.p2p import P2PDaemonError
 
@@ -112,18 +401,6 @@ async def start_daemon(daemon: type["P2P"], *, output: deque[str], initial: list
         raise ConfigError(f"p2pd did not start: {last or 'it ended without a word'}") from None
     except OSError as error:
         raise ConfigError(f"p2pd did not start: {error}; hivemind has to be installed with its binary") from None
-
-
-async def visible_addresses(p2p: "P2P", *, latest: bool) -> tuple[str, ...]:
-    try:
-        found = [str(address) for address in await p2p.get_visible_maddrs(latest=latest)]
-    except ValueError:  # none yet: behind a NAT, and no relay found so far
-        return ()
-    usable = []
-    for text in found:
-        with suppress(ConfigError):  # QUIC addresses of a relay, say
-            usable.append(parse_multiaddr(text, "lease").text)
-    return tuple(usable)
 
 
 async def stop_daemon(p2p: "P2P", timeout_s: float) -> None:

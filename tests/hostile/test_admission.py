@@ -174,7 +174,7 @@ async def _stranger_gets_nothing(swarm: InviteOnly, link: str) -> None:
                 await transport.send(member.peer, b"\x90", 10)
             for shown in (member.admission, b"", secrets.token_bytes(170)):
                 with pytest.raises(RequestRefused):
-                    await transport._call(member.peer, transport._pass_protocol, shown, 10)
+                    await transport.daemon.call(member.peer, transport.pass_protocol, shown, 10)
         for shown in (b"", members[0].admission):
             with pytest.raises(RunUnreachable):
                 await directory.announce(_lease(identity, transport, shown))

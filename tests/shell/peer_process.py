@@ -55,8 +55,8 @@ async def main() -> None:
             transport.set_message_handler(lambda _peer, _raw: None)
             await transport.serve("blob", serve_blob)
             await transport.serve("never", serve_never)
-            p2pd = transport.p2p._child.pid
-            print(json.dumps({"peer": identity.peer_id, "addresses": transport.addresses, "p2pd": p2pd}), flush=True)
+            said = {"peer": identity.peer_id, "addresses": transport.addresses, "p2pd": transport.daemon_pid}
+            print(json.dumps(said), flush=True)
             await asyncio.to_thread(sys.stdin.read)
 
 

@@ -56,6 +56,11 @@ async def guarded(
 # -- the door ---------------------------------------------------------------------------------------------------------
 
 
+def refusal(server: Transport, peer: PeerId) -> str | None:
+    assert server.admission is not None
+    return server.admission.gate.refusal(peer, Right.JOIN, time.time())
+
+
 async def test_a_pass_is_shown_once_when_it_is_asked_for(make_transport: MakeTransport) -> None:
     server = await guarded(make_transport, "server")
     got: list[bytes] = []
@@ -63,10 +68,10 @@ async def test_a_pass_is_shown_once_when_it_is_asked_for(make_transport: MakeTra
     await server.serve("state", served, right=Right.READ)
     client = await guarded(make_transport, "client", to=server)
 
-    assert server._refusal(client.peer_id, Right.JOIN) is not None
+    assert refusal(server, client.peer_id) is not None
     await client.send(server.peer_id, b"hello", 5)
     assert got == [b"hello"]
-    assert server._refusal(client.peer_id, Right.JOIN) is None
+    assert refusal(server, client.peer_id) is None
     _, body = await client.fetch(server.peer_id, "state", {}, max_body_bytes=100, timeout_s=5)
     assert body == b"the state"
 
@@ -98,7 +103,7 @@ async def test_a_stranger_is_not_heard_and_its_bytes_are_not_decoded(make_transp
             await stranger.fetch(server.peer_id, kind, {"head": bytes(32)}, max_body_bytes=100, timeout_s=5)
     for bad in (b"", b"x" * 300, grant(peer=server.peer_id).to_bytes(), grant(5).to_bytes()):
         with pytest.raises(RequestRefused):
-            await stranger._call(server.peer_id, stranger._pass_protocol, bad, 5)
+            await stranger.daemon.call(server.peer_id, stranger.pass_protocol, bad, 5)
     assert heard == []
 
 
@@ -126,8 +131,8 @@ async def test_who_is_put_out_is_heard_no_more_and_told_nothing(make_transport: 
     await client.send(server.peer_id, b"x", 5)
     await server.send(client.peer_id, b"x", 5)
 
-    assert server._admission is not None
-    server._admission.gate.take(Revocations(RUN, 1, ((b"g" * 16, 1),)))
+    assert server.admission is not None
+    server.admission.gate.take(Revocations(RUN, 1, ((b"g" * 16, 1),)))
     with pytest.raises(RequestRefused, match="revoked by the run's owner"):
         await client.send(server.peer_id, b"x", 5)
     with pytest.raises(PeerGone, match="revoked by the run's owner"):
@@ -363,6 +368,6 @@ async def test_an_open_run_asks_nobody(make_transport: MakeTransport, stack: Asy
     async with await Directory.create(transport, manifest.run_id, identity.key) as directory:
         newcomer = Newcomer(identity.peer_id, None, tmp_path / "run")
         assert await come_in(newcomer, manifest, transport=transport, directory=directory) is None
-    assert transport._admission is None
+    assert transport.admission is None
     with pytest.raises(PeerUnavailable):
         await transport.send(OWNER.peer_id, b"x", 1)

@@ -1,7 +1,9 @@
 """The directory on real nodes: what it finds, and what an attacker without our validator can do to it."""
 
 import asyncio
+import os
 import random
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
@@ -156,7 +158,7 @@ async def test_a_bootstrap_that_is_no_directory_is_named(make_node: MakeNode, ma
 
 async def test_calls_end_when_our_p2pd_does(make_node: MakeNode) -> None:
     directory, identity, transport = await make_node("a")
-    transport.p2p._child.kill()
+    os.kill(transport.daemon_pid, signal.SIGKILL)
     async with asyncio.timeout(5):
         await transport.wait_for_failure()
         with pytest.raises(RunUnreachable, match="p2pd has ended"):
@@ -195,9 +197,9 @@ async def test_a_restarted_bootstrap_learns_the_swarm_again(make_node: MakeNode)
 
     port = addresses[0].split("/")[4]
     # The identity object of the first is still open in the fixture; a new key would do as well, this is the same peer.
-    identity_path = transport._directory.path.parent / "identity.key"
+    identity_path = transport.daemon.folder.parent / "identity.key"
     again = await Transport.create(
-        identity_path, transport.peer_id, namespace=RUN, runtime_dir=transport._directory.path,
+        identity_path, transport.peer_id, namespace=RUN, runtime_dir=transport.daemon.folder,
         host_maddrs=[f"/ip4/127.0.0.1/tcp/{port}"],
     )  # fmt: skip
     async with again, await Directory.create(again, RUN, boot._key) as new_boot:
@@ -266,7 +268,7 @@ async def attacker(make_node: MakeNode, make_transport: MakeTransport) -> tuple[
     from hivemind.dht import DHTNode
 
     own, key = await make_transport("attacker", namespace=RUN, initial_peers=transport.addresses)
-    node = await DHTNode.create(p2p=own.p2p, initial_peers=list(transport.addresses), strict=False)
+    node = await DHTNode.create(p2p=own.daemon.p2p, initial_peers=list(transport.addresses), strict=False)
     await node.protocol.call_ping((await victim._node.p2p._client.identify())[0])
     attacker = Attacker(node, key.key)
     assert len(node.protocol.routing_table.peer_id_to_uid) == 2

@@ -176,8 +176,8 @@ async def test_cancelled_calls_do_not_break_the_transport(make_transport: MakeTr
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
     await client.send(server.peer_id, b"x", 5)
-    assert all(call.done() for call in client.p2p._client.control._pending_calls.values())
-    await until(lambda: not server.p2p._client.control._handler_tasks)
+    assert all(call.done() for call in client.daemon.p2p._client.control._pending_calls.values())
+    await until(lambda: not server.daemon.p2p._client.control._handler_tasks)
 
 
 # -- bulk -------------------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ async def test_failed_and_cancelled_calls_leave_no_descriptor_open(make_transpor
                 await client.connect(STRANGER, [f"/ip4/127.0.0.1/tcp/9/p2p/{STRANGER}"])
 
     def num_descriptors() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{client.p2p._child.pid}/fd"))
+        return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{client.daemon_pid}/fd"))
 
     await fail()
     before = num_descriptors()
@@ -324,7 +324,7 @@ async def test_p2pd_is_in_a_session_of_its_own_and_ends_with_the_transport(
     make_transport: MakeTransport, tmp_path: Path
 ) -> None:
     transport, _ = await make_transport()
-    pid = transport.p2p._child.pid
+    pid = transport.daemon_pid
     assert os.getsid(pid) == pid != os.getsid(0)
     assert len(list((tmp_path / "peer" / "run").iterdir())) >= 1
     await transport.close()
@@ -415,7 +415,7 @@ async def test_a_folder_that_no_socket_path_can_name_has_a_short_stand_in(
     make_transport: MakeTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     transport, _ = await make_transport("a", runtime_dir=tmp_path / name)
-    stand_in = transport._directory.path
+    stand_in = transport.daemon.folder
     assert transport.peer_id[-12:] in stand_in.name
     assert stand_in.stat().st_mode & 0o777 == 0o700
     await transport.close()

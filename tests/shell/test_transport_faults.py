@@ -106,8 +106,8 @@ async def test_our_own_p2pd_killed_ends_every_call_and_is_reported(
             transport.fetch(remote.peer, "never", {}, max_body_bytes=0, timeout_s=30, stall_timeout_s=30)
         ),
     ]
-    await until(lambda: bool(transport.p2p._client.control._pending_calls))
-    pid = transport.p2p._child.pid
+    await until(lambda: bool(transport.daemon.p2p._client.control._pending_calls))
+    pid = transport.daemon_pid
     os.kill(pid, signal.SIGKILL)
 
     async with asyncio.timeout(5):
@@ -123,7 +123,7 @@ async def test_our_own_p2pd_killed_ends_every_call_and_is_reported(
 
 async def test_our_own_p2pd_frozen_is_killed_by_close(make_transport: MakeTransport) -> None:
     transport, _ = await make_transport()
-    pid = transport.p2p._child.pid
+    pid = transport.daemon_pid
     os.kill(pid, signal.SIGSTOP)
     await transport.close(timeout_s=0.3)
     assert not is_running(pid)

@@ -76,7 +76,7 @@ def test_the_folders_of_a_peer_import_downwards_too(path: Path):
 @pytest.mark.parametrize(
     ("library", "doors"),
     [
-        ("hivemind", {"dht/directory.py", "network/transport.py", "network/daemon.py"}),
+        ("hivemind", {"dht/directory.py", "network/daemon.py"}),
         ("libp2p", {"network/link_host.py"}),
     ],
 )

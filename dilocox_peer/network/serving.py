@@ -1,0 +1,130 @@
+"""What others fetch of us: their requests read, their replies sent, and bounds on all of it."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dilocox_peer.admission import Right
+from dilocox_peer.errors import DilocoxError, ProtocolError
+from dilocox_peer.network.bandwidth import Bandwidth
+from dilocox_peer.network.bulk import Reply, discard_request, receive_request, send_refusal, send_reply
+from dilocox_peer.types import PeerId
+
+FetchHandler = Callable[[PeerId, dict[str, Any]], Awaitable[Reply]]
+
+_REQUEST_TIMEOUT_S = 10.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TransportLimits:
+    """Bounds on what others can make us do."""
+
+    streams: int = 32  # replies being sent at once, to all peers
+    streams_per_peer: int = 4  # replies being sent or waiting, to one peer
+    streams_waiting: int = 128  # beyond these a stream is dropped unread
+    handler_timeout_s: float = 30.0  # for a handler to produce its reply
+    stall_timeout_s: float = 30.0  # for a fetcher to take one chunk
+    reply_timeout_s: float = 3600.0  # for a whole reply
+    messages_per_s: float = 200.0  # from one peer; a swarm in training sends below 10
+    messages_burst: float = 400.0
+    upload_bytes_per_s: float | None = None  # of fetched bodies and of activations, to all peers together
+    download_bytes_per_s: float | None = None  # of bodies we fetch and of activations, from all peers together
+
+
+class Serving:
+    """The replies that are being sent, or wait to be."""
+
+    def __init__(
+        self, limits: TransportLimits, bandwidth: Bandwidth, refusal: Callable[[PeerId, Right | None], str | None]
+    ) -> None:
+        """refusal: why a peer has no answer that takes this right, or None."""
+        self._limits = limits
+        self._bandwidth = bandwidth
+        self._refusal = refusal
+        self._under_way: dict[asyncio.Task[Any], PeerId] = {}
+        self._free = asyncio.Semaphore(limits.streams)
+        self._is_over = False
+
+    def end(self) -> set[asyncio.Task[Any]]:
+        """Nothing is answered any more. Gives back the tasks that end now."""
+        self._is_over = True
+        for task in self._under_way:
+            task.cancel()
+        return set(self._under_way)
+
+    async def serve(
+        self,
+        peer: PeerId,
+        kind: str,
+        handler: FetchHandler,
+        right: Right | None,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Answers the request on this stream. In a task that does nothing else."""
+        task = asyncio.current_task()
+        assert task is not None
+        num_serving, num_of_peer = len(self._under_way), Counter(self._under_way.values())[peer]
+        most, most_of_peer = self._limits.streams + self._limits.streams_waiting, self._limits.streams_per_peer
+        if self._is_over or num_serving >= most or num_of_peer >= 4 * most_of_peer:
+            writer.transport.abort()  # a flood: not even read
+            return
+        self._under_way[task] = peer
+        try:
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                if (reason := self._refusal(peer, right)) is not None:
+                    await discard_request(reader)
+                    await send_refusal(writer, reason)
+                    return
+                header = await receive_request(reader)
+                if num_of_peer >= most_of_peer:
+                    await send_refusal(writer, f"busy: at most {most_of_peer} fetches at once for one peer")
+                    return
+            async with asyncio.timeout(self._limits.reply_timeout_s), self._free:
+                await self._answer(peer, kind, handler, header, writer)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, ProtocolError):
+            writer.transport.abort()  # the fetcher is gone, frozen, or speaks something else: it sees the stream end early
+        except asyncio.CancelledError:
+            # Not raised again: this is all that the task does, and Python 3.11 prints a traceback for a stream's handler
+            # that was cancelled.
+            writer.transport.abort()
+        finally:
+            writer.close()
+            del self._under_way[task]
+
+    async def _answer(
+        self, peer: PeerId, kind: str, handler: FetchHandler, header: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._limits.handler_timeout_s):
+                reply = await handler(peer, header)
+        except TimeoutError:
+            await send_refusal(writer, f"{kind} was not ready within {self._limits.handler_timeout_s:g} s")
+            return
+        except ProtocolError as error:
+            await send_refusal(writer, error.reason)
+            return
+        except DilocoxError as error:
+            await send_refusal(writer, str(error))
+            return
+        except Exception:  # task boundary: a fault in a handler must not end the transport
+            _logger.exception("fetch of %s by %s could not be served", kind, peer)
+            await send_refusal(writer, "internal error")
+            return
+        self._bandwidth.uplink.begin(time.monotonic())
+        try:
+            await send_reply(
+                writer,
+                reply,
+                chunk_bytes=self._bandwidth.chunk_bytes,
+                pace=self._bandwidth.pace_upload,
+                stall_timeout_s=self._limits.stall_timeout_s,
+            )
+        finally:
+            self._bandwidth.uplink.end(time.monotonic())
