@@ -27,7 +27,9 @@ from statistics import median
 
 import psutil
 
-from dilocox_peer.network.link import Arrived, Link, LinkdEnded, Linked, LinkId, LinkSettings
+from dilocox_peer.network.link import Arrived, Link, LinkdEnded, Linked
+from dilocox_peer.network.linkd_process import LinkSettings
+from dilocox_peer.types import LinkId
 
 MB = 1 << 20
 

@@ -21,9 +21,9 @@ from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.data.sources import Document
 from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.model.passes import Passes
-from dilocox_peer.network.link import LinkId
 from dilocox_peer.peer.training.stage_loop import StageLoop
 from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import LinkId
 
 PORT = 9000
 TOKENS = 512

@@ -14,6 +14,9 @@ import msgpack
 PeerId = NewType("PeerId", str)
 """base58 form of a libp2p PeerID; self-certifying, an Ed25519 public key is inside it (signing.py)."""
 
+LinkId = NewType("LinkId", str)
+"""base58 form of the libp2p PeerID of a linkd."""
+
 RunId = NewType("RunId", str)
 """Hex SHA-256 of a run's manifest; what an invitation link names."""
 

@@ -198,7 +198,8 @@ def look_at_linkd() -> Check:
     """Whether the process that carries activations between stages starts. From the main thread, as linkd demands."""
     name = "linkd"
     try:
-        from dilocox_peer.network.link import Link, LinkSettings
+        from dilocox_peer.network.link import Link
+        from dilocox_peer.network.linkd_process import LinkSettings
     except ImportError as error:
         return Check(name, "skipped", f"this version has none ({error})")
     started = time.monotonic()

@@ -12,67 +12,23 @@ kinds keeps its order.
 """
 
 import logging
-import os
 import selectors
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from itertools import islice
-from typing import NewType
+from dataclasses import dataclass
 
-from dilocox_peer.errors import DilocoxError, ProtocolError
+from dilocox_peer.errors import ProtocolError
 from dilocox_peer.network.frames import pack_header
-from dilocox_peer.network.link_frames import (
-    CREDIT_SHARE,
-    MAX_OWNER_HEADER_BYTES,
-    Buffer,
-    BufferReader,
-    Frame,
-    Kind,
-    frame_cost,
-)
+from dilocox_peer.network.link_frames import MAX_OWNER_HEADER_BYTES, Buffer, Frame, Kind, frame_cost
+from dilocox_peer.network.linkd_process import LinkdProcess, LinkSettings, NeighbourLink
+from dilocox_peer.types import LinkId
 
-LinkId = NewType("LinkId", str)
-"""base58 form of the libp2p PeerID of a linkd."""
-
-SOCKET_BUFFER_BYTES = 1024 * 1024  # asked for; the kernel gives what its limit allows
-GATHER_PARTS = 64
 RECEIVES_PER_POLL = 256  # so that a flood from linkd does not keep poll from returning
-MAX_LINE_BYTES = 4096
-_REAP_TIMEOUT_S = 1.0
 
 _log = logging.getLogger(__name__)
-
-
-class LinkFailed(DilocoxError):
-    """linkd did not start, for the reason: without it there is no pipeline."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSettings:
-    key_seed: bytes  # 32 bytes, of the link's own Ed25519 identity: one PeerID must not be p2pd's and linkd's at once
-    listen: tuple[str, ...]  # like /ip4/127.0.0.1/tcp/0
-    protocol: str  # libp2p protocol id, with the run's id in it: neighbours of another run are refused
-    max_body_bytes: int
-    queue_bytes: int  # bound of what waits for one neighbour, and of what one neighbour may make wait for us
-    max_neighbours: int = 64  # links that others may make; ours are not counted
-    mdns: bool = False
-    ping_s: float = 2.0
-    dead_s: float = 15.0  # nothing heard from a neighbour for so long, or a write stuck for so long: the link is lost
-
-    def __post_init__(self) -> None:
-        if len(self.key_seed) != 32:
-            raise ValueError(f"the seed of an Ed25519 key has 32 bytes, not {len(self.key_seed)}")
-        least = frame_cost(MAX_OWNER_HEADER_BYTES, self.max_body_bytes) * CREDIT_SHARE // (CREDIT_SHARE - 1) + 1
-        if self.queue_bytes < least:
-            raise ValueError(f"queue_bytes {self.queue_bytes} holds no frame of max_body_bytes: at least {least}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,70 +88,6 @@ class LinkdEnded:
 LinkEvent = Linked | Unlinked | Arrived | RoundTrip | Found | Traffic | LinkdEnded
 
 
-@dataclass(slots=True)
-class _NeighbourLink:
-    neighbour: LinkId
-    number: int
-    outstanding: int = 0  # cost of what was sent and not reported as written
-
-
-@dataclass
-class _Linkd:
-    """A running linkd, and what is under way to it and from it."""
-
-    process: "subprocess.Popen[bytes]"
-    sock: socket.socket
-    reader: BufferReader
-    link_id: LinkId = LinkId("")
-    addresses: tuple[str, ...] = ()
-    ports: tuple[int, ...] = ()
-    early: list[Frame] = field(default_factory=list)  # came with READY
-    out: deque[memoryview] = field(default_factory=deque)
-    links: dict[LinkId, _NeighbourLink] = field(default_factory=dict)
-    by_number: dict[int, _NeighbourLink] = field(default_factory=dict)
-    line: bytes = b""  # of its standard error, the last, as far as it is here
-    last_line: str = ""
-
-    @property
-    def stderr_fd(self) -> int:
-        assert self.process.stderr is not None
-        return self.process.stderr.fileno()
-
-    def read_lines(self, on_log: Callable[[str], None]) -> bool:
-        """Hands on what linkd said. False when it can say no more."""
-        while True:
-            try:
-                data = os.read(self.stderr_fd, 65536)
-            except BlockingIOError:
-                return True
-            *lines, rest = (self.line + data).split(b"\n")
-            self.line = rest[:MAX_LINE_BYTES]
-            if not data:
-                lines.append(self.line)
-                self.line = b""
-            for line in filter(None, lines):
-                self.last_line = line[:MAX_LINE_BYTES].decode(errors="replace")
-                on_log(self.last_line)
-            if not data:
-                return False
-
-    def reap(self, on_log: Callable[[str], None]) -> str:
-        """Ends what is left of it, and says how it ended."""
-        with suppress(OSError):
-            self.sock.close()
-        try:
-            code = self.process.wait(_REAP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-        if self.process.stderr is not None and not self.process.stderr.closed:
-            self.read_lines(on_log)
-            self.process.stderr.close()
-        if code < 0:
-            return f"linkd was ended by {signal.Signals(-code).name}"
-        return f"linkd ended with {code}" + (f": {self.last_line}" if self.last_line else "")
-
-
 class Link:
     def __init__(self, settings: LinkSettings, *, on_log: Callable[[str], None] = _log.info) -> None:
         self.link_id = LinkId("")
@@ -204,13 +96,13 @@ class Link:
         self._on_log = on_log
         self._ports: tuple[int, ...] = (0,) * len(settings.listen)
         self._using = threading.Lock()  # held by the owner in every call; what follows is under it
-        self._linkd: _Linkd | None = None
+        self._linkd: LinkdProcess | None = None
         self._dialled: dict[LinkId, tuple[str, ...]] = {}
         self._events: list[LinkEvent] = []
         self._was_refused = False  # a send, for want of room: poll returns when there is room
         self._selector = selectors.DefaultSelector()
         self._handover = threading.Lock()
-        self._fresh: _Linkd | None = None  # under it: started, and not yet taken by the owner
+        self._fresh: LinkdProcess | None = None  # under it: started, and not yet taken by the owner
         self._is_closed = False
         self._wake_in, self._wake_out = socket.socketpair()
         for end in (self._wake_in, self._wake_out):
@@ -225,7 +117,7 @@ class Link:
         linkd dies with the thread that calls this: one that lives as long as the Link, such as its owner. Before the
         owner's first call, or after LinkdEnded (that is restart).
         """
-        linkd = self._launch(time.monotonic() + timeout_s)
+        linkd = LinkdProcess.start(self._settings, self._ports, time.monotonic() + timeout_s, self._on_log)
         self.link_id, self.addresses, self._ports = linkd.link_id, linkd.addresses, linkd.ports
         with self._handover:
             assert self._fresh is None, "started twice"
@@ -240,75 +132,6 @@ class Link:
         The owner may poll meanwhile. It dials again what it had dialled.
         """
         self.start(timeout_s)
-
-    def _launch(self, deadline: float) -> _Linkd:
-        ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-        command = [sys.executable, "-P", "-m", "dilocox_peer.network.linkd", str(theirs.fileno()), str(os.getpid())]
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        except OSError as error:
-            ours.close()
-            raise LinkFailed(f"linkd cannot be run: {error}") from None
-        finally:
-            theirs.close()
-        linkd = _Linkd(process, ours, BufferReader(self._settings.max_body_bytes))
-        os.set_blocking(linkd.stderr_fd, False)
-        try:
-            ours.sendall(pack_header(Kind.CONFIG, asdict(self._settings) | {"ports": self._ports}, 0))
-            ours.setblocking(False)
-            self._await_ready(linkd, deadline)
-        except BaseException as error:
-            process.kill()
-            ended = linkd.reap(self._on_log)
-            if isinstance(error, OSError | ProtocolError):
-                raise LinkFailed(linkd.last_line or ended) from None
-            raise
-        return linkd
-
-    def _await_ready(self, linkd: _Linkd, deadline: float) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(linkd.sock, selectors.EVENT_READ)
-            selector.register(linkd.stderr_fd, selectors.EVENT_READ)
-            while True:
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    raise LinkFailed("linkd did not get ready in time")
-                for key, _ in ready:
-                    if key.fd == linkd.stderr_fd:
-                        if not linkd.read_lines(self._on_log):
-                            selector.unregister(linkd.stderr_fd)
-                        continue
-                    received = linkd.sock.recv_into(linkd.reader.space())
-                    if not received:
-                        ended = "ended at once"
-                        try:
-                            linkd.process.wait(max(0.1, deadline - time.monotonic()))
-                        except subprocess.TimeoutExpired:
-                            ended = "closed its socket and does not end"
-                        linkd.read_lines(self._on_log)
-                        raise LinkFailed(linkd.last_line or f"linkd {ended}")
-                    for frame in linkd.reader.take(received):
-                        match frame.kind:
-                            case Kind.READY:
-                                linkd.link_id = LinkId(frame.header["n"])
-                                linkd.addresses = tuple(frame.header["a"])
-                                linkd.ports = tuple(frame.header["p"])
-                            case Kind.FAILED:
-                                raise LinkFailed(frame.header["reason"])
-                            case _:
-                                linkd.early.append(frame)
-                    if linkd.link_id:
-                        return
 
     # Any thread
 
@@ -327,26 +150,13 @@ class Link:
                 fresh, self._fresh = self._fresh, None
             for linkd in (self._linkd, fresh):
                 if linkd is not None:
-                    self._finish(linkd, deadline)
+                    linkd.finish(deadline)
             self._linkd = None
             self._events.clear()
             if self._wake_in.fileno() >= 0:
                 self._selector.close()
                 self._wake_in.close()
                 self._wake_out.close()
-
-    def _finish(self, linkd: _Linkd, deadline: float) -> None:
-        """Hands over what is queued, closes the socket, which linkd leaves by, and reaps it."""
-        with suppress(OSError):
-            while linkd.out and (left_s := deadline - time.monotonic()) > 0:
-                linkd.sock.settimeout(left_s)
-                self._write(linkd)
-        with suppress(OSError):
-            linkd.sock.shutdown(socket.SHUT_WR)
-        with suppress(subprocess.TimeoutExpired):
-            linkd.process.wait(max(0.0, deadline - time.monotonic()))
-        linkd.process.kill()
-        linkd.reap(self._on_log)
 
     # The owner
 
@@ -431,7 +241,7 @@ class Link:
             elif linkd is None:
                 continue
             elif key.fd == linkd.stderr_fd:
-                if not linkd.read_lines(self._on_log):
+                if not linkd.read_lines():
                     self._selector.unregister(key.fd)
             else:
                 if mask & selectors.EVENT_WRITE:
@@ -451,26 +261,15 @@ class Link:
         if was_idle:
             self._flush(linkd)
 
-    def _flush(self, linkd: _Linkd) -> None:
+    def _flush(self, linkd: LinkdProcess) -> None:
         with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):  # its end is read in poll
             while linkd.out:
-                self._write(linkd)
+                linkd.write()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if linkd.out else 0)
         if self._selector.get_key(linkd.sock).events != events:
             self._selector.modify(linkd.sock, events)
 
-    @staticmethod
-    def _write(linkd: _Linkd) -> None:
-        sent = linkd.sock.sendmsg(list(islice(linkd.out, GATHER_PARTS)))
-        while sent:
-            first = linkd.out[0]
-            if sent < len(first):
-                linkd.out[0] = first[sent:]
-                return
-            sent -= len(first)
-            linkd.out.popleft()
-
-    def _receive(self, linkd: _Linkd) -> bool:
+    def _receive(self, linkd: LinkdProcess) -> bool:
         had_refused = self._was_refused
         try:
             for _ in range(RECEIVES_PER_POLL):
@@ -486,10 +285,10 @@ class Link:
             self._lost(linkd)
         return had_refused and not self._was_refused
 
-    def _on_frame(self, linkd: _Linkd, frame: Frame) -> None:
+    def _on_frame(self, linkd: LinkdProcess, frame: Frame) -> None:
         header = frame.header
         if frame.kind == Kind.LINKED:
-            link = _NeighbourLink(LinkId(header["n"]), header["l"])
+            link = NeighbourLink(LinkId(header["n"]), header["l"])
             linkd.links[link.neighbour] = linkd.by_number[link.number] = link
             self._events.append(Linked(link.neighbour))
             return
@@ -518,12 +317,12 @@ class Link:
             case other:
                 raise AssertionError(f"linkd sent a frame of kind {other}")
 
-    def _lost(self, linkd: _Linkd) -> None:
+    def _lost(self, linkd: LinkdProcess) -> None:
         """linkd has ended: reports every link as lost, then that."""
         self._linkd = None
         self._selector.unregister(linkd.sock)
         with suppress(KeyError):
             self._selector.unregister(linkd.stderr_fd)
-        reason = linkd.reap(self._on_log)
+        reason = linkd.reap()
         self._events += [Unlinked(neighbour, reason) for neighbour in linkd.links]
         self._events.append(LinkdEnded(reason))

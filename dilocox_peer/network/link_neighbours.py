@@ -43,7 +43,7 @@ STRANGER_LINES_PER_MINUTE = 20  # of the log
 
 @dataclass(frozen=True)
 class Config:
-    """What the parent wants (link.LinkSettings), as it comes in its first frame."""
+    """What the parent wants (linkd_process.LinkSettings), as it comes in its first frame."""
 
     key_seed: bytes
     listen: list[str]

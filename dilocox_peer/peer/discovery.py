@@ -14,12 +14,11 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, RunUnreachable
 from dilocox_peer.events import Failed, Listener, SeenPeer, SwarmSeen
-from dilocox_peer.network.link import LinkId
 from dilocox_peer.peer.acquaintances import write_acquaintances
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.links.dialling import LinkAddress
 from dilocox_peer.peer.presence import Presence
-from dilocox_peer.types import PeerId
+from dilocox_peer.types import LinkId, PeerId
 from dilocox_peer.wire.checkpoints import Checkpoint
 
 FIRST_LOOKS, FIRST_LOOK_S, LOOK_S = 20, 1.0, 60.0  # the directory is read often until the swarm is known

@@ -16,18 +16,9 @@ from typing import Any, Protocol
 import psutil
 import pytest
 
-from dilocox_peer.network.link import (
-    Arrived,
-    LinkdEnded,
-    Linked,
-    LinkEvent,
-    LinkFailed,
-    LinkSettings,
-    RoundTrip,
-    Traffic,
-    Unlinked,
-)
+from dilocox_peer.network.link import Arrived, LinkdEnded, Linked, LinkEvent, RoundTrip, Traffic, Unlinked
 from dilocox_peer.network.link import Link as _Link
+from dilocox_peer.network.linkd_process import LinkFailed, LinkSettings
 from tests.shell.conftest import is_running
 
 MB = 1 << 20
@@ -410,7 +401,7 @@ def test_bytes_that_are_no_libp2p_harm_nobody(make_link: MakeLink):
 def test_linkd_ends_with_a_killed_parent():
     script = (
         "import time\n"
-        "from dilocox_peer.network.link import Link, LinkSettings\n"
+        "from dilocox_peer.network.link import Link\nfrom dilocox_peer.network.linkd_process import LinkSettings\n"
         "link = Link(LinkSettings(bytes(32), ('/ip4/127.0.0.1/tcp/0',), '/x', 1000, 1000000))\n"
         "link.start(20); link.poll(0)\n"
         "print(link._linkd.process.pid, flush=True)\n"

@@ -5,12 +5,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.network.link import LinkId
 from dilocox_peer.peer.links.dialling import Dial, Dialling, HangUp
 from dilocox_peer.peer.links.greeting import Hello
 from dilocox_peer.peer.links.sessions import Greet, LinkAction, LinkSessions, LinkState
 from dilocox_peer.peer.links.shunned import Shunned
-from dilocox_peer.types import PeerId
+from dilocox_peer.types import LinkId, PeerId
 
 Check = Callable[[LinkId, bytes], Hello]
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from dilocox_peer.network.link import LinkId
 from dilocox_peer.peer.links.dialling import LinkAddress
 from dilocox_peer.peer.links.sessions import RESTARTS_WITHIN_S, Cause, LinkSessions, LinkState
-from dilocox_peer.types import PeerId
+from dilocox_peer.types import LinkId, PeerId
 
 from .invariants import Violation
 from .links_world import OTHER_RUN, RUN, Frame, LinksWorld, Node, Stranger, Wire, hello, key_of, thief_of

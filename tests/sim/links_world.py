@@ -13,7 +13,6 @@ from functools import cache, partial
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.events import Failed
-from dilocox_peer.network.link import LinkId
 from dilocox_peer.peer.links.dialling import MAX_DIALLED, Dial, HangUp, LinkAddress
 from dilocox_peer.peer.links.greeting import Greeter, Hello
 from dilocox_peer.peer.links.sessions import (
@@ -36,7 +35,7 @@ from dilocox_peer.peer.links.sessions import (
 from dilocox_peer.peer.links.shunned import LINES_PER_MINUTE, MAX_SHUNNED, SHUN_S
 from dilocox_peer.pipeline import contract
 from dilocox_peer.signing import SigningKey
-from dilocox_peer.types import PeerId, RunId
+from dilocox_peer.types import LinkId, PeerId, RunId
 from tests.sim.clockwork import Clockwork
 
 from .invariants import Violation

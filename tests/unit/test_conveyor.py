@@ -9,7 +9,7 @@ import pytest
 from dilocox_peer import admission as door
 from dilocox_peer.admission import Admission, Gate, Revocations, Right
 from dilocox_peer.events import Event, Failed, NeighbourLinked, NeighbourUnlinked
-from dilocox_peer.network.link import Arrived, LinkdEnded, Linked, LinkEvent, LinkId, Unlinked
+from dilocox_peer.network.link import Arrived, LinkdEnded, Linked, LinkEvent, Unlinked
 from dilocox_peer.peer.links import conveyor as shell
 from dilocox_peer.peer.links import sessions
 from dilocox_peer.peer.links.conveyor import HELLO, HOPS, Conveyor
@@ -18,7 +18,7 @@ from dilocox_peer.peer.links.greeting import Greeter
 from dilocox_peer.peer.links.sessions import FAULTS_UNTIL_DROPPED
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.signing import SigningKey
-from dilocox_peer.types import PeerId
+from dilocox_peer.types import LinkId, PeerId
 from dilocox_peer.wire.hops import Grant, encode_hops
 from tests.cut_runs import manifest_of
 

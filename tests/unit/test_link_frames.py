@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.network.frames import MAGIC, PREFIX_BYTES, pack_header, unpack_header
-from dilocox_peer.network.link import LinkSettings
 from dilocox_peer.network.link_frames import (
     Backoff,
     BufferReader,
@@ -22,6 +21,7 @@ from dilocox_peer.network.link_frames import (
     judge,
     rest_of,
 )
+from dilocox_peer.network.linkd_process import LinkSettings
 
 MAX_BODY_BYTES = 100_000
 

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from dilocox_peer.events import Failed, NeighbourLinked, NeighbourUnlinked
-from dilocox_peer.network.link import LinkId
 from dilocox_peer.peer.links.dialling import MAX_DIALLED, Dial, HangUp, LinkAddress
 from dilocox_peer.peer.links.greeting import Greeter
 from dilocox_peer.peer.links.sessions import (
@@ -28,7 +27,7 @@ from dilocox_peer.peer.links.sessions import (
 from dilocox_peer.peer.links.shunned import LINES_PER_MINUTE, MAX_SHUNNED, SHUN_S, Shunned
 from dilocox_peer.pipeline import contract
 from dilocox_peer.signing import SigningKey
-from dilocox_peer.types import PeerId, RunId
+from dilocox_peer.types import LinkId, PeerId, RunId
 
 RUN, OURS, LINK, OTHER = RunId("run"), LinkId("ours"), LinkId("theirs"), LinkId("theirs, anew")
 KEYS = [SigningKey(bytes([number]) * 32) for number in range(1, 7)]

@@ -22,10 +22,9 @@ from dilocox_peer.dht.records import (
     slots,
 )
 from dilocox_peer.manifest import MAX_MANIFEST_BYTES
-from dilocox_peer.network.link import LinkId
 from dilocox_peer.peer.links.greeting import Greeter, Hello, hello_statement
 from dilocox_peer.signing import SigningKey
-from dilocox_peer.types import Layout, PeerId, RunId, canonical
+from dilocox_peer.types import Layout, LinkId, PeerId, RunId, canonical
 from dilocox_peer.wire.declared import MAX_COUNT
 from dilocox_peer.wire.records import MAX_LEASE_BYTES, MAX_STAGES
 

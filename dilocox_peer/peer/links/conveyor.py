@@ -18,20 +18,8 @@ from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.activations import BodyFormat, Bytes
-from dilocox_peer.network.link import (
-    Arrived,
-    Found,
-    Link,
-    LinkdEnded,
-    Linked,
-    LinkEvent,
-    LinkFailed,
-    LinkId,
-    LinkSettings,
-    RoundTrip,
-    Traffic,
-    Unlinked,
-)
+from dilocox_peer.network.link import Arrived, Found, Link, LinkdEnded, Linked, LinkEvent, RoundTrip, Traffic, Unlinked
+from dilocox_peer.network.linkd_process import LinkFailed, LinkSettings
 from dilocox_peer.peer.links.bench import Bench, MicroBatchCounts
 from dilocox_peer.peer.links.dialling import Dial, HangUp, LinkAddress
 from dilocox_peer.peer.links.exchange import Exchange
@@ -40,7 +28,7 @@ from dilocox_peer.peer.links.sessions import GiveUp, Greet, Hand, LinkAction, Li
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.turnstile import Pace, Turnstile, at_once
 from dilocox_peer.signing import SigningKey
-from dilocox_peer.types import PeerId, RunId
+from dilocox_peer.types import LinkId, PeerId, RunId
 
 _logger = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ all of them, and whose it is its greeting proves.
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from dilocox_peer.network.link import LinkId
-from dilocox_peer.types import PeerId
+from dilocox_peer.types import LinkId, PeerId
 
 MAX_DIALLED = 48
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from dilocox_peer.admission import Admission, Right
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.network.link import LinkId
 from dilocox_peer.signing import SigningKey, verify
-from dilocox_peer.types import PeerId, RunId
+from dilocox_peer.types import LinkId, PeerId, RunId
 from dilocox_peer.wire.declared import encode
 from dilocox_peer.wire.records import GREETING
 from dilocox_peer.wire.versions import HELLO

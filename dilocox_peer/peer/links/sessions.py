@@ -30,12 +30,11 @@ from enum import Enum
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.events import Event, Failed, NeighbourLinked, NeighbourUnlinked
-from dilocox_peer.network.link import LinkId
 from dilocox_peer.peer.links.dialling import Dial, Dialling, HangUp, LinkAddress
 from dilocox_peer.peer.links.greeting import Hello
 from dilocox_peer.peer.links.shunned import Shunned
 from dilocox_peer.pipeline import contract
-from dilocox_peer.types import PeerId
+from dilocox_peer.types import LinkId, PeerId
 
 FAULTS_UNTIL_DROPPED = 3
 GREETING_S = 30.0  # a link that has said nothing for so long is hung up: linkd holds a bounded number that others made

@@ -4,7 +4,7 @@ A greeting that is refused costs its sender a new link, and us a signature to ch
 shunned is hung up unheard, and the lines have a limit, as a stranger may come with a new identity each time.
 """
 
-from dilocox_peer.network.link import LinkId
+from dilocox_peer.types import LinkId
 
 SHUN_S = 60.0
 MAX_SHUNNED = 1024  # beyond these the first are forgotten
