@@ -19,7 +19,7 @@ counts a micro-batch once. P6 every container is bounded by slots, window or lin
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from dilocox_peer.pipeline.contract import (
@@ -55,7 +55,6 @@ from dilocox_peer.pipeline.contract import (
 from dilocox_peer.pipeline.downstream import Downstream
 from dilocox_peer.pipeline.flight import RECENT, Desk, Flight, State
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood, Role
-from dilocox_peer.pipeline.routes import Callee, Plan
 from dilocox_peer.pipeline.slots import Slots
 from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.pipeline.upstream import Upstream
@@ -111,7 +110,7 @@ class Scheduler:
         self._calls = self.calls_type(self._desk, self._known, number=rng.getrandbits(48))
         self.versions = self.versions_type(mode, accumulate, admit=accumulate if self._is_origin else 2 * accumulate)
 
-        self._own: dict[MicroBatchId, Flight] = {}  # at an origin
+        self.own: dict[MicroBatchId, Flight] = {}  # at an origin: issued and not back
         self._busy: dict[MicroBatchId, Flight] = {}  # bound to a version: forward begun, backward not finished
         self._running: Work | None = None
         self._runs: Flight | None = None
@@ -123,7 +122,6 @@ class Scheduler:
         self._idle_since: float | None = None
 
         self.completed_total = 0  # at an origin: micro-batches that came back, each once
-        self.loss_total = 0.0  # sum of their losses
         self.executed_total = 0  # backwards and turns computed here
 
         self._inputs: dict[type, Callable[[Any], None]] = {
@@ -161,7 +159,7 @@ class Scheduler:
     @property
     def in_flight(self) -> int:
         """Micro-batches begun here and not answered; at an origin, what its window limits."""
-        return len(self._own) if self._is_origin else len(self._busy)
+        return len(self.own) if self._is_origin else len(self._busy)
 
     @property
     def waiting(self) -> int:
@@ -180,11 +178,6 @@ class Scheduler:
     @property
     def slots_in_use(self) -> int:
         return self._slots.in_use
-
-    @property
-    def service_s(self) -> float:
-        """Median seconds of own compute a micro-batch, 0 before the first."""
-        return self._known.service_s
 
     @property
     def behind(self) -> int:
@@ -208,28 +201,6 @@ class Scheduler:
     def num_origins(self, listed: int) -> int:
         """Origins that we work for, as far as it is plausible; listed: those with a lease."""
         return self._known.num_origins(listed)
-
-    @property
-    def issued_in_round(self) -> int:
-        """Micro-batches this origin issued in its training round."""
-        return self._issued
-
-    @property
-    def linked_callees(self) -> tuple[PeerId, ...]:
-        return tuple(sorted(self._known.callees))
-
-    @property
-    def linked_callers(self) -> tuple[PeerId, ...]:
-        return tuple(sorted(self._known.callers))
-
-    @property
-    def callees(self) -> Mapping[PeerId, Callee]:
-        """Per callee: service, load, answer times, outstanding calls. Do not modify."""
-        return self._known.callees
-
-    @property
-    def plan(self) -> Plan:
-        return self._known.plan
 
     @property
     def resent(self) -> int:
@@ -412,7 +383,7 @@ class Scheduler:
         return (
             not self._is_held
             and not self._callers.is_leaving
-            and len(self._own) < known.window
+            and len(self.own) < known.window
             and (limit is None or self._issued < limit)
             and bool(known.callees)
             and not known.is_drifting
@@ -423,7 +394,7 @@ class Scheduler:
         self._next_index += 1
         self._issued += 1
         flight = Flight(id_, None, 0, self._known.rounds.training, State.READY, self._desk.now)
-        self._own[id_] = flight
+        self.own[id_] = flight
         self._begin(flight)
         self._calls.open(flight)
         return Forward(id_, flight.version, None, flight.round)
@@ -484,9 +455,8 @@ class Scheduler:
             self._desk.note(MicroBatchTimed(flight.id, tuple(flight.moments.items())))
 
     def _complete(self, flight: Flight) -> None:
-        del self._own[flight.id]
+        del self.own[flight.id]
         self.completed_total += 1
-        self.loss_total += flight.loss
         seconds = self._desk.now - flight.since
         self._desk.note(MicroBatchDone(flight.id, flight.round, flight.loss, seconds))
 

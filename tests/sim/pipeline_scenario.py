@@ -174,13 +174,13 @@ def _quiet(world: PipelineWorld) -> PipelineOutcome:
         _feed(node, Hold(is_held=False))
         node.feed(Replicas(world.settings.layout[node.stage]))
     began = world.now
-    due = {node: set(node.machine._own) for node in world.origins() if node.machine is not None}
+    due = {node: set(node.machine.own) for node in world.origins() if node.machine is not None}
 
     def is_drained() -> bool:
         for node, ids in due.items():
             assert node.machine is not None
             if ids:
-                ids.intersection_update(node.machine._own)
+                ids.intersection_update(node.machine.own)
         return not any(due.values())
 
     patience_s = DRAIN_S + 4 * _drain_s(world, sum(len(ids) for ids in due.values()))
