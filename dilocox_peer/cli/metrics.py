@@ -100,10 +100,10 @@ def _figures(status: Status) -> tuple[Rows, Rows, list[tuple[int, int, float]]]:
     counters: Rows = [("rounds", "Certified rounds merged by this process.", float(status.num_rounds))]
     gauges: Rows = [
         ("paused", "1 while the volunteer has training held.", float(status.paused is not None)),
-        ("tokens_per_second", "Of this peer over the last seconds.", status.tokens_per_s()),
+        ("tokens_per_second", "Of this peer over the last seconds.", status.rates.tokens_per_s()),
         ("busy_ratio", "Share of the last seconds spent computing.", status.busy()),
-        ("upload_bytes_per_second", "Payload sent over the last seconds.", status.up_bytes_per_s()),
-        ("download_bytes_per_second", "Payload received over the last seconds.", status.down_bytes_per_s()),
+        ("upload_bytes_per_second", "Payload sent over the last seconds.", status.rates.up_bytes_per_s()),
+        ("download_bytes_per_second", "Payload received over the last seconds.", status.rates.down_bytes_per_s()),
     ]
     if progress is not None:
         counters += [

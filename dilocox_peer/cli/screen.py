@@ -192,7 +192,9 @@ def _my_peer(status: Status, width: int, rows: int, now: float) -> list[Line]:
     lines.append(
         _row("round", [(f"{shown}/{status.total_rounds} ", ""), *_bar(share, max(4, min(24, width - 26))), (f" {share:.0%}", "dim")])
     )  # fmt: skip
-    lines.append(_row("speed", [(f"{status.tokens_per_s():,.0f} tok/s", "bold"), (f"   busy {status.busy():.0%}", "")]))
+    lines.append(
+        _row("speed", [(f"{status.rates.tokens_per_s():,.0f} tok/s", "bold"), (f"   busy {status.busy():.0%}", "")])
+    )
     losses = [each.train_loss for each in status.rounds if each.train_loss == each.train_loss]
     lines.append(
         _row("loss", [(_loss(progress.train_loss), "bold"), ("  " + sparkline(losses[-(width - 20) :]), "green")])
@@ -200,7 +202,7 @@ def _my_peer(status: Status, width: int, rows: int, now: float) -> list[Line]:
     device = joined.device if joined.device != "cpu" else f"cpu, {_count(joined.threads, 'thread')}"
     memory = size_of(progress.memory_bytes) if progress.memory_bytes else "-"
     lines.append(_row("memory", [(f"{memory}   {device}", "")]))
-    rates: Line = [(f"{size_of(status.up_bytes_per_s())}/s", ""), ("   down ", "dim"), (f"{size_of(status.down_bytes_per_s())}/s", "")]  # fmt: skip
+    rates: Line = [(f"{size_of(status.rates.up_bytes_per_s())}/s", ""), ("   down ", "dim"), (f"{size_of(status.rates.down_bytes_per_s())}/s", "")]  # fmt: skip
     overhead = status.link_overhead()
     if overhead is not None and width >= 48:
         rates.append((f"   link +{overhead:.0%}", "dim"))
@@ -279,7 +281,7 @@ def _full(peers: Sequence[MapPeer], status: Status, width: int) -> list[Line]:
     lines: list[Line] = []
     for peer in peers:
         me = peer.peer == status.me
-        speed = 0.0 if peer.is_paused else status.tokens_per_s() if me else peer.tokens_per_s
+        speed = 0.0 if peer.is_paused else status.rates.tokens_per_s() if me else peer.tokens_per_s
         what = "paused" if peer.is_paused else "gone" if peer.is_here is False else peer.reachability
         words = f" {short(peer.peer)} {what:<7} {_speed(speed):>6} r{peer.round}"
         more = ", ".join(word for word in ("me" if me else "", "leader" if peer.is_leader else "") if word)

@@ -5,7 +5,7 @@ same `take`, with the time at which they happened.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -42,10 +42,9 @@ from dilocox_peer.events_of_data import Evaluated
 from dilocox_peer.events_of_rounds import ContributionsMissed
 from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.contributions import Contributions, Round
+from dilocox_peer.peer.rates import Rates
 from dilocox_peer.types import PeerId
 
-RATE_WINDOW_S = 5.0  # over which speeds and rates are shown
-MAX_SAMPLES = 64
 MAX_ROUNDS = 256
 MAX_LOG = 500
 MAX_PEERS = 512  # of the map; a stage has at most 64, a lease costs a stranger nothing
@@ -57,20 +56,6 @@ LAG_MS = 250.0
 
 Health = Literal["ok", "wait", "warn", "bad"]
 Phase = Literal["starting", "joining", "training", "waiting", "paused", "complete", "left"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Counters since the start of the process, at a time."""
-
-    at_s: float
-    tokens: int
-    sent: int
-    received: int
-    link_sent: int = 0
-    link_received: int = 0
-    daemon_sent: int = 0
-    daemon_received: int = 0
 
 
 @dataclass(slots=True)
@@ -124,7 +109,7 @@ class Status:
     claimed_stage: int | None = None
     rounds: deque[Round] = field(default_factory=lambda: deque(maxlen=MAX_ROUNDS))
     log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=MAX_LOG))
-    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+    rates: Rates = field(default_factory=Rates)
     peers: dict[PeerId, MapPeer] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
     doubted: dict[PeerId, tuple[str, bool]] = field(
@@ -169,22 +154,6 @@ class Status:
             return "joining"
         return "training" if self.progress.is_training else "waiting"
 
-    def tokens_per_s(self) -> float:
-        """Of our own training over the last seconds; 0 when it stands still."""
-        return self._rate(lambda sample: sample.tokens)
-
-    def up_bytes_per_s(self) -> float:
-        return self._rate(lambda sample: sample.sent + sample.link_sent)
-
-    def down_bytes_per_s(self) -> float:
-        return self._rate(lambda sample: sample.received + sample.link_received)
-
-    def daemon_bytes_per_s(self) -> tuple[float, float] | None:
-        """(sent, received) over TCP by p2pd, payload of rounds included; None where the system does not say."""
-        if self.progress is None or not self.progress.daemon_bytes_sent:
-            return None
-        return self._rate(lambda sample: sample.daemon_sent), self._rate(lambda sample: sample.daemon_received)
-
     def link_overhead(self) -> float | None:
         """What TCP carried for activations and gradients beyond them, as a share of them; None before there is a measure."""
         link = self.pipeline
@@ -195,7 +164,7 @@ class Status:
 
     def busy(self) -> float:
         """Share of the last seconds spent computing; 0 when nothing moves."""
-        return self.progress.busy if self.progress is not None and self.tokens_per_s() > 0 else 0.0
+        return self.progress.busy if self.progress is not None and self.rates.tokens_per_s() > 0 else 0.0
 
     def health(self, now: float) -> tuple[Health, str]:
         """How this peer does, and why, in a few words."""
@@ -230,7 +199,7 @@ class Status:
         speed = 0.0
         for peer in self.of_stage(stage):
             if peer.counts and not peer.is_paused:
-                speed += self.tokens_per_s() if peer.peer == self.me else peer.tokens_per_s
+                speed += self.rates.tokens_per_s() if peer.peer == self.me else peer.tokens_per_s
         return speed
 
     def stage_speed_is_whole(self, stage: int) -> bool:
@@ -332,7 +301,7 @@ class Status:
 
     def _restart(self, at_s: float) -> None:
         """The session begins, perhaps again: what was counted since the last beginning counts no more."""
-        self.samples.clear()
+        self.rates.clear()
         self.progress = self.pipeline = None
         self.left = None
         self.last_work_s = at_s
@@ -344,19 +313,7 @@ class Status:
         if before is None or event.tokens != before.tokens:
             self.last_work_s = at_s
         self.progress = event
-        link = self.pipeline
-        self.samples.append(
-            Sample(
-                at_s,
-                event.tokens,
-                event.bytes_sent,
-                event.bytes_received,
-                link.bytes_sent if link is not None else 0,
-                link.bytes_received if link is not None else 0,
-                event.daemon_bytes_sent,
-                event.daemon_bytes_received,
-            )
-        )
+        self.rates.take(event, self.pipeline, at_s)
         if self.stage is not None and self.me:
             me = self._peer(self.me, self.stage)
             if me is not None:
@@ -469,20 +426,6 @@ class Status:
         for line in event.line().splitlines():
             if line.strip():
                 self.log.append(LogLine(at_s, event.level, printable(line.strip())))
-
-    def _rate(self, counter: Callable[[Sample], int]) -> float:
-        """Rate of the newest samples, units a second."""
-        if len(self.samples) < 2:
-            return 0.0
-        newest = self.samples[-1]
-        oldest = newest
-        for sample in reversed(self.samples):
-            if newest.at_s - sample.at_s > RATE_WINDOW_S:
-                break
-            oldest = sample
-        seconds = newest.at_s - oldest.at_s
-        moved = counter(newest) - counter(oldest)
-        return max(0.0, moved / seconds) if seconds > 0 else 0.0
 
     def _holders(self, stage: int) -> int:
         return sum(peer.counts for peer in self.of_stage(stage))

@@ -10,7 +10,7 @@ def summary(status: Status, now: float) -> dict[str, Any]:
     """The JSON form, for `status --json` and programs that watch a peer."""
     health, why = status.health(now)
     joined, progress, pipeline = status.joined, status.progress, status.pipeline
-    daemon = status.daemon_bytes_per_s()
+    daemon = status.rates.daemon_bytes_per_s()
     return {
         "peer": status.me,
         "run": joined.run if joined is not None else None,
@@ -25,14 +25,14 @@ def summary(status: Status, now: float) -> dict[str, Any]:
         "total_rounds": status.total_rounds or None,
         "micro_batches": progress.micro_batches if progress is not None else 0,
         "tokens": progress.tokens if progress is not None else 0,
-        "tokens_per_s": round(status.tokens_per_s(), 1),
+        "tokens_per_s": round(status.rates.tokens_per_s(), 1),
         "busy": status.busy(),
         "train_loss": _number(progress.train_loss) if progress is not None else None,
         "memory_bytes": progress.memory_bytes if progress is not None else None,
         "lag_ms_p99": progress.lag_ms_p99 if progress is not None else None,
         "lag_ms_max": progress.lag_ms_max if progress is not None else None,
-        "up_bytes_per_s": round(status.up_bytes_per_s(), 1),
-        "down_bytes_per_s": round(status.down_bytes_per_s(), 1),
+        "up_bytes_per_s": round(status.rates.up_bytes_per_s(), 1),
+        "down_bytes_per_s": round(status.rates.down_bytes_per_s(), 1),
         "link_overhead": status.link_overhead(),
         "daemon_up_bytes_per_s": round(daemon[0], 1) if daemon is not None else None,
         "daemon_down_bytes_per_s": round(daemon[1], 1) if daemon is not None else None,

@@ -54,12 +54,12 @@ def test_rates_are_of_what_moved_and_fall_to_zero_when_nothing_does():
     found = folded(joined())
     for second in range(8):
         found.take(progress(second), 100.0 + second)
-    assert found.tokens_per_s() == pytest.approx(8700.0)
-    assert found.up_bytes_per_s() == pytest.approx(350_000.0)
+    assert found.rates.tokens_per_s() == pytest.approx(8700.0)
+    assert found.rates.up_bytes_per_s() == pytest.approx(350_000.0)
     assert found.busy() == pytest.approx(0.94)
     for second in range(8, 15):
         found.take(progress(7), 100.0 + second)
-    assert found.tokens_per_s() == found.up_bytes_per_s() == found.busy() == 0.0
+    assert found.rates.tokens_per_s() == found.rates.up_bytes_per_s() == found.busy() == 0.0
 
 
 def test_counters_that_begin_anew_after_a_restart_give_no_negative_rate():
@@ -67,7 +67,7 @@ def test_counters_that_begin_anew_after_a_restart_give_no_negative_rate():
     found.take(joined(), 101.0)
     found.take(progress(0), 102.0)
     found.take(progress(1), 103.0)
-    assert found.tokens_per_s() == pytest.approx(8700.0)
+    assert found.rates.tokens_per_s() == pytest.approx(8700.0)
 
 
 def test_health_names_its_reason():
@@ -238,13 +238,13 @@ def test_what_p2pd_sends_is_a_rate_and_unknown_where_the_system_does_not_say():
     found = folded(joined())
     for second in range(6):
         found.take(progress(second), 100.0 + second)
-    assert found.daemon_bytes_per_s() is None
+    assert found.rates.daemon_bytes_per_s() is None
     assert summary(found, 105.0)["daemon_up_bytes_per_s"] is None
     for second in range(6, 14):
         found.take(
             progress(second, daemon_bytes_sent=1000 * second, daemon_bytes_received=500 * second), 100.0 + second
         )
-    assert found.daemon_bytes_per_s() == pytest.approx((1000.0, 500.0))
+    assert found.rates.daemon_bytes_per_s() == pytest.approx((1000.0, 500.0))
     assert summary(found, 113.0)["daemon_down_bytes_per_s"] == 500.0
 
 
