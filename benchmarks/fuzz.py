@@ -111,7 +111,7 @@ class Stranger:
 
     def __init__(self, transport: Any, mutations: Mutations, targets: list[Target], fire: Fire) -> None:
         self._transport, self._mutations, self._targets, self._fire = transport, mutations, targets, fire
-        self._client = transport.daemon.p2p._client
+        self._client = transport.p2p._client
 
     async def prepare(self) -> None:
         for method in METHODS:

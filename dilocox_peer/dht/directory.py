@@ -108,7 +108,7 @@ class Directory:
         try:
             async with asyncio.timeout(timeout_s):
                 node = await DHTNode.create(
-                    p2p=GuardedP2P(transport.daemon.p2p, validator),  # type: ignore[arg-type, unused-ignore]
+                    p2p=GuardedP2P(transport.p2p, validator),  # type: ignore[arg-type, unused-ignore]
                     # Not random: a bootstrap server that restarts is the same node again. entry.py knows others by it.
                     node_id=DHTID.generate(source=key.public_key),
                     initial_peers=list(known),

@@ -66,7 +66,7 @@ def check_listenable(address: Address, *, flag: str = "--host-maddrs") -> None:
             ) from None
 
 
-async def diagnose(addresses: list[Address]) -> str:
+async def diagnose(addresses: Sequence[Address]) -> str:
     """Why none of these answered, address by address, and what to do."""
     shown = addresses[:3]
     found = await asyncio.gather(*(_probe(address) for address in shown))

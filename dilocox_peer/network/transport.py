@@ -166,6 +166,11 @@ class Transport:
     def daemon_pid(self) -> int:
         return self.daemon.pid
 
+    @property
+    def p2p(self) -> Any:
+        """hivemind's P2P, which the directory uses too."""
+        return self.daemon.p2p
+
     # -- who is heard -------------------------------------------------------------------------------------------------
 
     async def guard(self, admission: Admission) -> None:

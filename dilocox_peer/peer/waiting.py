@@ -7,7 +7,8 @@ import asyncio
 from dilocox_peer.events import Listener, OwnerAwaited, RunIsOver
 from dilocox_peer.events_of_states import PeersUnreached, StateAwaited
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.rounds.machine import RoundMachine, Wait
+from dilocox_peer.peer.rounds.adoption import Wait
+from dilocox_peer.peer.rounds.machine import RoundMachine
 
 TELL_S = 5.0  # of waiting before it is told: most is over sooner
 ALONE_S = 120.0  # of peers in the directory and none heard: leases of the dead have lapsed by then

@@ -55,6 +55,7 @@ from dilocox_peer.pipeline.contract import (
 from dilocox_peer.pipeline.downstream import Downstream
 from dilocox_peer.pipeline.flight import RECENT, Desk, Flight, State
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood, Role
+from dilocox_peer.pipeline.routes import Plan
 from dilocox_peer.pipeline.slots import Slots
 from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.pipeline.upstream import Upstream
@@ -201,6 +202,11 @@ class Scheduler:
     def num_origins(self, listed: int) -> int:
         """Origins that we work for, as far as it is plausible; listed: those with a lease."""
         return self._known.num_origins(listed)
+
+    @property
+    def plan(self) -> Plan:
+        """The shares of the callees."""
+        return self._known.plan
 
     @property
     def resent(self) -> int:

@@ -268,7 +268,7 @@ async def attacker(make_node: MakeNode, make_transport: MakeTransport) -> tuple[
     from hivemind.dht import DHTNode
 
     own, key = await make_transport("attacker", namespace=RUN, initial_peers=transport.addresses)
-    node = await DHTNode.create(p2p=own.daemon.p2p, initial_peers=list(transport.addresses), strict=False)
+    node = await DHTNode.create(p2p=own.p2p, initial_peers=list(transport.addresses), strict=False)
     await node.protocol.call_ping((await victim._node.p2p._client.identify())[0])
     attacker = Attacker(node, key.key)
     assert len(node.protocol.routing_table.peer_id_to_uid) == 2

@@ -69,7 +69,7 @@ class Stranger:
         from hivemind.p2p import PeerID
 
         self.own = own
-        self.client = own.daemon.p2p._client
+        self.client = own.p2p._client
         self.to = PeerID(raw_peer(to.peer_id))
 
     async def raw(self, method: str, raw: bytes) -> bytes:

@@ -176,8 +176,8 @@ async def test_cancelled_calls_do_not_break_the_transport(make_transport: MakeTr
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
     await client.send(server.peer_id, b"x", 5)
-    assert all(call.done() for call in client.daemon.p2p._client.control._pending_calls.values())
-    await until(lambda: not server.daemon.p2p._client.control._handler_tasks)
+    assert all(call.done() for call in client.p2p._client.control._pending_calls.values())
+    await until(lambda: not server.p2p._client.control._handler_tasks)
 
 
 # -- bulk -------------------------------------------------------------------------------------------------------------

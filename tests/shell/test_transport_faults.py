@@ -106,7 +106,7 @@ async def test_our_own_p2pd_killed_ends_every_call_and_is_reported(
             transport.fetch(remote.peer, "never", {}, max_body_bytes=0, timeout_s=30, stall_timeout_s=30)
         ),
     ]
-    await until(lambda: bool(transport.daemon.p2p._client.control._pending_calls))
+    await until(lambda: bool(transport.p2p._client.control._pending_calls))
     pid = transport.daemon_pid
     os.kill(pid, signal.SIGKILL)
 
