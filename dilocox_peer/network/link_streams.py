@@ -322,6 +322,8 @@ class Link:
         try:
             with trio.CancelScope(shield=True):
                 await stream.write(data)
+        except Exception as error:  # the other side's end is met by who writes as often as by who reads
+            raise LinkLost(f"the connection ended: {one_line(error)}") from None
         finally:
             self._writing_since.pop(role, None)
 
