@@ -226,11 +226,17 @@ class InnerSection(_Section):
     tokens: int = Field(0, ge=0, le=2**60, description="of all peers, that the schedule runs over; 0: the run's steps")
     micro_batch: Positive = Field(8, description="sequences a micro-batch")
     accumulate: Positive = Field(1, description="micro-batches an inner step (K)")
+    first_accumulate: int = Field(
+        0, ge=0, description="batch ramp: K at the start, growing to accumulate with the run; 0: none"
+    )
+    batch_ramp: Fraction = Field(0.1, description="share of the run in which K grows, if first_accumulate is given")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.schedule == "wsd" and self.warmup + self.decay > 1.0:
             raise ValueError(f"warmup {self.warmup} and decay {self.decay} are more than the run")
+        if self.first_accumulate > self.accumulate:
+            raise ValueError(f"first_accumulate {self.first_accumulate} is more than accumulate {self.accumulate}")
         return self
 
 

@@ -54,6 +54,15 @@ def scheduled(position: float, section: InnerSection) -> float:
     return schedule(position, warmup=section.warmup, shape=section.schedule, floor=section.floor, decay=section.decay)
 
 
+def micro_batches_a_step(position: float, section: InnerSection) -> int:
+    """K at a position in [0, 1] of the run: from `first_accumulate` linearly to `accumulate` within `batch_ramp`. Small batches make
+    more of the first tokens, large ones of the later (arXiv 2005.14165, section 2.3)."""
+    first, last = section.first_accumulate or section.accumulate, section.accumulate
+    if position >= section.batch_ramp:
+        return last
+    return first + int((last - first) * max(position, 0.0) / section.batch_ramp)
+
+
 def ramp(steps_done: int) -> float:
     """Share of its learning rate that a peer takes which joined under way and has done so many steps since."""
     return min(1.0, (steps_done + 1) / RAMP_STEPS)

@@ -96,10 +96,12 @@ def usual_window(count: int) -> int:
 
 def idle_warning(manifest: Manifest) -> str | None:
     """What the owner should know of a run whose stages would wait for each other; None if there is nothing."""
-    count, accumulate = manifest.stages.count, manifest.inner.accumulate
+    count, inner = manifest.stages.count, manifest.inner
+    accumulate = inner.first_accumulate or inner.accumulate
     if count == 1 or accumulate >= usual_window(count) - 2:
         return None
+    name = "first_accumulate" if inner.first_accumulate else "accumulate"
     return (
-        f"inner.accumulate {accumulate} lets {count} stages wait for each other: {usual_window(count)} keeps them busy "
+        f"inner.{name} {accumulate} lets {count} stages wait for each other: {usual_window(count)} keeps them busy "
         "(micro_batch may be smaller instead)"
     )

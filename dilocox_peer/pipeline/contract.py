@@ -112,11 +112,12 @@ class Stepped:
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """Our stage trains round `training`; `certified` rounds are certified. issue_limit: micro-batches that an origin may
-    issue in this round, None for no limit."""
+    issue in this round, None for no limit. accumulate: micro-batches of an inner step in it, 0 as before."""
 
     training: int
     certified: int
     issue_limit: int | None = None
+    accumulate: int = 0
 
 
 @dataclass(frozen=True, slots=True)

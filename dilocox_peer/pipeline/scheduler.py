@@ -305,6 +305,8 @@ class Scheduler:
     def _set_rounds(self, rounds: Rounds) -> None:
         if rounds.training != self._known.rounds.training:
             self._issued = 0
+        if rounds.accumulate:
+            self.versions.accumulate = rounds.accumulate
         self._known.set_rounds(rounds)
 
     def _set_replicas(self, replicas: Replicas) -> None:

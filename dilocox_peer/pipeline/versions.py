@@ -23,7 +23,7 @@ class Versions:
     def __init__(self, mode: Mode, accumulate: int, *, admit: int = 0) -> None:
         """admit: micro-batches begun between two steps of a flush, at most; 0 for `accumulate`."""
         assert accumulate >= 1, accumulate
-        self._admit = admit or accumulate
+        self._steps_admitted = (admit or accumulate) // accumulate
         self.mode = mode
         self.accumulate = accumulate
         self.current = 0
@@ -45,7 +45,8 @@ class Versions:
     def may_admit(self) -> bool:
         """Whether another forward may start. Counting what is in flight, not what was admitted: a cancelled
         micro-batch makes room for another, or a flush would wait for ever."""
-        return self.mode == "carry" or self.completed + self.in_flight < self._admit
+        admit = self._steps_admitted * self.accumulate
+        return self.mode == "carry" or self.completed + self.in_flight < admit
 
     @property
     def step_is_due(self) -> bool:

@@ -190,7 +190,7 @@ def test_a_neighbour_whose_link_takes_no_more_is_hung_up_and_the_scheduler_told(
     peer.conveyor.set_neighbours([LinkAddress(THEM.peer_id, LINK, ("/there",))])
     peer.link.happens(Linked(LINK), peer.hello(THEM, LINK))
     peer.link.is_full = True
-    peer.conveyor.bench.rounds(2, 1, None)  # news, which the scheduler tells its neighbours
+    peer.conveyor.bench.rounds(2, 1, None, 4)  # news, which the scheduler tells its neighbours
     peer.link.happens()
     assert peer.link.orders == [("dial", LINK, "/there"), ("hang up", LINK)]
     assert peer.conveyor.status().linked == {}

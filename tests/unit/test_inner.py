@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dilocox_peer.manifest import InnerSection, ModelSection
 from dilocox_peer.model.architecture import LayerRange
-from dilocox_peer.model.inner import RAMP_STEPS, InnerOptimizer, ramp, schedule
+from dilocox_peer.model.inner import RAMP_STEPS, InnerOptimizer, micro_batches_a_step, ramp, schedule
 from dilocox_peer.model.transformer import LlamaStage, initial_parameters
 
 SECTION = ModelSection(layers=1, hidden_size=8, heads=2, kv_heads=1, mlp_size=8, context=8)
@@ -47,6 +47,15 @@ def test_cosine_and_linear_end_at_the_floor_and_wsd_stays_until_its_last_part():
     assert schedule(0.85, warmup=0.1, shape="wsd", floor=0.2) == pytest.approx(0.2 + 0.8 * 0.5)
     with pytest.raises(ValueError, match="are more than the run"):
         InnerSection(schedule="wsd", warmup=0.5, decay=0.6)
+
+
+def test_the_batch_grows_from_the_first_size_to_the_last_within_its_part_of_the_run():
+    section = InnerSection(accumulate=8, first_accumulate=2, batch_ramp=0.5)
+    assert [micro_batches_a_step(each / 10, section) for each in range(-1, 11)] == [2, 2, 3, 4, 5, 6, *[8] * 6]
+    assert micro_batches_a_step(0.0, InnerSection(accumulate=8)) == 8
+    assert micro_batches_a_step(0.0, InnerSection(accumulate=8, first_accumulate=2, batch_ramp=0.0)) == 8
+    with pytest.raises(ValueError, match="first_accumulate 9 is more than accumulate 8"):
+        InnerSection(accumulate=8, first_accumulate=9)
 
 
 SHAPES = st.sampled_from(["linear", "cosine", "wsd"])

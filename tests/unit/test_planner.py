@@ -317,6 +317,20 @@ def test_by_tokens_the_position_is_what_certificates_count_and_what_the_last_rou
     assert table.position(32, 1.0) == 1.0
 
 
+def test_a_batch_ramp_makes_the_first_rounds_smaller_by_steps_and_by_tokens():
+    inner = {"accumulate": 4, "first_accumulate": 1, "batch_ramp": 0.5, "micro_batch": 4}
+    rounds = {"total": 10, "inner_steps": 8}
+    table = Timetable(preset("tiny", rounds=rounds, inner=inner))
+    assert [table.micro_batches_a_step(number) for number in range(1, 8)] == [1, 1, 2, 2, 3, 4, 4]
+    assert [table.share(number) for number in (1, 3, 7)] == [8, 16, 32]
+    table = Timetable(preset("tiny", rounds=rounds, inner={**inner, "tokens": 1000 * 4 * 64}))
+    assert table.share(1) == 8
+    table.learn_work(3, 250, 50)
+    assert (table.micro_batches_a_step(4), table.micro_batches_a_step(5)) == (2, 2)
+    table.learn_work(8, 500, 50)
+    assert table.share(9) == 32
+
+
 def test_work_is_summed_over_whatever_branch_is_the_chain():
     def certificate(name, number, *counts):
         entries = [SimpleNamespace(micro_batches=count) for count in counts]
@@ -333,24 +347,31 @@ def test_work_is_summed_over_whatever_branch_is_the_chain():
 
 
 def test_a_peer_reports_its_steps_and_its_exchange():
-    measured = Measured(tokens_a_step=200)
-    assert measured.on_close(10.0, tokens=800, lost=0.25, uplink_bps=0.0) == Report(0, 0, 0, 250, 0)
+    measured = Measured()
+    assert measured.on_close(10.0, tokens=800, tokens_a_step=200, lost=0.25, uplink_bps=0.0) == Report(0, 0, 0, 250, 0)
     measured.on_merge(0.125, needed_rank=7)
-    assert measured.on_close(14.0, tokens=1600, lost=2.0, uplink_bps=2.5e6) == Report(2500, 1_000_000, 125, 1000, 7)
+    assert measured.on_close(14.0, tokens=1600, tokens_a_step=200, lost=2.0, uplink_bps=2.5e6) == Report(
+        2500, 1_000_000, 125, 1000, 7
+    )
     measured.on_merge(None, needed_rank=0)
-    assert measured.on_close(15.0, tokens=1600, lost=0.0, uplink_bps=0.0).step_us == 0
+    assert measured.on_close(15.0, tokens=1600, tokens_a_step=200, lost=0.0, uplink_bps=0.0).step_us == 0
 
 
 def test_a_missed_round_or_a_pause_makes_no_step_slower():
     """A step takes one second: what was reported was two after a missed round, and hours after a pause."""
-    measured = Measured(tokens_a_step=200)
-    measured.on_close(10.0, tokens=800, lost=0.0, uplink_bps=0.0)
+    measured = Measured()
+    measured.on_close(10.0, tokens=800, tokens_a_step=200, lost=0.0, uplink_bps=0.0)
     measured.on_merge(1.0, needed_rank=0)
     measured.on_merge(None, needed_rank=0)  # certified without us
-    assert measured.on_close(18.0, tokens=800 + 8 * 200, lost=0.0, uplink_bps=0.0).step_us == 1_000_000
+    assert (
+        measured.on_close(18.0, tokens=800 + 8 * 200, tokens_a_step=200, lost=0.0, uplink_bps=0.0).step_us == 1_000_000
+    )
     for second in range(20, 7200):
         measured.on_idle(float(second), tokens=2600)
-    assert measured.on_close(7203.0, tokens=2600 + 4 * 200, lost=0.0, uplink_bps=0.0).step_us == 1_000_000
+    assert (
+        measured.on_close(7203.0, tokens=2600 + 4 * 200, tokens_a_step=200, lost=0.0, uplink_bps=0.0).step_us
+        == 1_000_000
+    )
 
 
 def test_a_step_takes_the_harmonic_mean_and_the_transfer_is_no_delay():

@@ -77,8 +77,8 @@ class Bench:
     def shifted(self):
         self.tell(contract.Shifted())
 
-    def rounds(self, training, certified, issue_limit):
-        self.tell(contract.Rounds(training, certified, issue_limit))
+    def rounds(self, training, certified, issue_limit, accumulate):
+        self.tell(contract.Rounds(training, certified, issue_limit, accumulate))
 
     def hold(self, is_held):
         self.tell(contract.Hold(is_held))

@@ -51,6 +51,21 @@ def test_a_later_stage_of_a_flush_may_admit_more_and_steps_when_drained() -> Non
     assert versions.take_step() == 4
 
 
+def test_a_batch_that_grows_admits_more_from_then_on() -> None:
+    versions = Versions("flush", 1, admit=2)
+    versions.accumulate = 3
+    bound = []
+    while versions.may_admit:
+        bound.append(versions.bind())
+    assert len(bound) == 6
+    for version in bound[:2]:
+        versions.complete(version)
+    assert not versions.step_is_due
+    for version in bound[2:]:
+        versions.complete(version)
+    assert versions.step_is_due
+
+
 def test_a_cancelled_micro_batch_makes_room_for_another_in_a_flush() -> None:
     versions = Versions("flush", 2)
     first, second = versions.bind(), versions.bind()

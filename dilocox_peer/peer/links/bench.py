@@ -145,8 +145,8 @@ class Bench:
     def shifted(self) -> None:
         self.tell(contract.Shifted())
 
-    def rounds(self, training: int, certified: int, issue_limit: int | None) -> None:
-        self.tell(contract.Rounds(training, certified, issue_limit))
+    def rounds(self, training: int, certified: int, issue_limit: int | None, accumulate: int) -> None:
+        self.tell(contract.Rounds(training, certified, issue_limit, accumulate))
 
     def hold(self, is_held: bool) -> None:
         self.tell(contract.Hold(is_held))

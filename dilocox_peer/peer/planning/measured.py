@@ -4,10 +4,9 @@ from dilocox_peer.wire.chain import Report
 
 
 class Measured:
-    """tokens_a_step: of an inner step, all its micro-batches together."""
+    """Of one process, from its first close on."""
 
-    def __init__(self, tokens_a_step: int) -> None:
-        self._tokens_a_step = tokens_a_step
+    def __init__(self) -> None:
         self._start: tuple[float, int] | None = None  # (when, tokens trained by then)
         self._exchange_ms = 0
         self._needed_rank = 0
@@ -17,8 +16,9 @@ class Measured:
         if self._start is not None:
             self._start = (now_s, tokens)
 
-    def on_close(self, now_s: float, *, tokens: int, lost: float, uplink_bps: float) -> Report:
-        """The report that goes with a round closed now. tokens: trained in all. lost: what the codec left out, a share.
+    def on_close(self, now_s: float, *, tokens: int, tokens_a_step: int, lost: float, uplink_bps: float) -> Report:
+        """The report that goes with a round closed now. tokens: trained in all. tokens_a_step: of an inner step, all its
+        micro-batches together. lost: what the codec left out, a share.
         uplink_bps: bits a second, 0: not known.
 
         A step is measured since the last close, however many rounds ago: others may have certified some without us.
@@ -26,7 +26,7 @@ class Measured:
         start, self._start = self._start, (now_s, tokens)
         step_us = 0
         if start is not None and tokens > start[1] and now_s > start[0]:
-            step_us = max(1, round(1e6 * (now_s - start[0]) * self._tokens_a_step / (tokens - start[1])))
+            step_us = max(1, round(1e6 * (now_s - start[0]) * tokens_a_step / (tokens - start[1])))
         return Report(
             uplink_kbps=max(0, round(uplink_bps / 1000)),
             step_us=step_us,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.inner import micro_batches_a_step
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds, total_steps
 from dilocox_peer.wire.chain import Plan
 
@@ -16,12 +17,11 @@ class Timetable:
     """
 
     def __init__(self, manifest: Manifest) -> None:
-        self._accumulate = manifest.inner.accumulate
+        self._inner = manifest.inner
         self._total_steps = total_steps(manifest)
         self._bounds = plan_bounds(manifest)
         self._plans: Mapping[int, Plan] = {1: first_plan(manifest)}
-        inner = manifest.inner
-        self._total_micro_batches = inner.tokens / (inner.micro_batch * manifest.model.context)
+        self._total_micro_batches = self._inner.tokens / (self._inner.micro_batch * manifest.model.context)
         self._worked = (0, 0, 0)  # the certified round, micro-batches until then, those of that round
 
     def learn(self, plans: Mapping[int, Plan]) -> None:
@@ -53,7 +53,11 @@ class Timetable:
 
     def share(self, round_number: int) -> int:
         """Micro-batches a peer does in the round, on average."""
-        return self.plan(round_number).inner_steps * self._accumulate
+        return self.plan(round_number).inner_steps * self.micro_batches_a_step(round_number)
+
+    def micro_batches_a_step(self, round_number: int) -> int:
+        """Of an inner step in the round: by where the run is when the round begins."""
+        return micro_batches_a_step(self.position(round_number, 0.0), self._inner)
 
     def is_after_last(self, round_number: int) -> bool:
         """Whether the run is over before this round."""
@@ -68,7 +72,7 @@ class Timetable:
         fraction = min(max(fraction, 0.0), 1.0)
         if self.goes_by_tokens:
             certified, done, of_one = self._worked
-            coming = (round_number - certified - 1 + fraction) * (of_one or self.share(round_number))
+            coming = (round_number - certified - 1 + fraction) * (of_one or plan.inner_steps * self._inner.accumulate)
             return min((done + max(0.0, coming)) / self._total_micro_batches, 1.0)
         step = plan.first_step + fraction * plan.inner_steps
         return min(step / self._total_steps, 1.0)

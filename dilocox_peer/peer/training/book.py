@@ -154,6 +154,10 @@ class RoundBook:
         return max(1, round(self.load * self._timetable.share(self.round)))
 
     @property
+    def micro_batches_a_step(self) -> int:
+        return self._timetable.micro_batches_a_step(self.round)
+
+    @property
     def may_train(self) -> bool:
         """Whether new micro-batches may begin."""
         return not (self.held_by or self._awaits_certificate or self._timetable.is_after_last(self.round))

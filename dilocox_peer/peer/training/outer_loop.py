@@ -102,7 +102,8 @@ class OuterLoop:
         self._raw_bytes = raw_bytes
         self._clock = RoundClock(timetable.share)
         inner = manifest.inner
-        self._measured = Measured(inner.accumulate * inner.micro_batch * manifest.model.context)
+        self._measured = Measured()
+        self._micro_batch_tokens = inner.micro_batch * manifest.model.context
         self.phase = OuterPhase.IDLE
         self._waiting: deque[Apply] = deque()
         self._at_work: Apply | None = None  # of the certificate that is loaded or merged
@@ -261,7 +262,10 @@ class OuterLoop:
             return [WithdrawOffer(closed.blob if closed.micro_batches else None)]
         self.phase = OuterPhase.IDLE
         round_number, tokens, started_s = self._closing
-        report = self._measured.on_close(started_s, tokens=tokens, lost=closed.lost, uplink_bps=seen.uplink_bps)
+        report = self._measured.on_close(
+            started_s, tokens=tokens, lost=closed.lost, uplink_bps=seen.uplink_bps,
+            tokens_a_step=self._timetable.micro_batches_a_step(round_number) * self._micro_batch_tokens,
+        )  # fmt: skip
         self._close_loss, self._closed_at_s = closed.train_loss, started_s
         self._offered_at = self._base
         entry = Entry(

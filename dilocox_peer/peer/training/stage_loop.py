@@ -51,7 +51,7 @@ class WorkBench(Protocol):
     def shifted(self) -> None:
         """The parameters are to change: hand out a Publish when a version can be made of it."""
 
-    def rounds(self, training: int, certified: int, issue_limit: int | None) -> None: ...
+    def rounds(self, training: int, certified: int, issue_limit: int | None, accumulate: int) -> None: ...
 
     def hold(self, is_held: bool) -> None: ...
 
@@ -107,7 +107,7 @@ class StageLoop:
         self._in_gradient = 0  # micro-batches; fewer than the scheduler counts once weights were replaced
         self._book = RoundBook(manifest, clock, timetable)
         self._held = False
-        self._told = (-1, -1)
+        self._told = (-1, -1, 0)
         self._publish()
 
     progress: Progress
@@ -244,10 +244,10 @@ class StageLoop:
 
     def _publish(self) -> None:
         may_train = self._book.may_train and (self._corpus is None or self._corpus.is_ready)
-        rounds = (self._book.round, self._book.certified)
+        rounds = (self._book.round, self._book.certified, self._book.micro_batches_a_step)
         if rounds != self._told:
-            self._told = rounds
-            self._bench.rounds(*rounds, self._micro_batch_limit)
+            training, certified, accumulate = self._told = rounds
+            self._bench.rounds(training, certified, self._micro_batch_limit, accumulate)
         if may_train == self._held:
             self._held = not may_train
             self._bench.hold(self._held)

@@ -73,7 +73,7 @@ class WholeLoop:
         self._index += 1
         self._since_step += 1
         self._book.done(loss, time.perf_counter() - started)
-        if self._since_step == inner.accumulate:
+        if self._since_step >= self._book.micro_batches_a_step:
             share = self._book.learning_rate_share(self._optimizer.steps_done)
             self._book.learning_rate = self._optimizer.step(micro_batches=self._since_step, share=share)
             self._since_step = 0
