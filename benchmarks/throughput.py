@@ -47,7 +47,7 @@ class Ours:
         self.manifest = manifest
         self.corpus = load_corpus("files", [text], validation=0.01, tokenizer=tokenizer)
         self.loop = WholeLoop(
-            manifest, peer=PEER, incarnation=1, corpus=self.corpus, device="cpu", clock=time.monotonic,
+            manifest, peer=PEER, incarnation=1, corpus=self.corpus, devices=("cpu",), clock=time.monotonic,
             micro_batch_limit=None, timetable=Timetable(manifest),
         )  # fmt: skip
         self.loop.begin(initial_state(manifest, folder=folder).anchor_N(), 0)

@@ -181,17 +181,19 @@ async def abandonable(work: Callable[[], T]) -> T:
 def look_at_device(device: str) -> Check:
     """Whether torch computes there."""
     try:
-        from dilocox_peer.peer.device import AUTO, chosen_device, name_of
+        from dilocox_peer.peer.device import AUTO, chosen_device, chosen_devices, name_of
 
-        chosen, best = chosen_device(device), chosen_device(AUTO)
+        all_chosen, best = chosen_devices(device), chosen_device(AUTO)
     except ConfigError as error:
         found, _, remedy = str(error).rpartition(": ")
         return Check("device", "fail", found, remedy)
     except ImportError as error:
         return Check("device", "fail", f"torch is not installed ({error})", "run `make setup` again")
-    if chosen == "cpu" and best != "cpu":
+    if all_chosen == ("cpu",) and best != "cpu":
         return Check("device", "warn", f"cpu, though there is {best}: {name_of(best)}", f"pass --device {best}")
-    return Check("device", "ok", chosen if chosen == "cpu" else f"{chosen}: {name_of(chosen)}")
+    return Check(
+        "device", "ok", ", ".join(each if each == "cpu" else f"{each}: {name_of(each)}" for each in all_chosen)
+    )
 
 
 def look_at_linkd() -> Check:
@@ -232,11 +234,11 @@ def look_at_linkd() -> Check:
 
 def look_at_memory(manifest: "Manifest", flags: DoctorFlags) -> list[Check]:
     """Memory of the machine, and of the accelerator when there is one."""
-    from dilocox_peer.peer.device import chosen_device, free_on, is_in_machine_memory
+    from dilocox_peer.peer.device import chosen_device, first_of, free_on, is_in_machine_memory
 
     sizes = _sizes(manifest, flags.stage)
     try:
-        device = chosen_device(flags.device)
+        device = chosen_device(first_of(flags.device))
     except ConfigError:
         device = "cpu"  # the check of the device has said it
     on_cpu = is_in_machine_memory(device)
@@ -271,9 +273,9 @@ def measure(manifest: "Manifest | None", flags: DoctorFlags, speeds: Sequence[fl
     from dilocox_peer.model.architecture import LayerRange, build_model
     from dilocox_peer.model.loss import train_on
     from dilocox_peer.model.partition import Costs, cut_of
-    from dilocox_peer.peer.device import chosen_device
+    from dilocox_peer.peer.device import chosen_device, first_of
 
-    device = chosen_device(flags.device)
+    device = chosen_device(first_of(flags.device))
     of = manifest or preset("tiny")
     blocks = max(cut_of(of)) if flags.stage is None else cut_of(of)[flags.stage]
     costs = Costs.of(of.model)

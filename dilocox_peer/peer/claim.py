@@ -14,7 +14,7 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark, StageClaimed
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.memory import Room, StageSize
-from dilocox_peer.peer.device import chosen_device, free_on, is_in_machine_memory
+from dilocox_peer.peer.device import chosen_device, first_of, free_on, is_in_machine_memory
 from dilocox_peer.peer.dialback import ADVICE
 from dilocox_peer.peer.footprint import available_memory, resident_bytes
 from dilocox_peer.peer.presence import Presence
@@ -57,7 +57,7 @@ def fitting_stages(manifest: Manifest, wish: Wish) -> list[int]:
 
 def _room_and_needs(manifest: Manifest, wish: Wish) -> tuple[Room, list[int]]:
     count = manifest.stages.count
-    on_cpu = is_in_machine_memory(chosen_device(wish.device))
+    on_cpu = is_in_machine_memory(chosen_device(first_of(wish.device)))
     sizes = [StageSize.of(manifest, stage) for stage in range(count)]
     needs = [each.host_bytes(on_cpu=on_cpu, checkpointing=True) for each in sizes]
     return Room(available_memory() + resident_bytes(), wish.max_memory_bytes), needs
@@ -65,7 +65,7 @@ def _room_and_needs(manifest: Manifest, wish: Wish) -> tuple[Room, list[int]]:
 
 def wants_checkpointing(manifest: Manifest, stage: int, wish: Wish) -> bool:
     """Whether activations are to be kept layer by layer: there is no room for all of them."""
-    device, size = chosen_device(wish.device), StageSize.of(manifest, stage)
+    device, size = chosen_device(first_of(wish.device)), StageSize.of(manifest, stage)
     if not is_in_machine_memory(device):
         return not Room(free_on(device)).fitting([size.device_bytes()])
     room = Room(available_memory() + resident_bytes(), wish.max_memory_bytes)

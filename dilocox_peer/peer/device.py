@@ -7,6 +7,14 @@ from dilocox_peer.errors import ConfigError
 AUTO = "auto"
 
 
+def chosen_devices(wanted: str, precision: str = "float32") -> tuple[str, ...]:
+    """`chosen_device` of each where several are named, with commas between. Raises ConfigError as well for one named twice."""
+    named = tuple(each.strip() for each in wanted.split(","))
+    if twice := {each for each in named if named.count(each) > 1 and each != "cpu"}:
+        raise ConfigError(f"--device {wanted} names {min(twice)} twice: name each device once")
+    return tuple(chosen_device(each, precision) for each in named)
+
+
 def chosen_device(wanted: str, precision: str = "float32") -> str:
     """The device for `--device`; auto: cuda, xpu, mps or cpu, the first there is. Raises ConfigError when torch cannot
     compute there, in this precision."""
@@ -22,6 +30,11 @@ def chosen_device(wanted: str, precision: str = "float32") -> str:
     if not is_known:
         raise ConfigError(f"--precision {precision}: {device} does not compute in it: use --precision float32")
     return device
+
+
+def first_of(wanted: str) -> str:
+    """Of several devices the one that holds what there is once."""
+    return wanted.partition(",")[0].strip()
 
 
 def _usable(wanted: str) -> str:

@@ -50,7 +50,9 @@ class Choices:
         Flag("Folder of the published model that the run starts from.", shown="where the run's owner had it"),
     ] = None
     stage: Annotated[int | None, Flag("Insist on this stage.", shown=False, least=0)] = None
-    device: Annotated[str, Flag("cpu, cuda, cuda:N, xpu or mps; auto: the best here.")] = "cpu"
+    device: Annotated[
+        str, Flag("cpu, cuda, cuda:N, xpu or mps; several with commas compute together; auto: the best here.")
+    ] = "cpu"
     precision: Annotated[
         ComputePrecision,
         Flag("Of the computation: float32, or bfloat16 where the device is fast at it. Weights stay in float32."),

@@ -27,7 +27,7 @@ from dilocox_peer.peer.acquaintances import read_acquaintances
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, run_joined
 from dilocox_peer.peer.claim import claim_stage, fitting_stages, wants_checkpointing
-from dilocox_peer.peer.device import chosen_device
+from dilocox_peer.peer.device import chosen_devices
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.discovery import Discovery
 from dilocox_peer.peer.entry import Newcomer, come_in, look_again
@@ -166,7 +166,11 @@ class Stay:
         at.step = Step.TEXT
         data = await open_data(manifest, settings, stage, presence, directory, self._from_thread(self._listener), stack)
         at.step = Step.DEVICE
-        device = chosen_device(choices.device, choices.precision)
+        devices = chosen_devices(choices.device, choices.precision)
+        if len(devices) > 1 and manifest.stages.count > 1:
+            raise ConfigError(
+                f"--device {choices.device}: a stage of several computes on one device: join once for each, with --name and --device"
+            )
         at.step = Step.DISK
         try:
             model = await asyncio.to_thread(folder_of, manifest, choices.model)
@@ -179,7 +183,9 @@ class Stay:
         at.step = Step.RESTORE
         if manifest.stages.count > 1 and keeper.is_empty:
             await self._restore(manifest, stage, presence, directory, keeper)
-        base = await begin(manifest, stage, keeper, model, presence.endpoint, directory, self._listener, device=device)
+        base = await begin(
+            manifest, stage, keeper, model, presence.endpoint, directory, self._listener, device=devices[0]
+        )
         at.step = Step.TRAINER
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, presence, on_failure)
@@ -191,7 +197,7 @@ class Stay:
             corpus=data.batches,
             stage=stage,
             bench=conveyor.bench if conveyor is not None else None,
-            device=device,
+            devices=devices,
             threads=choices.threads,
             on_failure=on_failure,
             timetable=timetable,
@@ -208,7 +214,7 @@ class Stay:
             stack.push_async_callback(self._stop_conveyor, conveyor)
             at.step = Step.LINKD
             await asyncio.to_thread(conveyor.start)
-        self._listener(run_joined(manifest, self._me, stage, device=device, threads=choices.threads))
+        self._listener(run_joined(manifest, self._me, stage, device=", ".join(devices), threads=choices.threads))
         at.step = Step.ROUNDS
         averaging = Averaging(
             presence,

@@ -84,7 +84,7 @@ class Trainer:
         corpus: BatchSource | None,
         stage: int = 0,
         bench: WorkBench | None = None,
-        device: str = "cpu",
+        devices: Sequence[str] = ("cpu",),
         threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
         on_failure: Callable[[str], None] = lambda reason: None,
@@ -97,7 +97,7 @@ class Trainer:
         """timetable: the plans of the rounds, which somebody else keeps; None: all as the manifest says.
         checkpointing: activations are computed twice and kept once (model/architecture.py).
         base: of a run of adapters, the weights that stay as they are. precision: of forwards and backwards (model/precision.py).
-        corpus: where stage 0 takes its data from. bench: where a stage of several finds its work.
+        devices: of a whole model all that compute; of a stage the one. corpus: where stage 0 takes its data from. bench: where a stage of several finds its work.
 
         on_failure: called once, from the thread that failed; both threads are useless afterwards.
         micro_batch_limit: train at most so many in a round, then wait for its end; None trains on without bound.
@@ -121,13 +121,13 @@ class Trainer:
         self._loop: TrainingLoop
         if bench is not None:
             self._loop = StageLoop(
-                manifest, stage, bench, peer=peer, incarnation=incarnation, corpus=corpus, device=device, clock=clock,
+                manifest, stage, bench, peer=peer, incarnation=incarnation, corpus=corpus, device=devices[0], clock=clock,
                 micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base, precision=precision,
             )  # fmt: skip
         else:
             assert corpus is not None
             self._loop = WholeLoop(
-                manifest, peer=peer, incarnation=incarnation, corpus=corpus, device=device, clock=clock,
+                manifest, peer=peer, incarnation=incarnation, corpus=corpus, devices=devices, clock=clock,
                 micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base, precision=precision,
             )  # fmt: skip
         self._torch = Worker("dilocox-torch", self._fail, num_threads=threads, idle=self._loop.train_on)

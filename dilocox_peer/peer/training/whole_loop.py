@@ -1,7 +1,7 @@
 """The training loop of a run with one stage: this peer holds the whole model and needs nobody for an inner step."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from dilocox_peer.data.batches import BatchSource
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import build_model
 from dilocox_peer.model.inner import InnerOptimizer
-from dilocox_peer.model.stage import Stage
+from dilocox_peer.model.team import Team
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
 from dilocox_peer.types import PeerId
@@ -29,7 +29,7 @@ class WholeLoop:
         peer: PeerId,
         incarnation: int,
         corpus: BatchSource,
-        device: str,
+        devices: Sequence[str],
         clock: Callable[[], float],
         micro_batch_limit: int | None,
         timetable: Timetable,
@@ -37,16 +37,19 @@ class WholeLoop:
         base: "FrozenBase | None" = None,
         precision: str = "float32",
     ) -> None:
-        """micro_batch_limit: at most so many in a round, then wait for its end."""
+        """devices: each computes micro-batches of its own. micro_batch_limit: at most so many in a round, then wait for its end."""
         self._manifest = manifest
         self._peer = peer
         self._incarnation = incarnation
         self._corpus = corpus
         self._micro_batch_limit = micro_batch_limit
-        self._stage = Stage(
-            build_model(manifest.model, device=device, checkpointing=checkpointing, base=base, precision=precision)
+        self._team = Team(
+            [
+                build_model(manifest.model, device=device, checkpointing=checkpointing, base=base, precision=precision)
+                for device in devices
+            ]
         )
-        self._optimizer = InnerOptimizer(self._stage.model, manifest.inner)
+        self._optimizer = InnerOptimizer(self._team.model, manifest.inner)
         self._book = RoundBook(manifest, clock, timetable)
         self._since_step = 0
         self._index = 0  # of the data draw: never used twice by one incarnation
@@ -55,44 +58,62 @@ class WholeLoop:
     progress: Progress
 
     def begin(self, anchor_N: Tensor, certified: int) -> None:
-        self._stage.model.flat_N.copy_(anchor_N)
+        self._team.model.flat_N.copy_(anchor_N)
+        self._team.changed()
         self._book.certified = certified
         self._publish()
 
     def train_on(self) -> bool:
-        """One micro-batch, and the inner step if it completes one."""
+        """A micro-batch a device, and the inner step if they complete one."""
         if not self._may_train or not self._corpus.is_ready:
             return False
         started = time.perf_counter()
-        inner, model = self._manifest.inner, self._manifest.model
-        inputs_BT, targets_BT = self._corpus.train_batch(
-            seed=self._manifest.run.seed, peer=self._peer, incarnation=self._incarnation,
-            round_number=self._book.round, index=self._index, batch=inner.micro_batch, context=model.context,
-        )  # fmt: skip
-        loss = self._stage.train_micro_batch(inputs_BT, targets_BT)
-        self._index += 1
-        self._since_step += 1
-        self._book.done(loss, time.perf_counter() - started)
+        batches = [self._next_batch()]
+        while len(batches) < self._at_once and self._corpus.is_ready:
+            batches.append(self._next_batch())
+        losses = self._team.train(batches)
+        self._since_step += len(losses)
+        for loss in losses:
+            self._book.done(loss, (time.perf_counter() - started) / len(losses))
         if self._since_step >= self._book.micro_batches_a_step:
+            self._team.gather()
             share = self._book.learning_rate_share(self._optimizer.steps_done)
             self._book.learning_rate = self._optimizer.step(micro_batches=self._since_step, share=share)
+            self._team.changed()
             self._since_step = 0
         self._publish()
         return True
 
+    @property
+    def _at_once(self) -> int:
+        """Micro-batches that may be computed together: what is left of the step, and of the round where that has a bound."""
+        most = min(len(self._team), self._book.micro_batches_a_step - self._since_step)
+        limit = self._micro_batch_limit
+        return most if limit is None else min(most, limit - self._book.in_round)
+
+    def _next_batch(self) -> tuple[Tensor, Tensor]:
+        index, self._index = self._index, self._index + 1
+        inner, model = self._manifest.inner, self._manifest.model
+        return self._corpus.train_batch(
+            seed=self._manifest.run.seed, peer=self._peer, incarnation=self._incarnation,
+            round_number=self._book.round, index=index, batch=inner.micro_batch, context=model.context,
+        )  # fmt: skip
+
     def close(self) -> Snapshot:
-        snapshot = self._book.close(self._stage.model.flat_N.to("cpu", copy=True))
+        snapshot = self._book.close(self._team.model.flat_N.to("cpu", copy=True))
         self._publish()
         return snapshot
 
     def shift(self, shift_N: Tensor, *, certified: int) -> None:
-        self._stage.model.flat_N.add_(shift_N.to(self._stage.model.flat_N.device))
+        self._team.model.flat_N.add_(shift_N.to(self._team.model.flat_N.device))
+        self._team.changed()
         self._book.move(certified)
         self._publish()
 
     def replace(self, local_N: Tensor, *, certified: int) -> None:
-        self._stage.model.flat_N.copy_(local_N)
-        self._stage.model.zero_grad()
+        self._team.model.flat_N.copy_(local_N)
+        self._team.changed()
+        self._team.zero_grad()
         self._since_step = 0
         self._book.restart()
         self._book.move(certified)
