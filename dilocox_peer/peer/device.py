@@ -7,9 +7,14 @@ from dilocox_peer.errors import ConfigError
 AUTO = "auto"
 
 
-def chosen_devices(wanted: str, precision: str = "float32") -> tuple[str, ...]:
-    """`chosen_device` of each where several are named, with commas between. Raises ConfigError as well for one named twice."""
+def chosen_devices(wanted: str, precision: str = "float32", *, stages: int = 1) -> tuple[str, ...]:
+    """`chosen_device` of each where several are named, with commas between. stages: of the run. Raises ConfigError as well for one
+    named twice, and for several at a stage of several."""
     named = tuple(each.strip() for each in wanted.split(","))
+    if len(named) > 1 and stages > 1:
+        raise ConfigError(
+            f"--device {wanted}: a stage computes on one device: join once for each, with --name and --device"
+        )
     if twice := {each for each in named if named.count(each) > 1 and each != "cpu"}:
         raise ConfigError(f"--device {wanted} names {min(twice)} twice: name each device once")
     return tuple(chosen_device(each, precision) for each in named)

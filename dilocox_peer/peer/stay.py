@@ -166,11 +166,7 @@ class Stay:
         at.step = Step.TEXT
         data = await open_data(manifest, settings, stage, presence, directory, self._from_thread(self._listener), stack)
         at.step = Step.DEVICE
-        devices = chosen_devices(choices.device, choices.precision)
-        if len(devices) > 1 and manifest.stages.count > 1:
-            raise ConfigError(
-                f"--device {choices.device}: a stage of several computes on one device: join once for each, with --name and --device"
-            )
+        cards = chosen_devices(choices.device, choices.precision, stages=manifest.stages.count)
         at.step = Step.DISK
         try:
             model = await asyncio.to_thread(folder_of, manifest, choices.model)
@@ -184,7 +180,7 @@ class Stay:
         if manifest.stages.count > 1 and keeper.is_empty:
             await self._restore(manifest, stage, presence, directory, keeper)
         base = await begin(
-            manifest, stage, keeper, model, presence.endpoint, directory, self._listener, device=devices[0]
+            manifest, stage, keeper, model, presence.endpoint, directory, self._listener, device=cards[0]
         )
         at.step = Step.TRAINER
         on_failure = self._trainer_failed()
@@ -197,7 +193,7 @@ class Stay:
             corpus=data.batches,
             stage=stage,
             bench=conveyor.bench if conveyor is not None else None,
-            devices=devices,
+            devices=cards,
             threads=choices.threads,
             on_failure=on_failure,
             timetable=timetable,
@@ -214,7 +210,7 @@ class Stay:
             stack.push_async_callback(self._stop_conveyor, conveyor)
             at.step = Step.LINKD
             await asyncio.to_thread(conveyor.start)
-        self._listener(run_joined(manifest, self._me, stage, device=", ".join(devices), threads=choices.threads))
+        self._listener(run_joined(manifest, self._me, stage, device=", ".join(cards), threads=choices.threads))
         at.step = Step.ROUNDS
         averaging = Averaging(
             presence,

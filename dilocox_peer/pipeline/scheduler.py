@@ -104,10 +104,8 @@ class Scheduler:
             self._desk,
             self._known,
             self._slots,
-            max_slots=max_slots,
-            abandon=self._abandon,
-            entry=entry if entry is not None else Turnstile(0),
-        )
+            max_slots=max_slots, abandon=self._abandon, entry=entry if entry is not None else Turnstile(0),
+        )  # fmt: skip
         self._calls = self.calls_type(self._desk, self._known, number=rng.getrandbits(48))
         self.versions = self.versions_type(mode, accumulate, admit=accumulate if self._is_origin else 2 * accumulate)
 
@@ -305,8 +303,7 @@ class Scheduler:
     def _set_rounds(self, rounds: Rounds) -> None:
         if rounds.training != self._known.rounds.training:
             self._issued = 0
-        if rounds.accumulate:
-            self.versions.accumulate = rounds.accumulate
+        self.versions.accumulate = rounds.accumulate or self.versions.accumulate
         self._known.set_rounds(rounds)
 
     def _set_replicas(self, replicas: Replicas) -> None:
