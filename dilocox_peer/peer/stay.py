@@ -166,7 +166,7 @@ class Stay:
         at.step = Step.TEXT
         data = await open_data(manifest, settings, stage, presence, directory, self._from_thread(self._listener), stack)
         at.step = Step.DEVICE
-        cards = chosen_devices(choices.device, choices.precision, stages=manifest.stages.count)
+        lead, *_ = devices = chosen_devices(choices.device, choices.precision, stages=manifest.stages.count)
         at.step = Step.DISK
         try:
             model = await asyncio.to_thread(folder_of, manifest, choices.model)
@@ -179,9 +179,7 @@ class Stay:
         at.step = Step.RESTORE
         if manifest.stages.count > 1 and keeper.is_empty:
             await self._restore(manifest, stage, presence, directory, keeper)
-        base = await begin(
-            manifest, stage, keeper, model, presence.endpoint, directory, self._listener, device=cards[0]
-        )
+        base = await begin(manifest, stage, keeper, model, presence.endpoint, directory, self._listener, device=lead)
         at.step = Step.TRAINER
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, presence, on_failure)
@@ -193,7 +191,7 @@ class Stay:
             corpus=data.batches,
             stage=stage,
             bench=conveyor.bench if conveyor is not None else None,
-            devices=cards,
+            devices=devices,
             threads=choices.threads,
             on_failure=on_failure,
             timetable=timetable,
@@ -210,7 +208,7 @@ class Stay:
             stack.push_async_callback(self._stop_conveyor, conveyor)
             at.step = Step.LINKD
             await asyncio.to_thread(conveyor.start)
-        self._listener(run_joined(manifest, self._me, stage, device=", ".join(cards), threads=choices.threads))
+        self._listener(run_joined(manifest, self._me, stage, device=", ".join(devices), threads=choices.threads))
         at.step = Step.ROUNDS
         averaging = Averaging(
             presence,
