@@ -176,10 +176,10 @@ class LlamaStage(FlatStage):
     def _attention(self, layer: "_Layer", x_BTD: Tensor, sight: "_Sight") -> Tensor:
         heads, kv_heads = self.section.heads, self.section.kv_heads
         qkv_BTXK = F.linear(x_BTD, layer.qkv_XD).view(*x_BTD.shape[:2], heads + 2 * kv_heads, -1)
-        qk_BTXK = _rotated(qkv_BTXK[:, :, : heads + kv_heads], sight)  # queries and keys in one go
-        q_BHTK = qk_BTXK[:, :, :heads].transpose(1, 2)
-        k_BHTK = qk_BTXK[:, :, heads:].transpose(1, 2).repeat_interleave(heads // kv_heads, 1)
-        v_BHTK = qkv_BTXK[:, :, heads + kv_heads :].transpose(1, 2).repeat_interleave(heads // kv_heads, 1)
+        qk_BTXK, v_BTXK = qkv_BTXK.split((heads + kv_heads, kv_heads), 2)
+        q_BTHK, k_BTXK = _rotated(qk_BTXK, sight).split((heads, kv_heads), 2)  # queries and keys in one go
+        q_BHTK = q_BTHK.transpose(1, 2)
+        k_BHTK, v_BHTK = (_spread(each.transpose(1, 2), heads // kv_heads) for each in (k_BTXK, v_BTXK))
         mixed_BHTK = F.scaled_dot_product_attention(
             q_BHTK, k_BHTK, v_BHTK, attn_mask=sight.seen_B1TT, is_causal=sight.seen_B1TT is None
         )
@@ -199,6 +199,11 @@ def _rotated(x_BTXK: Tensor, sight: _Sight) -> Tensor:
     """Rotary positions, halves convention (dimension i turns with i + K/2)."""
     first, second = x_BTXK.chunk(2, -1)
     return torch.cat((first * sight.cos - second * sight.sin, second * sight.cos + first * sight.sin), -1)
+
+
+def _spread(x_BXTK: Tensor, queries_each: int) -> Tensor:
+    """Keys or values, once for every query head that uses them."""
+    return x_BXTK if queries_each == 1 else x_BXTK.repeat_interleave(queries_each, 1)
 
 
 @dataclass(frozen=True, slots=True)
