@@ -26,6 +26,21 @@ class PeersUnreached(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StageFull(Event):
+    """The roster has all the peers that the run allows a stage, and this one is not among them: what it trains is averaged by nobody."""
+
+    stage: int
+    max_peers: int
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        return (
+            f"stage {self.stage} has its {self.max_peers} peers, as many as the run allows (limits.max_peers): what is trained here does "
+            "not count until one of them leaves; this peer stays next in line, and another run needs it more"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StateAwaited(Event):
     """The run has begun, and nobody who holds its state is here. vouched_round: what the owner has signed; None: nothing."""
 

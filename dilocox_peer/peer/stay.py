@@ -310,7 +310,7 @@ class Stay:
             listener=self._listener,
         )
         takeover = self._takeover(presence, stage, manifest, directory, conveyor) if conveyor is not None else None
-        waiting = Waiting(manifest, stage, averaging.machine, self._listener)
+        waiting = Waiting(manifest, stage, self._me, averaging.machine, self._listener)
         return _Parts(
             presence.transport, directory, trainer, averaging, conveyor, guardian, takeover, tenure, discovery, bulletin, waiting, data
         )  # fmt: skip

@@ -1,17 +1,19 @@
 """What a peer waits for that only others can give, told in one line: the owner's signature, somebody who holds the run's
-state, a connection to anybody at all, or nothing any more, because the run is over. The machine decides, this tells.
+state, a connection to anybody at all, a place in the roster, or nothing any more, because the run is over. The machine decides, this tells.
 """
 
 import asyncio
 
 from dilocox_peer.events import Listener, OwnerAwaited, RunIsOver
-from dilocox_peer.events_of_states import PeersUnreached, StateAwaited
+from dilocox_peer.events_of_states import PeersUnreached, StageFull, StateAwaited
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.adoption import Wait
 from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.types import PeerId
 
 TELL_S = 5.0  # of waiting before it is told: most is over sooner
 ALONE_S = 120.0  # of peers in the directory and none heard: leases of the dead have lapsed by then
+FULL_S = 30.0  # of a roster without a place for us: one that has just gone is still in it
 OVER_S = 20.0  # of nobody with the final model before we go: the directory has been read many times by then
 LOOK_S = 1.0
 
@@ -19,8 +21,9 @@ LOOK_S = 1.0
 class Waiting:
     """`run` it, or `look` now and then."""
 
-    def __init__(self, manifest: Manifest, stage: int, machine: RoundMachine, listener: Listener) -> None:
-        self._start_peers = manifest.rounds.start_peers
+    def __init__(self, manifest: Manifest, stage: int, me: PeerId, machine: RoundMachine, listener: Listener) -> None:
+        self._start_peers, self._max_peers = manifest.rounds.start_peers, manifest.limits.max_peers
+        self._me = me
         self._stage = stage
         self._machine = machine
         self._listener = listener
@@ -29,6 +32,8 @@ class Waiting:
         self._told: object = None
         self._alone_since: float | None = None
         self._told_alone = False
+        self._full_since: float | None = None
+        self._told_full = False
 
     async def run(self) -> None:
         """Returns when the run is over and its model not to be had."""
@@ -40,6 +45,7 @@ class Waiting:
     def look(self, now: float) -> bool:
         """Whether there is nothing to wait for any more: the run is complete, and nobody who holds its model is here."""
         self._look_for_company(now)
+        self._look_for_a_place(now)
         machine, checkpoint = self._machine, self._machine.checkpoint
         wait = machine.waits_for(now)
         if wait != self._wait:
@@ -71,3 +77,15 @@ class Waiting:
         if now - self._alone_since >= ALONE_S and not self._told_alone:
             self._told_alone = True
             self._listener(PeersUnreached(self._stage, tuple(unreached)))
+
+    def _look_for_a_place(self, now: float) -> None:
+        machine, roster = self._machine, self._machine.roster
+        is_with_them = machine.is_ready and machine.waits_for(now) is None
+        if not is_with_them or len(roster) < self._max_peers or self._me in roster:
+            self._full_since, self._told_full = None, False
+            return
+        if self._full_since is None:
+            self._full_since = now
+        if now - self._full_since >= FULL_S and not self._told_full:
+            self._told_full = True
+            self._listener(StageFull(self._stage, self._max_peers))

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from dilocox_peer.events import Event, OwnerAwaited, RunIsOver
-from dilocox_peer.events_of_states import PeersUnreached, StateAwaited
+from dilocox_peer.events_of_states import PeersUnreached, StageFull, StateAwaited
+from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds.contract import (
     Action,
@@ -17,11 +18,12 @@ from dilocox_peer.peer.rounds.contract import (
     Persist,
     Received,
     StateComputed,
+    StateInstalled,
     Tick,
 )
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.timing import Timing
-from dilocox_peer.peer.waiting import ALONE_S, OVER_S, TELL_S, Waiting
+from dilocox_peer.peer.waiting import ALONE_S, FULL_S, OVER_S, TELL_S, Waiting
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.wire.rounds import ChainPage, Heartbeat
@@ -33,7 +35,7 @@ ME = SigningKey(b"m" * 32)
 class Newcomer:
     """A peer without any state, second by second."""
 
-    def __init__(self) -> None:
+    def __init__(self, manifest: Manifest = MANIFEST) -> None:
         self.now = 0.0
         self.machine = RoundMachine(
             me=ME.peer_id, incarnation=1, stage=STAGE, genesis=MANIFEST.genesis(STAGE), timing=Timing(), sign=ME.sign,
@@ -42,7 +44,7 @@ class Newcomer:
         )  # fmt: skip
         self.told: list[Event] = []
         self.wanted: list[Action] = []
-        self.waiting = Waiting(MANIFEST, STAGE, self.machine, self.told.append)
+        self.waiting = Waiting(manifest, STAGE, ME.peer_id, self.machine, self.told.append)
         self.give(StateComputed(self.machine.head, b"s" * 32))
 
     def give(self, *inputs: Input) -> None:
@@ -123,27 +125,53 @@ def test_a_run_that_has_begun_is_waited_for_and_not_begun_anew(newcomer: Newcome
     assert not [each for each in written if ME.peer_id in each.value.roster], "it wrote a roster of its own"
 
 
-def test_when_somebody_with_the_state_comes_it_is_fetched(newcomer: Newcomer):
-    stage = CertifiedStage().rounds(12)
+def beat_at(stage: CertifiedStage) -> Heartbeat:
+    """Of one that holds the state at the chain's end."""
+    tip = stage.certificates[-1]
+    return Heartbeat(
+        STAGE, tip.head, tip.view, incarnation=1, height=tip.value.height, round=tip.value.round,
+        weight=tip.value.weight, training_round=13, micro_batches=0, ready=True, state_digest=stage.states[-1].digest,
+        paused=False,
+    )  # fmt: skip
+
+
+def come_in(newcomer: Newcomer, stage: CertifiedStage) -> FetchState:
+    """Somebody with the state comes, and it is asked for."""
     newcomer.hear_owner(stage, 9)
     newcomer.see(stage)
     newcomer.wait(60)
     newcomer.wanted.clear()
-    tip, donor = stage.certificates[-1], ROSTER[1]
     for _ in range(40):
-        beat = Heartbeat(
-            STAGE, tip.head, tip.view, incarnation=1, height=tip.value.height, round=tip.value.round,
-            weight=tip.value.weight, training_round=13, micro_batches=0, ready=True, state_digest=stage.states[-1].digest,
-            paused=False,
-        )  # fmt: skip
-        newcomer.give(Received(donor, beat))
+        newcomer.give(Received(ROSTER[1], beat_at(stage)))
         newcomer.see(stage)
         newcomer.wait(1)
         if fetches := [action for action in newcomer.wanted if isinstance(action, FetchState)]:
-            break
-    assert fetches[0].head == tip.head
-    assert fetches[0].donors == (donor,)
+            return fetches[0]
+    raise AssertionError("it asks for no state")
+
+
+def test_when_somebody_with_the_state_comes_it_is_fetched(newcomer: Newcomer):
+    stage = CertifiedStage().rounds(12)
+    fetch = come_in(newcomer, stage)
+    assert fetch.head == stage.certificates[-1].head
+    assert fetch.donors == (ROSTER[1],)
     assert newcomer.machine.waits_for(newcomer.now) is None
+
+
+@pytest.mark.parametrize("max_peers", [3, 4])
+def test_who_finds_no_place_in_the_roster_is_told_so_once(max_peers: int):
+    """The roster has three."""
+    limits = MANIFEST.limits.model_copy(update={"max_peers": max_peers})
+    newcomer, stage = Newcomer(MANIFEST.model_copy(update={"limits": limits})), CertifiedStage().rounds(12)
+    fetch = come_in(newcomer, stage)
+    newcomer.give(StateInstalled(fetch.head, stage.states[-1].digest))
+    assert newcomer.machine.is_ready
+    for second in range(100):
+        newcomer.give(*(Received(peer, beat_at(stage)) for peer in ROSTER))
+        newcomer.wait(1)
+        assert second > FULL_S - 2 or not [each for each in newcomer.told if isinstance(each, StageFull)]
+    found = [each for each in newcomer.told if isinstance(each, StageFull)]
+    assert found == ([StageFull(STAGE, 3)] if max_peers == 3 else [])
 
 
 def test_a_run_that_is_over_is_an_end_for_who_comes_later(newcomer: Newcomer):
