@@ -237,7 +237,7 @@ class Day:
             yield Verdict("beside transformers", "skipped", str(error))
         found: dict[str, list[float]] = {"float32": [], "bfloat16": [], "plain": []}
         for number in range(self.steps + 2):
-            pair = [(name, loop.train_on) for name, loop in ours.items()]
+            pair: list[tuple[str, Callable[[], Any]]] = [(name, loop.train_on) for name, loop in ours.items()]
             pair += [] if theirs is None else [("plain", theirs)]
             for name, step in pair if number % 2 else pair[::-1]:
                 rate = self.speed(step, self.step_tokens)

@@ -61,7 +61,7 @@ class LinkedSwarm(Swarm):
         self._place = replace(Place.genesis(0, Digest(bytes(32)), second), roster=peers)
         self._plans = {1: first, 2: second}
         self._policies: dict[str, Callable[[TensorSpec], TensorCodec]] = {}
-        self._measured = Measured(tokens_a_step=1)  # a tick is a step, and what one trains counts as a token
+        self._measured = Measured()
         self._due_at = 0
         self.shares: list[float] = []
 
@@ -97,7 +97,9 @@ class LinkedSwarm(Swarm):
         self.shares.append(exchange_s / (steps * self._link.step_s))
         self._due_at = self._tick + max(1, round(exchange_s / self._link.step_s))
         lost = statistics.mean(offer.lost for offer in offers)
-        report = self._measured.on_close(now_s, tokens=self._tick, lost=lost, uplink_bps=self._link.uplink_bps)
+        report = self._measured.on_close(  # a tick is a step, and what one trains counts as a token
+            now_s, tokens=self._tick, tokens_a_step=1, lost=lost, uplink_bps=self._link.uplink_bps
+        )
         self._measured.on_merge(exchange_s, needed_rank=0)
         entries = [
             Entry(peer, 1, sha256(blob), len(blob), steps, b"", report)

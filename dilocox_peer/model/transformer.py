@@ -176,8 +176,8 @@ class LlamaStage(FlatStage):
     def _attention(self, layer: "_Layer", x_BTD: Tensor, sight: "_Sight") -> Tensor:
         heads, kv_heads = self.section.heads, self.section.kv_heads
         qkv_BTXK = F.linear(x_BTD, layer.qkv_XD).view(*x_BTD.shape[:2], heads + 2 * kv_heads, -1)
-        qk_BTXK, v_BTXK = qkv_BTXK.split((heads + kv_heads, kv_heads), 2)
-        q_BTHK, k_BTXK = _rotated(qk_BTXK, sight).split((heads, kv_heads), 2)  # queries and keys in one go
+        qk_BTXK, v_BTXK = qkv_BTXK.split_with_sizes([heads + kv_heads, kv_heads], 2)
+        q_BTHK, k_BTXK = _rotated(qk_BTXK, sight).split_with_sizes([heads, kv_heads], 2)  # queries and keys in one go
         q_BHTK = q_BTHK.transpose(1, 2)
         k_BHTK, v_BHTK = (_spread(each.transpose(1, 2), heads // kv_heads) for each in (k_BTXK, v_BTXK))
         mixed_BHTK = F.scaled_dot_product_attention(

@@ -21,10 +21,17 @@ from dilocox_peer.types import PeerId
 TEXT = np.frombuffer(np.random.default_rng(0).bytes(20_000), dtype=np.uint8)
 
 
-def manifest_with(**inner: float) -> Manifest:
+def manifest_with(*, accumulate: int = 1, first_accumulate: int = 0) -> Manifest:
     return Manifest(
         model=ModelSection(layers=1, hidden_size=8, heads=2, kv_heads=1, mlp_size=8, context=8),
-        inner=InnerSection(micro_batch=2, warmup=0.0, floor=0.5, **inner),
+        inner=InnerSection(
+            micro_batch=2,
+            warmup=0.0,
+            floor=0.5,
+            accumulate=accumulate,
+            first_accumulate=first_accumulate,
+            batch_ramp=1.0,
+        ),
         rounds=RoundsSection(total=4, inner_steps=2),
     )
 
@@ -46,7 +53,7 @@ def weights(loop: WholeLoop) -> list[float]:
 
 
 def test_the_batch_of_a_step_grows_over_the_rounds():
-    loop = loop_of(manifest_with(accumulate=3, first_accumulate=1, batch_ramp=1.0))
+    loop = loop_of(manifest_with(accumulate=3, first_accumulate=1))
     flat = weights(loop)
     steps: list[list[int]] = []
     for certified in range(4):
