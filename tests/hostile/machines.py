@@ -10,7 +10,7 @@ from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.planning.planner import FixedPlanner, Planner
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import is_quorum
-from dilocox_peer.peer.rounds.contract import Action, Input, Received, Send
+from dilocox_peer.peer.rounds.contract import Action, Closed, Input, Received, Send
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.sitting import Sitting
 from dilocox_peer.types import Digest, PeerId, sha256
@@ -28,8 +28,12 @@ class Hostile(RoundMachine):
     has_turned = False
 
     def handle(self, event: Input, now: float) -> list[Action]:
-        actions = super().handle(event, now)
-        return self._abuse(event, actions, now) if self.has_turned else actions
+        if not self.has_turned:
+            return super().handle(event, now)
+        return self._abuse(event, super().handle(self._twisted(event), now), now)
+
+    def _twisted(self, event: Input) -> Input:
+        return event
 
     def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
         return actions
@@ -43,8 +47,8 @@ class OffersNothing(Hostile):
     def _fake(self, entry: Entry) -> Entry:
         return replaced(entry, blob=sha256(b"nowhere", entry.peer.encode(), self.head))
 
-    def _close(self, base: Digest, entry: Entry) -> None:
-        super()._close(base, self._fake(entry) if self.has_turned else entry)
+    def _twisted(self, event: Input) -> Input:
+        return Closed(event.base, self._fake(event.entry)) if isinstance(event, Closed) else event
 
     def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
         if self._offered_at != self.head and self.sitting.seat.is_member:
@@ -61,12 +65,16 @@ class Hangs(OffersNothing):
 class Claims(Hostile):
     """Claims more work than there is, with its contributions and with its heartbeats."""
 
-    def _heartbeat(self) -> Heartbeat:
-        said = super()._heartbeat()
-        return replaced(said, micro_batches=CLAIM) if self.has_turned else said
+    def _twisted(self, event: Input) -> Input:
+        return Closed(event.base, replaced(event.entry, micro_batches=CLAIM)) if isinstance(event, Closed) else event
 
-    def _close(self, base: Digest, entry: Entry) -> None:
-        super()._close(base, replaced(entry, micro_batches=CLAIM) if self.has_turned else entry)
+    def _abuse(self, event: Input, actions: list[Action], now: float) -> list[Action]:
+        return [
+            Send(each.to, replaced(each.message, micro_batches=CLAIM))
+            if isinstance(each, Send) and isinstance(each.message, Heartbeat)
+            else each
+            for each in actions
+        ]
 
 
 class Outbids(Hostile):

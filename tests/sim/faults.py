@@ -122,9 +122,9 @@ def _any_branch(forks: Forks, left: Suffix | None, right: Suffix | None) -> bool
     return True
 
 
-def _heavier(forks: Forks, left: Suffix | None, right: Suffix | None) -> bool:
+def _heavier(self: Forks, left: Suffix | None, right: Suffix | None) -> bool:
     """The rule before this one: more signatures and contributions are better."""
-    own = forks._chain.place.weight
+    own = self._chain.place.weight
     return (left.certificates[-1].value.weight if left else own) > (
         right.certificates[-1].value.weight if right else own
     )

@@ -12,7 +12,7 @@ from dilocox_peer.types import PeerId
 
 from .hostile import Hostile
 from .invariants import Violation
-from .scenario import _crash, _has_begun, _heads, _partition, _round, _schedule_owner, _share_s, _start
+from .scenario import crasher, has_begun, partitioner, round_of, schedule_owner, share_bound_s, shown_heads, starter
 from .world import ROUND_S, Network, World
 
 GO_ON_S = 10 * ROUND_S
@@ -74,20 +74,20 @@ def _play(world: World) -> float:
         world.seat(SeatTerms(contributions=2, window=4))
     if rng.random() < 0.75:
         world.be_owned()
-        _schedule_owner(world, stop_at)
+        schedule_owner(world, stop_at)
     honest = [node for node in world.nodes.values() if not node.is_hostile]
     for node in honest:
-        world.at(rng.random() * 1.5, _start(world, node))
+        world.at(rng.random() * 1.5, starter(world, node))
     for node in world.nodes.values():
         if node.is_hostile:
-            world.at(rng.choice((0.0, 3.0, 10.0)) + rng.random(), _start(world, node))
+            world.at(rng.choice((0.0, 3.0, 10.0)) + rng.random(), starter(world, node))
     if rng.random() < 0.5:
         moment = rng.uniform(6.0, stop_at - 5.0)
-        world.at(moment, _partition(world, 2))
+        world.at(moment, partitioner(world, 2))
         world.at(moment + rng.choice((1.0, 5.0, 12.0)), lambda: world.network.group_of.clear())
     if rng.random() < 0.4:
         moment = rng.uniform(6.0, stop_at - 5.0)
-        world.at(moment, _crash(world, rng.choice(honest), back_after=rng.choice((0.2, 3.0, 10.0)), actions=None))
+        world.at(moment, crasher(world, rng.choice(honest), back_after=rng.choice((0.2, 3.0, 10.0)), actions=None))
     world.run(stop_at)
     return _heal(world, stop_at)
 
@@ -99,22 +99,22 @@ def _heal(world: World, stop_at: float) -> float:
     world.network.group_of.clear()
     world.network.loss = min(world.network.loss, 0.02)
     for node in world.nodes.values():
-        _start(world, node)()
-    if world.owner is not None and not _has_begun(world):
+        starter(world, node)()
+    if world.owner is not None and not has_begun(world):
         world.owner.crash()
         world.owner.start()
     if world.checks.is_captured:
         world.run(stop_at + GO_ON_S)
         return 0.0
-    shared = world.run(stop_at + PATIENCE * _share_s(world), stop=world.shares_one_head)
+    shared = world.run(stop_at + PATIENCE * share_bound_s(world), stop=world.shares_one_head)
     if world.checks.is_captured:
         return 0.0
     if not shared:
         raise Violation(
-            f"I7: the honest share no head {PATIENCE * _share_s(world):.1f} s after the faults: {_heads(world)}"
+            f"I7: the honest share no head {PATIENCE * share_bound_s(world):.1f} s after the faults: {shown_heads(world)}"
         )
-    share_s, rounds = world.now - stop_at, _round(world)
+    share_s, rounds = world.now - stop_at, round_of(world)
     world.run(world.now + GO_ON_S)
-    if not world.checks.is_captured and _round(world) <= rounds:
-        raise Violation(f"I8: no round in {GO_ON_S} s of a whole network: {_heads(world)}")
+    if not world.checks.is_captured and round_of(world) <= rounds:
+        raise Violation(f"I8: no round in {GO_ON_S} s of a whole network: {shown_heads(world)}")
     return share_s

@@ -1,6 +1,6 @@
 """What happens in a seed: how many peers, which faults and when; then quiet, in which everything must heal.
 
-I7: within `_share_s` of the last fault all connected peers share one head, and within `_join_s` all are in its roster.
+I7: within `share_bound_s` of the last fault all connected peers share one head, and within `_join_s` all are in its roster.
 I8: from then on rounds go on, each certified within as many ballots as the roster has members (invariants.py) and, taken
 together, no slower than the slowest peer trains.
 """
@@ -77,10 +77,10 @@ def play(world: World) -> Outcome:
         world.seat(SeatTerms(contributions=2, window=4))
     if world.seed % 4:
         world.be_owned()
-        _schedule_owner(world, stop_at)
+        schedule_owner(world, stop_at)
     for node in world.nodes.values():
         late = rng.random() < 0.2
-        world.at(rng.random() * (15.0 if late else 1.5), _start(world, node))
+        world.at(rng.random() * (15.0 if late else 1.5), starter(world, node))
     _schedule_crashes(world, stop_at)
     _schedule_partitions(world, stop_at)
     _schedule_comings_and_goings(world, stop_at)
@@ -88,7 +88,7 @@ def play(world: World) -> Outcome:
     return _heal(world, stop_at)
 
 
-def _schedule_owner(world: World, stop_at: float) -> None:
+def schedule_owner(world: World, stop_at: float) -> None:
     """The owner is late, away for a while, or gone for good once the run has begun."""
     rng, owner = world.rng, world.owner
     assert owner is not None
@@ -114,7 +114,7 @@ def _schedule_owner(world: World, stop_at: float) -> None:
         world.at(rng.uniform(8.0, stop_at), end(for_good=True))
 
 
-def _start(world: World, node: Node) -> Callable[[], None]:
+def starter(world: World, node: Node) -> Callable[[], None]:
     def start() -> None:
         if not node.is_up and not node.gone_for_good:
             node.start(sorted(world.nodes))
@@ -128,7 +128,7 @@ def _schedule_crashes(world: World, stop_at: float) -> None:
     if rng.random() < 0.15:  # everyone at once
         moment = rng.uniform(8.0, stop_at)
         for node in world.nodes.values():
-            world.at(moment + rng.random() * 0.2, _crash(world, node, back_after=rng.random() * 5.0, actions=None))
+            world.at(moment + rng.random() * 0.2, crasher(world, node, back_after=rng.random() * 5.0, actions=None))
     time = 3.0
     while rate and time < stop_at:
         time += rng.expovariate(rate * len(world.nodes) ** 0.5 * 2)
@@ -136,11 +136,11 @@ def _schedule_crashes(world: World, stop_at: float) -> None:
         # Between two actions of a list, the next list that is long enough; or between two events.
         actions = rng.randrange(6) if rng.random() < 0.7 else None
         world.at(
-            time, _crash(world, node, back_after=rng.choice((0.2, 3.0, 15.0)) * (0.5 + rng.random()), actions=actions)
+            time, crasher(world, node, back_after=rng.choice((0.2, 3.0, 15.0)) * (0.5 + rng.random()), actions=actions)
         )
 
 
-def _crash(world: World, node: Node, *, back_after: float, actions: int | None) -> Callable[[], None]:
+def crasher(world: World, node: Node, *, back_after: float, actions: int | None) -> Callable[[], None]:
     def crash() -> None:
         if not node.is_up or not world.faulty:
             return
@@ -148,7 +148,7 @@ def _crash(world: World, node: Node, *, back_after: float, actions: int | None) 
             node.crash()
         else:
             node.crash_after = actions
-        world.at(world.now + back_after + 0.5, _start(world, node))
+        world.at(world.now + back_after + 0.5, starter(world, node))
 
     return crash
 
@@ -161,12 +161,12 @@ def _schedule_partitions(world: World, stop_at: float) -> None:
         time += rng.expovariate(1 / 10.0)
         length = rng.choice((1.0, 5.0, 20.0)) * (0.5 + rng.random())
         groups = rng.choice((2, 2, 2, 3))
-        world.at(time, _partition(world, groups))
+        world.at(time, partitioner(world, groups))
         time += length
         world.at(time, lambda: world.network.group_of.clear())
 
 
-def _partition(world: World, groups: int) -> Callable[[], None]:
+def partitioner(world: World, groups: int) -> Callable[[], None]:
     def partition() -> None:
         if not world.faulty:
             return
@@ -213,36 +213,36 @@ def _heal(world: World, stop_at: float) -> Outcome:
         next(iter(world.nodes.values())).gone_for_good = False
     for node in world.nodes.values():
         node.crash_after = None
-        _start(world, node)()
+        starter(world, node)()
     world.start_peers = min(world.start_peers, len(world.up()))
-    if world.owner is not None and not _has_begun(world):  # anew, as it too waits for so many peers
+    if world.owner is not None and not has_begun(world):  # anew, as it too waits for so many peers
         world.owner.crash()
         world.owner.start()
     elif world.owner is not None and not world.owner.is_up and not world.owner_is_gone:
         world.owner.start()
     if not _can_start(world):
         return _outcome(world, 0.0, 0.0)
-    if not world.run(stop_at + _share_s(world), stop=world.shares_one_head):
-        raise Violation(f"I7: no common head {_share_s(world):.1f} s after the faults: {_heads(world)}")
+    if not world.run(stop_at + share_bound_s(world), stop=world.shares_one_head):
+        raise Violation(f"I7: no common head {share_bound_s(world):.1f} s after the faults: {shown_heads(world)}")
     share_s = world.now - stop_at
     if world.total_rounds is not None:
         return _finish(world, stop_at, share_s)
     if not world.run(stop_at + _join_s(world), stop=_all_in_one_roster(world)):
         if _waits_for_who_is_gone(world):
             return _outcome(world, share_s, 0.0)
-        raise Violation(f"I7: not in one roster {_join_s(world):.1f} s after the faults: {_heads(world)}")
+        raise Violation(f"I7: not in one roster {_join_s(world):.1f} s after the faults: {shown_heads(world)}")
     healed_at = world.now
-    rounds = _round(world)
+    rounds = round_of(world)
     world.checks.quiet()
     world.run(healed_at + GO_ON_S)
-    if _round(world) - rounds < int(world.at_least * GO_ON_S / _longest_round_s(world)):
-        raise Violation(f"I8: {_round(world) - rounds} rounds in {GO_ON_S} s of quiet: {_heads(world)}")
+    if round_of(world) - rounds < int(world.at_least * GO_ON_S / _longest_round_s(world)):
+        raise Violation(f"I8: {round_of(world) - rounds} rounds in {GO_ON_S} s of quiet: {shown_heads(world)}")
     if not world.run(world.now + _longest_round_s(world), stop=world.shares_one_head):
-        raise Violation(f"I7: no common head in quiet: {_heads(world)}")
+        raise Violation(f"I7: no common head in quiet: {shown_heads(world)}")
     return _outcome(world, share_s, healed_at - stop_at)
 
 
-def _share_s(world: World) -> float:
+def share_bound_s(world: World) -> float:
     """I7's bound, T_d + 2 rounds, and what the faults leave behind: one copy of a whole state on top, as a peer may have
     to fetch one that was made only when the others had agreed again, and the contributions of a round certified meanwhile. Where votes
     are earned, a peer that changed sides counts where it was, for who knows no better, until it has earned one again."""
@@ -253,7 +253,7 @@ def _share_s(world: World) -> float:
 
 def _join_s(world: World) -> float:
     """One round more: the next certificate's roster takes in who shares the head."""
-    return _share_s(world) + _longest_round_s(world)
+    return share_bound_s(world) + _longest_round_s(world)
 
 
 def _longest_round_s(world: World) -> float:
@@ -275,15 +275,15 @@ def _finish(world: World, stop_at: float, share_s: float) -> Outcome:
 
     assert world.total_rounds is not None
     if not world.run(stop_at + _join_s(world) + world.total_rounds * _longest_round_s(world), stop=all_finished):
-        raise Violation(f"I7: the run does not end: {_heads(world)}")
+        raise Violation(f"I7: the run does not end: {shown_heads(world)}")
     finished_at = world.now
     world.run(world.now + 5.0)
     if not all_finished():
-        raise Violation(f"I7: the run went on after its end: {_heads(world)}")
+        raise Violation(f"I7: the run went on after its end: {shown_heads(world)}")
     return _outcome(world, share_s, finished_at - stop_at)
 
 
-def _has_begun(world: World) -> bool:
+def has_begun(world: World) -> bool:
     return any(node.machine is not None and node.machine.chain for node in world.up())
 
 
@@ -297,7 +297,7 @@ def _waits_for_who_is_gone(world: World) -> bool:
 def _can_start(world: World) -> bool:
     """Whether there is a chain, or enough peers are left for the first."""
     up = world.up()
-    starting = max(node.machine._owner.start_peers for node in up if node.machine is not None)
+    starting = max(node.start_peers for node in up)
     return len(up) >= starting or any(node.machine is not None and node.machine.chain for node in up)
 
 
@@ -314,11 +314,11 @@ def _roster(world: World) -> tuple[PeerId, ...]:
     return machine.roster
 
 
-def _round(world: World) -> int:
+def round_of(world: World) -> int:
     return max(node.machine.round for node in world.up() if node.machine is not None)
 
 
-def _heads(world: World) -> str:
+def shown_heads(world: World) -> str:
     shown = []
     for node in world.up():
         machine = node.machine

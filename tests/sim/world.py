@@ -168,6 +168,7 @@ class Node:
         self.machine: RoundMachine | None = None
         self.generation = 0
         self.incarnation = 0
+        self.start_peers = 0  # that its process waits for
         self.malformed = False
         self.gone_for_good = False
         self.crash_after: int | None = None
@@ -202,6 +203,7 @@ class Node:
         self.generation += 1
         # Milliseconds, as in a peer: the orders of its votes begin there, and have to grow over a restart.
         self.incarnation = max(self.incarnation + 1, int(1000 * world.now)) + world.rng.randrange(3)
+        self.start_peers = world.start_peers
         self.machine = world.machine_type(self.peer)(
             me=self.peer, incarnation=self.incarnation, stage=0, genesis=GENESIS, timing=world.timing,
             sign=sign_as(self.peer), verify=verify, rng=random.Random(world.rng.random()), now=world.now, plan=PLAN,
