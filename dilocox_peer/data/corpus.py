@@ -29,7 +29,7 @@ MAX_LIVE_BYTES = 2 << 30
 
 
 class Corpus(HeldOut):
-    """Tokens split once into training and validation segments."""
+    """Tokens split once into training and validation segments. train: those of training."""
 
     def __init__(
         self, documents: Iterable[Document], *, name: str, validation: float, tokenizer: Tokenizer = BYTE_TOKENIZER
@@ -40,9 +40,9 @@ class Corpus(HeldOut):
         super().__init__(
             np.concatenate(held_out) if held_out else np.empty(0, tokenizer.dtype), name=name, tokenizer=tokenizer
         )
-        self._train = _joined(train)
+        self.train = _joined(train)
         self._starts_of: tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
-        if len(self._validation) < 2 or not self._train:
+        if len(self.validation) < 2 or not self.train:
             count = sum(len(piece) for _, piece in pieces)
             raise ConfigError(
                 f"{name}: {count} {self.unit}s are too few to train on some and hold {validation:.0%} out; give more text"
@@ -50,12 +50,12 @@ class Corpus(HeldOut):
 
     @property
     def train_tokens(self) -> int:
-        return sum(len(segment) for segment in self._train)
+        return sum(len(segment) for segment in self.train)
 
     def require_context(self, context: int) -> None:
         """Raises ConfigError if no training or validation segment is long enough for one sequence."""
         super().require_context(context)
-        longest = max(len(segment) for segment in self._train)
+        longest = max(len(segment) for segment in self.train)
         if longest <= context:
             raise ConfigError(
                 f"{self.name}: the longest training text has {longest} {self.unit}s; the run's sequences need {context + 1}: "
@@ -75,14 +75,14 @@ class Corpus(HeldOut):
             position = int(draw % np.uint64(ends[-1]))  # 64 random bits: the bias is below 2**-30
             segment = int(np.searchsorted(ends, position, side="right"))
             start = position - int(ends[segment] - starts[segment])
-            sequences[row] = self._train[segment][start : start + context + 1]
+            sequences[row] = self.train[segment][start : start + context + 1]
         return inputs_and_targets(sequences)
 
     def _starts(self, context: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """How many sequences begin in each training segment, and their running sum; kept for the last context."""
         if self._starts_of is None or self._starts_of[0] != context:
             self.require_context(context)
-            starts = np.maximum(np.array([len(segment) - context for segment in self._train]), 0)
+            starts = np.maximum(np.array([len(segment) - context for segment in self.train]), 0)
             self._starts_of = (context, starts, np.cumsum(starts))
         return self._starts_of[1], self._starts_of[2]
 

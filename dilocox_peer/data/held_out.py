@@ -15,13 +15,13 @@ from dilocox_peer.types import IGNORED
 
 
 class HeldOut:
-    """One segment of tokens."""
+    """One segment of tokens, `validation`."""
 
     def __init__(self, validation: Ids, *, name: str, tokenizer: Tokenizer, counts: Counts | None = None) -> None:
         """validation: two tokens or more. name: of the text, for errors. counts: which of them are measured on, None: all."""
         self.name = name
         self.tokenizer = tokenizer
-        self._validation = validation
+        self.validation = validation
         self._counts = counts
 
     @property
@@ -36,25 +36,25 @@ class HeldOut:
 
     @property
     def validation_tokens(self) -> int:
-        return len(self._validation)
+        return len(self.validation)
 
     def require_context(self, context: int) -> None:
         """Raises ConfigError if it is too short for one sequence."""
-        if len(self._validation) <= context:
+        if len(self.validation) <= context:
             raise ConfigError(
-                f"{self.name}: {len(self._validation)} {self.unit}s are held out; the run's sequences need {context + 1}: "
+                f"{self.name}: {len(self.validation)} {self.unit}s are held out; the run's sequences need {context + 1}: "
                 "give longer texts"
             )
 
     def validation_batches(self, limit: int, *, batch: int, context: int) -> Iterator[tuple[Tensor, Tensor]]:
         """(inputs, targets) over about `limit` tokens of the validation split: always the same ones, evenly spread."""
         self.require_context(context)
-        available = (len(self._validation) - 1) // context
+        available = (len(self.validation) - 1) // context
         count = min(available, max(1, limit // context))
         for first in range(0, count, batch):
             rows = np.arange(first, min(first + batch, count)) * available // count * context
             places = rows[:, None] + np.arange(context + 1)
-            sequences = self._validation[places].astype(np.int64)
+            sequences = self.validation[places].astype(np.int64)
             yield inputs_and_targets(
                 sequences if self._counts is None else np.where(self._counts[places], sequences, ~sequences)
             )
@@ -65,11 +65,11 @@ class HeldOut:
 
     def unigram_entropy(self) -> float:
         """Nats a token of the validation split if tokens were independent: what a model reaches without context."""
-        return _entropy(np.bincount(self._validation))
+        return _entropy(np.bincount(self.validation))
 
     def bigram_entropy(self) -> float:
         """Nats a token of a token given the one before it, in the validation split itself."""
-        wide = self._validation.astype(np.int64)
+        wide = self.validation.astype(np.int64)
         _, pairs = np.unique(wide[:-1] * self.tokenizer.vocab_size + wide[1:], return_counts=True)
         return _entropy(pairs) - _entropy(np.bincount(wide[:-1]))
 

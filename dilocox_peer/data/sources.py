@@ -31,7 +31,7 @@ _STDLIB_EXCLUDED = frozenset(
     {"test", "tests", "site-packages", "dist-packages", "encodings", "idlelib", "idle_test", "lib2to3", "ensurepip",
      "turtledemo", "pydoc_data", "msilib", "__pycache__"}
 )  # fmt: skip
-_MMAP_FROM_BYTES = 64 * 1024 * 1024
+MMAP_FROM_BYTES = 64 * 1024 * 1024
 _HEAD_BYTES = 65536
 CUT_BYTES = 1 << 20
 """Longer documents are cut into several before they become tokens, so that memory is bounded, one piece of work does not hold the
@@ -228,7 +228,7 @@ def _key(text: Text) -> str:
 
 def _read(path: Path) -> Text:
     """The bytes of path; large files are mapped, not read."""
-    if path.stat().st_size >= _MMAP_FROM_BYTES:
+    if path.stat().st_size >= MMAP_FROM_BYTES:
         return np.memmap(path, dtype=np.uint8, mode="r")
     return np.frombuffer(path.read_bytes(), dtype=np.uint8)
 

@@ -116,7 +116,7 @@ def test_stages_over_linkd_equal_one_model_after_20_steps(stages: int):
         )
         for (peer,) in peers:
             loop: Any = peer.trainer._loop
-            model = loop._current
+            model = loop.current
             for spec, start, stop in model.layout.spans():
                 torch.testing.assert_close(
                     model.flat_N[start:stop].detach(), single[spec.name].flatten(), rtol=0, atol=1e-5, msg=spec.name

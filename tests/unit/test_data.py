@@ -78,15 +78,15 @@ def test_a_document_is_held_out_by_its_key_alone():
     """So what one peer holds out, no peer trains on, whatever other documents it has."""
     few = Corpus(numbered(100), name="few", validation=0.2)
     many = Corpus(numbered(200), name="many", validation=0.2)
-    assert {int(byte) for byte in np.unique(few._validation)} <= {int(byte) for byte in np.unique(many._validation)}
+    assert {int(byte) for byte in np.unique(few.validation)} <= {int(byte) for byte in np.unique(many.validation)}
 
 
 def test_one_file_is_split_by_blocks_and_says_so(corpus):
     assert corpus.split == "blocks of 2048 tokens, as there are few documents"
     assert 0 < corpus.validation_tokens < 10_000
-    training = corpus._train[0].tobytes()
+    training = corpus.train[0].tobytes()
     for start in range(0, corpus.validation_tokens - 64, 64):
-        assert corpus._validation[start : start + 32].tobytes() not in training
+        assert corpus.validation[start : start + 32].tobytes() not in training
 
 
 def test_validation_batches_are_always_the_same_and_within_the_limit(corpus):
@@ -120,15 +120,15 @@ def test_files_folders_and_jsonl_are_read(tmp_path):
     (tmp_path / "b.jsonl").write_text("\n".join(lines))
     corpus = load_corpus("files", [tmp_path / "folder", tmp_path / "b.jsonl"], validation=0.1)
     assert corpus.train_tokens + corpus.validation_tokens == 9001 + 2 * 5001
-    assert {chr(byte) for segment in corpus._train for byte in segment} == {"a", "j", "\n"}
+    assert {chr(byte) for segment in corpus.train for byte in segment} == {"a", "j", "\n"}
 
 
 def test_large_files_are_mapped_and_drawn_from(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_MMAP_FROM_BYTES", 10_000)
+    monkeypatch.setattr(sources, "MMAP_FROM_BYTES", 10_000)
     (tmp_path / "large.txt").write_bytes(b"L" * 40_000)
     (tmp_path / "small.txt").write_bytes(b"s" * 5_000)
     corpus = load_corpus("files", [tmp_path], validation=0.1)
-    assert any(isinstance(segment, np.memmap) for segment in corpus._train)
+    assert any(isinstance(segment, np.memmap) for segment in corpus.train)
     seen = {int(byte) for index in range(50) for byte in draw(corpus, index=index)[0].flatten()}
     assert seen == {ord("L"), ord("s")}
 

@@ -127,7 +127,7 @@ class Pipe:
     def parameters(self) -> dict[str, torch.Tensor]:
         found: dict[str, Any] = {}
         for loop in self.loops:
-            layout, flat_N = loop._current.layout, loop.close().flat_N
+            layout, flat_N = loop.current.layout, loop.close().flat_N
             found |= {spec.name: flat_N[start:stop].view(spec.shape) for spec, start, stop in layout.spans()}
         return found
 
@@ -173,11 +173,11 @@ def test_a_replaced_state_counts_no_more_and_drops_the_gradient():
     pipe = Pipe(manifest_of(2, schedule="carry"), limit=6)
     pipe.run()
     origin = pipe.loops[0]
-    target = torch.randn_like(origin._current.flat_N)
+    target = torch.randn_like(origin.current.flat_N)
     origin.replace(target, certified=3)
     while origin.train_on():
         pass
-    assert torch.equal(origin._current.flat_N.detach(), target)
+    assert torch.equal(origin.current.flat_N.detach(), target)
     assert origin.progress.round == 4
     assert origin.progress.micro_batches == 0
 
@@ -188,14 +188,14 @@ def replaced_with_two_in_the_gradient() -> tuple[Pipe, torch.Tensor, list[int]]:
     pipe.run()
     origin, steps = pipe.loops[0], []
     assert pipe.benches[0].scheduler.versions.completed == 2
-    step = origin._optimizer.step
+    step = origin.optimizer.step
 
     def recorded(*, micro_batches: int, share: float):
         steps.append(micro_batches)
         return step(micro_batches=micro_batches, share=share)
 
-    origin._optimizer.step = recorded  # type: ignore[method-assign]  # how often, by the real one
-    target = torch.randn_like(origin._current.flat_N)
+    origin.optimizer.step = recorded  # type: ignore[method-assign]  # how often, by the real one
+    target = torch.randn_like(origin.current.flat_N)
     origin.replace(target, certified=0)
     while origin.train_on():
         pass
@@ -209,7 +209,7 @@ def test_no_step_is_made_of_what_a_replaced_state_has_dropped():
     pipe.run()
     assert pipe.benches[0].scheduler.versions.completed == 0
     assert steps == []
-    assert torch.equal(pipe.loops[0]._current.flat_N.detach(), target)
+    assert torch.equal(pipe.loops[0].current.flat_N.detach(), target)
 
 
 def test_the_step_after_a_replaced_state_is_the_mean_of_what_came_since():

@@ -24,7 +24,7 @@ from dilocox_peer.peer.rounds.conduct import REFUSED_SPREAD
 from dilocox_peer.peer.rounds.contract import Action, Note, Send
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.jury import Jury
-from dilocox_peer.peer.rounds.justified import is_forced, promise_statement
+from dilocox_peer.peer.rounds.justified import promise_statement
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.proposals import Lead, Pending
 from dilocox_peer.peer.rounds.seat import Seat, send_all
@@ -48,7 +48,7 @@ class Ballots:
         self._members = members
         self._holdings = holdings
         self._conduct = seat.owner.conduct
-        self.jury = self.jury_type(seat, now)
+        self.jury = self.jury_type(seat, arrivals, now)
         self._turns = Turns(seat, members)
         self.certificate: Certificate | None = None
         self._lead: Lead | None = None
@@ -231,7 +231,7 @@ class Ballots:
             self._pending = None
             return []
         if self._may_accept(pending.value):
-            if self._omits_what_is_here(pending, now):
+            if self.jury.puts_off(pending, now, late_at=self._turns.due):
                 return []
             self._pending = None
             self.jury.accepted_of.add(pending.leader)
@@ -257,24 +257,6 @@ class Ballots:
             pending.nacked |= bad
             actions.append(self._nack(pending.leader, pending.ballot, tuple(sorted(bad))))
         return actions
-
-    def _omits_what_is_here(self, pending: Pending, now: float) -> bool:
-        """Whether the proposal leaves out, by the leader's choice, what we hold and it is not late yet: later it is accepted
-        all the same, as the leader may not have got it. One that is put off for having done so is given less time."""
-        if is_forced(pending.promises):
-            return False
-        if self._arrivals.ended_at is None:
-            return True  # nobody's round is over
-        if now >= (self._arrivals.offers_due if self._conduct.leads(pending.leader) else self._turns.due):
-            return False
-        roster, named = self._seat.place.roster, {entry.peer for entry in pending.value.entries}
-        omitted = [since for peer, since in self._arrivals.here(now).items() if peer not in named]
-        if 3 * len(omitted) <= len(roster):
-            return False
-        if 3 * sum(since <= pending.since for since in omitted) > len(roster) or 3 * len(named) <= len(roster):
-            reason = f"led and left out {len(omitted)} contributions that are here"
-            self._conduct.strike(pending.leader, "led", reason)
-        return True
 
     def _may_accept(self, value: Value) -> bool:
         """Holding every blob is part of what an ACK says."""

@@ -7,9 +7,11 @@ or it does not.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from dilocox_peer.peer.rounds.arrivals import Arrivals
 from dilocox_peer.peer.rounds.conduct import BALLOTS_A_HEAD, REFUSED_SPREAD
-from dilocox_peer.peer.rounds.justified import Witness, promise_statement
+from dilocox_peer.peer.rounds.justified import Witness, is_forced, promise_statement
 from dilocox_peer.peer.rounds.justified import why_not_justified as unjustified
+from dilocox_peer.peer.rounds.proposals import Pending
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Value
@@ -37,8 +39,9 @@ class _Asked:
 class Jury:
     """Of one (head, view) at one peer."""
 
-    def __init__(self, seat: Seat, now: float) -> None:
+    def __init__(self, seat: Seat, arrivals: Arrivals, now: float) -> None:
         self._seat = seat
+        self._arrivals = arrivals
         self._conduct = seat.owner.conduct
         self._began_at = now
         self._asked: dict[PeerId, _Asked] = {}
@@ -73,6 +76,24 @@ class Jury:
         if most is None or entry.micro_batches <= spread * most:
             return None
         return f"claims {entry.micro_batches} micro-batches where at most {int(most)} can have been done"
+
+    def puts_off(self, pending: Pending, now: float, *, late_at: float) -> bool:
+        """Whether the proposal leaves out, by the leader's choice, what we hold and it is not late yet: later it is accepted
+        all the same, as the leader may not have got it. One that is put off for having done so is given less time."""
+        if is_forced(pending.promises):
+            return False
+        if self._arrivals.ended_at is None:
+            return True  # nobody's round is over
+        if now >= (self._arrivals.offers_due if self._conduct.leads(pending.leader) else late_at):
+            return False
+        roster, named = self._seat.place.roster, {entry.peer for entry in pending.value.entries}
+        omitted = [since for peer, since in self._arrivals.here(now).items() if peer not in named]
+        if 3 * len(omitted) <= len(roster):
+            return False
+        if 3 * sum(since <= pending.since for since in omitted) > len(roster) or 3 * len(named) <= len(roster):
+            reason = f"led and left out {len(omitted)} contributions that are here"
+            self._conduct.strike(pending.leader, "led", reason)
+        return True
 
     def heeds(self, sender: PeerId, ballot: int, now: float, *, late_at: float) -> bool:
         """Whether the ballot is within the sender's budget: every one that is heeded takes the floor from whoever has it. A

@@ -63,7 +63,7 @@ class WorkBench(Protocol):
 
 
 class StageLoop:
-    """A TrainingLoop (book.py)."""
+    """A TrainingLoop (book.py). current: the newest weights, which `optimizer` steps."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class StageLoop:
             base=base,
             precision=precision,
         )
-        self._current, self._other = first, first.version()
-        self._optimizer = InnerOptimizer(first, manifest.inner)
+        self.current, self._other = first, first.version()
+        self.optimizer = InnerOptimizer(first, manifest.inner)
         self._pending_N: Tensor | None = (
             None  # to be added to the current weights, or with _replaces to take their place
         )
@@ -113,7 +113,7 @@ class StageLoop:
     progress: Progress
 
     def begin(self, anchor_N: Tensor, certified: int) -> None:
-        self._current.flat_N.copy_(anchor_N)
+        self.current.flat_N.copy_(anchor_N)
         self._book.certified = certified
         self._publish()
 
@@ -148,7 +148,7 @@ class StageLoop:
                 self._bench.packed(work.id, self._passes.take_codec_s())
                 self._bench.backward_done(work.id, gradient, work.loss, time.perf_counter() - started)
             case Turn():
-                gradient, loss = self._passes.turn(self._current, _bytes(work.body))
+                gradient, loss = self._passes.turn(self.current, _bytes(work.body))
                 self._in_gradient += 1
                 self._book.done(loss, time.perf_counter() - started)
                 self._bench.packed(work.id, self._passes.take_codec_s())
@@ -164,14 +164,14 @@ class StageLoop:
 
     def _forward(self, work: Forward) -> bytes:
         if work.body is not None:
-            return self._passes.forward(work.id, self._current, _bytes(work.body))
+            return self._passes.forward(work.id, self.current, _bytes(work.body))
         assert self._corpus is not None, "a forward without a body at a stage that reads no data"
         inner, model = self._manifest.inner, self._manifest.model
         inputs_BT, targets_BT = self._corpus.train_batch(
             seed=self._manifest.run.seed, peer=self._peer, incarnation=self._incarnation,
             round_number=work.round, index=work.id.index, batch=inner.micro_batch, context=model.context,
         )  # fmt: skip
-        return self._passes.begin(work.id, self._current, inputs_BT, targets_BT)
+        return self._passes.begin(work.id, self.current, inputs_BT, targets_BT)
 
     def _step(self) -> None:
         self._make_version()
@@ -179,18 +179,18 @@ class StageLoop:
         if not self._in_gradient:
             return  # all of it was computed with weights that have been replaced: the version is these alone
         self._book.load = self._bench.load_share()
-        share = self._book.learning_rate_share(self._optimizer.steps_done)
-        self._book.learning_rate = self._optimizer.step(micro_batches=self._in_gradient, share=share)
+        share = self._book.learning_rate_share(self.optimizer.steps_done)
+        self._book.learning_rate = self.optimizer.step(micro_batches=self._in_gradient, share=share)
         self._in_gradient = 0
 
     def _make_version(self) -> None:
         """The current weights may be changed from here on: moved to the other buffer if forwards are out on them."""
-        if not self._passes.is_used(self._current):
+        if not self._passes.is_used(self.current):
             return
         assert not self._passes.is_used(self._other), "a third version of the weights"
-        self._other.flat_N.copy_(self._current.flat_N)
-        self._current, self._other = self._other, self._current
-        self._optimizer.move_to(self._current)
+        self._other.flat_N.copy_(self.current.flat_N)
+        self.current, self._other = self._other, self.current
+        self.optimizer.move_to(self.current)
 
     # ---- rounds ------------------------------------------------------------------------------------------------------
 
@@ -225,21 +225,21 @@ class StageLoop:
     def _local_N(self) -> Tensor:
         """The local parameters with what waits to be published; not to be changed."""
         if self._pending_N is None:
-            return self._current.flat_N
-        pending_N = self._pending_N.to(self._current.flat_N.device)
-        return pending_N if self._replaces else self._current.flat_N + pending_N
+            return self.current.flat_N
+        pending_N = self._pending_N.to(self.current.flat_N.device)
+        return pending_N if self._replaces else self.current.flat_N + pending_N
 
     def _apply_pending(self) -> None:
         """Into the current weights, which no forward is out on."""
         if self._pending_N is None:
             return
-        pending_N = self._pending_N.to(self._current.flat_N.device)
+        pending_N = self._pending_N.to(self.current.flat_N.device)
         if self._replaces:
-            self._current.flat_N.copy_(pending_N)
-            self._current.zero_grad()
+            self.current.flat_N.copy_(pending_N)
+            self.current.zero_grad()
             self._in_gradient = 0
         else:
-            self._current.flat_N.add_(pending_N)
+            self.current.flat_N.add_(pending_N)
         self._pending_N, self._replaces = None, False
 
     def _publish(self) -> None:
