@@ -89,7 +89,7 @@ async def announce(directories: list[Any], run_id: RunId, count: int, stages: in
     for number in range(count):
         through = directories[number % len(directories)]
         key = SigningKey(number.to_bytes(32, "big"))
-        node, transport = through._node, through._transport
+        node, transport = through.node, through.transport
         validator = RecordValidator(run_id, key, time.time)
         own, node.protocol.record_validator = node.protocol.record_validator, validator
         try:

@@ -61,7 +61,8 @@ class Network(Protocol):
 
 
 class Directory:
-    """See the module. `timeout_s` of every call is for the whole of it; calls raise RunUnreachable when it is over."""
+    """See the module. `timeout_s` of every call is for the whole of it; calls raise RunUnreachable when it is over. node:
+    hivemind's, through transport."""
 
     def __init__(
         self,
@@ -76,8 +77,8 @@ class Directory:
     ) -> None:
         self._validator = validator
         self._gate: Gate | None = None
-        self._node = node
-        self._transport = transport
+        self.node = node
+        self.transport = transport
         self._run_id = run_id
         self._key = key
         self._initial_peers = initial_peers
@@ -144,11 +145,11 @@ class Directory:
 
     async def close(self, timeout_s: float = 1.0) -> None:
         """Stops answering. Close it before its transport."""
-        self._node.is_alive = False
-        if not self._transport.is_down:
+        self.node.is_alive = False
+        if not self.transport.is_down:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
-                    await self._node.shutdown()
+                    await self.node.shutdown()
 
     async def __aenter__(self) -> Self:
         return self
@@ -159,7 +160,7 @@ class Directory:
     @property
     def num_known_nodes(self) -> int:
         """Nodes in our routing table; 0 at a joined peer means it is cut off."""
-        return len(self._node.protocol.routing_table.uid_to_peer_id)
+        return len(self.node.protocol.routing_table.uid_to_peer_id)
 
     def set_gate(self, gate: Gate) -> None:
         """The run is not open: leases are stored and believed only of peers that may join, and the gate learns their passes."""
@@ -288,7 +289,7 @@ class Directory:
         """Makes initial peers and us known to one another again where the routing table has lost them."""
         from hivemind.p2p import PeerID
 
-        known = {str(peer) for peer in self._node.protocol.routing_table.uid_to_peer_id.values()}
+        known = {str(peer) for peer in self.node.protocol.routing_table.uid_to_peer_id.values()}
         lost: dict[PeerId, list[str]] = {}
         for text in self._initial_peers:
             peer = parse_multiaddr(text, "peer").peer
@@ -298,8 +299,8 @@ class Directory:
 
         async def greet(peer: PeerId, addresses: list[str]) -> None:
             with suppress(PeerUnavailable):
-                await self._transport.connect(peer, addresses, timeout_s)
-                await self._node.protocol.call_ping(PeerID.from_base58(peer))
+                await self.transport.connect(peer, addresses, timeout_s)
+                await self.node.protocol.call_ping(PeerID.from_base58(peer))
 
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -316,7 +317,7 @@ class Directory:
         token = _store_answers.set(answers)
         try:
             async with asyncio.timeout(timeout_s):
-                last = bool(await self._node.store(key, raw, float(expires_s), subkey=str(self._key.peer_id)))
+                last = bool(await self.node.store(key, raw, float(expires_s), subkey=str(self._key.peer_id)))
         except TimeoutError:
             raise RunUnreachable(f"the directory took no record within {timeout_s:g} s{_RETRY_LATER}") from None
         finally:
@@ -331,7 +332,7 @@ class Directory:
         sufficient = None if any_holder else float("inf")
         try:
             async with asyncio.timeout(timeout_s):
-                found = await self._node.get_many(list(keys), sufficient_expiration_time=sufficient)
+                found = await self.node.get_many(list(keys), sufficient_expiration_time=sufficient)
         except TimeoutError:
             raise RunUnreachable(f"the directory gave no answer within {timeout_s:g} s{_RETRY_LATER}") from None
         return {
@@ -341,7 +342,7 @@ class Directory:
         }
 
     def _check_up(self) -> None:
-        if self._transport.is_down:
+        if self.transport.is_down:
             raise RunUnreachable("this peer's own p2pd has ended: the directory is gone with it")
 
 

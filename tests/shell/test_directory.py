@@ -146,7 +146,7 @@ async def test_the_largest_manifest_passes(make_node: MakeNode) -> None:
     joiner, _, _ = await make_node("joiner")
     padded = raw[:-1] + b" " * (64 * 1024 - len(raw)) + b"}"  # JSON may hold spaces; the run id is of the content
     key = manifest_key(RUN)
-    assert await boot._node.store(key, padded, time.time() + 60, subkey=str(identity.peer_id))
+    assert await boot.node.store(key, padded, time.time() + 60, subkey=str(identity.peer_id))
     assert await joiner.fetch_manifest() == MANIFEST
 
 
@@ -174,8 +174,8 @@ async def test_a_call_has_a_deadline(make_node: MakeNode, monkeypatch: pytest.Mo
     async def never(*_args: object, **_options: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(directory._node, "get_many", never)
-    monkeypatch.setattr(directory._node, "store", never)
+    monkeypatch.setattr(directory.node, "get_many", never)
+    monkeypatch.setattr(directory.node, "store", never)
     with pytest.raises(RunUnreachable, match=r"no answer within 0.05 s"):
         await directory.fetch_manifest(timeout_s=0.05)
     with pytest.raises(RunUnreachable, match=r"took no record within 0.05 s"):
@@ -269,7 +269,7 @@ async def attacker(make_node: MakeNode, make_transport: MakeTransport) -> tuple[
 
     own, key = await make_transport("attacker", namespace=RUN, initial_peers=transport.addresses)
     node = await DHTNode.create(p2p=own.p2p, initial_peers=list(transport.addresses), strict=False)
-    await node.protocol.call_ping((await victim._node.p2p._client.identify())[0])
+    await node.protocol.call_ping((await victim.node.p2p._client.identify())[0])
     attacker = Attacker(node, key.key)
     assert len(node.protocol.routing_table.peer_id_to_uid) == 2
     return attacker, boot, victim, identity.peer_id
@@ -326,12 +326,12 @@ async def test_a_bad_entry_hides_no_good_ones(attacker: Any) -> None:
     from hivemind.dht.routing import DHTID
 
     key = lease_key(RUN, 0, bucket_of(peer))
-    stored = boot._node.protocol.storage.get(DHTID.generate(source=key)).value
+    stored = boot.node.protocol.storage.get(DHTID.generate(source=key)).value
     stored.store("not a peer", b"junk", time.time() + 1e6)
     stored.store(str(evil.key.peer_id), b"junk", time.time() + 1e6)
     assert await peers_of(victim) == [peer]
-    _reader_sees_it = await victim._node.protocol.call_find(
-        (await boot._node.p2p._client.identify())[0], [DHTID.generate(source=key)]
+    _reader_sees_it = await victim.node.protocol.call_find(
+        (await boot.node.p2p._client.identify())[0], [DHTID.generate(source=key)]
     )
     ((entries, _nearest),) = _reader_sees_it.values()
     assert list(dict(entries.value.items())) == [peer]
@@ -345,7 +345,7 @@ async def test_another_runs_records_are_refused(make_node: MakeNode) -> None:
         await stranger.fetch_manifest()
     with pytest.raises(RunUnreachable, match="took the manifest"):
         await stranger.publish_manifest(other)
-    assert not list(boot._node.protocol.storage.items())
+    assert not list(boot.node.protocol.storage.items())
     assert not await boot._store(manifest_key(RUN), other.to_bytes(), time.time() + 60, 5)
 
 
@@ -357,7 +357,7 @@ async def test_one_node_that_refuses_everything_does_not_stop_us(
     for refusing in range(3):
         directory, identity, _ = nodes[refusing - 1]
         with monkeypatch.context() as patch:
-            patch.setattr(nodes[refusing][0]._node.protocol.record_validator, "validate", lambda _record: False)
+            patch.setattr(nodes[refusing][0].node.protocol.record_validator, "validate", lambda _record: False)
             await directory.announce(lease_of(identity))
 
 

@@ -101,7 +101,7 @@ async def meeting(make_transport: MakeTransport) -> Any:
 
 
 def stored(directory: Directory) -> dict[bytes, dict[str, bytes]]:
-    storage = directory._node.protocol.storage
+    storage = directory.node.protocol.storage
     return {
         key.to_bytes(): {subkey: entry.value for subkey, entry in item.value.items()} for key, item in storage.items()
     }
@@ -144,7 +144,7 @@ async def test_values_of_the_wrong_kind_and_for_the_cache_are_refused(meeting: A
         assert await stranger.store([(key, tag, value, mine.expiration_time)]) == [False]
     assert await stranger.store([(key, mine.subkey, mine.value, mine.expiration_time)], in_cache=True) == [False]
     assert stored(directory) == {}
-    assert not directory._node.protocol.cache.data
+    assert not directory.node.protocol.cache.data
 
 
 async def test_counts_and_sizes_beyond_the_bounds_are_refused_unread(meeting: Any) -> None:
@@ -190,8 +190,8 @@ async def test_a_key_has_room_for_so_many_and_always_for_our_own(meeting: Any) -
     for record in others:
         await stranger.store([(key, record.subkey, record.value, record.expiration_time)])
     assert len(stored(directory)[key]) == MAX_RECORDS
-    assert directory._node.protocol.storage.store_subkey(
-        next(iter(directory._node.protocol.storage.data)), str(directory._key.peer_id), own.value, own.expiration_time
+    assert directory.node.protocol.storage.store_subkey(
+        next(iter(directory.node.protocol.storage.data)), str(directory._key.peer_id), own.value, own.expiration_time
     )
     assert len(stored(directory)[key]) == MAX_RECORDS + 1
 
@@ -199,7 +199,7 @@ async def test_a_key_has_room_for_so_many_and_always_for_our_own(meeting: Any) -
 async def test_a_record_that_is_sent_again_leaves_no_trace(meeting: Any) -> None:
     stranger, directory = meeting
     key, [mine] = leases(EVIL)
-    storage = directory._node.protocol.storage
+    storage = directory.node.protocol.storage
     for _ in range(50):
         await stranger.store([(key, mine.subkey, mine.value, mine.expiration_time)])
     assert len(storage.expiration_heap) <= 2
@@ -221,8 +221,8 @@ async def test_who_asks_too_often_is_told_so_and_others_are_answered(
     refused = {str(answer) for answer in answers if isinstance(answer, P2PHandlerError)}
     assert refused <= {"busy", "more than 100 requests a second"}
     assert refused
-    other, _ = await make_transport("other", initial_peers=directory._transport.addresses)
-    assert await Stranger(other, directory._transport).raw("rpc_ping", ping)
+    other, _ = await make_transport("other", initial_peers=directory.transport.addresses)
+    assert await Stranger(other, directory.transport).raw("rpc_ping", ping)
 
 
 async def test_who_is_asked_back_and_does_not_answer_takes_nobodys_place(meeting: Any) -> None:
@@ -243,7 +243,7 @@ async def test_who_is_asked_back_and_does_not_answer_takes_nobodys_place(meeting
     answers = await asyncio.gather(*(stranger.raw("rpc_ping", ping) for _ in range(30)))
     assert asked == MAX_ASKED_BACK_OF_PEER
     assert not any(dht_pb2.PingResponse.FromString(answer).available for answer in answers)
-    assert not directory._node.protocol.p2p._asked_back
+    assert not directory.node.protocol.p2p._asked_back
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ async def answered(meeting: Any, change: Any) -> Any:
         return sent
 
     await stranger.client.add_unary_handler("DHTProtocol.rpc_find", answer)
-    return await directory._node.protocol.call_find(
+    return await directory.node.protocol.call_find(
         PeerID(raw_peer(stranger.own.peer_id)), [DHTID(int.from_bytes(key, "big"))]
     )
 
