@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-done
 
-.PHONY: setup demo test test-all lint types format clean
+.PHONY: setup demo test test-all test-nat lint types format clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,10 @@ test: setup lint types
 test-all: setup lint types
 	$(BIN)/python -m pytest -m "not nightly" -n $(JOBS) $(COMPUTES)
 	$(BIN)/python -m pytest -m "not nightly" $(PROCESSES)
+
+# Peers behind real NAT routers, in network namespaces: as root, with iproute2 and nftables; skipped elsewhere.
+test-nat: setup
+	$(BIN)/python -m pytest -m nat tests/nat
 
 lint: setup
 	$(BIN)/ruff check .

@@ -73,7 +73,7 @@ class _Served:
     async def beat(self) -> str:
         """Tries network daemon and directory, and renews the manifest and what is revoked. What is wrong, empty if nothing."""
         try:
-            self.connections = len(await self.transport.connected_peers())
+            self.connections = len(await self.transport.paths())
             await self.directory.publish_manifest(self.manifest)
             if self.desk is not None:
                 await self.desk.beat(self.directory)
@@ -232,7 +232,7 @@ async def _open(
     index: int,
 ) -> _Served:
     from dilocox_peer.dht.directory import Directory
-    from dilocox_peer.network.transport import Relay, Transport
+    from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer import dialback
     from dilocox_peer.peer.desk import Desk, OwnerRecords
 
@@ -249,7 +249,7 @@ async def _open(
         host_maddrs=listen,
         announce_maddrs=announce,
         runtime_dir=flags.peer_home.runtime_of(index),
-        relay=Relay(force_reachability="public"),  # peers behind a NAT are reached through it
+        serves_as_relay=True,  # peers behind a NAT are reached through it
     )
     stack.push_async_callback(transport.close)
     directory = await Directory.create(transport, manifest.run_id, identity.key)

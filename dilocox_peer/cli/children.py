@@ -49,12 +49,17 @@ class Children:
         return self._children[label]
 
     async def start(
-        self, label: str, arguments: Sequence[str], *, program: Sequence[str] = ("-m", "dilocox_peer")
+        self,
+        label: str,
+        arguments: Sequence[str],
+        *,
+        program: Sequence[str] = ("-m", "dilocox_peer"),
+        prefix: Sequence[str] = (),
     ) -> Child:
         """Starts `dilocox-peer ARGUMENTS --log json --until-stdin-closes`; its events go to on_event as they come. program: what
-        Python runs instead, for tests of peers that mean ill."""
+        Python runs instead, for tests of peers that mean ill. prefix: a program and its arguments that runs Python, elsewhere."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *program, *arguments, "--log", "json", "--until-stdin-closes",
+            *prefix, sys.executable, *program, *arguments, "--log", "json", "--until-stdin-closes",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

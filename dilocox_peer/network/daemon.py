@@ -12,14 +12,13 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
 from dilocox_peer.invitation import Address, parse_multiaddr
 from dilocox_peer.network.bulk import PeerGone, PeerSilent, RequestRefused, TransportDown
-from dilocox_peer.network.p2pd import FairReader, HandlerTasks, PendingCalls, diagnose, launch_command
+from dilocox_peer.network.p2pd import FairReader, HandlerTasks, PendingCalls, diagnose, launch_command, relay_flags
 from dilocox_peer.network.runtime_dir import RuntimeDir
 from dilocox_peer.types import PeerId
 
@@ -33,22 +32,9 @@ _KNOWN_PEERS = 1024  # per-peer bookkeeping is kept for so many
 
 OnCall = Callable[[PeerId, bytes], Awaitable[None]]
 OnStream = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-Reachability = Literal["public", "private"]
+Via = Literal["direct", "relayed"]
 
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True)
-class Relay:
-    """How to be reached behind a NAT. use_auto_relay: look for a relay when we cannot be dialled.
-
-    force_reachability: "public" (a bootstrap server: serve as a relay at once) or "private" (we know that nobody can dial
-    us: be reached through the initial peers) instead of minutes of finding out.
-    """
-
-    use_relay: bool = True
-    use_auto_relay: bool = False
-    force_reachability: Reachability | None = None
 
 
 class Refusal(Exception):
@@ -66,6 +52,7 @@ class Daemon:
         self._directory = directory
         self.folder = directory.path  # of its sockets
         self._last_failures: OrderedDict[PeerId, type[PeerUnavailable]] = OrderedDict()
+        self._vias: OrderedDict[PeerId, Via] = OrderedDict()  # of each peer, when it was seen connected last
         self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._watcher = asyncio.create_task(self._watch(), name="p2pd-watcher")
 
@@ -79,25 +66,23 @@ class Daemon:
         initial: Sequence[Address],
         hosts: Sequence[Address],
         announced: Sequence[str],
-        relay: Relay,
+        is_relay: bool,
         timeout_s: float,
     ) -> "Daemon":
         """Raises ConfigError (address, port, folder, identity, p2pd does not start) or RunUnreachable (nobody of initial answers);
-        then, and when cancelled, nothing is left behind."""
+        then, and when cancelled, nothing is left behind. is_relay: it passes on between others, see relay_flags."""
         directory = RuntimeDir.open(runtime_dir, peer_id)
         output: deque[str] = deque(maxlen=20)
         started: list[P2P] = []
         try:
             p2p = await start_daemon(
-                daemon_class(directory.path, output, started),
+                daemon_class(directory.path, output, started, is_relay=is_relay),
                 initial_peers=[address.text for address in initial],
                 host_maddrs=[host.text for host in hosts],
                 announce_maddrs=list(announced) or None,
                 identity_path=str(identity_path),
                 check_if_identity_free=False,  # it reads RSA keys only, and starts a second daemon; we hold a lock on the file
-                use_relay=relay.use_relay,
-                use_auto_relay=relay.use_auto_relay,
-                force_reachability=relay.force_reachability,
+                force_reachability="public" if is_relay else None,
                 nat_port_map=not all(host.host in ("127.0.0.1", "::1") for host in hosts),
                 startup_timeout=timeout_s,
                 persistent_conn_max_msg_size=MAX_CALL_BYTES,
@@ -143,10 +128,10 @@ class Daemon:
         return await asyncio.shield(self._failure)
 
     async def addresses(self, *, latest: bool) -> tuple[str, ...]:
-        """Where others reach us. latest: p2pd is asked again, as a relay may have been found."""
+        """Where others reach us. latest: p2pd is asked again, as the router may have opened a port."""
         try:
             found = [str(address) for address in await self.p2p.get_visible_maddrs(latest=latest)]
-        except ValueError:  # none yet: behind a NAT, and no relay found so far
+        except ValueError:  # none yet
             return ()
         usable = []
         for text in found:
@@ -158,6 +143,17 @@ class Daemon:
         """Peers with an open connection, and the addresses it leads to."""
         infos = await self.p2p.list_peers()
         return [(PeerId(str(info.peer_id)), [str(address) for address in info.addrs]) for info in infos]
+
+    async def paths(self) -> dict[PeerId, Via]:
+        """How each connected peer is reached; see Transport.paths."""
+        found: dict[PeerId, Via] = {}
+        for peer, addresses in await self.connections():
+            is_relayed = all("/p2p-circuit" in address for address in addresses)
+            if not is_relayed or peer not in found:
+                found[peer] = "relayed" if is_relayed else "direct"
+        for peer, via in found.items():
+            remember(self._vias, peer, via)
+        return found
 
     def check_up(self, peer: PeerId) -> None:
         """Raises TransportDown."""
@@ -298,6 +294,8 @@ class Daemon:
 
     def unavailable(self, peer: PeerId, kind: type[PeerUnavailable], reason: str) -> PeerUnavailable:
         """The error to raise, which is remembered for the next dial."""
+        if kind is PeerGone and (self._vias.get(peer) == "relayed" or "/p2p-circuit" in reason):
+            kind = PeerSilent  # it may be the relay that is gone, or that knows nothing of the peer yet
         remember(self._last_failures, peer, kind)
         return kind(peer, reason)
 
@@ -335,7 +333,7 @@ def quiet_hivemind() -> None:
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)
 
 
-def daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"]) -> type["P2P"]:
+def daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"], *, is_relay: bool) -> type["P2P"]:
     """hivemind's P2P with sockets in socket_dir, p2pd started by launch_command, its lines kept in output, and every
     instance put into `started` at once: create() does not stop its p2pd when it fails or is cancelled."""
     quiet_hivemind()
@@ -352,7 +350,7 @@ def daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"]) -> 
         @staticmethod
         def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
             command: list[str] = P2P._make_process_args(*args, **kwargs)
-            return launch_command(command)
+            return launch_command([*command, *relay_flags(is_relay=is_relay)], is_relay=is_relay)
 
         def _terminate(self) -> None:
             """As hivemind's, but Popen.terminate polls before it signals: a p2pd that has just ended is reaped there, and

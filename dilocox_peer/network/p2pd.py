@@ -8,12 +8,14 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.invitation import Address
 
 DIAGNOSIS_TIMEOUT_S = 2.0
+DIAL_S = 3.0
+GREETING: Final = b"\x13/multistream/1.0.0\n"
 
 # Runs before p2pd in its process: own session; death with the parent (Linux; elsewhere p2pd ends by itself 0.2 s after its
 # last client connection closed [m]); only errors of its own logger, which hivemind would parse line by line; and the session
@@ -28,19 +30,34 @@ if (nice := os.getpriority(os.PRIO_PROCESS, 0)) > 0:
             group.write(str(nice))
     except OSError:
         pass
+if sys.argv[2]:
+    os.environ["GOMAXPROCS"] = sys.argv[2]
 if sys.platform == "linux":
     import ctypes
     PR_SET_PDEATHSIG, SIGKILL = 1, 9
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
     if os.getppid() != int(sys.argv[1]):
         sys.exit("the parent is gone")
-os.execv(sys.argv[2], sys.argv[2:])
+os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
-def launch_command(command: Sequence[str]) -> list[str]:
-    """p2pd's command line, started through _LAUNCHER. The process keeps its pid when it becomes p2pd."""
-    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+def launch_command(command: Sequence[str], *, is_relay: bool = False) -> list[str]:
+    """p2pd's command line, started through _LAUNCHER. The process keeps its pid when it becomes p2pd. is_relay: with one
+    thread, see relay_flags."""
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), "1" if is_relay else "", *command]
+
+
+def relay_flags(*, is_relay: bool) -> tuple[str, ...]:
+    """What p2pd is told of passing on between others.
+
+    One that does makes two relays, one with the limits given here and one with its library's (128 KiB a circuit, two minutes); the
+    one that starts last serves, and with a single thread it is always the first of them [m]. The limits: a circuit carries a TiB
+    for a day; a peer has 64 of them, as many as a stage has members; the buffer, of which each has two, is 16 MiB if not said.
+    """
+    if not is_relay:
+        return ("-relayService=0",)
+    return ("-relayDataLimit=1099511627776", "-relayTimeLimit=24h", "-relayMaxCircuits=64", "-relayBufferSize=262144")
 
 
 def check_listenable(address: Address, *, flag: str = "--host-maddrs") -> None:
@@ -64,6 +81,20 @@ def check_listenable(address: Address, *, flag: str = "--host-maddrs") -> None:
             raise ConfigError(
                 f"cannot listen on {address.text} ({reason}): stop what uses it or pass another {flag}"
             ) from None
+
+
+async def greets(address: Address) -> bool:
+    """Whether something of libp2p answers at a new TCP connection."""
+    try:
+        async with asyncio.timeout(DIAL_S):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            try:
+                writer.write(GREETING)
+                return await reader.readexactly(len(GREETING)) == GREETING
+            finally:
+                writer.transport.abort()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False
 
 
 async def diagnose(addresses: Sequence[Address]) -> str:

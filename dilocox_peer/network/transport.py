@@ -28,7 +28,7 @@ from dilocox_peer.network.bulk import (
     receive_reply,
     send_request,
 )
-from dilocox_peer.network.daemon import Daemon, Refusal, Relay, remember
+from dilocox_peer.network.daemon import Daemon, Refusal, Via, remember
 from dilocox_peer.network.p2pd import check_listenable
 from dilocox_peer.network.serving import FetchHandler, Serving, TransportLimits
 from dilocox_peer.token_bucket import TokenBucket
@@ -39,12 +39,12 @@ __all__ = [
     "MessageHandler",
     "PeerGone",
     "PeerSilent",
-    "Relay",
     "Reply",
     "RequestRefused",
     "Transport",
     "TransportDown",
     "TransportLimits",
+    "Via",
 ]  # fmt: skip
 
 MAX_MESSAGE_BYTES = 1024 * 1024  # p2pd's own limit is 4 MiB; larger things are fetched
@@ -66,14 +66,12 @@ class Transport:
         namespace: str,
         initial_peers: tuple[str, ...],
         limits: TransportLimits,
-        relay: Relay,
         addresses: tuple[str, ...],
     ) -> None:
         self.daemon = daemon
         self.peer_id = peer_id
         self.initial_peers = initial_peers
-        self._relay = relay
-        self.addresses = self._with_circuits(addresses)
+        self.addresses = addresses
         self.bandwidth = Bandwidth(limits.upload_bytes_per_s, limits.download_bytes_per_s)
         self._prefix = f"/dilocox/1/{namespace}"
         self.message_protocol = f"{self._prefix}/message"
@@ -98,11 +96,12 @@ class Transport:
         initial_peers: Sequence[str] = (),
         host_maddrs: Sequence[str] = _LOOPBACK,
         announce_maddrs: Sequence[str] = (),
-        relay: Relay = Relay(),
+        serves_as_relay: bool = False,
         limits: TransportLimits = TransportLimits(),
         startup_timeout_s: float = 30.0,
     ) -> "Transport":
-        """A running transport. namespace: the run id; peers of another namespace are refused.
+        """A running transport. namespace: the run id; peers of another namespace are refused. serves_as_relay: it passes on, at
+        once, between peers that cannot dial one another: others can dial it (a bootstrap server).
 
         One reachable address of initial_peers is enough. Raises ConfigError (address, port, folder, identity, p2pd does
         not start) or RunUnreachable (nobody of initial_peers answers); then, and when cancelled, nothing is left behind.
@@ -121,12 +120,12 @@ class Transport:
             initial=[parse_multiaddr(text, "peer") for text in initial],
             hosts=hosts,
             announced=announced,
-            relay=relay,
+            is_relay=serves_as_relay,
             timeout_s=startup_timeout_s,
         )
         try:
             self = cls(
-                daemon=daemon, peer_id=peer_id, namespace=namespace, initial_peers=initial, limits=limits, relay=relay,
+                daemon=daemon, peer_id=peer_id, namespace=namespace, initial_peers=initial, limits=limits,
                 addresses=await daemon.addresses(latest=False),
             )  # fmt: skip
             await daemon.answer(self.message_protocol, self._on_message)
@@ -207,30 +206,30 @@ class Transport:
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     async def refresh_addresses(self, timeout_s: float = 5.0) -> tuple[str, ...]:
-        """Asks p2pd again where others reach us (a relay may have been found) and returns `addresses`."""
+        """Asks p2pd again where others reach us (the router may have opened a port) and returns `addresses`."""
         self.daemon.check_up(self.peer_id)
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(timeout_s):
-                self.addresses = self._with_circuits(await self.daemon.addresses(latest=True))
+                self.addresses = await self.daemon.addresses(latest=True)
         return self.addresses
-
-    def _with_circuits(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        """For a peer known to be private: p2pd itself names only relays with public addresses [m]."""
-        if not (self._relay.use_auto_relay and self._relay.force_reachability == "private"):
-            return addresses
-        circuits = (f"{text}/p2p-circuit/p2p/{self.peer_id}" for text in self.initial_peers)
-        return tuple(dict.fromkeys([*(text for text in addresses if "/p2p-circuit" in text), *circuits]))
 
     async def connect(self, peer: PeerId, addresses: Sequence[str], timeout_s: float = 10.0) -> None:
         """Dials peer at these addresses (of a lease, say) unless connected; p2pd remembers them. Raises PeerUnavailable."""
         dialled = [parse_multiaddr(text, "lease").dialled_bytes() for text in addresses]
         await self.daemon.dial(peer, dialled, timeout_s)
 
-    async def connected_peers(self, timeout_s: float = 5.0) -> list[PeerId]:
-        """Peers with an open connection, directory-only ones too."""
+    async def paths(self, timeout_s: float = 5.0) -> dict[PeerId, Via]:
+        """The peers with an open connection, directory-only ones too, and how each is reached: "relayed" where every connection
+        with it goes through a relay. Raises PeerUnavailable, TimeoutError."""
         self.daemon.check_up(self.peer_id)
         async with asyncio.timeout(timeout_s):
-            return sorted(connected for connected, _ in await self.daemon.connections())
+            return await self.daemon.paths()
+
+    async def open_stream(
+        self, peer: PeerId, protocol: str, timeout_s: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A stream of that protocol to peer, which the caller closes. Raises PeerUnavailable."""
+        return await self.daemon.open_stream(peer, protocol, timeout_s)
 
     async def seen_at(self, peer: PeerId, timeout_s: float = 5.0) -> list[str]:
         """Hosts that our open connections with peer lead to, relayed ones left out."""

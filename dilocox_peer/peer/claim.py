@@ -12,6 +12,7 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark, StageClaimed
+from dilocox_peer.invitation import all_loopback
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.memory import Room, StageSize
 from dilocox_peer.peer.device import chosen_device, first_of, free_on, is_in_machine_memory
@@ -41,6 +42,8 @@ async def claim_stage(
     if insisted is not None:
         if reason := room.why_not(insisted, needs):
             raise ConfigError(reason)
+        if not all_loopback(presence.transport.addresses):
+            await presence.reachability.ask_entries(presence.transport)
         return insisted
     stages = await _leases_of_all(directory, count)
     await _try_to_be_dialled(presence, stages, listener)

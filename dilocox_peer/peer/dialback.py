@@ -18,17 +18,16 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import Address, all_loopback, parse_multiaddr
 from dilocox_peer.network.bulk import Reply
+from dilocox_peer.network.p2pd import DIAL_S, greets
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.types import PeerId
 
 SERVICE: Final = "dial-back"
-DIAL_S = 3.0
 ASK_S = 6.0  # for all answers together
 AGAIN_S = 5.0  # after nobody could dial us, once
 MAX_ASKED = 3
 MAX_ADDRESSES = 8  # in a question
 MAX_DIALLED = 3
-GREETING: Final = b"\x13/multistream/1.0.0\n"
 ADVICE: Final = (
     "others cannot dial this peer: it goes on as with --outgoing-only, on stage 0. Open a TCP port and pass --host-maddrs and "
     "--announce-maddrs to hold any stage"
@@ -80,6 +79,18 @@ class Reachability:
             return "relayed"
         return "direct"
 
+    @property
+    def is_known_direct(self) -> bool:
+        """Whether somebody dialled us, and the volunteer does not say otherwise."""
+        return self._was_dialled is True and not self._outgoing_only
+
+    async def ask_entries(self, transport: Transport) -> None:
+        """Has those we came in by dial us, once; what they found counts from here on."""
+        entries = dict.fromkeys(parse_multiaddr(text, "peer").peer for text in transport.initial_peers)
+        answer = await ask(transport, [peer for peer in entries if peer is not None])
+        if answer is not None:
+            self._was_dialled = answer
+
     async def try_out(self, transport: Transport, leases: Sequence[Lease], rng: random.Random) -> bool | None:
         """Has others dial us; what they found counts from here on. See `can_be_dialled`."""
         self._was_dialled = await can_be_dialled(transport, leases, rng)
@@ -95,7 +106,7 @@ async def serve(transport: Transport, *, right: Right | None = Right.READ) -> No
             with suppress(ConfigError):
                 addresses.append(parse_multiaddr(text, "lease"))
         dialled, otherwise = may_dial(addresses, await transport.seen_at(peer))
-        greeted = await asyncio.gather(*(_greets(address) for address in dialled))
+        greeted = await asyncio.gather(*(greets(address) for address in dialled))
         found = (Answer.YES if any(greeted) else Answer.NO) if dialled else otherwise
         return Reply({"answer": found.value})
 
@@ -151,17 +162,3 @@ def _host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(text)
     except ValueError:
         return None  # a name: not resolved for strangers
-
-
-async def _greets(address: Address) -> bool:
-    """Whether something of libp2p answers at a new TCP connection."""
-    try:
-        async with asyncio.timeout(DIAL_S):
-            reader, writer = await asyncio.open_connection(address.host, address.port)
-            try:
-                writer.write(GREETING)
-                return await reader.readexactly(len(GREETING)) == GREETING
-            finally:
-                writer.transport.abort()
-    except (OSError, TimeoutError, asyncio.IncompleteReadError):
-        return False

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import PeerUnavailable, RunUnreachable
+from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Failed, Listener, SeenPeer, SwarmSeen
 from dilocox_peer.peer.acquaintances import write_acquaintances
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.links.dialling import LinkAddress
 from dilocox_peer.peer.presence import Presence
+from dilocox_peer.peer.reaching import Reaching
 from dilocox_peer.types import LinkId, PeerId
 from dilocox_peer.wire.checkpoints import Checkpoint
 
@@ -42,6 +43,7 @@ class Discovery:
         on_word: Callable[[Checkpoint], None],
         vouched: Callable[[], Checkpoint | None],
         look_now: asyncio.Event,
+        reaching: Reaching,
         acquaintances: Path,
         look_at_admission: Callable[[], Awaitable[None]] | None,
         listener: Listener,
@@ -52,7 +54,6 @@ class Discovery:
         acquaintances: the file that the next start reads. look_at_admission: of a run that is not open; raises RunRefused
         when this peer is not let in any more, which ends `run`."""
         self._me = presence.me
-        self._transport = presence.transport
         self._rng = random.Random(presence.incarnation)
         self._stage = stage
         self._num_stages = num_stages
@@ -62,6 +63,7 @@ class Discovery:
         self._on_word = on_word
         self._vouched = vouched
         self._look_now = look_now
+        self._reaching = reaching
         self._acquaintances = acquaintances
         self._look_at_admission = look_at_admission
         self._listener = listener
@@ -79,7 +81,7 @@ class Discovery:
             except RunUnreachable as error:
                 self._listener(Failed("discovery", f"{error}; trying again"))
             else:
-                self._listener(_swarm_seen(seen))
+                self._tell_swarm(seen)
                 await self._meet(seen[self._stage])
                 with suppress(RunUnreachable):  # nobody took it, or they know a newer one: the next look reads it
                     await self._pass_on_word()
@@ -123,25 +125,32 @@ class Discovery:
         return by_stage
 
     async def _meet(self, leases: Sequence[Lease]) -> None:
-        """Dials those of our stage that are new to us and makes them known."""
+        """Has those of our stage dialled, and the new ones made known."""
         newcomers = [lease for lease in leases if lease.peer not in self._known]
         if newcomers:
             others = [lease for lease in leases if lease.peer != self._me]
             met = [address for lease in others for address in lease.addresses[:KEPT_ADDRESSES]]
             with suppress(OSError):  # a convenience for the next start
                 await asyncio.to_thread(write_acquaintances, self._acquaintances, met)
-        for lease in newcomers:
-            self._known.add(lease.peer)
-            addresses = ""
-            with suppress(PeerUnavailable):
-                await self._transport.connect(lease.peer, lease.addresses)
-                addresses = await self._transport.range_of(lease.peer)
-            self._on_found(lease.peer, addresses)
+            self._known.update(lease.peer for lease in newcomers)
+        self._reaching.found(leases, self._on_found, lambda: self._tell_swarm({self._stage: leases}))
+
+    def _tell_swarm(self, seen: Mapping[int, Sequence[Lease]]) -> None:
+        self._listener(_swarm_seen(seen, self._me, self._stage, self._reaching.paths))
 
 
-def _swarm_seen(leases: Mapping[int, Sequence[Lease]]) -> SwarmSeen:
+def _swarm_seen(
+    leases: Mapping[int, Sequence[Lease]], me: PeerId, stage: int, paths: Mapping[PeerId, str]
+) -> SwarmSeen:
+    """paths: how those are reached that we are connected with. Of ourselves the lease tells what others found."""
+
+    def path(lease: Lease) -> str:
+        if lease.peer == me:
+            return lease.reachability
+        return paths.get(lease.peer, "cut off" if lease.stage == stage else "unknown")
+
     peers = (
-        SeenPeer(lease.peer, lease.stage, round(lease.tokens_per_s, 1), lease.round, lease.reachability)
+        SeenPeer(lease.peer, lease.stage, round(lease.tokens_per_s, 1), lease.round, path(lease))
         for stage in sorted(leases)
         for lease in sorted(leases[stage], key=lambda lease: lease.peer)
     )

@@ -5,6 +5,7 @@ What it says of others is read by claim.py and discovery.py.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dilocox_peer.admission import Admission
@@ -12,9 +13,10 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Failed, Listener
-from dilocox_peer.invitation import visible_at
+from dilocox_peer.invitation import address_range, parse_multiaddr, visible_at
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.endpoint import Endpoint
+from dilocox_peer.network.reservations import Reservations
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.links.conveyor import Conveyor
@@ -35,6 +37,14 @@ class Presence:
     transport: Transport
     reachability: Reachability
     admission: Admission | None = None  # of a run that is not open
+    reservations: Reservations | None = None  # None: others reach us directly or not at all
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others dial us, those that are of use to most of them first: a lease holds a few."""
+        own, relayed = self.transport.addresses, () if self.reservations is None else self.reservations.addresses
+        public = [text for text in own if address_range(parse_multiaddr(text, "lease").host)]
+        return (*public, *relayed, *(text for text in own if text not in public))
 
     @property
     def endpoint(self) -> Endpoint:
@@ -47,16 +57,15 @@ class Presence:
 
     def lease(self, stage: int) -> Lease:
         """Of a peer that is at that stage and has done nothing there yet."""
-        addresses = tuple(self.transport.addresses)
         return Lease(
             peer=self.me,
             stage=stage,
             incarnation=self.incarnation,
-            addresses=addresses,
+            addresses=self.addresses,
             protocol=PROTOCOL_VERSION,
             tokens_per_s=0.0,
             memory_bytes=0,
-            reachability=self.reachability.at(addresses),
+            reachability=self.reachability.at(self.transport.addresses),
             round=0,
             admission=b"" if self.admission is None else self.admission.own_pass,
         )
@@ -96,7 +105,7 @@ class Tenure:
     async def renew(self) -> None:
         """Announces again and again until cancelled; what fails is told and tried again."""
         while True:
-            await asyncio.sleep(LEASE_S)
+            await self._until_due()
             try:
                 await self.announce()
                 if self._is_leader():  # one of the stage keeps alive what a bootstrap that is gone would have
@@ -106,6 +115,14 @@ class Tenure:
                         await self._directory.publish_revocations(admission.gate.revocations)
             except RunUnreachable as error:
                 self._listener(Failed("lease", f"{error}; trying again in {LEASE_S:.0f} s"))
+
+    async def _until_due(self) -> None:
+        """Before the lease runs out, or once it names relays that are not ours any more."""
+        changed = asyncio.Event() if self._presence.reservations is None else self._presence.reservations.changed
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEASE_S):
+                await changed.wait()
+        changed.clear()
 
     def _lease(self) -> Lease:
         progress = self._progress()

@@ -36,6 +36,7 @@ from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.presence import Presence, Tenure
+from dilocox_peer.peer.reaching import Reaching
 from dilocox_peer.peer.reading import Data, can_read, open_data
 from dilocox_peer.peer.rounds.contract import Leaving, OwnerVouched, PeerFound
 from dilocox_peer.peer.settings import SessionSettings
@@ -146,6 +147,8 @@ class Stay:
             limits=settings.at_most.limits,
         )
         stack.push_async_callback(transport.close)
+        reaching = Reaching(transport, self._resident.reachability, look_now=self._look_now, listener=self._listener)
+        self._reaching = reaching.start(stack)
         at = self._startup
         at.step = Step.DIRECTORY
         directory = await Directory.create(transport, settings.run_id, self._identity.key)
@@ -157,7 +160,8 @@ class Stay:
         newcomer = Newcomer(self._me, settings.grant, settings.run_folder)
         admission = await come_in(newcomer, manifest, transport=transport, directory=directory)
         at.step = Step.CLAIM
-        presence = Presence(self._me, self._incarnation, transport, self._resident.reachability, admission)
+        own_reach = (self._resident.reachability, admission, reaching.reservations)
+        presence = Presence(self._me, self._incarnation, transport, *own_reach)
         if self._resident.stage is None:  # else it is ours still: our network daemon died, or it is where we move
             self._resident.stage = await claim_stage(
                 manifest, self._settings.wish, presence=presence, directory=directory, listener=self._listener
@@ -202,10 +206,10 @@ class Stay:
         trainer.start(keeper.state, grow=keeper.grow)
         trainer.hold()  # until the rounds are at its head
         self._pauses.set_trainer(trainer)
-        stack.push_async_callback(self._stop, trainer)
+        stack.push_async_callback(self._stop, trainer.stop, STOP_TRAINER_S, "; it ends with its micro-batch")
         if conveyor is not None:
             conveyor.bench.set_on_work(trainer.nudge)
-            stack.push_async_callback(self._stop_conveyor, conveyor)
+            stack.push_async_callback(self._stop, conveyor.stop, STOP_CONVEYOR_S, "")
             at.step = Step.LINKD
             await asyncio.to_thread(conveyor.start)
         self._listener(run_joined(manifest, self._me, stage, device=", ".join(devices), threads=choices.threads))
@@ -224,7 +228,7 @@ class Stay:
             is_paused=lambda: self._pauses.is_paused,
             listener=self._listener,
         )
-        parts = self._coupled(presence, stage, manifest, directory, trainer, averaging, conveyor, data)
+        parts = self._coupled(presence, reaching, stage, manifest, directory, trainer, averaging, conveyor, data)
         await averaging.serve()
         with suppress(RunUnreachable):  # it is read again with every look
             if (word := await directory.word(stage, timeout_s=WORD_S)) is not None:
@@ -233,7 +237,7 @@ class Stay:
         await parts.guardian.serve()
         await parts.tenure.announce()
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
-        self._listener(PeerStarted(self._me, manifest.run_id, stage, tuple(transport.addresses)))
+        self._listener(PeerStarted(self._me, manifest.run_id, stage, presence.addresses))
         return parts
 
     async def _restore(
@@ -255,6 +259,7 @@ class Stay:
     def _coupled(
         self,
         presence: Presence,
+        reaching: Reaching,
         stage: int,
         manifest: Manifest,
         directory: Directory,
@@ -285,6 +290,7 @@ class Stay:
             on_word=lambda word: averaging.driver.post(OwnerVouched(word)),
             vouched=lambda: averaging.machine.checkpoint,
             look_now=self._look_now,
+            reaching=reaching,
             acquaintances=self._acquaintances,
             look_at_admission=self._look_at_admission(presence.admission, manifest, directory),
             listener=self._listener,
@@ -329,9 +335,8 @@ class Stay:
         wish = self._settings.wish
         if wish.stage is not None:
             return None
-        fits = fitting_stages(manifest, wish)
-        if not can_read(manifest, self._settings):
-            fits = [each for each in fits if each > 0]
+        reads = can_read(manifest, self._settings)
+        fits = [each for each in fitting_stages(manifest, wish) if each > 0 or reads]
         return Takeover(
             presence,
             stage,
@@ -380,17 +385,11 @@ class Stay:
 
         return from_its_thread
 
-    async def _stop_conveyor(self, conveyor: Conveyor) -> None:
+    async def _stop(self, stop: Callable[[float], None], timeout_s: float, what_follows: str) -> None:
         try:
-            await asyncio.to_thread(conveyor.stop, STOP_CONVEYOR_S)
+            await asyncio.to_thread(stop, timeout_s)
         except TimeoutError as error:
-            self._listener(Failed("leaving", str(error)))
-
-    async def _stop(self, trainer: Trainer) -> None:
-        try:
-            await asyncio.to_thread(trainer.stop, STOP_TRAINER_S)
-        except TimeoutError as error:
-            self._listener(Failed("leaving", f"{error}; it ends with its micro-batch"))
+            self._listener(Failed("leaving", f"{error}{what_follows}"))
 
     def _trainer_failed(self) -> Callable[[str], None]:
         """What the trainer's threads call when one gives up; it reaches the session in its own loop."""
@@ -411,6 +410,7 @@ class Stay:
     async def _work(self, parts: _Parts, leaving: "asyncio.Future[str]") -> Move | None:
         """Until the run is complete, somebody leaves, a part fails for good, or another stage needs us more: which."""
         tasks = {
+            self._reaching,
             asyncio.create_task(parts.averaging.driver.run(), name="rounds"),
             asyncio.create_task(self._tally.lag.watch(), name="lag"),
             asyncio.create_task(self._pauses.keep(), name="pauses"),

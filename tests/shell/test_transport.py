@@ -14,7 +14,6 @@ from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, Run
 from dilocox_peer.network.transport import (
     MAX_MESSAGE_BYTES,
     PeerGone,
-    Relay,
     Reply,
     RequestRefused,
     Transport,
@@ -141,27 +140,7 @@ async def test_peers_meet_by_the_address_of_a_lease(make_transport: MakeTranspor
         await second.send(first.peer_id, b"x", 5)
     await second.connect(first.peer_id, first.addresses)
     await second.send(first.peer_id, b"x", 5)
-    assert await second.connected_peers() == [first.peer_id]
-
-
-async def test_a_private_peer_is_reached_through_the_peer_it_joined_by(make_transport: MakeTransport) -> None:
-    relay, _ = await make_transport("relay", relay=Relay(force_reachability="public"))
-    private, _ = await make_transport(
-        "private", initial_peers=relay.addresses, relay=Relay(use_auto_relay=True, force_reachability="private")
-    )
-    stranger, _ = await make_transport("stranger")
-    got: list[bytes] = []
-    private.set_message_handler(lambda _peer, raw: got.append(raw))
-    assert private.addresses == (f"{relay.addresses[0]}/p2p-circuit/p2p/{private.peer_id}",)
-    deadline = asyncio.get_running_loop().time() + 20
-    while True:  # until the reservation is there
-        try:
-            await stranger.connect(private.peer_id, private.addresses)
-            break
-        except PeerGone:
-            assert asyncio.get_running_loop().time() < deadline
-    await stranger.send(private.peer_id, b"x", 5)
-    assert got == [b"x"]
+    assert await second.paths() == {first.peer_id: "direct"}
 
 
 async def test_cancelled_calls_do_not_break_the_transport(make_transport: MakeTransport) -> None:

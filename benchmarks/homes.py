@@ -1,0 +1,189 @@
+"""Volunteers at home: peers behind NAT routers of several kinds, a public bootstrap, no flags but the link.
+
+    python benchmarks/homes.py a          three homes (restricted, restricted, symmetric), one stage
+    python benchmarks/homes.py c          a carrier's NAT, a network that lets out port 443 alone, a restricted home
+    python benchmarks/homes.py d          as a; then the bootstrap with its relay is killed and started again
+
+Real processes in network namespaces (testbed/natlab.py): needs root, iproute2 and nftables.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from swarm import header
+from testbed.home_swarm import BOOTSTRAP, HomeSwarm
+from testbed.natlab import NatLab, Router, missing
+
+from dilocox_peer.config import preset
+from dilocox_peer.manifest import Manifest
+
+HOMES_MEET_S = 90.0
+WATCH_S = 30.0  # after they have met
+RELAY_AWAY_S = 10.0
+LACKS = 77  # exit code where the machine cannot play it
+
+
+@dataclass
+class Outcome:
+    """What came of a scenario. met_s: from the last join's start to the first round with a contribution of everybody, as the
+    slowest of them heard of it; None: there was none. chains: digests of the last common round. counts: round -> contributors."""
+
+    names: list[str]
+    met_s: float | None = None
+    heads: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, Counter[int]] = field(default_factory=dict)
+    paths: dict[str, dict[str, str]] = field(default_factory=dict)
+    again_s: float | None = None  # of d: from the relay's return to the next round with everybody
+    reserved_s: float | None = None  # of d: from there until the slowest home had a place at the relay
+    num_lost: int = 0  # of d: rounds that a home had certified and the chain does without
+
+    @property
+    def num_chains(self) -> int:
+        return len(set(self.heads.values()))
+
+
+def manifest(start_peers: int) -> Manifest:
+    """Rounds of a second or two, without end."""
+    return preset("tiny", rounds={"total": 100_000, "start_peers": start_peers})
+
+
+def homes(lab: NatLab, scenario: str) -> list[str]:
+    lab.public(BOOTSTRAP, 9)
+    lab.home("a", 1, Router.RESTRICTED)
+    if scenario == "c":
+        lab.carrier("isp", 50)
+        lab.home("c", 3, behind="isp")
+        lab.home("e", 4, only_port=443)
+        return ["a", "c", "e"]
+    lab.home("b", 2, Router.RESTRICTED)
+    lab.home("s", 5, Router.SYMMETRIC)
+    return ["a", "b", "s"]
+
+
+async def play(scenario: str, *, log: Path | None = None, watch_s: float = WATCH_S) -> Outcome:
+    """The scenario, from the first process to the last."""
+    with NatLab() as lab:
+        names = homes(lab, scenario)
+        lab.start()
+        async with HomeSwarm(lab, manifest(len(names))) as swarm:
+            outcome = Outcome(names)
+            ports = (4711, 443) if scenario == "c" else (4711,)
+            await swarm.start_bootstrap(ports=ports)
+            for name in names:
+                joined_at = time.monotonic()
+                await swarm.join(name)
+            if await swarm.until(lambda: _all_in_one(swarm, names, 0.0) is not None, HOMES_MEET_S):
+                met_at = _all_in_one(swarm, names, 0.0)
+                assert met_at is not None
+                outcome.met_s = met_at - joined_at
+            watched_from = time.monotonic()
+            if scenario == "d":
+                await _restart_bootstrap(swarm, outcome)
+            await swarm.until(lambda: False, watch_s)
+            _look(swarm, outcome, watched_from)
+            if log is not None:
+                _write_log(swarm, log)
+    return outcome
+
+
+async def _restart_bootstrap(swarm: HomeSwarm, outcome: Outcome) -> None:
+    bootstrap = swarm.child(BOOTSTRAP).process
+    bootstrap.kill()
+    await bootstrap.wait()
+    killed_at = time.monotonic()
+    await asyncio.sleep(RELAY_AWAY_S)
+    await swarm.start_bootstrap()
+    back_at = time.monotonic()
+    if await swarm.until(lambda: _all_in_one(swarm, outcome.names, back_at) is not None, HOMES_MEET_S):
+        again_at = _all_in_one(swarm, outcome.names, back_at)
+        assert again_at is not None
+        outcome.again_s = again_at - back_at
+    told = [swarm.told[name].of("ReachChanged")[-1] for name in outcome.names]
+    if all(record["reach"] == "relayed" and at_s > killed_at for at_s, record in told):
+        outcome.reserved_s = max(at_s for at_s, _ in told) - back_at
+    for name in outcome.names:
+        kept = swarm.told[name].of("BranchKept")
+        outcome.num_lost += sum(record["last_round"] - record["first_round"] + 1 for _, record in kept)
+
+
+def _all_in_one(swarm: HomeSwarm, names: list[str], since: float) -> float | None:
+    """When the slowest of them had heard, after since, of a round to which all of them contributed."""
+    at = []
+    for name in names:
+        full = [
+            at_s for at_s, record in swarm.rounds(name) if at_s > since and len(record["contributors"]) == len(names)
+        ]
+        if not full:
+            return None
+        at.append(full[0])
+    return max(at)
+
+
+def _look(swarm: HomeSwarm, outcome: Outcome, since: float) -> None:
+    named = swarm.names()
+    by_round = {name: {record["round"]: record["head"] for _, record in swarm.rounds(name)} for name in outcome.names}
+    common = set.intersection(*(set(rounds) for rounds in by_round.values()))
+    for name in outcome.names:
+        last = max(common, default=max(by_round[name], default=0))
+        outcome.heads[name] = f"{last}:{by_round[name].get(last, 'none')[:12]}"
+        outcome.counts[name] = Counter(
+            len(record["contributors"]) for at_s, record in swarm.rounds(name) if at_s > since
+        )
+        seen = swarm.told[name].of("SwarmSeen")
+        if seen:
+            outcome.paths[name] = {named.get(peer["peer"], "?"): peer["reachability"] for peer in seen[-1][1]["peers"]}
+
+
+def _write_log(swarm: HomeSwarm, path: Path) -> None:
+    lines = sorted((at_s, label, record) for label, told in swarm.told.items() for at_s, record in told.events)
+    began = lines[0][0] if lines else 0.0
+    with path.open("w") as file:
+        for at_s, label, record in lines:
+            file.write(f"{at_s - began:8.3f} {label:5} {record}\n")
+        for label in [*swarm.told]:
+            for line in swarm.child(label).tail:
+                file.write(f"{label}: {line}\n")
+
+
+def show(scenario: str, outcome: Outcome) -> None:
+    print(f"scenario {scenario}: {', '.join(outcome.names)}")
+    met = "never" if outcome.met_s is None else f"{outcome.met_s:.1f} s after the last join"
+    print(f"  a round with everybody: {met}")
+    print(f"  chains: {outcome.num_chains} ({', '.join(f'{name} {head}' for name, head in outcome.heads.items())})")
+    for name, counts in outcome.counts.items():
+        rounds = ", ".join(f"{times} rounds of {count}" for count, times in sorted(counts.items(), reverse=True))
+        paths = ", ".join(f"{other} {how}" for other, how in sorted(outcome.paths.get(name, {}).items()))
+        print(f"  {name}: {rounds or 'no round'}; sees {paths or 'nobody'}")
+    if scenario == "d":
+        again = "never" if outcome.again_s is None else f"{outcome.again_s:.1f} s"
+        reserved = "never" if outcome.reserved_s is None else f"{outcome.reserved_s:.1f} s"
+        print(f"  the relay's return to the last reservation: {reserved}, to a round with everybody: {again}")
+        print(f"  rounds lost: {outcome.num_lost}")
+
+
+def main() -> int:
+    cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli.add_argument("scenario", choices=("a", "c", "d"))
+    cli.add_argument("--log", type=Path, help="write every event of every process there")
+    cli.add_argument("--json", action="store_true", help="the same once more, as the last line")
+    cli.add_argument("--watch", type=float, default=WATCH_S, help="seconds, after they have met")
+    args = cli.parse_args()
+    if (lack := missing()) is not None:
+        print(f"skipped: {lack}", file=sys.stderr)
+        return LACKS
+    print(header())
+    outcome = asyncio.run(play(args.scenario, log=args.log, watch_s=args.watch))
+    show(args.scenario, outcome)
+    if args.json:
+        print(json.dumps(asdict(outcome)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""How a peer and the others reach one another, as values."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dilocox_peer.events import Event
+
+Reach = Literal["direct", "relayed", "outgoing"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReachChanged(Event):
+    """Whether others can dial us; told when it is known and when it changes. relayed: through relays, so many; outgoing: not even
+    so, and we meet only those whom we can dial."""
+
+    reach: Reach
+    num_relays: int
+
+    def line(self) -> str:
+        if self.reach == "direct":
+            return "others can dial this peer"
+        if self.reach == "relayed":
+            relays = "a relay" if self.num_relays == 1 else f"{self.num_relays} relays"
+            return f"others cannot dial this peer directly: {relays} will pass them on to it"
+        return (
+            "others cannot dial this peer, and no relay has a place for it: it meets those that can be dialled, and no others. "
+            "A TCP port opened in the router would help (docs/troubleshooting.md, 3)"
+        )

@@ -1,0 +1,133 @@
+"""At which relays a peer has itself passed on to by those who cannot dial it, and when it asks them. Pure: what happened and the
+time in, whom to ask and what to announce out.
+
+A reservation is asked for again every RENEW_S, long before it expires: a relay that was started anew knows nothing of us, and
+nobody tells. Relays whose circuits carry a whole contribution are kept, WANTED of them.
+
+Invariants: (1) at most one request to a relay is out; (2) while a relay has us, or had us last, its circuits are announced, so
+that an outage of the only relay does not empty the lease; (3) requests to one relay are at least FIRST_RETRY_S apart.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dilocox_peer.network.relay_protocol import RelayLimit
+from dilocox_peer.types import PeerId
+
+WANTED = 2  # so that one may go
+RENEW_S = 8.0
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 3.0
+REFUSED_RETRY_S = 60.0  # of those that have no room, or do not want to
+MAX_CANDIDATES = 16
+ADDRESSES_EACH = 2  # of a relay, announced
+ENOUGH_BYTES = 64 << 20  # a circuit that carries less breaks off in the middle of a contribution
+NEVER = float("-inf")
+
+
+@dataclass(slots=True)
+class _Relay:
+    addresses: tuple[str, ...]
+    limit: RelayLimit | None = None  # it has us
+    is_asked: bool = False
+    due_at: float = NEVER
+    failures: int = 0
+
+    @property
+    def is_large(self) -> bool:
+        return self.limit is not None and (self.limit.num_bytes == 0 or self.limit.num_bytes >= ENOUGH_BYTES)
+
+
+@dataclass
+class RelayChoice:
+    """See the module."""
+
+    me: PeerId
+    _relays: dict[PeerId, _Relay] = field(default_factory=dict)  # best first, as they were offered
+    _announced: tuple[str, ...] = ()
+    _is_needed: bool = True
+
+    def need(self, is_needed: bool) -> bool:
+        """Whether others need a relay to dial us; else nobody is asked and nothing announced. Gives back whether that is news."""
+        was_needed, self._is_needed = self._is_needed, is_needed
+        return is_needed != was_needed
+
+    def offer(self, candidates: Mapping[PeerId, Sequence[str]]) -> None:
+        """Peers that may be relays, best first, and where they are dialled: all of them. What is known of them stays."""
+        known, self._relays = self._relays, {}
+        offered = {peer: tuple(found) for peer, found in candidates.items() if peer != self.me and found}
+        kept = {peer: relay.addresses for peer, relay in known.items() if relay.limit is not None}
+        for peer, addresses in [*({**kept, **offered}).items()][:MAX_CANDIDATES]:
+            relay = known.get(peer, _Relay(addresses))
+            if relay.addresses != addresses:
+                relay.addresses, relay.due_at = addresses, NEVER
+            self._relays[peer] = relay
+
+    def due(self, now: float) -> list[tuple[PeerId, tuple[str, ...]]]:
+        """Whom to ask now, each to be followed by `reserved`, `refused` or `failed`."""
+        room = self._lacking - sum(relay.is_asked and relay.limit is None for relay in self._relays.values())
+        asked = []
+        for peer in self._wanted():
+            relay = self._relays[peer]
+            if relay.is_asked or relay.due_at > now or (relay.limit is None and room <= 0):
+                continue
+            room -= relay.limit is None
+            relay.is_asked = True
+            asked.append((peer, relay.addresses))
+        return asked
+
+    def wait_s(self, now: float) -> float:
+        """Until `due` may have somebody, at most RENEW_S."""
+        waits = [self._relays[peer].due_at - now for peer in self._wanted() if not self._relays[peer].is_asked]
+        return min(max(min(waits, default=RENEW_S), FIRST_RETRY_S / 4), RENEW_S)
+
+    def reserved(self, peer: PeerId, limit: RelayLimit, now: float) -> None:
+        if (relay := self._relays.get(peer)) is not None:
+            relay.is_asked, relay.limit, relay.failures, relay.due_at = False, limit, 0, now + RENEW_S
+            self._announce()
+
+    def refused(self, peer: PeerId, now: float) -> None:
+        """It is there, and has no place for us."""
+        if (relay := self._relays.get(peer)) is not None:
+            relay.is_asked, relay.limit, relay.due_at = False, None, now + REFUSED_RETRY_S
+            self._announce()
+
+    def failed(self, peer: PeerId, now: float) -> None:
+        """It did not answer."""
+        if (relay := self._relays.get(peer)) is not None:
+            pause_s = min(FIRST_RETRY_S * 2**relay.failures, MAX_RETRY_S)
+            relay.is_asked, relay.limit, relay.due_at = False, None, now + pause_s
+            relay.failures = min(relay.failures + 1, 16)
+            self._announce()
+
+    @property
+    def held(self) -> tuple[PeerId, ...]:
+        """The relays that pass on to us, those to announce first."""
+        return tuple(self._kept())
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where those dial us who cannot do so directly."""
+        return self._announced if self._is_needed else ()
+
+    def _announce(self) -> None:
+        held = [text for peer in self._kept() for text in self._relays[peer].addresses[:ADDRESSES_EACH]]
+        if held:
+            self._announced = tuple(f"{text}/p2p-circuit/p2p/{self.me}" for text in held)
+
+    @property
+    def _lacking(self) -> int:
+        return WANTED - sum(self._relays[peer].is_large for peer in self._kept())
+
+    def _wanted(self) -> list[PeerId]:
+        """Those that have us, and while they are too few the others, those that failed least first."""
+        if not self._is_needed:
+            return []
+        kept = self._kept()
+        others = [peer for peer in self._relays if peer not in kept] if self._lacking > 0 else []
+        return [*kept, *sorted(others, key=lambda peer: self._relays[peer].failures)]
+
+    def _kept(self) -> list[PeerId]:
+        """Those that have us and are worth it: large ones, or the best of the small ones where there is none."""
+        held = [peer for peer, relay in self._relays.items() if relay.limit is not None]
+        large = [peer for peer in held if self._relays[peer].is_large]
+        return large[:WANTED] if large else held[:1]

@@ -1,0 +1,65 @@
+"""Which peers of our stage are to be dialled, and when: all of them, for as long as the directory lists them. Pure.
+
+A connection that is lost is made anew, at the addresses of the newest lease: a relay that was started again, or a home with another
+address, cuts nobody off for longer than it takes to announce it.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from dilocox_peer.dht.records import Lease
+from dilocox_peer.types import PeerId
+
+FIRST_RETRY_S, MAX_RETRY_S = 4.0, 60.0
+MAX_LISTED = 512
+NEVER = float("-inf")
+
+
+@dataclass(slots=True)
+class _Listed:
+    addresses: tuple[str, ...]
+    due_at: float = NEVER
+    failures: int = 0
+    is_dialled_now: bool = False
+    was_dialled: bool = False
+
+
+class DialPlan:
+    """See the module."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._listed: dict[PeerId, _Listed] = {}
+
+    def listed(self, leases: Iterable[Lease]) -> None:
+        """These are in the directory; who is no more is forgotten."""
+        known, self._listed = self._listed, {}
+        for lease in leases:
+            if lease.peer == self._me or len(self._listed) >= MAX_LISTED:
+                continue
+            each = self._listed[lease.peer] = known.get(lease.peer) or _Listed(lease.addresses)
+            if each.addresses != lease.addresses:
+                each.addresses, each.due_at, each.failures = lease.addresses, NEVER, 0
+
+    def due(self, connected: Collection[PeerId], now: float) -> list[tuple[PeerId, tuple[str, ...]]]:
+        """Whom to dial now, and where; each is to be followed by `dialled`. One we are connected with counts as new once."""
+        due = []
+        for peer, each in self._listed.items():
+            if each.is_dialled_now or each.due_at > now or (each.was_dialled and peer in connected):
+                continue
+            each.is_dialled_now = True
+            due.append((peer, each.addresses))
+        return due
+
+    def dialled(self, peer: PeerId, now: float, *, is_there: bool) -> bool:
+        """Whether it was the first time."""
+        if (each := self._listed.get(peer)) is None:
+            return False
+        is_first, each.was_dialled, each.is_dialled_now = not each.was_dialled, True, False
+        each.failures = 0 if is_there else min(each.failures + 1, 16)
+        each.due_at = now + min(FIRST_RETRY_S * 2 ** max(0, each.failures - 1), MAX_RETRY_S)
+        return is_first
+
+    def missing(self, connected: Collection[PeerId]) -> list[PeerId]:
+        """Those in the directory that were dialled, and that we are not connected with."""
+        return [peer for peer, each in self._listed.items() if each.was_dialled and peer not in connected]

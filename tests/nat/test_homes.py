@@ -1,0 +1,50 @@
+"""Peers behind real routers, in network namespaces: benchmarks/homes.py, as tests. `make test-nat` runs them, as root; elsewhere they are
+skipped with a word."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HOMES = ROOT / "benchmarks" / "homes.py"
+LACKS = 77  # exit code of a scenario on a machine that has no namespaces
+
+pytestmark = [pytest.mark.nat, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def played(scenario: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, HOMES, scenario, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=580,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )
+    if done.returncode == LACKS:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    outcome: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return outcome
+
+
+@pytest.mark.parametrize("scenario", ["a", "c"])
+def test_homes_that_cannot_dial_one_another_train_one_model(scenario: str):
+    outcome = played(scenario)
+    assert outcome["met_s"] is not None
+    assert len(set(outcome["heads"].values())) == 1
+    for name, seen in outcome["paths"].items():
+        others = {other: how for other, how in seen.items() if other != name}
+        assert len(others) == len(outcome["names"]) - 1
+        assert set(others.values()) <= {"relayed", "direct"}, f"{name} sees {others}"
+
+
+def test_a_relay_that_is_killed_and_comes_back_costs_no_round():
+    outcome = played("d")
+    assert outcome["again_s"] is not None
+    assert outcome["num_lost"] == 0
+    assert len(set(outcome["heads"].values())) == 1
