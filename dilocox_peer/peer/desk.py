@@ -108,8 +108,8 @@ class Desk:
     ) -> None:
         self.gate = gate
         self._records = records
-        self._registrar = registrar
-        self._redeemed = redeemed
+        self.registrar = registrar
+        self.redeemed = redeemed
         self._counting = threading.Lock()
 
     @classmethod
@@ -122,25 +122,25 @@ class Desk:
         return cls(gate, records, Registrar(gate, owner_key, redeemed.used), redeemed)
 
     def close(self) -> None:
-        if self._redeemed is not None:
-            self._redeemed.close()
+        if self.redeemed is not None:
+            self.redeemed.close()
 
     @property
     def can_redeem(self) -> bool:
-        return self._registrar is not None
+        return self.registrar is not None
 
     def admission_of(self, peer: PeerId) -> Admission | None:
         """With which the bootstrap itself may ask the run's peers; None without the owner's key."""
-        if self._registrar is None:
+        if self.registrar is None:
             return None
-        own = self._registrar.own_pass(peer, time.time())
+        own = self.registrar.own_pass(peer, time.time())
         self.gate.show(peer, own.to_bytes(), time.time())
         return Admission(self.gate, own.to_bytes())
 
     async def serve(self, transport: Transport) -> None:
         """Answers who brings an invitation, from here on."""
-        if self._registrar is not None:
-            await transport.serve(ADMIT_SERVICE, self._admit, right=None)
+        if self.registrar is not None:
+            await transport.serve(ADMIT_SERVICE, self.admit, right=None)
 
     async def beat(self, directory: Directory) -> None:
         """Reads again what the owner has revoked, here or from elsewhere, and sees that the directory has the newest list.
@@ -155,10 +155,10 @@ class Desk:
         if gate.revocations.entries:
             await directory.publish_revocations(gate.revocations)
 
-    async def _admit(self, peer: PeerId, header: dict[str, Any]) -> Reply:
+    async def admit(self, peer: PeerId, header: dict[str, Any]) -> Reply:
         """A refusal of an invitation is an answer: a RequestRefused would read as a bootstrap that cannot redeem."""
-        assert self._registrar is not None
-        assert self._redeemed is not None
+        assert self.registrar is not None
+        assert self.redeemed is not None
         try:
             match header:
                 case {"grant": bytes(raw)} if len(raw) <= MAX_GRANT_BYTES:
@@ -172,18 +172,18 @@ class Desk:
     def _use(self, grant: Grant, peer: PeerId) -> Reply:
         """In a thread of its own, and never in two at once: what is asked, written and counted belongs together, also when
         nobody waits for the answer any more."""
-        assert self._registrar is not None
-        assert self._redeemed is not None
+        assert self.registrar is not None
+        assert self.redeemed is not None
         gate = self.gate
         with self._counting:
             with suppress(ConfigError):  # the beat tells it; what was read before still holds
                 gate.take(self._records.revocations(run_id=gate.run_id, owner=gate.owner))
-            reason = self._registrar.refusal(grant, peer, time.time())
+            reason = self.registrar.refusal(grant, peer, time.time())
             if reason is not None:
                 return Reply({"refused": reason})
-            if self._registrar.is_new(grant, peer):
+            if self.registrar.is_new(grant, peer):
                 try:
-                    self._redeemed.add(grant.grant_id, peer)
+                    self.redeemed.add(grant.grant_id, peer)
                 except OSError as error:
                     raise PeerUnavailable(peer, f"its use could not be written down: {error.strerror}") from None
-            return Reply({"pass": self._registrar.redeem(grant, peer).to_bytes()})
+            return Reply({"pass": self.registrar.redeem(grant, peer).to_bytes()})

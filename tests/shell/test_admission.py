@@ -263,7 +263,7 @@ async def test_a_damaged_pass_on_disk_is_as_none(
         await comer.come_in(grant(peer=boot.transport.peer_id))
     with pytest.raises(RunRefused, match="allows reading, not taking part"):
         await comer.come_in(grant(2, right=Right.READ))
-    assert not boot.desk._redeemed.used, "none of them was used"  # type: ignore[union-attr]
+    assert not boot.desk.redeemed.used, "none of them was used"  # type: ignore[union-attr]
 
 
 async def test_a_bootstrap_without_the_owners_key_is_named_not_the_invitation(

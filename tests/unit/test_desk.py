@@ -31,7 +31,7 @@ def desk_in(home) -> Desk:
 
 
 def ask(desk: Desk, key: SigningKey, grant: Grant) -> dict[str, Any]:
-    return asyncio.run(desk._admit(key.peer_id, {"grant": grant.to_bytes()})).header
+    return asyncio.run(desk.admit(key.peer_id, {"grant": grant.to_bytes()})).header
 
 
 def test_uses_survive_a_restart_and_the_same_peer_is_counted_once(tmp_path):
@@ -72,8 +72,8 @@ def test_a_disk_that_refuses_hands_out_no_pass_and_counts_nothing(tmp_path, monk
         patched.setattr(os, "fsync", full)
         with pytest.raises(PeerUnavailable, match="No space left"):
             ask(desk, ME, many(1))
-    assert isinstance(desk._registrar, Registrar)
-    assert desk._registrar.is_new(many(1), ME.peer_id)
+    assert isinstance(desk.registrar, Registrar)
+    assert desk.registrar.is_new(many(1), ME.peer_id)
     desk.close()
 
 
@@ -102,6 +102,6 @@ def test_records_that_are_not_the_owners_are_named(tmp_path):
 @pytest.mark.parametrize("header", [{}, {"grant": 1}, {"grant": b""}, {"grant": b"x" * 5000}, {"grant": None}])
 def test_a_request_without_an_invitation_is_refused(tmp_path, header):
     desk = desk_in(tmp_path)
-    refused = asyncio.run(desk._admit(ME.peer_id, header)).header["refused"]
+    refused = asyncio.run(desk.admit(ME.peer_id, header)).header["refused"]
     assert "no invitation" in refused or refused.startswith("an invitation: ")
     desk.close()

@@ -45,8 +45,8 @@ async def test_a_flood_of_messages_leaves_room_for_what_happens_here() -> None:
         driver.post(Received(PeerId("stranger"), Leave(0, sha256(b"head"), 1, number)))
         driver.post(Progress(number))
     driver.post(BlobHeld(sha256(b"blob"), 4))
-    assert driver._inputs.qsize() < MAX_INPUTS
-    assert [driver._inputs.get_nowait() for _ in range(driver._inputs.qsize())][-1] == BlobHeld(sha256(b"blob"), 4)
+    assert driver.inputs.qsize() < MAX_INPUTS
+    assert [driver.inputs.get_nowait() for _ in range(driver.inputs.qsize())][-1] == BlobHeld(sha256(b"blob"), 4)
 
 
 async def test_a_flood_of_large_messages_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,11 +65,11 @@ async def test_a_flood_of_large_messages_is_bounded_in_bytes(monkeypatch: pytest
     monkeypatch.setattr(driver_module, "MAX_QUEUED_BYTES", 10 * len(raw))
     for _ in range(100):
         driver.receive(PeerId("stranger"), raw)
-    assert driver._inputs.qsize() == 10
-    while not driver._inputs.empty():
-        driver._handled(driver._inputs.get_nowait(), 1.0)
+    assert driver.inputs.qsize() == 10
+    while not driver.inputs.empty():
+        driver._handled(driver.inputs.get_nowait(), 1.0)
     driver.receive(PeerId("stranger"), raw)
-    assert (len(handled), driver._inputs.qsize(), len(driver._sizes)) == (10, 1, 1)
+    assert (len(handled), driver.inputs.qsize(), len(driver._sizes)) == (10, 1, 1)
 
 
 async def test_a_flood_of_malformed_messages_is_told_once_a_second() -> None:

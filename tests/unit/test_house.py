@@ -48,15 +48,14 @@ READS_A_CLOCK = {"cli/hours.py", "cli/idle.py", "dht/validators.py"}
 """Modules that are called pure and read a clock."""
 
 PRIVATE = {
-    "hostile/forger.py": 2, "hostile/test_admission.py": 3, "shell/test_admission.py": 1,
-    "shell/test_bootstrap.py": 2, "shell/test_control.py": 2, "shell/test_conveyor.py": 1,
-    "shell/test_directory.py": 4, "shell/test_docs.py": 1, "shell/test_entry.py": 4,
-    "shell/test_transport.py": 4, "shell/test_transport_faults.py": 2, "sim/pipeline_faults.py": 7,
-    "unit/test_admission.py": 2, "unit/test_adopting.py": 4, "unit/test_checks.py": 1,
-    "unit/test_conduct.py": 1, "unit/test_controller.py": 1, "unit/test_desk.py": 4,
-    "unit/test_driver.py": 12, "unit/test_hours.py": 1, "unit/test_identity.py": 4,
-    "unit/test_justified.py": 1, "unit/test_keeper.py": 1, "unit/test_lag.py": 1, "unit/test_lowrank.py": 1,
-    "unit/test_muon.py": 1, "unit/test_outer.py": 5, "unit/test_scheduler.py": 3,
+    "hostile/forger.py": 2, "hostile/test_admission.py": 3, "shell/test_bootstrap.py": 2,
+    "shell/test_control.py": 2, "shell/test_conveyor.py": 1, "shell/test_directory.py": 4,
+    "shell/test_docs.py": 1, "shell/test_entry.py": 4, "shell/test_transport.py": 4,
+    "shell/test_transport_faults.py": 2, "sim/pipeline_faults.py": 7, "unit/test_admission.py": 2,
+    "unit/test_adopting.py": 4, "unit/test_checks.py": 1, "unit/test_conduct.py": 1,
+    "unit/test_controller.py": 1, "unit/test_driver.py": 5, "unit/test_hours.py": 1,
+    "unit/test_identity.py": 4, "unit/test_justified.py": 1, "unit/test_keeper.py": 1, "unit/test_lag.py": 1,
+    "unit/test_lowrank.py": 1, "unit/test_muon.py": 1, "unit/test_scheduler.py": 3,
     "unit/test_stage_loop.py": 3,
 }  # fmt: skip
 """Test file -> how often it reaches into what is private to another object."""

@@ -159,8 +159,8 @@ def test_pseudo_gradient_is_settled_plus_pending_whatever_arrives_when(codec, se
             case "withdraw":
                 peer.loop.withdraw()
                 offer = None
-        pending = (peer.loop._anchor_N - peer.local).double()
-        residual = peer.loop._residual_N.double()
+        pending = (peer.loop.anchor_N - peer.local).double()
+        residual = peer.loop.residual_N.double()
         assert torch.equal(settled + pending + residual, peer.trained)
         assert counted == settled_count + peer.loop.unsettled_micro_batches
 
@@ -170,10 +170,10 @@ def test_decoded_plus_new_residual_is_what_was_sent():
     residual = torch.zeros(SIZE)
     for round_number in range(1, 5):
         peer.local += vector(round_number) * 0.01
-        sent = (peer.loop._anchor_N - peer.local) + residual
+        sent = (peer.loop.anchor_N - peer.local) + residual
         offer = peer.offer()
         peer.merge([offer.blob], [1], True, round_number)
-        residual = peer.loop._residual_N
+        residual = peer.loop.residual_N
         assert torch.equal(decoded(offer.blob) + residual, sent)
         assert residual.abs().max() > 0
 
@@ -183,7 +183,7 @@ def test_a_lossless_codec_leaves_a_residual_of_exactly_zero():
     for round_number in range(1, 4):
         peer.local += vector(round_number)
         peer.merge([peer.offer().blob], [1], True, round_number)
-        assert not peer.loop._residual_N.any()
+        assert not peer.loop.residual_N.any()
 
 
 def test_a_void_round_moves_the_head_and_nothing_else():

@@ -59,7 +59,7 @@ CheckBlob = Callable[[Digest, memoryview], object]
 
 
 class RoundDriver:
-    """The shell of one RoundMachine."""
+    """The shell of one RoundMachine. inputs: what waits for it, in order."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class RoundDriver:
         self._on_fetch_state = on_fetch_state
         self._on_change = on_change
         self._listener = listener
-        self._inputs: asyncio.Queue[Input] = asyncio.Queue(MAX_INPUTS)
+        self.inputs: asyncio.Queue[Input] = asyncio.Queue(MAX_INPUTS)
         self._sizes: dict[int, int] = {}  # in wire form, of messages in the queue, by identity
         self._queued_bytes = 0
         self._refusals = Refusals()
@@ -108,7 +108,7 @@ class RoundDriver:
 
     async def drained(self) -> None:
         """Returns when all inputs are handled and all messages out; give it a deadline."""
-        await self._inputs.join()
+        await self.inputs.join()
         if self._outbox is not None:
             await self._outbox.drained()
 
@@ -138,9 +138,9 @@ class RoundDriver:
     def _put(self, happened: Input) -> bool:
         """Whether it was queued. What others send, and what is told ten times a second while a disk is slow, never takes the
         room of what happens once: a contribution fetched, a round closed."""
-        if isinstance(happened, Received | Progress) and self._inputs.qsize() >= MAX_REPEATED:
+        if isinstance(happened, Received | Progress) and self.inputs.qsize() >= MAX_REPEATED:
             return False
-        self._inputs.put_nowait(happened)
+        self.inputs.put_nowait(happened)
         return True
 
     async def run(self) -> None:
@@ -155,7 +155,7 @@ class RoundDriver:
                     await self._carry_out(action)
                 self._on_change()
                 if not isinstance(happened, Tick):
-                    self._inputs.task_done()
+                    self.inputs.task_done()
                 happened = await self._next_input()
 
     def _handled(self, happened: Input, now: float) -> Iterable[Action]:
@@ -183,7 +183,7 @@ class RoundDriver:
         deadline = self.machine.deadline()
         try:
             async with asyncio.timeout_at(deadline):
-                return await self._inputs.get()
+                return await self.inputs.get()
         except TimeoutError:
             return Tick()
 

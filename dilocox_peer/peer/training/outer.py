@@ -139,7 +139,8 @@ class _Piece:
 
 
 class OuterOptimizer:
-    """See the module. One owner thread; tensors given to it are its own from then on, tensors it gives are not."""
+    """See the module. One owner thread; tensors given to it are its own from then on, tensors it gives are not. anchor_N,
+    residual_N: float32, to be read."""
 
     def __init__(
         self, settings: OuterSettings, state: AnchorState, *, crew: Crew | None = None, grow: Grow | None = None
@@ -150,8 +151,8 @@ class OuterOptimizer:
         self._grow: Grow = grow or (lambda head, number: GrowingInMemory(state.layout, head, number))
         self._layout = state.layout
         self._state = state
-        self._anchor_N, self._momentum_N = state.shared()  # never written to
-        self._residual_N = torch.zeros_like(self._anchor_N)
+        self.anchor_N, self._momentum_N = state.shared()  # never written to
+        self.residual_N = torch.zeros_like(self.anchor_N)
         self._codec_of = settings.codec_of
         self._encoder = ContributionEncoder(state.layout, settings.codec_of)
         self._unsettled = 0
@@ -192,8 +193,8 @@ class OuterOptimizer:
         for index, (spec, start, stop) in enumerate(self._layout.spans()):
             self._crew.require_going()
             part_N = with_feedback(
-                torch.sub(self._anchor_N[start:stop], snapshot_N[start:stop], out=pseudo_gradient_N[start:stop]),
-                self._residual_N[start:stop],
+                torch.sub(self.anchor_N[start:stop], snapshot_N[start:stop], out=pseudo_gradient_N[start:stop]),
+                self.residual_N[start:stop],
                 decays[index],
                 out=sent_X[: stop - start],
             )
@@ -245,13 +246,13 @@ class OuterOptimizer:
         weighed = WeighedContributions(self._layout, blobs, weights, norm_clip=self._settings.norm_clip, norms=norms)
         if weighed.is_void:
             # Anchor and momentum stay; of an offer that was in it (nobody has trained) nothing is left to settle.
-            shift_N, needed = torch.zeros_like(self._anchor_N), 0
+            shift_N, needed = torch.zeros_like(self.anchor_N), 0
             state = replace(self._state, head=head, round=round_number)
             if own and offered is not None:
                 shift_N.add_(offered.pseudo_gradient_N)
                 self._settle(offered)
         else:
-            shift_N = torch.empty_like(self._anchor_N) if offered is None else offered.pseudo_gradient_N
+            shift_N = torch.empty_like(self.anchor_N) if offered is None else offered.pseudo_gradient_N
             settled = offered if own else None
             growing = self._grow(head, round_number)
             try:
@@ -264,7 +265,7 @@ class OuterOptimizer:
             self._unsettled -= offered.micro_batches
         self._offered = None
         self._state = state
-        self._anchor_N, self._momentum_N = state.shared()
+        self.anchor_N, self._momentum_N = state.shared()
         return Outcome(shift_N, state, weighed.norms, weighed.clip_factors, needed)
 
     def _step(
@@ -293,7 +294,7 @@ class OuterOptimizer:
             torch.mul(after, mu, out=update).add_(mean).mul_(-lr)  # "u" of the module's text
             _require_finite("momentum", after)
             growing.write("momentum", part.start, after)
-            _require_finite("anchor", torch.add(self._anchor_N[part], update, out=after))
+            _require_finite("anchor", torch.add(self.anchor_N[part], update, out=after))
             growing.write("anchor", part.start, after)
             if settled is None or piece.own is None:
                 shift_N[part] = update
@@ -348,7 +349,7 @@ class OuterOptimizer:
 
     def _settle_part(self, offered: _Offered, index: int, part: slice, decoded: Tensor) -> None:
         """The residual of a part of a tensor is what the codec lost of what was sent, which is computed as it was then."""
-        residual = self._residual_N[part]
+        residual = self.residual_N[part]
         with_feedback(offered.pseudo_gradient_N[part], residual, offered.decays[index], out=residual)
         residual_after(residual, decoded)
 
@@ -363,14 +364,14 @@ class OuterOptimizer:
         assert state.layout == self._layout, "a state of another layout"
         anchor_N, momentum_N = state.shared()
         self._offered = None
-        local_N = anchor_N - self._anchor_N if keep_pseudo_gradient else anchor_N.clone()
+        local_N = anchor_N - self.anchor_N if keep_pseudo_gradient else anchor_N.clone()
         for each in (state, self._state):
             each.let_go()
         if not keep_pseudo_gradient:
-            self._residual_N = torch.zeros_like(anchor_N)
+            self.residual_N = torch.zeros_like(anchor_N)
             self._encoder.reset()
             self._unsettled = 0
-        self._anchor_N, self._momentum_N, self._state = anchor_N, momentum_N, state
+        self.anchor_N, self._momentum_N, self._state = anchor_N, momentum_N, state
         return local_N
 
     def _measured_tensors(self, round_number: int) -> frozenset[str]:
