@@ -212,7 +212,7 @@ class DelayedNesterovLoop(OuterOptimizer):
             outcome.state.layout, head=head, round_number=round_number,
             anchor=memoryview(anchor_N.numpy().data).cast("B"), momentum=outcome.state.momentum,
         )  # fmt: skip
-        self._anchor_N, self._state = anchor_N, state
+        self.anchor_N, self._state = anchor_N, state
         return dataclasses.replace(outcome, shift_N=outcome.shift_N + extra_N, state=state)
 
 
