@@ -1,6 +1,7 @@
 """What a round costs a peer of a large stage: time, memory, and how long the interpreter stands still.
 
     python benchmarks/heavy.py [--millions 50] [--codec int4] [--contributions 4] [--threads 1 2] [--rounds 3]
+    python benchmarks/heavy.py --peers 2 [--millions 150] [--rounds 3] [--mbit 100] [--batch-s 1] [--inner-steps 20]
 
 One process with a peer's own outer loop: the training's four vectors (weights, gradient, two moments) as they lie in memory, an outer
 optimizer, a shelf of contributions and a folder of checkpoints on this disk. Each round: snapshot, offer, contribution onto the disk,
@@ -8,24 +9,37 @@ check of those that come from others, merge into the next checkpoint's file, shi
 parameter (and contribution), and the longest that another thread, which wants to run every 2 ms, was kept from it. In the end the most
 bytes a parameter that the process took beside interpreter and libraries (VmHWM), and how much of it was no file's.
 --threads: of the merge, one after another; the states they come to must be equal to the bit.
+
+--peers: real peers of one stage over loopback with limits of --mbit; a micro-batch sleeps for --batch-s and leaves a gradient of full
+size, all else is the peer's own, AdamW too. Per peer: the most that its process took, the latest that its event loop ran, contributions
+that counted, what was said of absent peers, how much of the training's time passed between micro-batches while a checkpoint was flushed and
+while none was, and the seconds from Ctrl-C to the end: of the first peer in mid-training, of the second within a merge.
 """
 
 import argparse
+import asyncio
 import re
+import signal
+import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import torch
-from swarm import header, spread
+from swarm import WatchedSwarm, header, spread
 
+from dilocox_peer.cli.children import Child
 from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.config import preset
 from dilocox_peer.files import make_durable
-from dilocox_peer.model.memory import GB
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.architecture import layout_of
+from dilocox_peer.model.memory import BASE_BYTES, GB
 from dilocox_peer.peer.state.checkpoint import GrowingCheckpoint, path_of, prune, read_checkpoint, write_checkpoint
 from dilocox_peer.peer.training.anchor_state import GrowingState
 from dilocox_peer.peer.training.crew import Crew
@@ -52,9 +66,13 @@ def layout_of_size(num_elements: int) -> Layout:
     return Layout(tuple(tensors))
 
 
+def status_of(pid: int | str) -> str:
+    return Path(f"/proc/{pid}/status").read_text()
+
+
 def of_process(name: str) -> int:
     """Bytes of that name in /proc/self/status."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    found = re.search(rf"{name}:\s+(\d+) kB", status_of("self"))
     assert found is not None
     return int(found[1]) * 1024
 
@@ -173,6 +191,127 @@ def rounds(arguments: argparse.Namespace, threads: int, folder: Path) -> list[Di
     return digests
 
 
+# ---- real peers -----------------------------------------------------------------------------------------------------
+
+
+def work(seconds: float, log: Path) -> None:
+    """In a peer's process: its micro-batches are slept through, when they began and ended is written down; then the peer itself."""
+    from dilocox_peer.__main__ import main as join
+    from dilocox_peer.model.stage import Stage
+
+    pattern_X = torch.randn(1 << 20, generator=torch.Generator().manual_seed(1)) * 1e-3
+
+    def train(self: Stage, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> float:
+        began = time.time()
+        for part in torch.split(self.model.flat_grad_N, len(pattern_X)):
+            part.add_(pattern_X[: len(part)])
+        time.sleep(seconds)
+        with log.open("a") as file:
+            file.write(f"{began} {time.time()}\n")
+        return 5.0
+
+    Stage.train_micro_batch = train  # type: ignore[method-assign]
+    join()
+
+
+def manifest_of(arguments: argparse.Namespace) -> Manifest:
+    steps = dict.fromkeys(("inner_steps", "min_inner_steps", "max_inner_steps"), arguments.inner_steps)
+    width = 1024
+    layers = max(1, round(arguments.millions * 1e6 / (16 * width * width)))
+    return preset(
+        "tiny",
+        model={
+            "layers": layers,
+            "hidden_size": width,
+            "heads": 16,
+            "kv_heads": 16,
+            "mlp_size": 4 * width,
+            "context": 64,
+        },
+        inner={"optimizer": "adamw", "learning_rate": 1e-4, "micro_batch": 1, "accumulate": 1},
+        rounds={"total": 1000, "start_peers": arguments.peers, **steps},
+        compression={"codec": arguments.codec, "adapt": "off"},
+    )
+
+
+async def swarm_of(arguments: argparse.Namespace) -> None:
+    manifest = manifest_of(arguments)
+    n = layout_of(manifest).num_elements
+    limits = [
+        "--max-upload",
+        str(arguments.mbit),
+        "--max-download",
+        str(arguments.mbit),
+        "--threads",
+        str(max(arguments.threads)),
+    ]
+    async with WatchedSwarm(manifest) as swarm:
+        await swarm.start_bootstrap()
+        labels = [f"peer{index}" for index in range(arguments.peers)]
+        logs = {label: swarm.folder / f"{label}.batches" for label in labels}
+        children = {
+            label: await swarm.start_peer(
+                label, more=limits, program=[__file__, "--work", str(arguments.batch_s), str(logs[label])]
+            )
+            for label in labels
+        }
+        running = list(children.values())
+
+        def is_merged(rounds: int) -> bool:
+            return all(len(swarm.of(label, "RoundCertified")) >= rounds for label in labels)
+
+        await swarm.until(lambda: is_merged(arguments.rounds), running, 1800)
+        status = {label: status_of(child.process.pid) for label, child in children.items()}
+        left = {labels[0]: await seconds_to_leave(children[labels[0]])}
+        if len(labels) > 1:
+            closed = len(swarm.of(labels[1], "RoundClosed"))
+            await swarm.until(lambda: len(swarm.of(labels[1], "RoundClosed")) > closed, [children[labels[1]]], 600)
+            left[labels[1]] = await seconds_to_leave(children[labels[1]])
+        print(
+            f"\n{n / 1e6:.1f} M parameters, {arguments.codec}, {arguments.inner_steps} steps of {arguments.batch_s} s, load {load():.1f}"
+        )
+        for label in labels:
+            tell(swarm, label, status[label], logs[label], n)
+        for label, seconds in left.items():
+            print(f"{label}: {seconds:.1f} s from Ctrl-C to the end")
+
+
+def tell(swarm: WatchedSwarm, label: str, status: str, log: Path, n: int) -> None:
+    def gb(name: str) -> float:
+        found = re.search(rf"{name}:\s+(\d+) kB", status)
+        return int(found[1]) * 1024 / GB if found is not None else 0.0
+
+    base = BASE_BYTES / GB
+    print(
+        f"{label}: {gb('VmHWM'):.2f} GB at most ({(gb('VmHWM') - base) * GB / n:.1f} bytes a parameter beside {base} GB), "
+        f"{gb('RssAnon'):.2f} of no file in the end"
+    )
+    late = [record["lag_ms_max"] for record in swarm.of(label, "TrainingProgress")]
+    rounds = swarm.of(label, "RoundCertified")
+    print(
+        f"{label}: event loop {max(late):.0f} ms late at most; {len(rounds)} rounds of "
+        f"{', '.join(str(len(each['contributors'])) for each in rounds)}; delay {spread([each['delay_s'] or 0 for each in rounds], '.1f')} s; "
+        f"view changes {len(swarm.of(label, 'ViewChanged'))}, failures {[each.get('reason') for each in swarm.of(label, 'Failed')]}"
+    )
+    print(f"{label}: members here: {[len(each['here']) for each in swarm.of(label, 'StageSeen')]}")
+    batches = [tuple(map(float, line.split())) for line in log.read_text().splitlines()]
+    writes = [(each["time"] - each["seconds"], each["time"]) for each in swarm.of(label, "CheckpointWritten")]
+    pauses = [(after[0], after[0] - before[1]) for before, after in pairwise(batches)]
+    during = [pause for at, pause in pauses if any(first <= at <= last for first, last in writes)]
+    beside = [pause for at, pause in pauses if not any(first <= at <= last for first, last in writes)]
+    print(
+        f"{label}: {len(writes)} checkpoints of {', '.join(f'{last - first:.1f}' for first, last in writes)} s; between micro-batches "
+        f"{spread(during or [0.0], '.2f')} s while one was flushed, {spread(beside, '.2f')} s else"
+    )
+
+
+async def seconds_to_leave(child: Child) -> float:
+    began = time.monotonic()
+    child.process.send_signal(signal.SIGINT)
+    await child.process.wait()
+    return time.monotonic() - began
+
+
 def load() -> float:
     return float(Path("/proc/loadavg").read_text().split()[0])
 
@@ -184,9 +323,19 @@ def main() -> None:
     parser.add_argument("--contributions", type=int, default=4, help="that are merged in a round")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of a merge")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", type=int, default=0, help="real ones; 0: one process's arithmetic")
+    parser.add_argument("--mbit", type=float, default=100.0, help="of each peer, up and down")
+    parser.add_argument("--batch-s", type=float, default=1.0, help="that a micro-batch sleeps")
+    parser.add_argument("--inner-steps", type=int, default=20)
+    if sys.argv[1:2] == ["--work"]:
+        seconds, log = sys.argv[2:4]
+        del sys.argv[1:4]
+        return work(float(seconds), Path(log))
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     print(header())
+    if arguments.peers:
+        return asyncio.run(swarm_of(arguments))
+    torch.set_num_threads(1)
     found = []
     for threads in arguments.threads:
         with tempfile.TemporaryDirectory(prefix="dilocox-heavy-", dir=Path.cwd()) as folder:
