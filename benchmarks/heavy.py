@@ -293,6 +293,9 @@ def tell(swarm: WatchedSwarm, label: str, status: str, log: Path, n: int) -> Non
         f"{', '.join(str(len(each['contributors'])) for each in rounds)}; delay {spread([each['delay_s'] or 0 for each in rounds], '.1f')} s; "
         f"view changes {len(swarm.of(label, 'ViewChanged'))}, failures {[each.get('reason') for each in swarm.of(label, 'Failed')]}"
     )
+    missed = [each["missed"] for each in swarm.of(label, "ContributionsMissed")]
+    if missed:
+        print(f"{label}: went without {missed}")
     print(f"{label}: members here: {[len(each['here']) for each in swarm.of(label, 'StageSeen')]}")
     batches = [tuple(map(float, line.split())) for line in log.read_text().splitlines()]
     writes = [(each["time"] - each["seconds"], each["time"]) for each in swarm.of(label, "CheckpointWritten")]

@@ -33,7 +33,9 @@ def replace_file(
             for part in parts:
                 view = memoryview(part).cast("B")
                 while view:
-                    view = view[file.write(view[:_PIECE_BYTES]) :]
+                    done = file.write(view[:_PIECE_BYTES])
+                    let_go(view[:done])
+                    view = view[done:]
             if durable:
                 os.fsync(file.fileno())
         Path(temporary).chmod(mode)

@@ -16,7 +16,7 @@ from dilocox_peer.cli.flags import JoinFlags
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.hours import Hours, keep_hours
 from dilocox_peer.cli.idle import keep_idle, read_usage
-from dilocox_peer.cli.lifetime import Stop, interruptible, run_until_stopped
+from dilocox_peer.cli.lifetime import Stop, end, interruptible, run_until_stopped
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.sinks import sink_of
 from dilocox_peer.cli.terminal import Dashboard, Terminal, errors_as_events, is_interactive
@@ -101,7 +101,7 @@ def run_join(flags: JoinFlags) -> None:
             await _stay(session, stop, observer, flags, hours, on_screen=on_screen)
 
         code = run_until_stopped(work, until_stdin_closes=flags.until_stdin_closes)
-    raise typer.Exit(code)
+    end(code)
 
 
 def _check_machine(home: PeerHome, host_maddrs: Sequence[str]) -> list[Check]:

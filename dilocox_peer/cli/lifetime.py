@@ -5,11 +5,16 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
+
+import typer
 
 INTERRUPTED = 130
+END_S = 0.5  # that threads have to end by themselves
 
 
 class Stop:
@@ -57,6 +62,20 @@ def run_until_stopped(work: Callable[[Stop], Awaitable[None]], *, until_stdin_cl
         return stop.exit_code
 
     return asyncio.run(main())
+
+
+def end(code: int) -> NoReturn:
+    """Ends the process with that exit code, once everything is closed. A thread that is still at work (a micro-batch of minutes, a disk
+    that hangs) is not waited for: what was agreed is on the disk, as it is for a process that is killed."""
+
+    def insist() -> None:
+        time.sleep(END_S)
+        os._exit(code)
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    threading.Thread(target=insist, name="end", daemon=True).start()
+    raise typer.Exit(code)
 
 
 @contextmanager

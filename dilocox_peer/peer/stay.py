@@ -52,7 +52,7 @@ from dilocox_peer.peer.waiting import Waiting
 from dilocox_peer.signing import SEED_BYTES
 
 SAY_GOODBYE_S = 1.0
-STOP_TRAINER_S = 3.0
+STOP_TRAINER_S = 2.5
 STOP_CONVEYOR_S = 2.0
 LINGER_S = 3.0  # after everybody has the last head, and after the last state sent: for followers that still fetch
 LINGER_MAX_S = 30.0
@@ -206,7 +206,7 @@ class Stay:
         trainer.start(keeper.state, grow=keeper.grow)
         trainer.hold()  # until the rounds are at its head
         self._pauses.set_trainer(trainer)
-        stack.push_async_callback(self._stop, trainer.stop, STOP_TRAINER_S, "; it ends with its micro-batch")
+        stack.push_async_callback(self._stop, trainer.stop, STOP_TRAINER_S, "; it is not waited for")
         if conveyor is not None:
             conveyor.bench.set_on_work(trainer.nudge)
             stack.push_async_callback(self._stop, conveyor.stop, STOP_CONVEYOR_S, "")

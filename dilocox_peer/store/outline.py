@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from dilocox_peer.files import let_go
 from dilocox_peer.types import DIGEST_BYTES, Digest, sha256
 
 CHUNK_BYTES = 1 << 20
@@ -51,8 +52,15 @@ def num_chunks(size_bytes: int) -> int:
 
 def outline_of(parts: Sequence[bytes | bytearray | memoryview]) -> Outline:
     """The outline of the bytes of all parts one after another. Hashes without the GIL; call it from a worker thread."""
-    digests = tuple(sha256(*pieces) for pieces in chunks_of(parts))
+    digests = tuple(_digest(pieces) for pieces in chunks_of(parts))
     return Outline(sum(memoryview(part).nbytes for part in parts), digests)
+
+
+def _digest(pieces: list[memoryview]) -> Digest:
+    digest = sha256(*pieces)
+    for piece in pieces:
+        let_go(piece)
+    return digest
 
 
 def chunks_of(parts: Iterable[bytes | bytearray | memoryview]) -> Iterator[list[memoryview]]:

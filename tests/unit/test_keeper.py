@@ -135,3 +135,15 @@ def test_a_large_first_state_is_read_from_the_disk(tmp_path, monkeypatch):
     assert isinstance(keeper.state.anchor.obj, mmap.mmap)
     keeper.close()
     assert keeper.is_empty
+
+
+def test_a_certificate_that_moves_the_head_alone_writes_nothing(tmp_path):
+    told: list[Any] = []
+    keeper = Keeper(tmp_path, MANIFEST, 0, told.append)
+    for number in (1, 2):
+        keeper.rest(0.0)
+        keeper.save(state_at(sha256(bytes([number])), 1), at_once=False).result()
+    keeper.save(state_at(sha256(b"another branch"), 1)).result()
+    keeper.close()
+    assert len(told) == 2
+    assert keeper.stored(sha256(b"another branch")) is not None

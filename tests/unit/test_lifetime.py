@@ -1,6 +1,8 @@
 """Ctrl-C before the event loop is there to hear it."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -35,3 +37,19 @@ def test_an_interrupt_that_an_import_garbles_is_an_interrupt(made_of_it):
 def test_an_import_that_fails_by_itself_is_told_as_it_is():
     with pytest.raises(ImportError, match="torch"), interruptible():
         raise ImportError("torch")
+
+
+@pytest.mark.parametrize("is_at_work", [False, True])
+def test_a_process_ends_whatever_its_threads_are_at(is_at_work):
+    program = (
+        "import threading, time, typer\n"
+        "from dilocox_peer.cli.lifetime import end\n"
+        f"threading.Thread(target=time.sleep, args=({600 if is_at_work else 0},)).start()\n"
+        "print('said')\n"
+        "try:\n"
+        "    end(7)\n"
+        "except typer.Exit as left:\n"
+        "    raise SystemExit(left.exit_code)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (7, "said\n", "")

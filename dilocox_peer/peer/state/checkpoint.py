@@ -55,7 +55,6 @@ def write_checkpoint(
     path = _path(folder, state.round)
     sweep_parts(folder)  # of a process that was killed in mid-write
     replace_file(path, [_LENGTH.pack(len(header)), header, *state.parts()], durable=durable)
-    state.let_go()
     prune(path, keep=keep)
     return path
 

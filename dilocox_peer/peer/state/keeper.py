@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 RESTS = 100  # times as long as a checkpoint took is none written that may wait
 DURABLE_ROUNDS = 8  # though it has not rested: contributions of 16 rounds are kept at least
+CLOSE_S = 1.0
 LARGE_BYTES = 256 << 20
 THINGS_BYTES = 50 << 30  # of files that others may need too
 
@@ -71,6 +72,7 @@ class Keeper:
         self._newest: AnchorState | None = None
         self._durable: Path | None = None  # the newest file that outlives a power cut
         self._durable_round = 0
+        self._durable_digest: Digest | None = None
         self._rests_until = 0.0
         self._is_closing = False
         self._writing: Future[None] = Future()  # of _newest, while there is one
@@ -83,6 +85,8 @@ class Keeper:
         if self.journal.loaded.reason:
             listener(Remark(f"the journal of rounds was cut short by a crash: {self.journal.loaded.reason}"))
         self._state = loaded.state
+        if loaded.state is not None:
+            self._durable_digest = loaded.state.digest
         if self._state is None and (model is not None or not manifest.model.starts_from_files):
             self._state = self._on_disk(initial_state(manifest, stage, folder=model))
 
@@ -92,6 +96,7 @@ class Keeper:
             return state
         try:
             path = write_checkpoint(self.checkpoints, self._manifest.run_id, state, durable=False)
+            self._durable_digest = state.digest  # what a power cut takes of it is made again
             return read_checkpoint(path, self._manifest.run_id, self._layout)
         except OSError as error:
             self._tell_refusal(error)
@@ -157,7 +162,8 @@ class Keeper:
         newest. Done when that is on disk, or could not be written: then it is told. at_once: False where it may wait for a later
         one: a file that has grown outlives the process as it is, and the rounds since can be replayed."""
         is_recent = state.round - self._durable_round < DURABLE_ROUNDS
-        if not at_once and is_recent and time.monotonic() < self._rests_until:
+        rests = is_recent and time.monotonic() < self._rests_until
+        if not at_once and (rests or state.digest == self._durable_digest):  # a certificate that moves the head alone
             done = Future[None]()
             done.set_result(None)
             return done
@@ -179,7 +185,7 @@ class Keeper:
                     return
             else:
                 path = write_checkpoint(self.checkpoints, self._manifest.run_id, state)
-            self._durable, self._durable_round = path, state.round
+            self._durable, self._durable_round, self._durable_digest = path, state.round, state.digest
         except OSError as error:
             self._tell_refusal(error)
             return
@@ -205,8 +211,11 @@ class Keeper:
         self._listener(Failed("checkpoint", f"{error.strerror or error}: the state is in memory only"))
 
     def close(self) -> None:
-        """Finishes the write that runs, and the one that waits; but of a file that has grown, which outlives the process as it is,
-        what a power cut may take is left."""
+        """Finishes the write that runs, and the one that waits, for a second; but of a file that has grown, which outlives the
+        process as it is, what a power cut may take is left."""
         self._is_closing = True
-        self._writer.shutdown(wait=True)
+        written = self._writer.submit(lambda: None)
+        self._writer.shutdown(wait=False)
+        with suppress(TimeoutError):
+            written.result(CLOSE_S)
         self.journal.close()

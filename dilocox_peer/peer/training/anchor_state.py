@@ -57,12 +57,13 @@ class AnchorState:
             if len(view) != raw_bytes(layout):
                 raise StateCorrupt(f"{name} of {len(view)} bytes for a stage of {raw_bytes(layout)}")
             for start in range(0, 0 if is_finite else len(view), _LOOK_BYTES):
-                if not np.isfinite(np.frombuffer(view[start : start + _LOOK_BYTES], dtype="<f4")).all():
+                piece = view[start : start + _LOOK_BYTES]
+                is_right = np.isfinite(np.frombuffer(piece, dtype="<f4")).all()
+                let_go(piece)
+                if not is_right:
                     raise StateCorrupt(f"{name} holds values that are not finite")
         outline = outline_of((anchor_view, momentum_view)) if outline is None else outline
-        state = cls(layout, head, round_number, anchor_view, momentum_view, outline)
-        state.let_go()
-        return state
+        return cls(layout, head, round_number, anchor_view, momentum_view, outline)
 
     @property
     def digest(self) -> Digest:

@@ -109,6 +109,7 @@ class Worker:
                 if job is not None:
                     self._carry_out(job)
                     may_idle = True
+                    del job  # and with it what its Future holds: vectors of the stage
                 elif self._stop_reason is None:
                     may_idle = self._idle()
         except Exception as error:  # the boundary of the thread: whatever it was, say it and stop
