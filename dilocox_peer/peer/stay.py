@@ -462,7 +462,7 @@ class Stay:
         run's owner has vouched for it, and followers had time to ask for it; what is on its way then is sent to its end."""
         loop = asyncio.get_running_loop()
         deadline, vouched_by = loop.time() + LINGER_MAX_S, loop.time() + VOUCHED_S
-        total = parts.averaging.driver.machine.last_round or 0
+        total = parts.averaging.machine.schedule.last_round or 0
 
         def is_needed() -> bool:
             behind = total if parts.conveyor is None else parts.conveyor.bench.behind

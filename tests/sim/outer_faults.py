@@ -99,7 +99,7 @@ class _EndsEarly(OuterLoop):
 
     def handle(self, happened: OuterInput, now: float, seen: Readings) -> list[OuterAction]:
         actions = super().handle(happened, now, seen)
-        last = self._rounds.last_round
+        last = self._rounds.schedule.last_round
         has_closed = any(isinstance(each, ToRounds) and isinstance(each.happened, Closed) for each in actions)
         if has_closed and last is not None and self.merged_round + 1 >= last:
             self.phase = OuterPhase.OVER

@@ -227,7 +227,7 @@ class OuterNode(Node):
             case ToListener():
                 pass
             case EndRun():
-                if not self.machine.is_finished or self.anchor_head != self.machine.head:
+                if not self.machine.schedule.is_over or self.anchor_head != self.machine.head:
                     raise Violation(f"O5: {self.peer} ends at round {self.book.certified}, not at the run's last head")
                 self.is_over = True
 
@@ -348,7 +348,7 @@ class OuterNode(Node):
         assert outer is not None
         is_free = outer.phase is OuterPhase.IDLE and not self.calls and not self.is_calling and not self.is_over
         if is_free and self.book.held_by and machine.may_train and self.world.overlap == "arrival":
-            last = machine.last_round
+            last = machine.schedule.last_round
             if last is None or self.book.round <= last:
                 raise Violation(f"O4: {self.peer} holds training in round {self.book.round} without a reason")
         if self.world.faulty and self.world.rng.random() < self.world.pause_rate:

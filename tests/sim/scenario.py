@@ -270,7 +270,7 @@ def _finish(world: World, stop_at: float, share_s: float) -> Outcome:
 
     def all_finished() -> bool:
         return world.shares_one_head() and all(
-            node.machine is not None and node.machine.is_finished for node in world.up()
+            node.machine is not None and node.machine.schedule.is_over for node in world.up()
         )
 
     assert world.total_rounds is not None

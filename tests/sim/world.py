@@ -412,7 +412,7 @@ class Node:
         if head != self.anchor_head or self.queue or machine.head != head:
             return
         self.make_units()
-        if not machine.is_ready or machine.has_offered or machine.is_finished or self.anchor is None:
+        if not machine.is_ready or machine.has_offered or machine.schedule.is_over or self.anchor is None:
             self.train_on()
             return
         blob = blob_of(self.pending, self.malformed)

@@ -72,8 +72,9 @@ def disk():
 async def peer(disk):
     posted, trainer, blobs = list[Any](), cast("Any", TrainerStub()), cast("Any", None)
     rounds: Any = SimpleNamespace(
-        head=PLACE.head, round=0, may_train=False, may_offer=False, has_offered=False, last_round=9, roster=(), reports={},
-        working=lambda now: set(), is_wanted=lambda head: True, plan_for=lambda number: first_plan(MANIFEST),
+        head=PLACE.head, round=0, may_train=False, may_offer=False, has_offered=False, roster=(), reports={},
+        working=lambda now: set(), is_wanted=lambda head: True,
+        schedule=SimpleNamespace(last_round=9, plan_for=lambda number: first_plan(MANIFEST)),
     )  # fmt: skip
     conductor = Conductor(
         me=ME, incarnation=1, manifest=MANIFEST, rounds=rounds, trainer=trainer, blobs=blobs, disk=disk, raw_bytes=0,

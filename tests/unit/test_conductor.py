@@ -72,17 +72,15 @@ class RoundsStub:
         self.head, self.round, self.state_digest = PLACE.head, 0, b""
         self.may_train = self.may_offer = True
         self.has_offered = False
-        self.last_round: int | None = 2
+        plan = first_plan(MANIFEST)
+        self.schedule: Any = SimpleNamespace(last_round=2, expected_rounds=9, plan_for=lambda _number: plan)
         self.roster = (ME,)
         self.reports: dict[PeerId, tuple[int, int]] = {}
-        self.expected_rounds, self.plan_reason = 9, ""
+        self.plan_reason = ""
         self.chain: tuple[Certificate, ...] = ()
 
     def working(self, _now):
         return set()
-
-    def plan_for(self, _number):
-        return first_plan(MANIFEST)
 
 
 class Stage:
@@ -157,7 +155,7 @@ async def test_a_close_that_came_too_late_deletes_its_own_contribution_alone(tmp
 async def test_what_was_certified_is_read_merged_kept_and_told_until_the_last_round(tmp_path, disk):
     blobs = Shelf(tmp_path)
     stage = Stage(blobs, disk)
-    stage.rounds.last_round = 1
+    stage.rounds.schedule.last_round = 1
     entries = [Entry(PeerId(f"p{number}"), 1, blobs.put(bytes([number])), 1, 8) for number in range(2)]
     stage.conductor.on_apply(Apply(stage.certify(*entries), None))
     async with asyncio.timeout(10):

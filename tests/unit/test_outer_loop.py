@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,17 +56,15 @@ class Rounds:
         self.head, self.round, self.state_digest = PLACE.head, 0, b""
         self.may_train = self.may_offer = True
         self.has_offered = False
-        self.last_round: int | None = 9
+        plan = first_plan(MANIFEST)
+        self.schedule: Any = SimpleNamespace(last_round=9, expected_rounds=9, plan_for=lambda _number: plan)
         self.roster: tuple[PeerId, ...] = (ME,)
         self.reports: dict[PeerId, tuple[int, int]] = {}
-        self.expected_rounds, self.plan_reason = 9, ""
+        self.plan_reason = ""
         self.chain: tuple[Certificate, ...] = ()
 
     def working(self, _now):
         return set(self.roster)
-
-    def plan_for(self, _number):
-        return first_plan(MANIFEST)
 
 
 class Peer:
@@ -239,7 +238,7 @@ def test_progress_is_told_at_once_at_each_half_share_and_once_only():
 
 def test_it_ends_when_the_last_round_is_merged_and_not_before():
     peer = Peer()
-    peer.rounds.last_round = 2
+    peer.rounds.schedule.last_round = 2
     peer.on(Glance())
     assert not any(isinstance(each, EndRun) for each in peer.merge(peer.certified()))
     assert peer.merge(peer.certified())[-2:] == [HoldTraining(True), EndRun()]

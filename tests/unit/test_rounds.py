@@ -974,12 +974,12 @@ def test_no_round_follows_the_last_and_late_peers_still_reach_it() -> None:
     for _ in range(4):
         table.offer("a", "b")
     assert table.machine("a").round == 2
-    assert table.machine("a").is_finished
+    assert table.machine("a").schedule.is_over
     assert not table.machine("a").has_offered
     table.states_from = {PeerId("a"), PeerId("b")}
     table.sit(PeerId("c"))
     table.wait(6.0)
-    assert table.machine("c").is_finished
+    assert table.machine("c").schedule.is_over
 
 
 def test_old_blobs_are_forgotten_and_new_ones_are_not() -> None:
@@ -1099,8 +1099,8 @@ def test_silence_of_three_heartbeats_is_absence() -> None:
 def test_the_plan_of_a_round_is_in_the_certificate_two_rounds_before() -> None:
     table = Table("a").start()
     table.offer("a")
-    assert table.machine("a").plan_for(1) == PLAN
-    assert table.machine("a").plan_for(3) == table.machine("a").chain[-1].value.plan
+    assert table.machine("a").schedule.plan_for(1) == PLAN
+    assert table.machine("a").schedule.plan_for(3) == table.machine("a").chain[-1].value.plan
 
 
 def test_ticking_early_does_no_harm() -> None:
@@ -1127,7 +1127,7 @@ def test_what_strangers_say_of_the_last_state_counts_nothing_beside_the_roster()
     table.offer("a", "b", "c")
     table.offer("a", "b", "c")
     finished = table.machine("a")
-    assert finished.is_finished
+    assert finished.schedule.is_over
     newcomer, place, forged = PeerId("n"), finished.chain[-1], sha256(b"forged")
     for blobs in table.blobs.values():
         blobs.clear()  # too old to be merged one after another
@@ -1146,4 +1146,4 @@ def test_what_strangers_say_of_the_last_state_counts_nothing_beside_the_roster()
     assert {action.state_digest for action in asked} == {finished.state_digest}
     assert {peer for action in asked for peer in action.donors} == {"a", "b", "c"}
     table.give(newcomer, StateInstalled(place.head, finished.state_digest))
-    assert table.machine("n").is_finished
+    assert table.machine("n").schedule.is_over

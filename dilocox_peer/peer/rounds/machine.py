@@ -75,7 +75,7 @@ PLANNED_FROM = 256  # newest certificates that a planner is shown at a restart
 
 
 class RoundMachine:
-    """One peer of one stage."""
+    """One peer of one stage. schedule: of the rounds, by the chain as it is by now."""
 
     sitting_type: type[Sitting] = Sitting  # the simulator plants faulty ones
     replay_type: type[Replay] = Replay
@@ -120,7 +120,7 @@ class RoundMachine:
         self._chain = Chain(genesis_place, durable.appended if durable is not None else ())
         for certificate in self._chain.certificates[-PLANNED_FROM:]:
             judge.observe(certificate)
-        self._schedule = Schedule(self._chain, plans, plan)
+        self.schedule = Schedule(self._chain, plans, plan)
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
         if stored_blobs:
@@ -234,10 +234,6 @@ class RoundMachine:
         return self._takes_part and self.sitting.seat.is_member and not self.has_offered
 
     @property
-    def is_finished(self) -> bool:
-        return self._schedule.is_over
-
-    @property
     def training_round(self) -> int:
         """The round local steps belong to: the one after our head's, or after our offer."""
         return self.round + (2 if self.has_offered else 1)
@@ -267,24 +263,10 @@ class RoundMachine:
         """Peers heard within three heartbeats that said they are at our head, and ourselves."""
         return set(self._members.at(self.head, now)) | {self._owner.peer}
 
-    def plan_for(self, round_number: int) -> Plan:
-        """The plan of a round, up to the one after next: what the certificate two rounds before it says."""
-        return self._schedule.plan_for(round_number)
-
-    @property
-    def last_round(self) -> int | None:
-        """The number of the run's last round; None while it is not planned yet."""
-        return self._schedule.last_round
-
     @property
     def plan_reason(self) -> str:
         """Why our planner last decided otherwise than before."""
         return self._owner.planner.reason
-
-    @property
-    def expected_rounds(self) -> int | None:
-        """How many rounds the run will have if H stays as it is; None: it does not end."""
-        return self._schedule.expected_rounds
 
     # ---- what happens ----
 
@@ -370,7 +352,7 @@ class RoundMachine:
     def _close(self, base: Digest, entry: Entry) -> None:
         assert entry.peer == self._owner.peer, f"an offer of {entry.peer} closed by {self._owner.peer}"
         self._heartbeats.closed()
-        if base == self.head and not self.has_offered and not self.is_finished:
+        if base == self.head and not self.has_offered and not self.schedule.is_over:
             self._holdings.held(entry.blob, self.round + 1, entry.size_bytes)
             self.sitting.ballots.offer(entry, self._now)
 
@@ -412,7 +394,7 @@ class RoundMachine:
     @property
     def _takes_part(self) -> bool:
         """Whether we certify: nothing better is known, and the run is not over."""
-        return self._adoption.is_at_the_end and not self.is_finished
+        return self._adoption.is_at_the_end and not self.schedule.is_over
 
     def _sit_down(self, votes: Votes) -> Sitting:
         """A new head: a new seat, nothing offered, no votes but these."""

@@ -97,6 +97,7 @@ class OuterLoop:
         self._incarnation = incarnation
         self._overlap = manifest.outer.overlap
         self._rounds = rounds
+        self._schedule = rounds.schedule
         self._timetable = timetable
         self._worked = Worked()
         self._raw_bytes = raw_bytes
@@ -216,7 +217,7 @@ class OuterLoop:
             waiting=len(self._waiting),
             training_round=seen.training_round,
             merged_round=self.merged_round,
-            last_round=self._rounds.last_round,
+            last_round=self._schedule.last_round,
         )
 
     def _is_due(self, now: float, seen: Readings) -> bool:
@@ -314,7 +315,7 @@ class OuterLoop:
 
     def _learn_plans(self, certified: int) -> None:
         """What training may be in at this head: the round after it, and the one after that while an offer is out."""
-        self._timetable.learn({number: self._rounds.plan_for(number) for number in (certified + 1, certified + 2)})
+        self._timetable.learn({number: self._schedule.plan_for(number) for number in (certified + 1, certified + 2)})
         if self._timetable.goes_by_tokens:
             self._worked.follow(self._rounds.chain)
             done = self._worked.by(certified)
@@ -324,7 +325,7 @@ class OuterLoop:
         self, apply: Apply, merged: AnchorMoved, exchange_s: float | None, now: float, seen: Readings
     ) -> list[OuterAction]:
         certificate, value = apply.certificate, apply.certificate.value
-        plan = self._rounds.plan_for(value.round)
+        plan = self._schedule.plan_for(value.round)
         certified = RoundCertified(
             round=value.round,
             head=certificate.head.hex(),
@@ -343,7 +344,7 @@ class OuterLoop:
             rank=plan.rank if plan.codec == LOW_RANK else 0,
             inner_steps=plan.inner_steps,
             delay_s=None if exchange_s is None else round(exchange_s, 3),
-            expected_rounds=self._rounds.expected_rounds or 0,
+            expected_rounds=self._schedule.expected_rounds or 0,
             norms=merged.norms,
             clip_factors=merged.clip_factors,
         )
@@ -359,7 +360,7 @@ class OuterLoop:
 
     def _plan_told(self, round_number: int) -> list[OuterAction]:
         """When a certificate planned another round than the ones before it."""
-        before, plan = self._rounds.plan_for(round_number + 1), self._rounds.plan_for(round_number + 2)
+        before, plan = self._schedule.plan_for(round_number + 1), self._schedule.plan_for(round_number + 2)
         is_same = (before.codec, before.rank, before.inner_steps) == (plan.codec, plan.rank, plan.inner_steps)
         if is_same or before.end != plan.first_step:
             return []
