@@ -1,6 +1,7 @@
 """Volunteers at home: peers behind NAT routers of several kinds, a public bootstrap, no flags but the link.
 
     python benchmarks/homes.py a          three homes (restricted, restricted, symmetric), one stage
+    python benchmarks/homes.py b4         two stages of two peers, all four at home; b0, b1, b2: so many of them, the others public
     python benchmarks/homes.py c          a carrier's NAT, a network that lets out port 443 alone, a restricted home
     python benchmarks/homes.py d          as a; then the bootstrap with its relay is killed and started again
 
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 
 from swarm import header
 from testbed.home_swarm import BOOTSTRAP, HomeSwarm
@@ -35,26 +37,44 @@ class Outcome:
     slowest of them heard of it; None: there was none. chains: digests of the last common round. counts: round -> contributors."""
 
     names: list[str]
+    num_stages: int = 1
     met_s: float | None = None
     heads: dict[str, str] = field(default_factory=dict)
     counts: dict[str, Counter[int]] = field(default_factory=dict)
     paths: dict[str, dict[str, str]] = field(default_factory=dict)
+    stages: dict[str, int] = field(default_factory=dict)
+    links: dict[str, list[str]] = field(default_factory=dict)  # of several stages: whom it is linked with
+    tokens_per_s: float = 0.0  # of all origins, while it was watched
     again_s: float | None = None  # of d: from the relay's return to the next round with everybody
     reserved_s: float | None = None  # of d: from there until the slowest home had a place at the relay
     num_lost: int = 0  # of d: rounds that a home had certified and the chain does without
 
     @property
     def num_chains(self) -> int:
-        return len(set(self.heads.values()))
+        """Of all stages together: as many as there are stages, if all is well."""
+        return len({(self.stages.get(name), head) for name, head in self.heads.items()})
+
+    @property
+    def peers_per_stage(self) -> int:
+        return len(self.names) // self.num_stages
 
 
-def manifest(start_peers: int) -> Manifest:
+def manifest(outcome: Outcome) -> Manifest:
     """Rounds of a second or two, without end."""
-    return preset("tiny", rounds={"total": 100_000, "start_peers": start_peers})
+    rounds = {"total": 100_000, "start_peers": outcome.peers_per_stage}
+    return preset("tiny", rounds=rounds, stages={"count": outcome.num_stages})
 
 
 def homes(lab: NatLab, scenario: str) -> list[str]:
     lab.public(BOOTSTRAP, 9)
+    if scenario.startswith("b"):
+        kinds = [Router.RESTRICTED, Router.SYMMETRIC, Router.RESTRICTED, Router.RESTRICTED]
+        num_homes = int(scenario[1:])
+        for number in range(4 - num_homes):
+            lab.public(f"p{number}", 20 + number)
+        for number in range(num_homes):
+            lab.home(f"h{number}", 1 + number, kinds[number])
+        return [*(f"p{number}" for number in range(4 - num_homes)), *(f"h{number}" for number in range(num_homes))]
     lab.home("a", 1, Router.RESTRICTED)
     if scenario == "c":
         lab.carrier("isp", 50)
@@ -66,20 +86,24 @@ def homes(lab: NatLab, scenario: str) -> list[str]:
     return ["a", "b", "s"]
 
 
-async def play(scenario: str, *, log: Path | None = None, watch_s: float = WATCH_S) -> Outcome:
+async def play(
+    scenario: str, *, log: Path | None = None, watch_s: float = WATCH_S, line: float | None = None
+) -> Outcome:
     """The scenario, from the first process to the last."""
     with NatLab() as lab:
         names = homes(lab, scenario)
         lab.start()
-        async with HomeSwarm(lab, manifest(len(names))) as swarm:
-            outcome = Outcome(names)
+        for name in names:
+            lab.set_rate(name, up=line, down=line)
+        outcome = Outcome(names, num_stages=2 if scenario.startswith("b") else 1)
+        async with HomeSwarm(lab, manifest(outcome)) as swarm:
             ports = (4711, 443) if scenario == "c" else (4711,)
             await swarm.start_bootstrap(ports=ports)
             for name in names:
                 joined_at = time.monotonic()
                 await swarm.join(name)
-            if await swarm.until(lambda: _all_in_one(swarm, names, 0.0) is not None, HOMES_MEET_S):
-                met_at = _all_in_one(swarm, names, 0.0)
+            if await swarm.until(lambda: _all_in_one(swarm, outcome, 0.0) is not None, HOMES_MEET_S):
+                met_at = _all_in_one(swarm, outcome, 0.0)
                 assert met_at is not None
                 outcome.met_s = met_at - joined_at
             watched_from = time.monotonic()
@@ -100,8 +124,8 @@ async def _restart_bootstrap(swarm: HomeSwarm, outcome: Outcome) -> None:
     await asyncio.sleep(RELAY_AWAY_S)
     await swarm.start_bootstrap()
     back_at = time.monotonic()
-    if await swarm.until(lambda: _all_in_one(swarm, outcome.names, back_at) is not None, HOMES_MEET_S):
-        again_at = _all_in_one(swarm, outcome.names, back_at)
+    if await swarm.until(lambda: _all_in_one(swarm, outcome, back_at) is not None, HOMES_MEET_S):
+        again_at = _all_in_one(swarm, outcome, back_at)
         assert again_at is not None
         outcome.again_s = again_at - back_at
     told = [swarm.told[name].of("ReachChanged")[-1] for name in outcome.names]
@@ -112,12 +136,14 @@ async def _restart_bootstrap(swarm: HomeSwarm, outcome: Outcome) -> None:
         outcome.num_lost += sum(record["last_round"] - record["first_round"] + 1 for _, record in kept)
 
 
-def _all_in_one(swarm: HomeSwarm, names: list[str], since: float) -> float | None:
-    """When the slowest of them had heard, after since, of a round to which all of them contributed."""
+def _all_in_one(swarm: HomeSwarm, outcome: Outcome, since: float) -> float | None:
+    """When the slowest of them had heard, after since, of a round to which all of its stage contributed."""
     at = []
-    for name in names:
+    for name in outcome.names:
         full = [
-            at_s for at_s, record in swarm.rounds(name) if at_s > since and len(record["contributors"]) == len(names)
+            at_s
+            for at_s, record in swarm.rounds(name)
+            if at_s > since and len(record["contributors"]) == outcome.peers_per_stage
         ]
         if not full:
             return None
@@ -128,13 +154,24 @@ def _all_in_one(swarm: HomeSwarm, names: list[str], since: float) -> float | Non
 def _look(swarm: HomeSwarm, outcome: Outcome, since: float) -> None:
     named = swarm.names()
     by_round = {name: {record["round"]: record["head"] for _, record in swarm.rounds(name)} for name in outcome.names}
-    common = set.intersection(*(set(rounds) for rounds in by_round.values()))
     for name in outcome.names:
+        outcome.stages[name] = next((record["stage"] for _, record in swarm.told[name].of("PeerStarted")), -1)
+    for name in outcome.names:
+        of_stage = [other for other in outcome.names if outcome.stages[other] == outcome.stages[name]]
+        common = set.intersection(*(set(by_round[other]) for other in of_stage))
         last = max(common, default=max(by_round[name], default=0))
         outcome.heads[name] = f"{last}:{by_round[name].get(last, 'none')[:12]}"
         outcome.counts[name] = Counter(
             len(record["contributors"]) for at_s, record in swarm.rounds(name) if at_s > since
         )
+        links: dict[str, bool] = {}
+        for _, record in swarm.told[name].events:
+            if record["event"] in ("NeighbourLinked", "NeighbourUnlinked"):
+                links[named.get(record["peer"], "?")] = record["event"] == "NeighbourLinked"
+        outcome.links[name] = sorted(other for other, is_up in links.items() if is_up)
+        progress = [record for at_s, record in swarm.told[name].of("TrainingProgress") if at_s > since]
+        if progress and outcome.stages[name] == 0:
+            outcome.tokens_per_s += median(record["tokens_per_s"] for record in progress)
         seen = swarm.told[name].of("SwarmSeen")
         if seen:
             outcome.paths[name] = {named.get(peer["peer"], "?"): peer["reachability"] for peer in seen[-1][1]["peers"]}
@@ -156,10 +193,13 @@ def show(scenario: str, outcome: Outcome) -> None:
     met = "never" if outcome.met_s is None else f"{outcome.met_s:.1f} s after the last join"
     print(f"  a round with everybody: {met}")
     print(f"  chains: {outcome.num_chains} ({', '.join(f'{name} {head}' for name, head in outcome.heads.items())})")
+    print(f"  {outcome.tokens_per_s:,.0f} tokens/s")
     for name, counts in outcome.counts.items():
         rounds = ", ".join(f"{times} rounds of {count}" for count, times in sorted(counts.items(), reverse=True))
         paths = ", ".join(f"{other} {how}" for other, how in sorted(outcome.paths.get(name, {}).items()))
-        print(f"  {name}: {rounds or 'no round'}; sees {paths or 'nobody'}")
+        links = f"; linked with {', '.join(outcome.links[name]) or 'nobody'}" if outcome.num_stages > 1 else ""
+        stage = f" (stage {outcome.stages[name]})" if outcome.num_stages > 1 else ""
+        print(f"  {name}{stage}: {rounds or 'no round'}; sees {paths or 'nobody'}{links}")
     if scenario == "d":
         again = "never" if outcome.again_s is None else f"{outcome.again_s:.1f} s"
         reserved = "never" if outcome.reserved_s is None else f"{outcome.reserved_s:.1f} s"
@@ -169,16 +209,17 @@ def show(scenario: str, outcome: Outcome) -> None:
 
 def main() -> int:
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("scenario", choices=("a", "c", "d"))
+    cli.add_argument("scenario", choices=("a", "b0", "b1", "b2", "b4", "c", "d"))
     cli.add_argument("--log", type=Path, help="write every event of every process there")
     cli.add_argument("--json", action="store_true", help="the same once more, as the last line")
+    cli.add_argument("--line", type=float, help="Mbit/s of everybody's line but the bootstrap's, each way")
     cli.add_argument("--watch", type=float, default=WATCH_S, help="seconds, after they have met")
     args = cli.parse_args()
     if (lack := missing()) is not None:
         print(f"skipped: {lack}", file=sys.stderr)
         return LACKS
     print(header())
-    outcome = asyncio.run(play(args.scenario, log=args.log, watch_s=args.watch))
+    outcome = asyncio.run(play(args.scenario, log=args.log, watch_s=args.watch, line=args.line and args.line * 1e6))
     show(args.scenario, outcome)
     if args.json:
         print(json.dumps(asdict(outcome)))

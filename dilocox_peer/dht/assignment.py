@@ -18,7 +18,7 @@ PATIENCE_S = 45.0  # with an empty stage, in which whoever left may come back; f
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """A peer that claims a stage. fits: the stages whose memory it has. is_dialable: whether others can reach it; if not it can only be a
+    """A peer that claims a stage. fits: the stages whose memory it has. is_dialable: whether others can reach it, through a relay if need be; if not it can only be an
     origin, which dials and is not dialled."""
 
     peer: PeerId
@@ -64,7 +64,7 @@ def better_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine
     peers = stages[mine]
     if not claimant.is_dialable or not peers:
         return None, ""
-    movable = [lease for lease in peers if lease.reachability == "direct"]  # who cannot be dialled stays where it is
+    movable = [lease for lease in peers if lease.is_reachable]  # who cannot be reached stays where it is
     newest = max(movable, key=lambda lease: (lease.incarnation, lease.peer), default=None)
     if newest is None or newest.peer != claimant.peer:
         return None, ""
@@ -84,7 +84,7 @@ def take_over(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: i
     """
     spare: list[tuple[int, int, PeerId]] = []
     for leases in stages.values():
-        movable = sorted((-lease.incarnation, lease.peer) for lease in leases if lease.reachability == "direct")
+        movable = sorted((-lease.incarnation, lease.peer) for lease in leases if lease.is_reachable)
         spare += [(-len(leases), *each) for each in movable[: len(leases) - 1]]
     order = [peer for _, _, peer in sorted(spare)]
     empty = [stage for stage in sorted(stages) if not stages[stage] and stage in claimant.fits]

@@ -57,6 +57,16 @@ class Lease:
     admission: bytes = b""
     expires_s: float = 0.0
 
+    @property
+    def is_relayed(self) -> bool:
+        """Nobody can dial it, and relays pass others on to it."""
+        return self.reachability == "relayed" and any("/p2p-circuit/" in text for text in self.addresses)
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether peers that nobody can dial have a way to it."""
+        return self.reachability == "direct" or self.is_relayed
+
     def to_bytes(self) -> bytes:
         form = LeaseForm(
             RECORDS, self.stage, self.incarnation, self.addresses, self.protocol, float(self.tokens_per_s), self.memory_bytes,

@@ -28,7 +28,7 @@ from dilocox_peer.network.bulk import (
     receive_reply,
     send_request,
 )
-from dilocox_peer.network.daemon import Daemon, Refusal, Via, remember
+from dilocox_peer.network.daemon import Daemon, OnStream, Refusal, Via, remember
 from dilocox_peer.network.p2pd import check_listenable
 from dilocox_peer.network.serving import FetchHandler, Serving, TransportLimits
 from dilocox_peer.token_bucket import TokenBucket
@@ -230,6 +230,21 @@ class Transport:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A stream of that protocol to peer, which the caller closes. Raises PeerUnavailable."""
         return await self.daemon.open_stream(peer, protocol, timeout_s)
+
+    def stream_protocol(self, kind: str) -> str:
+        return f"{self._prefix}/stream/{kind}"
+
+    async def take_streams(self, kind: str, on_stream: OnStream, *, right: Right) -> None:
+        """Streams of that kind that peers open go to on_stream(peer, reader, writer), which bounds and ends them. right: as `serve`."""
+
+        async def take(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if self._is_closed or self._refusal(peer, right) is not None:
+                writer.transport.abort()
+            else:
+                await on_stream(peer, reader, writer)
+
+        self.daemon.check_up(self.peer_id)
+        await self.daemon.accept(self.stream_protocol(kind), take)
 
     async def seen_at(self, peer: PeerId, timeout_s: float = 5.0) -> list[str]:
         """Hosts that our open connections with peer lead to, relayed ones left out."""

@@ -76,11 +76,11 @@ def wants_checkpointing(manifest: Manifest, stage: int, wish: Wish) -> bool:
 
 
 async def _try_to_be_dialled(presence: Presence, stages: dict[int, list[Lease]], listener: Listener) -> None:
-    if not presence.is_dialable:  # known already
+    if presence.reachability.at(presence.transport.addresses) == "relayed":  # known already
         return
     others = [lease for leases in stages.values() for lease in leases if lease.peer != presence.me]
     rng = random.Random(presence.incarnation)
-    if await presence.reachability.try_out(presence.transport, others, rng) is False:
+    if await presence.reachability.try_out(presence.transport, others, rng) is False and not presence.is_dialable:
         listener(Remark(ADVICE))
 
 

@@ -80,6 +80,11 @@ class Reachability:
         return "direct"
 
     @property
+    def is_outgoing_only(self) -> bool:
+        """What the volunteer says."""
+        return self._outgoing_only
+
+    @property
     def is_known_direct(self) -> bool:
         """Whether somebody dialled us, and the volunteer does not say otherwise."""
         return self._was_dialled is True and not self._outgoing_only

@@ -72,6 +72,8 @@ class Discovery:
     async def run(self) -> None:
         """Looks until cancelled; a look that fails is told and followed by the next. Raises RunRefused."""
         looks = 0
+        if self._conveyor is not None:
+            await self._reaching.take_links(self._conveyor)
         while True:
             far = looks % FAR_EVERY == 0 or looks >= FIRST_LOOKS
             try:
@@ -119,9 +121,9 @@ class Discovery:
         beside = [other for other in (self._stage - 1, self._stage + 1) if 0 <= other < self._num_stages]
         by_stage = {other: await self._directory.peers(other) for other in beside}
         found = [lease for leases in by_stage.values() for lease in leases]
-        conveyor.set_neighbours(
-            LinkAddress(lease.peer, LinkId(lease.link), lease.link_addresses) for lease in found if lease.link
-        )
+        linked = [lease for lease in found if lease.link]
+        ways = await self._reaching.ways_to_links(linked)
+        conveyor.set_neighbours(LinkAddress(lease.peer, LinkId(str(lease.link)), ways[lease.peer]) for lease in linked)
         return by_stage
 
     async def _meet(self, leases: Sequence[Lease]) -> None:

@@ -42,9 +42,13 @@ class Presence:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where others dial us, those that are of use to most of them first: a lease holds a few."""
-        own, relayed = self.transport.addresses, () if self.reservations is None else self.reservations.addresses
+        own = self.transport.addresses
         public = [text for text in own if address_range(parse_multiaddr(text, "lease").host)]
-        return (*public, *relayed, *(text for text in own if text not in public))
+        return (*public, *self.addresses_of_relays, *(text for text in own if text not in public))
+
+    @property
+    def addresses_of_relays(self) -> tuple[str, ...]:
+        return () if self.reservations is None else self.reservations.addresses
 
     @property
     def endpoint(self) -> Endpoint:
@@ -52,8 +56,10 @@ class Presence:
 
     @property
     def is_dialable(self) -> bool:
-        """Whether others may count on dialling us; it can change with our addresses."""
-        return self.reachability.at(self.transport.addresses) == "direct"
+        """Whether others may count on dialling us, through a relay if need be; it can change with our addresses."""
+        if self.reachability.at(self.transport.addresses) == "direct":
+            return True
+        return bool(self.addresses_of_relays) and not self.reachability.is_outgoing_only
 
     def lease(self, stage: int) -> Lease:
         """Of a peer that is at that stage and has done nothing there yet."""

@@ -15,8 +15,10 @@ from dilocox_peer.events_of_reach import Reach, ReachChanged
 from dilocox_peer.invitation import all_loopback
 from dilocox_peer.network.reservations import Reservations
 from dilocox_peer.network.transport import Transport, Via
+from dilocox_peer.network.tunnels import Tunnels, own_door
 from dilocox_peer.peer.dial_plan import DialPlan
 from dilocox_peer.peer.dialback import Reachability
+from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.types import PeerId
 
 TICK_S = 2.0
@@ -36,6 +38,7 @@ class Reaching:
     ) -> None:
         """look_now: set when the directory should be read, for the addresses of peers that we lack a connection with."""
         self.reservations = Reservations(transport)
+        self.tunnels = Tunnels(transport)
         self.paths: Mapping[PeerId, Via] = {}
         self._transport = transport
         self._reachability = reachability
@@ -54,6 +57,7 @@ class Reaching:
         self._weigh(is_settled=False)
         self.reservations.offer(self._transport.initial_peers)
         task = asyncio.create_task(self._run(), name="reaching")
+        stack.callback(self.tunnels.close)
         stack.push_async_callback(_end, task)
         return task
 
@@ -63,6 +67,23 @@ class Reaching:
         self._on_dialled, self._on_paths = on_dialled, on_paths
         self._plan.listed(leases)
         self._nudge.set()
+
+    async def take_links(self, conveyor: Conveyor) -> None:
+        """From here on neighbours that cannot dial our linkd reach it through p2pd."""
+        with suppress(PeerUnavailable, TimeoutError):  # p2pd is gone, which others tell
+            await self.tunnels.serve(lambda: own_door(conveyor.addresses))
+
+    async def ways_to_links(self, leases: Sequence[Lease]) -> dict[PeerId, tuple[str, ...]]:
+        """Where linkd dials each of these neighbours; one that is passed on to by relays, through p2pd at last."""
+        relayed = [lease for lease in leases if lease.is_relayed]
+        self.tunnels.keep({lease.peer for lease in relayed})
+        ways = {lease.peer: lease.link_addresses for lease in leases}
+        for lease in relayed:
+            with suppress(OSError):
+                door = await self.tunnels.towards(lease.peer, lease.addresses)
+                if door is not None:
+                    ways[lease.peer] = (*lease.link_addresses, f"{door}/p2p/{lease.link}")
+        return ways
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

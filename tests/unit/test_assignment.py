@@ -102,6 +102,14 @@ def test_the_newest_that_can_be_dialled_moves_where_a_newer_one_cannot():
     assert better_stage(stages, claimant("c", is_dialable=False), 0)[0] is None
 
 
+def test_who_is_passed_on_to_by_a_relay_moves_like_any_other():
+    relay = "/ip4/203.0.113.1/tcp/1/p2p/R/p2p-circuit/p2p/c"
+    relayed = replace(lease("c", 0, incarnation=3), reachability="relayed", addresses=(relay,))
+    stages = {0: [lease("a", 0, incarnation=1), lease("b", 0, incarnation=2), relayed], 1: [lease("d", 1)]}
+    assert better_stage(stages, claimant("c"), 0)[0] == 1
+    assert better_stage(stages, claimant("b"), 0)[0] is None
+
+
 def test_the_newest_of_the_fullest_stage_goes_first_to_a_stage_that_was_left():
     stages = {
         0: [lease("a", 0, incarnation=1), lease("b", 0, incarnation=5)],

@@ -1,0 +1,123 @@
+"""linkd's way to a neighbour that neither can dial: a stream of p2pd, direct, punched or through a relay.
+
+For each such neighbour a port on 127.0.0.1 is a door: what linkd dials there comes out at the neighbour's linkd. p2pd carries the bytes
+as they are; TLS within them is linkd's own, so neither the relay nor we can say anything in its name.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+
+from dilocox_peer.admission import Right
+from dilocox_peer.errors import PeerUnavailable
+from dilocox_peer.invitation import parse_multiaddr
+from dilocox_peer.network.transport import Transport
+from dilocox_peer.types import PeerId
+
+KIND = "link"
+MAX_DOORS = 64
+MAX_STREAMS, MAX_STREAMS_PER_PEER = 64, 4  # that others opened; linkd needs one
+READ_BYTES = 256 * 1024
+CONNECT_S, OPEN_S = 5.0, 10.0
+
+_Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Tunnels:
+    """Doors to others by `towards`, and with `serve` theirs to our linkd."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._doors: dict[PeerId, asyncio.Server] = {}
+        self._addresses: dict[PeerId, tuple[str, ...]] = {}
+        self._taken: Counter[PeerId] = Counter()
+
+    async def serve(self, where: Callable[[], tuple[str, int]]) -> None:
+        """From here on streams of others come out where our linkd listens: host and port, asked for each. Raises
+        PeerUnavailable, TimeoutError."""
+
+        async def take(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if self._taken.total() >= MAX_STREAMS or self._taken[peer] >= MAX_STREAMS_PER_PEER:
+                writer.transport.abort()
+                return
+            self._taken[peer] += 1
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    inside = await asyncio.open_connection(*where())
+                await _join((reader, writer), inside)
+            except OSError:  # TimeoutError is one
+                writer.transport.abort()
+            finally:
+                self._taken[peer] -= 1
+                if not self._taken[peer]:
+                    del self._taken[peer]
+
+        await self._transport.take_streams(KIND, take, right=Right.JOIN)
+
+    async def towards(self, peer: PeerId, addresses: Sequence[str]) -> str | None:
+        """A multiaddress of this machine that leads to the neighbour's linkd; None if there are too many. addresses: of its lease.
+        Raises OSError."""
+        self._addresses[peer] = tuple(addresses)
+        if peer not in self._doors:
+            if len(self._doors) >= MAX_DOORS:
+                return None
+            self._doors[peer] = await asyncio.start_server(
+                lambda reader, writer: self._pass_on(peer, (reader, writer)), "127.0.0.1", 0
+            )
+        port: int = self._doors[peer].sockets[0].getsockname()[1]
+        return f"/ip4/127.0.0.1/tcp/{port}"
+
+    def keep(self, peers: Collection[PeerId]) -> None:
+        """Closes the doors to all others; what is under way goes on."""
+        for peer in [peer for peer in self._doors if peer not in peers]:
+            self._doors.pop(peer).close()
+            del self._addresses[peer]
+
+    def close(self) -> None:
+        self.keep(())
+
+    async def _pass_on(self, peer: PeerId, inside: _Pair) -> None:
+        """A connection of our linkd, to its end."""
+        try:
+            await self._transport.connect(peer, self._addresses.get(peer, ()), OPEN_S)
+            outside = await self._transport.open_stream(peer, self._transport.stream_protocol(KIND), OPEN_S)
+        except PeerUnavailable:
+            inside[1].transport.abort()
+            return
+        except asyncio.CancelledError:  # as Transport's own streams: Python 3.11 prints a traceback for it
+            inside[1].transport.abort()
+            return
+        await _join(inside, outside)
+
+
+async def _join(one: _Pair, other: _Pair) -> None:
+    """Bytes both ways, until one of the two ends. linkd's pings end what hangs."""
+    ways = [asyncio.ensure_future(_copy(one[0], other[1])), asyncio.ensure_future(_copy(other[0], one[1]))]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        pass
+    finally:
+        for way in ways:
+            way.cancel()
+        for _, writer in (one, other):
+            writer.transport.abort()
+        await asyncio.gather(*ways, return_exceptions=True)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(READ_BYTES):
+            writer.write(data)
+            await writer.drain()
+
+
+def own_door(addresses: Sequence[str]) -> tuple[str, int]:
+    """Host and port of this machine at which a linkd that listens at these addresses is dialled from here. Raises ConnectionError
+    before it listens."""
+    found = [parse_multiaddr(text, "lease") for text in addresses]
+    if not found:
+        raise ConnectionError("linkd does not listen yet")
+    best = next((each for each in found if each.host in ("127.0.0.1", "::1")), found[0])
+    return best.host, best.port

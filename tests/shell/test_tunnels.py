@@ -1,0 +1,108 @@
+"""linkd's bytes through a stream of a real p2pd."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from dilocox_peer.network.tunnels import MAX_STREAMS_PER_PEER, Tunnels, own_door
+from tests.shell.conftest import MakeTransport
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def echo(taken: list[asyncio.StreamWriter]) -> AsyncIterator[tuple[str, int]]:
+    """In linkd's place: says what it hears."""
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        taken.append(writer)
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(say, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[:2]
+    finally:
+        server.close()
+
+
+async def through(door: str) -> Stream:
+    return await asyncio.open_connection("127.0.0.1", int(door.rpartition("/")[2]))
+
+
+async def test_what_goes_in_at_a_door_comes_out_at_the_neighbours_linkd(make_transport: MakeTransport) -> None:
+    far, _ = await make_transport("far")
+    near, _ = await make_transport("near")
+    theirs, ours = Tunnels(far), Tunnels(near)
+    taken: list[asyncio.StreamWriter] = []
+    async with echo(taken) as where, asyncio.timeout(20):
+        await theirs.serve(lambda: where)
+        door = await ours.towards(far.peer_id, far.addresses)
+        assert door is not None
+        assert await ours.towards(far.peer_id, far.addresses) == door
+        reader, writer = await through(door)
+        sent = bytes(range(256)) * 8192  # 2 MiB
+        writing = asyncio.create_task(_write(writer, sent))
+        assert await reader.readexactly(len(sent)) == sent
+        await writing
+        taken[0].close()  # linkd hangs up there
+        assert await reader.read() == b""
+        writer.close()
+        ours.close()
+        theirs.close()
+
+
+async def test_a_neighbour_opens_a_few_at_most_and_none_to_who_is_gone(make_transport: MakeTransport) -> None:
+    far, _ = await make_transport("far")
+    near, _ = await make_transport("near")
+    theirs, ours = Tunnels(far), Tunnels(near)
+    taken: list[asyncio.StreamWriter] = []
+    async with echo(taken) as where, asyncio.timeout(30):
+        await theirs.serve(lambda: where)
+        door = await ours.towards(far.peer_id, far.addresses)
+        assert door is not None
+        held = []
+        for _ in range(MAX_STREAMS_PER_PEER):
+            reader, writer = await through(door)
+            writer.write(b"x")
+            assert await reader.readexactly(1) == b"x"
+            held.append(writer)
+        reader, writer = await through(door)
+        assert await _rest(reader, writer) == b""
+        held[0].close()
+        await far.close()
+        reader, writer = await through(door)
+        assert await _rest(reader, writer) == b""
+        for each in held:
+            each.close()
+        ours.close()
+
+
+async def test_a_linkd_that_is_not_there_ends_the_stream(make_transport: MakeTransport) -> None:
+    far, _ = await make_transport("far")
+    near, _ = await make_transport("near")
+    theirs, ours = Tunnels(far), Tunnels(near)
+    async with asyncio.timeout(20):
+        await theirs.serve(lambda: own_door(()))
+        door = await ours.towards(far.peer_id, far.addresses)
+        assert door is not None
+        reader, writer = await through(door)
+        assert await _rest(reader, writer) == b""
+        ours.close()
+
+
+async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(data)
+    await writer.drain()
+
+
+async def _rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """What still comes; a reset counts as the end."""
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
