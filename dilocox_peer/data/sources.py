@@ -128,7 +128,7 @@ def files_of(paths: Sequence[Path]) -> Iterator[Path]:
     """The files that documents are read from, in that order. Raises ConfigError for a path that is not there, or an empty file."""
     for path in paths:
         if not path.exists():
-            raise ConfigError(f"{path}: no such file or folder; check --data")
+            raise ConfigError(f"{path}: no such file or folder: check the path")
         if path.is_dir():
             yield from _files_below(path)
             continue

@@ -136,7 +136,7 @@ def test_large_files_are_mapped_and_drawn_from(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("missing.txt", None, "missing.txt: no such file or folder; check --data"),
+        ("missing.txt", None, "missing.txt: no such file or folder: check the path"),
         ("empty.txt", "", "empty.txt: the file is empty"),
         ("short.txt", "short", "6 bytes are too few"),
         ("bad.jsonl", '{"text": "x"}\nnonsense\n', r"bad.jsonl:2: not JSON"),
