@@ -18,6 +18,7 @@ import asyncio
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def of_stage(arguments: Any) -> None:
+def of_stage(arguments: Any, folder: Path) -> None:
     """Build, micro-batches, step, offer, merge, shift; twice, as the first merge has other vectors than later ones."""
     import torch
 
@@ -72,8 +73,12 @@ def of_stage(arguments: Any) -> None:
     from dilocox_peer.model.inner import InnerOptimizer
     from dilocox_peer.model.loss import train_on
     from dilocox_peer.model.memory import StageSize
+    from dilocox_peer.peer.state.checkpoint import GrowingCheckpoint, read_checkpoint, write_checkpoint
     from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, initial_state
-    from dilocox_peer.types import Digest
+    from dilocox_peer.store.shelf import Shelf
+    from dilocox_peer.types import Digest, RunId
+
+    run_id = RunId("5c" * 32)
 
     manifest = preset(
         arguments.stage,
@@ -85,8 +90,16 @@ def of_stage(arguments: Any) -> None:
     before = psutil.Process().memory_info().rss
     model = build_model(manifest.model, checkpointing=arguments.checkpointing)
     optimizer = InnerOptimizer(model, manifest.inner)
-    outer = OuterOptimizer(OuterSettings.of(manifest), initial_state(manifest))
+    path = write_checkpoint(folder, run_id, initial_state(manifest))
+    state = read_checkpoint(path, run_id, model.layout)
+
+    def grow(head: Digest, number: int) -> GrowingCheckpoint:
+        return GrowingCheckpoint(folder, run_id, model.layout, head, number)
+
+    outer = OuterOptimizer(OuterSettings.of(manifest), state, grow=grow)
     model.flat_N.copy_(outer.state.shared()[0])
+    state.let_go()
+    shelf = Shelf(folder / "contributions")
     inputs_BT = torch.randint(0, 256, (arguments.micro_batch, arguments.context))
     for round_number in (1, 2):
         forget_peak()
@@ -94,7 +107,8 @@ def of_stage(arguments: Any) -> None:
         optimizer.step(micro_batches=1, share=1.0)
         trained = peak_bytes() - before
         offer = outer.offer(model.flat_N.clone(), 1)
-        blobs = [offer.blob] * arguments.blobs
+        name = shelf.put(offer.blob)
+        blobs = [view for _ in range(arguments.blobs) if (view := shelf.mapped(name)) is not None]
         outcome = outer.merge(
             blobs, [1] * len(blobs), own=True, round_number=round_number, head=Digest(bytes([round_number]) * 32)
         )
@@ -152,7 +166,10 @@ async def main() -> None:
     arguments = parser.parse_args()
     print(header())
     if arguments.stage or arguments.loss:
-        of_stage(arguments) if arguments.stage else of_loss(arguments.loss)
+        if arguments.loss:
+            return of_loss(arguments.loss)
+        with tempfile.TemporaryDirectory(prefix="dilocox-memory-") as folder:
+            of_stage(arguments, Path(folder))
         return
     for name, statement in IMPORTS:
         print(f"{name:45} {import_mb(statement):7.1f} MB", flush=True)
