@@ -158,6 +158,7 @@ class SkipCodec:
     """Sends nothing of a tensor; all of it stays in the residual. Decodable: an empty top-k."""
 
     name = "topk"
+    is_finite = True
 
     def encode(self, x: Tensor) -> bytes:
         return codec_named(self.name).encode(torch.zeros(x.shape))  # type: ignore[return-value]

@@ -33,6 +33,8 @@ class TensorCodec(Protocol):
     """Encodes one tensor. Deterministic: equal input gives equal bytes."""
 
     name: str
+    is_finite: bool
+    """Whether whatever opens decodes to finite values."""
 
     def encode(self, x: Tensor) -> bytes | bytearray:
         """Bytes of x. x: any shape, float32, CPU, contiguous, finite; not modified. NaN in x may end as bytes that
@@ -47,7 +49,7 @@ class TensorCodec(Protocol):
         """The tensor of this shape, to be read piece by piece; payload stays as it is until then.
 
         Raises MalformedBlob with the reason; what opens can be read. Never allocates more than the tensor's size.
-        Whether the values are finite is the caller's check.
+        Whether the values are finite is the caller's check where the codec does not say so.
         """
         ...
 
@@ -82,6 +84,8 @@ class PlainCodec:
 
     Little-endian on every machine.
     """
+
+    is_finite = False
 
     def __init__(self, name: str, dtype: str) -> None:
         self.name = name

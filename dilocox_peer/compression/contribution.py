@@ -63,7 +63,8 @@ class Contribution:
         """The tensor of that place in the layout, to be read piece by piece. Raises MalformedBlob, also in reading, for values
         that are not finite."""
         spec, codec = self.layout.tensors[index], self.codecs[index]
-        return _FiniteReader(spec, codec.open(self.payloads[index], spec.shape))
+        reader = codec.open(self.payloads[index], spec.shape)
+        return reader if codec.is_finite else _FiniteReader(spec, reader)
 
     def let_go(self, index: int) -> None:
         """That tensor was read, and need not stay in memory if the blob is a mapped file's."""

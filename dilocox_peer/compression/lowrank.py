@@ -74,6 +74,7 @@ class LowRankCodec:
     """See the module. rank: of what is encoded, less where largest_rank is; decoding takes any."""
 
     name = "lowrank-int4"
+    is_finite = True
 
     def __init__(self, rank: int = DEFAULT_RANK) -> None:
         assert rank > 0, f"rank {rank}"

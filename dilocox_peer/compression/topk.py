@@ -46,6 +46,7 @@ class TopKCodec:
     """See the module."""
 
     name = "topk"
+    is_finite = True
 
     def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
         n = math.prod(shape)

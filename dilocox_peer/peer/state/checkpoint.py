@@ -96,7 +96,7 @@ class GrowingCheckpoint:
 
     def chunk(self, index: int, scratch_X: Tensor) -> memoryview:
         start = index * CHUNK_BYTES
-        raw = scratch_X.numpy().data.cast("B")[: self._layout.state_bytes - start]
+        raw = scratch_X.numpy().data.cast("B")[: min(CHUNK_BYTES, self._layout.state_bytes - start)]
         self._file.read(self._offset + start, raw)
         return raw
 
