@@ -40,7 +40,7 @@ class Outcome:
     num_stages: int = 1
     met_s: float | None = None
     heads: dict[str, str] = field(default_factory=dict)
-    counts: dict[str, Counter[int]] = field(default_factory=dict)
+    counts: dict[str, dict[int, int]] = field(default_factory=dict)
     paths: dict[str, dict[str, str]] = field(default_factory=dict)
     stages: dict[str, int] = field(default_factory=dict)
     links: dict[str, list[str]] = field(default_factory=dict)  # of several stages: whom it is linked with
@@ -161,8 +161,8 @@ def _look(swarm: HomeSwarm, outcome: Outcome, since: float) -> None:
         common = set.intersection(*(set(by_round[other]) for other in of_stage))
         last = max(common, default=max(by_round[name], default=0))
         outcome.heads[name] = f"{last}:{by_round[name].get(last, 'none')[:12]}"
-        outcome.counts[name] = Counter(
-            len(record["contributors"]) for at_s, record in swarm.rounds(name) if at_s > since
+        outcome.counts[name] = dict(
+            Counter(len(record["contributors"]) for at_s, record in swarm.rounds(name) if at_s > since)
         )
         links: dict[str, bool] = {}
         for _, record in swarm.told[name].events:
