@@ -16,7 +16,7 @@ from dilocox_peer.invitation import all_loopback
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.memory import Room, StageSize
 from dilocox_peer.peer.device import chosen_device, first_of, free_on, is_in_machine_memory
-from dilocox_peer.peer.dialback import ADVICE
+from dilocox_peer.peer.dialback import ADVICE, AGAIN_S
 from dilocox_peer.peer.footprint import available_memory, resident_bytes
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.settings import Wish
@@ -45,8 +45,8 @@ async def claim_stage(
         if not all_loopback(presence.transport.addresses):
             await presence.reachability.ask_entries(presence.transport)
         return insisted
-    stages = await _leases_of_all(directory, count)
-    await _try_to_be_dialled(presence, stages, listener)
+    await _try_to_be_dialled(presence, await _leases_of_all(directory, count), listener)
+    stages = await _leases_of_all(directory, count)  # that took seconds, and others have chosen meanwhile
     stage, why = await _claim_by_need(presence, directory, stages, fits)
     listener(StageClaimed(stage, why))
     return stage
@@ -80,7 +80,9 @@ async def _try_to_be_dialled(presence: Presence, stages: dict[int, list[Lease]],
         return
     others = [lease for leases in stages.values() for lease in leases if lease.peer != presence.me]
     rng = random.Random(presence.incarnation)
-    if await presence.reachability.try_out(presence.transport, others, rng) is False and not presence.is_dialable:
+    again_s = 0.0 if presence.addresses_of_relays else AGAIN_S
+    found = await presence.reachability.try_out(presence.transport, others, rng, again_s=again_s)
+    if found is False and not presence.is_dialable:
         listener(Remark(ADVICE))
 
 

@@ -24,7 +24,7 @@ from dilocox_peer.types import PeerId
 
 SERVICE: Final = "dial-back"
 ASK_S = 6.0  # for all answers together
-AGAIN_S = 5.0  # after nobody could dial us, once
+AGAIN_S = 5.0  # after nobody could dial us, once: the router may have opened its port only now
 MAX_ASKED = 3
 MAX_ADDRESSES = 8  # in a question
 MAX_DIALLED = 3
@@ -96,9 +96,11 @@ class Reachability:
         if answer is not None:
             self._was_dialled = answer
 
-    async def try_out(self, transport: Transport, leases: Sequence[Lease], rng: random.Random) -> bool | None:
+    async def try_out(
+        self, transport: Transport, leases: Sequence[Lease], rng: random.Random, *, again_s: float = AGAIN_S
+    ) -> bool | None:
         """Has others dial us; what they found counts from here on. See `can_be_dialled`."""
-        self._was_dialled = await can_be_dialled(transport, leases, rng)
+        self._was_dialled = await can_be_dialled(transport, leases, rng, again_s=again_s)
         return self._was_dialled
 
 
@@ -118,10 +120,13 @@ async def serve(transport: Transport, *, right: Right | None = Right.READ) -> No
     await transport.serve(SERVICE, answer, right=right)
 
 
-async def can_be_dialled(transport: Transport, leases: Sequence[Lease], rng: random.Random) -> bool | None:
+async def can_be_dialled(
+    transport: Transport, leases: Sequence[Lease], rng: random.Random, *, again_s: float = AGAIN_S
+) -> bool | None:
     """Whether those we came in by, or peers of the run, can dial us; None where nobody could tell.
 
-    leases: of others. Takes moments where the answer is yes, at most 2 * (DIAL_S + ASK_S) + AGAIN_S.
+    leases: of others. again_s: after which they are asked once more; 0: they are not. Takes moments where the answer is yes, at
+    most 2 * (DIAL_S + ASK_S) + again_s.
     """
     entry = list(dict.fromkeys(parse_multiaddr(text, "peer").peer for text in transport.initial_peers))
     others = [lease for lease in leases if lease.peer not in entry]
@@ -131,8 +136,8 @@ async def can_be_dialled(transport: Transport, leases: Sequence[Lease], rng: ran
     )
     asked = [peer for peer in (*entry[:1], *(lease.peer for lease in others), *entry[1:]) if peer is not None]
     answer = await ask(transport, asked)
-    if answer is False and not all_loopback(transport.addresses):
-        await asyncio.sleep(AGAIN_S)  # the router may have opened its port only now
+    if answer is False and again_s and not all_loopback(transport.addresses):
+        await asyncio.sleep(again_s)
         await transport.refresh_addresses()
         answer = await ask(transport, asked)
     return answer
