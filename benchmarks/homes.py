@@ -27,7 +27,7 @@ from dilocox_peer.manifest import Manifest
 
 HOMES_MEET_S = 90.0
 WATCH_S = 30.0  # after they have met
-RELAY_AWAY_S = 10.0
+RELAY_AWAY_S = 3.0  # and as long as it takes to start, some 7 s
 LACKS = 77  # exit code where the machine cannot play it
 
 
@@ -47,6 +47,7 @@ class Outcome:
     tokens_per_s: float = 0.0  # of all origins, while it was watched
     again_s: float | None = None  # of d: from the relay's return to the next round with everybody
     reserved_s: float | None = None  # of d: from there until the slowest home had a place at the relay
+    away_s: float | None = None  # of d: from the relay's end to the last reservation
     num_lost: int = 0  # of d: rounds that a home had certified and the chain does without
 
     @property
@@ -93,8 +94,9 @@ async def play(
     with NatLab() as lab:
         names = homes(lab, scenario)
         lab.start()
-        for name in names:
-            lab.set_rate(name, up=line, down=line)
+        if line is not None:
+            for name in names:
+                lab.set_rate(name, up=line, down=line)
         outcome = Outcome(names, num_stages=2 if scenario.startswith("b") else 1)
         async with HomeSwarm(lab, manifest(outcome)) as swarm:
             ports = (4711, 443) if scenario == "c" else (4711,)
@@ -131,6 +133,7 @@ async def _restart_bootstrap(swarm: HomeSwarm, outcome: Outcome) -> None:
     told = [swarm.told[name].of("ReachChanged")[-1] for name in outcome.names]
     if all(record["reach"] == "relayed" and at_s > killed_at for at_s, record in told):
         outcome.reserved_s = max(at_s for at_s, _ in told) - back_at
+        outcome.away_s = outcome.reserved_s + back_at - killed_at
     for name in outcome.names:
         kept = swarm.told[name].of("BranchKept")
         outcome.num_lost += sum(record["last_round"] - record["first_round"] + 1 for _, record in kept)
@@ -204,7 +207,8 @@ def show(scenario: str, outcome: Outcome) -> None:
         again = "never" if outcome.again_s is None else f"{outcome.again_s:.1f} s"
         reserved = "never" if outcome.reserved_s is None else f"{outcome.reserved_s:.1f} s"
         print(f"  the relay's return to the last reservation: {reserved}, to a round with everybody: {again}")
-        print(f"  rounds lost: {outcome.num_lost}")
+        away = "never" if outcome.away_s is None else f"{outcome.away_s:.1f} s"
+        print(f"  rounds lost: {outcome.num_lost}, with nobody connected for {away}")
 
 
 def main() -> int:
