@@ -18,8 +18,8 @@ PATIENCE_S = 45.0  # with an empty stage, in which whoever left may come back; f
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """A peer that claims a stage. fits: the stages whose memory it has. is_dialable: whether others can reach it, through a relay if need be; if not it can only be an
-    origin, which dials and is not dialled."""
+    """A peer that claims a stage. fits: the stages whose memory it has. is_dialable: whether others can reach it, through a relay if
+    need be; if not it can only be an origin, which dials and is not dialled."""
 
     peer: PeerId
     fits: Collection[int]

@@ -10,8 +10,8 @@ import os
 import signal
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -128,9 +128,10 @@ class Daemon:
         return await asyncio.shield(self._failure)
 
     async def addresses(self, *, latest: bool) -> tuple[str, ...]:
-        """Where others reach us. latest: p2pd is asked again, as the router may have opened a port."""
+        """Where others reach us. latest: p2pd is asked again, as the router may have opened a port. Raises TransportDown."""
         try:
-            found = [str(address) for address in await self.p2p.get_visible_maddrs(latest=latest)]
+            with self._its_own():
+                found = [str(address) for address in await self.p2p.get_visible_maddrs(latest=latest)]
         except ValueError:  # none yet
             return ()
         usable = []
@@ -140,8 +141,9 @@ class Daemon:
         return tuple(usable)
 
     async def connections(self) -> list[tuple[PeerId, list[str]]]:
-        """Peers with an open connection, and the addresses it leads to."""
-        infos = await self.p2p.list_peers()
+        """Peers with an open connection, and the addresses it leads to. Raises TransportDown."""
+        with self._its_own():
+            infos = await self.p2p.list_peers()
         return [(PeerId(str(info.peer_id)), [str(address) for address in info.addrs]) for info in infos]
 
     async def paths(self) -> dict[PeerId, Via]:
@@ -154,6 +156,16 @@ class Daemon:
         for peer, via in found.items():
             remember(self._vias, peer, via)
         return found
+
+    @contextmanager
+    def _its_own(self) -> Iterator[None]:
+        """Around what p2pd is asked about itself: one that has just died, which its watcher sees a moment later, is TransportDown."""
+        from hivemind.p2p import P2PDaemonError
+
+        try:
+            yield
+        except (P2PDaemonError, OSError, asyncio.IncompleteReadError):
+            raise TransportDown(PeerId(str(self.p2p.peer_id)), "this peer's own p2pd does not answer") from None
 
     def check_up(self, peer: PeerId) -> None:
         """Raises TransportDown."""

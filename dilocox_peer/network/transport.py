@@ -206,9 +206,9 @@ class Transport:
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     async def refresh_addresses(self, timeout_s: float = 5.0) -> tuple[str, ...]:
-        """Asks p2pd again where others reach us (the router may have opened a port) and returns `addresses`."""
+        """Asks p2pd again where others reach us (the router may have opened a port) and returns `addresses`. Raises TransportDown."""
         self.daemon.check_up(self.peer_id)
-        with suppress(TimeoutError, OSError):
+        with suppress(TimeoutError, TransportDown):
             async with asyncio.timeout(timeout_s):
                 self.addresses = await self.daemon.addresses(latest=True)
         return self.addresses

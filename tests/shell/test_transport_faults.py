@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,18 @@ async def test_our_own_p2pd_killed_ends_every_call_and_is_reported(
         with pytest.raises(TransportDown):
             await transport.fetch(remote.peer, "blob", {}, max_body_bytes=0, timeout_s=30)
         await transport.close()
+
+
+async def test_our_own_p2pd_that_has_just_died_is_down_whatever_it_is_asked(make_transport: MakeTransport) -> None:
+    """Before its watcher has seen it."""
+    transport, _ = await make_transport("local")
+    os.kill(transport.daemon_pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while is_running(transport.daemon_pid):  # without a turn of the loop
+        assert time.monotonic() < deadline
+    assert await transport.refresh_addresses() == transport.addresses
+    with pytest.raises(TransportDown):
+        await transport.paths()
 
 
 async def test_our_own_p2pd_frozen_is_killed_by_close(make_transport: MakeTransport) -> None:
