@@ -13,7 +13,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,6 +190,8 @@ async def _serve(
                 listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link, addresses))
                 if (remark := _on_admission(served, flags)) is not None:
                     listener(remark)
+            if flags.web_port is not None:
+                listener(Remark(f"the run's page: {await stack.enter_async_context(_page(runs, flags, listener))}"))
             gc.freeze()  # what imports made stays: collections of it held the loop for 80 to 300 ms
             await _keep(runs, listener, stopped)
         else:
@@ -269,6 +271,18 @@ async def _open(
     served = _Served(manifest, transport, directory, desk, beaten_at=time.monotonic())
     stack.callback(served.failed.cancel)
     return served
+
+
+def _page(runs: Sequence[_Served], flags: BootstrapFlags, listener: Listener) -> AbstractAsyncContextManager[str]:
+    """The page of all runs while it is entered; its address."""
+    from dilocox_peer.cli.page import WatchedRun, page_of
+
+    watched = [
+        WatchedRun(served.manifest, served.transport, served.directory, lambda served=served: served.link)
+        for served in runs
+    ]
+    assert flags.web_port is not None
+    return page_of(watched, host=flags.web_host, port=flags.web_port, listener=listener)
 
 
 def _on_admission(served: _Served, flags: BootstrapFlags) -> Remark | None:

@@ -204,6 +204,10 @@ class BootstrapFlags(OfPeer):
             shown="owner.key, in --home or beside the state",
         ),
     ] = None
+    web_port: Annotated[
+        int | None, Flag("Serve a page of the run there, for a browser; 0: any.", shown="off", least=0, most=65535)
+    ] = None
+    web_host: Annotated[str, Flag("Address of the page; if not loopback, others can see it.")] = "127.0.0.1"
     name: Name = "bootstrap"
     home: Home = None
     identity_path: IdentityPath = None

@@ -36,7 +36,8 @@ CodecName = Annotated[str, Meta(min_length=1, max_length=32, pattern=PLAIN)]
 Rank = Annotated[int, Meta(ge=0, le=2**20)]
 InnerSteps = Annotated[int, Meta(ge=1, le=2**31)]
 MicroBatches = Annotated[int, Meta(ge=0, le=2**31)]
-Quantity = Annotated[int, Meta(ge=0, le=2**40)]
+MAX_QUANTITY = 2**40
+Quantity = Annotated[int, Meta(ge=0, le=MAX_QUANTITY)]
 Permille = Annotated[int, Meta(ge=0, le=1000)]
 Names = Annotated[tuple[PeerName, ...], Meta(max_length=MAX_ROSTER)]
 
@@ -61,12 +62,14 @@ class Plan(Declared, frozen=True):
 
 
 class Report(Declared, frozen=True):
-    """What a contributor has measured, for the plans to come; in whole numbers, so that all who read it decide alike.
-    0: not measured.
+    """What a contributor has measured, for the plans to come and for who looks on; in whole numbers, so that all who read it
+    decide alike. 0: not measured.
 
     uplink_kbps: of its contributions. step_us: one of its inner steps, in microseconds. exchange_ms: from a round's close
     to its merge. lost_permille: of the energy of what was to be sent, the part that stayed in its residual.
-    needed_rank: that holds nearly all energy of the averaged pseudo-gradient (lowrank-int4 only).
+    needed_rank: that holds nearly all energy of the averaged pseudo-gradient (lowrank-int4 only). loss_micronats: mean over
+    the contribution's micro-batches, in millionths of a nat a token. closed_s: its wall clock (Unix seconds) at the round's close.
+    No plan is made of the last two.
     """
 
     uplink_kbps: Quantity = 0
@@ -74,6 +77,8 @@ class Report(Declared, frozen=True):
     exchange_ms: Quantity = 0
     lost_permille: Permille = 0
     needed_rank: Rank = 0
+    loss_micronats: Quantity = 0
+    closed_s: Quantity = 0
 
 
 NOT_MEASURED = Report()

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2] / "dilocox_peer"
 ROOMS = {"state": 4, "links": 4, "training": 3, "rounds": 2, "planning": 1}  # the folders of peer
 TOP = 5  # its own modules
 FLOOR = {
-    "cli": 4,
+    "cli": 5,
+    "web": 4,
     "peer": 3,
     "store": 2,
     "pipeline": 1,

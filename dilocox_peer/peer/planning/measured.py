@@ -1,6 +1,8 @@
 """What a peer measures of its own rounds and reports with its contributions (plan.Report). Pure."""
 
-from dilocox_peer.wire.chain import Report
+import math
+
+from dilocox_peer.wire.chain import MAX_QUANTITY, Report
 
 
 class Measured:
@@ -16,10 +18,20 @@ class Measured:
         if self._start is not None:
             self._start = (now_s, tokens)
 
-    def on_close(self, now_s: float, *, tokens: int, tokens_a_step: int, lost: float, uplink_bps: float) -> Report:
+    def on_close(
+        self,
+        now_s: float,
+        *,
+        tokens: int,
+        tokens_a_step: int,
+        lost: float,
+        uplink_bps: float,
+        train_loss: float = math.nan,
+        wall_s: float = 0.0,
+    ) -> Report:
         """The report that goes with a round closed now. tokens: trained in all. tokens_a_step: of an inner step, all its
         micro-batches together. lost: what the codec left out, a share.
-        uplink_bps: bits a second, 0: not known.
+        uplink_bps: bits a second, 0: not known. train_loss: nats a token, nan: not known. wall_s: the wall clock at the close.
 
         A step is measured since the last close, however many rounds ago: others may have certified some without us.
         """
@@ -33,6 +45,8 @@ class Measured:
             exchange_ms=self._exchange_ms,
             lost_permille=min(1000, max(0, round(1000 * lost))),
             needed_rank=self._needed_rank,
+            loss_micronats=_millionths(train_loss),
+            closed_s=min(MAX_QUANTITY, max(0, int(wall_s))),
         )
 
     def on_merge(self, exchange_s: float | None, *, needed_rank: int) -> None:
@@ -40,3 +54,8 @@ class Measured:
         if exchange_s is not None:
             self._exchange_ms = max(1, round(1000 * exchange_s))
         self._needed_rank = needed_rank
+
+
+def _millionths(value: float) -> int:
+    """0 for what is no finite number above 0."""
+    return min(MAX_QUANTITY, max(1, round(1e6 * value))) if math.isfinite(value) and value > 0 else 0

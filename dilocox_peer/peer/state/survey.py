@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from dilocox_peer.dht.directory import Directory
+from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.events import Listener, MessageRefused
 from dilocox_peer.manifest import Manifest
@@ -59,12 +60,23 @@ class Survey:
         self._refusals = Refusals()
         self._looked_at = float("-inf")
         self._reached: list[PeerId] = []
+        self._leases: Sequence[Lease] = ()
         self._failed: dict[PeerId, int] = {}  # times; who fails is asked after the others
 
     @property
     def is_served(self) -> bool:
         """Whether any peer of the stage was reached."""
         return bool(self._reached)
+
+    @property
+    def leases(self) -> Sequence[Lease]:
+        """As the directory had them when it was last read."""
+        return self._leases
+
+    @property
+    def reached(self) -> Collection[PeerId]:
+        """Those of them that there was a connection with then."""
+        return self._reached
 
     async def look(self) -> None:
         """Brings the chain up to what a few of the stage's peers have. Raises RunUnreachable."""
@@ -121,7 +133,7 @@ class Survey:
             return None
 
         reached = await asyncio.gather(*map(reach, range(len(leases))))
-        self._reached = [peer for peer in reached if peer is not None]
+        self._reached, self._leases = [peer for peer in reached if peer is not None], leases
         self._failed = {peer: times for peer, times in self._failed.items() if peer in self._reached}
 
     def _by_trust(self) -> Sequence[PeerId]:

@@ -5,6 +5,7 @@ from others arrives as certificates in `on_apply`.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import assert_never
@@ -169,6 +170,7 @@ class Conductor:
             bytes_sent=self._bytes_sent(),
             origins=self._origins() if self._origins is not None else None,
             has_lost_back=lost is not None and lost in self._blobs.held,
+            wall_s=time.time(),
         )
 
     async def _do(self, work: OuterWork) -> OuterInput:

@@ -56,7 +56,7 @@ class Origins:
 class Readings:
     """The peer's threads as they are now. training_round, micro_batches: what is trained, and how many are done in it; tokens:
     since the start. uplink_bps: of contributions served lately, 0 while it is not known. origins: of a later stage. has_lost_back:
-    whether the contribution that the outer loop lost is on disk again."""
+    whether the contribution that the outer loop lost is on disk again. wall_s: the wall clock, for reports; 0: not known."""
 
     training_round: int
     micro_batches: int
@@ -66,6 +66,7 @@ class Readings:
     bytes_sent: int
     origins: Origins | None = None
     has_lost_back: bool = False
+    wall_s: float = 0.0
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------

@@ -116,7 +116,12 @@ class OuterLoop:
         self.merged_head: Digest = rounds.head
         self.merged_round = rounds.round
         self._base: Digest = rounds.head  # of what is being closed
-        self._closing: tuple[int, int, float] = (0, 0, 0.0)  # round, tokens and time at its snapshot
+        self._closing: tuple[int, int, float, float] = (
+            0,
+            0,
+            0.0,
+            0.0,
+        )  # round, tokens, time and wall clock at its snapshot
         self._base_digest = b""
         self._anchor: tuple[Digest, bytes] | None = None  # the head and the state that we merged last
         self._offered_at: Digest | None = None
@@ -193,7 +198,7 @@ class OuterLoop:
                 # A close that follows its merge at once is before the round machine has heard of the state.
                 is_ours = self._anchor is not None and self._anchor[0] == self._base
                 self._base_digest = self._anchor[1] if is_ours and self._anchor else self._rounds.state_digest
-                self._closing = (seen.training_round, seen.tokens, now)
+                self._closing = (seen.training_round, seen.tokens, now, seen.wall_s)
                 return [CloseRound()]
             case Step.HOLD:
                 return self._hold(True)
@@ -262,9 +267,10 @@ class OuterLoop:
             self.phase = OuterPhase.WITHDRAWING
             return [WithdrawOffer(closed.blob if closed.micro_batches else None)]
         self.phase = OuterPhase.IDLE
-        round_number, tokens, started_s = self._closing
+        round_number, tokens, started_s, wall_s = self._closing
         report = self._measured.on_close(
             started_s, tokens=tokens, lost=closed.lost, uplink_bps=seen.uplink_bps,
+            train_loss=closed.train_loss, wall_s=wall_s,
             tokens_a_step=self._timetable.micro_batches_a_step(round_number) * self._micro_batch_tokens,
         )  # fmt: skip
         self._close_loss, self._closed_at_s = closed.train_loss, started_s

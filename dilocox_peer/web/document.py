@@ -1,0 +1,298 @@
+"""The page's document: a run as it is now and how it came here, as one bounded JSON value. A fold over what was seen. Pure.
+
+`/api/state` is this document; the page is drawn from it, and `/metrics` too. It consists of sections, each of which changes
+on its own; who follows gets those that did. All sizes are bounded, whatever strangers announce.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dilocox_peer.compression.contribution import raw_bytes
+from dilocox_peer.compression.ladder import LOW_RANK
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.architecture import layout_of
+from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
+from dilocox_peer.peer.rounds.genesis import genesis_of
+from dilocox_peer.peer.status import printable
+from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
+from dilocox_peer.web.history import StageHistory, evaluations_on, thinned
+
+FORMAT = 1
+MAX_MAP_PEERS = 1024  # of all stages; a stage averages at most 64, an announcement costs a stranger nothing
+MAX_CONTRIBUTORS = 512
+MAX_NAME = 64
+STALLED_ROUNDS, STALLED_S = 4.0, 60.0  # so many times as long as a round takes, and no less: the run stands
+UNKNOWN: Final = None
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the run does, in one word and in a sentence."""
+
+    word: str
+    why: str
+
+
+class RunPage:
+    """One run. Give `take` what was seen; it gives the document back. Not thread-safe."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._tokens = manifest.inner.micro_batch * manifest.model.context  # of a micro-batch
+        bounds = plan_bounds(manifest)
+        layouts = [layout_of(manifest, stage) for stage in range(manifest.stages.count)]
+        self.num_parameters = sum(layout.num_elements for layout in layouts)
+        self._histories = [
+            StageHistory(first_plan(manifest), genesis_of(manifest, stage).plan, bounds, raw_bytes(layout))
+            for stage, layout in enumerate(layouts)
+        ]
+        self.name = printable(manifest.run.name, MAX_NAME)
+        self._names: dict[str, str] = {}
+
+    def take(self, facts: RunFacts) -> Document:
+        """The document by now."""
+        for history, stage in zip(self._histories, facts.stages, strict=True):
+            history.follow(stage.certificates, facts.at_s)
+        for stage in facts.stages:
+            self._names |= {holder.peer: printable(holder.name, MAX_NAME) for holder in stage.holders if holder.name}
+        return {
+            "format": FORMAT,
+            "run": self._run(facts),
+            "now": self._now(facts),
+            "stages": self._stages(facts.stages),
+            "history": self._history(facts),
+            "contributors": self._contributors(),
+        }
+
+    # ---- the sections ----
+
+    def _run(self, facts: RunFacts) -> Document:
+        manifest = self._manifest
+        return {
+            "id": manifest.run_id,
+            "name": self.name,
+            "owner": manifest.owner_peer,
+            "stages": manifest.stages.count,
+            "parameters": self.num_parameters,
+            "context": manifest.model.context,
+            "data": printable(manifest.data.source, MAX_NAME),
+            "join": f"dilocox-peer join {facts.link}",
+            "export": f"dilocox-peer export {facts.link} --out model",
+            "link": facts.link,
+        }
+
+    def _now(self, facts: RunFacts) -> Document:
+        first = self._histories[0]
+        last = first.rounds[-1] if first.rounds else None
+        plan = first.plan_for(len(first.rounds) + 1)
+        is_over = all(stage.is_over for stage in facts.stages)
+        standing = self._standing(facts, is_over=is_over)
+        holders = [holder for stage in facts.stages for holder in stage.here]
+        sent, allreduce = (
+            sum(getattr(history, name) for history in self._histories) for name in ("sent_bytes", "allreduce_bytes")
+        )
+        speeds = [stage.tokens_per_s for stage in facts.stages]
+        losses = [each.loss for each in first.rounds[-8:] if each.loss is not None]
+        newest = max(facts.validation, default=None)
+        return {
+            "at_s": round(facts.at_s, 1),
+            "trouble": printable(facts.trouble),
+            "standing": standing.word,
+            "why": standing.why,
+            "round": last.number if last is not None else 0,
+            "total_rounds": first.expected_rounds,
+            "rounds_by_stage": [len(history.rounds) for history in self._histories],
+            "steps": first.steps_done,
+            "total_steps": first.bounds.total_steps,
+            "tokens": last.micro_batches * self._tokens if last is not None else 0,
+            "tokens_per_s": round(min(speeds), 1),
+            "loss": _loss(losses[-1]) if losses else UNKNOWN,
+            "val_loss": _loss(facts.validation[newest]) if newest is not None else UNKNOWN,
+            "val_round": newest,
+            "codec": plan.codec,
+            "rank": plan.rank if plan.codec == LOW_RANK else UNKNOWN,
+            "inner_steps": plan.inner_steps,
+            "round_s": _rounded(first.round_s(), 2),
+            "last_round_at_s": _rounded(last.at_s or None, 1) if last is not None else UNKNOWN,
+            "eta_s": UNKNOWN if is_over or standing.word != "training" else _rounded(self._eta_s(facts.at_s), 0),
+            "peers": len(holders),
+            "peers_paused": sum(holder.is_paused for holder in holders),
+            "sent_bytes": round(sent),
+            "allreduce_bytes": round(allreduce),
+            "times_less": round(allreduce / sent, 1) if sent and allreduce else UNKNOWN,
+        }
+
+    def _stages(self, stages: Sequence[StageFacts]) -> list[Document]:
+        most = max(1, MAX_MAP_PEERS // len(stages))
+        thin = thin_stages(stages)
+        return [
+            {
+                "stage": number,
+                "round": len(self._histories[number].rounds),
+                "tokens_per_s": round(stage.tokens_per_s, 1),
+                "empty": not stage.here,
+                "thin": number in thin,
+                "not_shown": max(0, len(stage.holders) - most),
+                "peers": [self._peer(holder, stage) for holder in _shown(stage, most)],
+            }
+            for number, stage in enumerate(stages)
+        ]
+
+    def _peer(self, holder: Holder, stage: StageFacts) -> Document:
+        return {
+            "peer": holder.peer,
+            "name": self._names.get(holder.peer, ""),
+            "reachability": holder.reachability,
+            "tokens_per_s": round(holder.tokens_per_s, 1),
+            "round": holder.round,
+            "paused": holder.is_paused,
+            "answers": holder.is_here,
+            "seated": holder.peer in stage.roster,
+        }
+
+    def _history(self, facts: RunFacts) -> Document:
+        """Columns, a point each in the same place of all of them."""
+        rounds = self._histories[0].rounds
+        points = thinned(rounds)
+        validation = evaluations_on(rounds, dict(facts.validation))
+        return {
+            "round": [each.last.number for each in points],
+            "tokens": [each.last.micro_batches * self._tokens for each in points],
+            "at_s": [_rounded(each.last.at_s or None, 1) for each in points],
+            "loss": [_loss(each.loss) for each in points],
+            "contributors": [_rounded(each.contributors, 2) for each in points],
+            "codec": [each.last.codec for each in points],
+            "inner_steps": [each.last.inner_steps for each in points],
+            "sent_bytes": [round(each.last.sent_bytes) for each in points],
+            "allreduce_bytes": [round(each.last.allreduce_bytes) for each in points],
+            "validation": {
+                "round": [each.number for each, _ in validation],
+                "tokens": [each.micro_batches * self._tokens for each, _ in validation],
+                "at_s": [_rounded(each.at_s or None, 1) for each, _ in validation],
+                "loss": [_loss(loss) for _, loss in validation],
+            },
+        }
+
+    def _contributors(self) -> Document:
+        """tokens: of origins alone; a peer of a later stage computes on theirs."""
+        everybody = sorted(
+            ((stage, each) for stage, history in enumerate(self._histories) for each in history.by_peer.values()),
+            key=lambda pair: (-pair[1].micro_batches, -pair[1].rounds, pair[1].peer, pair[0]),
+        )
+        return {
+            "count": len({each.peer for _, each in everybody}),
+            "shown": [
+                {
+                    "peer": each.peer,
+                    "name": self._names.get(each.peer, ""),
+                    "stage": stage,
+                    "rounds": each.rounds,
+                    "tokens": each.micro_batches * self._tokens,
+                    "last_round": each.last_round,
+                }
+                for stage, each in everybody[:MAX_CONTRIBUTORS]
+            ],
+        }
+
+    # ---- how it does ----
+
+    def _standing(self, facts: RunFacts, *, is_over: bool) -> Standing:
+        first = self._histories[0]
+        if is_over:
+            return Standing("complete", "the run is over: its model is to be had with the line below")
+        empty = [str(number) for number, stage in enumerate(facts.stages) if not stage.here]
+        if len(empty) == len(facts.stages):
+            return Standing("empty", "nobody is here: the run goes on where it was as soon as somebody joins")
+        if empty:
+            return Standing("stalled", f"nobody holds stage {', '.join(empty)}: the run waits for a peer to take it")
+        paused = [
+            str(number) for number, stage in enumerate(facts.stages) if not any(holder.works for holder in stage.here)
+        ]
+        if paused:
+            return Standing("stalled", f"everybody of stage {', '.join(paused)} has paused")
+        if not first.rounds:
+            wanted = self._manifest.rounds.start_peers
+            here = min(len(stage.here) for stage in facts.stages)
+            if here < wanted:
+                return Standing("waiting", f"{here} of the {wanted} peers a stage that the run begins with are here")
+            return Standing("waiting", "the first round is under way")
+        since_s = facts.at_s - first.rounds[-1].at_s
+        patience_s = max(STALLED_S, STALLED_ROUNDS * (first.round_s() or 0.0))
+        if first.rounds[-1].at_s and since_s > patience_s:
+            return Standing("stalled", f"no round was certified for {duration(since_s)}")
+        return Standing("training", "rounds are being certified")
+
+    def _eta_s(self, now: float) -> float | None:
+        """Until the last round, at the pace of the newest ones; None while it is not known."""
+        first = self._histories[0]
+        pace, total = first.steps_per_s(), first.bounds.total_steps
+        if not pace or total is None:
+            return None
+        return max(0.0, (total - first.steps_done) / pace - max(0.0, now - first.rounds[-1].at_s))
+
+
+def thin_stages(stages: Sequence[StageFacts]) -> set[int]:
+    """Those that one more loss would stop, or that all wait for: as peer/status.Status.is_thin has it."""
+    counts = [len(stage.here) for stage in stages]
+    speeds = [stage.tokens_per_s for stage in stages]
+    middle = sorted(speeds)[len(speeds) // 2]
+    known = [all(holder.tokens_per_s or holder.is_paused for holder in stage.here) for stage in stages]
+    return {
+        number
+        for number, count in enumerate(counts)
+        if count == 0
+        or (count == 1 and max(counts) > 1)
+        or (len(stages) > 1 and known[number] and 0 < speeds[number] < middle / 2)
+    }
+
+
+def _shown(stage: StageFacts, most: int) -> Sequence[Holder]:
+    """Of too many, those of the roster, then the fastest."""
+    if len(stage.holders) <= most:
+        return stage.holders
+    roster = set(stage.roster)
+    return sorted(stage.holders, key=lambda each: (each.peer not in roster, -each.tokens_per_s, each.peer))[:most]
+
+
+def duration(seconds: float) -> str:
+    """Of so many seconds, in the unit that fits."""
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        if seconds >= 2 * size or size == 1:
+            count = int(seconds // size)
+            return f"{count} {unit}{'' if count == 1 else 's'}"
+    raise AssertionError("seconds are the last unit")
+
+
+def _loss(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, 4)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, digits)
+
+
+def figures(document: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """(name, help, value) of what is known, for Prometheus."""
+    now = document["now"]
+    known = [
+        ("round", "Newest certified round.", now["round"]),
+        ("rounds_expected", "Of the whole run, as far as can be told.", now["total_rounds"]),
+        ("tokens", "Trained and certified.", now["tokens"]),
+        ("tokens_per_second", "Of the slowest stage, as its peers announce.", now["tokens_per_s"]),
+        ("train_loss", "Of the newest round, nats a token: the median of what its contributors report.", now["loss"]),
+        ("validation_loss", "The newest known, nats a token.", now["val_loss"]),
+        ("peers", "That announce to hold a stage.", now["peers"]),
+        ("peers_paused", "Those of them that hold training.", now["peers_paused"]),
+        ("contributors", "Peers with at least one counted contribution.", document["contributors"]["count"]),
+        ("round_seconds", "How long a round takes, the median of the newest.", now["round_s"]),
+        ("eta_seconds", "Until the last round, at the pace of the newest.", now["eta_s"]),
+        ("contribution_bytes", "Sent of contributions, by all.", now["sent_bytes"]),
+        ("allreduce_bytes", "That AllReduce of float32 gradients would have sent.", now["allreduce_bytes"]),
+        ("is_training", "1 while rounds are being certified.", float(now["standing"] == "training")),
+        ("is_complete", "1 once the last round is certified.", float(now["standing"] == "complete")),
+    ]
+    return [(name, text, float(value)) for name, text, value in known if value is not None]

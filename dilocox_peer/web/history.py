@@ -1,0 +1,201 @@
+"""What a stage's certificates say of its rounds, one after the other: loss, tokens, time, bytes, contributors. A fold. Pure.
+
+Loss and time are what the contributors say of themselves (wire/chain.Report): the median of them is taken, so that a minority of liars
+moves nothing; of a round with one or two contributors there is no minority. Time never goes back, nor ahead of the reader's clock.
+"""
+
+import bisect
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from dilocox_peer.peer.planning.plan import PlanBounds
+from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate, Entry, Plan
+
+MAX_POINTS = 1024  # of a curve, as the page gets it
+EXACT_POINTS = 256  # the newest, each a round; what is before them is thinned
+PACE_ROUNDS = 12  # rounds whose pace is the pace of now
+MAX_LOSS = 1e3  # nats a token: a uniform guess among a million tokens has 14
+
+
+@dataclass(slots=True)
+class PastRound:
+    """One outer round of a stage. at_s: when it was closed (Unix seconds), 0.0 unknown. micro_batches: counted up to here, this
+    round's included. loss: nats a token, None unknown. sent_bytes: of contributions, that a contributor sends if each of the others
+    takes them from it once; allreduce_bytes: what a ring all-reduce of float32 gradients after each inner step would have it send."""
+
+    number: int
+    at_s: float
+    micro_batches: int
+    loss: float | None
+    contributors: int
+    codec: str
+    rank: int
+    inner_steps: int
+    end_step: int
+    sent_bytes: float
+    allreduce_bytes: float
+
+
+@dataclass(slots=True)
+class Contributor:
+    """A peer of a stage, by what certificates counted of it. last_round: the newest with a contribution of its."""
+
+    peer: PeerId
+    rounds: int = 0
+    micro_batches: int = 0
+    last_round: int = 0
+
+
+@dataclass
+class StageHistory:
+    """Give `follow` the chain again and again; read the rest. raw_bytes: of a pseudo-gradient as float32."""
+
+    first_plan: Plan
+    second_plan: Plan
+    bounds: PlanBounds
+    raw_bytes: int
+    rounds: list[PastRound] = field(default_factory=list)
+    by_peer: dict[PeerId, Contributor] = field(default_factory=dict)
+    sent_bytes: float = 0.0  # of all contributors, over all rounds
+    allreduce_bytes: float = 0.0
+    _heads: list[Digest] = field(default_factory=list)
+    _plans: list[Plan] = field(default_factory=list)  # of round 1, 2, ... as far as they are known
+
+    def follow(self, certificates: Sequence[Certificate], now: float) -> bool:
+        """Takes in what is new of a verified chain, from genesis on. Whether anything was. now: wall clock."""
+        known = len(self._heads)
+        if known and (len(certificates) < known or certificates[known - 1].head != self._heads[-1]):
+            self._forget()  # another branch counts now: rare, and read again in a tenth of a second
+            known = 0
+        for certificate in certificates[known:]:
+            self._take(certificate, now)
+        return len(certificates) > known
+
+    def plan_for(self, number: int) -> Plan:
+        """Of a round up to the one after next."""
+        plans = self._plans or [self.first_plan, self.second_plan]
+        return plans[min(max(number, 1), len(plans)) - 1]
+
+    @property
+    def steps_done(self) -> int:
+        return self.rounds[-1].end_step if self.rounds else 0
+
+    @property
+    def expected_rounds(self) -> int | None:
+        """Of the whole run, if rounds stay as long as they are; None: it has no end."""
+        total = self.bounds.total_steps
+        if total is None:
+            return None
+        number = max(1, len(self.rounds))
+        while number < len(self._plans) and self._plans[number - 1].end < total:
+            number += 1
+        plan = self.plan_for(number)
+        return number + max(0, -(-(total - plan.end) // plan.inner_steps))
+
+    def steps_per_s(self) -> float | None:
+        """Pace of the newest rounds; None while there are no two with a time."""
+        timed = [each for each in self.rounds[-PACE_ROUNDS - 1 :] if each.at_s]
+        if len(timed) < 2 or timed[-1].at_s <= timed[0].at_s:
+            return None
+        return (timed[-1].end_step - timed[0].end_step) / (timed[-1].at_s - timed[0].at_s)
+
+    def round_s(self) -> float | None:
+        """How long a round takes, the median of the newest; None while there are no two with a time."""
+        times = [each.at_s for each in self.rounds[-PACE_ROUNDS - 1 :] if each.at_s]
+        return median(after - before for before, after in itertools.pairwise(times)) if len(times) > 1 else None
+
+    def _forget(self) -> None:
+        for kept in (self.rounds, self.by_peer, self._heads, self._plans):
+            kept.clear()
+        self.sent_bytes = self.allreduce_bytes = 0.0
+
+    def _take(self, certificate: Certificate, now: float) -> None:
+        if not self._plans:
+            self._plans = [self.first_plan, self.second_plan]
+        self._heads.append(certificate.head)
+        value = certificate.value
+        if value.kind != "round":
+            return
+        plan = self.plan_for(value.round)
+        before = self.rounds[-1] if self.rounds else None
+        sizes, count = sum(entry.size_bytes for entry in value.entries), len(value.entries)
+        others = max(0, count - 1)
+        sent, allreduce = sizes * others, 2.0 * others * self.raw_bytes * plan.inner_steps
+        self.rounds.append(
+            PastRound(
+                number=value.round,
+                at_s=closed_at(value.entries, not_before=before.at_s if before is not None else 0.0, now=now),
+                micro_batches=(before.micro_batches if before is not None else 0)
+                + sum(entry.micro_batches for entry in value.entries),
+                loss=loss_of(value.entries),
+                contributors=count,
+                codec=plan.codec,
+                rank=plan.rank,
+                inner_steps=plan.inner_steps,
+                end_step=plan.end,
+                sent_bytes=sent / max(1, count),
+                allreduce_bytes=allreduce / max(1, count),
+            )
+        )
+        self.sent_bytes += sent
+        self.allreduce_bytes += allreduce
+        for entry in value.entries:
+            known = self.by_peer.get(entry.peer)
+            if known is None:
+                known = self.by_peer[entry.peer] = Contributor(entry.peer)
+            known.rounds += 1
+            known.micro_batches += entry.micro_batches
+            known.last_round = value.round
+        self._plans.append(value.plan)
+
+
+def loss_of(entries: Iterable[Entry]) -> float | None:
+    """The median of what contributors report, of those that do; None: nobody did."""
+    said = [entry.report.loss_micronats / 1e6 for entry in entries if entry.report.loss_micronats]
+    believable = [each for each in said if each <= MAX_LOSS]
+    return median(believable) if believable else None
+
+
+def closed_at(entries: Iterable[Entry], *, not_before: float, now: float) -> float:
+    """The median of the contributors' clocks, within these bounds; without a report the round before's (0.0: unknown)."""
+    said = [entry.report.closed_s for entry in entries if entry.report.closed_s]
+    return max(not_before, min(median(said), now)) if said else not_before
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Of a curve: a round, or the mean of several, named by the last of them."""
+
+    last: PastRound
+    loss: float | None
+    contributors: float
+
+
+def thinned(rounds: Sequence[PastRound], most: int = MAX_POINTS, exact: int = EXACT_POINTS) -> list[Point]:
+    """At most `most` points: the newest rounds as they are, those before in equal groups."""
+    if len(rounds) <= most:
+        return [Point(each, each.loss, each.contributors) for each in rounds]
+    old, new = rounds[:-exact], rounds[-exact:]
+    size = -(-len(old) // (most - exact))
+    points = []
+    for start in range(0, len(old), size):
+        group = old[start : start + size]
+        losses = [each.loss for each in group if each.loss is not None]
+        points.append(Point(group[-1], fmean(losses) if losses else None, fmean(each.contributors for each in group)))
+    return points + [Point(each, each.loss, each.contributors) for each in new]
+
+
+def evaluations_on(
+    rounds: Sequence[PastRound], losses: dict[int, float], most: int = MAX_POINTS
+) -> list[tuple[PastRound, float]]:
+    """Validation losses by round, with their place on the curve, the newest `most`; of rounds that are not here none."""
+    numbers = [each.number for each in rounds]
+    found = []
+    for number in sorted(losses)[-most:]:
+        index = bisect.bisect_left(numbers, number)
+        if index < len(numbers) and numbers[index] == number:
+            found.append((rounds[index], losses[number]))
+    return found

@@ -1,0 +1,192 @@
+"""The document of the run's page: what certificates and leases make of it, and what strangers cannot make of it."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.types import PeerId
+from dilocox_peer.web.document import MAX_CONTRIBUTORS, MAX_MAP_PEERS, MAX_NAME, RunPage, figures
+from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
+from dilocox_peer.web.history import MAX_POINTS, PastRound, closed_at, loss_of, thinned
+from dilocox_peer.wire.chain import Entry, Report
+from tests.simulated_run import ROUND_S, START_S, peer_names, simulated_chain, simulated_facts, simulated_manifest
+
+MANIFEST = simulated_manifest(200, 2)
+FACTS = simulated_facts(MANIFEST, peers=12, rounds=40)
+HOSTILE = [
+    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\"><svg/onload=alert(1)>", "javascript:alert(1)",
+    "</script><script>alert(1)</script>", "{{constructor.constructor('alert(1)')()}}", "${alert(1)}", "' OR 1=1 --",
+    "\u202egnp.exe", "a\x00b", "\x1b]0;owned\x07\x1b[2J", "\r\n\r\nHTTP/1.1 200 OK\r\n", "\u2028alert(1)\u2029",
+    "data: x\n\nevent: state\ndata: {}", "é" * 400, "\ud800", "&lt;b&gt;&amp;", "../../../etc/passwd", "__proto__",
+    "<style>*{display:none}</style>",
+]  # fmt: skip
+"""What somebody may call himself, or his run."""
+
+
+def entry(name: str, loss: float = 0.0, closed_s: int = 0, micro_batches: int = 8) -> Entry:
+    report = Report(loss_micronats=round(1e6 * loss), closed_s=closed_s)
+    return Entry(PeerId(name), 1, bytes(32), 1000, micro_batches, b"", report)
+
+
+def document_of(facts: RunFacts = FACTS):
+    return RunPage(MANIFEST).take(facts)
+
+
+def with_stage(number: int, **changes) -> RunFacts:
+    stages = list(FACTS.stages)
+    stages[number] = replace(stages[number], **changes)
+    return replace(FACTS, stages=stages)
+
+
+# -- history -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_median_so_that_a_minority_of_liars_moves_nothing():
+    honest = [entry("a", 2.0), entry("b", 2.1), entry("c", 2.2)]
+    assert loss_of(honest) == pytest.approx(2.1)
+    for lie in (0.000001, 500.0, 1e5):
+        assert 2.0 <= loss_of([*honest, entry("d", lie)]) <= 2.2
+    assert loss_of([*honest, entry("e")]) == pytest.approx(2.1), "who reports none is left out"
+    assert loss_of([]) is None
+    assert loss_of([entry("a", 1e5)]) is None, "no loss of a language model"
+
+
+def test_time_goes_neither_back_nor_ahead_of_the_readers_clock():
+    said = [entry("a", closed_s=100), entry("b", closed_s=110), entry("c", closed_s=2**40)]
+    assert closed_at(said, not_before=0.0, now=1000.0) == 110
+    assert closed_at(said[2:], not_before=0.0, now=1000.0) == 1000.0
+    assert closed_at(said, not_before=200.0, now=1000.0) == 200.0
+    assert closed_at([entry("a")], not_before=200.0, now=1000.0) == 200.0
+
+
+def test_rounds_are_counted_from_certificates_alone():
+    document, chain = document_of(), FACTS.stages[0].certificates
+    rounds = [each.value for each in chain if each.value.kind == "round"]
+    tokens = MANIFEST.inner.micro_batch * MANIFEST.model.context
+    total = sum(each.micro_batches for value in rounds for each in value.entries)
+    assert document["now"]["round"] == len(rounds) == 40
+    assert document["now"]["tokens"] == document["history"]["tokens"][-1] == total * tokens
+    assert document["now"]["total_rounds"] == 200
+    contributors = document["contributors"]["shown"]
+    assert sum(each["rounds"] for each in contributors if each["stage"] == 0) == sum(len(v.entries) for v in rounds)
+    assert sum(each["tokens"] for each in contributors if each["stage"] == 0) == total * tokens
+    assert document["history"]["validation"]["round"] == list(range(8, 40, 8))
+    assert document["now"]["val_round"] == 32
+
+
+def test_traffic_is_what_a_peer_sends_each_of_the_others_beside_a_ring():
+    document, raw = document_of(), 4 * RunPage(MANIFEST).num_parameters
+    size = 2 * 40 * 6 * 5 * 40_000  # stages, rounds, contributors, each to the others, bytes
+    assert document["now"]["sent_bytes"] == size
+    assert document["now"]["allreduce_bytes"] == pytest.approx(40 * 2 * 5 * raw * MANIFEST.rounds.inner_steps)
+
+
+def test_the_time_left_is_that_of_the_rounds_left_at_their_pace():
+    now = document_of()["now"]
+    assert now["round_s"] == ROUND_S
+    assert now["eta_s"] == pytest.approx(160 * ROUND_S - 5)
+
+
+def test_what_is_read_in_parts_is_what_is_read_at_once_and_a_branch_replaces_another():
+    page = RunPage(MANIFEST)
+    for height in (1, 7, 20):
+        cut = [replace(stage, certificates=stage.certificates[:height]) for stage in FACTS.stages]
+        page.take(replace(FACTS, stages=cut))
+    assert page.take(FACTS) == document_of()
+    other = [
+        replace(stage, certificates=simulated_chain(MANIFEST, number, peer_names(number, 6), 30, random.Random(9)))
+        for number, stage in enumerate(FACTS.stages)
+    ]
+    assert page.take(replace(FACTS, stages=other)) == document_of(replace(FACTS, stages=other))
+    assert page.take(replace(FACTS, stages=other))["now"]["round"] == 30
+
+
+def test_a_long_curve_is_thinned_and_its_newest_part_is_not():
+    rounds = [PastRound(n, START_S + n, 8 * n, float(n), 4, "fp16", 0, 8, 8 * n, 1.0, 1.0) for n in range(1, 5001)]
+    points = thinned(rounds)
+    assert len(points) <= MAX_POINTS
+    assert [point.last.number for point in points[-256:]] == list(range(4745, 5001))
+    assert [point.last.number for point in points] == sorted({point.last.number for point in points})
+    first = points[0]
+    assert first.loss == pytest.approx((1 + first.last.number) / 2)
+    assert [point.last for point in thinned(rounds[:MAX_POINTS])] == rounds[:MAX_POINTS]
+
+
+# -- how it does -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "word", "why"),
+    [
+        (FACTS, "training", "certified"),
+        (with_stage(1, holders=()), "stalled", "nobody holds stage 1"),
+        (replace(FACTS, stages=[replace(each, holders=()) for each in FACTS.stages]), "empty", "nobody is here"),
+        (
+            with_stage(0, holders=[replace(each, is_paused=True) for each in FACTS.stages[0].holders]),
+            "stalled",
+            "everybody of stage 0 has paused",
+        ),
+        (
+            with_stage(1, holders=[replace(each, answers=False) for each in FACTS.stages[1].holders]),
+            "stalled",
+            "nobody holds stage 1",
+        ),
+        (replace(FACTS, at_s=FACTS.at_s + 600), "stalled", "no round was certified for 10 minutes"),
+        (replace(FACTS, stages=[replace(each, is_over=True) for each in FACTS.stages]), "complete", "over"),
+        (
+            replace(FACTS, stages=[replace(each, certificates=()) for each in FACTS.stages]),
+            "waiting",
+            "the first round is under way",
+        ),
+    ],
+)
+def test_how_the_run_does_is_said(facts: RunFacts, word: str, why: str):
+    now = document_of(facts)["now"]
+    assert now["standing"] == word
+    assert why in now["why"]
+    assert (now["eta_s"] is not None) == (word == "training")
+
+
+def test_a_stage_that_one_more_loss_would_empty_is_thin():
+    one = with_stage(1, holders=FACTS.stages[1].holders[:1])
+    assert [stage["thin"] for stage in document_of(one)["stages"]] == [False, True]
+    gone = with_stage(1, holders=[replace(each, answers=False) for each in FACTS.stages[1].holders])
+    assert [stage["empty"] for stage in document_of(gone)["stages"]] == [False, True]
+
+
+# -- strangers ---------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_bounded_and_have_no_character_that_is_not_seen():
+    named = simulated_facts(MANIFEST, peers=60, rounds=3, names=HOSTILE)
+    shown = [peer["name"] for stage in document_of(named)["stages"] for peer in stage["peers"] if peer["name"]]
+    assert len(shown) == len(HOSTILE)
+    assert all(name.isprintable() and len(name) <= MAX_NAME for name in shown)
+    for name in set(HOSTILE) - {"__proto__"}:  # which is a plain one
+        with pytest.raises(ConfigError, match=r"run\.name"):
+            simulated_manifest(4, 1, name)
+
+
+def test_however_many_announce_themselves_the_document_is_bounded():
+    names = [PeerId(f"12D3KooW{number:044d}") for number in range(20_000)]
+    crowd = tuple(Holder(peer, 1e300, 2**53, "direct", name="x" * 5000) for peer in names)
+    seated = FACTS.stages[0].holders[0]
+    document = document_of(with_stage(0, holders=(*crowd, seated)))
+    assert len(document["stages"][0]["peers"]) == MAX_MAP_PEERS // 2
+    assert document["stages"][0]["not_shown"] == 20_001 - MAX_MAP_PEERS // 2
+    assert document["stages"][0]["peers"][0]["peer"] == seated.peer, "the roster is shown before strangers"
+    assert len(document["contributors"]["shown"]) <= MAX_CONTRIBUTORS
+    assert len(json.dumps(document, allow_nan=False)) < 2_000_000
+
+
+def test_an_empty_run_has_a_document_and_figures():
+    facts = RunFacts(START_S, "dilocox://x", [StageFacts((), (), ()) for _ in range(2)])
+    document = document_of(facts)
+    assert document["now"]["round"] == 0
+    json.dumps(document, allow_nan=False)
+    known = {name: value for name, _, value in figures(document)}
+    assert known["peers"] == known["round"] == 0
+    assert "train_loss" not in known
