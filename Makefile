@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-done
 
-.PHONY: setup demo test test-all test-nat lint types format clean
+.PHONY: setup demo test test-all test-nat test-browser lint types format clean
 
 setup: $(STAMP)
 
@@ -17,7 +17,7 @@ demo: setup
 
 # What only computes runs on all cores; real processes have them to themselves, one test at a time.
 COMPUTES := tests/unit tests/paper tests/sim
-PROCESSES := tests/shell tests/hostile tests/swarm
+PROCESSES := tests/shell tests/hostile tests/swarm tests/browser
 JOBS ?= 2
 
 test: setup lint types
@@ -31,6 +31,10 @@ test-all: setup lint types
 # Peers behind real NAT routers, in network namespaces: as root, with iproute2 and nftables; skipped elsewhere.
 test-nat: setup
 	$(BIN)/python -m pytest -m nat tests/nat
+
+# The run's page in a real browser: apt-get install chromium npm; npm install --prefix tests/browser
+test-browser: setup
+	$(BIN)/python -m pytest tests/browser
 
 lint: setup
 	$(BIN)/ruff check .

@@ -65,11 +65,11 @@ class LocalSwarm:
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    async def start_bootstrap(self) -> Child:
-        """Returns when its link is there. Raises ChildEnded, TimeoutError."""
+    async def start_bootstrap(self, *more: str) -> Child:
+        """Returns when its link is there. more: arguments of it. Raises ChildEnded, TimeoutError."""
         run_file = self.folder / "run.toml"
         write_whole(run_file, to_toml(self.manifest).encode())
-        child = await self.children.start("bootstrap", ["bootstrap", str(run_file), *self._common])
+        child = await self.children.start("bootstrap", ["bootstrap", str(run_file), *more, *self._common])
         await self.until(lambda: bool(self.link), [child], START_S)
         return child
 

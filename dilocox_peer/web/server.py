@@ -67,7 +67,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass
-class _Shown:
+class Shown:
     """A run's document in the forms that it is asked for, made once for all who ask. sections: each as JSON, and the number of the
     document that it changed in. changed: set when there is a newer one."""
 
@@ -106,7 +106,7 @@ class PageServer:
     def __init__(self, pages: Mapping[str, RunPage], *, host: str, port: int, listener: Listener) -> None:
         """pages: by run id; who names no run sees the first. listener: called in the server's thread. port 0: any."""
         assert pages, "a page of no run"
-        self._shown = {run: _Shown(page) for run, page in pages.items()}
+        self._shown = {run: Shown(page) for run, page in pages.items()}
         self._host = host
         self._wanted_port = port
         self._listener = listener
@@ -265,7 +265,7 @@ class PageServer:
         finally:
             self.num_streams -= 1
 
-    async def _stream(self, request: web.Request, shown: _Shown) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, shown: Shown) -> web.StreamResponse:
         response = web.StreamResponse(headers={**SECURITY, "Content-Type": "text/event-stream"})
         response.force_close()
         guard = request.transport.get_protocol() if request.transport is not None else None
@@ -290,7 +290,7 @@ class PageServer:
             pass  # the visitor has gone
         return response
 
-    def _asked(self, request: web.Request) -> _Shown:
+    def _asked(self, request: web.Request) -> Shown:
         """The run that is asked for, once there is a document of it. Raises HTTPException."""
         wanted = request.query.get("run")
         found = [

@@ -1,0 +1,234 @@
+"""What the run's page costs whoever serves it: size, time a refresh, memory; how soon it is painted; what an attack on its port does.
+
+    python benchmarks/page.py [--peers 500] [--rounds 5000] [--stages 2] [--repeats 20] [--browser] [--attack]
+
+The run is made up (tests/simulated_run.py): that many peers announce themselves, a roster of 16 a stage contributes, nothing is signed. A
+refresh is all that the server's thread does for one look: fold, sections, JSON; with a new round of every stage each time, and
+with none. --browser: the first paint in a headless Chromium. --attack: the page's server in this process beside a loop that stands for the
+bootstrap's, whose lateness is measured while others open 200 connections, send headers byte by byte, huge ones and pipelined requests.
+Expected beforehand: 1,024 points of 9 columns are 70 KB, 500 peers 100 KB, as many contributors 80 KB; a fold of one round some
+microseconds, JSON of 250 KB 5 ms.
+"""
+
+import argparse
+import asyncio
+import gzip
+import json
+import multiprocessing
+import random
+import resource
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from dilocox_peer.peer.lag import LoopLag
+from dilocox_peer.web.document import RunPage
+from dilocox_peer.web.facts import RunFacts
+from dilocox_peer.web.server import PageServer
+from tests.simulated_run import simulated_facts, simulated_manifest
+
+ATTACK_S = 12.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5000)
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--browser", action="store_true")
+    parser.add_argument("--attack", action="store_true")
+    flags = parser.parse_args()
+    print(f"load {psutil.getloadavg()[0]:.1f}, {' '.join(sys.argv)}")
+    manifest = simulated_manifest(2 * flags.rounds, flags.stages)
+    page = RunPage(manifest)
+    before = private_bytes()
+    facts = simulated_facts(manifest, peers=flags.peers, rounds=flags.rounds + flags.repeats)
+    chains = private_bytes() - before
+    fold(page, facts, flags.rounds, flags.repeats, chains)
+    if flags.browser:
+        asyncio.run(first_paint(manifest.run_id, RunPage(manifest), facts, flags.repeats))
+    if flags.attack:
+        asyncio.run(attack(manifest.run_id, RunPage(manifest), facts))
+
+
+def fold(page: RunPage, facts: RunFacts, rounds: int, repeats: int, chains: int) -> None:
+    from dilocox_peer.web.server import Shown
+
+    before = private_bytes()
+    shown = Shown(page)
+    short = [tuple(stage.certificates[: rounds + 1]) for stage in facts.stages]
+
+    def at(number: int) -> RunFacts:
+        """The run that many rounds later."""
+        stages = [
+            replace(stage, certificates=(*chain, *stage.certificates[len(chain) : len(chain) + number]))
+            for stage, chain in zip(facts.stages, short, strict=True)
+        ]
+        return replace(facts, stages=stages, at_s=facts.at_s + number)
+
+    first = timed(lambda: shown.put(page.take(at(0))))
+    new = [timed(lambda looked=at(number + 1): shown.put(page.take(looked))) for number in range(repeats)]
+    last = at(repeats)
+    same = [timed(lambda: shown.put(page.take(last))) for _ in range(repeats)]
+    print(
+        f"document: {len(shown.raw) / 1e3:.0f} kB, gzip {len(gzip.compress(shown.raw, 5)) / 1e3:.0f} kB; of it "
+        + ", ".join(f"{name} {len(text) / 1e3:.0f}" for name, (_, text) in shown.sections.items())
+    )
+    print(f"first look, all rounds: {1e3 * first:.0f} ms")
+    print(f"refresh with a new round of every stage, ms: {spread(new)}")
+    print(f"refresh without: {spread(same)}")
+    print(
+        f"memory: {(private_bytes() - before) / 1e6:.1f} MB of the page (fold and document); the chains themselves {chains / 1e6:.0f} MB; in all {private_bytes() / 1e6:.0f} MB"
+    )
+
+
+async def first_paint(run: str, page: RunPage, facts: RunFacts, repeats: int) -> None:
+    from tests.browser.chromium import chromium
+
+    painted, drawn = [], []
+    with PageServer({run: page}, host="127.0.0.1", port=0, listener=print) as served:
+        served.show(run, facts)
+        async with chromium() as browser:
+            for _ in range(repeats):
+                tab = await browser.tab()
+                await tab.look_like()
+                await tab.open(served.url)
+                await tab.until("document.querySelector('#curve canvas') !== null")
+                painted.append(
+                    await tab.run("performance.getEntriesByName('first-contentful-paint')[0].startTime / 1000")
+                )
+                drawn.append(await tab.run("performance.mark('x').startTime / 1000"))
+    print(f"first contentful paint, ms: {spread(painted)}; curve drawn at most after: {spread(drawn)}")
+
+
+async def attack(run: str, page: RunPage, facts: RunFacts) -> None:
+    lag = LoopLag()
+    with PageServer({run: page}, host="127.0.0.1", port=0, listener=print) as served:
+        served.show(run, facts)
+        watching = asyncio.create_task(lag.watch())
+        await asyncio.sleep(2.0)
+        quiet, before = (lag.p99_ms, lag.max_ms), private_bytes()
+        attackers = multiprocessing.get_context("spawn").Process(target=attack_port, args=(served.port,))
+        attackers.start()
+        most = 0
+        while await asyncio.to_thread(attackers.is_alive):
+            served.show(run, replace(facts, at_s=facts.at_s + time.monotonic()))
+            most = max(most, private_bytes())
+            await asyncio.sleep(0.25)
+        print(
+            f"attack of {ATTACK_S:.0f} s: the other loop late by p99 {lag.p99_ms:.1f}, at most {lag.max_ms:.1f} ms (quiet: {quiet[0]:.1f}, {quiet[1]:.1f}); "
+            f"memory {(most - before) / 1e6:+.0f} MB at most"
+        )
+        watching.cancel()
+        for wait in range(20):
+            began = time.perf_counter()
+            if await asyncio.to_thread(answers, served.port):
+                print(
+                    f"afterwards the page answers in {1e3 * (time.perf_counter() - began):.0f} ms (asked {wait + 1} times)"
+                )
+                return
+            await asyncio.sleep(0.5)
+        print("afterwards the page does NOT answer")
+
+
+def attack_port(port: int) -> None:
+    """All at once, in a process of its own."""
+    ended = threading.Event()
+    threads = [threading.Thread(target=each, args=(port, ended)) for each in (hold, drip, flood, pipeline, swallow)]
+    for each in threads:
+        each.start()
+    time.sleep(ATTACK_S)
+    ended.set()
+    for each in threads:
+        each.join()
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=2)
+
+
+def hold(port: int, ended: threading.Event) -> None:
+    """200 connections, half of them streams that nobody reads."""
+    while not ended.is_set():
+        with ExitStack() as stack, suppress(OSError):
+            for number in range(200):
+                each = stack.enter_context(closing(connect(port)))
+                if number % 2:
+                    each.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            ended.wait(3.0)
+
+
+def drip(port: int, ended: threading.Event) -> None:
+    """A byte of a header at a time."""
+    while not ended.is_set():
+        with suppress(OSError), closing(connect(port)) as each:
+            for byte in b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * 100:
+                each.sendall(bytes([byte]))
+                if ended.wait(0.05):
+                    return
+
+
+def flood(port: int, ended: threading.Event) -> None:
+    """Huge headers, and bytes that are no request."""
+    while not ended.is_set():
+        with suppress(OSError), closing(connect(port)) as each:
+            each.sendall(b"GET /" + random.randbytes(4) * 250_000)
+        ended.wait(0.005)
+
+
+def pipeline(port: int, ended: threading.Event) -> None:
+    """Many requests over one connection."""
+    while not ended.is_set():
+        with suppress(OSError), closing(connect(port)) as each:
+            each.sendall(b"GET /api/state HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000)
+        ended.wait(0.005)
+
+
+def swallow(port: int, ended: threading.Event) -> None:
+    """Asks for the state and reads nothing."""
+    while not ended.is_set():
+        with ExitStack() as stack, suppress(OSError):
+            for _ in range(40):
+                stack.enter_context(closing(connect(port))).sendall(
+                    b"GET /api/state HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                )
+            ended.wait(1.0)
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError), closing(connect(port)) as each:
+        each.sendall(b"GET /api/state HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        raw = b"".join(iter(lambda: each.recv(1 << 16), b""))
+        return raw.startswith(b"HTTP/1.1 200") and bool(json.loads(raw.partition(b"\r\n\r\n")[2]))
+    return False
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """min / median / max in ms."""
+    return " / ".join(f"{1e3 * each:.1f}" for each in (min(seconds), statistics.median(seconds), max(seconds)))
+
+
+def private_bytes() -> int:
+    return int(psutil.Process().memory_full_info().uss)
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    main()
