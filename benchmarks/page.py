@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -77,10 +78,15 @@ def fold(page: RunPage, facts: RunFacts, rounds: int, repeats: int, chains: int)
         ]
         return replace(facts, stages=stages, at_s=facts.at_s + number)
 
-    first = timed(lambda: shown.put(page.take(at(0))))
-    new = [timed(lambda looked=at(number + 1): shown.put(page.take(looked))) for number in range(repeats)]
+    def refresh(looked: RunFacts) -> None:
+        shown.put(page.take(looked))
+
+    first = timed(partial(refresh, at(0)))
+    new = []
+    for number in range(repeats):
+        new.append(timed(partial(refresh, at(number + 1))))
     last = at(repeats)
-    same = [timed(lambda: shown.put(page.take(last))) for _ in range(repeats)]
+    same = [timed(partial(refresh, last)) for _ in range(repeats)]
     print(
         f"document: {len(shown.raw) / 1e3:.0f} kB, gzip {len(gzip.compress(shown.raw, 5)) / 1e3:.0f} kB; of it "
         + ", ".join(f"{name} {len(text) / 1e3:.0f}" for name, (_, text) in shown.sections.items())

@@ -46,7 +46,9 @@ def simulated_chain(
         entries = []
         for peer in place.roster:
             loss = 2.0 + 3.5 * math.exp(-number / (0.2 * rounds + 1)) + rng.gauss(0, 0.03)
-            report = Report(8000, 90_000, 1500, 100, 0, round(1e6 * loss), int(START_S + ROUND_S * (number + 1)))
+            report = Report(
+                8000, 90_000, 1500, 100, 0, round(1e6 * loss), int(1000 * (START_S + ROUND_S * (number + 1)))
+            )
             entries.append(
                 Entry(peer, 1, sha256(f"{peer} {number}".encode()), 40_000, rng.randint(12, 20), b"", report)
             )

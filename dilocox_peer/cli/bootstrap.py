@@ -66,7 +66,6 @@ class _Served:
     def __post_init__(self) -> None:
         self.failed = asyncio.create_task(self.transport.wait_for_failure())
 
-    @property
     def link(self) -> str:
         return format_invitation(Invitation(self.manifest.run_id, self.transport.addresses[:MAX_LINK_ADDRESSES]))
 
@@ -89,7 +88,7 @@ class _Served:
         return RunHealth(
             run=self.manifest.run_id,
             run_name=self.manifest.run.name,
-            link=self.link,
+            link=self.link(),
             nodes=self.directory.num_known_nodes,
             connections=self.connections,
             beat_age_s=round(time.monotonic() - self.beaten_at, 1),
@@ -187,7 +186,7 @@ async def _serve(
             runs = starting.result()
             for served in runs:
                 addresses = tuple(served.transport.addresses)
-                listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link, addresses))
+                listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link(), addresses))
                 if (remark := _on_admission(served, flags)) is not None:
                     listener(remark)
             if flags.web_port is not None:
@@ -277,10 +276,7 @@ def _page(runs: Sequence[_Served], flags: BootstrapFlags, listener: Listener) ->
     """The page of all runs while it is entered; its address."""
     from dilocox_peer.cli.page import WatchedRun, page_of
 
-    watched = [
-        WatchedRun(served.manifest, served.transport, served.directory, lambda served=served: served.link)
-        for served in runs
-    ]
+    watched = [WatchedRun(served.manifest, served.transport, served.directory, served.link) for served in runs]
     assert flags.web_port is not None
     return page_of(watched, host=flags.web_host, port=flags.web_port, listener=listener)
 

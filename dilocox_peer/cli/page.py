@@ -35,7 +35,7 @@ async def page_of(runs: Sequence[WatchedRun], *, host: str, port: int, listener:
 
     for run in runs:
         await asyncio.to_thread(prepare, run.manifest)
-    pages = {run.manifest.run_id: RunPage(run.manifest) for run in runs}
+    pages: dict[str, RunPage] = {run.manifest.run_id: RunPage(run.manifest) for run in runs}
     with PageServer(pages, host=host, port=port, listener=listener) as server:
         watchers = [
             RunWatcher(

@@ -95,7 +95,7 @@ class RunPage:
         sent, allreduce = (
             sum(getattr(history, name) for history in self._histories) for name in ("sent_bytes", "allreduce_bytes")
         )
-        speeds = [stage.tokens_per_s for stage in facts.stages]
+        speed = first.micro_batches_per_s()
         losses = [each.loss for each in first.rounds[-8:] if each.loss is not None]
         newest = max(facts.validation, default=None)
         return {
@@ -109,7 +109,7 @@ class RunPage:
             "steps": first.steps_done,
             "total_steps": first.bounds.total_steps,
             "tokens": last.micro_batches * self._tokens if last is not None else 0,
-            "tokens_per_s": round(min(speeds), 1),
+            "tokens_per_s": UNKNOWN if speed is None or standing.word != "training" else round(speed * self._tokens, 1),
             "loss": _loss(losses[-1]) if losses else UNKNOWN,
             "val_loss": _loss(facts.validation[newest]) if newest is not None else UNKNOWN,
             "val_round": newest,
@@ -206,7 +206,8 @@ class RunPage:
             return Standing("complete", "the run is over: its model is to be had with the line below")
         empty = [str(number) for number, stage in enumerate(facts.stages) if not stage.here]
         if len(empty) == len(facts.stages):
-            return Standing("empty", "nobody is here: the run goes on where it was as soon as somebody joins")
+            after = "goes on where it was as soon as somebody joins" if first.rounds else "begins with those who join"
+            return Standing("empty", f"nobody is here: the run {after}")
         if empty:
             return Standing("stalled", f"nobody holds stage {', '.join(empty)}: the run waits for a peer to take it")
         paused = [
@@ -282,7 +283,7 @@ def figures(document: Mapping[str, Any]) -> list[tuple[str, str, float]]:
         ("round", "Newest certified round.", now["round"]),
         ("rounds_expected", "Of the whole run, as far as can be told.", now["total_rounds"]),
         ("tokens", "Trained and certified.", now["tokens"]),
-        ("tokens_per_second", "Of the slowest stage, as its peers announce.", now["tokens_per_s"]),
+        ("tokens_per_second", "Certified, over the newest rounds.", now["tokens_per_s"]),
         ("train_loss", "Of the newest round, nats a token: the median of what its contributors report.", now["loss"]),
         ("validation_loss", "The newest known, nats a token.", now["val_loss"]),
         ("peers", "That announce to hold a stage.", now["peers"]),

@@ -6,7 +6,7 @@ moves nothing; of a round with one or two contributors there is no minority. Tim
 
 import bisect
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
@@ -97,15 +97,22 @@ class StageHistory:
 
     def steps_per_s(self) -> float | None:
         """Pace of the newest rounds; None while there are no two with a time."""
-        timed = [each for each in self.rounds[-PACE_ROUNDS - 1 :] if each.at_s]
-        if len(timed) < 2 or timed[-1].at_s <= timed[0].at_s:
-            return None
-        return (timed[-1].end_step - timed[0].end_step) / (timed[-1].at_s - timed[0].at_s)
+        return self._pace(lambda each: each.end_step)
+
+    def micro_batches_per_s(self) -> float | None:
+        """The same of what all contributors have counted."""
+        return self._pace(lambda each: each.micro_batches)
 
     def round_s(self) -> float | None:
         """How long a round takes, the median of the newest; None while there are no two with a time."""
         times = [each.at_s for each in self.rounds[-PACE_ROUNDS - 1 :] if each.at_s]
         return median(after - before for before, after in itertools.pairwise(times)) if len(times) > 1 else None
+
+    def _pace(self, counter: Callable[[PastRound], int]) -> float | None:
+        timed = [each for each in self.rounds[-PACE_ROUNDS - 1 :] if each.at_s]
+        if len(timed) < 2 or timed[-1].at_s <= timed[0].at_s:
+            return None
+        return (counter(timed[-1]) - counter(timed[0])) / (timed[-1].at_s - timed[0].at_s)
 
     def _forget(self) -> None:
         for kept in (self.rounds, self.by_peer, self._heads, self._plans):
@@ -161,7 +168,7 @@ def loss_of(entries: Iterable[Entry]) -> float | None:
 
 def closed_at(entries: Iterable[Entry], *, not_before: float, now: float) -> float:
     """The median of the contributors' clocks, within these bounds; without a report the round before's (0.0: unknown)."""
-    said = [entry.report.closed_s for entry in entries if entry.report.closed_s]
+    said = [entry.report.closed_ms / 1000 for entry in entries if entry.report.closed_ms]
     return max(not_before, min(median(said), now)) if said else not_before
 
 

@@ -68,7 +68,7 @@ class Report(Declared, frozen=True):
     uplink_kbps: of its contributions. step_us: one of its inner steps, in microseconds. exchange_ms: from a round's close
     to its merge. lost_permille: of the energy of what was to be sent, the part that stayed in its residual.
     needed_rank: that holds nearly all energy of the averaged pseudo-gradient (lowrank-int4 only). loss_micronats: mean over
-    the contribution's micro-batches, in millionths of a nat a token. closed_s: its wall clock (Unix seconds) at the round's close.
+    the contribution's micro-batches, in millionths of a nat a token. closed_ms: its wall clock (Unix milliseconds) at the round's close.
     No plan is made of the last two.
     """
 
@@ -78,7 +78,7 @@ class Report(Declared, frozen=True):
     lost_permille: Permille = 0
     needed_rank: Rank = 0
     loss_micronats: Quantity = 0
-    closed_s: Quantity = 0
+    closed_ms: Number = 0
 
 
 NOT_MEASURED = Report()

@@ -136,7 +136,8 @@ class Browser:
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
         async with asyncio.timeout(ANSWER_S):
-            return await answer
+            result: dict[str, Any] = await answer
+            return result
 
 
 @asynccontextmanager

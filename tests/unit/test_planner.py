@@ -22,7 +22,7 @@ from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.machine import PLANNED_FROM
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import MAX_QUANTITY, Certificate, Entry, Plan, Report
-from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.declared import MAX_COUNT, replaced
 
 HEAD = Digest(b"h" * 32)
 
@@ -360,19 +360,19 @@ def test_a_peer_reports_its_steps_and_its_exchange():
 @pytest.mark.parametrize(
     ("train_loss", "wall_s", "reported"),
     [
-        (2.5, 1_700_000_000.9, (2_500_000, 1_700_000_000)),
+        (2.5, 1_700_000_000.9, (2_500_000, 1_700_000_000_900)),
         (float("nan"), 0.0, (0, 0)),
         (float("inf"), -5.0, (0, 0)),
-        (-1.0, 1e30, (0, MAX_QUANTITY)),
-        (1e-9, 1.0, (1, 1)),
-        (1e300, 1.0, (MAX_QUANTITY, 1)),
+        (-1.0, 1e30, (0, MAX_COUNT)),
+        (1e-9, 1.0, (1, 1000)),
+        (1e300, 1.0, (MAX_QUANTITY, 1000)),
     ],
 )
 def test_a_peer_reports_its_loss_and_when_it_closed_a_round(train_loss, wall_s, reported):
     said = Measured().on_close(
         10.0, tokens=800, tokens_a_step=200, lost=0.0, uplink_bps=0.0, train_loss=train_loss, wall_s=wall_s
     )
-    assert (said.loss_micronats, said.closed_s) == reported
+    assert (said.loss_micronats, said.closed_ms) == reported
 
 
 def test_a_missed_round_or_a_pause_makes_no_step_slower():

@@ -3,6 +3,7 @@
 import math
 
 from dilocox_peer.wire.chain import MAX_QUANTITY, Report
+from dilocox_peer.wire.declared import MAX_COUNT
 
 
 class Measured:
@@ -46,7 +47,7 @@ class Measured:
             lost_permille=min(1000, max(0, round(1000 * lost))),
             needed_rank=self._needed_rank,
             loss_micronats=_millionths(train_loss),
-            closed_s=min(MAX_QUANTITY, max(0, int(wall_s))),
+            closed_ms=min(MAX_COUNT, max(0, int(1000 * wall_s))),
         )
 
     def on_merge(self, exchange_s: float | None, *, needed_rank: int) -> None:

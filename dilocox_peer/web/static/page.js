@@ -90,7 +90,7 @@ function drawNow(now) {
   put("val", loss(now.val_loss));
   put("val-sub", now.val_round === null ? "not evaluated yet" : "after round " + whole.format(now.val_round));
   put("tokens", si(now.tokens, 2));
-  put("speed", si(now.tokens_per_s) + " a second");
+  put("speed", now.tokens_per_s === null ? "" : si(now.tokens_per_s) + " a second");
   put("peers", whole.format(now.peers));
   const people = state.contributors ? count(state.contributors.count, "contributor") + " in all" : "";
   put("peers-sub", now.peers_paused ? now.peers_paused + " paused; " + people : people);
