@@ -82,9 +82,7 @@ def fold(page: RunPage, facts: RunFacts, rounds: int, repeats: int, chains: int)
         shown.put(page.take(looked))
 
     first = timed(partial(refresh, at(0)))
-    new = []
-    for number in range(repeats):
-        new.append(timed(partial(refresh, at(number + 1))))
+    new = [timed(partial(refresh, at(number + 1))) for number in range(repeats)]
     last = at(repeats)
     same = [timed(partial(refresh, last)) for _ in range(repeats)]
     print(
