@@ -26,7 +26,7 @@ MAX_NAME = 64
 STALLED_ROUNDS, STALLED_S = 4.0, 60.0  # so many times as long as a round takes, and no less: the run stands
 UNKNOWN: Final = None
 
-Document = dict[str, Any]
+PageDocument = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class RunPage:
         self.name = printable(manifest.run.name, MAX_NAME)
         self._names: dict[str, str] = {}
 
-    def take(self, facts: RunFacts) -> Document:
+    def take(self, facts: RunFacts) -> PageDocument:
         """The document by now."""
         for history, stage in zip(self._histories, facts.stages, strict=True):
             history.follow(stage.certificates, facts.at_s)
@@ -70,7 +70,7 @@ class RunPage:
 
     # ---- the sections ----
 
-    def _run(self, facts: RunFacts) -> Document:
+    def _run(self, facts: RunFacts) -> PageDocument:
         manifest = self._manifest
         return {
             "id": manifest.run_id,
@@ -85,7 +85,7 @@ class RunPage:
             "link": facts.link,
         }
 
-    def _now(self, facts: RunFacts) -> Document:
+    def _now(self, facts: RunFacts) -> PageDocument:
         first = self._histories[0]
         last = first.rounds[-1] if first.rounds else None
         plan = first.plan_for(len(first.rounds) + 1)
@@ -126,7 +126,7 @@ class RunPage:
             "times_less": round(allreduce / sent, 1) if sent and allreduce else UNKNOWN,
         }
 
-    def _stages(self, stages: Sequence[StageFacts]) -> list[Document]:
+    def _stages(self, stages: Sequence[StageFacts]) -> list[PageDocument]:
         most = max(1, MAX_MAP_PEERS // len(stages))
         thin = thin_stages(stages)
         return [
@@ -142,7 +142,7 @@ class RunPage:
             for number, stage in enumerate(stages)
         ]
 
-    def _peer(self, holder: Holder, stage: StageFacts) -> Document:
+    def _peer(self, holder: Holder, stage: StageFacts) -> PageDocument:
         return {
             "peer": holder.peer,
             "name": self._names.get(holder.peer, ""),
@@ -154,7 +154,7 @@ class RunPage:
             "seated": holder.peer in stage.roster,
         }
 
-    def _history(self, facts: RunFacts) -> Document:
+    def _history(self, facts: RunFacts) -> PageDocument:
         """Columns, a point each in the same place of all of them."""
         rounds = self._histories[0].rounds
         points = thinned(rounds)
@@ -177,7 +177,7 @@ class RunPage:
             },
         }
 
-    def _contributors(self) -> Document:
+    def _contributors(self) -> PageDocument:
         """tokens: of origins alone; a peer of a later stage computes on theirs."""
         everybody = sorted(
             ((stage, each) for stage, history in enumerate(self._histories) for each in history.by_peer.values()),
@@ -281,7 +281,7 @@ def figures(document: Mapping[str, Any]) -> list[tuple[str, str, float]]:
     now = document["now"]
     known = [
         ("round", "Newest certified round.", now["round"]),
-        ("rounds_expected", "Of the whole run, as far as can be told.", now["total_rounds"]),
+        ("rounds_expected", "That the run will have, as far as can be told.", now["total_rounds"]),
         ("tokens", "Trained and certified.", now["tokens"]),
         ("tokens_per_second", "Certified, over the newest rounds.", now["tokens_per_s"]),
         ("train_loss", "Of the newest round, nats a token: the median of what its contributors report.", now["loss"]),

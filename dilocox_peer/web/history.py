@@ -85,7 +85,7 @@ class StageHistory:
 
     @property
     def expected_rounds(self) -> int | None:
-        """Of the whole run, if rounds stay as long as they are; None: it has no end."""
+        """How many the run will have, if they stay as long as they are; None: it has no end."""
         total = self.bounds.total_steps
         if total is None:
             return None

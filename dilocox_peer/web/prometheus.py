@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dilocox_peer.web.document import Document, figures
+from dilocox_peer.web.document import PageDocument, figures
 
 _STAGE = (
     ("stage_round", "Newest certified round of a stage.", "round"),
@@ -15,7 +15,7 @@ _STAGE = (
 )
 
 
-def exposition(documents: Mapping[str, Document]) -> bytes:
+def exposition(documents: Mapping[str, PageDocument]) -> bytes:
     """In Prometheus' text format. documents: by run id."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Documents(documents))
@@ -23,7 +23,7 @@ def exposition(documents: Mapping[str, Document]) -> bytes:
 
 
 class _Documents(Collector):
-    def __init__(self, documents: Mapping[str, Document]) -> None:
+    def __init__(self, documents: Mapping[str, PageDocument]) -> None:
         self._documents = documents
 
     def collect(self) -> Iterator[Metric]:

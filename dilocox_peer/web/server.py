@@ -25,7 +25,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Failed, Listener
-from dilocox_peer.web.document import Document, RunPage
+from dilocox_peer.web.document import PageDocument, RunPage
 from dilocox_peer.web.facts import RunFacts
 from dilocox_peer.web.guard import Guard
 from dilocox_peer.web.prometheus import exposition
@@ -72,14 +72,14 @@ class Shown:
     document that it changed in. changed: set when there is a newer one."""
 
     page: RunPage
-    document: Document | None = None
+    document: PageDocument | None = None
     number: int = 0
     sections: dict[str, tuple[int, str]] = field(default_factory=dict)
     raw: bytes = b""
     zipped: bytes = b""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def put(self, document: Document) -> None:
+    def put(self, document: PageDocument) -> None:
         self.number += 1
         for name, section in document.items():
             text = json.dumps(section, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
