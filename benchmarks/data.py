@@ -84,17 +84,25 @@ def shards(arguments):
     """Random ids in documents of some 1,000 tokens."""
     from dilocox_peer.data.catalogue import CATALOGUE_FILE, Catalogue
     from dilocox_peer.data.shards import write_shard
+    from dilocox_peer.data.tokenizer import JsonTokenizer
+    from dilocox_peer.data.tokenizer_files import FILE_NAME, read_tokenizer_file
     from dilocox_peer.files import replace_file
 
+    name, vocab_size = "0" * 64, 49152
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    if arguments.tokenizer is not None:
+        tokenizer = JsonTokenizer(content := read_tokenizer_file(arguments.tokenizer))
+        name, vocab_size = tokenizer.name, tokenizer.vocab_size
+        replace_file(arguments.folder / FILE_NAME, [content])
     rng = np.random.default_rng(0)
     tokens = 8 << 20
+    ids = rng.integers(0, vocab_size // 2, tokens, dtype=np.uint16)
     made = []
     for number in range(max(2, int(arguments.gb * 1e9 / (2 * tokens)))):
-        raw = rng.integers(0, 49152, tokens, dtype=np.uint16)
-        cuts = np.sort(rng.choice(np.arange(1, tokens), 8000, replace=False))
+        raw = ids + np.uint16(number % (vocab_size // 2))  # drawn once: drawing them takes longer than writing
+        cuts = np.unique(rng.integers(1, tokens, 8000))
         made.append(write_shard(arguments.folder, np.split(raw, cuts), text_bytes=4 * tokens, held_out=number == 0))
-    catalogue = Catalogue(tokenizer="0" * 64, bos="", eos="", vocab_size=49152, shards=tuple(made))
+    catalogue = Catalogue(tokenizer=name, bos="", eos="", vocab_size=vocab_size, shards=tuple(made))
     replace_file(arguments.folder / CATALOGUE_FILE, [catalogue.to_bytes()])
     print(f"{len(made)} shards, {sum(map(catalogue.shard_bytes, made)) / 1e9:.2f} GB")
 
@@ -196,6 +204,7 @@ def main():
     command = commands.add_parser("shards")
     command.add_argument("folder", type=Path)
     command.add_argument("--gb", type=float, default=10.0)
+    command.add_argument("--tokenizer", type=Path, help="whose ids they are, for a run that trains on them")
     command.set_defaults(run=shards)
     command = commands.add_parser("borders")
     command.add_argument("--preset", default="small")

@@ -1,4 +1,4 @@
-"""What members that want rounds to stop cost the others: `PYTHONPATH=. python benchmarks/stalling.py [--peers 8] [--seconds 90] [--mode MODE]`.
+"""What members that want rounds to stop cost the others: `PYTHONPATH=. python benchmarks/stalling.py [--peers 8] [--seconds 90] [--mode MODE] [--repeats 3] [--plan fixed]`.
 
 Real processes on loopback. One of four members, or two of eight, turns hostile after some rounds (tests/hostile); the honest
 ones' rounds a minute, contributions a round and bytes a round are measured from five rounds later on, and compared
@@ -17,16 +17,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
-from swarm import WatchedSwarm, header, spread
+from swarm import WatchedSwarm, header, of_equal_rounds, spread
 
 from dilocox_peer.config import preset
+from dilocox_peer.manifest import Manifest
 from tests.hostile.machines import MODES
 
-TURN_AFTER = 6  # rounds
+TURN_AFTER = 30  # rounds, where nothing else is said: the plan has settled
 SETTLED_ROUNDS = 5
 PATIENCE_S = 300.0
 ABSENT = "absent"
-ATTACKS = ("offers nothing", "hangs", "plans astray", "claims", "outbids", "leads nothing", "omits", "equivocates")
+ATTACKS = (
+    "offers nothing",
+    "hangs",
+    "silent",
+    "plans astray",
+    "claims",
+    "outbids",
+    "leads nothing",
+    "omits",
+    "equivocates",
+)
 
 
 @dataclass
@@ -37,6 +48,9 @@ class Measured:
     rounds: int
     contributions: list[int] = field(default_factory=list)
     micro_batches: list[int] = field(default_factory=list)
+    inner_steps: list[int] = field(default_factory=list)
+    delays_s: list[float] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)  # why a plan changed
     bytes_a_round: list[float] = field(default_factory=list)
     named: dict[str, int] = field(default_factory=dict)
     wrongly_named: dict[str, int] = field(default_factory=dict)
@@ -52,15 +66,29 @@ class Measured:
     def rounds_a_minute(self) -> float:
         return 60 * self.rounds / self.seconds
 
+    @property
+    def steps_a_minute(self) -> float:
+        """Inner steps that certified rounds were planned with."""
+        return 60 * sum(self.inner_steps) / self.seconds
 
-async def measure(mode: str, *, num_peers: int, num_hostile: int, seconds: float) -> Measured:
+
+def manifest_of(plan: str, *, start_peers: int) -> Manifest:
+    """plan: "adapts", as a run does by default, or "fixed"."""
+    if plan == "fixed":
+        return of_equal_rounds(start_peers)
+    rounds = {"total": 100_000, "inner_steps": 32, "start_peers": start_peers}
+    return preset("tiny", rounds=rounds, limits={"max_peers": 16})
+
+
+async def measure(
+    mode: str, *, num_peers: int, num_hostile: int, seconds: float, plan: str, turn_after: int
+) -> Measured:
     """One swarm, from its start to its end."""
     honest = [f"honest{index}" for index in range(num_peers - num_hostile)]
     hostile = [] if mode == ABSENT else [f"hostile{index}" for index in range(num_hostile)]
-    rounds = {"total": 100_000, "inner_steps": 32, "start_peers": len(honest) + len(hostile)}
-    async with WatchedSwarm(preset("tiny", rounds=rounds, limits={"max_peers": 16})) as swarm:
+    async with WatchedSwarm(manifest_of(plan, start_peers=len(honest) + len(hostile))) as swarm:
         await swarm.start_bootstrap()
-        program = ("-m", "tests.hostile.member", mode, str(TURN_AFTER))
+        program = ("-m", "tests.hostile.member", mode, str(turn_after))
         started = await asyncio.gather(
             *(swarm.start_peer(label) for label in honest),
             *(swarm.start_peer(label, program=program) for label in hostile),
@@ -69,7 +97,7 @@ async def measure(mode: str, *, num_peers: int, num_hostile: int, seconds: float
         def highest() -> int:
             return max((each["round"] for label in honest for each in swarm.of(label, "RoundCertified")), default=0)
 
-        await swarm.until(lambda: highest() >= TURN_AFTER + SETTLED_ROUNDS, started, PATIENCE_S)
+        await swarm.until(lambda: highest() >= turn_after + SETTLED_ROUNDS, started, PATIENCE_S)
         first = highest()
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -88,13 +116,20 @@ async def measure(mode: str, *, num_peers: int, num_hostile: int, seconds: float
             for each in swarm.of(label, "RoundCertified"):
                 if each["round"] > first:
                     measured.bytes_a_round.append(each["bytes_sent"])
+                    if each["delay_s"] is not None:
+                        measured.delays_s.append(each["delay_s"])
                 if each["round"] > first and each["round"] not in seen:
                     seen.add(each["round"])
                     measured.contributions.append(len(names & set(each["contributors"])))
                     measured.micro_batches.append(each["micro_batches"])
+                    measured.inner_steps.append(each["inner_steps"])
             for kind in ("MemberDoubted", "EquivocationProved"):
                 for each in swarm.of(label, kind):
                     doubts.setdefault(each["peer"], set()).add(label)
+        measured.reasons = [
+            f"round {each['round']}: H {each['inner_steps']} {each['codec']} ({each['reason']})"
+            for each in swarm.of(honest[0], "PlanChanged")
+        ]
         for peer, labels in doubts.items():
             (measured.wrongly_named if peer in names else measured.named)[peer] = len(labels)
         return measured
@@ -112,35 +147,68 @@ def row(mode: str, measured: Measured, undisturbed: Measured) -> str:
         return f"{statistics.mean(mine) / max(statistics.mean(theirs), 1e-9):.2f}" if mine and theirs else "-"
 
     rate = measured.rounds_a_minute / undisturbed.rounds_a_minute
+    steps = measured.steps_a_minute / undisturbed.steps_a_minute
     return (
-        f"{mode:17} {measured.rounds_a_minute:6.1f} ({rate:.2f})   {spread(measured.contributions or [0], '.0f'):10} "
-        f"({of(measured.contributions, undisturbed.contributions)})   {spread([each / 1000 for each in measured.bytes_a_round] or [0], '.0f'):16} "
-        f"({of(measured.bytes_a_round, undisturbed.bytes_a_round)})   {spread(measured.micro_batches or [0], '.0f'):18} "
-        f"{measured.cpu_ms_a_micro_batch:5.0f} ({measured.cpu_ms_a_micro_batch / undisturbed.cpu_ms_a_micro_batch:.2f}) {measured.hostile_cpu_s / measured.seconds:5.2f}   "
+        f"{mode:15} {measured.rounds_a_minute:5.1f} ({rate:.2f}) {measured.steps_a_minute:6.0f} ({steps:.2f})   {spread(measured.inner_steps or [0], '.0f'):14} "
+        f"{spread(measured.delays_s or [0], '.2f'):18} {spread(measured.contributions or [0], '.0f'):9} "
+        f"({of(measured.contributions, undisturbed.contributions)})  {spread([each / 1000 for each in measured.bytes_a_round] or [0], '.0f'):15} "
+        f"({of(measured.bytes_a_round, undisturbed.bytes_a_round)})  {spread(measured.micro_batches or [0], '.0f'):15} "
+        f"{measured.cpu_ms_a_micro_batch:4.0f} ({measured.cpu_ms_a_micro_batch / undisturbed.cpu_ms_a_micro_batch:.2f}) {measured.hostile_cpu_s / measured.seconds:5.2f}   "
         f"{len(measured.named)} by {max(measured.named.values(), default=0)}; wrongly {len(measured.wrongly_named)}"
     )
+
+
+def show(mode: str, measured: Measured, undisturbed: Measured, has_reasons: bool) -> None:
+    print(row(mode, measured, undisturbed), flush=True)
+    for reason in measured.reasons if has_reasons else ():
+        print(f"    {reason}")
 
 
 async def run(arguments: argparse.Namespace) -> None:
     num_hostile = arguments.peers // 4
     print(header())
     print(
-        f"# {num_hostile} of {arguments.peers} hostile from round {TURN_AFTER}; {arguments.seconds:.0f} s measured, of honest peers"
+        f"# {num_hostile} of {arguments.peers} hostile from round {arguments.turn_after}; {arguments.seconds:.0f} s measured, of honest peers"
     )
     print(
-        "mode              rounds a minute   contributions a round    kB a round               micro-batches      CPU ms each, hostile   named"
+        "mode            rounds/min   steps/min       H              delay, s           contributions    kB a round"
+        "              micro-batches   CPU ms each, hostile  named"
     )
-    options: dict[str, Any] = {"num_peers": arguments.peers, "num_hostile": num_hostile, "seconds": arguments.seconds}
-    undisturbed = await measure("honest", **options)
-    print(row("honest", undisturbed, undisturbed), flush=True)
-    for mode in arguments.mode or (ABSENT, *ATTACKS):
-        print(row(mode, await measure(mode, **options), undisturbed), flush=True)
+    options: dict[str, Any] = {
+        "num_peers": arguments.peers,
+        "num_hostile": num_hostile,
+        "seconds": arguments.seconds,
+        "plan": arguments.plan,
+        "turn_after": arguments.turn_after,
+    }
+    rates: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(arguments.repeats):
+        undisturbed = await measure("honest", **options)
+        show("honest", undisturbed, undisturbed, arguments.reasons)
+        for mode in arguments.mode or (ABSENT, *ATTACKS):
+            measured = await measure(mode, **options)
+            show(mode, measured, undisturbed, arguments.reasons)
+            rates.setdefault(mode, []).append(
+                (
+                    measured.rounds_a_minute / undisturbed.rounds_a_minute,
+                    measured.steps_a_minute / undisturbed.steps_a_minute,
+                )
+            )
+    for mode, pairs in rates.items():
+        rounds, steps = zip(*pairs, strict=True)
+        print(
+            f"{mode:15} of undisturbed: rounds {spread(rounds, '.2f')}, inner steps {spread(steps, '.2f')}", flush=True
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--turn-after", type=int, default=TURN_AFTER, help="rounds")
+    parser.add_argument("--plan", choices=("adapts", "fixed"), default="adapts")
+    parser.add_argument("--reasons", action="store_true", help="print why plans changed")
     parser.add_argument("--mode", action="append", choices=(ABSENT, *MODES))
     asyncio.run(run(parser.parse_args()))
 

@@ -62,6 +62,13 @@ class Hangs(OffersNothing):
     """The same, and whoever asks for it hears nothing for a minute."""
 
 
+class Silent(Hostile):
+    """Trains, by what it says, and never offers anything. A disk that hangs does the same to an honest peer."""
+
+    def handle(self, event: Input, now: float) -> list[Action]:
+        return [] if self.has_turned and isinstance(event, Closed) else super().handle(event, now)
+
+
 class Claims(Hostile):
     """Claims more work than there is, with its contributions and with its heartbeats."""
 
@@ -229,6 +236,7 @@ class _Astray:
 MODES: dict[str, type[Hostile]] = {
     "offers nothing": OffersNothing,
     "hangs": Hangs,
+    "silent": Silent,
     "plans astray": PlansAstray,
     "claims": Claims,
     "outbids": Outbids,

@@ -57,6 +57,30 @@ def test_a_late_contribution_counts_less_than_one_that_never_comes() -> None:
     assert conduct.waited_for(ROSTER) == {ME, A, C}
 
 
+def test_who_lets_fetches_hang_holds_two_rounds_up_not_six() -> None:
+    conduct = Conduct(ME)
+    for number in range(2):
+        assert A in conduct.waited_for(ROSTER)
+        conduct.undelivered(A, blob(number), due_at=1000.0, has_failed=False)
+    assert A not in conduct.waited_for(ROSTER)
+    assert not conduct.events, "it may still come: nothing is said yet"
+    conduct.came(blob(0))
+    assert A in conduct.waited_for(ROSTER), "a slow line is forgiven as soon as its bytes are here"
+
+
+def test_who_trains_and_offers_nothing_is_waited_for_four_times() -> None:
+    conduct = Conduct(ME)
+    for _ in range(4):
+        assert A in conduct.waited_for(ROSTER)
+        conduct.silent(A)
+    assert A not in conduct.waited_for(ROSTER)
+    assert [event.reason for event in conduct.events if isinstance(event, MemberDoubted)] == [
+        "it trains and offers no contribution in time"
+    ]
+    conduct.delivered(A)
+    assert A in conduct.waited_for(ROSTER)
+
+
 def test_who_has_gone_meanwhile_is_not_to_blame() -> None:
     conduct = Conduct(ME)
     for number in range(4):

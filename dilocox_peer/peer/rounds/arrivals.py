@@ -192,9 +192,12 @@ class Arrivals:
         contributors = {entry.peer for entry in certified}
         for peer in seat.others:
             entry = self.offers.get(peer)
-            if entry is None or peer not in alive:
+            if peer not in alive:
                 continue
-            if self._holdings.has(entry.blob) or peer in contributors:
+            if entry is None:
+                if now >= self.offers_due and peer not in contributors and self._members.may_offer(peer, now):
+                    conduct.silent(peer)
+            elif self._holdings.has(entry.blob) or peer in contributors:
                 conduct.delivered(peer)
             else:
                 is_under_way = self._holdings.is_under_way(entry.blob)

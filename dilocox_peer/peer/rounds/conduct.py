@@ -5,7 +5,9 @@ whom we wait. A contribution that is here in time is taken, whoever sent it; a v
 whoever led. So an honest peer that earns strikes on a bad link loses nothing but the patience of the others, and earns it back.
 
     missed     its contribution was offered and not to be had (or was late: a quarter of it); from the second time on
-               neither its offer nor its contribution is waited for. Every round it delivers takes some of it off.
+               neither its offer nor its contribution is waited for. Every round it delivers takes some of it off. One
+               that is still on its way counts in full for as long as it is: who lets fetches hang holds two rounds up. That
+               it trained and offered nothing, though offers were waited for to the end, is half of one missed.
     led        its turn came and it proposed nothing that we could accept, or left out what was here
     outbid     it asked for more ballots than its budget, or got promises and proposed nothing
     planned    it proposed a plan that the certificates do not lead to
@@ -33,13 +35,18 @@ MAX_PROVEN = 512
 MAX_OWED = 4  # contributions of one peer that were not here when their round was certified
 PUT_OFF_ROUNDS = 32
 MAX_DOUBLINGS = 4
-MISSED, LATE, DELIVERED, DOUBT, MOST = (
+MISSED, SILENT, LATE, DELIVERED, DOUBT, MOST = (
     8,
+    4,
     2,
     1,
     16,
     48,
 )  # points: two contributions missed are a doubt, eight delivered undo one
+NO_DELIVERY, NO_OFFER = (
+    "its contributions are offered and do not arrive",
+    "it trains and offers no contribution in time",
+)
 BALLOTS_A_HEAD = 2  # of a member's that are heeded at once; one more each time a ballot's time has passed
 WORK_SPREAD = 256.0
 """How many times as fast as the fastest of the others a peer may claim to be: a GPU among CPUs is, for a model that suits it.
@@ -101,7 +108,9 @@ class Conduct:
     def is_doubted(self, peer: PeerId) -> bool:
         """Whether its contributions are late or missing as a rule."""
         record = self._records.get(peer)
-        missing = record is not None and (record.missed >= DOUBT or self._is_put_off(record, "claimed"))
+        missing = record is not None and (
+            record.missed + MISSED * len(record.owed) >= DOUBT or self._is_put_off(record, "claimed")
+        )
         return missing or peer in self._proven
 
     def owes(self, peer: PeerId) -> bool:
@@ -154,25 +163,29 @@ class Conduct:
     def undelivered(self, peer: PeerId, blob: Digest, *, due_at: float, has_failed: bool) -> None:
         """The round is certified and its contribution is not here: it may still come, late, until due_at."""
         if has_failed:
-            self._missed(peer, MISSED)
+            self._missed(peer, MISSED, NO_DELIVERY)
             return
         owed = self._of(peer).owed
         owed[blob] = due_at
         while len(owed) > MAX_OWED:
             owed.popitem(last=False)
-            self._missed(peer, MISSED)
+            self._missed(peer, MISSED, NO_DELIVERY)
+
+    def silent(self, peer: PeerId) -> None:
+        """The round is certified, its offer was waited for to the end, and none came though it trains."""
+        self._missed(peer, SILENT, NO_OFFER)
 
     def came(self, blob: Digest) -> None:
         """A contribution is here."""
         for peer, record in list(self._records.items()):
             if record.owed.pop(blob, None) is not None:
-                self._missed(peer, LATE)
+                self._missed(peer, LATE, NO_DELIVERY)
 
     def failed(self, blob: Digest, alive: Collection[PeerId]) -> None:
         """A contribution is not to be had. A peer that has gone meanwhile is not to blame."""
         for peer, record in list(self._records.items()):
             if record.owed.pop(blob, None) is not None and peer in alive:
-                self._missed(peer, MISSED)
+                self._missed(peer, MISSED, NO_DELIVERY)
 
     def round_certified(self, roster: Iterable[PeerId], alive: Collection[PeerId], now: float) -> None:
         """One more round is behind us."""
@@ -185,14 +198,14 @@ class Conduct:
             for blob in [blob for blob, due_at in record.owed.items() if due_at <= now]:
                 del record.owed[blob]
                 if peer in alive:
-                    self._missed(peer, MISSED)
+                    self._missed(peer, MISSED, NO_DELIVERY)
 
-    def _missed(self, peer: PeerId, points: int) -> None:
+    def _missed(self, peer: PeerId, points: int, reason: str) -> None:
         record = self._of(peer)
         record.missed = min(record.missed + points, MOST)
         if record.missed >= DOUBT and not record.told_missing:
             record.told_missing = True
-            self.events.append(MemberDoubted(peer, "its contributions are offered and do not arrive", 0))
+            self.events.append(MemberDoubted(peer, reason, 0))
 
     # ---- work that is claimed ----
 
