@@ -359,18 +359,6 @@ class OwnerAwaited(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RunIsOver(Event):
-    """The owner vouches for the last round, and nobody with the final model is here. own_round: of the state on our disk."""
-
-    round: int
-    own_round: int
-
-    def line(self) -> str:
-        own = f"; what is here is of round {self.own_round}" if self.own_round else ""
-        return f"the run is complete: its owner vouches for round {self.round}, the last; nobody who holds the final model is here{own}"
-
-
-@dataclass(frozen=True, slots=True)
 class ContributionRefused(Event):
     """What a peer offered to a round, or proposed as its leader, is malformed or not finite: no mean takes it."""
 

@@ -26,3 +26,18 @@ class ReachChanged(Event):
             "others cannot dial this peer, and no relay has a place for it: it meets those that can be dialled, and no others. "
             "A TCP port opened in the router would help (docs/troubleshooting.md, 3)"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NobodyAnswers(Event):
+    """Nobody of the run does, at any address that is known; this peer has a state of it, and opens the run by itself."""
+
+    num_known: int
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        addresses = "the one known address" if self.num_known == 1 else f"any of {self.num_known} known addresses"
+        return (
+            f"nobody of the run answers at {addresses}: it is opened from this disk, which has its settings and a state. "
+            "The others are waited for, and looked for; training goes on as soon as the stage may go on without them"
+        )

@@ -57,6 +57,20 @@ class StateAwaited(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RunIsOver(Event):
+    """Its last round is certified. own_round: of the state on our disk. head: of the last certificate, in hex. link: of the run."""
+
+    round: int
+    own_round: int
+    head: str
+    link: str
+
+    def line(self) -> str:
+        own = f"; what is here is of round {self.own_round}" if self.own_round else ""
+        return f"the run is complete: round {self.round} was its last, at {self.head[:12]}{own}. Its model: dilocox-peer export '{self.link}'"
+
+
+@dataclass(frozen=True, slots=True)
 class BranchKept(Event):
     """Rounds of ours that a better branch does without; they stay on disk."""
 
@@ -135,8 +149,47 @@ class StageCopied(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RunKept(Event):
+    """The states of all stages after a round are kept here. is_first: nothing was before; is_last: it is the run's last round. The
+    others are not for people."""
+
+    run_name: str
+    round: int
+    size_bytes: int
+    seconds: float
+    is_first: bool
+    is_last: bool
+
+    @property
+    def level(self) -> str:
+        return "info" if self.is_first or self.is_last else "debug"
+
+    def line(self) -> str:
+        if self.is_last:
+            return f"run {self.run_name!r} is complete: its final model, of round {self.round}, is kept here and served"
+        return f"keeps run {self.run_name!r} for who comes late, now of round {self.round} ({self.size_bytes / 1e6:.1f} MB)"
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingStopped(Event):
+    """Newer rounds find no room here. round: that what is kept leads to."""
+
+    run_name: str
+    round: int
+    why: str
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        return (
+            f"run {self.run_name!r} is kept up to round {self.round} and no further: {self.why}; "
+            "make room, or pass a larger --keep-disk"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StageRestored(Event):
-    """Nobody of the stage was left; donor: who had kept a copy, this peer itself perhaps."""
+    """Nobody of the stage was left, or nobody who is as far; donor: who had kept a copy, this peer itself perhaps. round: that the
+    contributions since the copy lead to."""
 
     stage: int
     round: int

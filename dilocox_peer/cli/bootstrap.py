@@ -40,7 +40,9 @@ from dilocox_peer.types import RunId
 
 if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
+    from dilocox_peer.dht.records import Lease
     from dilocox_peer.network.transport import Transport
+    from dilocox_peer.peer.archivist import Archivist
     from dilocox_peer.peer.desk import Desk
     from dilocox_peer.peer.registrar import Registrar
 
@@ -59,6 +61,7 @@ class _Served:
     directory: "Directory"
     desk: "Desk | None"  # of a run that is not open
     beaten_at: float  # monotonic; of the last beat that went well
+    archivist: "Archivist | None" = None  # with --keep
     connections: int = 0
     trouble: str = ""
     failed: "asyncio.Task[str]" = field(init=False)
@@ -267,7 +270,8 @@ async def _open(
     if registrar is not None:
         registering = asyncio.create_task(registrar.run(), name="notaries")
         stack.push_async_callback(_end, registering)
-    served = _Served(manifest, transport, directory, desk, beaten_at=time.monotonic())
+    archivist = await _archivist(stack, manifest, transport, directory, flags, listener) if flags.keep else None
+    served = _Served(manifest, transport, directory, desk, beaten_at=time.monotonic(), archivist=archivist)
     stack.callback(served.failed.cancel)
     return served
 
@@ -315,6 +319,48 @@ def _registrar(
 
     folder = flags.peer_home.run_folder(manifest.run_id)
     return Registrar(manifest, key, transport=transport, directory=directory, folder=folder, listener=listener)
+
+
+async def _archivist(
+    stack: AsyncExitStack,
+    manifest: Manifest,
+    transport: "Transport",
+    directory: "Directory",
+    flags: BootstrapFlags,
+    listener: Listener,
+) -> "Archivist | None":
+    """Keeps the run from here on, until the stack is left. None where its folder cannot be used, which is told."""
+    from dilocox_peer.peer.archivist import Archivist, keeper_lease
+
+    if manifest.admission.mode != "open" and transport.admission is None:
+        listener(Remark(f"run {manifest.run.name!r} is not kept here: its peers answer who has the owner's key"))
+        return None
+    started_ms = time.time_ns() // 1_000_000
+
+    def lease(number: int) -> "Lease":
+        return keeper_lease(transport, started_ms, number)
+
+    folder = flags.peer_home.run_folder(manifest.run_id)
+    archivist = Archivist(
+        manifest, transport=transport, directory=directory, folder=folder, quota_bytes=int(flags.keep_disk * 1e9),
+        lease=lease, listener=listener,
+    )  # fmt: skip
+    try:
+        await archivist.open()
+    except OSError as error:
+        listener(Failed("keeping the run", f"{folder} cannot be used: {error.strerror or error}; pass another --home"))
+        return None
+    await archivist.serve()
+    keeping = asyncio.create_task(archivist.run(), name="keeper")
+    stack.push_async_callback(archivist.leave)
+    stack.push_async_callback(_end, keeping)
+    if flags.evaluate:
+        from dilocox_peer.cli.evaluation import Evaluation
+
+        tokenizers = () if flags.home is None else ("--home", str(flags.home))
+        evaluation = Evaluation(archivist, folder, tokenizers, listener)
+        stack.push_async_callback(_end, asyncio.create_task(evaluation.run(), name="evaluation"))
+    return archivist
 
 
 async def _end(task: "asyncio.Task[None]") -> None:

@@ -9,8 +9,9 @@ import asyncio
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -37,6 +38,7 @@ ROUND_BYTES = 64 * 1024  # evaluated after a round, always the same ones
 FINAL_BYTES = 256 * 1024  # and after the last
 BATCH = 32
 LOOK_S = 0.5
+READ_S = 2.0  # between two looks at a folder
 OVER_S = 20.0  # of nobody with the final model before we go
 NICENESS = 5  # training goes first
 
@@ -46,11 +48,18 @@ Batch = tuple[Any, Any]
 def run_evaluator(flags: EvaluateFlags) -> None:
     """Evaluates until the run's last round is, or until stopped. The running average that --average asks for is this process's
     own, and costs the swarm nothing. Raises ConfigError, RunUnreachable, RunRefused."""
+    listener = event_printer(as_json=flags.log.is_json)
+    if flags.is_run_folder:
+        os.nice(2 * NICENESS)
+        reader = Evaluator(flags, None, None, listener)
+        code = run_until_stopped(
+            lambda stop: reader.follow_folder(Path(flags.link), stop), until_stdin_closes=flags.until_stdin_closes
+        )
+        raise typer.Exit(code)
     invitation = parse_invitation(flags.link)
     parse_multiaddrs(flags.host_maddrs, "listen")
     flags.peer_home.make()
     os.nice(NICENESS)
-    listener = event_printer(as_json=flags.log.is_json)
     with Identity.open(flags.peer_home.identity_path) as identity:
         evaluator = Evaluator(flags, invitation, identity, listener)
         code = run_until_stopped(evaluator.run, until_stdin_closes=flags.until_stdin_closes)
@@ -60,7 +69,10 @@ def run_evaluator(flags: EvaluateFlags) -> None:
 class Evaluator:
     """`run` it: joins as a reader and follows the rounds."""
 
-    def __init__(self, flags: EvaluateFlags, invitation: Invitation, identity: Identity, listener: Listener) -> None:
+    def __init__(
+        self, flags: EvaluateFlags, invitation: Invitation | None, identity: Identity | None, listener: Listener
+    ) -> None:
+        """invitation, identity: None where a folder is followed."""
         self._flags = flags
         self._invitation = invitation
         self._home = flags.peer_home
@@ -74,6 +86,8 @@ class Evaluator:
         from dilocox_peer.network.transport import Transport
         from dilocox_peer.peer.entry import Newcomer, come_in
 
+        assert self._invitation is not None
+        assert self._identity is not None
         async with AsyncExitStack() as stack:
             transport = await Transport.create(
                 self._home.identity_path,
@@ -110,6 +124,34 @@ class Evaluator:
 
     async def follow(self, transport: "Transport", directory: "Directory", manifest: Manifest) -> None:
         """Evaluates until the last round is, or nobody has its states any more. Raises RunUnreachable."""
+        from dilocox_peer.peer.state.survey import surveys
+
+        found = surveys(manifest, transport=transport, directory=directory, listener=self._quiet)
+        await self._evaluate(manifest, lambda anchors: self.keep_looking(found, anchors, transport))
+
+    async def follow_folder(self, folder: Path, stop: Stop) -> None:
+        """Evaluates what a keeper of the run writes into its folder, until it is stopped. Raises ConfigError, StateCorrupt."""
+        from dilocox_peer.model.architecture import prepare
+        from dilocox_peer.peer.state.anchors import kept_manifest
+
+        manifest = kept_manifest(folder)
+        assert manifest is not None, "looked for before"
+        await asyncio.to_thread(prepare, manifest)
+        work = self._evaluate(manifest, lambda anchors: keep_reading(folder, manifest, anchors))
+        evaluating = asyncio.create_task(work, name="evaluate")
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({evaluating, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        self._leaving.set()
+        stopped.cancel()
+        if evaluating.done():
+            evaluating.result()
+        evaluating.cancel()
+        with suppress(asyncio.CancelledError):
+            await evaluating
+        self._listener(Left(stop.reason))
+
+    async def _evaluate(self, manifest: Manifest, look: "Callable[[Anchors], Coroutine[Any, Any, None]]") -> None:
+        """Evaluates what look puts into anchors, until it is the last."""
         from dilocox_peer.data.corpus import load_corpus
         from dilocox_peer.data.held_out import HeldOut
         from dilocox_peer.data.shards import held_out_of
@@ -118,7 +160,6 @@ class Evaluator:
         from dilocox_peer.model.merging import base_of
         from dilocox_peer.model.stage import build_stage
         from dilocox_peer.model.weights import place_of
-        from dilocox_peer.peer.state.survey import surveys
         from dilocox_peer.peer.training.average import AnchorAverage
         from dilocox_peer.peer.training.outer import initial_state
 
@@ -149,14 +190,13 @@ class Evaluator:
         base = await asyncio.to_thread(base_of, manifest.model, None)
         whole = await asyncio.to_thread(build_stage, manifest, base=base)
         stages = range(manifest.stages.count)
-        found = surveys(manifest, transport=transport, directory=directory, listener=self._quiet)
         begins_here = not manifest.model.starts_from_files  # a published model's weights need not be on this machine
         first = [await asyncio.to_thread(initial_state, manifest, stage) for stage in stages] if begins_here else []
         anchors = Anchors(first)
         averages: list[AnchorAverage] = []
 
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.keep_looking(found, anchors, transport), name="look for states")
+            tasks.create_task(look(anchors), name="look for states")
             while True:
                 states, is_last = await anchors.next()
                 if not states:
@@ -192,7 +232,7 @@ class Evaluator:
     async def keep_looking(self, found: "Sequence[Survey]", anchors: "Anchors", transport: "Transport") -> None:
         """Puts newer states into anchors until the last round's are in it, or nobody has them any more. Raises RunUnreachable
         when our own p2pd is gone."""
-        from dilocox_peer.peer.state.survey import common_tip, fetch_all, look_at_all, newest_common
+        from dilocox_peer.peer.state.survey import common_tip, fetch_newest, look_at_all, newest_common
 
         reached, over_since = 0, None
         while True:
@@ -206,8 +246,8 @@ class Evaluator:
             tip = await common_tip(found) if is_over else None
             wanted = tip or newest_common(found)
             if wanted is not None and (tip is not None or wanted[0].round > reached):
-                states = await fetch_all(found, wanted)
-                if states is not None:
+                states = await fetch_newest(found, wanted)
+                if states is not None and (tip is not None or states[0].round > reached):
                     reached = states[0].round
                     anchors.put(states, is_last=tip is not None)
                     if tip is not None:
@@ -230,6 +270,19 @@ class Evaluator:
         """Passes on what is out of the ordinary only: the evaluator fetches a state every round."""
         if not isinstance(event, StateFetched):
             self._listener(event)
+
+
+async def keep_reading(folder: Path, manifest: Manifest, anchors: "Anchors") -> None:
+    """Puts newer states of a run's folder into anchors, as they come."""
+    from dilocox_peer.peer.state.anchors import newest_states
+
+    reached = 0
+    while True:
+        states = await asyncio.to_thread(newest_states, folder, manifest, reached)
+        if states is not None:
+            reached = states[0].round
+            anchors.put(states, is_last=False)
+        await asyncio.sleep(READ_S)
 
 
 class Counted:

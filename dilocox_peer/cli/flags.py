@@ -208,6 +208,13 @@ class BootstrapFlags(OfPeer):
         int | None, Flag("Serve a page of the run there, for a browser; 0: any.", shown="off", least=0, most=65535)
     ] = None
     web_host: Annotated[str, Flag("Address of the page; if not loopback, others can see it.")] = "127.0.0.1"
+    keep: Annotated[
+        bool, Flag("Keep each run's newest states for who comes when everybody has left.", has_opposite=True)
+    ] = True
+    evaluate: Annotated[
+        bool, Flag("Evaluate what is kept on the validation split, in a process of its own.", has_opposite=True)
+    ] = True
+    keep_disk: Annotated[float, Flag("GB to keep of each run; two of its states need room.", least=0.001)] = 20.0
     name: Name = "bootstrap"
     home: Home = None
     identity_path: IdentityPath = None
@@ -363,7 +370,9 @@ class DemoFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateFlags(OfPeer):
-    link: Annotated[str, Positional("The run's link, or the folder of a model.", metavar="LINK_OR_FOLDER")]
+    link: Annotated[
+        str, Positional("The run's link, or the folder of a model or of a run that is kept.", metavar="LINK_OR_FOLDER")
+    ]
     name: Name = "evaluator"
     data: Annotated[tuple[Path, ...], Flag("Text; of a folder, what it is evaluated on. May repeat.", shown=False)] = ()
     context: Annotated[
@@ -386,6 +395,11 @@ class EvaluateFlags(OfPeer):
         ),
     ] = None
     until_stdin_closes: UntilStdinCloses = False
+
+    @property
+    def is_run_folder(self) -> bool:
+        """Whether a folder is named that a keeper of a run writes into."""
+        return not self.link.startswith("dilocox:") and (Path(self.link) / "manifest.json").is_file()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,6 +80,7 @@ def run_join(flags: JoinFlags) -> None:
 
         settings = SessionSettings(
             run_id=invitation.run_id,
+            link=invitation.link,
             initial_peers=(*invitation.addresses, *more_peers),
             grant=invitation.grant,
             runtime_dir=home.runtime,

@@ -53,7 +53,7 @@ class LocalSwarm:
         self._on_event = on_event
         self._started: set[str] = set()
         self._changed = asyncio.Event()
-        self._common = ("--home", str(self.folder), "--host-maddrs", LOOPBACK)
+        self.common = ("--home", str(self.folder), "--host-maddrs", LOOPBACK)
         self._data = [argument for path in data for argument in ("--data", str(path.resolve()))]
 
     async def __aenter__(self) -> Self:
@@ -66,10 +66,11 @@ class LocalSwarm:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     async def start_bootstrap(self, *more: str) -> Child:
-        """Returns when its link is there. more: arguments of it. Raises ChildEnded, TimeoutError."""
+        """Returns when its link is there; the one of a bootstrap before counts no more. Raises ChildEnded, TimeoutError."""
         run_file = self.folder / "run.toml"
         write_whole(run_file, to_toml(self.manifest).encode())
-        child = await self.children.start("bootstrap", ["bootstrap", str(run_file), *more, *self._common])
+        self.link = ""
+        child = await self.children.start("bootstrap", ["bootstrap", str(run_file), *self.common, *more])
         await self.until(lambda: bool(self.link), [child], START_S)
         return child
 
@@ -85,13 +86,13 @@ class LocalSwarm:
         wish = [] if stage is None else ["--stage", str(stage)]
         self._started.discard(label)
         child = await self.children.start(
-            label, ["join", self.link, "--name", label, *wish, *more, *self._common, *self._data], program=program
+            label, ["join", self.link, "--name", label, *wish, *more, *self.common, *self._data], program=program
         )
         await self.until(lambda: label in self._started, [child], START_S)
         return child
 
     async def start_evaluator(self) -> Child:
-        return await self.children.start("evaluator", ["evaluate", self.link, *self._common, *self._data])
+        return await self.children.start("evaluator", ["evaluate", self.link, *self.common, *self._data])
 
     async def until(self, condition: Callable[[], bool], needed: Sequence[Child], timeout_s: float) -> None:
         """Waits until condition holds, asked after every event. Raises ChildEnded when one of the needed processes ends

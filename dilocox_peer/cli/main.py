@@ -189,7 +189,8 @@ def evaluate(flags: EvaluateFlags) -> None:
     """Loss and bits a byte of a model: of a folder on a text, or of a run's rounds, which are followed, on what is held out."""
     from pathlib import Path
 
-    if not flags.link.startswith("dilocox:") and (folder := Path(flags.link)).is_dir():
+    is_link = flags.link.startswith("dilocox:")
+    if not is_link and not flags.is_run_folder and (folder := Path(flags.link)).is_dir():
         from dilocox_peer.cli.evaluate_folder import evaluate_folder
 
         evaluate_folder(folder, flags)

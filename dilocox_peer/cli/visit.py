@@ -132,7 +132,7 @@ class _Gatherer:
         )
 
     async def gather(self) -> "tuple[AnchorState, ...]":
-        from dilocox_peer.peer.state.survey import common_tip, fetch_all, look_at_all, newest_common
+        from dilocox_peer.peer.state.survey import common_tip, fetch_newest, look_at_all, newest_common
 
         began = asyncio.get_running_loop().time()
         while True:
@@ -148,8 +148,8 @@ class _Gatherer:
             if is_over or (named is None and asyncio.get_running_loop().time() - began > PROOF_S):
                 at_tip = await common_tip(self._surveys)
             wanted = at_tip or named
-            if wanted is not None and (states := await fetch_all(self._surveys, wanted)) is not None:
-                self._tell(states, is_tip=at_tip is not None)
+            if wanted is not None and (states := await fetch_newest(self._surveys, wanted)) is not None:
+                self._tell(states, is_tip=at_tip is not None and states[0].round == at_tip[0].round)
                 return states
             await asyncio.sleep(RETRY_S)
 

@@ -14,29 +14,35 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.types import PeerId, canonical, sha256
 
 PATIENCE_S = 45.0  # with an empty stage, in which whoever left may come back; for each turn before ours
+REFUSED_S = 12.0  # with one of which the leases name peers whose processes are gone: their computers say so
 
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
     """A peer that claims a stage. fits: the stages whose memory it has. is_dialable: whether others can reach it, through a relay if
-    need be; if not it can only be an origin, which dials and is not dialled."""
+    need be; if not it can only be an origin, which dials and is not dialled. held: the stage of which it has a state."""
 
     peer: PeerId
     fits: Collection[int]
     is_dialable: bool
+    held: int | None = None
 
 
 def choose_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant) -> tuple[int | None, str]:
     """(stage, why) for a peer that has none yet; None and the reason if there is none for it.
 
     stages: every stage of the run with the leases of its peers, claimant's own left out. An empty stage is needed most,
-    then the one with the least throughput; a peer that reports none counts as the average one.
+    then the one with the least throughput; a peer that reports none counts as the average one. While some stage is empty, who
+    holds a state goes where it is: a run that comes together again would be torn, each at another's stage. Should the empty one stay
+    so, somebody moves there (EmptyStages).
     """
     eligible = [stage for stage in sorted(stages) if stage in claimant.fits and (claimant.is_dialable or stage == 0)]
     if not eligible:
         if not claimant.is_dialable and 0 in stages:
             return None, "others cannot dial this peer, so it can only hold stage 0, for which its memory is too small"
         return None, "its memory is too small for any stage"
+    if claimant.held in eligible and not all(stages.values()):
+        return claimant.held, "its state is on this disk"
     known = [lease.tokens_per_s for leases in stages.values() for lease in leases if lease.tokens_per_s > 0]
     usual = fmean(known) if known else 1.0
 
@@ -107,13 +113,16 @@ class EmptyStages:
         mine: int,
         *,
         linked: Collection[int],
+        refused: Collection[int] = (),
         now: float,
     ) -> int | None:
         """The stage that claimant should move to now. linked: stages of peers that it is linked with; they are not empty,
-        whatever the leases say. now: seconds, of any clock that does not go back."""
+        whatever the leases say. refused: stages whose leases were left out because all their peers refuse connections. now: seconds,
+        of any clock that does not go back."""
         empty = [stage for stage, leases in stages.items() if not leases and stage not in linked]
         self._since = {stage: self._since.get(stage, now) for stage in empty}
         stage, turn = take_over(stages, claimant, mine)
-        if stage not in self._since or now - self._since[stage] < PATIENCE_S * (1 + turn):
+        patience_s = PATIENCE_S * turn + (REFUSED_S if stage in refused else PATIENCE_S)
+        if stage not in self._since or now - self._since[stage] < patience_s:
             return None
         return stage

@@ -36,7 +36,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, RunId
 from dilocox_peer.wire.checkpoints import Checkpoint
-from dilocox_peer.wire.records import MAX_ADDRESSES
+from dilocox_peer.wire.records import KEEPERS, MAX_ADDRESSES
 
 if TYPE_CHECKING:
     from hivemind.dht import DHTNode
@@ -93,11 +93,13 @@ class Directory:
         key: SigningKey,
         *,
         initial_peers: Sequence[str] | None = None,
+        is_alone: bool = False,
         clock: Callable[[], float] = time.time,
         timeout_s: float = 15.0,
     ) -> "Directory":
         """A node of the run's directory, known to initial_peers (the transport's, if not given). Raises RunUnreachable.
 
+        is_alone: none of them is there now: the node is the first of a directory, until `greet_initial_peers` finds one.
         clock: wall clock; hivemind's own storage uses time.time whatever is given here.
         """
         from hivemind.dht import DHTNode
@@ -112,7 +114,7 @@ class Directory:
                     p2p=GuardedP2P(transport.p2p, validator),  # type: ignore[arg-type, unused-ignore]
                     # Not random: a bootstrap server that restarts is the same node again. entry.py knows others by it.
                     node_id=DHTID.generate(source=key.public_key),
-                    initial_peers=list(known),
+                    initial_peers=[] if is_alone else list(known),
                     record_validator=validator,  # type: ignore[arg-type, unused-ignore]
                     backoff_rate=1.0,  # a node that failed is left alone for 5 s; doubling each time bans a restarted one for hours
                     strict=False,  # strict refuses a clock 3 s off, and peers that cannot be dialled back
@@ -194,11 +196,19 @@ class Directory:
 
     async def peers(self, stage: int, timeout_s: float = 10.0) -> list[Lease]:
         """The leases of a stage that have neither expired nor been given up, in the order of their PeerIDs."""
+        return [lease for lease in await self.leases(stage, timeout_s) if not lease.has_left]
+
+    async def leases(self, stage: int, timeout_s: float = 10.0) -> list[Lease]:
+        """As `peers`, with those who have said that they go."""
         leases = await self._leases([lease_key(self._run_id, stage, bucket) for bucket in range(BUCKETS)], timeout_s)
         now = self._clock()
-        here = [lease for lease in leases if not lease.has_left and lease.expires_s > now]
+        here = [lease for lease in leases if lease.expires_s > now]
         # One that was stored before its writer was put out is still there.
         return [lease for lease in here if self._gate is None or not self._gate.refusal(lease.peer, Right.JOIN, now)]
+
+    async def keepers(self, timeout_s: float = 10.0) -> list[Lease]:
+        """The leases of those who keep the states of all stages and train none."""
+        return await self.peers(KEEPERS, timeout_s)
 
     async def _write_lease(self, lease: Lease, expires_s: float, timeout_s: float) -> Lease:
         key = lease_key(self._run_id, lease.stage, bucket_of(lease.peer))

@@ -16,9 +16,10 @@ from dilocox_peer.signing import public_key_of
 from dilocox_peer.types import PeerId, RunId, sha256
 from dilocox_peer.wire.checkpoints import Checkpoint
 from dilocox_peer.wire.declared import astuple, encode
-from dilocox_peer.wire.records import LEASE, MAX_REVOCATIONS_BYTES, MAX_STAGES, WORD, LeaseForm, Word
+from dilocox_peer.wire.records import KEEPERS, LEASE, MAX_REVOCATIONS_BYTES, MAX_STAGES, WORD, LeaseForm, Word
 from dilocox_peer.wire.versions import RECORDS
 
+PROTOCOL_VERSION = 1  # of who announces a lease
 LEASE_TTL_S = 90.0
 MAX_TTL_S = 120.0  # no record of ours may live longer
 CLOCK_SKEW_S = 30.0  # by so much a writer's clock may be ahead of or behind a reader's
@@ -34,7 +35,8 @@ RecordKind = Literal["lease", "manifest", "revocations", "word"]
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A peer's announcement that it serves a stage, or with has_left that it no longer does.
+    """A peer's announcement that it serves a stage, or with has_left that it no longer does. stage KEEPERS: it trains none, and keeps
+    the states of all.
 
     incarnation: wall-clock milliseconds at its start; the newest is the peer. tokens_per_s: of its own training, 0 if
     unknown. link, link_addresses: the identity and addresses of its data plane, of a run with several stages; that they
@@ -173,6 +175,7 @@ def slots(run_id: RunId) -> Iterator[Slot]:
     yield Slot(revocations_key(run_id), "revocations")
     for stage in range(MAX_STAGES):
         yield Slot(word_key(run_id, stage), "word", stage)
+    for stage in (*range(MAX_STAGES), KEEPERS):
         for bucket in range(BUCKETS):
             yield Slot(lease_key(run_id, stage, bucket), "lease", stage, bucket)
 

@@ -25,9 +25,16 @@ CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
 
 
 async def claim_stage(
-    manifest: Manifest, wish: Wish, *, presence: Presence, directory: Directory, listener: Listener
+    manifest: Manifest,
+    wish: Wish,
+    *,
+    presence: Presence,
+    directory: Directory,
+    listener: Listener,
+    held: int | None = None,
 ) -> int:
-    """A stage of the run that fits here; announced already where others might be claiming it at the same moment.
+    """A stage of the run that fits here; announced already where others might be claiming it at the same moment. held: the one of
+    which a state is on this disk.
 
     Raises ConfigError when there is none, or not room for the one that was asked for; RunUnreachable.
     """
@@ -47,7 +54,7 @@ async def claim_stage(
         return insisted
     await _try_to_be_dialled(presence, await _leases_of_all(directory, count), listener)
     stages = await _leases_of_all(directory, count)  # that took seconds, and others have chosen meanwhile
-    stage, why = await _claim_by_need(presence, directory, stages, fits)
+    stage, why = await _claim_by_need(presence, directory, stages, fits, held)
     listener(StageClaimed(stage, why))
     return stage
 
@@ -87,11 +94,11 @@ async def _try_to_be_dialled(presence: Presence, stages: dict[int, list[Lease]],
 
 
 async def _claim_by_need(
-    presence: Presence, directory: Directory, stages: dict[int, list[Lease]], fits: Collection[int]
+    presence: Presence, directory: Directory, stages: dict[int, list[Lease]], fits: Collection[int], held: int | None
 ) -> tuple[int, str]:
     """(stage, why), after those who chose at the same moment had time to be seen."""
     me = presence.me
-    claimant = Claimant(me, fits=fits, is_dialable=presence.is_dialable)
+    claimant = Claimant(me, fits=fits, is_dialable=presence.is_dialable, held=held)
     others = {stage: [lease for lease in leases if lease.peer != me] for stage, leases in stages.items()}
     stage, why = choose_stage(others, claimant)
     if stage is None:
@@ -99,6 +106,8 @@ async def _claim_by_need(
     rng = random.Random(presence.incarnation)
     for _ in range(CLAIM_LOOKS):
         await directory.announce(presence.lease(stage))
+        if stage == held and not all(others.values()):
+            break  # a run that comes together again: nobody moves before all had time to be there
         # Others may be choosing at this moment; what they announced is seen at the second look.
         await asyncio.sleep(CLAIM_WAIT_S * rng.uniform(0.5, 1.0))
         better, reason = better_stage(await _leases_of_all(directory, len(stages)), claimant, stage)

@@ -8,13 +8,14 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Failed, Listener, SeenPeer, SwarmSeen
-from dilocox_peer.peer.acquaintances import write_acquaintances
+from dilocox_peer.peer.acquaintances import MAX_KEPT, read_acquaintances, write_acquaintances
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.links.dialling import LinkAddress
 from dilocox_peer.peer.presence import Presence
@@ -67,7 +68,7 @@ class Discovery:
         self._acquaintances = acquaintances
         self._look_at_admission = look_at_admission
         self._listener = listener
-        self._known = {self._me}
+        self._remembered = read_acquaintances(acquaintances)
 
     async def run(self) -> None:
         """Looks until cancelled; a look that fails is told and followed by the next. Raises RunRefused."""
@@ -84,6 +85,7 @@ class Discovery:
                 self._listener(Failed("discovery", f"{error}; trying again"))
             else:
                 self._tell_swarm(seen)
+                await self._remember(seen)
                 await self._meet(seen[self._stage])
                 with suppress(RunUnreachable):  # nobody took it, or they know a newer one: the next look reads it
                     await self._pass_on_word()
@@ -126,19 +128,31 @@ class Discovery:
         conveyor.set_neighbours(LinkAddress(lease.peer, LinkId(str(lease.link)), ways[lease.peer]) for lease in linked)
         return by_stage
 
+    async def _remember(self, seen: Mapping[int, Sequence[Lease]]) -> None:
+        """Writes down where those are, of all stages, whom the next start may look for."""
+        others = {stage: [lease for lease in leases if lease.peer != self._me] for stage, leases in seen.items()}
+        met = [text for lease in to_remember(others, self._stage) for text in lease.addresses[:KEPT_ADDRESSES]]
+        if set(met) <= set(self._remembered):
+            return
+        self._remembered = tuple(dict.fromkeys([*met, *self._remembered]))[:MAX_KEPT]
+        with suppress(OSError):  # a convenience for the next start
+            await asyncio.to_thread(write_acquaintances, self._acquaintances, self._remembered)
+
     async def _meet(self, leases: Sequence[Lease]) -> None:
         """Has those of our stage dialled, and the new ones made known."""
-        newcomers = [lease for lease in leases if lease.peer not in self._known]
-        if newcomers:
-            others = [lease for lease in leases if lease.peer != self._me]
-            met = [address for lease in others for address in lease.addresses[:KEPT_ADDRESSES]]
-            with suppress(OSError):  # a convenience for the next start
-                await asyncio.to_thread(write_acquaintances, self._acquaintances, met)
-            self._known.update(lease.peer for lease in newcomers)
         self._reaching.found(leases, self._on_found, lambda: self._tell_swarm({self._stage: leases}))
 
     def _tell_swarm(self, seen: Mapping[int, Sequence[Lease]]) -> None:
         self._listener(_swarm_seen(seen, self._me, self._stage, self._reaching.paths))
+
+
+def to_remember(leases: Mapping[int, Sequence[Lease]], own: int) -> list[Lease]:
+    """One of each stage in turn, ours first, in a stage the newest first: some of every stage are among the first few. Pure."""
+    queues = [
+        sorted(leases[stage], key=lambda lease: -lease.incarnation)
+        for stage in sorted(leases, key=lambda stage: (stage != own, stage))
+    ]
+    return [lease for turn in zip_longest(*queues) for lease in turn if lease is not None]
 
 
 def _swarm_seen(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from dilocox_peer.admission import Admission
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.dht.records import Lease
+from dilocox_peer.dht.records import PROTOCOL_VERSION, Lease
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Failed, Listener
 from dilocox_peer.invitation import address_range, parse_multiaddr, visible_at
@@ -24,7 +24,6 @@ from dilocox_peer.peer.training.book import Progress
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.records import MAX_ADDRESSES
 
-PROTOCOL_VERSION = 1
 LEASE_S = 30.0
 
 

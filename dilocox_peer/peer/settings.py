@@ -112,6 +112,7 @@ class SessionSettings:
     that peers of this machine have used. initial_peers: with those of the link."""
 
     run_id: RunId
+    link: str  # as the volunteer gave it
     initial_peers: tuple[str, ...]
     grant: "Grant | None"  # the invitation in the link
     runtime_dir: Path

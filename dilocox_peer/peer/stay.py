@@ -18,12 +18,13 @@ from dilocox_peer.admission import Admission
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
 from dilocox_peer.events import Event, Failed, Listener, NeighbourUnlinked, PeerStarted, RunComplete
+from dilocox_peer.events_of_states import RunIsOver
 from dilocox_peer.invitation import with_any_port
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import prepare
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer import dialback
-from dilocox_peer.peer.acquaintances import read_acquaintances
+from dilocox_peer.peer.arrival import arrive, held_stage, keep_greeting
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, run_joined
 from dilocox_peer.peer.claim import claim_stage, fitting_stages, wants_checkpointing
@@ -31,20 +32,24 @@ from dilocox_peer.peer.device import chosen_devices
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.discovery import Discovery
 from dilocox_peer.peer.entry import Newcomer, come_in, look_again
+from dilocox_peer.peer.farewell import HAND_OVER_S, hand_over
 from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.lingering import linger
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.presence import Presence, Tenure
 from dilocox_peer.peer.reaching import Reaching
 from dilocox_peer.peer.reading import Data, can_read, open_data
+from dilocox_peer.peer.rescue import Rescue, RunOver
+from dilocox_peer.peer.rescue import over as run_over
 from dilocox_peer.peer.rounds.contract import Leaving, OwnerVouched, PeerFound
 from dilocox_peer.peer.settings import SessionSettings
 from dilocox_peer.peer.startup import StartUp, Step
 from dilocox_peer.peer.state.beginning import begin, folder_of
 from dilocox_peer.peer.state.guardian import Guardian, backup_store
 from dilocox_peer.peer.state.keeper import Keeper
-from dilocox_peer.peer.state.restore import find_backup
+from dilocox_peer.peer.state.restore import Own, find_backup
 from dilocox_peer.peer.takeover import Move, Takeover
 from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.training.trainer import Trainer
@@ -54,11 +59,7 @@ from dilocox_peer.signing import SEED_BYTES
 SAY_GOODBYE_S = 1.0
 STOP_TRAINER_S = 2.5
 STOP_CONVEYOR_S = 2.0
-LINGER_S = 3.0  # after everybody has the last head, and after the last state sent: for followers that still fetch
-LINGER_MAX_S = 30.0
-VOUCHED_S = 12.0  # of waiting for the owner's word that the run is over: its bootstrap asks every five, if there is one
 WORD_S = 5.0  # for the owner's newest checkpoint, before the first look
-SERVE_OUT_S = 300.0  # a whole state over a slow uplink
 
 
 class NetworkLost(DilocoxError):
@@ -76,6 +77,8 @@ class Resident:
     reachability: Reachability
     listener: Listener
     stage: int | None = None
+    is_waiting: bool = False  # the rounds have waited for the run's state, and somebody who keeps it has come
+    rescues: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class _Parts:
     discovery: Discovery
     bulletin: Bulletin
     waiting: Waiting
+    rescue: Rescue
     data: Data
 
 
@@ -124,8 +128,12 @@ class Stay:
             either: set[asyncio.Future[Any]] = {starting, leaving}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                with self._startup.named():
-                    parts = starting.result()
+                try:
+                    with self._startup.named():
+                        parts = starting.result()
+                except RunOver as over:
+                    self._listener(RunIsOver(over.round, 0, over.head.hex(), self._settings.link))
+                    return None
                 return await self._work(parts, leaving)
             starting.cancel()
             with suppress(asyncio.CancelledError):
@@ -136,35 +144,32 @@ class Stay:
 
     async def _start(self, stack: AsyncExitStack) -> _Parts:
         settings, choices = self._settings, self._settings.choices
-        transport = await Transport.create(
-            settings.identity_path,
-            self._me,
-            namespace=settings.run_id,
-            initial_peers=(*settings.initial_peers, *read_acquaintances(self._acquaintances)),
-            host_maddrs=choices.host_maddrs,
-            announce_maddrs=choices.announce_maddrs,
-            runtime_dir=settings.runtime_dir,
-            limits=settings.at_most.limits,
-        )
-        stack.push_async_callback(transport.close)
+        at = self._startup
+        arrival = await arrive(settings, self._identity, self._acquaintances, stack, at, self._listener)
+        transport, directory, manifest = arrival.transport, arrival.directory, arrival.manifest
         reaching = Reaching(transport, self._resident.reachability, look_now=self._look_now, listener=self._listener)
         self._reaching = reaching.start(stack)
-        at = self._startup
-        at.step = Step.DIRECTORY
-        directory = await Directory.create(transport, settings.run_id, self._identity.key)
-        stack.push_async_callback(directory.close)
-        at.step = Step.SETTINGS
-        manifest = await directory.fetch_manifest()
+        if arrival.is_alone:
+            greeting = asyncio.create_task(keep_greeting(directory, self._look_now.set), name="looking for the others")
+            stack.callback(greeting.cancel)
         await asyncio.to_thread(prepare, manifest)
         at.step = Step.ADMISSION
         newcomer = Newcomer(self._me, settings.grant, settings.run_folder)
         admission = await come_in(newcomer, manifest, transport=transport, directory=directory)
+        held = await asyncio.to_thread(held_stage, settings.run_folder)
+        if held is None and (is_over := await run_over(directory, manifest.stages.count)) is not None:
+            raise is_over
         at.step = Step.CLAIM
         own_reach = (self._resident.reachability, admission, reaching.reservations)
         presence = Presence(self._me, self._incarnation, transport, *own_reach)
         if self._resident.stage is None:  # else it is ours still: our network daemon died, or it is where we move
             self._resident.stage = await claim_stage(
-                manifest, self._settings.wish, presence=presence, directory=directory, listener=self._listener
+                manifest,
+                self._settings.wish,
+                presence=presence,
+                directory=directory,
+                listener=self._listener,
+                held=held,
             )
         stage = self._resident.stage
         at.step = Step.TEXT
@@ -181,8 +186,7 @@ class Stay:
             raise ConfigError(f"{settings.run_folder} cannot be used: {error.strerror}; pass another --home") from None
         stack.callback(keeper.close)
         at.step = Step.RESTORE
-        if manifest.stages.count > 1 and keeper.is_empty:
-            await self._restore(manifest, stage, presence, directory, keeper)
+        await self._restore(manifest, stage, presence, directory, keeper)
         base = await begin(manifest, stage, keeper, model, presence.endpoint, directory, self._listener, device=lead)
         at.step = Step.TRAINER
         on_failure = self._trainer_failed()
@@ -243,12 +247,16 @@ class Stay:
     async def _restore(
         self, manifest: Manifest, stage: int, presence: Presence, directory: Directory, keeper: Keeper
     ) -> None:
-        """Has the keeper go on from a copy of the stage, if nobody of it is left and somebody kept one."""
+        """Has the keeper go on from what somebody has kept of the stage, if nobody of it is as far. Raises RunOver."""
         folder = self._settings.run_folder
-        own = backup_store(folder, manifest, stage)
-        backup = await find_backup(
-            manifest, stage, own, endpoint=presence.endpoint, directory=directory, listener=self._listener
-        )
+        found = await find_backup(
+            manifest, stage, backup_store(folder, manifest, stage), Own.of(keeper), endpoint=presence.endpoint,
+            directory=directory, listener=self._listener, is_waiting=self._resident.is_waiting,
+        )  # fmt: skip
+        self._resident.is_waiting = False
+        if found.complete is not None:
+            raise RunOver(*found.complete)
+        backup = found.backup
         if backup is None:
             return
         try:
@@ -316,9 +324,12 @@ class Stay:
             listener=self._listener,
         )
         takeover = self._takeover(presence, stage, manifest, directory, conveyor) if conveyor is not None else None
-        waiting = Waiting(manifest, stage, self._me, averaging.machine, self._listener)
+        machine = averaging.machine
+        waiting = Waiting(manifest, stage, self._me, machine, self._listener, self._settings.link)
+        rescue = Rescue(presence.endpoint, stage, machine=machine, directory=directory, times=self._resident.rescues)
         return _Parts(
-            presence.transport, directory, trainer, averaging, conveyor, guardian, takeover, tenure, discovery, bulletin, waiting, data
+            presence.transport, directory, trainer, averaging, conveyor, guardian, takeover, tenure, discovery, bulletin, waiting,
+            rescue, data,
         )  # fmt: skip
 
     def _look_at_admission(
@@ -426,7 +437,10 @@ class Stay:
         waiting = asyncio.create_task(parts.waiting.run(), name="waiting")
         network = asyncio.create_task(parts.transport.wait_for_failure(), name="network")
         moving = asyncio.create_task(_next_move(parts.takeover), name="takeover")
-        everything: set[asyncio.Future[Any]] = {*tasks, conducting, waiting, network, moving, self._failed, leaving}
+        rescued = asyncio.create_task(parts.rescue.run(), name="rescue")
+        everything: set[asyncio.Future[Any]] = {
+            *tasks, conducting, waiting, network, moving, rescued, self._failed, leaving,
+        }  # fmt: skip
         try:
             await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
             if self._failed.done():
@@ -439,15 +453,18 @@ class Stay:
                     raise DilocoxError(f"{task.get_name()} ended by itself")
             if conducting.done():
                 conducting.result()
-                await self._linger(parts, leaving)
+                await linger(parts.averaging, parts.conveyor, parts.transport, leaving)
             if waiting.done():
                 waiting.result()
             is_over = leaving.done() or conducting.done() or waiting.done()
             move = moving.result() if moving.done() and not is_over else None
+            if rescued.done() and not is_over and move is None:
+                move, self._resident.is_waiting = rescued.result(), True
+                self._resident.rescues += 1
             await self._say_goodbye(parts)
             return move
         finally:
-            running: list[asyncio.Task[Any]] = [*tasks, conducting, waiting, network, moving]
+            running: list[asyncio.Task[Any]] = [*tasks, conducting, waiting, network, moving, rescued]
             for each in running:
                 each.cancel()
             await asyncio.gather(*running, return_exceptions=True)
@@ -457,35 +474,13 @@ class Stay:
         state = parts.trainer.state()
         self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
 
-    async def _linger(self, parts: _Parts, leaving: "asyncio.Future[str]") -> None:
-        """Serves the last state until everybody in the roster has it, the stages behind know that the last round is over, the
-        run's owner has vouched for it, and followers had time to ask for it; what is on its way then is sent to its end."""
-        loop = asyncio.get_running_loop()
-        deadline, vouched_by = loop.time() + LINGER_MAX_S, loop.time() + VOUCHED_S
-        total = parts.averaging.machine.schedule.last_round or 0
-
-        def is_needed() -> bool:
-            behind = total if parts.conveyor is None else parts.conveyor.bench.behind
-            return not parts.averaging.driver.everybody_at_head() or behind < total
-
-        def is_vouched() -> bool:
-            checkpoint = parts.averaging.machine.checkpoint
-            return checkpoint is not None and checkpoint.is_last
-
-        while not leaving.done() and loop.time() < deadline:
-            if not is_needed() and (is_vouched() or loop.time() >= vouched_by):
-                break
-            await asyncio.wait({leaving}, timeout=0.2)
-        deadline, quiet_since = loop.time() + SERVE_OUT_S, loop.time()
-        while not leaving.done() and loop.time() < min(deadline, quiet_since + LINGER_S):
-            await asyncio.wait({leaving}, timeout=0.2)
-            if parts.transport.bandwidth.uplink.is_sending:
-                quiet_since = loop.time()
-
     async def _say_goodbye(self, parts: _Parts) -> None:
         parts.trainer.hold()
         if parts.conveyor is not None:
             parts.conveyor.bench.leave()
+        with suppress(TimeoutError, RunUnreachable):
+            async with asyncio.timeout(HAND_OVER_S):
+                await hand_over(self._resident.stage or 0, parts.averaging.machine, parts.transport, parts.directory)
         parts.averaging.driver.post(Leaving())
         with suppress(TimeoutError, RunUnreachable):
             async with asyncio.timeout(SAY_GOODBYE_S):

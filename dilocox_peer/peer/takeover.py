@@ -8,15 +8,19 @@ finds as any newcomer does (peer/state/restore.py).
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from dilocox_peer.dht.assignment import Claimant, EmptyStages
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.errors import RunUnreachable
+from dilocox_peer.dht.records import Lease
+from dilocox_peer.errors import PeerUnavailable, RunUnreachable
+from dilocox_peer.network.transport import PeerGone
 from dilocox_peer.peer.presence import Presence
 
 LOOK_S = 15.0
+UNLINKED_LOOK_S = 4.0  # while a stage beside ours is linked with nobody
+DIAL_S, MAX_DIALLED = 3.0, 8
 STAGES_A_LOOK = 4  # a look at more of them comes as much more seldom
 
 
@@ -55,8 +59,7 @@ class Takeover:
     async def run(self) -> Move:
         """Looks until it is our turn to take an empty stage over."""
         while True:
-            pause_s = LOOK_S * max(1.0, self._num_stages / STAGES_A_LOOK)
-            await asyncio.sleep(pause_s * self._rng.uniform(1.0, 1.5))
+            await self._pause()
             try:
                 move = await self._look()
             except RunUnreachable:  # the discovery tells it
@@ -64,11 +67,41 @@ class Takeover:
             if move is not None:
                 return move
 
+    @property
+    def _beside(self) -> list[int]:
+        return [stage for stage in (self._stage - 1, self._stage + 1) if 0 <= stage < self._num_stages]
+
+    async def _pause(self) -> None:
+        """Until the next look: soon, once a stage beside ours is linked with nobody; the links know that long before a lease ends."""
+        pause_s = LOOK_S * max(1.0, self._num_stages / STAGES_A_LOOK) * self._rng.uniform(1.0, 1.5)
+        began = time.monotonic()
+        while (waited_s := time.monotonic() - began) < pause_s:
+            if waited_s >= min(UNLINKED_LOOK_S, LOOK_S) and not set(self._beside) <= set(self._linked_stages()):
+                return
+            await asyncio.sleep(min(1.0, pause_s - waited_s))
+
+    async def _is_gone(self, leases: Sequence[Lease]) -> bool:
+        """Whether these are leases of processes that have ended, all of them: their computers refuse connections."""
+
+        async def refuses(lease: Lease) -> bool:
+            try:
+                await self._presence.transport.connect(lease.peer, lease.addresses, DIAL_S)
+            except PeerUnavailable as error:
+                return isinstance(error, PeerGone)
+            return False
+
+        if not leases or len(leases) > MAX_DIALLED:
+            return False
+        return all(await asyncio.gather(*map(refuses, leases)))
+
     async def _look(self) -> Move | None:
         stages = {stage: await self._directory.peers(stage) for stage in range(self._num_stages)}
+        linked = self._linked_stages()
+        refused = [stage for stage in self._beside if stage not in linked and await self._is_gone(stages[stage])]
+        stages |= {stage: [] for stage in refused}
         claimant = Claimant(self._presence.me, self._fits, self._presence.is_dialable)
         stage = self._empty.to_take_over(
-            stages, claimant, self._stage, linked=self._linked_stages(), now=time.monotonic()
+            stages, claimant, self._stage, linked=linked, refused=refused, now=time.monotonic()
         )
         if stage is None or self._is_paused():
             return None

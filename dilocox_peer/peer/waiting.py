@@ -4,8 +4,8 @@ state, a connection to anybody at all, a place in the roster, or nothing any mor
 
 import asyncio
 
-from dilocox_peer.events import Listener, OwnerAwaited, RunIsOver
-from dilocox_peer.events_of_states import PeersUnreached, StageFull, StateAwaited
+from dilocox_peer.events import Listener, OwnerAwaited
+from dilocox_peer.events_of_states import PeersUnreached, RunIsOver, StageFull, StateAwaited
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.adoption import Wait
 from dilocox_peer.peer.rounds.machine import RoundMachine
@@ -21,7 +21,11 @@ LOOK_S = 1.0
 class Waiting:
     """`run` it, or `look` now and then."""
 
-    def __init__(self, manifest: Manifest, stage: int, me: PeerId, machine: RoundMachine, listener: Listener) -> None:
+    def __init__(
+        self, manifest: Manifest, stage: int, me: PeerId, machine: RoundMachine, listener: Listener, link: str = ""
+    ) -> None:
+        """link: of the run."""
+        self._link = link
         self._start_peers, self._max_peers = manifest.rounds.start_peers, manifest.limits.max_peers
         self._me = me
         self._stage = stage
@@ -56,7 +60,7 @@ class Waiting:
         if wait == "state" and checkpoint is not None and checkpoint.is_last:
             if waited_s < OVER_S:
                 return False
-            self._listener(RunIsOver(checkpoint.round, machine.round))
+            self._listener(RunIsOver(checkpoint.round, machine.round, checkpoint.head.hex(), self._link))
             return True
         event = (
             OwnerAwaited(self._stage, self._start_peers)

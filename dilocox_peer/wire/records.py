@@ -15,6 +15,7 @@ from dilocox_peer.wire import versions
 from dilocox_peer.wire.declared import Declared, Hash, Number, Parser, PeerName
 
 MAX_STAGES = 256
+KEEPERS = MAX_STAGES  # where leases lie of those who keep the states of all stages and train none
 MAX_LEASE_BYTES = 4096
 MAX_WORD_BYTES = 256
 MAX_ADDRESSES = 8
@@ -26,7 +27,8 @@ MAX_REVOKED = 512
 MAX_REVOCATIONS_BYTES = 128 + MAX_REVOKED * 48
 MAX_HELLO_BYTES = 768
 
-LeasedStage = Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
+LeasedStage = Annotated[int, Meta(ge=0, le=KEEPERS)]
+VouchedStage = Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
 Addresses = Annotated[tuple[str, ...], Meta(max_length=MAX_ADDRESSES)]
 Ed25519Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 RunDigest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
@@ -54,7 +56,7 @@ class Word(Declared, frozen=True, tag="word"):
     """The owner's word on a stage: its newest checkpoint (wire/checkpoints.py), field by field."""
 
     format: Literal[1]
-    stage: LeasedStage
+    stage: VouchedStage
     genesis: Hash
     height: Number
     round: Number

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from dilocox_peer.peer.state import guardian as guardian_module
 from dilocox_peer.peer.state.backup import COPY_ROUNDS, Backup, BackupStore, copy_folder
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
 from dilocox_peer.peer.state.guardian import Guardian, backup_store
-from dilocox_peer.peer.state.restore import find_backup
+from dilocox_peer.peer.state.restore import Own, find_backup
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, States
 from dilocox_peer.peer.takeover import Move, Takeover
 from dilocox_peer.peer.training.anchor_state import AnchorState
@@ -42,6 +43,10 @@ class Node:
     directory: Directory
     events: list[Event]
     folder: Path
+
+    @cached_property
+    def blobs(self) -> Shelf:
+        return Shelf(self.folder / "stage1" / "contributions")
 
     @property
     def store(self) -> BackupStore:
@@ -65,14 +70,11 @@ class Node:
         await Store(self.presence.transport, [Shelf(self.folder / "things")], sources=[source]).serve()
 
     async def find(self) -> Backup | None:
-        return await find_backup(
-            MANIFEST,
-            STAGE,
-            self.store,
-            endpoint=self.presence.endpoint,
-            directory=self.directory,
-            listener=self.events.append,
-        )
+        found = await find_backup(
+            MANIFEST, STAGE, self.store, Own((), None, self.blobs), endpoint=self.presence.endpoint,
+            directory=self.directory, listener=self.events.append,
+        )  # fmt: skip
+        return found.backup
 
 
 MakeNode = Callable[[str], Awaitable[Node]]
@@ -114,7 +116,7 @@ async def keep(node: Node, stage: CertifiedStage, height: int, *, is_lying: bool
     lie = AnchorState.of(state.layout, head=state.head, round_number=state.round, anchor=zeros, momentum=zeros)
     folders = [copy_folder(node.folder, STAGE) / "checkpoints"]
     await node.serve(_Lies(lie) if is_lying else States(None, folders))
-    kept = {STAGE: Kept(annals_of(stage.certificates), state.round)}
+    kept = {STAGE: Kept(annals_of(stage.certificates), state.round, state.round)}
     await node.answer(BackupServer(FIRST, certificates=tuple, kept=kept), FIRST)
 
 
@@ -165,7 +167,7 @@ async def test_who_lies_is_passed_over_and_the_longest_copy_is_taken(make_node: 
     assert backup is not None
     assert backup.state == stage.states[5]
     told = newcomer.told(StateFetchFailed)
-    assert [event.donor for event in told] == [liar.presence.me]  # type: ignore[attr-defined]
+    assert [event.donor for event in told] == [liar.presence.me], [e.line() for e in newcomer.events]  # type: ignore[attr-defined]
 
 
 async def test_our_own_copy_serves_too_and_a_stage_that_is_lost_is_told(make_node: MakeNode) -> None:

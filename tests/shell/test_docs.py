@@ -64,7 +64,8 @@ def parse(arguments: list[str]) -> None:
 
 def flags_of_all_commands() -> set[str]:
     group: Any = typer.main.get_command(app)
-    flags = {flag for command in group.commands.values() for each in command.params for flag in each.opts}
+    parameters = [each for command in group.commands.values() for each in command.params]
+    flags = {flag for each in parameters for flag in (*each.opts, *each.secondary_opts)}
     return flags | {"--help", "--version"}
 
 

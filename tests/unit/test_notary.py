@@ -6,15 +6,16 @@ import pytest
 
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
 from dilocox_peer.peer.planning.plan import plan_bounds
-from dilocox_peer.peer.rounds.chain import vote_for
+from dilocox_peer.peer.planning.planner import FixedPlanner
+from dilocox_peer.peer.rounds.chain import place_after, vote_for
 from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, Persist, Received, Send, Tick
 from dilocox_peer.peer.rounds.durable import encode_record, load_log
 from dilocox_peer.peer.rounds.genesis import genesis_of
-from dilocox_peer.peer.rounds.notary import Notary, NotaryInput, NotaryTerms
+from dilocox_peer.peer.rounds.notary import AWAY_S, Notary, NotaryInput, NotaryTerms
 from dilocox_peer.peer.rounds.timing import Timing
-from dilocox_peer.signing import verify
-from dilocox_peer.types import PeerId
-from dilocox_peer.wire.chain import Certificate, acceptance
+from dilocox_peer.signing import SigningKey, verify
+from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Entry, acceptance
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.rounds import Cert, ChainPage, GetChain, Message, Vouch
@@ -201,6 +202,34 @@ def test_a_minority_that_writes_the_roster_is_not_vouched_for(office: Office, st
     assert office.notary.chain.head == honest[-1].head
     office.show(B, stage.certificates[:6])
     assert office.notary.chain.head == stage.certificates[5].head, "the majority was only out of sight"
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_newcomers_who_go_on_alone_are_vouched_for_once_no_voter_was_heard_for_long(
+    office: Office, stage: CertifiedStage, is_heard: bool
+):
+    office.show(A, stage.certificates[:4])
+    office.now += AWAY_S - 1.0
+    newcomer = SigningKey(bytes([9]) * 32)
+    place = place_after(GENESIS, stage.certificates[:4])
+    branch = []
+    for number in range(4):
+        value = place.view_change([newcomer.peer_id]) if not number else place.round_value(
+            [Entry(newcomer.peer_id, 1, sha256(bytes([number])), 10, 4)], [newcomer.peer_id], FixedPlanner(plan_bounds(MANIFEST)).next(place.plan)
+        )  # fmt: skip
+        view = place.view + (not number)
+        vote = vote_for(acceptance(STAGE, place.head, view, 0, value), 9999 + number, newcomer.sign)
+        branch.append(Certificate(STAGE, place.head, view, 0, value, ((newcomer.peer_id, vote),)))
+        place = place.then(branch[-1])
+    office.show(newcomer.peer_id, branch)
+    assert office.said(MessageRefused) == []
+    assert office.notary.chain.head == stage.certificates[3].head
+    if is_heard:
+        office.give(Received(B, GetChain(STAGE, GENESIS.head, 0, (GENESIS.head,))))
+    office.now += PATIENCE_S
+    office.give(Tick())
+    assert (office.notary.chain.head == branch[-1].head) == (not is_heard)
+    assert (office.vouched[-1] > 3) == (not is_heard)
 
 
 def test_a_newer_word_signed_elsewhere_with_the_same_key_counts(office: Office, stage: CertifiedStage):

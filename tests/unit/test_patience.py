@@ -42,6 +42,19 @@ def test_one_that_no_voter_of_the_roster_signed_never_counts() -> None:
     assert settled(patience, stage, 10**6) == BEFORE + 1, "B is not of the roster that A made of itself"
 
 
+def test_one_that_no_voter_signed_counts_to_who_has_heard_none_of_them_for_long() -> None:
+    stage = CertifiedStage().rounds(2).seized(A).seized(B).rounds(1)
+    away = {A: 50.0}
+    patience = Patience(30.0, are_away=lambda voters, now: all(now >= away.get(peer, 1e9) for peer in voters))
+    assert [settled(patience, stage, now) for now in (0.0, 49.9, 50.0)] == [BEFORE, BEFORE + 1, BEFORE + 3]
+
+
+@pytest.mark.parametrize(("gone", "believed"), [({B}, BEFORE), ({B, C}, BEFORE + 2), ({A, B, C}, BEFORE + 2)])
+def test_one_counts_at_once_where_all_who_have_not_signed_it_are_surely_gone(gone: set[str], believed: int) -> None:
+    patience = Patience(30.0, are_gone=lambda voters, _now: set(voters) <= gone)
+    assert settled(patience, CertifiedStage().rounds(2).seized(A).rounds(1), 0.0) == believed
+
+
 def test_what_the_owner_has_signed_counts_at_once() -> None:
     stage = CertifiedStage().rounds(2).seized(A).rounds(2)
     assert settled(Patience(30.0), stage, 0.0, word(stage.certificates[BEFORE])) == BEFORE + 3

@@ -26,7 +26,7 @@ from dilocox_peer.peer.links.greeting import Greeter, Hello, hello_statement
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import Layout, LinkId, PeerId, RunId, canonical
 from dilocox_peer.wire.declared import MAX_COUNT
-from dilocox_peer.wire.records import MAX_LEASE_BYTES, MAX_STAGES
+from dilocox_peer.wire.records import KEEPERS, MAX_LEASE_BYTES, MAX_STAGES
 
 PEER = SigningKey(bytes(32)).peer_id
 OTHER = SigningKey(bytes(31) + b"\1").peer_id
@@ -54,7 +54,7 @@ addresses = st.builds(
 leases = st.builds(
     Lease,
     peer=st.just(PEER),
-    stage=st.integers(0, MAX_STAGES - 1),
+    stage=st.integers(0, KEEPERS),
     incarnation=st.integers(0, MAX_COUNT),
     addresses=st.lists(addresses, max_size=8).map(tuple),
     protocol=st.integers(0, 2**16),
@@ -88,7 +88,7 @@ def test_other_bytes_raise_only_value_error(raw: bytes) -> None:
 def test_each_field_is_checked() -> None:
     good = msgpack.unpackb(LEASE.to_bytes())
     wrong: list[tuple[int, object]] = [
-        (0, "word"), (1, 2), (1, True), (2, -1), (2, MAX_STAGES), (2, "0"), (2, True), (3, 1.5), (3, MAX_COUNT + 1),
+        (0, "word"), (1, 2), (1, True), (2, -1), (2, KEEPERS + 1), (2, "0"), (2, True), (3, 1.5), (3, MAX_COUNT + 1),
         (4, "x"), (4, ["x"]), (4, [b"x"]), (4, [LEASE.addresses[0]] * 9), (4, [LEASE.addresses[0].replace(PEER, OTHER)]),
         (5, -1), (6, 1), (6, -1.0), (6, float("nan")), (6, float("inf")), (7, None), (8, "nearby"), (9, -1), (10, 1),
     ]  # fmt: skip
@@ -161,9 +161,9 @@ def test_a_tombstone_is_the_same_lease_that_has_left() -> None:
 
 def test_keys_of_a_run_are_distinct_and_no_other_run_has_them() -> None:
     keys = [slot.key for slot in slots(RUN)]
-    assert len(set(keys)) == len(keys) == 2 + MAX_STAGES * (1 + BUCKETS)
+    assert len(set(keys)) == len(keys) == 2 + MAX_STAGES * (1 + BUCKETS) + BUCKETS
     assert not set(keys) & {slot.key for slot in slots(RunId("cd" * 32))}
-    assert {dht_id(key) for key in keys}.isdisjoint(dht_id(lease_key(RUN, MAX_STAGES, b)) for b in range(BUCKETS))
+    assert {dht_id(key) for key in keys}.isdisjoint(dht_id(lease_key(RUN, KEEPERS + 1, b)) for b in range(BUCKETS))
 
 
 def test_peers_spread_over_the_buckets() -> None:

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from dilocox_peer.events import Event, OwnerAwaited, RunIsOver
-from dilocox_peer.events_of_states import PeersUnreached, StageFull, StateAwaited
+from dilocox_peer.events import Event, OwnerAwaited
+from dilocox_peer.events_of_states import PeersUnreached, RunIsOver, StageFull, StateAwaited
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds.contract import (
@@ -44,7 +44,7 @@ class Newcomer:
         )  # fmt: skip
         self.told: list[Event] = []
         self.wanted: list[Action] = []
-        self.waiting = Waiting(manifest, STAGE, ME.peer_id, self.machine, self.told.append)
+        self.waiting = Waiting(manifest, STAGE, ME.peer_id, self.machine, self.told.append, "dilocox://run")
         self.give(StateComputed(self.machine.head, b"s" * 32))
 
     def give(self, *inputs: Input) -> None:
@@ -179,5 +179,5 @@ def test_a_run_that_is_over_is_an_end_for_who_comes_later(newcomer: Newcomer):
     newcomer.hear_owner(stage, 13, is_last=True)
     newcomer.see(stage)
     assert newcomer.wait(OVER_S + 5)
-    assert newcomer.told == [RunIsOver(12, 0)]
-    assert "complete" in newcomer.told[0].line()
+    assert newcomer.told == [RunIsOver(12, 0, stage.certificates[12].head.hex(), "dilocox://run")]
+    assert "dilocox-peer export 'dilocox://run'" in newcomer.told[0].line()

@@ -8,11 +8,13 @@ everybody is away learns where the run is, or that it is over.
     following -> (`every` rounds since the last checkpoint, or the end) -> checkpoint signed, made durable, told
 
 It follows no roster that a minority wrote until that branch has stood for `patience_s` (patience.py): a checkpoint would draw
-the majority away from its work. The first roster is signed once; that it was is what the log is for.
+the majority away from its work. One that none of the members before it signed it follows only when it has heard none of them for
+`away_s`, and asked all that time: newcomers who go on with a run that everybody has left. The first roster is signed once; that it
+was is what the log is for.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
@@ -45,6 +47,7 @@ POLL_FIRST_S = 1.0  # between two questions to a peer, while the run has not beg
 POLL_S = 5.0
 ASKED_AT_ONCE, ASKED_OF_ROSTER = 3, 2
 PATIENCE_S = 120.0  # five times what a roster waits for its quorum
+AWAY_S = 600.0  # of no voter heard, after which newcomers are the run: five times what a lease lives, and a router takes to restart
 FIRST_VIEW = 1
 
 NotaryInput = Tick | PeerFound | PeerRefused | Received | OwnerVouched
@@ -87,6 +90,7 @@ class Notary:
         wall_ms: int,
         durable: Durable | None = None,
         patience_s: float = PATIENCE_S,
+        away_s: float = AWAY_S,
     ) -> None:
         """sign: with the owner's key. wall_ms: the wall clock at `now`; orders and sequences are counted from it."""
         assert terms.genesis.founder is not None, "a run without an owner"
@@ -96,7 +100,10 @@ class Notary:
         self._verify = verify
         self._timing = timing
         self._rng = rng
-        self._patience = Patience(patience_s)
+        self._patience = Patience(patience_s, are_away=self._are_away)
+        self._away_s = away_s
+        self._began_at = now
+        self._heard_at: dict[PeerId, float] = {}  # voters
         self._wall_offset_s = wall_ms / 1000 - now
         self._chain = Chain(terms.genesis, durable.appended if durable is not None else ())
         self._forks = Forks(self._chain, max_back=None, checkpoint=durable.checkpoint if durable is not None else None)
@@ -184,6 +191,8 @@ class Notary:
     def _receive(self, sender: PeerId, message: Message) -> list[Action]:
         if message.stage != self._terms.stage:
             return []
+        if sender in self._chain.place.voters:
+            self._heard_at[sender] = self._now
         actions: list[Action] = []
         reason: str | None = None
         match message:
@@ -281,6 +290,10 @@ class Notary:
             self._chain.append(certificate)
         self._healing.rebase()
         return [self._persist(path.ancestor, path.certificates)]
+
+    def _are_away(self, voters: Collection[PeerId], now: float) -> bool:
+        since = now - self._away_s
+        return self._began_at <= since and all(self._heard_at.get(peer, since) <= since for peer in voters)
 
     def _settled(self, path: Suffix) -> Suffix | None:
         return self._patience.settled(self._chain, path, self._forks.checkpoint, self._now)

@@ -75,6 +75,18 @@ def load_from_disk(folders: Sequence[Path], manifest: Manifest) -> FromDisk:
     raise StateCorrupt(f"no whole checkpoint in {where}: {remarks[0]}")
 
 
+def newest_states(folder: Path, manifest: Manifest, after: int) -> tuple[AnchorState, ...] | None:
+    """The states of the newest round after `after` of which all stages have one in a run's folder; None if there is none."""
+    paths = [_checkpoints([folder], stage) for stage in range(manifest.stages.count)]
+    common = [number for number in set.intersection(*map(set, paths)) if number > after]
+    for number in sorted(common, reverse=True):
+        states = [_verified(of_stage[number], manifest, stage, []) for stage, of_stage in enumerate(paths)]
+        whole = tuple(state for state in states if state is not None)
+        if len(whole) == len(states):
+            return whole
+    return None
+
+
 def keep_manifest(run_folder: Path, manifest: Manifest) -> None:
     """Writes the manifest into a run's folder, unless it is there; so what the folder holds can be read without the run.
 

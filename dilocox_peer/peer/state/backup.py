@@ -146,6 +146,16 @@ class Annals:
         height = self._chain.height_of(head)
         return None if height is None else self._chain.place_at(height).round
 
+    def since(self, head: Digest) -> Sequence[Certificate]:
+        """The certificates after head, which is in the chain."""
+        height = self._chain.height_of(head)
+        assert height is not None, f"head {head.hex()[:8]} is not in this chain"
+        return self.certificates[height:]
+
+    def holds(self, head: Digest) -> bool:
+        """Whether head is in the chain."""
+        return self._chain.height_of(head) is not None
+
     def signers_of(self, head: Digest) -> str:
         """How many of how many peers signed the certificate at head, which is in the chain; for people."""
         height = self._chain.height_of(head)
@@ -198,10 +208,21 @@ def rest_s(copied_s: float, replicas: Mapping[int, int], own: int, stage: int, c
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """A state, and the chain that ends at its head."""
+    """A state, and the chain that ends at its head. since: certificates that follow, the contributions to which are here too."""
 
     certificates: tuple[Certificate, ...]
     state: AnchorState
+    since: tuple[Certificate, ...] = ()
+
+    @property
+    def chain(self) -> tuple[Certificate, ...]:
+        """All of it."""
+        return (*self.certificates, *self.since)
+
+    @property
+    def round(self) -> int:
+        """That the contributions lead to."""
+        return self.chain[-1].value.round
 
 
 class BackupStore:

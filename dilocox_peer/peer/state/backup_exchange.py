@@ -5,11 +5,14 @@ after a locator, a page of them). States are things of the store (peer/state/sta
 """
 
 import asyncio
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ProtocolError
+from dilocox_peer.invitation import parse_multiaddr
 from dilocox_peer.network.bulk import PeerSilent, Reply
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.state.backup import MAX_PAGE_BYTES, Annals, page_after
@@ -19,35 +22,55 @@ from dilocox_peer.wire.rounds import MAX_LOCATOR
 
 BACKUP_SERVICE = "backup"
 CHAIN_TIMEOUT_S = 600.0
+MAX_KEEPERS = 6  # asked; anybody may say that it is one
 NOTHING = Reply({}, [])
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A copy that lies on this disk. round: of its state."""
+    """A copy that lies on this disk. round: of its state, 0 without one. reached: that the contributions beside it lead to."""
 
     annals: Annals
     round: int
+    reached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """What a peer says that it has of a stage: of use for choosing whom to ask, and believed no further.
 
-    height: of the chain. round, weight: of the state that goes with it.
+    height: of the chain. round, weight: of the state that goes with it. reached: the round that it is brought to with contributions
+    that are there too.
     """
 
     height: int
     round: int
     weight: int
+    reached: int
+
+
+def trusted_first(
+    keepers: Sequence[Lease], transport: Transport, rng: random.Random, most: int = MAX_KEEPERS
+) -> list[Lease]:
+    """Whom to ask of those who say that they keep the run: those that the run's link names, then any; ourselves never."""
+    told = {parse_multiaddr(text, "peer").peer for text in transport.initial_peers}
+    others = [lease for lease in keepers if lease.peer != transport.peer_id]
+    return sorted(rng.sample(others, len(others)), key=lambda lease: lease.peer not in told)[:most]
 
 
 class BackupServer:
     """Answers for its own stage with what the rounds have certified, for others with what is kept of them."""
 
     def __init__(
-        self, stage: int, *, certificates: Callable[[], Sequence[Certificate]], kept: Mapping[int, Kept]
+        self,
+        stage: int | None,
+        *,
+        certificates: Callable[[], Sequence[Certificate]],
+        kept: Mapping[int, Kept],
+        on_newer: Callable[[], None] = lambda: None,
     ) -> None:
+        """stage: that it trains, with these certificates; None: none. on_newer: who asks says that it has a newer round than is kept."""
+        self._on_newer = on_newer
         self._stage = stage
         self._certificates = certificates
         self._kept = kept
@@ -56,6 +79,12 @@ class BackupServer:
         """An empty reply for a stage of which nothing is here."""
         match header:
             case {"stage": int(stage), "want": "summary"}:
+                if (
+                    type(newer := header.get("round")) is int
+                    and (kept := self._kept.get(stage))
+                    and newer > kept.reached
+                ):
+                    self._on_newer()
                 return self._summary(stage)
             case {"stage": int(stage), "want": "chain", "locator": list(heads)} if _is_locator(heads):
                 return await self._chain(stage, [Digest(head) for head in heads])
@@ -73,8 +102,9 @@ class BackupServer:
         if not certificates:
             return NOTHING
         newest, kept = certificates[-1].value, self._kept.get(stage)
-        reached = newest.round if kept is None else kept.round
-        return Reply({"height": newest.height, "round": reached, "weight": newest.weight}, [])
+        number = newest.round if kept is None else kept.round
+        reached = number if kept is None else max(number, kept.reached)
+        return Reply({"height": newest.height, "round": number, "weight": newest.weight, "reached": reached}, [])
 
     async def _chain(self, stage: int, heads: Sequence[Digest]) -> Reply:
         certificates = list(self._known(stage))
@@ -87,14 +117,16 @@ def _is_locator(heads: list[object]) -> bool:
     return len(heads) <= MAX_LOCATOR and all(type(head) is bytes and len(head) == DIGEST_BYTES for head in heads)
 
 
-async def fetch_summary(transport: Transport, peer: PeerId, stage: int, timeout_s: float) -> Summary | None:
-    """What peer says that it has of stage; None: nothing. Raises PeerUnavailable, ProtocolError."""
-    header, _ = await transport.fetch(
-        peer, BACKUP_SERVICE, {"stage": stage, "want": "summary"}, max_body_bytes=0, timeout_s=timeout_s
-    )
+async def fetch_summary(
+    transport: Transport, peer: PeerId, stage: int, timeout_s: float, *, own_round: int = 0
+) -> Summary | None:
+    """What peer says that it has of stage; None: nothing. own_round: that we have; a keeper which lacks it comes for it. Raises
+    PeerUnavailable, ProtocolError."""
+    request = {"stage": stage, "want": "summary", "round": own_round}
+    header, _ = await transport.fetch(peer, BACKUP_SERVICE, request, max_body_bytes=0, timeout_s=timeout_s)
     match header:
-        case {"height": int(height), "round": int(reached), "weight": int(weight)}:
-            return Summary(height, reached, weight)
+        case {"height": int(height), "round": int(number), "weight": int(weight), "reached": int(reached)}:
+            return Summary(height, number, weight, reached)
         case _:
             return None
 

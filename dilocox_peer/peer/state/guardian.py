@@ -142,7 +142,7 @@ class Guardian:
             if state is None:
                 continue
             await asyncio.to_thread(store.save, annals, state)
-            self._kept[store.stage] = Kept(annals, state.round)
+            self._kept[store.stage] = Kept(annals, state.round, state.round)
             seconds = round(time.monotonic() - started, 3)
             self._listener(StageCopied(store.stage, state.round, lease.peer, state.size_bytes, seconds, kept is None))
             return True
@@ -151,7 +151,7 @@ class Guardian:
 
 def _kept_in(store: BackupStore) -> Kept | None:
     found = store.read()
-    return Kept(found[0], found[1].round) if found is not None else None
+    return Kept(found[0], found[1].round, found[1].round) if found is not None else None
 
 
 def _only_failures(listener: Listener) -> Listener:

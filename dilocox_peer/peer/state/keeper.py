@@ -129,15 +129,16 @@ class Keeper:
 
         The chain first: killed in between, there is still no state here, and it is done again.
         """
-        head = backup.state.head
-        before, view = self.durable, backup.certificates[-1].view
+        chain = backup.chain
+        head = chain[-1].head
+        before, view = self.durable, chain[-1].view
         if before is not None and before.votes.head == head:
             votes = before.votes
-        elif before is not None or any(me in each.value.roster for each in backup.certificates):
+        elif before is not None or any(me in each.value.roster for each in chain):
             votes = Votes(head, view_change_signed=view + LOST_VOTES_VIEWS)  # we may have voted there and not know it
         else:
             votes = Votes(head)
-        durable = Durable(0, backup.certificates, votes, checkpoint)
+        durable = Durable(0, chain, votes, checkpoint)
         self.journal.write(durable)
         self.durable = durable
         write_checkpoint(self.checkpoints, self._manifest.run_id, backup.state)

@@ -1,8 +1,9 @@
-"""Taking over a stage that nobody holds any more, from a copy that a peer of another stage has kept.
+"""Taking over what nobody of a stage holds any more, from who has kept it: a keeper of the run, a peer of another stage, our own disk.
 
-Only where this disk has no state of the stage and nobody of the stage answers with a chain: whoever lives knows more. When
-somebody of it comes back later the better chain wins, as after any partition (peer/rounds/forks.py). What is said of a copy
-decides nothing but whom to ask first: chains are fetched, verified and judged before a state is.
+Asked at every start, and again while the rounds wait for the run's state. Whoever of the stage is as far knows more: then nothing is
+taken over. When somebody of it comes back later the better chain wins, as after any partition (peer/rounds/forks.py). What is
+said of a copy decides nothing but whom to ask first: chains are fetched, verified and judged before a state is. With a state come
+the contributions to the rounds since, as far as they are kept: the rounds make the newest state of them.
 """
 
 import asyncio
@@ -11,25 +12,63 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from dilocox_peer.compression.contribution import blob_limits
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import PeerUnavailable, ProtocolError
+from dilocox_peer.errors import PeerUnavailable, ProtocolError, ThingUnavailable
 from dilocox_peer.events import Failed, Listener
 from dilocox_peer.events_of_states import StageRestored, StateFetchFailed
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint
+from dilocox_peer.peer.rounds.durable import Durable
 from dilocox_peer.peer.state.backup import Annals, Backup, BackupStore
-from dilocox_peer.peer.state.backup_exchange import Summary, fetch_chain, fetch_summary
+from dilocox_peer.peer.state.backup_exchange import Summary, fetch_chain, fetch_summary, trusted_first
+from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.statesync import Agreed, fetch_state
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import verify
+from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.store.store import Store
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate
 
 ASK_S = 5.0
 MAX_ASKED = 32
+AHEAD = 2  # rounds: somebody of the stage who is this near is at work, and was asked a moment earlier
 MAX_FETCHED = 8  # chains read, of those who claim the most
 CHAIN_TIMEOUT_S = 60.0  # for one of them
 RESTORE_TIMEOUT_S = 3600.0
+BLOB_TIMEOUT_S = 600.0
+BLOBS_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What is on our own disk of the stage: its chain, a state on it, and where contributions lie."""
+
+    chain: tuple[Certificate, ...]
+    state: AnchorState | None
+    blobs: Shelf
+
+    @classmethod
+    def of(cls, keeper: Keeper) -> "Own":
+        durable: Durable | None = keeper.durable
+        chain = durable.appended if durable is not None else ()
+        return cls(chain, None if keeper.is_empty else keeper.state, keeper.blobs)
+
+    @property
+    def round(self) -> int:
+        return self.chain[-1].value.round if self.chain else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Restoration:
+    """backup: to go on from; None: nothing that is newer than ours. complete: the run is over, by its certificates: its last round and
+    head; None: it is not, as far as anybody there knows."""
+
+    backup: Backup | None
+    complete: tuple[int, Digest] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,51 +79,69 @@ class _Source:
     lease: Lease | None
 
     def rank(self) -> tuple[int, bool]:
-        """Lowest first: by the state's round as claimed, then what costs no transfer."""
-        return -self.summary.round, self.lease is not None
+        """Lowest first: by the round it leads to as claimed, then what costs no transfer."""
+        return -self.summary.reached, self.lease is not None
 
 
 async def find_backup(
     manifest: Manifest,
     stage: int,
-    own: BackupStore,
+    copy: BackupStore,
+    own: Own,
     *,
     endpoint: Endpoint,
     directory: Directory,
     listener: Listener,
-) -> Backup | None:
-    """The best copy of the stage that verifies; None if somebody of the stage lives, if it has not begun, or if there is none.
+    is_waiting: bool = False,
+) -> Restoration:
+    """The best that somebody keeps of the stage, that verifies, and that is newer than what we have; none where somebody of the stage
+    is as far, or if it has not begun.
 
-    own: our own copy, if there is one. Raises RunUnreachable.
+    copy: our own of a stage that we did not train, if there is one. is_waiting: the rounds have looked for the state among the
+    stage's peers, and nobody has it: what these say of themselves is not asked. Raises RunUnreachable, OSError.
     """
-    of_stage = await directory.peers(stage)
-    if any(await _summaries(endpoint, of_stage, stage)):
-        return None
+    of_stage = [] if is_waiting else await directory.peers(stage)
+    rng = random.Random(endpoint.incarnation)
+    keepers = trusted_first(await directory.keepers(), endpoint.transport, rng)
     others = [
         lease for other in range(manifest.stages.count) if other != stage for lease in await directory.peers(other)
     ]
-    asked = random.Random(endpoint.incarnation).sample(others, min(len(others), MAX_ASKED))
-    summaries = await _summaries(endpoint, asked, stage)
-    sources = [_Source(summary, lease) for summary, lease in zip(summaries, asked, strict=True) if summary]
-    kept = await asyncio.to_thread(own.load)
+    asked = rng.sample(others, min(len(others), MAX_ASKED))
+    living, said = await asyncio.gather(
+        _summaries(endpoint, of_stage, stage), _summaries(endpoint, [*keepers, *asked], stage)
+    )
+    sources = [_Source(summary, lease) for summary, lease in zip(said, [*keepers, *asked], strict=True) if summary]
+    kept = await asyncio.to_thread(copy.load)
     if kept is not None:
         height, weight = kept.certificates[-1].value.height, kept.certificates[-1].value.weight
-        sources.append(_Source(Summary(height, kept.state.round, weight), None))
-    sources = sorted(sources, key=_Source.rank)[:MAX_FETCHED]
-    judged = await _judged(manifest, stage, sources, kept, endpoint, directory, listener)
+        sources.append(_Source(Summary(height, kept.state.round, weight, kept.state.round), None))
+    alive = max((summary.reached for summary in living if summary is not None), default=-1)
+    newest_here = max(own.round, alive + AHEAD if alive >= 0 else -1)
+    newer = [source for source in sources if source.summary.reached > newest_here]
+    newer = sorted(newer, key=_Source.rank)[:MAX_FETCHED]
+    judged = await _judged(manifest, stage, newer, kept, own, endpoint, directory, listener)
+    complete = next((annals for _, annals in judged if annals.is_over), None)
+    if complete is not None and not own.round:
+        return Restoration(None, (complete.place.round, complete.place.head))
     for source, annals in judged:
-        backup = kept
+        donors = [each.lease.peer for each, _ in judged if each.lease]
         if source.lease is not None:
-            donors = [source.lease.peer, *(each.lease.peer for each, _ in judged if each.lease and each is not source)]
-            agreed = annals.proven_at(source.summary.round)
-            backup = None if agreed is None else await _fetch(donors, agreed, annals, own, manifest, endpoint, listener)
-        if backup is not None:
+            donors = [source.lease.peer, *(donor for donor in donors if donor != source.lease.peer)]
+        backup = await _fetch(donors, source, annals, copy, kept, own, manifest, endpoint, listener)
+        if backup is not None and backup.round > own.round:
             donor = endpoint.me if source.lease is None else source.lease.peer
-            listener(StageRestored(stage, backup.state.round, donor, backup.state.size_bytes))
-            return backup
-    if others and await _has_begun(endpoint, asked):
+            listener(StageRestored(stage, backup.round, donor, backup.state.size_bytes))
+            return Restoration(backup)
+    if others and not own.round and alive < 0 and not sources and await _has_begun(endpoint, asked):
         listener(Failed(f"stage {stage}", "nobody holds its state any more, nobody kept a copy: it begins anew"))
-    return None
+    return Restoration(None)
+
+
+async def newest_kept(stage: int, *, endpoint: Endpoint, directory: Directory) -> int:
+    """The newest round that a keeper says it has of the stage; 0: none. Raises RunUnreachable."""
+    keepers = trusted_first(await directory.keepers(), endpoint.transport, random.Random(endpoint.incarnation))
+    said = await _summaries(endpoint, keepers, stage)
+    return max((summary.reached for summary in said if summary is not None), default=0)
 
 
 async def _judged(
@@ -92,11 +149,15 @@ async def _judged(
     stage: int,
     sources: Sequence[_Source],
     kept: Backup | None,
+    own: Own,
     endpoint: Endpoint,
     directory: Directory,
     listener: Listener,
 ) -> list[tuple[_Source, Annals]]:
-    """The sources whose chains verify, those first that are on the best of them, each with its own chain as it was read."""
+    """The sources whose chains verify and go on from ours, those first that are on the best of them, each with its own chain as it was
+    read."""
+    if not sources:
+        return []
     word = await directory.word(stage)
     checkpoint = None if word is None else word[0]
     read: list[tuple[_Source, Annals]] = []
@@ -111,29 +172,65 @@ async def _judged(
         except (PeerUnavailable, ProtocolError) as error:
             listener(StateFetchFailed(source.lease.peer if source.lease is not None else endpoint.me, str(error)))
             continue
+        if own.round and not annals.holds(own.chain[-1].head):
+            continue  # another branch than ours: the rounds weigh the two
         with suppress(ProtocolError):  # of a branch that counts less
             best.take(annals.certificates)
         read.append((source, annals))
-    return sorted(read, key=lambda each: best.round_at(each[1].place.head) is None)
+    return sorted(read, key=lambda each: not best.holds(each[1].place.head))
 
 
 async def _fetch(
     donors: Sequence[PeerId],
-    proven: tuple[Digest, bytes],
+    source: _Source,
     annals: Annals,
-    own: BackupStore,
+    copy: BackupStore,
+    kept: Backup | None,
+    own: Own,
     manifest: Manifest,
     endpoint: Endpoint,
     listener: Listener,
 ) -> Backup | None:
-    """The state that a certificate of annals names, from all who kept the same one."""
-    head, digest = proven
-    agreed = Agreed(annals.round_at(head) or 0, head, digest)
-    state = await fetch_state(
-        endpoint.transport, donors, agreed, layout=layout_of(manifest, annals.stage), timeout_s=RESTORE_TIMEOUT_S,
-        listener=listener, shelf=own.arrivals,
-    )  # fmt: skip
-    return Backup(annals.up_to(head), state) if state is not None else None
+    """The state that a certificate of annals names, from all who kept the same one, or ours where that leads on; and what follows it."""
+    layout = layout_of(manifest, annals.stage)
+    if source.lease is None:
+        state = kept.state if kept is not None else None
+    elif own.state is not None and annals.holds(own.state.head) and own.state.round >= source.summary.round:
+        state = own.state
+    else:
+        proven = annals.proven_at(source.summary.round)
+        if proven is None:
+            return None
+        state = await fetch_state(
+            endpoint.transport, donors, Agreed(source.summary.round, *proven), layout=layout,
+            timeout_s=RESTORE_TIMEOUT_S, listener=listener, shelf=copy.arrivals,
+        )  # fmt: skip
+    if state is None or not annals.holds(state.head):
+        return None
+    following = annals.since(state.head) if source.summary.reached > state.round else ()
+    since = await _with_contributions(following, donors, own.blobs, blob_limits(layout)[1], endpoint)
+    return Backup(annals.up_to(state.head), state, since)
+
+
+async def _with_contributions(
+    certificates: Sequence[Certificate], donors: Sequence[PeerId], blobs: Shelf, max_bytes: int, endpoint: Endpoint
+) -> tuple[Certificate, ...]:
+    """As many of the certificates, from the first on, as the contributions to are on our disk now."""
+    store, slots = Store(endpoint.transport, [blobs]), asyncio.Semaphore(BLOBS_AT_ONCE)
+
+    async def is_here(name: Digest) -> bool:
+        async with slots:
+            with suppress(ThingUnavailable, TimeoutError):
+                await store.fetch(name, donors=donors, max_bytes=max_bytes, timeout_s=BLOB_TIMEOUT_S)
+                return True
+            return False
+
+    had: list[Certificate] = []
+    for certificate in certificates:
+        if not all(await asyncio.gather(*(is_here(entry.blob) for entry in certificate.value.entries))):
+            break
+        had.append(certificate)
+    return tuple(had)
 
 
 async def _has_begun(endpoint: Endpoint, leases: Sequence[Lease]) -> bool:

@@ -3,7 +3,8 @@
 What counts is what the certificates say by the rule that peers follow (rounds/forks.py): the owner's newest checkpoint first,
 then the votes, and nothing that a minority wrote a moment ago (rounds/patience.py). What a donor says of a state decides
 nothing: its head and its digest are known before it is asked for, except at a stage's tip, which no certificate names yet;
-there most of the roster's peers must name the same digest.
+there most of the roster's peers must name the same digest. Where all of them have gone home a keeper names it, if it is one that
+the run's link names: whoever gave the link could have given another.
 """
 
 import asyncio
@@ -16,21 +17,24 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.events import Listener, MessageRefused
+from dilocox_peer.invitation import parse_multiaddr
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
-from dilocox_peer.network.transport import Transport
+from dilocox_peer.network.transport import PeerGone, Transport
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.state.backup import Annals
-from dilocox_peer.peer.state.backup_exchange import fetch_chain
+from dilocox_peer.peer.state.backup_exchange import fetch_chain, fetch_summary, trusted_first
 from dilocox_peer.peer.state.statesync import Agreed, fetch_digest, fetch_state
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import verify
+from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
 
 MEMBERS_ASKED, OTHERS_ASKED = 3, 2  # at a look
 DIRECTORY_EVERY_S = 5.0
 CONNECT_S, DIGEST_S, CHAIN_S, STATE_S = 5.0, 5.0, 60.0, 3600.0
+LEASES_S = 45.0  # of a start, in which all that are there have renewed theirs
 PATIENCE_S = 30.0  # with view changes that a minority signed: longer than a roster waits for its quorum
 ROUNDS = 8  # the newest that a common one is looked for among
 
@@ -47,10 +51,25 @@ class Survey:
         directory: Directory,
         listener: Listener,
         rng: random.Random,
+        annals: Annals | None = None,
+        patience_s: float = PATIENCE_S,
+        find_every_s: float | None = None,
     ) -> None:
-        """The manifest has to be fetched from directory before. rng: of equals, the order in which peers are asked."""
+        """The manifest has to be fetched from directory before. rng: of equals, the order in which peers are asked. annals: to go on
+        with, of somebody who looks all the time; None: the chain is read from its beginning. patience_s: with view changes of a
+        minority. find_every_s: between two looks at the directory."""
         self.stage = stage
-        self.annals = Annals(manifest, stage, verify, patience=Patience(PATIENCE_S))
+        self._looks_on = annals is not None
+        self.annals = annals or Annals(manifest, stage, verify)
+        self.annals.patience = Patience(patience_s, are_away=self._are_away, are_gone=self._are_gone)
+        self._find_every_s = find_every_s
+        self._patience_s = patience_s
+        self._began_at = float("inf")
+        self._finding: asyncio.Task[None] | None = None
+        self._heard_at: dict[PeerId, float] = {}
+        self._listed: dict[
+            PeerId, bool
+        ] = {}  # whether each that has a lease may be there: it has not left, and does not refuse
         self._layout = layout_of(manifest, stage)
         self._genesis = manifest.genesis(stage)
         self._transport = transport
@@ -61,12 +80,36 @@ class Survey:
         self._looked_at = float("-inf")
         self._reached: list[PeerId] = []
         self._leases: Sequence[Lease] = ()
+        self._keepers: dict[PeerId, int] = {}  # those reached, and the rounds of the states they have
         self._failed: dict[PeerId, int] = {}  # times; who fails is asked after the others
 
     @property
     def is_served(self) -> bool:
-        """Whether any peer of the stage was reached."""
-        return bool(self._reached)
+        """Whether any peer of the stage was reached, or somebody who keeps it."""
+        return bool(self._reached or self._keepers)
+
+    @property
+    def members_here(self) -> int:
+        """Peers of the stage that were reached."""
+        return len(self._reached)
+
+    @property
+    def held(self) -> Agreed | None:
+        """The newest state that a keeper says it has and that a certificate names: where all peers are gone, others are not to be had."""
+        for number in sorted(self._keepers.values(), reverse=True):
+            if number > 0 and (found := self.annals.proven_at(number)) is not None:
+                return Agreed(number, *found)
+        return None
+
+    def _are_away(self, voters: Collection[PeerId], now: float) -> bool:
+        if not self._looks_on or now - self._began_at < self._patience_s:
+            return False
+        return all(now - self._heard_at.get(peer, float("-inf")) >= self._patience_s for peer in voters)
+
+    def _are_gone(self, voters: Collection[PeerId], now: float) -> bool:
+        """A voter without a lease counts once all that are there have had time to write theirs."""
+        may_be_there = now - self._began_at < LEASES_S
+        return self._looks_on and not any(self._listed.get(peer, may_be_there) for peer in voters)
 
     @property
     def leases(self) -> Sequence[Lease]:
@@ -81,12 +124,15 @@ class Survey:
     async def look(self) -> None:
         """Brings the chain up to what a few of the stage's peers have. Raises RunUnreachable."""
         now = asyncio.get_running_loop().time()
-        if not self._reached or now - self._looked_at >= DIRECTORY_EVERY_S:
-            await self._find()
+        self._began_at = min(self._began_at, now)
+        find_every_s = DIRECTORY_EVERY_S if self._find_every_s is None else self._find_every_s
+        if (not self._reached and not self._looks_on) or now - self._looked_at >= find_every_s:
+            await self._find_soon()
             self._looked_at = now
         for peer in to_ask(self._by_trust(), self.annals.place.roster):
             try:
                 await fetch_chain(self._transport, peer, self.annals, CHAIN_S)
+                self._heard_at[peer] = asyncio.get_running_loop().time()
             except PeerUnavailable:
                 self._failed[peer] = self._failed.get(peer, 0) + 1
             except ProtocolError as error:
@@ -109,35 +155,87 @@ class Survey:
         place = self.annals.place
         voters = [peer for peer in self._reached if peer in place.voters]
         digest = most_named(await asyncio.gather(*(self._digest(peer, place.head) for peer in voters)))
+        if not digest and not voters:
+            told = {parse_multiaddr(text, "peer").peer for text in self._transport.initial_peers}
+            keepers = [peer for peer in self._keepers if peer in told]
+            digest = most_named(await asyncio.gather(*(self._digest(peer, place.head) for peer in keepers)))
         return Agreed(place.round, place.head, digest) if digest else None
 
-    async def fetch(self, agreed: Agreed) -> AnchorState | None:
-        """From all donors that have it, members first; None if nobody has."""
+    @property
+    def donors(self) -> Sequence[PeerId]:
+        """Those reached, members first."""
+        return self._by_trust()
+
+    async def fetch(self, agreed: Agreed, shelf: Shelf | None = None) -> AnchorState | None:
+        """From all donors that have it, members first; None if nobody has. shelf: where it is put together, None: in memory.
+        Raises OSError when there is no room."""
         return await fetch_state(
-            self._transport, self._by_trust(), agreed, layout=self._layout, timeout_s=STATE_S, listener=self._listener
-        )
+            self._transport, self._by_trust(), agreed, layout=self._layout, timeout_s=STATE_S, listener=self._listener,
+            shelf=shelf,
+        )  # fmt: skip
 
     async def fetch_first(self, digest: bytes) -> AnchorState | None:
         """The state before the first round, which has this digest, while some peer of the stage still holds it."""
         return await self.fetch(Agreed(0, self._genesis, digest))
 
+    def close(self) -> None:
+        """Ends a look at the directory that is under way."""
+        if self._finding is not None:
+            self._finding.cancel()
+
+    async def _find_soon(self) -> None:
+        """One that looks all the time does not wait for leases of peers that have gone. Raises RunUnreachable."""
+        if not self._looks_on:
+            await self._find()
+            return
+        if self._finding is not None and not self._finding.done():
+            return
+        found, self._finding = self._finding, None
+        if found is not None:
+            found.result()
+        self._finding = asyncio.create_task(self._find(), name=f"peers of stage {self.stage}")
+        if not self._reached:
+            await asyncio.wait({self._finding}, timeout=CONNECT_S + DIGEST_S)
+
     async def _find(self) -> None:
-        leases = await self._directory.peers(self.stage)
+        leases, keepers = await asyncio.gather(self._directory.leases(self.stage), self._directory.keepers())
+        listed = {lease.peer: not lease.has_left for lease in leases}
+        keepers = trusted_first(keepers, self._transport, self._rng)
         if (word := await self._directory.word(self.stage)) is not None:
             self.annals.hear(word[0])
 
-        async def reach(number: int) -> PeerId | None:
-            with suppress(PeerUnavailable):
-                await self._transport.connect(leases[number].peer, leases[number].addresses, CONNECT_S)
-                return leases[number].peer
+        async def reach(lease: Lease) -> PeerId | None:
+            try:
+                await self._transport.connect(lease.peer, lease.addresses, CONNECT_S)
+            except PeerUnavailable as error:
+                listed[lease.peer] = not isinstance(error, PeerGone)
+                return None
+            return lease.peer
+
+        async def ask(lease: Lease) -> tuple[PeerId, int] | None:
+            with suppress(PeerUnavailable, ProtocolError):
+                await self._transport.connect(lease.peer, lease.addresses, CONNECT_S)
+                summary = await fetch_summary(self._transport, lease.peer, self.stage, CONNECT_S)
+                return None if summary is None else (lease.peer, summary.round)
             return None
 
-        reached = await asyncio.gather(*map(reach, range(len(leases))))
-        self._reached, self._leases = [peer for peer in reached if peer is not None], leases
-        self._failed = {peer: times for peer, times in self._failed.items() if peer in self._reached}
+        reached, kept = await asyncio.gather(
+            asyncio.gather(*(reach(lease) for lease in leases if not lease.has_left)),
+            asyncio.gather(*map(ask, keepers)),
+        )
+        self._reached = [peer for peer in reached if peer is not None]
+        self._listed = listed
+        self._leases = [lease for lease in leases if not lease.has_left]
+        self._keepers = dict(each for each in kept if each is not None)
+        known = {*self._reached, *self._keepers}
+        self._failed = {peer: times for peer, times in self._failed.items() if peer in known}
+        self._heard_at = {
+            peer: at for peer, at in self._heard_at.items() if peer in {*known, *self.annals.place.voters}
+        }
 
     def _by_trust(self) -> Sequence[PeerId]:
-        return by_trust(self._reached, self.annals.place.roster, self._failed, self._rng)
+        peers = list(dict.fromkeys([*self._reached, *self._keepers]))
+        return by_trust(peers, self.annals.place.roster, self._failed, self._rng)
 
     async def _digest(self, peer: PeerId, head: Digest) -> bytes:
         with suppress(PeerUnavailable, ProtocolError):
@@ -195,12 +293,27 @@ def newest_common(found: Sequence[Survey]) -> tuple[Agreed, ...] | None:
     return tuple(each[max(common)] for each in by_round) if common else None
 
 
+def held_common(found: Sequence[Survey]) -> tuple[Agreed, ...] | None:
+    """The states that somebody keeps of one round of all stages, and certificates name; None if there are none."""
+    held = [survey.held for survey in found]
+    agreed = tuple(each for each in held if each is not None)
+    return agreed if len(agreed) == len(held) and len({each.round for each in agreed}) == 1 else None
+
+
 async def common_tip(found: Sequence[Survey]) -> tuple[Agreed, ...] | None:
     """The states at the tips, if all stages are at one round and their voters agree on them."""
     tips = await asyncio.gather(*(survey.tip() for survey in found))
     agreed = tuple(tip for tip in tips if tip is not None)
     rounds = {tip.round for tip in agreed}
     return agreed if len(agreed) == len(tips) and len(rounds) == 1 and min(rounds) > 0 else None
+
+
+async def fetch_newest(found: Sequence[Survey], wanted: Sequence[Agreed]) -> tuple[AnchorState, ...] | None:
+    """The states of all stages; where they are not to be had, those that somebody keeps, if there are any."""
+    states = await fetch_all(found, wanted)
+    if states is None and (held := held_common(found)) is not None and held != tuple(wanted):
+        states = await fetch_all(found, held)
+    return states
 
 
 async def fetch_all(found: Sequence[Survey], wanted: Sequence[Agreed]) -> tuple[AnchorState, ...] | None:

@@ -1,0 +1,166 @@
+"""How a peer comes to its run: over the network, or, where nobody answers, from its own disk.
+
+A peer that holds the run's settings and a state of it needs nobody to begin with: it opens the run's directory by itself, serves
+what it has, and goes on looking for the others at all addresses it knows; they find it where it was, as it listens on the port that
+it had before. So a run starts again from any disk, also when its bootstrap is gone for good.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dilocox_peer.dht.directory import Directory
+from dilocox_peer.errors import ConfigError, RunUnreachable, StateCorrupt
+from dilocox_peer.events import Listener
+from dilocox_peer.events_of_reach import NobodyAnswers
+from dilocox_peer.files import replace_file
+from dilocox_peer.invitation import all_loopback, parse_multiaddr, parse_multiaddrs
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.network.p2pd import check_listenable
+from dilocox_peer.network.transport import Transport
+from dilocox_peer.peer.acquaintances import read_acquaintances
+from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.settings import SessionSettings
+from dilocox_peer.peer.startup import StartUp, Step
+from dilocox_peer.peer.state.anchors import kept_manifest
+
+PORT_FILE = "port"
+GREET_S = 3.0  # between two tries of all known addresses, while nobody is there
+LOOKS_ON_CONTACT, CONTACT_S = 10, 2.0  # at the directory, once somebody is: each writes its lease within half a minute
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Where it has come to. is_alone: nobody answered."""
+
+    transport: Transport
+    directory: Directory
+    manifest: Manifest
+    is_alone: bool
+
+
+async def arrive(
+    settings: SessionSettings,
+    identity: Identity,
+    acquaintances: Path,
+    stack: AsyncExitStack,
+    at: StartUp,
+    listener: Listener,
+) -> Arrival:
+    """Raises RunUnreachable where nobody answers and too little is on this disk, ConfigError, ManifestMismatch."""
+    known = (*settings.initial_peers, *read_acquaintances(acquaintances))
+    manifest = await asyncio.to_thread(manifest_to_begin_with, settings.run_folder)
+    try:
+        transport, is_alone = await _transport(settings, identity, known), False
+    except RunUnreachable:
+        if manifest is None:
+            raise
+        transport, is_alone = await _transport(settings, identity, ()), True
+        transport.initial_peers = tuple(
+            text for text in parse_multiaddrs(known, "peer") if not text.endswith(f"/p2p/{identity.peer_id}")
+        )
+    stack.push_async_callback(transport.close)
+    await asyncio.to_thread(remember_port, settings.run_folder, transport.addresses)
+    at.step = Step.DIRECTORY
+    try:
+        directory = await Directory.create(transport, settings.run_id, identity.key, is_alone=is_alone)
+    except RunUnreachable:
+        if manifest is None:
+            raise
+        directory, is_alone = await Directory.create(transport, settings.run_id, identity.key, is_alone=True), True
+    stack.push_async_callback(directory.close)
+    at.step = Step.SETTINGS
+    try:
+        fetched = await directory.fetch_manifest()
+    except RunUnreachable:
+        if manifest is None:
+            raise
+        await directory.publish_manifest(manifest)
+        fetched = manifest
+    if is_alone:
+        listener(NobodyAnswers(len(set(transport.initial_peers))))
+    return Arrival(transport, directory, fetched, is_alone)
+
+
+async def keep_greeting(directory: Directory, look_now: Callable[[], object]) -> None:
+    """Until somebody of the run answers at a known address; then has the directory looked at for a while. look_now: has that done."""
+    while not directory.num_known_nodes:
+        await directory.greet_initial_peers()
+        await asyncio.sleep(GREET_S)
+    for _ in range(LOOKS_ON_CONTACT):
+        look_now()
+        await asyncio.sleep(CONTACT_S)
+
+
+async def _transport(settings: SessionSettings, identity: Identity, known: Sequence[str]) -> Transport:
+    choices = settings.choices
+    return await Transport.create(
+        settings.identity_path,
+        identity.peer_id,
+        namespace=settings.run_id,
+        initial_peers=known,
+        host_maddrs=await asyncio.to_thread(on_the_port_of_before, choices.host_maddrs, settings.run_folder),
+        announce_maddrs=choices.announce_maddrs,
+        runtime_dir=settings.runtime_dir,
+        limits=settings.at_most.limits,
+    )
+
+
+# ---- our own disk ------------------------------------------------------------------------------------------------------
+
+
+def manifest_to_begin_with(run_folder: Path) -> Manifest | None:
+    """The run's settings, if they are on this disk together with a state of it."""
+    if held_stage(run_folder) is None:
+        return None
+    try:
+        return kept_manifest(run_folder)
+    except StateCorrupt:
+        return None
+
+
+def held_stage(run_folder: Path) -> int | None:
+    """The stage of which the newest state on this disk is."""
+    found: list[tuple[float, int]] = []
+    for path in run_folder.glob("stage*/checkpoints/anchor-*.safetensors"):
+        number = path.parent.parent.name.removeprefix("stage")
+        if number.isdecimal() and path.name != "anchor-00000000.safetensors":
+            with suppress(OSError):
+                found.append((path.stat().st_mtime, int(number)))
+    return max(found)[1] if found else None
+
+
+def on_the_port_of_before(host_maddrs: Sequence[str], run_folder: Path) -> tuple[str, ...]:
+    """The addresses to listen on, any port made the one of the last start, if it is still free: others remember it."""
+    try:
+        port = int((run_folder / PORT_FILE).read_text(encoding="ascii")[:8])
+    except (OSError, ValueError):
+        return tuple(host_maddrs)
+    found = []
+    for text in host_maddrs:
+        address = parse_multiaddr(text, "listen")
+        if address.port == 0 and 0 < port < 1 << 16:
+            same = text.replace("/tcp/0", f"/tcp/{port}")
+            try:
+                check_listenable(parse_multiaddr(same, "listen"))
+            except ConfigError:
+                found.append(text)
+            else:
+                found.append(same)
+        else:
+            found.append(text)
+    return tuple(found)
+
+
+def remember_port(run_folder: Path, addresses: Sequence[str]) -> None:
+    """Of our own addresses, for the next start. Best effort."""
+    own = [text for text in addresses if not parse_multiaddr(text, "lease").is_relayed]
+    here = [text for text in own if all_loopback([text])] or own  # not the one that a router has opened for it
+    if not here:
+        return
+    with suppress(OSError):
+        run_folder.mkdir(parents=True, exist_ok=True)
+        port = parse_multiaddr(here[0], "lease").port
+        replace_file(run_folder / PORT_FILE, [f"{port}\n".encode()], mode=0o600, durable=False)

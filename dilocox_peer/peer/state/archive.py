@@ -1,0 +1,177 @@
+"""What lies on the disk of who keeps a whole run, stage by stage. It trains nothing; what it has is proved by certificates.
+
+    folder/manifest.json                the run's settings
+    folder/stage0/kept.log              the certificates of the stage's chain
+    folder/stage0/checkpoints/anchor-N  whole states, of rounds in that chain
+    folder/contributions/               contributions to the rounds since
+
+As the folder of a peer has them, but for the log: `export --run-folder` reads both.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+from dilocox_peer.errors import ProtocolError, StateCorrupt
+from dilocox_peer.events import Listener, Remark
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.architecture import layout_of
+from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.journal import Journal
+from dilocox_peer.peer.state.anchors import keep_manifest
+from dilocox_peer.peer.state.backup import Annals
+from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
+from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.signing import verify
+from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.types import Digest
+from dilocox_peer.wire.chain import Certificate
+
+MAX_STATES = 2  # of a stage: the one that is whole in all stages, and the next
+
+
+class StageArchive:
+    """One stage. Blocking but for what reads; one process owns the folder."""
+
+    def __init__(self, folder: Path, manifest: Manifest, stage: int, listener: Listener) -> None:
+        """Raises OSError."""
+        self.stage = stage
+        self.layout = layout_of(manifest, stage)
+        self.annals = Annals(manifest, stage, verify)
+        self._manifest = manifest
+        self._folder = folder / f"stage{stage}"
+        self.checkpoints = self._folder / "checkpoints"
+        self._states: dict[Digest, tuple[int, Digest]] = {}
+        self._journal = Journal(self._folder / "kept.log", manifest.genesis(stage))
+        if (durable := self._journal.loaded.durable) is not None:
+            with suppress(ProtocolError):  # a damaged log: what verifies of it is the beginning
+                self.annals.take(durable.appended)
+        self._written = [each.head for each in self.annals.certificates]
+        for path in stored_checkpoints(self.checkpoints):
+            try:
+                state = read_checkpoint(path, manifest.run_id, self.layout)
+            except (StateCorrupt, OSError) as error:
+                listener(Remark(f"a kept state is damaged and not used: {path}: {error}"))
+                continue
+            if self.annals.digest_at(state.head) in (state.digest, b""):  # of the last round no certificate names it
+                self._states[state.head] = (state.round, state.digest)
+
+    @cached_property
+    def arrivals(self) -> Shelf:
+        """Where the next state is put together. Raises OSError."""
+        return Shelf(self._folder / "arrivals")
+
+    # ---- what is here ----
+
+    @property
+    def newest(self) -> tuple[Digest, int] | None:
+        """(head, round) of the newest state that is here, and on the chain that counts."""
+        here = [(number, head) for head, (number, _) in self._states.items() if self.annals.round_at(head) == number]
+        return max(here)[::-1] if here else None
+
+    @property
+    def digests(self) -> Mapping[Digest, Digest]:
+        """head -> digest of the states that are here."""
+        return {head: digest for head, (_, digest) in self._states.items()}
+
+    def following(self) -> Sequence[Certificate]:
+        """The certificates after the newest state; all, without one."""
+        newest = self.newest
+        return self.annals.certificates if newest is None else self.annals.since(newest[0])
+
+    def reached(self, held: Shelf) -> int:
+        """The round that the newest state is brought to with the contributions that are here; 0 without a state."""
+        newest = self.newest
+        if newest is None:
+            return 0
+        reached = newest[1]
+        for certificate in self.following():
+            if any(entry.blob not in held for entry in certificate.value.entries):
+                break
+            reached = certificate.value.round
+        return reached
+
+    # ---- what comes ----
+
+    def write_chain(self) -> None:
+        """The log has the chain as it is by now. Raises OSError."""
+        heads = [each.head for each in self.annals.certificates]
+        keep = min(len(heads), len(self._written))
+        while keep and heads[keep - 1] != self._written[keep - 1]:
+            keep -= 1
+        if keep == len(heads) == len(self._written):
+            return
+        appended = tuple(self.annals.certificates[keep : len(heads)])
+        head = heads[-1] if heads else self._manifest.genesis(self.stage)
+        self._journal.write(Durable(keep, appended, Votes(head)))
+        self._written = heads
+
+    def save(self, state: AnchorState) -> None:
+        """Keeps a state that is on the chain. Raises OSError."""
+        write_checkpoint(self.checkpoints, self._manifest.run_id, state, keep=MAX_STATES)
+        self._states[state.head] = (state.round, state.digest)
+
+    def let_go(self) -> None:
+        """Of all states but the newest. Raises OSError."""
+        if (newest := self.newest) is None:
+            return
+        head, number = newest
+        keep_only(self.checkpoints / f"anchor-{number:08d}.safetensors")
+        self._states = {head: self._states[head]}
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+class Archive:
+    """All stages of one run."""
+
+    def __init__(self, folder: Path, manifest: Manifest, listener: Listener) -> None:
+        """Reads and verifies what is there. Blocking. Raises OSError."""
+        keep_manifest(folder, manifest)
+        self.manifest = manifest
+        self.contributions = Shelf(folder / "contributions")
+        self.stages = tuple(StageArchive(folder, manifest, stage, listener) for stage in range(manifest.stages.count))
+        self._folder = folder
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Of contributions that lead on from no state that is here. Raises OSError."""
+        wanted = {
+            entry.blob
+            for stage in self.stages
+            if stage.newest
+            for each in stage.following()
+            for entry in each.value.entries
+        }
+        for name in self.contributions.held - wanted:
+            self.contributions.forget(name)
+
+    def size_bytes(self) -> int:
+        """On the disk; blocking."""
+        return sum(size for size in map(_size, self._folder.rglob("*")))
+
+    def missing(self, stage: int) -> list[Digest]:
+        """The contributions to the stage since its newest state that are not here, oldest first."""
+        entries = (entry for each in self.stages[stage].following() for entry in each.value.entries)
+        return [entry.blob for entry in entries if entry.blob not in self.contributions]
+
+    def close(self) -> None:
+        for stage in self.stages:
+            stage.close()
+
+
+def usual_bytes(certificates: Iterable[Certificate]) -> tuple[int, int]:
+    """(number of the contributions to them, bytes of a usual one): what an entry says of its size is its author's word, so the median
+    speaks for all."""
+    sizes = [entry.size_bytes for each in certificates for entry in each.value.entries]
+    return len(sizes), int(median(sizes)) if sizes else 0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0

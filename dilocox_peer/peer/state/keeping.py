@@ -1,0 +1,108 @@
+"""What a keeper of a run copies next, from what is certified and what lies on its disk. Pure.
+
+A stage is kept as the whole state of one round and the contributions to the rounds since, by which whoever comes brings it to the
+tip: a contribution costs a small part of a state, so what is kept is no older than the last look, whatever a round takes. When the
+contributions have grown to half a state, or one of them is not to be had, the next state is copied: of one round in all stages, as a
+whole model is put together from one round. Copying takes at most a tenth of the time, but for the first state and the last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FOLLOW_SHARE = 0.5  # of a state's size: more contributions than that, and a state is less to fetch for who comes
+COPY_SHARE = 0.1  # of the time
+RETRY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageAccount:
+    """What is known of a stage, and what of it is here.
+
+    state_bytes: of a whole state. proven: rounds whose states have digests that certificates name, or at the run's end its voters.
+    is_over: the last round is certified. kept: the newest round whose state is here. following_bytes: of the contributions since;
+    missing_bytes: of those that are not here. is_broken: one of them is to be had from nobody.
+    """
+
+    state_bytes: int
+    proven: frozenset[int]
+    is_over: bool = False
+    kept: int | None = None
+    following_bytes: int = 0
+    missing_bytes: int = 0
+    is_broken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeepNext:
+    """copy: the round whose state is to be copied for the stages in `lacking`. follow: stages whose missing contributions are to be
+    fetched. full: why something is not kept, for people."""
+
+    copy: int | None = None
+    lacking: tuple[int, ...] = ()
+    follow: tuple[int, ...] = ()
+    full: str = ""
+
+
+class Keeping:
+    """Of one run. quota_bytes: of all that is kept of it."""
+
+    def __init__(self, quota_bytes: int) -> None:
+        self._quota_bytes = quota_bytes
+        self._rests_until = float("-inf")
+        self._not_before = float("-inf")
+
+    def next(self, stages: Sequence[StageAccount], used_bytes: int, now: float) -> KeepNext:
+        """What to do now; nothing of it may be under way. used_bytes: on the disk. now: monotonic seconds."""
+        room = self._quota_bytes - used_bytes
+        copy, full = self._due(stages, now), ""
+        lacking: tuple[int, ...] = ()
+        if copy is not None:
+            lacking = tuple(number for number, stage in enumerate(stages) if stage.kept != copy)
+            sizes = [stages[number].state_bytes for number in lacking]
+            needed = sum(sizes) + max(sizes)  # one of them twice: as it comes, and as it is written
+            if needed > room:
+                full = self._full(f"round {copy}", needed, used_bytes)
+                copy, lacking = None, ()
+            else:
+                room -= needed
+        follow = []
+        for number, stage in enumerate(stages):
+            if stage.kept is None or stage.is_broken or not stage.missing_bytes:
+                continue
+            if stage.following_bytes > stage.state_bytes:
+                continue  # the next state is less
+            if stage.missing_bytes > room:
+                full = full or self._full(f"the contributions to stage {number}", stage.missing_bytes, used_bytes)
+                continue
+            room -= stage.missing_bytes
+            follow.append(number)
+        return KeepNext(copy, lacking, tuple(follow), full)
+
+    def copied(self, seconds: float, now: float) -> None:
+        """The states of a round are here; it took so long."""
+        self._rests_until = now + seconds / COPY_SHARE
+
+    def failed(self, now: float) -> None:
+        """They were not to be had, or there was no room."""
+        self._not_before = now + RETRY_S
+
+    def _due(self, stages: Sequence[StageAccount], now: float) -> int | None:
+        """The round to copy the states of, None: none now."""
+        common = frozenset[int].intersection(*(stage.proven for stage in stages)) if stages else frozenset()
+        newest = max(common, default=None)
+        kept = {stage.kept for stage in stages}
+        if newest is None or now < self._not_before or kept == {newest}:
+            return None
+        if None in kept or len(kept) > 1:  # nothing whole is here yet
+            return newest
+        if newest <= max(number for number in kept if number is not None):
+            return None
+        if all(stage.is_over for stage in stages):
+            return newest
+        has_grown = any(stage.following_bytes > FOLLOW_SHARE * stage.state_bytes for stage in stages)
+        is_wanted = has_grown or any(stage.is_broken for stage in stages)
+        return newest if is_wanted and now >= self._rests_until else None
+
+    def _full(self, what: str, needed: int, used_bytes: int) -> str:
+        gb = [f"{size / 1e9:.2f}" for size in (needed, used_bytes, self._quota_bytes)]
+        return f"{what} takes {gb[0]} GB beside the {gb[1]} GB that are kept, and --keep-disk allows {gb[2]} GB"
