@@ -84,8 +84,8 @@ def shards(arguments):
     """Random ids in documents of some 1,000 tokens."""
     from dilocox_peer.data.catalogue import CATALOGUE_FILE, Catalogue
     from dilocox_peer.data.shards import write_shard
-    from dilocox_peer.data.tokenizer import JsonTokenizer
-    from dilocox_peer.data.tokenizer_files import FILE_NAME, read_tokenizer_file
+    from dilocox_peer.data.tokenizer import FILE_NAME, JsonTokenizer
+    from dilocox_peer.data.tokenizer_files import read_tokenizer_file
     from dilocox_peer.files import replace_file
 
     name, vocab_size = "0" * 64, 49152
