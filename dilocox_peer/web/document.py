@@ -16,6 +16,7 @@ from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.status import printable
+from dilocox_peer.types import PeerId
 from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
 from dilocox_peer.web.history import StageHistory, evaluations_on, thinned
 
@@ -23,6 +24,7 @@ FORMAT = 1
 MAX_MAP_PEERS = 1024  # of all stages; a stage averages at most 64, an announcement costs a stranger nothing
 MAX_CONTRIBUTORS = 512
 MAX_NAME = 64
+MAX_NAMES = 4096  # remembered, of peers that have left
 STALLED_ROUNDS, STALLED_S = 4.0, 60.0  # so many times as long as a round takes, and no less: the run stands
 UNKNOWN: Final = None
 
@@ -38,7 +40,7 @@ class Standing:
 
 
 class RunPage:
-    """One run. Give `take` what was seen; it gives the document back. Not thread-safe."""
+    """One run. Give `take` what was seen; it gives the document back, whose sections nobody changes. Not thread-safe."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -51,21 +53,36 @@ class RunPage:
             for stage, layout in enumerate(layouts)
         ]
         self.name = printable(manifest.run.name, MAX_NAME)
-        self._names: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # that peers gave themselves, also those that have left
+        self._said: dict[PeerId, str] = {}  # at the last look
+        self._validation: dict[int, float] = {}
+        self._history = self._make_history()  # it and the next one are made anew when they change alone
+        self._contributors = self._make_contributors()
 
     def take(self, facts: RunFacts) -> PageDocument:
         """The document by now."""
-        for history, stage in zip(self._histories, facts.stages, strict=True):
+        followed = [
             history.follow(stage.certificates, facts.at_s)
-        for stage in facts.stages:
-            self._names |= {holder.peer: printable(holder.name, MAX_NAME) for holder in stage.holders if holder.name}
+            for history, stage in zip(self._histories, facts.stages, strict=True)
+        ]
+        names = {holder.peer: holder.name for stage in facts.stages for holder in stage.holders if holder.name}
+        if any(followed) or names != self._said:
+            self._said = names
+            self._names |= {peer: printable(name, MAX_NAME) for peer, name in names.items()}
+            if len(self._names) > MAX_NAMES:
+                self._names = {peer: self._names[peer] for peer in names}
+            self._contributors = self._make_contributors()
+        validation = dict(facts.validation)
+        if any(followed) or validation != self._validation:
+            self._validation = validation
+            self._history = self._make_history()
         return {
             "format": FORMAT,
             "run": self._run(facts),
             "now": self._now(facts),
             "stages": self._stages(facts.stages),
-            "history": self._history(facts),
-            "contributors": self._contributors(),
+            "history": self._history,
+            "contributors": self._contributors,
         }
 
     # ---- the sections ----
@@ -154,11 +171,11 @@ class RunPage:
             "seated": holder.peer in stage.roster,
         }
 
-    def _history(self, facts: RunFacts) -> PageDocument:
+    def _make_history(self) -> PageDocument:
         """Columns, a point each in the same place of all of them."""
         rounds = self._histories[0].rounds
         points = thinned(rounds)
-        validation = evaluations_on(rounds, dict(facts.validation))
+        validation = evaluations_on(rounds, self._validation)
         return {
             "round": [each.last.number for each in points],
             "tokens": [each.last.micro_batches * self._tokens for each in points],
@@ -177,8 +194,8 @@ class RunPage:
             },
         }
 
-    def _contributors(self) -> PageDocument:
-        """tokens: of origins alone; a peer of a later stage computes on theirs."""
+    def _make_contributors(self) -> PageDocument:
+        """tokens: that went through the peer's layers and counted."""
         everybody = sorted(
             ((stage, each) for stage, history in enumerate(self._histories) for each in history.by_peer.values()),
             key=lambda pair: (-pair[1].micro_batches, -pair[1].rounds, pair[1].peer, pair[0]),

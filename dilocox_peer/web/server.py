@@ -75,6 +75,7 @@ class Shown:
     document: PageDocument | None = None
     number: int = 0
     sections: dict[str, tuple[int, str]] = field(default_factory=dict)
+    written: dict[str, object] = field(default_factory=dict)
     raw: bytes = b""
     zipped: bytes = b""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,6 +83,9 @@ class Shown:
     def put(self, document: PageDocument) -> None:
         self.number += 1
         for name, section in document.items():
+            if name in self.written and self.written[name] is section:
+                continue
+            self.written[name] = section
             text = json.dumps(section, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
             if name not in self.sections or self.sections[name][1] != text:
                 self.sections[name] = (self.number, text)

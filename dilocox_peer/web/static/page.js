@@ -13,14 +13,15 @@ let heardAt = 0, plot = null, plotted = "", showAll = false, axis = "tokens", dr
 
 const whole = new Intl.NumberFormat("en");
 function count(number, word) { return whole.format(number) + " " + word + (number === 1 ? "" : "s"); }
-function si(value, digits = 1) {
+function three(value) { return String(value >= 100 ? Math.round(value) : Number(value.toPrecision(3))); }
+function si(value) {
   for (const [size, unit] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]])
-    if (Math.abs(value) >= size) return (value / size).toFixed(digits).replace(/\.0+$/, "") + " " + unit;
-  return String(Math.round(value * 10) / 10);
+    if (value >= size) return three(value / size) + " " + unit;
+  return three(value);
 }
 function bytes(value) {
   for (const [size, unit] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]])
-    if (value >= size) return (value / size).toFixed(value / size < 10 ? 1 : 0) + " " + unit;
+    if (value >= size) return three(value / size) + " " + unit;
   return Math.round(value) + " B";
 }
 function duration(seconds) {
@@ -89,13 +90,13 @@ function drawNow(now) {
   put("loss", loss(now.loss));
   put("val", loss(now.val_loss));
   put("val-sub", now.val_round === null ? "not evaluated yet" : "after round " + whole.format(now.val_round));
-  put("tokens", si(now.tokens, 2));
+  put("tokens", si(now.tokens));
   put("speed", now.tokens_per_s === null ? "" : si(now.tokens_per_s) + " a second");
   put("peers", whole.format(now.peers));
   const people = state.contributors ? count(state.contributors.count, "contributor") + " in all" : "";
   put("peers-sub", now.peers_paused ? now.peers_paused + " paused; " + people : people);
   put("less", now.times_less === null ? "–" : Math.round(now.times_less) + "× less");
-  put("less-sub", now.times_less === null ? "nothing to send with one peer a stage" : bytes(now.sent_bytes) + "; AllReduce: " + bytes(now.allreduce_bytes));
+  put("less-sub", now.times_less === null ? "nothing to send with one peer a stage" : bytes(now.sent_bytes) + " sent; AllReduce: " + bytes(now.allreduce_bytes));
   const rank = now.rank === null ? "" : " of rank " + now.rank;
   put("plan", "Now: " + count(now.inner_steps, "local step") + " a round, then pseudo-gradients as " + now.codec + rank
     + (now.round_s === null ? "." : "; a round takes " + duration(now.round_s) + "."));
@@ -141,7 +142,7 @@ function row(...cells) { return made("tr", "", ...cells.map(cell => made("td", "
 function drawContributors() {
   const { shown } = state.contributors, several = state.run.stages > 1;
   const rows = shown.slice(0, showAll ? shown.length : FIRST_SHOWN).map(each => {
-    const line = row(who(each.peer, each.name), several ? String(each.stage) : "–", whole.format(each.rounds), each.stage === 0 ? si(each.tokens, 2) : "–", whole.format(each.last_round));
+    const line = row(who(each.peer, each.name), several ? String(each.stage) : "–", whole.format(each.rounds), si(each.tokens), whole.format(each.last_round));
     line.firstChild.title = each.peer;
     return line;
   });
@@ -179,6 +180,7 @@ function columns() {
 function drawCurve() {
   if (!state.history || !window.uPlot) return;
   const data = columns(), node = at("curve");
+  document.querySelector(".legend .validation").hidden = !state.history.validation.loss.length;
   if (!data[0].length) return;
   const style = axis + matchMedia("(prefers-color-scheme: dark)").matches;
   if (plot && plotted === style) { plot.setData(data); return; }
@@ -208,7 +210,7 @@ function tell(index) {
   const history = state.history;
   if (!plot || !history.round.length) return;
   const data = plot.data, i = index === null || index === undefined ? data[0].length - 1 : index;
-  const x = data[0][i], where = axis === "at_s" ? new Date(x * 1000).toLocaleString() : axis === "tokens" ? si(x, 2) + " tokens" : "round " + whole.format(Math.round(x));
+  const x = data[0][i], where = axis === "at_s" ? new Date(x * 1000).toLocaleString() : axis === "tokens" ? si(x) + " tokens" : "round " + whole.format(Math.round(x));
   const said = [where];
   if (data[1][i] !== null && data[1][i] !== undefined) said.push("training " + loss(data[1][i]));
   if (data[2][i] !== null && data[2][i] !== undefined) said.push("validation " + loss(data[2][i]));
