@@ -154,18 +154,20 @@ class RunPage:
                 "empty": not stage.here,
                 "thin": number in thin,
                 "not_shown": max(0, len(stage.holders) - most),
-                "peers": [self._peer(holder, stage) for holder in _shown(stage, most)],
+                "peers": [self._peer(holder, number, stage) for holder in _shown(stage, most)],
             }
             for number, stage in enumerate(stages)
         ]
 
-    def _peer(self, holder: Holder, stage: StageFacts) -> PageDocument:
+    def _peer(self, holder: Holder, number: int, stage: StageFacts) -> PageDocument:
+        """round: the newest it is known to have trained; its announcement may be half a minute old."""
+        counted = self._histories[number].by_peer.get(holder.peer)
         return {
             "peer": holder.peer,
             "name": self._names.get(holder.peer, ""),
             "reachability": holder.reachability,
             "tokens_per_s": round(holder.tokens_per_s, 1),
-            "round": holder.round,
+            "round": max(holder.round, counted.last_round if counted is not None else 0),
             "paused": holder.is_paused,
             "answers": holder.is_here,
             "seated": holder.peer in stage.roster,

@@ -25,7 +25,8 @@ function bytes(value) {
   return Math.round(value) + " B";
 }
 function duration(seconds) {
-  const s = Math.max(0, Math.round(seconds));
+  if (seconds < 10) return Math.max(0, seconds).toFixed(1) + " s";
+  const s = Math.round(seconds);
   if (s < 90) return s + " s";
   if (s < 5400) return Math.round(s / 60) + " min";
   if (s < 172800) return Math.floor(s / 3600) + " h " + Math.round(s % 3600 / 60) + " min";
@@ -59,7 +60,7 @@ function draw() {
 function drawRun(run) {
   document.title = run.name + " – a training run";
   put("name", run.name);
-  put("about", si(run.parameters) + " parameters in " + count(run.stages, "stage") + ", trained by volunteers over the internet");
+  put("about", si(run.parameters) + " parameters" + (run.stages > 1 ? " in " + run.stages + " stages" : "") + ", trained by volunteers over the internet");
   put("join", run.join);
   put("export", run.export);
   put("id", run.id.slice(0, 12));
@@ -86,7 +87,7 @@ function drawNow(now) {
   at("progress").value = share;
   at("progress").hidden = !now.total_steps;
   put("rounds", "Round " + whole.format(now.round) + (now.total_rounds ? " of " + whole.format(now.total_rounds) + " · " + Math.floor(share * 100) + " %" : ""));
-  put("eta", now.eta_s === null ? "" : "about " + duration(now.eta_s) + " left");
+  put("eta", now.eta_s === null ? "" : now.eta_s < 10 ? "a few seconds left" : "about " + duration(now.eta_s) + " left");
   put("loss", loss(now.loss));
   put("val", loss(now.val_loss));
   put("val-sub", now.val_round === null ? "not evaluated yet" : "after round " + whole.format(now.val_round));
@@ -105,6 +106,7 @@ function drawNow(now) {
 function drawPeer(peer) {
   const how = !peer.answers ? "silent" : peer.paused ? "paused" : peer.reachability;
   const said = [!peer.answers ? "no answer" : peer.paused ? "paused" : peer.reachability];
+  if (peer.answers && !peer.seated && state.now.round) said.push("joining");
   if (peer.answers && !peer.paused && peer.tokens_per_s) said.push(si(peer.tokens_per_s) + " tok/s");
   said.push("round " + whole.format(peer.round));
   const dot = made("span", "dot " + how);
@@ -148,6 +150,7 @@ function drawContributors() {
   });
   if (!rows.length) rows.push(row("nobody yet", "", "", "", ""));
   at("contributors").replaceChildren(...rows);
+  at("contributors").parentNode.classList.toggle("single", !several);
   at("all").hidden = shown.length <= FIRST_SHOWN;
   put("all", showAll ? "Show the first " + FIRST_SHOWN : "Show all " + shown.length);
 }
