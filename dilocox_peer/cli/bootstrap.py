@@ -103,6 +103,8 @@ def run_bootstrap(flags: BootstrapFlags) -> None:
     """Serves until it is told to stop. Raises ConfigError, RunUnreachable; nothing is started before all is checked."""
     if flags.port is not None and flags.host_maddrs:
         raise ConfigError("--port and --host-maddrs both say where to listen: pass one of them")
+    if flags.web_port is not None and not flags.keep:
+        raise ConfigError("--web-port shows what is kept: leave --no-keep out")
     manifests = _manifests(flags.paths)
     owner_keys = _owner_keys(flags, manifests)
     parse_multiaddrs(flags.initial_peers, "peer")
@@ -192,8 +194,8 @@ async def _serve(
                 listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link(), addresses))
                 if (remark := _on_admission(served, flags)) is not None:
                     listener(remark)
-            if flags.web_port is not None:
-                listener(Remark(f"the run's page: {await stack.enter_async_context(_page(runs, flags, listener))}"))
+            if (page := _page(runs, flags, listener)) is not None:
+                listener(Remark(f"the run's page: {await stack.enter_async_context(page)}"))
             gc.freeze()  # what imports made stays: collections of it held the loop for 80 to 300 ms
             await _keep(runs, listener, stopped)
         else:
@@ -276,13 +278,19 @@ async def _open(
     return served
 
 
-def _page(runs: Sequence[_Served], flags: BootstrapFlags, listener: Listener) -> AbstractAsyncContextManager[str]:
-    """The page of all runs while it is entered; its address."""
-    from dilocox_peer.cli.page import WatchedRun, page_of
+def _page(
+    runs: Sequence[_Served], flags: BootstrapFlags, listener: Listener
+) -> AbstractAsyncContextManager[str] | None:
+    """The page of what is kept, while it is entered; its address. None: there is to be none."""
+    from dilocox_peer.cli.page import page_of
 
-    watched = [WatchedRun(served.manifest, served.transport, served.directory, served.link) for served in runs]
-    assert flags.web_port is not None
-    return page_of(watched, host=flags.web_host, port=flags.web_port, listener=listener)
+    kept = [(served.archivist, served.link) for served in runs if served.archivist is not None]
+    if flags.web_port is None:
+        return None
+    if not kept:
+        listener(Remark("no page: it shows what is kept, and no run is"))
+        return None
+    return page_of(kept, host=flags.web_host, port=flags.web_port, listener=listener)
 
 
 def _on_admission(served: _Served, flags: BootstrapFlags) -> Remark | None:

@@ -3,50 +3,29 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from dilocox_peer.events import Listener
-from dilocox_peer.manifest import Manifest
 
 if TYPE_CHECKING:
-    from dilocox_peer.dht.directory import Directory
-    from dilocox_peer.network.transport import Transport
-
-
-@dataclass(frozen=True)
-class WatchedRun:
-    """A run that is served by this process. link: as others join it now."""
-
-    manifest: Manifest
-    transport: "Transport"
-    directory: "Directory"
-    link: Callable[[], str]
+    from dilocox_peer.peer.archivist import Archivist
 
 
 @asynccontextmanager
-async def page_of(runs: Sequence[WatchedRun], *, host: str, port: int, listener: Listener) -> AsyncIterator[str]:
-    """The page's address, where it is served until the block ends. Raises ConfigError: it cannot listen there."""
-    from dilocox_peer.model.architecture import prepare
+async def page_of(
+    kept: "Sequence[tuple[Archivist, Callable[[], str]]]", *, host: str, port: int, listener: Listener
+) -> AsyncIterator[str]:
+    """The page's address, where it is served until the block ends. kept: the runs, open, and what gives the link that others join each
+    with. Raises ConfigError: it cannot listen there."""
     from dilocox_peer.web.document import RunPage
     from dilocox_peer.web.server import PageServer
     from dilocox_peer.web.watcher import RunWatcher
 
-    for run in runs:
-        await asyncio.to_thread(prepare, run.manifest)
-    pages: dict[str, RunPage] = {run.manifest.run_id: RunPage(run.manifest) for run in runs}
+    pages: dict[str, RunPage] = {archivist.manifest.run_id: RunPage(archivist.manifest) for archivist, _ in kept}
     with PageServer(pages, host=host, port=port, listener=listener) as server:
         watchers = [
-            RunWatcher(
-                run.manifest,
-                transport=run.transport,
-                directory=run.directory,
-                link=run.link,
-                show=partial(server.show, run.manifest.run_id),
-                listener=listener,
-            )
-            for run in runs
+            RunWatcher(archivist, link, partial(server.show, archivist.manifest.run_id)) for archivist, link in kept
         ]
         tasks = [asyncio.create_task(watcher.run(), name="the run's page") for watcher in watchers]
         try:

@@ -6,10 +6,11 @@ none is needed. Nothing is kept before certificates have proved it.
 """
 
 import asyncio
+import gc
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -47,13 +48,15 @@ RETRY_S = 5.0
 BLOB_S = 600.0
 BLOBS_AT_ONCE = 4
 MAX_EVALUATIONS = 10_000
+FREEZE_EVERY = 512  # certificates
 
 
 class KeptStage:
     """A stage as others in the process read it."""
 
-    def __init__(self, archive: StageArchive, reached: Callable[[], int]) -> None:
+    def __init__(self, archive: StageArchive, survey: Survey, reached: Callable[[], int]) -> None:
         self._archive = archive
+        self._survey = survey
         self._reached = reached
 
     @property
@@ -64,6 +67,26 @@ class KeptStage:
     def certificates(self) -> Sequence[Certificate]:
         """All that are known, from the first on; do not modify."""
         return self._archive.annals.certificates
+
+    @property
+    def roster(self) -> Sequence[PeerId]:
+        """Those who contribute to the next round."""
+        return self._archive.annals.place.roster
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run's last round is certified."""
+        return self._archive.annals.is_over
+
+    @property
+    def leases(self) -> Sequence[Lease]:
+        """Of who announces to hold it, as the directory had them when it was last read."""
+        return self._survey.leases
+
+    @property
+    def reached(self) -> Collection[PeerId]:
+        """Those of them that there was a connection with then."""
+        return self._survey.reached
 
     @property
     def state_round(self) -> int | None:
@@ -113,6 +136,7 @@ class Archivist:
         self._following: asyncio.Task[None] | None = None
         self._told_full = ""
         self._told_trouble = ""
+        self._frozen = 0
         self._look_now = asyncio.Event()  # a peer that leaves has a newer round than is kept
         self._moved_at, self._round_s, self._tip = 0.0, LOOK_FIRST_S, 0
 
@@ -131,6 +155,10 @@ class Archivist:
         """The newest that all stages can be brought to; 0: none."""
         return min((kept.reached for kept in self._kept.values()), default=0)
 
+    def look_soon(self) -> None:
+        """For somebody who wants news more often than keeping needs them."""
+        self._look_now.set()
+
     # ---- start and end ----
 
     async def open(self) -> None:
@@ -146,7 +174,10 @@ class Archivist:
             for stage in self._archive.stages
         ]  # fmt: skip
         self._note_kept()
-        self.stages = tuple(KeptStage(stage, partial(self._reached, stage.stage)) for stage in self._archive.stages)
+        self.stages = tuple(
+            KeptStage(stage, survey, partial(self._reached, stage.stage))
+            for stage, survey in zip(self._archive.stages, self._surveys, strict=True)
+        )
 
     async def serve(self) -> None:
         """Answers peers and readers from here on."""
@@ -230,10 +261,18 @@ class Archivist:
         for failure in looks:
             if isinstance(failure, BaseException):
                 raise failure
+        self._spare_collections()
         await asyncio.to_thread(self._write_chains)
         await self._ask_for_tips()
         await self._go_on()
         return self._pause_s()
+
+    def _spare_collections(self) -> None:
+        """Certificates stay: to go over those of 5,000 rounds again and again would hold every thread for a quarter of a second."""
+        known = sum(stage.annals.place.height for stage in self._archive.stages)
+        if known >= self._frozen + FREEZE_EVERY:
+            self._frozen = known
+            gc.freeze()
 
     def _write_chains(self) -> None:
         for stage in self._archive.stages:

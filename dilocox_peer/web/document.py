@@ -117,7 +117,7 @@ class RunPage:
         newest = max(facts.validation, default=None)
         return {
             "at_s": round(facts.at_s, 1),
-            "trouble": printable(facts.trouble),
+            "kept_round": facts.kept_round,
             "standing": standing.word,
             "why": standing.why,
             "round": last.number if last is not None else 0,
@@ -222,11 +222,15 @@ class RunPage:
     def _standing(self, facts: RunFacts, *, is_over: bool) -> Standing:
         first = self._histories[0]
         if is_over:
-            return Standing("complete", "the run is over: its model is to be had with the line below")
+            is_here = facts.kept_round >= len(first.rounds)
+            model = "its model is to be had with the line below" if is_here else "its last round is not kept here yet"
+            return Standing("complete", f"the run is over: {model}")
         empty = [str(number) for number, stage in enumerate(facts.stages) if not stage.here]
         if len(empty) == len(facts.stages):
-            after = "goes on where it was as soon as somebody joins" if first.rounds else "begins with those who join"
-            return Standing("empty", f"nobody is here: the run {after}")
+            kept = f"is kept up to round {facts.kept_round}, and goes on from there with who joins"
+            if not facts.kept_round:
+                kept = "waits for somebody who has it" if first.rounds else "begins with those who join"
+            return Standing("empty", f"nobody is here: the run {kept}")
         if empty:
             return Standing("stalled", f"nobody holds stage {', '.join(empty)}: the run waits for a peer to take it")
         paused = [

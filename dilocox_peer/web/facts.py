@@ -54,11 +54,11 @@ class StageFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """One look at a run. at_s: when (Unix seconds). validation: losses by round, nats a token. trouble: why the look is an old
-    one, "" if it is none. link: that others join with."""
+    """One look at a run. at_s: when (Unix seconds). link: that others join with. validation: losses by round, nats a token.
+    kept_round: the newest that is kept here, 0: none."""
 
     at_s: float
     link: str
     stages: Sequence[StageFacts]
     validation: Mapping[int, float] = field(default_factory=dict)
-    trouble: str = ""
+    kept_round: int = 0

@@ -1,90 +1,42 @@
-"""Looks at a run again and again for its page: what its stages have agreed on, and who announces to hold them. A thin shell.
-
-Takes no part in the run. A stage whose peers are slow to answer keeps the others' news from nobody: each has a task of its own.
-"""
+"""Looks at a run that is kept here, again and again, for its page. A thin shell."""
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable
 
-from dilocox_peer.dht.directory import Directory
-from dilocox_peer.errors import PeerUnavailable, RunUnreachable
-from dilocox_peer.events import Event, Failed, Listener
-from dilocox_peer.manifest import Manifest
-from dilocox_peer.network.transport import Transport
-from dilocox_peer.peer.state.survey import Survey, surveys
+from dilocox_peer.peer.archivist import Archivist, KeptStage
 from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
 
-LOOK_S = 2.0  # between two looks, and between two documents: the page is never older than two of them
-LOOKS_A_S = 8  # of a run with very many stages, each is looked at less often
-RETRY_S = 5.0
-FREEZE_EVERY = 512  # certificates
+LOOK_S = 2.0  # between two documents, and two looks at the run: the page is never older than two of them
 
 
 class RunWatcher:
-    """`run` until cancelled."""
+    """`run` until cancelled. link: for others to join with, as it is now. show: is given what is known, every LOOK_S."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        *,
-        transport: Transport,
-        directory: Directory,
-        link: Callable[[], str],
-        show: Callable[[RunFacts], None],
-        listener: Listener,
-    ) -> None:
-        """link: for others to join with. show: is given what was seen, every LOOK_S."""
-        self._surveys = surveys(manifest, transport=transport, directory=directory, listener=self._quiet)
+    def __init__(self, archivist: Archivist, link: Callable[[], str], show: Callable[[RunFacts], None]) -> None:
+        self._archivist = archivist
         self._link = link
         self._show = show
-        self._listener = listener
-        self._troubles: dict[int, str] = {}
-        self._frozen = 0
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for survey in self._surveys:
-                tasks.create_task(self._keep_looking(survey), name=f"looks at stage {survey.stage}")
-            while True:
-                self._spare_collections()
-                self._show(self._facts(time.time()))
-                await asyncio.sleep(LOOK_S)
-
-    async def _keep_looking(self, survey: Survey) -> None:
         while True:
-            try:
-                await survey.look()
-            except (RunUnreachable, PeerUnavailable) as error:
-                self._troubles[survey.stage] = str(error)
-            except Exception as error:  # a task boundary: the other stages are looked at all the same
-                self._troubles[survey.stage] = "what its peers answer cannot be read"
-                self._listener(Failed("the run's page", f"{type(error).__name__}: {error}; looking again"))
-                await asyncio.sleep(RETRY_S)
-            else:
-                self._troubles.pop(survey.stage, None)
-            await asyncio.sleep(max(LOOK_S, len(self._surveys) / LOOKS_A_S))
-
-    def _spare_collections(self) -> None:
-        """Certificates stay: a collection that looks at those of 5,000 rounds again holds every thread for a quarter of a second."""
-        known = sum(len(survey.annals.certificates) for survey in self._surveys)
-        if known >= self._frozen + FREEZE_EVERY:
-            self._frozen = known
-            gc.freeze()
+            self._show(self._facts(time.time()))
+            if not self._archivist.is_complete:
+                self._archivist.look_soon()
+            await asyncio.sleep(LOOK_S)
 
     def _facts(self, now: float) -> RunFacts:
-        trouble = "; ".join(f"stage {stage}: {why}" for stage, why in sorted(self._troubles.items()))
-        return RunFacts(now, self._link(), tuple(map(_stage, self._surveys)), trouble=trouble)
+        return RunFacts(
+            now,
+            self._link(),
+            tuple(map(_stage, self._archivist.stages)),
+            {event.round: event.val_loss for event in self._archivist.evaluations},
+            self._archivist.round,
+        )
 
-    def _quiet(self, event: Event) -> None:
-        """What is out of the ordinary alone: it looks every other second."""
-        if event.level == "error":
-            self._listener(event)
 
-
-def _stage(survey: Survey) -> StageFacts:
-    reached = set(survey.reached)
+def _stage(kept: KeptStage) -> StageFacts:
+    reached = set(kept.reached)
     holders = tuple(
         Holder(
             peer=lease.peer,
@@ -93,7 +45,6 @@ def _stage(survey: Survey) -> StageFacts:
             reachability=lease.reachability,
             answers=lease.peer in reached,
         )
-        for lease in survey.leases
+        for lease in kept.leases
     )
-    annals = survey.annals
-    return StageFacts(tuple(annals.certificates), holders, annals.place.roster, is_over=annals.is_over)
+    return StageFacts(tuple(kept.certificates), holders, kept.roster, is_over=kept.is_over)

@@ -109,7 +109,7 @@ async def test_what_strangers_call_themselves_is_text(browser: Browser) -> None:
     page = RunPage(MANIFEST)
     page.name = HOSTILE[0]  # which no manifest may have
     with PageServer({MANIFEST.run_id: page}, host="127.0.0.1", port=0, listener=print) as served:
-        served.show(MANIFEST.run_id, replace(named, trouble=HOSTILE[1], link=HOSTILE[4]))
+        served.show(MANIFEST.run_id, replace(named, link=HOSTILE[4]))
         tab = await opened(browser, served)
         assert (
             await tab.run("document.querySelectorAll('img, svg:not(.icon), script:not([src]), style, iframe').length")

@@ -135,7 +135,21 @@ def test_a_long_curve_is_thinned_and_its_newest_part_is_not():
             "nobody holds stage 1",
         ),
         (replace(FACTS, at_s=FACTS.at_s + 600), "stalled", "no round was certified for 10 minutes"),
-        (replace(FACTS, stages=[replace(each, is_over=True) for each in FACTS.stages]), "complete", "over"),
+        (
+            replace(FACTS, stages=[replace(each, is_over=True) for each in FACTS.stages]),
+            "complete",
+            "not kept here yet",
+        ),
+        (
+            replace(FACTS, stages=[replace(each, is_over=True) for each in FACTS.stages], kept_round=40),
+            "complete",
+            "the line below",
+        ),
+        (
+            replace(FACTS, stages=[replace(each, holders=()) for each in FACTS.stages], kept_round=39),
+            "empty",
+            "kept up to round 39",
+        ),
         (
             replace(FACTS, stages=[replace(each, certificates=()) for each in FACTS.stages]),
             "waiting",

@@ -82,7 +82,8 @@ function drawNow(now) {
   const standing = at("standing");
   standing.className = "standing " + now.standing;
   put("word", now.standing);
-  put("why", now.trouble ? now.why + " (not all is known: " + now.trouble + ")" : now.why);
+  put("why", now.why);
+  put("kept", now.kept_round ? "As it is after the newest round (kept here: " + whole.format(now.kept_round) + "), as a folder that transformers loads:" : "As it is after the newest round, as a folder that transformers loads:");
   const share = now.total_steps ? Math.min(1, now.steps / now.total_steps) : 0;
   at("progress").value = share;
   at("progress").hidden = !now.total_steps;
