@@ -4,6 +4,7 @@
     python benchmarks/data.py shards FOLDER --gb 10            makes synthetic shards there, once
     python benchmarks/data.py borders --preset small           what it costs that packed documents see nothing of each other
     python benchmarks/data.py feed FOLDER --tokens-per-s 50000 memory and time until the first micro-batch, waiting while training
+    python benchmarks/data.py start RUN.TOML FOLDER            the same of a peer: `join` on a bootstrap of its own, for a minute
 
 CPU seconds of this process, one thread; a run's peers share the machine.
 """
@@ -165,6 +166,38 @@ def feed(arguments):
     print(f"CPU of feeding: {100 * cpu / elapsed:.1f} % of a core")
 
 
+def start(arguments):
+    """A bootstrap and one peer, as processes, of a run that `init --data FOLDER` wrote (signed again, with a key of its own)."""
+    import asyncio
+
+    from swarm import WatchedSwarm, header
+
+    from dilocox_peer.config import read_signed_manifest
+
+    async def measure():
+        tokenizer = ["--tokenizer", str(arguments.tokenizer)] if arguments.tokenizer is not None else []
+        async with WatchedSwarm(read_signed_manifest(arguments.run_file), data=[arguments.folder]) as swarm:
+            await swarm.start_bootstrap()
+            started = time.perf_counter()
+            peer = await swarm.start_peer("peer", more=tokenizer)
+
+            def progress():
+                return [each for each in swarm.of("peer", "TrainingProgress") if each["micro_batches"]]
+
+            await swarm.until(lambda: bool(progress()), [peer], 300.0)
+            first_s = time.perf_counter() - started
+            ending = time.perf_counter() + arguments.seconds
+            while (left := ending - time.perf_counter()) > 0:
+                await swarm.next_change(min(left, 1.0))
+            memory = [each["memory_bytes"] / 1e6 for each in progress()]
+            rates = [each["tokens_per_s"] for each in progress()]
+            print(header())
+            print(f"first second with a micro-batch {first_s:.1f} s after the start of the process")
+            print(f"memory of the peer and its helpers {spread(memory, 'MB')}; {spread(rates, 'tokens/s')}")
+
+    asyncio.run(measure())
+
+
 def borders(arguments):
     """Forward and backward of the preset's model on sequences of one document and of some that see nothing of each other, in turns."""
     import torch
@@ -206,6 +239,12 @@ def main():
     command.add_argument("--gb", type=float, default=10.0)
     command.add_argument("--tokenizer", type=Path, help="whose ids they are, for a run that trains on them")
     command.set_defaults(run=shards)
+    command = commands.add_parser("start")
+    command.add_argument("run_file", type=Path)
+    command.add_argument("folder", type=Path)
+    command.add_argument("--tokenizer", type=Path)
+    command.add_argument("--seconds", type=float, default=60.0)
+    command.set_defaults(run=start)
     command = commands.add_parser("borders")
     command.add_argument("--preset", default="small")
     command.add_argument("--documents", type=int, default=4)
