@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dilocox_peer.errors import ConfigError
 
@@ -57,8 +57,17 @@ def read_template(folder: Path) -> TemplateFiles:
     return TemplateFiles(source, tokens)
 
 
+class Writer(Protocol):
+    """What writes conversations."""
+
+    def written(self, record: object) -> tuple[str, Spans]:
+        """(the text of a conversation, the stretches of it that answers are). record: a list of messages, each with `role` and
+        `content`. Raises NoConversation."""
+        ...
+
+
 class ChatTemplate:
-    """One thread."""
+    """A Writer. One thread. Its memory and its time are bounded in chat_process.py alone."""
 
     def __init__(self, files: TemplateFiles, special: Collection[str]) -> None:
         """special: tokens that no message may spell. Raises ConfigError."""
@@ -94,9 +103,7 @@ class ChatTemplate:
         self._special = tuple(each for each in special if each)
 
     def written(self, record: object) -> tuple[str, Spans]:
-        """(the text of a conversation, the stretches of it that answers are). record: a list of messages, each with `role` and
-        `content`. Raises NoConversation."""
-        messages = self._checked(record)
+        messages = checked_messages(record, self._special)
         whole = self._render(messages, len(messages))
         spans = []
         for index, message in enumerate(messages):
@@ -112,21 +119,6 @@ class ChatTemplate:
         if not spans:
             raise NoConversation("no answer in it")
         return whole, tuple(spans)
-
-    def _checked(self, record: object) -> list[dict[str, str]]:
-        if not isinstance(record, Sequence) or isinstance(record, str | bytes) or not 0 < len(record) <= MAX_MESSAGES:
-            raise NoConversation("no list of messages")
-        messages = []
-        for each in record:
-            role, content = (each.get("role"), each.get("content")) if isinstance(each, Mapping) else (None, None)
-            if not isinstance(role, str) or not isinstance(content, str) or len(role) > 64:
-                raise NoConversation('a message without "role" and "content", both strings')
-            if found := next((token for token in self._special if token in content or token in role), None):
-                raise NoConversation(f"a message spells the special token {found}")
-            messages.append({"role": role, "content": content})
-        if sum(len(each["content"]) for each in messages) > MAX_TEXT:
-            raise NoConversation(f"more than {MAX_TEXT} characters")
-        return messages
 
     def _render(self, messages: Sequence[Mapping[str, str]], count: int, *, asks: bool = False) -> str:
         """The first messages; asks: with what begins an answer."""
@@ -151,6 +143,23 @@ class ChatTemplate:
         return text
 
 
+def checked_messages(record: object, special: Collection[str]) -> list[dict[str, str]]:
+    """The messages of a conversation, role and content. special: tokens that none may spell. Raises NoConversation."""
+    if not isinstance(record, Sequence) or isinstance(record, str | bytes) or not 0 < len(record) <= MAX_MESSAGES:
+        raise NoConversation("no list of messages")
+    messages = []
+    for each in record:
+        role, content = (each.get("role"), each.get("content")) if isinstance(each, Mapping) else (None, None)
+        if not isinstance(role, str) or not isinstance(content, str) or len(role) > 64:
+            raise NoConversation('a message without "role" and "content", both strings')
+        if found := next((token for token in special if token in content or token in role), None):
+            raise NoConversation(f"a message spells the special token {found}")
+        messages.append({"role": role, "content": content})
+    if sum(len(each["content"]) for each in messages) > MAX_TEXT:
+        raise NoConversation(f"more than {MAX_TEXT} characters")
+    return messages
+
+
 def _is_small(value: object, takes_text: bool) -> bool:
     if isinstance(value, str):
         return takes_text and len(value) <= MAX_MESSAGES
@@ -162,7 +171,7 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dilocox_peer.data.chat import ChatTemplate, NoConversation, Spans
+from dilocox_peer.data.chat import NoConversation, Spans, Writer
 from dilocox_peer.errors import ConfigError
 
 Text = npt.NDArray[np.uint8]
@@ -104,7 +104,7 @@ class Reading:
     column: str = "text"
     cut_bytes: int | None = None
     refused: LeftOut | None = None
-    chat: ChatTemplate | None = None
+    chat: Writer | None = None
 
 
 def documents_of(paths: Sequence[Path], reading: Reading = Reading()) -> Iterator[Document]:
@@ -154,7 +154,7 @@ def _documents_in(path: Path, reading: Reading) -> Iterator[Document]:
                 yield Document(_key(part), part)
 
 
-def _conversations(path: Path, reading: Reading, chat: ChatTemplate) -> Iterator[Document]:
+def _conversations(path: Path, reading: Reading, chat: Writer) -> Iterator[Document]:
     left_out = 0
     for where, record in _records_in(path, reading.column, is_text=False):
         try:

@@ -13,6 +13,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from dilocox_peer.data.catalogue import CATALOGUE_FILE, MAX_DOCUMENT_TOKENS, Catalogue, Shard, shard_bytes
-from dilocox_peer.data.chat import ChatTemplate, Spans, TemplateFiles
+from dilocox_peer.data.chat import Spans, TemplateFiles
+from dilocox_peer.data.chat_process import ChatProcess
 from dilocox_peer.data.shards import write_shard
 from dilocox_peer.data.sources import CUT_BYTES, Document, LeftOut, Reading, documents_of, files_of
 from dilocox_peer.data.split import hash_fraction
@@ -92,7 +94,8 @@ def make_shards(
     Raises ConfigError; what was done until then stays and is gone on with.
     """
     try:
-        return _Work(order, refused, progress, force=force).run()
+        with _chat_of(order) as chat:
+            return _Work(order, chat, refused, progress, force=force).run()
     except OSError as error:
         where = error.filename or order.out
         raise ConfigError(
@@ -100,18 +103,31 @@ def make_shards(
         ) from None
 
 
+def _chat_of(order: Order) -> AbstractContextManager[ChatProcess | None]:
+    if order.chat is None:
+        return nullcontext()
+    tokenizer = order.make_tokenizer()
+    if not isinstance(tokenizer, JsonTokenizer):
+        raise ConfigError("--chat needs --tokenizer with the folder of an instruct model")
+    return ChatProcess(order.chat, tokenizer.special_tokens)
+
+
 class _Work:
-    def __init__(self, order: Order, refused: LeftOut, progress: Callable[[Made], None], *, force: bool) -> None:
+    def __init__(
+        self,
+        order: Order,
+        chat: ChatProcess | None,
+        refused: LeftOut,
+        progress: Callable[[Made], None],
+        *,
+        force: bool,
+    ) -> None:
         self._order = order
         self._refused = refused
         self._progress = progress
         self._settings = order.settings()
         self._tokenizer = order.make_tokenizer()
-        self._chat: ChatTemplate | None = None
-        if order.chat is not None:
-            if not isinstance(self._tokenizer, JsonTokenizer):
-                raise ConfigError("--chat needs --tokenizer with the folder of an instruct model")
-            self._chat = ChatTemplate(order.chat, self._tokenizer.special_tokens)
+        self._chat = chat
         order.out.mkdir(parents=True, exist_ok=True)
         sweep_parts(order.out)
         self._written = self._begun(force=force)

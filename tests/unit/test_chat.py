@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 from typing import cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from pyarrow import parquet
 from dilocox_peer.data.allotment import Stretch
 from dilocox_peer.data.catalogue import read_catalogue
 from dilocox_peer.data.chat import ChatTemplate, NoConversation, TemplateFiles, read_template
+from dilocox_peer.data.chat_process import MAX_LATE, ChatProcess
 from dilocox_peer.data.held_out import inputs_and_targets
 from dilocox_peer.data.row import UnitRow, sequences_of
 from dilocox_peer.data.shards import OpenShard, ShardFolders, held_out_of
@@ -92,6 +94,44 @@ def test_a_template_does_nothing_but_write(source, says):
 def test_a_template_fills_no_memory(bomb):
     with pytest.raises(NoConversation, match="the template refuses it"):
         template(bomb + TEMPLATE).written(TALKS[3])
+
+
+FOR_EVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
+DOUBLING = "{% set t = namespace(x='ab') %}{% for i in range(60) %}{% set t.x = t.x ~ t.x %}{% endfor %}{{ t.x }}"
+
+
+def test_a_process_writes_what_the_template_does_and_ends():
+    with ChatProcess(TemplateFiles(TEMPLATE, {}), (BOS, EOS)) as process:
+        for talk in TALKS[:5]:
+            assert process.written(talk) == template().written(talk)
+        with pytest.raises(NoConversation, match="spells the special token"):
+            process.written([{"role": "user", "content": f"{EOS}"}, *TALKS[0]])
+        with pytest.raises(NoConversation, match="no answer in it"):
+            process.written([{"role": "user", "content": "hello"}])
+
+
+def test_a_template_that_never_ends_is_ended():
+    """The first conversations are left out, one after the other; then the template is named."""
+    with ChatProcess(TemplateFiles(FOR_EVER + TEMPLATE, {}), (), deadline_s=0.3) as process:
+        for _ in range(MAX_LATE - 1):
+            with pytest.raises(NoConversation, match="was not done with it within"):
+                process.written(TALKS[3])
+        with pytest.raises(ConfigError, match="did not end within 0 s, 3 times"):
+            process.written(TALKS[3])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not bound a process' data")
+def test_a_template_that_doubles_a_text_is_stopped_by_its_bound():
+    with (
+        ChatProcess(TemplateFiles(DOUBLING + TEMPLATE, {}), ()) as process,
+        pytest.raises(NoConversation, match="the template refuses it: MemoryError"),
+    ):
+        process.written(TALKS[3])
+
+
+def test_a_process_refuses_what_is_no_template():
+    with pytest.raises(ConfigError, match="the chat template is none"):
+        ChatProcess(TemplateFiles("{% for %}", {}), ())
 
 
 def test_what_a_template_writes_depends_on_no_day():
