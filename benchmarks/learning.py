@@ -67,7 +67,16 @@ def _methods() -> dict[str, list[Method]]:
         replace(warm_sparse, name="pair-warm-none-defaults", arrivals=(0.0,)),
         replace(warm_sparse, name="pair-warm-one-step-defaults", arrivals=(1.0,)),
     ]
+    adamw = replace(pair, name="pair-adamw-int2", optimizer="adamw", learning_rate=SYNC_ADAMW_LR)
+    halved = [
+        paired[9],
+        replace(paired[9], name="pair-quarter-defaults-halved", moments="bfloat16", residual="bfloat16"),
+        adamw,
+        replace(adamw, name="pair-adamw-int2-halved", moments="bfloat16", residual="bfloat16"),
+    ]
     groups = {
+        "halved": halved,
+        "halved-long": [replace(each, name=each.name.replace("pair", "long"), steps_share=1.0) for each in halved],
         "reference": [ADAMW, MUON],
         "gates": [DEFAULTS, MAX],
         "paired": paired,
@@ -246,6 +255,8 @@ PAIRS = (
     ("unequal arrival against a quarter, defaults", "pair-unequal-defaults", "pair-quarter-defaults", 0.3),
     ("one-step against none, defaults", "pair-warm-one-step-defaults", "pair-warm-none-defaults", 3.5),
     ("carry against flush, defaults", "pair-carry-defaults", "pair-quarter-defaults", 0.6),
+    ("moments and residual in bf16, defaults", "pair-quarter-defaults-halved", "pair-quarter-defaults", 0.3),
+    ("moments and residual in bf16, AdamW, int2", "pair-adamw-int2-halved", "pair-adamw-int2", 0.3),
 )
 
 

@@ -34,6 +34,7 @@ from dilocox_peer.compression.topk import CHUNK
 from dilocox_peer.config import preset
 from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.adamw import FusedAdamW
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import Stage, build_stage
 from dilocox_peer.peer.training.anchor_state import AnchorState
@@ -87,13 +88,15 @@ class Method:
     island: int = 1
     owner_codec: str = ""
     momentum_codec: str = ""
+    moments: str = "float32"
+    residual: str = "float32"
 
     def key(self) -> str:
         """Equal for methods that compute the same, whatever their name. Fields newer than the first results count only
         where they are set."""
         fields = dataclasses.asdict(self)
         del fields["name"]
-        for newer in ("island", "owner_codec", "momentum_codec"):
+        for newer in ("island", "owner_codec", "momentum_codec", "moments", "residual"):
             if fields[newer] == type(self).__dataclass_fields__[newer].default:
                 del fields[newer]
         return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()[:16]
@@ -135,10 +138,10 @@ class Study:
         return preset(
             self.preset,
             run={"seed": self.seed},
-            inner={"optimizer": method.optimizer, "learning_rate": method.learning_rate},
+            inner={"optimizer": method.optimizer, "learning_rate": method.learning_rate, "moments": method.moments},
             outer={"learning_rate": method.outer_learning_rate, "momentum": method.outer_momentum},
             rounds={"total": 1, "inner_steps": method.inner_steps},
-            compression={"codec": known_codec, "rank": method.rank},
+            compression={"codec": known_codec, "rank": method.rank, "residual": method.residual},
         )
 
     def steps(self, method: Method) -> int:
@@ -603,7 +606,10 @@ def _train_synchronously(
 
 def _copy_moments(source: InnerOptimizer, target: InnerOptimizer) -> None:
     target.steps_done = source.steps_done
-    target._adamw.load_state_dict(copy.deepcopy(source._adamw.state_dict()))
+    ours, theirs = target._adamw, source._adamw
+    assert isinstance(ours, FusedAdamW), "of moments in float32"
+    assert isinstance(theirs, FusedAdamW), "of moments in float32"
+    ours._adamw.load_state_dict(copy.deepcopy(theirs._adamw.state_dict()))
     if source._muon is not None and target._muon is not None:
-        for theirs, ours in zip(source._muon._batches, target._muon._batches, strict=True):
-            ours.momentum_XRC.copy_(theirs.momentum_XRC)
+        for here, there in zip(target._muon._batches, source._muon._batches, strict=True):
+            here.momentum_XRC.copy_(there.momentum_XRC)

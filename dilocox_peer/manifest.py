@@ -6,13 +6,13 @@ sets none of it. This file holds the schema, the hash and the signature; reading
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from dilocox_peer.errors import ManifestMismatch
 from dilocox_peer.signing import PUBLIC_KEY_BYTES, SigningKey, peer_id_of, public_key_of, verify_key
+from dilocox_peer.small_files import SmallFile, small_file
 from dilocox_peer.types import Digest, PeerId, RunId, canonical, sha256
 
 FORMAT: Final = 1
@@ -148,27 +148,8 @@ class PublishedSection(_Section):
         return self
 
     @property
-    def small_files(self) -> "tuple[SmallFile, ...]":
+    def small_files(self) -> tuple[SmallFile, ...]:
         return tuple(small_file(line) for line in self.files)
-
-
-@dataclass(frozen=True, slots=True)
-class SmallFile:
-    """A file beside a model's weights, as the manifest names it."""
-
-    digest: Digest
-    size_bytes: int
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.digest.hex()} {self.size_bytes} {self.name}"
-
-
-def small_file(line: str) -> SmallFile:
-    """The file that a line of `files` names. Raises ValueError."""
-    if (found := re.fullmatch(r"([0-9a-f]{64}) ([0-9]{1,9}) ([A-Za-z0-9._-]{1,80})", line)) is None:
-        raise ValueError(f"files: {line[:80]!r} is not 'sha256 bytes name'")
-    return SmallFile(Digest(bytes.fromhex(found[1])), int(found[2]), found[3])
 
 
 def _architecture_of(section: Any) -> str:
@@ -214,6 +195,7 @@ class InnerSection(_Section):
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW first moment")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW second moment")
     momentum: float = Field(0.95, ge=0, lt=1, description="of Muon (Nesterov); adamw does not use it")
+    moments: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: half the memory")
     weight_decay: float = Field(0.1, ge=0, description="decoupled")
     clip_norm: float = Field(1.0, gt=0, description="gradient norm per stage and step")
     warmup: Fraction = Field(0.03, description="share of the run")
@@ -283,6 +265,10 @@ class CompressionSection(_Section):
     )
     exchange_share: float = Field(
         0.7, gt=0, le=1, description="link: of a round, that an exchange may take; training goes on meanwhile"
+    )
+    residual: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="bfloat16: half the memory",
     )
     times_fewer: float = Field(
         200.0,

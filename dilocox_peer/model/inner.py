@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.manifest import InnerSection
+from dilocox_peer.model.adamw import FusedAdamW, HalvedAdamW
 from dilocox_peer.model.architecture import StageModel
 from dilocox_peer.model.muon import Muon
 
@@ -76,32 +77,20 @@ class InnerOptimizer:
         self._section = section
         self.steps_done = 0
         self._ranges = self._adamw_ranges(model)
+        is_halved = section.moments == "bfloat16"
         self._muon = (
-            Muon(self._hidden(model), momentum=section.momentum, weight_decay=section.weight_decay)
+            Muon(self._hidden(model), momentum=section.momentum, weight_decay=section.weight_decay, is_halved=is_halved)
             if section.optimizer == "muon"
             else None
         )
-        groups = []
-        for part, weight_decay in self._ranges:
-            parameter = model.flat_N[part].requires_grad_()
-            parameter.grad = model.flat_grad_N[part]
-            groups.append({"params": [parameter], "weight_decay": weight_decay})
-        # A few flat vectors and one pass over each: 0.15 ms a step at 250k parameters on a CPU, against 0.4 ms fused and
-        # 0.9 ms foreach tensor by tensor.
-        self._adamw = torch.optim.AdamW(
-            groups or [model.flat_N[:0].requires_grad_()],  # adapters are Muon's, all of them
-            lr=section.learning_rate,
-            betas=(section.beta1, section.beta2),
-            fused=model.flat_N.device.type in ("cpu", "cuda"),
-        )
+        ranges = [(model.flat_N[part], model.flat_grad_N[part], decay) for part, decay in self._ranges]
+        self._adamw = (HalvedAdamW if is_halved else FusedAdamW)(ranges, betas=(section.beta1, section.beta2))
 
     def move_to(self, model: StageModel) -> None:
         """From now on steps change this version of the stage; moments go on. It shares the gradient vector."""
         assert model.flat_grad_N is self._model.flat_grad_N, "versions of a stage share their gradients"
         self._model = model
-        parameters = [parameter for group in self._adamw.param_groups for parameter in group["params"]]
-        for (part, _decay), parameter in zip(self._ranges, parameters[: len(self._ranges)], strict=True):
-            parameter.data = model.flat_N[part]
+        self._adamw.move_to([model.flat_N[part] for part, _decay in self._ranges])
         if self._muon is not None:
             self._muon.move_to(self._hidden(model))
 
@@ -131,22 +120,26 @@ class InnerOptimizer:
         """One step with the mean of the gradients of `micro_batches` micro-batches, which are then zero. Gives its learning rate.
 
         share: of the peak learning rate (schedule, ramp). Raises FloatingPointError for a gradient that is not finite; the
-        parameters are then untouched.
+        parameters are then untouched. In float16 that is no error: the step is left out, and the next gradients are smaller.
         """
-        grad_N = self._model.flat_grad_N
-        if micro_batches > 1:
-            grad_N.div_(micro_batches)
-        norm = float(torch.linalg.vector_norm(grad_N))
+        grad_N, scale = self._model.flat_grad_N, self._model.scale
+        times = micro_batches * (1.0 if scale is None else scale.factor)
+        norm = float(torch.linalg.vector_norm(grad_N)) / times
         if not norm < float("inf"):
+            if scale is not None and scale.factor > 1:
+                scale.overflowed()
+                self._model.zero_grad()
+                return self._section.learning_rate * share
             raise FloatingPointError(f"gradient norm is {norm} at inner step {self.steps_done}")
-        if norm > self._section.clip_norm:
-            grad_N.mul_(self._section.clip_norm / norm)
+        divisor = times * max(
+            1.0, norm / self._section.clip_norm
+        )  # one pass less over the gradient for each that is not made
+        if scale is not None:
+            scale.stepped()
         self.steps_done += 1
         learning_rate = self._section.learning_rate * share
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
-        self._adamw.step()
+        self._adamw.step(learning_rate, divisor)
         if self._muon is not None:
-            self._muon.step(learning_rate)
+            self._muon.step(learning_rate, divisor)
         self._model.zero_grad()
         return learning_rate

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dilocox_peer.model.adamw import StochasticRounding
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic Newton-Schulz step: steepest at 0, and singular values end within about 0.7 to 1.2, not at 1."""
 
@@ -56,13 +58,27 @@ class _Batch:
 class Muon:
     """Over (weight, gradient) pairs, each [out, in]: views that stay the same ones; gradients are read at each step."""
 
-    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], *, momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[tuple[Tensor, Tensor]],
+        *,
+        momentum: float,
+        weight_decay: float,
+        is_halved: bool = False,
+    ) -> None:
+        """is_halved: the momentum is kept in bfloat16, rounded stochastically (adamw.py)."""
         self._momentum = momentum
         self._weight_decay = weight_decay
+        dtype = torch.bfloat16 if is_halved else torch.float32
         self._batches = [
-            _Batch(matrices, torch.zeros(len(matrices), *shape, device=matrices[0].weight_RC.device))
+            _Batch(matrices, torch.zeros(len(matrices), *shape, dtype=dtype, device=matrices[0].weight_RC.device))
             for shape, matrices in _by_shape(pairs)
         ]
+        self._rounding: StochasticRounding | None = None
+        self._stored = 0
+        if is_halved and self._batches:
+            largest = max(batch.momentum_XRC[0].numel() for batch in self._batches)
+            self._rounding = StochasticRounding(largest, device=self._batches[0].momentum_XRC.device)
 
     def move_to(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Other weights and gradients of the same shapes in the same order; momentum goes on."""
@@ -72,16 +88,28 @@ class Muon:
         ]
 
     @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """One step of all weights, with Nesterov momentum and decoupled weight decay."""
+    def step(self, learning_rate: float, divisor: float = 1.0) -> None:
+        """One step of all weights, with Nesterov momentum and decoupled weight decay. divisor: of the gradients."""
         for batch in self._batches:
-            gradients_XRC = torch.stack([matrix.gradient_RC for matrix in batch.matrices])
-            batch.momentum_XRC.lerp_(gradients_XRC, 1 - self._momentum)
-            ahead_XRC = gradients_XRC.lerp_(batch.momentum_XRC, self._momentum)
+            gradients_XRC = torch.stack([matrix.gradient_RC for matrix in batch.matrices]).div_(divisor)
+            ahead_XRC = self._ahead(batch.momentum_XRC, gradients_XRC)
             dtype = torch.bfloat16 if ahead_XRC.is_cuda else torch.float32
             for matrix, update_RC in zip(batch.matrices, orthogonalized(ahead_XRC, dtype), strict=True):
                 matrix.weight_RC.mul_(1 - learning_rate * self._weight_decay)
                 matrix.weight_RC.add_(update_RC, alpha=-learning_rate * matrix.scale)
+
+    def _ahead(self, momentum_XRC: Tensor, gradients_XRC: Tensor) -> Tensor:
+        """Nesterov's: the gradients, written over, after the momentum has taken them in."""
+        if self._rounding is None:
+            momentum_XRC.lerp_(gradients_XRC, 1 - self._momentum)
+            return gradients_XRC.lerp_(momentum_XRC, self._momentum)
+        self._rounding.renew()
+        for kept_RC, gradient_RC in zip(momentum_XRC, gradients_XRC, strict=True):  # one matrix in float32 at a time
+            widened_RC = kept_RC.float().lerp_(gradient_RC, 1 - self._momentum)
+            gradient_RC.lerp_(widened_RC, self._momentum)
+            self._rounding.store(widened_RC, kept_RC, self._stored)
+            self._stored += 1
+        return gradients_XRC
 
 
 def _by_shape(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[tuple[int, ...], tuple[_Matrix, ...]]]:

@@ -20,9 +20,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.manifest import MAX_CONFIG_CHARS, ModelSection, PublishedSection, SmallFile
+from dilocox_peer.manifest import MAX_CONFIG_CHARS, ModelSection, PublishedSection
 from dilocox_peer.model.families import build_empty, library
 from dilocox_peer.model.published import Design
+from dilocox_peer.small_files import SmallFile
 from dilocox_peer.types import Layout, sha256
 
 CONFIG = "config.json"

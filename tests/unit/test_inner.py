@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.manifest import InnerSection, ModelSection
+from dilocox_peer.model.adamw import StochasticRounding
 from dilocox_peer.model.architecture import LayerRange
 from dilocox_peer.model.inner import RAMP_STEPS, InnerOptimizer, micro_batches_a_step, ramp, schedule
 from dilocox_peer.model.transformer import LlamaStage, initial_parameters
@@ -88,6 +89,66 @@ def test_it_is_adamw_with_decay_on_matrices_only():
         reference.step()
     assert torch.allclose(model.flat_N, torch.cat([matrices, vectors]).detach(), atol=1e-6)
     assert not model.flat_grad_N.any()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_moments_in_half_precision_train_as_those_in_float32(optimizer):
+    """Thirty steps down the same noisy slope end within a hundredth of the way; the moments are bfloat16."""
+    ends = []
+    for moments in ("float32", "bfloat16"):
+        model = build()
+        start = model.flat_N.clone()
+        section = InnerSection(learning_rate=0.01, weight_decay=0.1, optimizer=optimizer, moments=moments, beta2=0.999)
+        inner = InnerOptimizer(model, section)
+        for step in range(30):
+            model.flat_grad_N.copy_(gradient(model, step % 7) + 0.01 * model.flat_N)
+            inner.step(micro_batches=1, share=1.0)
+        ends.append(model.flat_N - start)
+    assert 0 < float(torch.linalg.vector_norm(ends[1] - ends[0])) < 0.01 * float(torch.linalg.vector_norm(ends[0]))
+
+
+def test_moments_follow_another_version_of_the_weights():
+    section = INNER.model_copy(update={"moments": "bfloat16"})
+    whole, moved = build(), build()
+    plain, moving = InnerOptimizer(whole, section), InnerOptimizer(moved, section)
+    for step in range(4):
+        other = moved.version()
+        other.flat_N.copy_(moved.flat_N)
+        moved = other
+        moving.move_to(moved)
+        for model, optimizer in ((whole, plain), (moved, moving)):
+            model.flat_grad_N.copy_(gradient(model, step))
+            optimizer.step(micro_batches=1, share=1.0)
+    assert torch.equal(whole.flat_N, moved.flat_N)
+
+
+def test_a_second_moment_that_moves_by_less_than_its_last_place_is_right_in_the_mean():
+    """With beta2 = 0.999 a step moves it by a thousandth, bfloat16's last place is a 128th to a 256th: to nearest it would stay at
+    what the first steps made of it."""
+    rounding = StochasticRounding(10_000)
+    kept, exact = torch.zeros(10_000, dtype=torch.bfloat16), 0.0
+    nearest = kept.clone()
+    for step in range(3000):
+        exact = exact * 0.999 + 0.001
+        rounding.store(kept.float().mul_(0.999).add_(0.001), kept, step)
+        nearest.copy_(nearest.float().mul_(0.999).add_(0.001))
+    assert float(kept.float().mean()) == pytest.approx(exact, rel=0.005)
+    assert float(nearest.float().mean()) < 0.6 * exact
+
+
+def test_rounding_keeps_what_bfloat16_holds_and_goes_to_either_neighbour():
+    rounding = StochasticRounding(4)
+    held = torch.tensor([1.0, -2.5, 0.0, torch.inf])
+    kept = torch.empty(4, dtype=torch.bfloat16)
+    rounding.store(held.clone(), kept, 0)
+    assert torch.equal(kept.float(), held)
+    values = torch.full((4,), -1.0 - 2**-9)
+    found = set()
+    for place in range(200):
+        rounding.renew()
+        rounding.store(values.clone(), kept, place)
+        found |= set(kept.tolist())
+    assert found == {-1.0, -1.0 - 2**-7}
 
 
 def test_a_step_takes_the_mean_over_its_micro_batches():

@@ -178,6 +178,28 @@ def test_decoded_plus_new_residual_is_what_was_sent():
         assert residual.abs().max() > 0
 
 
+def test_a_residual_in_half_precision_is_right_in_the_mean():
+    """What is sent round for round, with what is kept in the end, is what was trained: to bfloat16's last place, and without bias."""
+    halved = OuterSettings(0.7, 0.6, uniform_policy("int4"), is_residual_halved=True)
+    start = first_state(LONG, torch.zeros(LONG.num_elements), head=head(0))
+    loop = OuterOptimizer(halved, start)
+    generator = torch.Generator().manual_seed(5)
+    residual = torch.zeros(LONG.num_elements)
+    for number in range(1, 4):
+        local = loop.anchor_N + torch.randn(LONG.num_elements, generator=generator)
+        sent = (loop.anchor_N - local) + residual
+        offer = loop.offer(local, 1)
+        codec_error = torch.empty(LONG.num_elements)
+        decode_contribution(offer.blob, LONG, codec_error)
+        torch.sub(sent, codec_error, out=codec_error)
+        loop.merge([offer.blob], [1], own=True, round_number=number, head=head(number))
+        assert loop.residual_N.dtype == torch.bfloat16
+        residual = loop.residual_N.float()
+        off = residual - codec_error
+        assert (off.abs() <= codec_error.abs() * 2**-7 + 1e-12).all()
+        assert abs(float(off.mean())) < 4 * float(off.std()) / LONG.num_elements**0.5
+
+
 def test_a_lossless_codec_leaves_a_residual_of_exactly_zero():
     peer = Peer("none")
     for round_number in range(1, 4):
@@ -269,10 +291,10 @@ def test_the_initial_state_is_a_function_of_the_manifest():
 LONG = Layout.of([("a", (700, 997)), ("b", (513,)), ("c", (3, 1000, 130)), ("d", (7,))])  # tensors of several pieces
 
 
-def merged(codec, crew=None, grow=None):
+def merged(codec, crew=None, grow=None, *, is_residual_halved=False):
     """Three peers' contributions over two rounds, merged by the first of them: its state, its shift and its optimizer."""
     policy = uniform_policy(codec)
-    settings = OuterSettings(0.7, 0.6, policy)
+    settings = OuterSettings(0.7, 0.6, policy, is_residual_halved=is_residual_halved)
     start = first_state(LONG, torch.zeros(LONG.num_elements), head=head(0))
     loop = OuterOptimizer(settings, start, crew=crew, grow=grow)
     generator = torch.Generator().manual_seed(3)
@@ -290,11 +312,17 @@ def merged(codec, crew=None, grow=None):
     return outcome.state, outcome.shift_N, loop.offer(torch.zeros(LONG.num_elements), 1).blob
 
 
-@pytest.mark.parametrize("codec", ["int4", "topk", "lowrank-int4"])
-def test_the_bits_do_not_depend_on_threads_or_on_where_the_state_grows(codec, tmp_path):
-    one = merged(codec)
+@pytest.mark.parametrize(
+    ("codec", "halved"), [("int4", False), ("int4", True), ("topk", False), ("lowrank-int4", False)]
+)
+def test_the_bits_do_not_depend_on_threads_or_on_where_the_state_grows(codec, halved, tmp_path):
+    one = merged(codec, is_residual_halved=halved)
     crew = Crew(3)
-    three = merged(codec, crew, lambda at, number: GrowingCheckpoint(tmp_path, RunId("ab" * 32), LONG, at, number))
+
+    def grow(at, number):
+        return GrowingCheckpoint(tmp_path, RunId("ab" * 32), LONG, at, number)
+
+    three = merged(codec, crew, grow, is_residual_halved=halved)
     crew.stop()
     assert three[0] == one[0]
     assert torch.equal(three[1], one[1])

@@ -50,6 +50,7 @@ from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.compression.reader import PIECE, TensorReader, pieces
 from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.manifest import Manifest, PublishedSection
+from dilocox_peer.model.adamw import StochasticRounding
 from dilocox_peer.model.adapters import first_adapters
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.transformer import initial_parameters
@@ -73,7 +74,7 @@ TURNS = 4  # rounds in which every tensor is measured once: what its codec lost,
 class OuterSettings:
     """learning_rate and momentum: of the outer Nesterov step. norm_clip: limits.norm_clip of the manifest.
 
-    residual_decay: of every tensor; None: each by its codec (feedback.py).
+    residual_decay: of every tensor; None: each by its codec (feedback.py). is_residual_halved: kept in bfloat16, rounded stochastically.
     """
 
     learning_rate: float
@@ -81,6 +82,7 @@ class OuterSettings:
     codec_of: CodecPolicy
     residual_decay: float | None = None
     norm_clip: float = 4.0
+    is_residual_halved: bool = False
 
     @classmethod
     def of(cls, manifest: Manifest) -> "OuterSettings":
@@ -89,6 +91,7 @@ class OuterSettings:
             momentum=manifest.outer.momentum,
             codec_of=stage_policy(manifest.compression.codec, manifest.compression.rank),
             norm_clip=manifest.limits.norm_clip,
+            is_residual_halved=manifest.compression.residual == "bfloat16",
         )
 
 
@@ -152,7 +155,9 @@ class OuterOptimizer:
         self._layout = state.layout
         self._state = state
         self.anchor_N, self._momentum_N = state.shared()  # never written to
-        self.residual_N = torch.zeros_like(self.anchor_N)
+        self.residual_N = self._no_residual()
+        self._rounding = StochasticRounding(PIECE if settings.is_residual_halved else 0)
+        self._merges = 0
         self._codec_of = settings.codec_of
         self._encoder = ContributionEncoder(state.layout, settings.codec_of)
         self._unsettled = 0
@@ -261,6 +266,7 @@ class OuterOptimizer:
             except BaseException:
                 growing.discard()
                 raise
+        self._merges += 1
         if own and offered is not None:
             self._unsettled -= offered.micro_batches
         self._offered = None
@@ -348,10 +354,18 @@ class OuterOptimizer:
                 self._settle_part(offered, index, slice(first + start, first + stop), decoded)
 
     def _settle_part(self, offered: _Offered, index: int, part: slice, decoded: Tensor) -> None:
-        """The residual of a part of a tensor is what the codec lost of what was sent, which is computed as it was then."""
-        residual = self.residual_N[part]
-        with_feedback(offered.pseudo_gradient_N[part], residual, offered.decays[index], out=residual)
-        residual_after(residual, decoded)
+        """The residual of a part of a tensor, a piece at most, is what the codec lost of what was sent, which is computed as it was
+        then."""
+        residual, is_halved = self.residual_N[part], self._settings.is_residual_halved
+        out = None if is_halved else residual
+        sent = with_feedback(offered.pseudo_gradient_N[part], residual, offered.decays[index], out=out)
+        residual_after(sent, decoded)
+        if is_halved:
+            self._rounding.store(sent, residual, self._merges * self._layout.num_elements + part.start)
+
+    def _no_residual(self) -> Tensor:
+        dtype = torch.bfloat16 if self._settings.is_residual_halved else torch.float32
+        return torch.zeros(self._layout.num_elements, dtype=dtype)
 
     def withdraw(self) -> None:
         """The head moved under the offer, or its round is void: the pseudo-gradient is unsettled again and goes with the next
@@ -368,7 +382,7 @@ class OuterOptimizer:
         for each in (state, self._state):
             each.let_go()
         if not keep_pseudo_gradient:
-            self.residual_N = torch.zeros_like(anchor_N)
+            self.residual_N = self._no_residual()
             self._encoder.reset()
             self._unsettled = 0
         self.anchor_N, self._momentum_N, self._state = anchor_N, momentum_N, state
