@@ -158,6 +158,7 @@ class Evaluator:
         from dilocox_peer.data.sources import Reading
         from dilocox_peer.data.tokenizer_files import find_tokenizer
         from dilocox_peer.model.merging import base_of
+        from dilocox_peer.model.partition import cut_of
         from dilocox_peer.model.stage import build_stage
         from dilocox_peer.model.weights import place_of
         from dilocox_peer.peer.training.average import AnchorAverage
@@ -170,7 +171,7 @@ class Evaluator:
             manifest.model.vocab_size,
             given=flags.tokenizer,
             kept=self._home.tokenizers,
-            beside=place_of(manifest.model),
+            beside=place_of(manifest.model, flags.base),
         )
         corpus: HeldOut
         if section.source == SHARDS:
@@ -187,7 +188,7 @@ class Evaluator:
             )
         entropies = corpus.unigram_entropy(), corpus.bigram_entropy()
         self._listener(DataMeasured(*entropies, corpus.validation_tokens, corpus.unit))
-        base = await asyncio.to_thread(base_of, manifest.model, None)
+        base = await asyncio.to_thread(base_of, manifest.model, flags.base, cut_of(manifest))
         whole = await asyncio.to_thread(build_stage, manifest, base=base)
         stages = range(manifest.stages.count)
         begins_here = not manifest.model.starts_from_files  # a published model's weights need not be on this machine

@@ -70,6 +70,12 @@ IdentityPath = Annotated[Path | None, Flag("Key file; made if missing.", shown="
 OwnerKey = Annotated[Path | None, Flag("The key that signed it.", shown="owner.key in --home")]
 Log = Annotated[LogFormat, Flag("auto: lines for people; json: an event a line.")]
 UntilStdinCloses = Annotated[bool, Flag("Leave when standard input ends (for supervisors).", hidden=True)]
+BasePath = Annotated[
+    Path | None,
+    Flag(
+        "Of a run of adapters (LoRA): folder of the published model beside them.", shown="where the run's owner had it"
+    ),
+]
 Device = Annotated[str, Flag("cpu, cuda, cuda:N, xpu or mps; auto: the best here.")]
 
 
@@ -382,6 +388,7 @@ class EvaluateFlags(OfPeer):
     threads: Annotated[int | None, Flag("Of the computation, of a folder.", shown="all", least=1)] = None
     column: Column = "text"
     tokenizer: TokenizerPath = None
+    base: BasePath = None
     host_maddrs: ListenAddresses = ANY_PORT
     home: Home = None
     log: Log = LogFormat.AUTO
@@ -447,4 +454,5 @@ class GenerateFlags:
     device: Device = "cpu"
     threads: Annotated[int | None, Flag("Of the computation.", shown="1 for a small model, else all", least=1)] = None
     tokenizer: TokenizerPath = None
+    base: BasePath = None
     source: SourceFlags

@@ -26,8 +26,8 @@ def run_generate(flags: GenerateFlags) -> None:
         sampling = Sampling(flags.temperature, flags.top_k)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    whole = merge(load_model(flags.source, exported=flags.model))
-    tokenizer = tokenizer_of(whole, flags.source, given=flags.tokenizer, exported=flags.model)
+    whole = merge(load_model(flags.source, exported=flags.model), flags.base)
+    tokenizer = tokenizer_of(whole, flags.source, given=flags.tokenizer, exported=flags.model or flags.base)
     _use_threads(flags.threads, whole.num_parameters)
     model = whole.build(device=device)
     seed = secrets.randbits(31) if flags.seed is None else flags.seed

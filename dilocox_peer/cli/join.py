@@ -6,6 +6,7 @@ Around the session: the dashboard or plain lines, the control socket, the log fi
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -26,7 +27,7 @@ from dilocox_peer.invitation import parse_invitation, parse_multiaddrs
 from dilocox_peer.network.autogroup import giving_way
 from dilocox_peer.peer.control import Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.settings import SessionSettings
+from dilocox_peer.peer.settings import Choices, SessionSettings
 from dilocox_peer.peer.startup import StartUp, Step
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def run_join(flags: JoinFlags) -> None:
             from dilocox_peer.peer.session import Session
 
             quiet_hivemind()
+            choices, uncompiled = _compiled_or_not(choices)
 
         settings = SessionSettings(
             run_id=invitation.run_id,
@@ -95,14 +97,26 @@ def run_join(flags: JoinFlags) -> None:
         if not on_screen:
             observer.add(event_printer(as_json=flags.log.is_json))
 
-        if warnings:
-            observer(Remark(one_line(warnings)))
+        for remark in (one_line(warnings) if warnings else "", uncompiled):
+            if remark:
+                observer(Remark(remark))
 
         async def work(stop: Stop) -> None:
             await _stay(session, stop, observer, flags, hours, on_screen=on_screen)
 
         code = run_until_stopped(work, until_stdin_closes=flags.until_stdin_closes)
     end(code)
+
+
+def _compiled_or_not(choices: Choices) -> tuple[Choices, str]:
+    """Without --compile where it does not work, and what to say of that."""
+    if not choices.compile:
+        return choices, ""
+    from dilocox_peer.peer.device import why_not_compiled
+
+    if not (reason := why_not_compiled(choices.device)):
+        return choices, ""
+    return replace(choices, compile=False), f"--compile does not work here, layers run as they are: {reason}"
 
 
 def _check_machine(home: PeerHome, host_maddrs: Sequence[str]) -> list[Check]:

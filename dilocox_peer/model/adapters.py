@@ -6,7 +6,8 @@ Source: LoRA (arXiv 2106.09685). Shape letters: R rank, I inputs, O outputs of a
 """
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.model.frozen import FrozenType
+from dilocox_peer.model.frozen import WIDENED, Frozen, FrozenType
 from dilocox_peer.model.transformer import uniform
 from dilocox_peer.types import Layout, TensorSpec
 
+_scratch = threading.local()
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 PEFT_PREFIX = "base_model.model."
@@ -105,21 +107,53 @@ class _FrozenProduct(torch.autograd.Function):
     """x W^T with a W that has no gradient, in x's precision: what is kept for the backward is W as it lies, not widened."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_OI: Tensor) -> Tensor:
-        ctx.save_for_backward(weight_OI)
-        return F.linear(x, weight_OI.to(x.dtype))
+    def forward(ctx: Any, x: Tensor, weight_OI: Frozen) -> Tensor:
+        ctx.weight_OI = weight_OI  # nobody changes it, and it is no tensor where it is quantized
+        dtype = _computed_in(x)
+        if not isinstance(weight_OI, Tensor) or weight_OI.dtype == dtype:
+            return F.linear(x, weight_OI.to(dtype))
+        x = x.to(dtype)
+        y = x.new_empty(*x.shape[:-1], len(weight_OI))
+        for rows, part_RI in _widened(weight_OI, dtype):
+            y[..., rows] = F.linear(x, part_RI)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (weight_OI,) = ctx.saved_tensors
-        (gradient,) = gradients
-        return gradient @ weight_OI.to(gradient.dtype), None
+        (gradient,), weight_OI = gradients, ctx.weight_OI
+        if not isinstance(weight_OI, Tensor) or weight_OI.dtype == gradient.dtype:
+            return gradient @ weight_OI.to(gradient.dtype), None
+        found: Tensor | None = None
+        for rows, part_RI in _widened(weight_OI, gradient.dtype):
+            part = gradient[..., rows] @ part_RI
+            found = part if found is None else found.add_(part)
+        return found, None
+
+
+def _computed_in(x: Tensor) -> torch.dtype:
+    """The precision of a product: autocast's, where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _widened(weight_OI: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of a matrix in another precision, so many at a time, each time in the same place: a matrix widened whole and forgotten leaves
+    holes between what is kept, a quarter more memory in all."""
+    outputs, inputs = weight_OI.shape
+    at_a_time = max(1, min(outputs, WIDENED // inputs))
+    known, key = _scratch.__dict__, f"{weight_OI.device} {dtype}"  # of this thread
+    if key not in known or known[key].numel() < at_a_time * inputs:
+        known[key] = torch.empty(max(WIDENED, inputs), dtype=dtype, device=weight_OI.device)
+    for start in range(0, outputs, at_a_time):
+        stop = min(start + at_a_time, outputs)
+        part_RI = known[key][: (stop - start) * inputs].view(stop - start, inputs)
+        yield slice(start, stop), part_RI.copy_(weight_OI[start:stop])
 
 
 class FrozenLinear(nn.Module):
     """In place of a linear layer: its weights are frozen; with an adapter beside them, if it is a target."""
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, scale: float) -> None:
+    def __init__(self, weight_OI: Frozen, bias_O: Tensor | None, scale: float) -> None:
         super().__init__()
         self.weight = weight_OI
         self.bias = bias_O
@@ -137,7 +171,7 @@ class FrozenLinear(nn.Module):
         if self._adapter is None:
             return y
         down_RI, up_OR = self._adapter
-        return y + F.linear(F.linear(x, down_RI), up_OR) * self._scale
+        return y.add_(F.linear(F.linear(x, down_RI), up_OR), alpha=self._scale)
 
 
 class FrozenEmbedding(nn.Module):
@@ -153,12 +187,14 @@ class FrozenEmbedding(nn.Module):
         return F.embedding(ids, self.weight).float()
 
 
-def freeze(model: nn.Module, lora: Lora, adapters: Mapping[str, Tensor]) -> None:
-    """Puts these in place of the model's linear layers and embeddings. adapters: parameters by name."""
+def freeze(model: nn.Module, lora: Lora, adapters: Mapping[str, Tensor], quantized: Mapping[str, Frozen]) -> None:
+    """Puts these in place of the model's linear layers and embeddings. adapters: parameters by name. quantized: matrices by name that the
+    model's own parameters do not hold."""
     for path, module in list(model.named_modules()):
         owner, _, leaf = path.rpartition(".")
         if type(module) is nn.Linear:
-            new: nn.Module = FrozenLinear(module.weight, module.bias, lora.scale)
+            weight = quantized.get(path + ".weight", module.weight)
+            new: nn.Module = FrozenLinear(weight, module.bias, lora.scale)
             if path + DOWN in adapters:
                 new.adapt(adapters[path + DOWN], adapters[path + UP])  # type: ignore[operator]
         elif type(module) is nn.Embedding:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from dilocox_peer.model.frozen import FrozenBase, FrozenLayout
 
 
+GOOD_STEPS = 2000
+MAX_FACTOR = 2.0**24
+
+
 @dataclass(frozen=True, slots=True)
 class LayerRange:
     """The layers first..last (both included) of a model; which of the outer parts come with them."""
@@ -42,6 +46,22 @@ class LayerRange:
         if not 0 <= first_layer <= last < section.layers:
             raise ValueError(f"layers {first_layer}..{last} of a model with {section.layers}")
         return cls(first_layer, last, first_layer == 0, last == section.layers - 1)
+
+
+@dataclass(slots=True)
+class GradientScale:
+    """How many times too large the gradients of a stage are that computes in float16 (precision.py), which its optimizer adapts."""
+
+    factor: float = 65536.0
+    good_steps: int = 0
+
+    def overflowed(self) -> None:
+        self.factor, self.good_steps = max(self.factor / 2, 1.0), 0
+
+    def stepped(self) -> None:
+        self.good_steps += 1
+        if self.good_steps >= GOOD_STEPS:
+            self.factor, self.good_steps = min(self.factor * 2, MAX_FACTOR), 0
 
 
 class StageModel(Protocol):
@@ -67,6 +87,11 @@ class StageModel(Protocol):
     def flat_N(self) -> Tensor: ...
     @property
     def flat_grad_N(self) -> Tensor: ...
+
+    @property
+    def scale(self) -> GradientScale | None:
+        """Of the gradients; None: they are as they should be."""
+        ...
 
     def forward(self, x: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         """Output of the stage. x: (B, T) int64 tokens at the first stage, else (B, T, D) float32; out: (B, T, D), or at
@@ -102,6 +127,7 @@ class FlatStage:
         """flat_grad_N: the gradient vector of another version of the same stage, to be shared with it. Both are zeros."""
         self.layers = layers
         self.layout = layout
+        self.scale: GradientScale | None = None
         self.flat_N = torch.zeros(layout.num_elements, device=device)
         self.flat_grad_N = torch.zeros_like(self.flat_N) if flat_grad_N is None else flat_grad_N
         self._spans = {spec.name: (start, stop, spec.shape) for spec, start, stop in layout.spans()}
@@ -169,16 +195,19 @@ def build_model(
     checkpointing: bool = False,
     base: "FrozenBase | None" = None,
     precision: str = "float32",
+    scale: GradientScale | None = None,
+    compiled: bool = False,
 ) -> StageModel:
     """The stage of these layers (None: the whole model), its parameters zeros as yet. checkpointing: a forward keeps the inputs of
     its layers alone, and a backward computes each layer once more. base: of a run of adapters, what stays as it is (None: zeros).
-    precision: float32, or bfloat16 for autocast (precision.py)."""
-    model = _build(section, layers or LayerRange.of(section), device, checkpointing, base)
+    precision: float32, or bfloat16 or float16 for autocast (precision.py). scale: of float16, that of a stage to whose gradient ours is
+    added. compiled: layers go through torch.compile at their first use; what it cannot do runs as it is."""
+    model = _build(section, layers or LayerRange.of(section), device, checkpointing, base, compiled)
     if precision == "float32":
         return model
     from dilocox_peer.model.precision import AutocastStage
 
-    return AutocastStage(model)
+    return AutocastStage(model, precision, scale)
 
 
 def _build(
@@ -187,12 +216,15 @@ def _build(
     device: str,
     checkpointing: bool,
     base: "FrozenBase | None",
+    compiled: bool,
 ) -> StageModel:
     if isinstance(section, PublishedSection):
         from dilocox_peer.model.published import PublishedStage, design_of
 
-        frozen = None if base is None else base.tensors(device)
-        return PublishedStage(design_of(section), layers, device=device, checkpointing=checkpointing, frozen=frozen)
+        frozen = None if base is None else base.kept(device)
+        return PublishedStage(
+            design_of(section), layers, device=device, checkpointing=checkpointing, frozen=frozen, compiled=compiled
+        )
     from dilocox_peer.model.transformer import LlamaStage
 
-    return LlamaStage(section, layers, device=device, checkpointing=checkpointing)
+    return LlamaStage(section, layers, device=device, checkpointing=checkpointing, compiled=compiled)

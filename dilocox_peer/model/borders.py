@@ -28,3 +28,14 @@ def seen_by(starts_BT: Tensor) -> Tensor:
     document_BT = starts_BT.cumsum(1)
     same_BTT = document_BT[:, :, None] == document_BT[:, None, :]
     return (same_BTT & torch.ones_like(same_BTT[0]).tril())[:, None]
+
+
+def as_addend(seen_B1TT: Tensor) -> Tensor:
+    """What is added to scores in place of a bool mask: 0 where it sees, -inf where not; in the precision that autocast would give it.
+
+    Attention makes this of a bool mask itself, anew in every layer, and keeps each for the backward: 4 bytes for every two tokens
+    of a sequence and layer. Made once it is kept once.
+    """
+    kind = seen_B1TT.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
+    return torch.zeros(seen_B1TT.shape, dtype=dtype, device=seen_B1TT.device).masked_fill_(~seen_B1TT, -torch.inf)

@@ -18,25 +18,31 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.errors import ConfigError, StateCorrupt
+from dilocox_peer.files import let_go
+from dilocox_peer.model.quantized import QuantizedMatrix, bytes_of
 from dilocox_peer.types import Digest, Layout
 
 if TYPE_CHECKING:
     from dilocox_peer.model.published import Design
     from dilocox_peer.model.weights import ModelFolder
 
+Frozen = Tensor | QuantizedMatrix
 FrozenType = Literal["float32", "bfloat16"]
 ALIGNMENT = 64
+WIDENED = 2**21
+"""Elements of a matrix that are widened at a time."""
 _TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenTensor:
-    """A tensor of the file. start: in bytes."""
+    """A tensor of the file. start: in bytes. is_inner: the matrix of a linear layer between embedding and head, which may be quantized."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     start: int
+    is_inner: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -54,12 +60,14 @@ class FrozenLayout:
     tensors: tuple[FrozenTensor, ...]
 
     @classmethod
-    def of(cls, layout: Layout, halved: frozenset[str], dtype: FrozenType) -> "FrozenLayout":
-        """layout: of all parameters of the stage. halved: those that are kept in dtype."""
+    def of(
+        cls, layout: Layout, halved: frozenset[str], dtype: FrozenType, inner: frozenset[str] = frozenset()
+    ) -> "FrozenLayout":
+        """layout: of all parameters of the stage. halved: those that are kept in dtype. inner: as FrozenTensor has it."""
         found, start = [], 0
         for spec in sorted(layout.tensors, key=lambda each: _natural(each.name)):
             kept = _TORCH[dtype] if spec.name in halved else torch.float32
-            found.append(FrozenTensor(spec.name, spec.shape, kept, start))
+            found.append(FrozenTensor(spec.name, spec.shape, kept, start, spec.name in inner))
             start = -(-found[-1].stop // ALIGNMENT) * ALIGNMENT
         return cls(tuple(found))
 
@@ -71,27 +79,52 @@ class FrozenLayout:
     def num_elements(self) -> int:
         return sum(each.num_elements for each in self.tensors)
 
-    @cached_property
-    def widened_bytes(self) -> int:
-        """What the largest tensor takes that is computed with in another precision than it is kept in."""
-        return max((4 * each.num_elements for each in self.tensors if each.dtype != torch.float32), default=0)
+    def bytes_at(self, bits: int) -> int:
+        """Of what is kept in memory with inner matrices in so many bits; 0: as in the file."""
+        if not bits:
+            return self.size_bytes
+        return sum(
+            bytes_of(each.num_elements, bits) if each.is_inner else each.num_elements * each.dtype.itemsize
+            for each in self.tensors
+        )
+
+    def widened_at(self, bits: int) -> int:
+        """What is taken while the largest tensor is computed with that is kept in another precision: of some of its rows, of a quantized one of
+        all."""
+        inner = max((each.num_elements for each in self.tensors if each.is_inner), default=0)
+        halved = max((each.num_elements for each in self.tensors if each.dtype != torch.float32), default=0)
+        return max(8 * inner if bits else 0, 4 * min(halved, WIDENED))
 
 
 @dataclass(frozen=True)
 class FrozenBase:
-    """A stage's frozen weights. raw: nobody writes to it."""
+    """A stage's frozen weights. raw: nobody writes to it. bits: 8 or 4: inner matrices are computed with in so many."""
 
     layout: FrozenLayout
     raw: mmap.mmap | bytearray
+    bits: int = 0
 
     def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """name -> tensor, in the machine's own memory not copied."""
-        return {
-            each.name: torch.frombuffer(self.raw, dtype=each.dtype, count=each.num_elements, offset=each.start)
-            .view(each.shape)
-            .to(device)
-            for each in self.layout.tensors
-        }
+        return {each.name: self._tensor(each).to(device) for each in self.layout.tensors}
+
+    def kept(self, device: torch.device | str = "cpu") -> dict[str, Frozen]:
+        """The same, with inner matrices in `bits`. Raises ConfigError where the library for that is not installed."""
+        if not self.bits:
+            return dict(self.tensors(device))
+        found: dict[str, Frozen] = {}
+        for each in self.layout.tensors:
+            tensor = self._tensor(each).to(device)
+            if not each.is_inner:
+                found[each.name] = tensor
+                continue
+            found[each.name] = QuantizedMatrix(tensor, self.bits)
+            let_go(memoryview(self.raw)[each.start : each.stop])
+        return found
+
+    def _tensor(self, each: FrozenTensor) -> Tensor:
+        flat = torch.frombuffer(self.raw, dtype=each.dtype, count=each.num_elements, offset=each.start)
+        return flat.view(each.shape)
 
     @classmethod
     def zeros(cls, layout: FrozenLayout) -> "FrozenBase":
@@ -127,6 +160,16 @@ class FrozenBase:
     @cached_property
     def digest(self) -> Digest:
         return Digest(hashlib.sha256(self.raw).digest())
+
+    def digest_of(self, part: FrozenLayout) -> Digest:
+        """Of the file that a stage of ours has, which holds some of the same tensors."""
+        found, at, here = hashlib.sha256(), 0, memoryview(self.raw)
+        own = {each.name: each for each in self.layout.tensors}
+        for each in part.tensors:
+            found.update(bytes(each.start - at))
+            found.update(here[own[each.name].start : own[each.name].stop])
+            at = each.stop
+        return Digest(found.digest())
 
 
 def read_base(

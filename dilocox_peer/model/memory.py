@@ -1,13 +1,15 @@
 """How much memory a stage takes at a peer, and which stages there is room for. Pure arithmetic, for the claim of a stage.
 
     bytes a parameter                                       where the training computes   in the machine's memory
-    weight, gradient, AdamW's two moments                    16
+    weight, gradient                                          8
+    AdamW's two moments, in bfloat16 half of that             8
     a second version of the weights, of several stages        4
-    residual                                                                                4
+    residual, in bfloat16 half of that                                                      4
     pseudo-gradient of an offer that is out, then the shift                                 4
     its contribution, as int4                                                               1
 
-Together 25 of a model in one stage, 29 of several: the peak, from a close to its merge; 20 and 24 between rounds. The anchor and the
+Together 25 of a model in one stage, 29 of several, 6 less with both in bfloat16: the peak, from a close to its merge; 5 less between
+rounds. The anchor and the
 outer momentum lie in a file, and what is read of it stays in memory for a moment; with 8 bytes a parameter more the system need not
 read them from the disk again. Beside them vectors of the largest tensor while it is encoded, and what a forward keeps for its backward: of every micro-batch that is under way, a
 layer's values for each layer, or with checkpointing a layer's input for each and the values of one. In a run of adapters all
@@ -22,14 +24,15 @@ from typing import Final
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.partition import Costs, usual_window
 
-TRAINED_BYTES: Final = 16
+TRAINED_BYTES: Final = 8
+MOMENT_BYTES: Final = {"float32": 8, "bfloat16": 4}
 SECOND_VERSION_BYTES: Final = 4
-RESIDUAL_BYTES: Final = 4
+RESIDUAL_BYTES: Final = {"float32": 4, "bfloat16": 2}
 OFFER_BYTES: Final = 4
 CONTRIBUTION_BYTES: Final = 1
-BASE_BYTES: Final = 440_000_000
-"""What does not grow with the stage: interpreter, torch, hivemind, the text, p2pd. A peer of the tiny model, which is one
-stage, took 444 MB with all its processes, 8 of them for parameters."""
+BASE_BYTES: Final = 520_000_000
+"""What does not grow with the stage: interpreter, torch, hivemind, the text, p2pd. A peer of the tiny model held 450 MB, 8 of them for
+parameters, and p2pd 75 to 85; pages of libraries counted whole, as a peer has them that is alone on its machine."""
 LINKD_BYTES: Final = 70_000_000
 """The process that a run of several stages has beside, with py-libp2p imported."""
 LIBRARY_BYTES: Final = 160_000_000
@@ -40,6 +43,10 @@ _SCRATCH_VECTORS: Final = 4  # of the largest tensor: what is sent, its payload,
 _FLOAT_BYTES: Final = 4
 LOGITS_BYTES: Final = 128 * 1024 * 1024
 """Logits that are computed at once (loss.py)."""
+_MASK_BYTES: Final = 6  # for two tokens of a sequence: 4 that are added to scores, and what those are made of
+_WITH_HOLES: Final = 1.55
+"""Beside adapters: short-lived vectors of many sizes among those that are kept, and what the C library's allocator cannot use between them
+(measured, 128 and 512 tokens: 1.70 and 1.42)."""
 _LOGITS_COPIES: Final = 3  # logits, their log-softmax, their gradient
 
 
@@ -47,7 +54,8 @@ _LOGITS_COPIES: Final = 3  # logits, their log-softmax, their gradient
 class StageSize:
     """A stage of a run as far as its memory goes. largest: elements of its largest tensor. in_flight: micro-batches that it keeps
     values of at once. layer_bytes, input_bytes: what a forward of one micro-batch keeps of a layer, and what it takes in.
-    base_bytes: what does not grow with the stage. Of a run of adapters parameters are theirs alone; frozen_bytes: of the weights
+    mask_bytes: of what packed documents see of each other, in one forward. moment_bytes, residual_bytes: a parameter. base_bytes: what does not
+    grow with the stage. Of a run of adapters parameters are theirs alone; frozen_bytes: of the weights
     beside them, widened_bytes: of the largest of those while it is computed with."""
 
     parameters: int
@@ -61,10 +69,14 @@ class StageSize:
     base_bytes: int
     frozen_bytes: int = 0
     widened_bytes: int = 0
+    mask_bytes: int = 0
+    moment_bytes: int = MOMENT_BYTES["float32"]
+    residual_bytes: int = RESIDUAL_BYTES["float32"]
 
     @classmethod
-    def of(cls, manifest: Manifest, stage: int) -> "StageSize":
-        """Raises ConfigError where a published model cannot be built here."""
+    def of(cls, manifest: Manifest, stage: int, *, base_bits: int = 0) -> "StageSize":
+        """base_bits: of frozen matrices, as the volunteer wishes (quantized.py). Raises ConfigError where a published model cannot be built
+        here."""
         from dilocox_peer.model.architecture import frozen_layout_of, layers_of, layout_of
 
         frozen = frozen_layout_of(manifest, stage)
@@ -83,8 +95,11 @@ class StageSize:
             logits_bytes=min(rows * section.vocab_size * _FLOAT_BYTES, LOGITS_BYTES) if turns_round else 0,
             is_alone=count == 1,
             base_bytes=base,
-            frozen_bytes=0 if frozen is None else frozen.size_bytes,
-            widened_bytes=0 if frozen is None else frozen.widened_bytes,
+            frozen_bytes=0 if frozen is None else frozen.bytes_at(base_bits),
+            widened_bytes=0 if frozen is None else frozen.widened_at(base_bits),
+            mask_bytes=rows * section.context * _MASK_BYTES if manifest.data.packing == "best-fit" else 0,
+            moment_bytes=MOMENT_BYTES[manifest.inner.moments],
+            residual_bytes=RESIDUAL_BYTES[manifest.compression.residual],
         )
 
     def activation_bytes(self, *, checkpointing: bool) -> int:
@@ -93,13 +108,18 @@ class StageSize:
             kept = self.in_flight * self.layers * self.input_bytes + self.layer_bytes
         else:
             kept = self.in_flight * self.layers * self.layer_bytes
-        return kept + _LOGITS_COPIES * self.logits_bytes + self.widened_bytes
+        if self.frozen_bytes:
+            kept = int(kept * _WITH_HOLES)
+        return kept + self.in_flight * self.mask_bytes + _LOGITS_COPIES * self.logits_bytes + self.widened_bytes
+
+    @property
+    def trained_bytes(self) -> int:
+        """A parameter, where the training computes."""
+        return TRAINED_BYTES + self.moment_bytes + (0 if self.is_alone else SECOND_VERSION_BYTES)
 
     def host_bytes(self, *, on_cpu: bool = True, checkpointing: bool = False) -> int:
         """At most, in the machine's memory."""
-        each = RESIDUAL_BYTES + OFFER_BYTES + CONTRIBUTION_BYTES
-        if on_cpu:
-            each += TRAINED_BYTES + (0 if self.is_alone else SECOND_VERSION_BYTES)
+        each = self.residual_bytes + OFFER_BYTES + CONTRIBUTION_BYTES + (self.trained_bytes if on_cpu else 0)
         activations = self.activation_bytes(checkpointing=checkpointing) if on_cpu else 0
         frozen = self.frozen_bytes if on_cpu else 0
         scratch = _SCRATCH_VECTORS * _FLOAT_BYTES * self.largest
@@ -107,10 +127,8 @@ class StageSize:
 
     def device_bytes(self, *, checkpointing: bool = False) -> int:
         """At most, in the memory of an accelerator that trains."""
-        each = TRAINED_BYTES + (0 if self.is_alone else SECOND_VERSION_BYTES)
-        return (
-            BASE_BYTES + self.parameters * each + self.frozen_bytes + self.activation_bytes(checkpointing=checkpointing)
-        )
+        activations = self.activation_bytes(checkpointing=checkpointing)
+        return BASE_BYTES + self.parameters * self.trained_bytes + self.frozen_bytes + activations
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,13 @@ Shape letters: B sequences, T tokens, D hidden size, V vocabulary, N parameters.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import PublishedSection
@@ -25,8 +24,9 @@ from dilocox_peer.model.adapters import Lora, adapter_layout, freeze, halved_nam
 from dilocox_peer.model.architecture import FlatStage, LayerRange
 from dilocox_peer.model.borders import positions_of
 from dilocox_peer.model.families import Family, build_empty, config_from, family_of, layer_list, library, tiny_tokens
-from dilocox_peer.model.frozen import FrozenBase, FrozenLayout
+from dilocox_peer.model.frozen import Frozen, FrozenBase, FrozenLayout
 from dilocox_peer.model.partition import Costs
+from dilocox_peer.model.stand_ins import AsTuple, Capture, Captured, Checkpointed, Headless, Inject, OnceAdded, PassOn
 from dilocox_peer.types import Layout, ParameterRole, TensorSpec
 
 _SAME = 1e-5  # of a tiny copy's logits and gradients, cut against whole, relative to the largest
@@ -168,7 +168,8 @@ class PublishedStage(FlatStage):
         device: str | torch.device = "cpu",
         flat_grad_N: Tensor | None = None,
         checkpointing: bool = False,
-        frozen: Mapping[str, Tensor] | None = None,
+        frozen: Mapping[str, Frozen] | None = None,
+        compiled: bool = False,
     ) -> None:
         """flat_grad_N: the gradient vector of another version of the same stage, to be shared with it. frozen: of a run of adapters,
         all other parameters by name, on the device; None: zeros."""
@@ -176,22 +177,23 @@ class PublishedStage(FlatStage):
         super().__init__(layers, _trained_layout(design, layers, model), device=device, flat_grad_N=flat_grad_N)
         self._design = design
         if frozen is None and design.lora is not None:
-            frozen = FrozenBase.zeros(_frozen_layout(design, layers, model)).tensors(self.flat_N.device)
+            frozen = FrozenBase.zeros(_frozen_layout(design, layers, model)).kept(self.flat_N.device)
         self._frozen = frozen or {}
         self._checkpointing = checkpointing
-        self._inject = _Inject()
+        self._compiled = compiled
+        self._inject, self._masks = Inject(), OnceAdded()
         self._replace_layers(model)
         _fill_buffers(
             model, self.flat_N.device
         )  # before parameters are there: the library's initialization passes over empty ones
         self._fill_parameters(model)
         if design.lora is not None:
-            freeze(model, design.lora, {spec.name: self._own(spec.name) for spec in self.layout.tensors})
-        if checkpointing:
-            self._checkpoint_layers(model)
+            quantized = {name: each for name, each in self._frozen.items() if not isinstance(each, Tensor)}
+            freeze(model, design.lora, {spec.name: self._own(spec.name) for spec in self.layout.tensors}, quantized)
+        self._wrap_layers(model)
         self._model = model
         owner, name = _base_of(model)
-        self._base = _Base(getattr(owner, name))
+        self._base = Headless(getattr(owner, name))
         self._takes_positions = "position_ids" in inspect.signature(self._base.base.forward).parameters
         setattr(owner, name, self._base)
 
@@ -216,10 +218,11 @@ class PublishedStage(FlatStage):
         self._inject.hidden = None if self.layers.is_first_stage else x
         try:
             output = self._base(**given, use_cache=False)
-        except _Captured as captured:
+        except Captured as captured:
             return captured.hidden
         finally:
             self._inject.hidden = None
+            self._masks.forget()
         hidden_BTD: Tensor = output.last_hidden_state
         return hidden_BTD
 
@@ -237,6 +240,7 @@ class PublishedStage(FlatStage):
             flat_grad_N=self.flat_grad_N,
             checkpointing=self._checkpointing,
             frozen=self._frozen,
+            compiled=self._compiled,
         )
 
     def _replace_layers(self, model: Any) -> None:
@@ -248,22 +252,26 @@ class PublishedStage(FlatStage):
             new: nn.Module = (
                 self._inject
                 if index == first - 1
-                else _Capture()
+                else Capture()
                 if index == last + 1 and not self.layers.is_last_stage
-                else _Pass()
+                else PassOn()
             )
-            if self._design.family.returns_tuple and not isinstance(new, _Capture):
-                new = _AsTuple(new)
+            if self._design.family.returns_tuple and not isinstance(new, Capture):
+                new = AsTuple(new)
             for name, value in vars(layer).items():  # what the model reads of its layers: attention_type, layer_idx
                 if isinstance(value, str | int) and not name.startswith("_") and name != "training":
                     setattr(new, name, value)
             layers[index] = new
 
-    def _checkpoint_layers(self, model: Any) -> None:
-        """The library's own switch for it works in training mode alone, where there is dropout."""
+    def _wrap_layers(self, model: Any) -> None:
+        """The library's own switch for checkpointing works in training mode alone, where there is dropout."""
         _, layers = layer_list(model, self._design.config)
         for layer in layers[self.layers.first : self.layers.last + 1]:
-            layer.forward = _Checkpointed(layer.forward)
+            if self._compiled:
+                layer.forward = torch.compile(layer.forward)
+            if self._checkpointing:
+                layer.forward = Checkpointed(layer.forward)
+            layer.forward = self._masks.before(layer.forward)
 
     def _fill_parameters(self, model: Any) -> None:
         modules = dict(model.named_modules())
@@ -276,8 +284,9 @@ class PublishedStage(FlatStage):
             setattr(modules[head], leaf, getattr(modules[source], same))
 
     def _parameter(self, name: str, shape: torch.Size) -> nn.Parameter:
-        if name in self._frozen:
-            return nn.Parameter(self._frozen[name], requires_grad=False)
+        frozen = self._frozen.get(name)
+        if isinstance(frozen, Tensor):
+            return nn.Parameter(frozen, requires_grad=False)
         if name not in self._spans:
             return nn.Parameter(torch.zeros(1, device=self.flat_N.device).expand(shape), requires_grad=False)
         return self._own(name)
@@ -357,7 +366,10 @@ def _frozen_layout(design: Design, layers: LayerRange, model: Any) -> FrozenLayo
     if design.lora is None:
         return FrozenLayout(())
     full = _layout(design, layers, model)
-    return FrozenLayout.of(full, halved_names(full, model), design.lora.base)
+    halved, inside = halved_names(full, model), design.family.layers + "."
+    return FrozenLayout.of(
+        full, halved, design.lora.base, frozenset(each for each in halved if each.startswith(inside))
+    )
 
 
 def _layout(design: Design, layers: LayerRange, model: Any) -> Layout:
@@ -408,93 +420,3 @@ def _fill_buffers(model: Any, device: torch.device) -> None:
             for name, buffer in buffers.items():
                 module.register_buffer(name, torch.empty_like(buffer, device=device), persistent=False)
             model._init_weights(module)
-
-
-class _Checkpointed:
-    """A layer's forward that keeps its inputs alone."""
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return self._forward(*arguments, **named)
-        return checkpoint(self._forward, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
-
-
-class _Captured(Exception):
-    """Carries what comes out of a stage's last layer out of the model's forward."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        self.hidden = hidden
-
-
-class _Pass(nn.Module):
-    """In place of a layer of another stage."""
-
-    def forward(self, hidden_states: Tensor, *_rest: Any, **_named: Any) -> Tensor:
-        return hidden_states
-
-
-class _Inject(nn.Module):
-    """Just before the stage's first layer: gives what came from the stage before."""
-
-    hidden: Tensor | None = None
-
-    def forward(self, hidden_states: Tensor, *_rest: Any, **_named: Any) -> Tensor:
-        assert self.hidden is not None, "nothing came from the stage before"
-        return self.hidden
-
-
-class _Capture(nn.Module):
-    """Just behind the stage's last layer: the rest of the model is not run."""
-
-    def forward(self, hidden_states: Tensor, *_rest: Any, **_named: Any) -> Tensor:
-        raise _Captured(hidden_states)
-
-
-class _AsTuple(nn.Module):
-    """For families whose layers give a tuple."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *arguments: Any, **named: Any) -> tuple[Tensor]:
-        return (self.inner(*arguments, **named),)
-
-
-class _Base(nn.Module):
-    """The model below its head; `giving` some hidden states the head runs on those instead."""
-
-    def __init__(self, base: Any) -> None:
-        super().__init__()
-        self.base = base
-        self._output_class: Any = None
-        self._given: Tensor | None = None
-
-    def giving(self, hidden_BTD: Tensor) -> "_Giving":
-        return _Giving(self, hidden_BTD)
-
-    def give(self, hidden_BTD: Tensor | None) -> None:
-        self._given = hidden_BTD
-
-    def forward(self, *arguments: Any, **named: Any) -> Any:
-        if self._given is not None:
-            return (self._output_class or library().modeling_outputs.BaseModelOutputWithPast)(
-                last_hidden_state=self._given
-            )
-        output = self.base(*arguments, **named)
-        self._output_class = type(output)
-        return output
-
-
-class _Giving:
-    def __init__(self, base: _Base, hidden_BTD: Tensor) -> None:
-        self._base, self._hidden_BTD = base, hidden_BTD
-
-    def __enter__(self) -> None:
-        self._base.give(self._hidden_BTD)
-
-    def __exit__(self, *_error: object) -> None:
-        self._base.give(None)

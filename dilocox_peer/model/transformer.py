@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dilocox_peer.manifest import ModelSection
 from dilocox_peer.model.architecture import FlatStage, LayerRange
-from dilocox_peer.model.borders import positions_of, seen_by
+from dilocox_peer.model.borders import as_addend, positions_of, seen_by
 from dilocox_peer.types import Layout, TensorSpec, canonical, sha256
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -87,11 +87,14 @@ class LlamaStage(FlatStage):
         device: str | torch.device = "cpu",
         flat_grad_N: Tensor | None = None,
         checkpointing: bool = False,
+        compiled: bool = False,
     ) -> None:
         """flat_grad_N: the gradient vector of another version of the same stage, to be shared with it."""
         super().__init__(layers, stage_layout(section, layers), device=device, flat_grad_N=flat_grad_N)
         self.section = section
         self._checkpointing = checkpointing
+        self._compiled = compiled
+        self._run = torch.compile(self._block) if compiled else self._block
         self._embedding_VD = self._weight(EMBEDDING) if layers.is_first_stage else None
         self._layers = [self._layer(f"model.layers.{index}.") for index in range(layers.first, layers.last + 1)]
         self._final_norm_D = self._weight(FINAL_NORM) if layers.is_last_stage else None
@@ -116,10 +119,10 @@ class LlamaStage(FlatStage):
         for layer in self._layers:
             if self._checkpointing and torch.is_grad_enabled():
                 hidden_BTD = checkpoint(
-                    self._block, layer, hidden_BTD, sight, use_reentrant=False, preserve_rng_state=False
+                    self._run, layer, hidden_BTD, sight, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                hidden_BTD = self._block(layer, hidden_BTD, sight)
+                hidden_BTD = self._run(layer, hidden_BTD, sight)
         return hidden_BTD if self._final_norm_D is None else self._norm(hidden_BTD, self._final_norm_D)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
@@ -133,6 +136,7 @@ class LlamaStage(FlatStage):
             device=self.flat_N.device,
             flat_grad_N=self.flat_grad_N,
             checkpointing=self._checkpointing,
+            compiled=self._compiled,
         )
 
     def _weight(self, *names: str) -> Tensor:
@@ -164,7 +168,7 @@ class LlamaStage(FlatStage):
         if starts_BT is None:
             return _Sight(self._cos_T1K[:tokens], self._sin_T1K[:tokens], None)
         positions_BT = positions_of(starts_BT)
-        return _Sight(self._cos_T1K[positions_BT], self._sin_T1K[positions_BT], seen_by(starts_BT))
+        return _Sight(self._cos_T1K[positions_BT], self._sin_T1K[positions_BT], as_addend(seen_by(starts_BT)))
 
     def _block(self, layer: "_Layer", hidden_BTD: Tensor, sight: "_Sight") -> Tensor:
         hidden_BTD = hidden_BTD + self._attention(layer, self._norm(hidden_BTD, layer.attention_norm_D), sight)
@@ -188,7 +192,8 @@ class LlamaStage(FlatStage):
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """cos, sin: of each token's position, (T, 1, K/2), or with a dimension B before them. seen_B1TT: what it sees; None: all before it."""
+    """cos, sin: of each token's position, (T, 1, K/2), or with a dimension B before them. seen_B1TT: what is added where (borders.py); None: it sees all before
+    it."""
 
     cos: Tensor
     sin: Tensor

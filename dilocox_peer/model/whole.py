@@ -25,7 +25,8 @@ Array = npt.NDArray[np.float32]
 class Origin:
     """Which run's model this is, after which round. heads: of every stage's chain, hex, first stage first. contributors: peers
     and the micro-batches of theirs that the first stage's certificates count, most first; empty where they are not known.
-    data: whose tokens it knows. adapters: what was trained, where that was not all; for people."""
+    data: whose tokens it knows. adapters: what was trained, where that was not all; for people. cut: layers of each stage of the run; ()
+    where it is not known."""
 
     run_name: str
     run_id: str
@@ -34,6 +35,7 @@ class Origin:
     data: DataSection = field(default_factory=DataSection)
     contributors: tuple[tuple[str, int], ...] = ()
     adapters: str = ""
+    cut: tuple[int, ...] = ()
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -68,14 +68,14 @@ def fitting_stages(manifest: Manifest, wish: Wish) -> list[int]:
 def _room_and_needs(manifest: Manifest, wish: Wish) -> tuple[Room, list[int]]:
     count = manifest.stages.count
     on_cpu = is_in_machine_memory(chosen_device(first_of(wish.device)))
-    sizes = [StageSize.of(manifest, stage) for stage in range(count)]
+    sizes = [StageSize.of(manifest, stage, base_bits=wish.base_bits) for stage in range(count)]
     needs = [each.host_bytes(on_cpu=on_cpu, checkpointing=True) for each in sizes]
     return Room(available_memory() + resident_bytes(), wish.max_memory_bytes), needs
 
 
 def wants_checkpointing(manifest: Manifest, stage: int, wish: Wish) -> bool:
     """Whether activations are to be kept layer by layer: there is no room for all of them."""
-    device, size = chosen_device(first_of(wish.device)), StageSize.of(manifest, stage)
+    device, size = chosen_device(first_of(wish.device)), StageSize.of(manifest, stage, base_bits=wish.base_bits)
     if not is_in_machine_memory(device):
         return not Room(free_on(device)).fitting([size.device_bytes()])
     room = Room(available_memory() + resident_bytes(), wish.max_memory_bytes)

@@ -1,6 +1,7 @@
 """Where this peer computes: the device that its volunteer named, or the best one that torch finds here."""
 
 import torch
+import torch._dynamo
 
 from dilocox_peer.errors import ConfigError
 
@@ -27,14 +28,28 @@ def chosen_device(wanted: str, precision: str = "float32") -> str:
     if precision == "float32":
         return device
     try:
-        half = torch.ones(2, 2, device=device, dtype=torch.bfloat16)
+        half = torch.ones(2, 2, device=device, dtype=getattr(torch, precision))
         (half @ half).sum().item()
-        is_known = not device.startswith("cuda") or torch.cuda.is_bf16_supported(including_emulation=False)
+        is_emulated = precision == "bfloat16" and device.startswith("cuda")
+        is_known = not is_emulated or torch.cuda.is_bf16_supported(including_emulation=False)
     except (RuntimeError, TypeError):
         is_known = False
     if not is_known:
         raise ConfigError(f"--precision {precision}: {device} does not compute in it: use --precision float32")
     return device
+
+
+def why_not_compiled(device: str) -> str:
+    """What is wrong with torch.compile here, tried on something small; empty where it works. What it fails at later then runs as it is.
+    Blocking, for seconds. Raises ConfigError as chosen_device."""
+    where = chosen_device(first_of(device))
+    try:
+        doubled = torch.compile(lambda x: x * 2 + 1)(torch.ones(8, device=where))
+        assert float(doubled.sum()) == 24.0, "it computes something else"
+    except Exception as error:  # of whichever compiler there is, or is not
+        return " ".join(str(error).split())[:200]
+    torch._dynamo.config.suppress_errors = True
+    return ""
 
 
 def first_of(wanted: str) -> str:

@@ -30,6 +30,7 @@ class ComputePrecision(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,19 @@ class Choices:
     ] = "cpu"
     precision: Annotated[
         ComputePrecision,
-        Flag("Of the computation: float32, or bfloat16 where the device is fast at it. Weights stay in float32."),
+        Flag(
+            "Of the computation: float32, or where the device is fast at it bfloat16 or float16. Weights stay in float32."
+        ),
     ] = ComputePrecision.FLOAT32
+    compile: Annotated[bool, Flag("Compile layers with torch.compile: slow to start, then faster on most cards.")] = (
+        False
+    )
+    base_bits: Annotated[
+        int,
+        Flag(
+            "Of a run of adapters: hold the weights beside them in 8 or 4 bits.", shown="as they are", least=0, most=8
+        ),
+    ] = 0
     threads: Annotated[int, Flag("Threads of the training.", least=1)] = 1
     initial_peers: Annotated[tuple[str, ...], Flag("More multiaddrs to enter by, beside the link's.", shown=False)] = ()
     host_maddrs: ListenAddresses = ANY_PORT
@@ -104,6 +116,7 @@ class Wish:
     stage: int | None
     device: str
     max_memory_bytes: int | None
+    base_bits: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,4 +138,6 @@ class SessionSettings:
     @property
     def wish(self) -> Wish:
         gb = self.at_most.max_memory
-        return Wish(self.choices.stage, self.choices.device, None if gb is None else int(gb * 1e9))
+        return Wish(
+            self.choices.stage, self.choices.device, None if gb is None else int(gb * 1e9), self.choices.base_bits
+        )

@@ -57,8 +57,7 @@ from dilocox_peer.peer.waiting import Waiting
 from dilocox_peer.signing import SEED_BYTES
 
 SAY_GOODBYE_S = 1.0
-STOP_TRAINER_S = 2.5
-STOP_CONVEYOR_S = 2.0
+STOP_TRAINER_S, STOP_CONVEYOR_S = 2.5, 2.0
 WORD_S = 5.0  # for the owner's newest checkpoint, before the first look
 
 
@@ -187,7 +186,8 @@ class Stay:
         stack.callback(keeper.close)
         at.step = Step.RESTORE
         await self._restore(manifest, stage, presence, directory, keeper)
-        base = await begin(manifest, stage, keeper, model, presence.endpoint, directory, self._listener, device=lead)
+        lent = (model, presence.endpoint, directory, self._listener)
+        base = await begin(manifest, stage, keeper, *lent, device=lead, bits=choices.base_bits)
         at.step = Step.TRAINER
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, presence, on_failure)
@@ -206,6 +206,7 @@ class Stay:
             checkpointing=wants_checkpointing(manifest, stage, settings.wish),
             base=base,
             precision=choices.precision,
+            compiled=choices.compile,
         )
         trainer.start(keeper.state, grow=keeper.grow)
         trainer.hold()  # until the rounds are at its head

@@ -2,6 +2,8 @@
 transformers compute."""
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,17 +16,20 @@ from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.adapters import DOWN, UP
 from dilocox_peer.model.architecture import StageModel, build_model, frozen_layout_of, layers_of, layout_of
-from dilocox_peer.model.frozen import FrozenBase
+from dilocox_peer.model.frozen import WIDENED, FrozenBase
 from dilocox_peer.model.huggingface import write_folder as write_export
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.loss import loss_of, train_on
 from dilocox_peer.model.memory import StageSize
 from dilocox_peer.model.merging import base_of, merge
+from dilocox_peer.model.partition import cut_of
 from dilocox_peer.model.published import design_of
+from dilocox_peer.model.quantized import QuantizedMatrix, bytes_of
 from dilocox_peer.model.weights import open_folder
 from dilocox_peer.model.whole import WholeModel
 from dilocox_peer.peer.state.anchors import assemble
 from dilocox_peer.peer.state.base import base_on, put_base
+from dilocox_peer.peer.state.beginning import check_bits
 from dilocox_peer.peer.training.outer import first_state, initial_state
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest
@@ -129,8 +134,8 @@ def test_adapters_alone_are_trained(tmp_path: Path, optimizer, base):
     again = base_of(manifest.model, tmp_path)
     assert again is not None
     assert again.digest == frozen.digest
-    largest = max(4 * each.num_elements for each in frozen.layout.tensors)
-    assert frozen.layout.widened_bytes == (largest if base is BaseType.BFLOAT16 else 0)
+    largest = 4 * min(max(each.num_elements for each in frozen.layout.tensors), WIDENED)
+    assert frozen.layout.widened_at(0) == (largest if base is BaseType.BFLOAT16 else 0)
 
 
 def test_gradients_are_those_of_the_whole_matrix(tmp_path: Path):
@@ -185,6 +190,53 @@ def test_with_checkpoints_the_gradients_are_the_same(tmp_path: Path):
     assert torch.equal(*gradients)
 
 
+@pytest.mark.parametrize(("bits", "alike"), [(8, 0.99), (4, 0.6)])
+def test_frozen_matrices_in_few_bits_train_nearly_the_same(tmp_path: Path, bits: int, alike: float):
+    write_folder(tmp_path, tiny_json("llama", vocab_size=256), dtype=torch.bfloat16)
+    manifest = manifest_of(tmp_path)
+    base, found = base_of(manifest.model, tmp_path), []
+    assert base is not None
+    for each in (base, replace(base, bits=bits)):
+        stage = build_model(manifest.model, base=each)
+        stage.flat_N.copy_(initial_state(manifest).anchor_N())
+        disturb([stage])
+        other = stage.version()
+        other.flat_N.copy_(stage.flat_N)
+        assert torch.equal(stage.forward(TOKENS_BT), other.forward(TOKENS_BT))
+        train_on(stage, TOKENS_BT, TOKENS_BT)
+        found.append((stage.forward(TOKENS_BT).detach(), stage.flat_grad_N))
+    for exact, quantized in zip(*found, strict=True):
+        assert alike < float(torch.cosine_similarity(exact.flatten(), quantized.flatten(), dim=0)) < 1
+    held = replace(base, bits=bits).kept()
+    inner = {each.name for each in base.layout.tensors if each.is_inner}
+    assert {name for name, each in held.items() if not isinstance(each, torch.Tensor)} == inner
+    assert all(each.startswith("model.layers.") for each in inner)
+    assert sum(each.nbytes for each in held.values()) <= base.layout.bytes_at(bits) < base.layout.size_bytes
+
+
+@pytest.mark.parametrize(("bits", "error"), [(8, 0.015), (4, 0.11)])
+def test_a_matrix_in_few_bits_is_nearly_the_same(bits: int, error: float):
+    weight = torch.randn(96, 130, generator=torch.Generator().manual_seed(1)) * 0.05
+    for dtype in (torch.float32, torch.bfloat16):
+        kept = QuantizedMatrix(weight.to(dtype), bits)
+        assert 0 < float((kept.to(torch.float32) - weight).norm() / weight.norm()) < error
+        assert kept.to(torch.bfloat16).dtype == torch.bfloat16
+        assert kept.nbytes <= bytes_of(weight.numel(), bits)
+
+
+def test_few_bits_are_refused_where_they_cannot_be(tmp_path: Path, monkeypatch):
+    write_folder(tmp_path, tiny_json("llama", vocab_size=256))
+    manifest = manifest_of(tmp_path)
+    check_bits(manifest, 0)
+    with pytest.raises(ConfigError, match="--base-bits 5: 8 or 4"):
+        check_bits(manifest, 5)
+    with pytest.raises(ConfigError, match="--base-bits 4: this run trains all parameters; leave it out"):
+        check_bits(manifest_of(tmp_path, lora_rank=None), 4)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ConfigError, match=r"needs bitsandbytes .*: `pip install 'dilocox-peer\[quantized\]'`"):
+        check_bits(manifest, 4)
+
+
 def test_another_version_of_a_stage_shares_what_is_frozen(tmp_path: Path):
     write_folder(tmp_path, tiny_json("llama", vocab_size=256))
     (stage,) = stages_of(manifest_of(tmp_path), tmp_path)
@@ -218,12 +270,13 @@ def test_the_same_file_is_made_of_the_folder_by_everybody(tmp_path: Path):
         FrozenBase.open(tmp_path / "short", layout)
 
 
-def test_other_weights_are_named_and_nothing_of_them_is_kept(tmp_path: Path):
+@pytest.mark.parametrize("count", [1, 2])
+def test_other_weights_are_named_and_nothing_of_them_is_kept(tmp_path: Path, count: int):
     source, other = tmp_path / "source", tmp_path / "other"
     config_json = tiny_json("llama", vocab_size=256)
     write_folder(source, config_json)
     write_folder(other, config_json, seed=1)
-    manifest = manifest_of(source)
+    manifest = manifest_of(source, stages=count)
     section, layout = section_of(manifest), frozen_layout_of(manifest)
     assert layout is not None
     things = Shelf(tmp_path / "store")
@@ -231,7 +284,8 @@ def test_other_weights_are_named_and_nothing_of_them_is_kept(tmp_path: Path):
         put_base(things, Digest(bytes.fromhex(section.base[0])), layout, open_folder(other), section)
     assert not things.held
     with pytest.raises(ConfigError, match="not those that the run's adapters belong to"):
-        base_of(section, other)
+        base_of(section, other, cut_of(manifest))
+    assert base_of(section, source, cut_of(manifest)) is not None
     with pytest.raises(ConfigError, match="not on this machine: somebody/model has to be there"):
         base_of(section.model_copy(update={"source": "somebody/model"}), None)
 

@@ -6,12 +6,12 @@ import torch
 from dilocox_peer.config import preset
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import ModelSection
-from dilocox_peer.model.architecture import StageModel, build_model
+from dilocox_peer.model.architecture import GOOD_STEPS, GradientScale, LayerRange, StageModel, build_model
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.loss import loss_of, train_on
 from dilocox_peer.model.precision import AutocastStage
 from dilocox_peer.model.transformer import initial_parameters
-from dilocox_peer.peer.device import chosen_device
+from dilocox_peer.peer.device import chosen_device, why_not_compiled
 
 MANIFEST = preset("tiny")
 TOKENS_BT = torch.randint(0, 256, (4, 64), generator=torch.Generator().manual_seed(1))
@@ -67,5 +67,86 @@ def test_a_device_that_cannot_is_one_line(monkeypatch):
         raise RuntimeError("no such dtype here")
 
     monkeypatch.setattr(torch, "ones", refuse)
-    with pytest.raises(ConfigError, match="--precision bfloat16: cpu does not compute in it: use --precision float32"):
-        chosen_device("cpu", "bfloat16")
+    for precision in ("bfloat16", "float16"):
+        with pytest.raises(
+            ConfigError, match=f"--precision {precision}: cpu does not compute in it: use --precision float32"
+        ):
+            chosen_device("cpu", precision)
+
+
+def test_compiling_is_tried_out_and_what_is_wrong_is_one_line(monkeypatch):
+    def refuse(_function):
+        raise RuntimeError("no C++ compiler\nwas found")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    assert why_not_compiled("cpu") == "no C++ compiler was found"
+    with pytest.raises(ConfigError, match="--device nothing cannot be used here"):
+        why_not_compiled("nothing")
+
+
+def test_in_float16_small_gradients_are_not_lost():
+    """Of a loss a hundred thousandth of the usual size: without the scale they would be zeros."""
+    exact, half = stage("float32"), stage("float16")
+    assert half.scale is not None
+    for model in (exact, half):
+        torch.autograd.backward(model.forward(TOKENS_BT).square().mean() * 1e-5)
+    in_size = half.flat_grad_N / half.scale.factor
+    assert torch.cosine_similarity(exact.flat_grad_N, in_size, dim=0) > 0.999
+    assert float(torch.linalg.vector_norm(in_size)) == pytest.approx(
+        float(torch.linalg.vector_norm(exact.flat_grad_N)), rel=1e-2
+    )
+
+
+def test_a_step_that_overflows_in_float16_is_left_out_and_the_next_ones_are_not():
+    model = stage("float16")
+    assert model.scale is not None
+    steps = InnerOptimizer(model, MANIFEST.inner.model_copy(update={"optimizer": "adamw", "learning_rate": 3e-3}))
+    before, first = model.flat_N.clone(), loss_of(model, TOKENS_BT, TOKENS_BT)[0]
+    model.scale.factor = 2.0**40
+    train_on(model, TOKENS_BT, TOKENS_BT)
+    steps.step(micro_batches=1, share=1.0)
+    assert (steps.steps_done, model.scale.factor) == (0, 2.0**39)
+    assert torch.equal(model.flat_N, before)
+    assert not model.flat_grad_N.any()
+    model.scale.factor = 2.0**16
+    for _ in range(10):
+        train_on(model, TOKENS_BT, TOKENS_BT)
+        steps.step(micro_batches=1, share=1.0)
+    assert steps.steps_done == 10
+    assert loss_of(model, TOKENS_BT, TOKENS_BT)[0] < 0.9 * first
+
+
+def test_a_stage_before_one_in_float16_gets_gradients_of_the_right_size():
+    """Also where the stage itself overflows: then it gets none."""
+    assert isinstance(MANIFEST.model, ModelSection)
+    last = LayerRange.of(MANIFEST.model, first_layer=1)
+    models = [build_model(MANIFEST.model, last, precision=precision) for precision in ("float32", "float16")]
+    sent_BTD = torch.randn(4, 64, MANIFEST.model.hidden_size, generator=torch.Generator().manual_seed(2))
+    found = []
+    for model in models:
+        model.flat_N.copy_(initial_parameters(model.layout, MANIFEST.model, 0))
+        sent = sent_BTD.clone().requires_grad_()
+        train_on(model, sent, TOKENS_BT)
+        assert sent.grad is not None
+        found.append(sent.grad)
+    assert torch.cosine_similarity(found[0].flatten(), found[1].flatten(), dim=0) > 0.999
+    assert float(found[1].norm()) == pytest.approx(float(found[0].norm()), rel=1e-2)
+    scale = models[1].scale
+    assert scale is not None
+    scale.factor = 2.0**60
+    sent = sent_BTD.clone().requires_grad_()
+    train_on(models[1], sent, TOKENS_BT)
+    assert sent.grad is not None
+    assert torch.isfinite(sent.grad).all()
+
+
+def test_the_scale_grows_after_many_good_steps_and_versions_share_it():
+    scale = GradientScale(factor=4.0)
+    for _ in range(GOOD_STEPS):
+        scale.stepped()
+    assert (scale.factor, scale.good_steps) == (8.0, 0)
+    for _ in range(10):
+        scale.overflowed()
+    assert scale.factor == 1.0
+    model = stage("float16")
+    assert model.version().scale is model.scale

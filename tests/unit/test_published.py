@@ -15,6 +15,7 @@ from dilocox_peer.model.families import check_cut, family_of, sees_across
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.loss import train_on
 from dilocox_peer.model.passes import Passes
+from dilocox_peer.model.precision import AutocastStage
 from dilocox_peer.model.published import PublishedStage, design_from, design_layout
 from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.model.weights import open_folder
@@ -230,6 +231,33 @@ def test_checkpointing_of_our_own_layers_changes_no_bit():
         losses.append(train_on(model, inputs_BT, targets_BT))
     assert losses[0] == losses[1]
     assert torch.equal(models[0].flat_grad_N, models[1].flat_grad_N)
+
+
+def kept_masks(model, starts_BT) -> int:
+    """How many vectors as large as a mask a forward keeps for its backward."""
+    found = {}
+
+    def pack(tensor):
+        if tuple(tensor.shape[-2:]) == (TOKENS, TOKENS):
+            found[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.forward(next(batches(model.vocab_size, 1))[0], starts_BT)
+    return len(found)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_what_packed_documents_see_is_kept_once_for_all_layers(precision: str):
+    section = ModelSection(layers=3, hidden_size=32, heads=4, kv_heads=2, mlp_size=48, context=TOKENS)
+    design = design_from(tiny_json("llama"), num_stages=1, context=TOKENS)
+    published = PublishedStage(design, LayerRange(0, design.config.num_hidden_layers - 1, True, True))
+    for model in (build_model(section), published):
+        halved = model if precision == "float32" else AutocastStage(model, precision)
+        starts_BT = torch.zeros_like(next(batches(256, 1))[0], dtype=torch.bool)
+        starts_BT[:, [0, 3]] = True
+        assert kept_masks(halved, None) == 0
+        assert kept_masks(halved, starts_BT) == 1
 
 
 @families

@@ -12,6 +12,7 @@ from dilocox_peer.errors import ConfigError, ManifestMismatch, StateCorrupt
 from dilocox_peer.files import replace_file
 from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest
 from dilocox_peer.model.architecture import layout_of
+from dilocox_peer.model.partition import cut_of
 from dilocox_peer.model.whole import Origin, WholeModel, tensors_of, union
 from dilocox_peer.peer.state.checkpoint import read_checkpoint
 from dilocox_peer.peer.training.anchor_state import AnchorState
@@ -37,7 +38,9 @@ def assemble(
     rounds = {state.round for state in states}
     assert len(rounds) == 1, rounds
     heads = tuple(state.head.hex() for state in states)
-    origin = Origin(manifest.run.name, manifest.run_id, states[0].round, heads, manifest.data, tuple(contributors))
+    origin = Origin(
+        manifest.run.name, manifest.run_id, states[0].round, heads, manifest.data, tuple(contributors), cut=cut_of(manifest)
+    )  # fmt: skip
     return union(manifest.model, origin, [tensors_of(state.layout, state.anchor) for state in states])
 
 

@@ -7,6 +7,7 @@ in the manifest. What a donor says decides nothing.
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.frozen import FrozenBase
+from dilocox_peer.model.quantized import BITS, library
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.state.backup import Backup
 from dilocox_peer.peer.state.base import frozen_base
@@ -64,15 +66,28 @@ async def begin(
     listener: Listener,
     *,
     device: str,
+    bits: int = 0,
 ) -> FrozenBase | None:
-    """Has the keeper hold a state of the stage; gives what stays as it is beside it, in a run of adapters. model: the published
-    model's folder, if it is here. Raises ConfigError when nobody has them or device computes another model, RunUnreachable,
+    """Has the keeper hold a state of the stage; gives what stays as it is beside it, in a run of adapters, to be computed with in so many
+    bits. model: the published model's folder, if it is here. Raises ConfigError when nobody has them or device computes another model, RunUnreachable,
     OSError."""
+    check_bits(manifest, bits)
     if not keeper.has_state:
         await fetch_beginning(manifest, stage, keeper, endpoint, directory, listener)
     base = await frozen_base(manifest, stage, keeper.things, model, endpoint, directory, listener)
     await asyncio.to_thread(try_out, manifest, stage, keeper, model, base, device)
-    return base
+    return None if base is None else replace(base, bits=bits)
+
+
+def check_bits(manifest: Manifest, bits: int) -> None:
+    """Raises ConfigError where frozen weights cannot be held in so many bits; 0: as they are."""
+    if not bits:
+        return
+    if bits not in BITS:
+        raise ConfigError(f"--base-bits {bits}: 8 or 4; leave it out to hold the weights as they are")
+    if not isinstance(manifest.model, PublishedSection) or not manifest.model.lora_rank:
+        raise ConfigError(f"--base-bits {bits}: this run trains all parameters; leave it out")
+    library()
 
 
 async def fetch_beginning(

@@ -81,6 +81,7 @@ class StageLoop:
         checkpointing: bool = False,
         base: "FrozenBase | None" = None,
         precision: str = "float32",
+        compiled: bool = False,
     ) -> None:
         """corpus: of stage 0 alone. micro_batch_limit: stage 0 begins at most so many in a round."""
         self._manifest = manifest
@@ -97,6 +98,7 @@ class StageLoop:
             checkpointing=checkpointing,
             base=base,
             precision=precision,
+            compiled=compiled,
         )
         self.current, self._other = first, first.version()
         self.optimizer = InnerOptimizer(first, manifest.inner)

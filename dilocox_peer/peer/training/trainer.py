@@ -93,10 +93,12 @@ class Trainer:
         checkpointing: bool = False,
         base: "FrozenBase | None" = None,
         precision: str = "float32",
+        compiled: bool = False,
     ) -> None:
         """timetable: the plans of the rounds, which somebody else keeps; None: all as the manifest says.
         checkpointing: activations are computed twice and kept once (model/architecture.py).
-        base: of a run of adapters, the weights that stay as they are. precision: of forwards and backwards (model/precision.py).
+        base: of a run of adapters, the weights that stay as they are. precision: of forwards and backwards (model/precision.py). compiled: layers by
+        torch.compile (model/architecture.py).
         devices: of a whole model all that compute; of a stage the one. corpus: where stage 0 takes its data from. bench: where a stage of several finds its work.
 
         on_failure: called once, from the thread that failed; both threads are useless afterwards.
@@ -123,12 +125,14 @@ class Trainer:
             self._loop = StageLoop(
                 manifest, stage, bench, peer=peer, incarnation=incarnation, corpus=corpus, device=devices[0], clock=clock,
                 micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base, precision=precision,
+                compiled=compiled,
             )  # fmt: skip
         else:
             assert corpus is not None
             self._loop = WholeLoop(
                 manifest, peer=peer, incarnation=incarnation, corpus=corpus, devices=devices, clock=clock,
                 micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base, precision=precision,
+                compiled=compiled,
             )  # fmt: skip
         self._torch = Worker("dilocox-torch", self._fail, num_threads=threads, idle=self._loop.train_on)
         self._crew = Crew(threads)

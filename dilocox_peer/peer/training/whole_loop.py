@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dilocox_peer.data.batches import BatchSource
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.architecture import build_model
+from dilocox_peer.model.architecture import StageModel, build_model
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.team import Team
 from dilocox_peer.peer.planning.timetable import Timetable
@@ -36,6 +36,7 @@ class WholeLoop:
         checkpointing: bool = False,
         base: "FrozenBase | None" = None,
         precision: str = "float32",
+        compiled: bool = False,
     ) -> None:
         """devices: each computes micro-batches of its own. micro_batch_limit: at most so many in a round, then wait for its end."""
         self._manifest = manifest
@@ -43,12 +44,16 @@ class WholeLoop:
         self._incarnation = incarnation
         self._corpus = corpus
         self._micro_batch_limit = micro_batch_limit
-        self._team = Team(
-            [
-                build_model(manifest.model, device=device, checkpointing=checkpointing, base=base, precision=precision)
-                for device in devices
-            ]
-        )
+        models: list[StageModel] = []
+        for device in devices:
+            scale = models[0].scale if models else None
+            models.append(
+                build_model(
+                    manifest.model, device=device, checkpointing=checkpointing, base=base, precision=precision, scale=scale,
+                    compiled=compiled,
+                )
+            )  # fmt: skip
+        self._team = Team(models)
         self._optimizer = InnerOptimizer(self._team.model, manifest.inner)
         self._book = RoundBook(manifest, clock, timetable)
         self._since_step = 0
