@@ -12,12 +12,13 @@ logits are from those of the run's own state, what peers were reckoned to take a
 import argparse
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ from swarm import WatchedSwarm, header
 
 from dilocox_peer.config import read_manifest
 from dilocox_peer.data.tokenizer import JsonTokenizer
+from dilocox_peer.model.adapters import DOWN, UP
 from dilocox_peer.model.architecture import StageModel, build_model, frozen_layout_of, layers_of
 from dilocox_peer.model.frozen import FrozenBase
 from dilocox_peer.model.loss import loss_of
 from dilocox_peer.model.memory import StageSize
 from dilocox_peer.model.merging import base_of
-from dilocox_peer.model.published import PublishedStage, design_of
+from dilocox_peer.model.published import PublishedStage, design_of, lora_of
 from dilocox_peer.model.weights import open_folder
 from dilocox_peer.peer.state.anchors import load_from_disk
 from dilocox_peer.peer.training.outer import initial_state
@@ -63,6 +65,40 @@ def their_loss(folder: Path, ids: torch.Tensor) -> tuple[float, torch.Tensor]:
     with torch.no_grad():
         losses = [float(torch.nn.functional.cross_entropy(model(row[None, :-1]).logits[0], row[1:])) for row in ids]
         return sum(losses) / len(losses), model(ids[:1, :-1]).logits
+
+
+@torch.no_grad()
+def exact_logits(whole: Any, base: FrozenBase, out: Path, ids: torch.Tensor) -> torch.Tensor:
+    """Of the published weights and the run's adapters, merged and computed in float64: what both float32 ways are to come to."""
+    import transformers
+
+    lora = lora_of(whole.section)
+    assert lora is not None, "a run of adapters"
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float64)
+    parameters = dict(model.named_parameters())
+    adapters = {name: torch.from_numpy(tensor.copy()).double() for name, tensor in whole.tensors.items()}
+    for name, tensor in base.tensors().items():
+        path = name.removesuffix(".weight")
+        exact = tensor.double()
+        if path + DOWN in adapters:
+            exact = exact + lora.scale * (adapters[path + UP] @ adapters[path + DOWN])
+        if name in parameters:
+            parameters[name].copy_(exact)
+    logits: torch.Tensor = model(ids).logits
+    return logits
+
+
+def peak_of(process: psutil.Process) -> dict[str, int]:
+    """The most that a process and its helpers have held until now, in bytes, each by its name."""
+    found: dict[str, int] = {}
+    for each in (process, *process.children(recursive=True)):
+        with suppress(psutil.Error, OSError):
+            status = Path(f"/proc/{each.pid}/status").read_text()
+            kilobytes = re.search(r"VmHWM:\s+(\d+) kB", status)
+            if kilobytes is not None:
+                name = "peer" if each.pid == process.pid else each.name()
+                found[name] = found.get(name, 0) + int(kilobytes[1]) * 1024
+    return found
 
 
 class Published:
@@ -149,8 +185,8 @@ async def main() -> None:
         manifest = manifest.model_copy(
             update={key: getattr(manifest, key).model_copy(update=values) for key, values in changes.items()}
         )
-        for stage in range(count):
-            size = StageSize.of(manifest, stage)
+        sizes = [StageSize.of(manifest, stage) for stage in range(count)]
+        for stage, size in enumerate(sizes):
             print(
                 f"  stage {stage}: {size.parameters / 1e6:.2f} M parameters trained, reckoned {size.host_bytes() / 1e9:.2f} GB, "
                 f"{size.frozen_bytes / 1e9:.2f} of them for weights that stay"
@@ -167,7 +203,7 @@ async def main() -> None:
         )
         out = scratch / "out"
         async with WatchedSwarm(manifest, data=[arguments.train]) as swarm:
-            peak = {f"peer{number}": 0 for number in range(arguments.peers)}
+            peak: dict[str, dict[str, int]] = {f"peer{number}": {} for number in range(arguments.peers)}
             with timed(f"{arguments.rounds} rounds of {arguments.peers} peers"):
                 await swarm.start_bootstrap()
                 more = ("--tokenizer", str(scratch / "tokenizer.json"))
@@ -180,8 +216,8 @@ async def main() -> None:
                 def is_done() -> bool:
                     for peer in peers:
                         if peer.process.returncode is None:
-                            size = psutil.Process(peer.process.pid).memory_info().rss
-                            peak[peer.label] = max(peak[peer.label], size)
+                            with suppress(psutil.Error):
+                                peak[peer.label].update(peak_of(psutil.Process(peer.process.pid)))
                     return all(
                         len(swarm.of(each.label, "RoundCertified")) >= arguments.rounds for each in peers
                     ) or all(swarm.of(each.label, "RunComplete") for each in peers)
@@ -191,11 +227,16 @@ async def main() -> None:
                         await swarm.next_change(2.0)
                         if any(peer.process.returncode not in (None, 0) for peer in peers):
                             raise SystemExit("a peer ended: " + "; ".join(peer.last_words for peer in peers))
-            for label in peak:
+            for number, label in enumerate(peak):
+                taken, told = sum(peak[label].values()), sizes[number % count].host_bytes()
+                held = ", ".join(f"{name} {each / 1e6:.0f}" for name, each in peak[label].items())
                 losses = [
                     round(each["train_loss"], 4) for each in swarm.of(label, "RoundClosed") if each.get("train_loss")
                 ]
-                print(f"  {label}: at most {peak[label] / 1e9:.2f} GB, training loss by round {json.dumps(losses)}")
+                print(
+                    f"  {label}: at most {taken / 1e9:.3f} GB ({held} MB), told {told / 1e9:.3f} GB ({told / taken - 1:+.1%}); training loss "
+                    f"by round {json.dumps(losses)}"
+                )
             await asyncio.sleep(5.0)  # the last checkpoints
             await swarm.children.stop()
             run_folders = sorted({path.parent for path in swarm.folder.glob("peers/*/runs/*/stage*")})
@@ -214,7 +255,8 @@ async def main() -> None:
                     "float32",
                 )
             whole = load_from_disk(run_folders, swarm.manifest).model
-        own = build_model(whole.section, base=base_of(whole.section, source))
+        base = base_of(whole.section, source, whole.origin.cut)
+        own = build_model(whole.section, base=base)
         parts = [whole.tensors[spec.name].ravel() for spec in own.layout.tensors]
         with torch.no_grad():
             own.flat_N.copy_(torch.from_numpy(np.concatenate(parts)))
@@ -224,6 +266,13 @@ async def main() -> None:
         print(
             f"export after round {whole.origin.round}: logits {apart:.1e} from the run's own, of {float(own_logits.abs().max()):.1f}"
         )
+        if base is not None:
+            exact = exact_logits(whole, base, out, ids[:1, :-1])
+            each = {"adapters beside": own_logits, "merged": their_logits}
+            print(
+                "from float64: "
+                + ", ".join(f"{name} {float((value - exact).abs().max()):.1e}" for name, value in each.items())
+            )
         print(f"held-out loss: {theirs:.5f} before, {after:.5f} after ({after - theirs:+.5f})")
 
 

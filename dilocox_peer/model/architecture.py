@@ -90,7 +90,7 @@ class StageModel(Protocol):
 
     @property
     def scale(self) -> GradientScale | None:
-        """Of the gradients; None: they are as they should be."""
+        """How many times too large the gradients are; None: they are as they should be."""
         ...
 
     def forward(self, x: Tensor, starts_BT: Tensor | None = None) -> Tensor:

@@ -162,7 +162,7 @@ class FrozenBase:
         return Digest(hashlib.sha256(self.raw).digest())
 
     def digest_of(self, part: FrozenLayout) -> Digest:
-        """Of the file that a stage of ours has, which holds some of the same tensors."""
+        """Hash of the file that a stage of ours has, which holds some of the same tensors."""
         found, at, here = hashlib.sha256(), 0, memoryview(self.raw)
         own = {each.name: each for each in self.layout.tensors}
         for each in part.tensors:
