@@ -1,6 +1,6 @@
 """The docs' pictures of the run's page, from a real run on this machine.
 
-    python scripts/page_pictures.py [--rounds 40] [--peers 3] [--out docs/images]
+    python scripts/page_pictures.py [--rounds 64] [--stages 2] [--peers 4] [--out docs/images]
 
 A bootstrap with `--web-port` and peers that train the tiny preset, each a real process on loopback; after so many rounds a headless
 Chromium (tests/browser/chromium.py) takes page-light.png, page-dark.png and page-phone.png. Nothing is made up.
@@ -28,23 +28,25 @@ PICTURES = (("light", DESKTOP, False, 1.0), ("dark", DESKTOP, True, 1.0), ("phon
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="to wait for")
-    parser.add_argument("--peers", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=64, help="to wait for")
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--peers", type=int, default=4, help="of all stages together")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     flags = parser.parse_args()
-    asyncio.run(take(flags.rounds, flags.peers, flags.out))
+    asyncio.run(take(flags.rounds, flags.stages, flags.peers, flags.out))
 
 
-async def take(rounds: int, peers: int, out: Path) -> None:
+async def take(rounds: int, stages: int, peers: int, out: Path) -> None:
     """Raises ChildEnded, TimeoutError."""
-    manifest = preset("tiny", run={"name": "first-run"}, rounds={"start_peers": peers, "total": max(64, 2 * rounds)})
+    settings = {"start_peers": peers // stages, "total": 2 * rounds}
+    manifest = preset("tiny", run={"name": "first-run"}, rounds=settings, stages={"count": stages})
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     state = f"http://127.0.0.1:{port}/api/state"
     async with LocalSwarm(manifest, said) as swarm:
         await swarm.start_bootstrap("--web-port", str(port))
         for number in range(peers):
-            await swarm.start_peer(f"peer{number + 1}")
+            await swarm.start_peer(f"peer{number + 1}", stage=number % stages)
         async with asyncio.timeout(PATIENCE_S):
             while (known := await asyncio.to_thread(read, state))["now"]["round"] < rounds:
                 print(

@@ -30,6 +30,7 @@ class Pauses:
         self._reasons: dict[str, str] = {}
         self._trainer: Holdable | None = None
         self._is_trainer_paused = False
+        self.changed = asyncio.Event()  # for the one who announces it: training was paused, or goes on
 
     @property
     def reasons(self) -> Mapping[str, str]:
@@ -44,6 +45,7 @@ class Pauses:
         """No micro-batch of ours begins until `who`, and everybody else who paused, has resumed."""
         if not self._reasons:
             self._listener(Paused(why))
+            self.changed.set()
         self._reasons[who] = why
         self._settle()
 
@@ -51,6 +53,7 @@ class Pauses:
         """Takes back what `who` asked for; nothing happens if it had not."""
         if self._reasons.pop(who, None) is not None and not self._reasons:
             self._listener(Resumed(why))
+            self.changed.set()
         self._settle()
 
     def set_trainer(self, trainer: Holdable) -> None:

@@ -5,7 +5,6 @@ What it says of others is read by claim.py and discovery.py.
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dilocox_peer.admission import Admission
@@ -20,6 +19,7 @@ from dilocox_peer.network.reservations import Reservations
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.dialback import Reachability
 from dilocox_peer.peer.links.conveyor import Conveyor
+from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.training.book import Progress
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.records import MAX_ADDRESSES
@@ -88,7 +88,7 @@ class Tenure:
         manifest: Manifest,
         progress: Callable[[], Progress],
         conveyor: Conveyor | None,
-        is_paused: Callable[[], bool],
+        pauses: Pauses,
         is_leader: Callable[[], bool],
         listener: Listener,
     ) -> None:
@@ -99,7 +99,7 @@ class Tenure:
         self._manifest = manifest
         self._progress = progress
         self._conveyor = conveyor
-        self._is_paused = is_paused
+        self._pauses = pauses
         self._is_leader = is_leader
         self._listener = listener
 
@@ -122,19 +122,27 @@ class Tenure:
                 self._listener(Failed("lease", f"{error}; trying again in {LEASE_S:.0f} s"))
 
     async def _until_due(self) -> None:
-        """Before the lease runs out, or once it names relays that are not ours any more."""
-        changed = asyncio.Event() if self._presence.reservations is None else self._presence.reservations.changed
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LEASE_S):
-                await changed.wait()
-        changed.clear()
+        """Before the lease runs out, once it names relays that are not ours any more, and when training is paused or goes on."""
+        changed = [self._pauses.changed]
+        if self._presence.reservations is not None:
+            changed.append(self._presence.reservations.changed)
+        waits = {asyncio.ensure_future(event.wait()) for event in changed}
+        try:
+            await asyncio.wait(waits, timeout=LEASE_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        for event in changed:
+            event.clear()
 
     def _lease(self) -> Lease:
         progress = self._progress()
+        is_paused = self._pauses.is_paused
         lease = replace(
             self._presence.lease(self._stage),
-            tokens_per_s=0.0 if self._is_paused() else progress.tokens_per_s,
+            tokens_per_s=0.0 if is_paused else progress.tokens_per_s,
             round=progress.round,
+            is_paused=is_paused,
         )
         if self._conveyor is None:
             return lease

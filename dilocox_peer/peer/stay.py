@@ -285,7 +285,7 @@ class Stay:
             manifest=manifest,
             progress=trainer.progress,
             conveyor=conveyor,
-            is_paused=lambda: self._pauses.is_paused,
+            pauses=self._pauses,
             is_leader=lambda: averaging.machine.leader == self._me,
             listener=self._listener,
         )

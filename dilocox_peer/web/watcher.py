@@ -44,6 +44,7 @@ def _stage(kept: KeptStage) -> StageFacts:
             round=lease.round,
             reachability=lease.reachability,
             answers=lease.peer in reached,
+            is_paused=lease.is_paused,
         )
         for lease in kept.leases
     )

@@ -50,6 +50,7 @@ class LeaseForm(Declared, frozen=True, tag="lease"):
     link_addresses: Addresses
     has_left: bool
     admission: Annotated[bytes, Meta(max_length=MAX_GRANT_BYTES)]
+    is_paused: bool
 
 
 class Word(Declared, frozen=True, tag="word"):

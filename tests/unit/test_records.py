@@ -63,6 +63,7 @@ leases = st.builds(
     reachability=st.sampled_from(["direct", "relayed"]),
     round=st.integers(0, MAX_COUNT),
     has_left=st.booleans(),
+    is_paused=st.booleans(),
     expires_s=st.floats(0, 1e10),
 )
 
@@ -118,7 +119,7 @@ def golden() -> dict[str, bytes]:
 def test_the_bytes_are_those_of_an_earlier_version() -> None:
     before = golden()
     full = replace(
-        LEASE, link=LINK, link_addresses=(f"/ip4/203.0.113.5/tcp/9/p2p/{LINK}",), has_left=True, admission=b"pass",
+        LEASE, link=LINK, link_addresses=(f"/ip4/203.0.113.5/tcp/9/p2p/{LINK}",), has_left=True, admission=b"pass", is_paused=True,
         reachability="relayed",
     )  # fmt: skip
     for name, lease in (("lease", LEASE), ("lease_full", full)):
