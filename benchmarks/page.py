@@ -1,11 +1,12 @@
 """What the run's page costs whoever serves it: size, time a refresh, memory; how soon it is painted; what an attack on its port does.
 
-    python benchmarks/page.py [--peers 500] [--rounds 5000] [--stages 2] [--repeats 20] [--browser] [--attack]
+    python benchmarks/page.py [--peers 500] [--rounds 5000] [--stages 2] [--repeats 20] [--browser] [--attack] [--bootstrap]
 
 The run is made up (tests/simulated_run.py): that many peers announce themselves, a roster of 16 a stage contributes, nothing is signed. A
 refresh is all that the server's thread does for one look: fold, sections, JSON; with a new round of every stage each time, and
 with none. --browser: the first paint in a headless Chromium. --attack: the page's server in this process beside a loop that stands for the
 bootstrap's, whose lateness is measured while others open 200 connections, send headers byte by byte, huge ones and pipelined requests.
+--bootstrap: the same attack on a real bootstrap's page, and how late its own loop was, by its own measure.
 Expected beforehand: 1,024 points of 9 columns are 70 KB, 500 peers 100 KB, as many contributors 80 KB; a fold of one round some
 microseconds, JSON of 250 KB 5 ms.
 """
@@ -39,6 +40,7 @@ from dilocox_peer.web.server import PageServer
 from tests.simulated_run import simulated_facts, simulated_manifest
 
 ATTACK_S = 12.0
+WINDOW_S = 30.0  # of the bootstrap's own measure
 
 
 def main() -> None:
@@ -49,6 +51,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--browser", action="store_true")
     parser.add_argument("--attack", action="store_true")
+    parser.add_argument("--bootstrap", action="store_true")
     flags = parser.parse_args()
     print(f"load {psutil.getloadavg()[0]:.1f}, {' '.join(sys.argv)}")
     manifest = simulated_manifest(2 * flags.rounds, flags.stages)
@@ -61,6 +64,8 @@ def main() -> None:
         asyncio.run(first_paint(manifest.run_id, RunPage(manifest), facts, flags.repeats))
     if flags.attack:
         asyncio.run(attack(manifest.run_id, RunPage(manifest), facts))
+    if flags.bootstrap:
+        asyncio.run(attack_bootstrap())
 
 
 def fold(page: RunPage, facts: RunFacts, rounds: int, repeats: int, chains: int) -> None:
@@ -138,6 +143,35 @@ async def attack(run: str, page: RunPage, facts: RunFacts) -> None:
         )
 
 
+async def attack_bootstrap() -> None:
+    from dilocox_peer.cli.local_swarm import LocalSwarm
+    from dilocox_peer.config import preset
+    from dilocox_peer.peer.control import ask, socket_path
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with LocalSwarm(preset("tiny"), lambda _label, _record: None) as swarm:
+        child = await swarm.start_bootstrap("--web-port", str(port))
+        assert await asyncio.to_thread(answers, port, 100), "its page never answers"
+
+        async def seen() -> tuple[str, int]:
+            status = (await ask(socket_path(swarm.folder / "peers" / "bootstrap"), "status"))["status"]
+            memory = await asyncio.to_thread(psutil.Process(child.process.pid).memory_full_info)
+            return f"p99 {status['lag_ms_p99']:.1f}, max {status['lag_ms_max']:.1f} ms", memory.uss
+
+        await asyncio.sleep(WINDOW_S)
+        quiet, before = await seen()
+        attackers = multiprocessing.get_context("spawn").Process(target=attack_port, args=(port, WINDOW_S))
+        attackers.start()
+        await asyncio.to_thread(attackers.join)
+        attacked, after = await seen()
+        does = await asyncio.to_thread(answers, port, 100)
+    print(
+        f"a real bootstrap's loop late over {WINDOW_S:.0f} s: {quiet} quiet, {attacked} under attack; memory {before / 1e6:.0f} MB, "
+        f"{(after - before) / 1e6:+.0f} MB after; its page {'answers' if does else 'does NOT answer'} afterwards"
+    )
+
+
 async def lateness(served: PageServer, run: str, facts: RunFacts, ends: Awaitable[object]) -> tuple[str, int, float]:
     """How late this loop is until `ends` does, with a refresh every two seconds; the most memory; processor time."""
     late: list[float] = []
@@ -157,13 +191,13 @@ async def lateness(served: PageServer, run: str, facts: RunFacts, ends: Awaitabl
     return told, most, time.process_time() - worked
 
 
-def attack_port(port: int) -> None:
+def attack_port(port: int, seconds: float = ATTACK_S) -> None:
     """All at once, in a process of its own."""
     ended = threading.Event()
     threads = [threading.Thread(target=each, args=(port, ended)) for each in (hold, drip, flood, pipeline, swallow)]
     for each in threads:
         each.start()
-    time.sleep(ATTACK_S)
+    time.sleep(seconds)
     ended.set()
     for each in threads:
         each.join()

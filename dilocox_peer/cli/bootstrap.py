@@ -26,6 +26,7 @@ from dilocox_peer.cli.flags import BootstrapFlags
 from dilocox_peer.cli.health import RunHealth, report
 from dilocox_peer.cli.home import default_home, owner_key_path
 from dilocox_peer.cli.lifetime import Stop, interruptible, run_until_stopped
+from dilocox_peer.cli.page import check_port, page_of
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
 from dilocox_peer.events import BootstrapReady, Failed, Left, Listener, Remark
@@ -103,8 +104,10 @@ def run_bootstrap(flags: BootstrapFlags) -> None:
     """Serves until it is told to stop. Raises ConfigError, RunUnreachable; nothing is started before all is checked."""
     if flags.port is not None and flags.host_maddrs:
         raise ConfigError("--port and --host-maddrs both say where to listen: pass one of them")
-    if flags.web_port is not None and not flags.keep:
-        raise ConfigError("--web-port shows what is kept: leave --no-keep out")
+    if flags.web_port is not None:
+        if not flags.keep:
+            raise ConfigError("--web-port shows what is kept: leave --no-keep out")
+        check_port(flags.web_host, flags.web_port)
     manifests = _manifests(flags.paths)
     owner_keys = _owner_keys(flags, manifests)
     parse_multiaddrs(flags.initial_peers, "peer")
@@ -282,8 +285,6 @@ def _page(
     runs: Sequence[_Served], flags: BootstrapFlags, listener: Listener
 ) -> AbstractAsyncContextManager[str] | None:
     """The page of what is kept, while it is entered; its address. None: there is to be none."""
-    from dilocox_peer.cli.page import page_of
-
     kept = [(served.archivist, served.link) for served in runs if served.archivist is not None]
     if flags.web_port is None:
         return None

@@ -1,15 +1,30 @@
 """The run's page beside a bootstrap: `--web-port`."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener
 
 if TYPE_CHECKING:
     from dilocox_peer.peer.archivist import Archivist
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises ConfigError when the page could not listen there."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.create_server((host, port), family=family):
+            return
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+    raise ConfigError(
+        f"--web-port: cannot listen on {host} port {port} ({reason}): pass another one, or another --web-host"
+    )
 
 
 @asynccontextmanager

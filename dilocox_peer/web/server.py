@@ -7,7 +7,6 @@ lets no script in but its own.
 """
 
 import asyncio
-import errno
 import gzip
 import ipaddress
 import json
@@ -133,9 +132,9 @@ class PageServer:
         self._thread.start()
         self._started.wait(START_S)
         if self._trouble is not None:
-            why = "somebody listens there" if self._trouble.errno == errno.EADDRINUSE else self._trouble.strerror
+            reason = (self._trouble.strerror or str(self._trouble)).lower()
             raise ConfigError(
-                f"--web-port {self._wanted_port}: cannot listen on {self._host} ({why}): pass another one"
+                f"--web-port: cannot listen on {self._host} port {self._wanted_port} ({reason}): pass another one"
             )
         return self
 

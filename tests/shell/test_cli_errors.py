@@ -288,6 +288,21 @@ def test_join_checks_this_machine_before_it_makes_anything(tmp_path):
     assert files_in(tmp_path) == set()
 
 
+def test_a_page_that_cannot_be_served_is_told_before_anything_starts(tmp_path):
+    path = tmp_path / "run.toml"
+    assert peer(tmp_path / "home", "init", str(path)).returncode == 0
+    before = files_in(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert_refused(peer(tmp_path, "bootstrap", str(path), "--web-port", port), 2, port, "--web-port", "in use")
+    done = peer(tmp_path, "bootstrap", str(path), "--web-port", "0", "--web-host", "203.0.113.77")
+    assert_refused(done, 2, "203.0.113.77", "--web-host")
+    assert_refused(peer(tmp_path, "bootstrap", str(path), "--web-port", "0", "--no-keep"), 2, "--no-keep")
+    assert files_in(tmp_path) == before
+
+
 def test_a_port_in_use_is_named(tmp_path):
     path = tmp_path / "run.toml"
     assert peer(tmp_path, "init", str(path)).returncode == 0

@@ -75,6 +75,25 @@ def test_the_state_is_the_document_zipped_or_not(served: Served) -> None:
         assert f'dilocox_run_round{{name="simulated",run="{RUN[:12]}"}} 6.0' in answer.read().decode()
 
 
+def test_of_several_runs_each_has_its_document() -> None:
+    other = simulated_manifest(9, 1, "other")
+    pages = {RUN: RunPage(MANIFEST), other.run_id: RunPage(other)}
+    with PageServer(pages, host="127.0.0.1", port=0, listener=print) as page:
+        known = Served(page, [])
+        page.show(RUN, FACTS)
+        page.show(other.run_id, simulated_facts(other, peers=2, rounds=3))
+        for run, name in ((RUN, "simulated"), (other.run_id, "other")):
+            while known.get(f"/api/state?run={run}")[0] == 503:
+                pass
+            document = json.loads(known.get(f"/api/state?run={run[:12]}")[2])
+            assert document["run"]["name"] == name
+            assert [each["name"] for each in document["runs"]] == ["simulated", "other"]
+        assert json.loads(known.get("/api/state")[2])["run"]["id"] == RUN
+        for wrong in ("", "ab", "0" * 64, "%00", other.run_id + "0"):
+            assert known.get(f"/api/state?run={wrong}")[0] == 404
+        assert known.get("/metrics")[2].count(b"dilocox_run_round{") == 2
+
+
 def test_every_answer_forbids_what_is_not_the_pages_own(served: Served) -> None:
     for path in (*ASSETS, "/api/state", "/metrics", "/nothing"):
         _, head, _ = served.get(path)
@@ -227,9 +246,7 @@ async def test_who_does_not_take_updates_is_cut_off(served: Served, monkeypatch:
 
 def test_a_port_that_is_taken_is_told_in_one_line(served: Served) -> None:
     with (
-        pytest.raises(
-            ConfigError, match=f"--web-port {served.page.port}: cannot listen on 127.0.0.1 .somebody listens"
-        ),
+        pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1 port {served.page.port} "),
         PageServer({RUN: RunPage(MANIFEST)}, host="127.0.0.1", port=served.page.port, listener=print),
     ):
         pass

@@ -83,7 +83,7 @@ function drawNow(now) {
   standing.className = "standing " + now.standing;
   put("word", now.standing);
   put("why", now.why);
-  put("kept", now.kept_round ? "As it is after the newest round (kept here: " + whole.format(now.kept_round) + "), as a folder that transformers loads:" : "As it is after the newest round, as a folder that transformers loads:");
+  put("kept", now.kept_round ? "The newest round (" + whole.format(now.kept_round) + " is kept here), as a folder for transformers:" : "The newest round, as a folder for transformers:");
   const share = now.total_steps ? Math.min(1, now.steps / now.total_steps) : 0;
   at("progress").value = share;
   at("progress").hidden = !now.total_steps;
@@ -230,7 +230,9 @@ at("curve").addEventListener("keydown", event => {
   const next = Math.min(last, Math.max(0, now + step));
   plot.setCursor({ left: plot.valToPos(plot.data[0][next], "x"), top: plot.bbox.height / devicePixelRatio / 2 });
 });
-at("curve").addEventListener("blur", () => { if (plot) { plot.setCursor({ left: -10, top: -10 }); tell(null); } });
+at("curve").addEventListener("focus", () => at("curve-at").setAttribute("aria-live", "polite"));
+at("curve").addEventListener("blur", () => {
+  at("curve-at").setAttribute("aria-live", "off"); if (plot) { plot.setCursor({ left: -10, top: -10 }); tell(null); } });
 at("axis").addEventListener("change", event => { axis = event.target.value; drawCurve(); });
 new ResizeObserver(() => { if (plot) plot.setSize({ width: at("curve").clientWidth, height: at("curve").clientHeight }); }).observe(at("curve"));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCurve);
