@@ -34,6 +34,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from dilocox_peer.types import RunId
 from dilocox_peer.web.document import RunPage
 from dilocox_peer.web.facts import RunFacts
 from dilocox_peer.web.server import PageServer
@@ -102,7 +103,7 @@ def fold(page: RunPage, facts: RunFacts, rounds: int, repeats: int, chains: int)
     )
 
 
-async def first_paint(run: str, page: RunPage, facts: RunFacts, repeats: int) -> None:
+async def first_paint(run: RunId, page: RunPage, facts: RunFacts, repeats: int) -> None:
     from tests.browser.chromium import chromium
 
     painted, drawn = [], []
@@ -122,7 +123,7 @@ async def first_paint(run: str, page: RunPage, facts: RunFacts, repeats: int) ->
     print(f"first contentful paint, ms: {spread(painted)}; curve drawn at most after: {spread(drawn)}")
 
 
-async def attack(run: str, page: RunPage, facts: RunFacts) -> None:
+async def attack(run: RunId, page: RunPage, facts: RunFacts) -> None:
     with PageServer({run: page}, host="127.0.0.1", port=0, listener=print) as served:
         served.show(run, facts)
         assert await asyncio.to_thread(answers, served.port, 100), "it never answers"
@@ -172,7 +173,7 @@ async def attack_bootstrap() -> None:
     )
 
 
-async def lateness(served: PageServer, run: str, facts: RunFacts, ends: Awaitable[object]) -> tuple[str, int, float]:
+async def lateness(served: PageServer, run: RunId, facts: RunFacts, ends: Awaitable[object]) -> tuple[str, int, float]:
     """How late this loop is until `ends` does, with a refresh every two seconds; the most memory; processor time."""
     late: list[float] = []
     most, began, worked = 0, time.monotonic(), time.process_time()

@@ -37,7 +37,7 @@ async def page_of(
     from dilocox_peer.web.server import PageServer
     from dilocox_peer.web.watcher import RunWatcher
 
-    pages: dict[str, RunPage] = {archivist.manifest.run_id: RunPage(archivist.manifest) for archivist, _ in kept}
+    pages = {archivist.manifest.run_id: RunPage(archivist.manifest) for archivist, _ in kept}
     with PageServer(pages, host=host, port=port, listener=listener) as server:
         watchers = [
             RunWatcher(archivist, link, partial(server.show, archivist.manifest.run_id)) for archivist, link in kept

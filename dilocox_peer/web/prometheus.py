@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dilocox_peer.types import RunId
 from dilocox_peer.web.document import PageDocument, figures
 
 _STAGE = (
@@ -15,7 +16,7 @@ _STAGE = (
 )
 
 
-def exposition(documents: Mapping[str, PageDocument]) -> bytes:
+def exposition(documents: Mapping[RunId, PageDocument]) -> bytes:
     """In Prometheus' text format. documents: by run id."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Documents(documents))
@@ -23,7 +24,7 @@ def exposition(documents: Mapping[str, PageDocument]) -> bytes:
 
 
 class _Documents(Collector):
-    def __init__(self, documents: Mapping[str, PageDocument]) -> None:
+    def __init__(self, documents: Mapping[RunId, PageDocument]) -> None:
         self._documents = documents
 
     def collect(self) -> Iterator[Metric]:

@@ -24,6 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Failed, Listener
+from dilocox_peer.types import RunId
 from dilocox_peer.web.document import PageDocument, RunPage
 from dilocox_peer.web.facts import RunFacts
 from dilocox_peer.web.guard import Guard
@@ -106,7 +107,7 @@ class Shown:
 class PageServer:
     """`with PageServer(...)`: serves until the block ends; what `show` is given is what it shows."""
 
-    def __init__(self, pages: Mapping[str, RunPage], *, host: str, port: int, listener: Listener) -> None:
+    def __init__(self, pages: Mapping[RunId, RunPage], *, host: str, port: int, listener: Listener) -> None:
         """pages: by run id; who names no run sees the first. listener: called in the server's thread. port 0: any."""
         assert pages, "a page of no run"
         self._shown = {run: Shown(page) for run, page in pages.items()}
@@ -118,7 +119,7 @@ class PageServer:
         }
         self._guards: set[Guard] = set()
         self.num_streams = 0
-        self._waiting: dict[str, RunFacts] = {}  # the newest look of each run that the thread has not come to
+        self._waiting: dict[RunId, RunFacts] = {}  # the newest look of each run that the thread has not come to
         self._lock = threading.Lock()
         self._started = threading.Event()
         self._trouble: OSError | None = None
@@ -149,7 +150,7 @@ class PageServer:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self.port}/"
 
-    def show(self, run: str, facts: RunFacts) -> None:
+    def show(self, run: RunId, facts: RunFacts) -> None:
         """What was seen of a run, from any thread; the document is made in the server's, of the newest look alone."""
         with self._lock:
             is_told, self._waiting[run] = run in self._waiting, facts
@@ -213,7 +214,7 @@ class PageServer:
             for guard in [each for each in self._guards if each.until_s < now]:
                 guard.cut()
 
-    def _update(self, run: str) -> None:
+    def _update(self, run: RunId) -> None:
         with self._lock:
             facts = self._waiting.pop(run, None)
         if facts is None:
