@@ -20,16 +20,18 @@ from dilocox_peer.cli.flags import PeerFlags, StatusFlags
 from dilocox_peer.cli.health import ROLE, judge
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.observer import Observer
+from dilocox_peer.cli.onlooker import Onlooker
 from dilocox_peer.cli.screen import Size, View, render
 from dilocox_peer.cli.terminal import Dashboard, Terminal, is_interactive
 from dilocox_peer.cli.visit import visit
 from dilocox_peer.events import SeenPeer, SwarmSeen, short
-from dilocox_peer.invitation import Invitation, parse_invitation
+from dilocox_peer.invitation import Invitation, format_invitation, parse_invitation
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import NotRunning, ask, follow, is_answered, socket_path
 from dilocox_peer.peer.planning.plan import adapts_inner_steps
 from dilocox_peer.peer.status import Status, stage_words
 from dilocox_peer.types import PeerId
+from dilocox_peer.web.durations import duration
 
 WATCH_PEER_S, WATCH_RUN_S = 1.0, 10.0
 MAX_NAMED = 8  # of those doubted, and of those refused: the newest
@@ -218,13 +220,16 @@ async def _show_run(invitation: Invitation, *, as_json: bool, watch: bool) -> No
     """Prints which peer holds which stage of a run, as announced."""
     async with visit(invitation) as open_visit:
         manifest = await open_visit.directory.fetch_manifest()
+        onlooker = await Onlooker.of(open_visit, manifest, format_invitation(invitation))
         while True:
+            known = None if onlooker is None else await onlooker.look()
             seen = [
                 SeenPeer(lease.peer, stage, lease.tokens_per_s, lease.round, lease.reachability)
                 for stage in range(manifest.stages.count)
                 for lease in await open_visit.directory.peers(stage)
             ]
-            typer.echo(json.dumps(run_summary(manifest, seen)) if as_json else "\n".join(run_lines(manifest, seen)))
+            summary = run_summary(manifest, seen, known)
+            typer.echo(json.dumps(summary) if as_json else "\n".join(run_lines(manifest, summary)))
             if not watch:
                 return
             await asyncio.sleep(WATCH_RUN_S)
@@ -237,15 +242,17 @@ def run_status(manifest: Manifest, seen: Sequence[SeenPeer]) -> Status:
     return status
 
 
-def run_summary(manifest: Manifest, seen: Sequence[SeenPeer]) -> dict[str, Any]:
-    """The JSON of `status LINK --json`."""
+def run_summary(manifest: Manifest, seen: Sequence[SeenPeer], known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON of `status LINK --json`. known: the run as its page has it, where it could be read."""
     status = run_status(manifest, seen)
     rounds = [peer.round for peer in seen]
+    now: Mapping[str, Any] = {} if known is None else known["now"]
     return {
         "run": manifest.run_id,
         "run_name": manifest.run.name,
-        "round": max(rounds, default=0),
-        "total_rounds": manifest.rounds.total,
+        "round": max([now.get("round", 0), *rounds]),
+        "total_rounds": now.get("total_rounds") or manifest.rounds.total,
+        **{key: now.get(key) for key in ("standing", "why", "loss", "tokens", "tokens_per_s", "eta_s", "times_less")},
         "stages": [
             {
                 "stage": stage,
@@ -267,11 +274,16 @@ def run_summary(manifest: Manifest, seen: Sequence[SeenPeer]) -> dict[str, Any]:
     }
 
 
-def run_lines(manifest: Manifest, seen: Sequence[SeenPeer]) -> list[str]:
+def run_lines(manifest: Manifest, summary: Mapping[str, Any]) -> list[str]:
     """The same for a person."""
-    summary = run_summary(manifest, seen)
     about = " of about " if adapts_inner_steps(manifest) else "/"  # from outside only the settings are known
     lines = [f"{summary['run_name']} ({summary['run'][:12]})  round {summary['round']}{about}{summary['total_rounds']}"]
+    if summary["standing"] is not None:
+        left = "" if summary["eta_s"] is None else f", about {duration(summary['eta_s'])} left"
+        lines += [
+            f"  {summary['standing']}: {summary['why']}",
+            f"  loss {_loss(summary['loss'])}, {summary['tokens']:,} tokens{left}",
+        ]
     for each in summary["stages"]:
         here = [True] * len(each["peers"])
         lines.append(

@@ -17,6 +17,7 @@ from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.status import printable
 from dilocox_peer.types import PeerId
+from dilocox_peer.web.durations import duration
 from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
 from dilocox_peer.web.history import StageHistory, evaluations_on, thinned
 
@@ -280,15 +281,6 @@ def _shown(stage: StageFacts, most: int) -> Sequence[Holder]:
         return stage.holders
     roster = set(stage.roster)
     return sorted(stage.holders, key=lambda each: (each.peer not in roster, -each.tokens_per_s, each.peer))[:most]
-
-
-def duration(seconds: float) -> str:
-    """Of so many seconds, in the unit that fits."""
-    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
-        if seconds >= 2 * size or size == 1:
-            count = int(seconds // size)
-            return f"{count} {unit}{'' if count == 1 else 's'}"
-    raise AssertionError("seconds are the last unit")
 
 
 def _loss(value: float | None) -> float | None:

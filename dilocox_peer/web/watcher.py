@@ -2,9 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
+from dilocox_peer.dht.records import Lease
 from dilocox_peer.peer.archivist import Archivist, KeptStage
+from dilocox_peer.types import PeerId
 from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
 
 LOOK_S = 2.0  # between two documents, and two looks at the run: the page is never older than two of them
@@ -36,16 +38,22 @@ class RunWatcher:
 
 
 def _stage(kept: KeptStage) -> StageFacts:
-    reached = set(kept.reached)
-    holders = tuple(
+    return StageFacts(
+        tuple(kept.certificates), holders_of(kept.leases, kept.reached), kept.roster, is_over=kept.is_over
+    )
+
+
+def holders_of(leases: Iterable[Lease], reached: Collection[PeerId]) -> tuple[Holder, ...]:
+    """reached: those of them that there is a connection with."""
+    here = set(reached)
+    return tuple(
         Holder(
             peer=lease.peer,
             tokens_per_s=lease.tokens_per_s,
             round=lease.round,
             reachability=lease.reachability,
-            answers=lease.peer in reached,
+            answers=lease.peer in here,
             is_paused=lease.is_paused,
         )
-        for lease in kept.leases
+        for lease in leases
     )
-    return StageFacts(tuple(kept.certificates), holders, kept.roster, is_over=kept.is_over)

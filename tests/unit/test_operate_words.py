@@ -1,9 +1,12 @@
 """What `status` and `pause` say of a peer, and to it."""
 
 from dilocox_peer.cli.home import PeerHome
-from dilocox_peer.cli.operate import peer_lines
+from dilocox_peer.cli.operate import peer_lines, run_lines, run_summary
+from dilocox_peer.events import SeenPeer
 from dilocox_peer.peer.status import Status
 from dilocox_peer.peer.summary import summary
+from dilocox_peer.web.document import RunPage
+from tests.simulated_run import simulated_facts, simulated_manifest
 from tests.unit.dashboard_data import certified, joined, progress
 
 
@@ -13,6 +16,26 @@ def test_a_round_of_a_small_model_does_not_show_as_no_bytes(tmp_path):
     found.take(progress(1), 1.0)
     found.take(certified(1, expected_rounds=400, bytes_sent=35_000), 1.0)
     assert peer_lines(summary(found, 1.0))[-1].endswith("35.0 kB sent")
+
+
+def test_a_run_from_outside_shows_its_loss_and_the_time_left_where_it_can_be_read():
+    manifest = simulated_manifest(200, 2)
+    facts = simulated_facts(manifest, peers=4, rounds=40)
+    seen = [
+        SeenPeer(each.peer, stage, each.tokens_per_s, 38, each.reachability)
+        for stage, of in enumerate(facts.stages)
+        for each in of.holders
+    ]
+    known = RunPage(manifest).take(facts)
+    lines = run_lines(manifest, run_summary(manifest, seen, known))
+    assert "round 40/200" in lines[0]
+    assert lines[1:3] == [
+        "  training: rounds are being certified",
+        f"  loss {known['now']['loss']:.4f}, {known['now']['tokens']:,} tokens, about 106 minutes left",
+    ]
+    unread = run_lines(manifest, run_summary(manifest, seen))
+    assert "round 38/200" in unread[0]
+    assert unread[1:] == lines[3:]
 
 
 def test_a_command_to_a_peer_with_a_name_of_its_own_has_the_name(tmp_path):
