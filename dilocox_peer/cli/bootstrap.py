@@ -271,11 +271,13 @@ async def _open(
         await desk.beat(directory)
     await directory.publish_manifest(manifest)
     await dialback.serve(transport, right=None)
-    registrar = _registrar(manifest, owner_key, transport, directory, flags, listener)
+    archivist = await _archivist(stack, manifest, transport, directory, flags, listener) if flags.keep else None
+    registrar = _registrar(manifest, owner_key, transport, directory, flags, listener, archivist)
     if registrar is not None:
+        if archivist is not None:
+            archivist.on_tail_lost = registrar.tail_lost
         registering = asyncio.create_task(registrar.run(), name="notaries")
         stack.push_async_callback(_end, registering)
-    archivist = await _archivist(stack, manifest, transport, directory, flags, listener) if flags.keep else None
     served = _Served(manifest, transport, directory, desk, beaten_at=time.monotonic(), archivist=archivist)
     stack.callback(served.failed.cancel)
     return served
@@ -315,6 +317,7 @@ def _registrar(
     directory: "Directory",
     flags: BootstrapFlags,
     listener: Listener,
+    archivist: "Archivist | None",
 ) -> "Registrar | None":
     """The owner's part in the run, if its key is here."""
     if key is None:
@@ -327,7 +330,10 @@ def _registrar(
     from dilocox_peer.peer.registrar import Registrar
 
     folder = flags.peer_home.run_folder(manifest.run_id)
-    return Registrar(manifest, key, transport=transport, directory=directory, folder=folder, listener=listener)
+    kept = None if archivist is None else archivist.head_of
+    return Registrar(
+        manifest, key, transport=transport, directory=directory, folder=folder, listener=listener, kept=kept
+    )
 
 
 async def _archivist(

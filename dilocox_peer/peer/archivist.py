@@ -43,6 +43,7 @@ LOOK_ALONE_S = 5.0  # with nobody there
 FIND_S = 5.0
 LOOKS_AT_ONCE = 16
 PATIENCE_S = 60.0  # with view changes of a minority, and with voters that are not heard
+GIVE_UP_S = 15.0  # in which a peer that was killed may be back with what it has on its disk
 LEASE_S = 30.0
 RETRY_S = 5.0
 BLOB_S = 600.0
@@ -119,7 +120,11 @@ class Archivist:
         lease: Callable[[int], Lease],
         listener: Listener,
     ) -> None:
-        """folder: of this run at this process. lease: ours, with the round that is kept."""
+        """folder: of this run at this process. lease: ours, with the round that is kept. on_tail_lost: may be set; called again and
+        again with a stage and a head after which nobody has anything any more."""
+        self.on_tail_lost: Callable[[int, Digest], None] = lambda _stage, _head: None
+        self._lost_since: dict[int, float] = {}
+        self._given_up: dict[int, tuple[Digest, Digest]] = {}  # (where the chain was cut, its tip before)
         self.manifest = manifest
         self.stages: tuple[KeptStage, ...] = ()
         self.evaluations: deque[Evaluated] = deque(maxlen=MAX_EVALUATIONS)
@@ -264,6 +269,7 @@ class Archivist:
         self._spare_collections()
         await asyncio.to_thread(self._write_chains)
         await self._ask_for_tips()
+        self._give_up_tails()
         await self._go_on()
         return self._pause_s()
 
@@ -286,6 +292,33 @@ class Archivist:
                 continue
             if (tip := await survey.tip()) is not None:
                 self._tips[stage.stage] = tip
+
+    def _give_up_tails(self) -> None:
+        """Certificates after what is kept, when those who made them are gone and nobody has the contributions: newcomers go on from
+        what is kept, and theirs would never follow."""
+        now = time.monotonic()
+        is_under_way = self._following is not None and not self._following.done()
+        for survey, stage in zip(self._surveys, self._archive.stages, strict=True):
+            number, annals = stage.stage, stage.annals
+            reached, tip = stage.reached(self._archive.contributions), annals.place.head
+            is_tried = number in self._broken or not survey.donors
+            is_lost = reached is not None and reached[0] != tip and not annals.is_over and is_tried
+            if not is_lost or is_under_way or reached is None or not survey.is_left(reached[0]):
+                self._lost_since.pop(number, None)
+            elif now - self._lost_since.setdefault(number, now) >= GIVE_UP_S:
+                annals.give_up_after(reached[0])
+                self._broken.discard(number)
+                self._given_up[number] = reached[0], tip
+            if (given_up := self._given_up.get(number)) is not None:
+                if annals.holds(given_up[1]):
+                    del self._given_up[number]
+                else:
+                    self.on_tail_lost(number, given_up[0])
+
+    def head_of(self, stage: int) -> Digest | None:
+        """The newest that can be gone on from with what is kept of the stage; None: there is none yet."""
+        reached = self._archive.stages[stage].reached(self._archive.contributions)
+        return None if reached is None else reached[0]
 
     def _pause_s(self) -> float:
         now = time.monotonic()
@@ -409,15 +442,16 @@ class Archivist:
                     self._tell_stopped(f"{error.strerror or error}")
 
         for stage in stages:
-            if not self._surveys[stage].members_here:
-                continue  # nobody has it
+            if not self._surveys[stage].donors:
+                continue
             max_bytes = blob_limits(self._archive.stages[stage].layout)[1]
             missing = self._archive.missing(stage)
             await asyncio.gather(*(fetch(stage, name, max_bytes) for name in missing))
         self._note_kept()
 
     def _reached(self, stage: int) -> int:
-        return self._archive.stages[stage].reached(self._archive.contributions)
+        reached = self._archive.stages[stage].reached(self._archive.contributions)
+        return 0 if reached is None else reached[1]
 
     def _note_kept(self) -> None:
         """What is served from here on."""

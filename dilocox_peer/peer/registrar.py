@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from dilocox_peer.dht.directory import Directory
@@ -20,7 +21,17 @@ from dilocox_peer.events import Failed, Listener, MessageRefused
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.transport import PeerGone, Transport
 from dilocox_peer.peer.planning.plan import plan_bounds
-from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, PeerRefused, Persist, Received, Send, Tick
+from dilocox_peer.peer.rounds.contract import (
+    Note,
+    OwnerVouched,
+    PeerFound,
+    PeerRefused,
+    Persist,
+    Received,
+    Send,
+    TailLost,
+    Tick,
+)
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.rounds.notary import Notary, NotaryInput, NotaryTerms
@@ -28,7 +39,7 @@ from dilocox_peer.peer.rounds.outbox import Outbox
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.signing import SigningKey, verify
-from dilocox_peer.types import PeerId
+from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.checkpoints import Checkpoint
 from dilocox_peer.wire.rounds import decode_message, encode_message
 
@@ -55,8 +66,10 @@ class Registrar:
         directory: Directory,
         folder: Path,
         listener: Listener,
+        kept: Callable[[int], Digest | None] | None = None,
     ) -> None:
-        """key: of the run's owner. folder: of this run alone, for the notaries' logs."""
+        """key: of the run's owner. folder: of this run alone, for the notaries' logs. kept: of each stage the newest head that can be
+        gone on from with what is kept here; None: nothing is."""
         assert key.peer_id == manifest.owner_peer, "a key that is not the owner's"
         self._transport = transport
         self._directory = directory
@@ -65,7 +78,16 @@ class Registrar:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-notary")
         self._news = asyncio.Event()  # somebody has vouched
         self._desks = [
-            _Desk(_terms(manifest, stage), key, transport, folder, self._writer, self._news.set, listener)
+            _Desk(
+                _terms(manifest, stage),
+                key,
+                transport,
+                folder,
+                self._writer,
+                self._news.set,
+                listener,
+                None if kept is None else partial(kept, stage),
+            )
             for stage in range(manifest.stages.count)
         ]
         self._looked_at = [float("-inf")] * manifest.stages.count
@@ -75,6 +97,10 @@ class Registrar:
     def checkpoints(self) -> Mapping[int, Checkpoint]:
         """The newest checkpoint of each stage that has one."""
         return {desk.stage: desk.checkpoint for desk in self._desks if desk.checkpoint is not None}
+
+    def tail_lost(self, stage: int, head: Digest) -> None:
+        """Nobody has what follows head any more; in this loop."""
+        self._desks[stage].post(TailLost(head))
 
     async def run(self) -> None:
         """Cancelled: what was signed is on disk."""
@@ -189,8 +215,10 @@ class _Desk:
         writer: ThreadPoolExecutor,
         on_vouched: Callable[[], None],
         listener: Listener,
+        kept: Callable[[], Digest | None] | None,
     ) -> None:
-        """writer: one thread."""
+        """writer: one thread. kept: as Notary has it."""
+        self._kept = kept
         self._terms = terms
         self._key = key
         self._transport = transport
@@ -266,6 +294,7 @@ class _Desk:
             now=asyncio.get_running_loop().time(),
             wall_ms=time.time_ns() // 1_000_000,
             durable=journal.loaded.durable,
+            kept=self._kept,
         )
 
     async def _carry_out(self, notary: Notary, happened: NotaryInput, journal: Journal, outbox: Outbox) -> None:

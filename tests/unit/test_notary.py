@@ -1,6 +1,7 @@
 """The run's owner in one stage: what it signs, what it never signs, and what of it outlives a restart."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -8,13 +9,13 @@ from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundV
 from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.planning.planner import FixedPlanner
 from dilocox_peer.peer.rounds.chain import place_after, vote_for
-from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, Persist, Received, Send, Tick
+from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, Persist, Received, Send, TailLost, Tick
 from dilocox_peer.peer.rounds.durable import encode_record, load_log
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.notary import AWAY_S, Notary, NotaryInput, NotaryTerms
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.signing import SigningKey, verify
-from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, acceptance
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.wire.declared import replaced
@@ -31,7 +32,10 @@ PATIENCE_S = 30.0
 class Office:
     """A notary, its log, and what it has said."""
 
-    def __init__(self, *, start_peers: int = 1, every: int = 2) -> None:
+    def __init__(
+        self, *, start_peers: int = 1, every: int = 2, kept: Callable[[], Digest | None] | None = None
+    ) -> None:
+        self.kept = kept
         self.terms = NotaryTerms(STAGE, GENESIS, start_peers, 16, plan_bounds(MANIFEST), every)
         self.log = b""
         self.now = 0.0
@@ -43,7 +47,7 @@ class Office:
         self.told: list[Event] = []
         self.notary = Notary(
             self.terms, sign=OWNER.sign, verify=verify, timing=TIMING, rng=random.Random(0), now=self.now,
-            wall_ms=wall_ms, durable=load_log(self.log, GENESIS.head).durable, patience_s=PATIENCE_S,
+            wall_ms=wall_ms, durable=load_log(self.log, GENESIS.head).durable, patience_s=PATIENCE_S, kept=self.kept,
         )  # fmt: skip
 
     def give(self, *inputs: NotaryInput) -> None:
@@ -230,6 +234,36 @@ def test_newcomers_who_go_on_alone_are_vouched_for_once_no_voter_was_heard_for_l
     office.give(Tick())
     assert (office.notary.chain.head == branch[-1].head) == (not is_heard)
     assert (office.vouched[-1] > 3) == (not is_heard)
+
+
+def test_what_nobody_has_any_more_is_given_up_for_those_who_go_on_but_nothing_that_was_signed(
+    office: Office, stage: CertifiedStage
+):
+    office.show(A, stage.certificates[:9])
+    assert office.notary.checkpoint is not None
+    signed, heads = office.notary.checkpoint.height, [each.head for each in stage.certificates]
+    office.give(TailLost(heads[7]))
+    assert office.notary.chain.height == 9, "its voters were heard a moment ago"
+    office.now += AWAY_S
+    office.give(TailLost(heads[signed - 2]), TailLost(b"?" * 32))  # type: ignore[arg-type]
+    assert office.notary.chain.height == 9, "it is signed"
+    office.give(TailLost(heads[7]))
+    assert office.notary.chain.height == 8
+    office.open()
+    assert office.notary.chain.head == heads[7], "also after a restart"
+    office.show(B, stage.certificates)
+    assert office.notary.chain.head == heads[-1], "somebody came back with it"
+
+
+@pytest.mark.parametrize(("kept", "signed"), [(None, 8), (0, 5), (4, 5), (6, 6), (9, 8)])
+def test_of_a_run_that_is_kept_nothing_is_signed_that_is_not_kept_unless_it_is_long_ago(
+    stage: CertifiedStage, kept: int | None, signed: int
+):
+    heads = [each.head for each in stage.certificates]
+    office = Office(every=2, kept=None if kept is None else lambda: heads[kept - 1] if kept else None)
+    office.show(A, stage.certificates[:9])
+    assert office.notary.checkpoint is not None
+    assert office.notary.checkpoint.height == signed
 
 
 def test_a_newer_word_signed_elsewhere_with_the_same_key_counts(office: Office, stage: CertifiedStage):

@@ -38,6 +38,13 @@ class PeerFound:
 
 
 @dataclass(frozen=True, slots=True)
+class TailLost:
+    """Nobody has what follows `head` any more, says the keeper beside the owner's notary: neither a state nor the contributions."""
+
+    head: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class PeerRefused:
     """A send to peer failed at once: its process or host is gone (a frozen peer or a partition gives no such sign)."""
 

@@ -29,6 +29,7 @@ from dilocox_peer.peer.rounds.contract import (
     Persist,
     Received,
     Send,
+    TailLost,
     Tick,
 )
 from dilocox_peer.peer.rounds.durable import Durable, Votes
@@ -50,7 +51,7 @@ PATIENCE_S = 120.0  # five times what a roster waits for its quorum
 AWAY_S = 600.0  # of no voter heard, after which newcomers are the run: five times what a lease lives, and a router takes to restart
 FIRST_VIEW = 1
 
-NotaryInput = Tick | PeerFound | PeerRefused | Received | OwnerVouched
+NotaryInput = Tick | PeerFound | PeerRefused | Received | OwnerVouched | TailLost
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,11 @@ class Notary:
         durable: Durable | None = None,
         patience_s: float = PATIENCE_S,
         away_s: float = AWAY_S,
+        kept: Callable[[], Digest | None] | None = None,
     ) -> None:
-        """sign: with the owner's key. wall_ms: the wall clock at `now`; orders and sequences are counted from it."""
+        """sign: with the owner's key. wall_ms: the wall clock at `now`; orders and sequences are counted from it. kept: the newest head
+        that can be gone on from with what a keeper beside us has; None: nobody keeps the run here."""
+        self._kept = kept
         assert terms.genesis.founder is not None, "a run without an owner"
         self._terms = terms
         self._owner = terms.genesis.founder
@@ -166,6 +170,8 @@ class Notary:
                 self._hear(checkpoint)
             case PeerRefused(peer):
                 self._known.pop(peer, None)
+            case TailLost(head):
+                actions += self._give_up_after(head)
             case Received(sender, message):
                 actions += self._receive(sender, message)
             case Tick():
@@ -295,12 +301,27 @@ class Notary:
         since = now - self._away_s
         return self._began_at <= since and all(self._heard_at.get(peer, since) <= since for peer in voters)
 
+    def _give_up_after(self, head: Digest) -> list[Action]:
+        """Certificates that nobody can go on from any more would keep us for ever from following those who do go on."""
+        height, checkpoint = self._chain.height_of(head), self._forks.checkpoint
+        if (
+            height is None
+            or not 0 < height < self._chain.height
+            or (checkpoint is not None and checkpoint.height > height)
+        ):
+            return []
+        if not self._are_away(self._chain.place_at(height).voters, self._now):
+            return []
+        self._forks.left(height, self._chain.truncate(height))
+        self._healing.reconsider()
+        return [self._persist(height, ())]
+
     def _settled(self, path: Suffix) -> Suffix | None:
         return self._patience.settled(self._chain, path, self._forks.checkpoint, self._now)
 
     def _vouch(self) -> list[Action]:
         """The next checkpoint, when it is due: of the newest head that another one has followed, or of the last."""
-        height = self._chain.height if self.is_over else self._chain.height - 1
+        height = self._vouchable()
         checkpoint = self._forks.checkpoint
         if not self._forks.holds_checkpoint(None):
             return []
@@ -319,6 +340,21 @@ class Notary:
         self._healing.reconsider()
         told = [Send(peer, Vouch(*self._at(), signed)) for peer in sorted(self._known)]
         return [self._persist(self._chain.height, (), signed), self._note(RoundVouched(place.round, True)), *told]
+
+    def _vouchable(self) -> int:
+        """The height of the newest head to sign. Of a run that is kept here none that is not kept: should all peers be gone, a
+        newcomer would wait for a state that nobody has. But a keeper that is far behind, its disk full, is not waited for."""
+        if self.is_over:
+            return self._chain.height
+        newest = self._chain.height - 1
+        if self._kept is None:
+            return newest
+        kept = self._kept()
+        height = min(newest, (self._chain.height_of(kept) or 0) if kept is not None else 0)
+        late = self._chain.place.round - 2 * self._terms.every
+        while height < newest and self._chain.place_at(height + 1).round <= late:
+            height += 1
+        return height
 
     def _is_last(self, height: int) -> bool:
         return ends_run(self._chain, height, self._terms.plans)

@@ -81,16 +81,15 @@ class StageArchive:
         newest = self.newest
         return self.annals.certificates if newest is None else self.annals.since(newest[0])
 
-    def reached(self, held: Shelf) -> int:
-        """The round that the newest state is brought to with the contributions that are here; 0 without a state."""
-        newest = self.newest
-        if newest is None:
-            return 0
-        reached = newest[1]
+    def reached(self, held: Shelf) -> tuple[Digest, int] | None:
+        """(head, round) that the newest state is brought to with the contributions that are here; None without a state."""
+        reached = self.newest
+        if reached is None:
+            return None
         for certificate in self.following():
             if any(entry.blob not in held for entry in certificate.value.entries):
                 break
-            reached = certificate.value.round
+            reached = certificate.head, certificate.value.round
         return reached
 
     # ---- what comes ----

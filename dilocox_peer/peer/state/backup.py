@@ -152,9 +152,21 @@ class Annals:
         assert height is not None, f"head {head.hex()[:8]} is not in this chain"
         return self.certificates[height:]
 
+    def give_up_after(self, head: Digest) -> None:
+        """The chain ends at head, which is in it, until somebody shows what counts more."""
+        height = self._chain.height_of(head)
+        assert height is not None, f"head {head.hex()[:8]} is not in this chain"
+        self._forks.left(height, self._chain.truncate(height))
+
     def holds(self, head: Digest) -> bool:
         """Whether head is in the chain."""
         return self._chain.height_of(head) is not None
+
+    def voters_at(self, head: Digest) -> tuple[PeerId, ...]:
+        """Those whose votes certify what follows head, which is in the chain."""
+        height = self._chain.height_of(head)
+        assert height is not None, f"head {head.hex()[:8]} is not in this chain"
+        return tuple(self._chain.place_at(height).voters)
 
     def signers_of(self, head: Digest) -> str:
         """How many of how many peers signed the certificate at head, which is in the chain; for people."""

@@ -101,6 +101,11 @@ class Survey:
                 return Agreed(number, *found)
         return None
 
+    def is_left(self, head: Digest) -> bool:
+        """Whether all voters of the chain at head are gone or were not heard for long; to who looks all the time."""
+        voters, now = self.annals.voters_at(head), asyncio.get_running_loop().time()
+        return self._are_gone(voters, now) or self._are_away(voters, now)
+
     def _are_away(self, voters: Collection[PeerId], now: float) -> bool:
         if not self._looks_on or now - self._began_at < self._patience_s:
             return False
