@@ -29,6 +29,7 @@ from dilocox_peer.peer.control import Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.settings import Choices, SessionSettings
 from dilocox_peer.peer.startup import StartUp, Step
+from dilocox_peer.wire.records import MAX_PUBLIC_NAME
 
 if TYPE_CHECKING:
     from dilocox_peer.peer.session import Session
@@ -46,6 +47,8 @@ def run_join(flags: JoinFlags) -> None:
     parse_multiaddrs(choices.host_maddrs, "listen")
     parse_multiaddrs(choices.announce_maddrs, "announce")
     parse_multiaddrs(choices.link_maddrs, "listen")
+    if len(choices.public_name) > MAX_PUBLIC_NAME or not choices.public_name.isprintable():
+        raise ConfigError(f"--public-name: at most {MAX_PUBLIC_NAME} characters, all of which can be seen")
     for path in choices.data:
         if not path.exists():
             raise ConfigError(f"--data {path} does not exist: pass a text file, a JSONL file or a folder of them")

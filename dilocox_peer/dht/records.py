@@ -41,7 +41,7 @@ class Lease:
     incarnation: wall-clock milliseconds at its start; the newest is the peer. tokens_per_s: of its own training, 0 if
     unknown. link, link_addresses: the identity and addresses of its data plane, of a run with several stages; that they
     are its own is what the record's signature says. admission: its pass, of a run that takes the invited (admission.py).
-    is_paused: it holds training for now.
+    is_paused: it holds training for now. public_name: what its volunteer calls himself; anybody may take any, with any characters.
     expires_s: wall clock; set by the directory when announced or read.
     """
 
@@ -59,6 +59,7 @@ class Lease:
     has_left: bool = False
     admission: bytes = b""
     is_paused: bool = False
+    public_name: str = ""
     expires_s: float = 0.0
 
     @property
@@ -74,8 +75,8 @@ class Lease:
     def to_bytes(self) -> bytes:
         form = LeaseForm(
             RECORDS, self.stage, self.incarnation, self.addresses, self.protocol, float(self.tokens_per_s), self.memory_bytes,
-            self.reachability, self.round, self.link or "", self.link_addresses, self.has_left, self.admission,
-            self.is_paused,
+            self.reachability, self.round, self.link or "", self.link_addresses, "left" if self.has_left else "paused" if self.is_paused else "here",
+            self.admission, self.public_name,
         )  # fmt: skip
         return encode(form)
 
@@ -91,7 +92,8 @@ class Lease:
             addresses=tuple(_address(address, peer) for address in form.addresses), protocol=form.protocol,
             tokens_per_s=form.tokens_per_s, memory_bytes=form.memory_bytes, reachability=form.reachability, round=form.round,
             link=link or None, link_addresses=tuple(_address(address, link) for address in form.link_addresses),
-            has_left=form.has_left, admission=form.admission, is_paused=form.is_paused, expires_s=expires_s,
+            has_left=form.standing == "left", admission=form.admission, is_paused=form.standing == "paused", public_name=form.public_name,
+            expires_s=expires_s,
         )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ class Presence:
     reachability: Reachability
     admission: Admission | None = None  # of a run that is not open
     reservations: Reservations | None = None  # None: others reach us directly or not at all
+    public_name: str = ""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -73,6 +74,7 @@ class Presence:
             reachability=self.reachability.at(self.transport.addresses),
             round=0,
             admission=b"" if self.admission is None else self.admission.own_pass,
+            public_name=self.public_name,
         )
 
 

@@ -79,6 +79,10 @@ class Choices:
     ] = ()
     outgoing_only: Annotated[bool, Flag("Others cannot dial this computer: it holds stage 0, which dials.")] = False
     trace: Annotated[bool, Flag("Log where each micro-batch's time goes.")] = False
+    public_name: Annotated[
+        str,
+        Flag("What to call you on the run's page; public, and anybody may take any.", shown="the end of the PeerID"),
+    ] = ""
     mdns: Annotated[bool, Flag("Find neighbours of the same local network by mDNS.")] = False
 
 

@@ -160,7 +160,7 @@ class Stay:
             raise is_over
         at.step = Step.CLAIM
         own_reach = (self._resident.reachability, admission, reaching.reservations)
-        presence = Presence(self._me, self._incarnation, transport, *own_reach)
+        presence = Presence(self._me, self._incarnation, transport, *own_reach, public_name=choices.public_name)
         if self._resident.stage is None:  # else it is ours still: our network daemon died, or it is where we move
             self._resident.stage = await claim_stage(
                 manifest,

@@ -54,6 +54,7 @@ def holders_of(leases: Iterable[Lease], reached: Collection[PeerId]) -> tuple[Ho
             reachability=lease.reachability,
             answers=lease.peer in here,
             is_paused=lease.is_paused,
+            name=lease.public_name,
         )
         for lease in leases
     )

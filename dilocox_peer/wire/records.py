@@ -19,6 +19,7 @@ KEEPERS = MAX_STAGES  # where leases lie of those who keep the states of all sta
 MAX_LEASE_BYTES = 4096
 MAX_WORD_BYTES = 256
 MAX_ADDRESSES = 8
+MAX_PUBLIC_NAME = 40  # characters
 MAX_PROTOCOL = 2**16
 MAX_GRANT_BYTES = 256
 GRANT_ID_BYTES = 16
@@ -35,7 +36,8 @@ RunDigest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYT
 
 
 class LeaseForm(Declared, frozen=True, tag="lease"):
-    """A lease as it lies in the directory; what the fields mean is dht.records.Lease, whose names they have. link: empty: none."""
+    """A lease as it lies in the directory; what the fields mean is dht.records.Lease, whose names they have. link: empty: none. standing: here and
+    training, here and holding it, or gone."""
 
     format: Literal[1]
     stage: LeasedStage
@@ -48,9 +50,9 @@ class LeaseForm(Declared, frozen=True, tag="lease"):
     round: Number
     link: str
     link_addresses: Addresses
-    has_left: bool
+    standing: Literal["here", "paused", "left"]
     admission: Annotated[bytes, Meta(max_length=MAX_GRANT_BYTES)]
-    is_paused: bool
+    public_name: Annotated[str, Meta(max_length=MAX_PUBLIC_NAME)]
 
 
 class Word(Declared, frozen=True, tag="word"):

@@ -288,6 +288,12 @@ def test_join_checks_this_machine_before_it_makes_anything(tmp_path):
     assert files_in(tmp_path) == set()
 
 
+def test_a_public_name_is_short_and_can_be_seen(tmp_path):
+    for name in ("x" * 41, "a\nb", "\u202eevil"):
+        assert_refused(peer(tmp_path, "join", link_to(1), "--public-name", name), 2, "--public-name", "at most 40")
+    assert files_in(tmp_path) == set()
+
+
 def test_a_page_that_cannot_be_served_is_told_before_anything_starts(tmp_path):
     path = tmp_path / "run.toml"
     assert peer(tmp_path / "home", "init", str(path)).returncode == 0

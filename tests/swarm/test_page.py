@@ -15,6 +15,7 @@ from dilocox_peer.peer.control import ask, socket_path
 from tests.swarm.watched import LONG_S, Watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+NAME = "<b>Ada</b>"
 ROUNDS = 8  # that are compared, of many
 
 
@@ -33,7 +34,7 @@ async def test_the_page_says_what_the_peers_logs_say():
         port = free.getsockname()[1]
     async with Watched(manifest) as swarm:
         bootstrap = await swarm.start_bootstrap("--web-port", str(port))
-        peers = [await swarm.start_peer(label) for label in "ab"]
+        peers = [await swarm.start_peer(label, more=["--public-name", NAME]) for label in "ab"]
         await swarm.until(lambda: all(swarm.round_of(label) >= ROUNDS for label in "ab"), peers, LONG_S)
 
         async def until(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -46,6 +47,7 @@ async def test_the_page_says_what_the_peers_logs_say():
         paused = swarm.of("a", "PeerStarted")[0]["peer"]
         await ask(socket_path(swarm.folder / "peers" / "a"), "pause")
         now = await until(lambda known: known["now"]["peers_paused"] == 1)
+        assert {each["name"] for each in now["stages"][0]["peers"]} == {NAME}
         assert [each["peer"] for each in now["stages"][0]["peers"] if each["paused"]] == [paused]
         await ask(socket_path(swarm.folder / "peers" / "a"), "resume")
         await until(lambda known: known["now"]["peers_paused"] == 0)

@@ -26,7 +26,7 @@ from dilocox_peer.peer.links.greeting import Greeter, Hello, hello_statement
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import Layout, LinkId, PeerId, RunId, canonical
 from dilocox_peer.wire.declared import MAX_COUNT
-from dilocox_peer.wire.records import KEEPERS, MAX_LEASE_BYTES, MAX_STAGES
+from dilocox_peer.wire.records import KEEPERS, MAX_LEASE_BYTES, MAX_PUBLIC_NAME, MAX_STAGES
 
 PEER = SigningKey(bytes(32)).peer_id
 OTHER = SigningKey(bytes(31) + b"\1").peer_id
@@ -64,8 +64,9 @@ leases = st.builds(
     round=st.integers(0, MAX_COUNT),
     has_left=st.booleans(),
     is_paused=st.booleans(),
+    public_name=st.text(max_size=MAX_PUBLIC_NAME),
     expires_s=st.floats(0, 1e10),
-)
+).filter(lambda lease: not (lease.has_left and lease.is_paused))  # who has left holds nothing any more
 
 
 @given(leases)
@@ -119,7 +120,7 @@ def golden() -> dict[str, bytes]:
 def test_the_bytes_are_those_of_an_earlier_version() -> None:
     before = golden()
     full = replace(
-        LEASE, link=LINK, link_addresses=(f"/ip4/203.0.113.5/tcp/9/p2p/{LINK}",), has_left=True, admission=b"pass", is_paused=True,
+        LEASE, link=LINK, link_addresses=(f"/ip4/203.0.113.5/tcp/9/p2p/{LINK}",), has_left=True, admission=b"pass", public_name="Ada",
         reachability="relayed",
     )  # fmt: skip
     for name, lease in (("lease", LEASE), ("lease_full", full)):

@@ -34,7 +34,7 @@ function duration(seconds) {
 }
 function loss(value) { return value === null || value === undefined ? "–" : value.toFixed(3); }
 function clock(seconds) { return new Date(seconds * 1000).toLocaleTimeString(); }
-function who(peer, name) { return name || "…" + peer.slice(-8); }
+function who(peer, name) { return name ? name + " …" + peer.slice(-4) : "…" + peer.slice(-8); }  // two may have one name
 
 // ---- the page ----
 
