@@ -55,6 +55,12 @@ MessageHandler = Callable[[PeerId, bytes], None]
 _logger = logging.getLogger(__name__)
 
 
+def named_peers(addresses: Sequence[str]) -> frozenset[PeerId]:
+    """The peers that these multiaddrs end at."""
+    found = (parse_multiaddr(text, "peer").peer for text in addresses)
+    return frozenset(peer for peer in found if peer is not None)
+
+
 class Transport:
     """See the module. One per process and identity; `create`, then handlers, finally `close`."""
 
@@ -71,6 +77,7 @@ class Transport:
         self.daemon = daemon
         self.peer_id = peer_id
         self.initial_peers = initial_peers
+        self.named = named_peers(initial_peers)  # by the run's link or its user; the others are strangers that we met
         self.addresses = addresses
         self.bandwidth = Bandwidth(limits.upload_bytes_per_s, limits.download_bytes_per_s)
         self._prefix = f"/dilocox/1/{namespace}"

@@ -19,7 +19,7 @@ from dilocox_peer.files import replace_file
 from dilocox_peer.invitation import all_loopback, parse_multiaddr, parse_multiaddrs
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.p2pd import check_listenable
-from dilocox_peer.network.transport import Transport
+from dilocox_peer.network.transport import Transport, named_peers
 from dilocox_peer.peer.acquaintances import read_acquaintances
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.settings import SessionSettings
@@ -62,6 +62,7 @@ async def arrive(
             text for text in parse_multiaddrs(known, "peer") if not text.endswith(f"/p2p/{identity.peer_id}")
         )
     stack.push_async_callback(transport.close)
+    transport.named = named_peers(settings.initial_peers)  # whom we have met before is not
     await asyncio.to_thread(remember_port, settings.run_folder, transport.addresses)
     at.step = Step.DIRECTORY
     try:

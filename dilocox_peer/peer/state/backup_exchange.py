@@ -12,7 +12,6 @@ from typing import Any
 
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.invitation import parse_multiaddr
 from dilocox_peer.network.bulk import PeerSilent, Reply
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.state.backup import MAX_PAGE_BYTES, Annals, page_after
@@ -53,9 +52,8 @@ def trusted_first(
     keepers: Sequence[Lease], transport: Transport, rng: random.Random, most: int = MAX_KEEPERS
 ) -> list[Lease]:
     """Whom to ask of those who say that they keep the run: those that the run's link names, then any; ourselves never."""
-    told = {parse_multiaddr(text, "peer").peer for text in transport.initial_peers}
     others = [lease for lease in keepers if lease.peer != transport.peer_id]
-    return sorted(rng.sample(others, len(others)), key=lambda lease: lease.peer not in told)[:most]
+    return sorted(rng.sample(others, len(others)), key=lambda lease: lease.peer not in transport.named)[:most]
 
 
 class BackupServer:

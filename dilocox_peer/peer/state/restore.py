@@ -4,13 +4,20 @@ Asked at every start, and again while the rounds wait for the run's state. Whoev
 taken over. When somebody of it comes back later the better chain wins, as after any partition (peer/rounds/forks.py). What is
 said of a copy decides nothing but whom to ask first: chains are fetched, verified and judged before a state is. With a state come
 the contributions to the rounds since, as far as they are kept: the rounds make the newest state of them.
+
+Anybody may say that it keeps the run, and can write a view change of its own and sign rounds after it up to the run's end. So
+a view change that no quorum signed is believed of a keeper that the run's link names, which has waited before it believed it; of
+others only what the owner has signed. Where that leads nowhere, no such keeper answers and nobody of the stage is here, one
+that some voter signed is believed too: it is the word of the last who stayed. That the run is over nobody is believed like this.
 """
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 from dilocox_peer.compression.contribution import blob_limits
 from dilocox_peer.dht.directory import Directory
@@ -22,6 +29,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.rounds.durable import Durable
+from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.backup import Annals, Backup, BackupStore
 from dilocox_peer.peer.state.backup_exchange import Summary, fetch_chain, fetch_summary, trusted_first
 from dilocox_peer.peer.state.keeper import Keeper
@@ -38,6 +46,7 @@ MAX_ASKED = 32
 AHEAD = 2  # rounds: somebody of the stage who is this near is at work, and was asked a moment earlier
 MAX_FETCHED = 8  # chains read, of those who claim the most
 CHAIN_TIMEOUT_S = 60.0  # for one of them
+GRACE_S = 5.0  # for the others, once somebody's who is named by the run's link has been read
 RESTORE_TIMEOUT_S = 3600.0
 BLOB_TIMEOUT_S = 600.0
 BLOBS_AT_ONCE = 4
@@ -77,10 +86,26 @@ class _Source:
 
     summary: Summary
     lease: Lease | None
+    is_named: bool = False  # by the run's link
 
-    def rank(self) -> tuple[int, bool]:
-        """Lowest first: by the round it leads to as claimed, then what costs no transfer."""
-        return -self.summary.reached, self.lease is not None
+    def rank(self) -> tuple[bool, int, bool]:
+        """Lowest first: who is named, so that no number of others keeps it from being asked; by the round it leads to as claimed; what
+        costs no transfer."""
+        return not self.is_named, -self.summary.reached, self.lease is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A source and its own chain, as far as it was read and is believed."""
+
+    source: _Source
+    annals: Annals
+
+    def rank(self, best: Annals) -> tuple[bool, int, bool, bool]:
+        """Lowest first: on the best chain; by the round it can lead to on its own; who is named; what costs no transfer."""
+        leads_to = min(self.source.summary.reached, self.annals.place.round)
+        is_off = not best.holds(self.annals.place.head)
+        return is_off, -leads_to, not self.source.is_named, self.source.lease is not None
 
 
 async def find_backup(
@@ -110,7 +135,12 @@ async def find_backup(
     living, said = await asyncio.gather(
         _summaries(endpoint, of_stage, stage), _summaries(endpoint, [*keepers, *asked], stage)
     )
-    sources = [_Source(summary, lease) for summary, lease in zip(said, [*keepers, *asked], strict=True) if summary]
+    named = endpoint.transport.named
+    sources = [
+        _Source(summary, lease, lease.peer in named)
+        for summary, lease in zip(said, [*keepers, *asked], strict=True)
+        if summary is not None
+    ]
     kept = await asyncio.to_thread(copy.load)
     if kept is not None:
         height, weight = kept.certificates[-1].value.height, kept.certificates[-1].value.weight
@@ -119,29 +149,35 @@ async def find_backup(
     newest_here = max(own.round, alive + AHEAD if alive >= 0 else -1)
     newer = [source for source in sources if source.summary.reached > newest_here]
     newer = sorted(newer, key=_Source.rank)[:MAX_FETCHED]
-    judged = await _judged(manifest, stage, newer, kept, own, endpoint, directory, listener)
-    complete = next((annals for _, annals in judged if annals.is_over), None)
-    if complete is not None and not own.round:
-        return Restoration(None, (complete.place.round, complete.place.head))
-    for source, annals in judged:
-        donors = [each.lease.peer for each, _ in judged if each.lease]
-        if source.lease is not None:
-            donors = [source.lease.peer, *(donor for donor in donors if donor != source.lease.peer)]
-        backup = await _fetch(donors, source, annals, copy, kept, own, manifest, endpoint, listener)
-        if backup is not None and backup.round > own.round:
-            donor = endpoint.me if source.lease is None else source.lease.peer
-            listener(StageRestored(stage, backup.round, donor, backup.state.size_bytes))
-            return Restoration(backup)
+    for patience_s in (inf, 0.0):
+        judged = await _judged(manifest, stage, newer, kept, own, endpoint, directory, listener, patience_s=patience_s)
+        complete = next((each.annals for each in judged if each.annals.is_over), None)
+        if patience_s and complete is not None and not own.round:
+            return Restoration(None, (complete.place.round, complete.place.head))
+        for each in judged:
+            source, donors = each.source, [other.source.lease.peer for other in judged if other.source.lease]
+            if source.lease is not None:
+                donors = [source.lease.peer, *(donor for donor in donors if donor != source.lease.peer)]
+            backup = await _fetch(donors, source, each.annals, copy, kept, own, manifest, endpoint, listener)
+            if backup is not None and backup.round > own.round:
+                donor = endpoint.me if source.lease is None else source.lease.peer
+                listener(StageRestored(stage, backup.round, donor, backup.state.size_bytes))
+                return Restoration(backup)
+        if alive >= 0 or any(each.source.is_named for each in judged):
+            break
     if others and not own.round and alive < 0 and not sources and await _has_begun(endpoint, asked):
         listener(Failed(f"stage {stage}", "nobody holds its state any more, nobody kept a copy: it begins anew"))
     return Restoration(None)
 
 
 async def newest_kept(stage: int, *, endpoint: Endpoint, directory: Directory) -> int:
-    """The newest round that a keeper says it has of the stage; 0: none. Raises RunUnreachable."""
+    """The newest round that a keeper says it has of the stage; 0: none. Where one that the run's link names answers, others are not
+    believed. Raises RunUnreachable."""
     keepers = trusted_first(await directory.keepers(), endpoint.transport, random.Random(endpoint.incarnation))
     said = await _summaries(endpoint, keepers, stage)
-    return max((summary.reached for summary in said if summary is not None), default=0)
+    answers = [(lease.peer, each.reached) for lease, each in zip(keepers, said, strict=True) if each is not None]
+    named = [reached for peer, reached in answers if peer in endpoint.transport.named]
+    return max(named or [reached for _, reached in answers], default=0)
 
 
 async def _judged(
@@ -153,31 +189,58 @@ async def _judged(
     endpoint: Endpoint,
     directory: Directory,
     listener: Listener,
-) -> list[tuple[_Source, Annals]]:
-    """The sources whose chains verify and go on from ours, those first that are on the best of them, each with its own chain as it was
-    read."""
+    *,
+    patience_s: float,
+) -> list[_Read]:
+    """The sources whose chains verify and go on from ours, the best first. patience_s: with view changes of a minority, of sources
+    that are not named."""
     if not sources:
         return []
     word = await directory.word(stage)
     checkpoint = None if word is None else word[0]
-    read: list[tuple[_Source, Annals]] = []
-    best = Annals(manifest, stage, verify, checkpoint)
-    for source in sources:
-        annals = Annals(manifest, stage, verify, checkpoint)
+
+    async def read(source: _Source) -> _Read | None:
+        is_ours = source.lease is None or source.is_named
+        annals = Annals(manifest, stage, verify, checkpoint, None if is_ours else Patience(patience_s))
         try:
             if source.lease is not None:
                 await fetch_chain(endpoint.transport, source.lease.peer, annals, CHAIN_TIMEOUT_S)
             elif kept is not None:
-                annals.take(kept.certificates)
+                await asyncio.to_thread(annals.take, kept.certificates)
         except (PeerUnavailable, ProtocolError) as error:
             listener(StateFetchFailed(source.lease.peer if source.lease is not None else endpoint.me, str(error)))
-            continue
+            return None
         if own.round and not annals.holds(own.chain[-1].head):
-            continue  # another branch than ours: the rounds weigh the two
+            return None  # another branch than ours: the rounds weigh the two
+        return _Read(source, annals)
+
+    found = [each for each in await _within_grace(sources, read) if each is not None]
+    best = Annals(manifest, stage, verify, checkpoint)
+    for each in found:
         with suppress(ProtocolError):  # of a branch that counts less
-            best.take(annals.certificates)
-        read.append((source, annals))
-    return sorted(read, key=lambda each: not best.holds(each[1].place.head))
+            await asyncio.to_thread(best.take, each.annals.certificates)
+    return sorted(found, key=lambda each: each.rank(best))
+
+
+async def _within_grace(
+    sources: Sequence[_Source], read: Callable[[_Source], Coroutine[Any, Any, _Read | None]]
+) -> list[_Read | None]:
+    """What is read of each, all at once. Once a source that is named has been read, the others have GRACE_S more."""
+    reading = {asyncio.create_task(read(source)): source for source in sources}
+    try:
+        pending, deadline = set(reading), inf
+        clock = asyncio.get_running_loop().time
+        while pending and (left_s := deadline - clock()) > 0:
+            done, pending = await asyncio.wait(
+                pending, timeout=None if left_s == inf else left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if any(reading[task].is_named and task.result() is not None for task in done):
+                deadline = min(deadline, clock() + GRACE_S)
+        return [task.result() for task in reading if task.done()]
+    finally:
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
 
 
 async def _fetch(

@@ -17,7 +17,6 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.events import Listener, MessageRefused
-from dilocox_peer.invitation import parse_multiaddr
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.transport import PeerGone, Transport
@@ -161,8 +160,7 @@ class Survey:
         voters = [peer for peer in self._reached if peer in place.voters]
         digest = most_named(await asyncio.gather(*(self._digest(peer, place.head) for peer in voters)))
         if not digest and not voters:
-            told = {parse_multiaddr(text, "peer").peer for text in self._transport.initial_peers}
-            keepers = [peer for peer in self._keepers if peer in told]
+            keepers = [peer for peer in self._keepers if peer in self._transport.named]
             digest = most_named(await asyncio.gather(*(self._digest(peer, place.head) for peer in keepers)))
         return Agreed(place.round, place.head, digest) if digest else None
 
