@@ -1,4 +1,4 @@
-"""What becomes of the contributions to a round, as values."""
+"""What becomes of the contributions to a round, and what they add up to, as values."""
 
 from dataclasses import dataclass
 
@@ -15,3 +15,19 @@ class ContributionsMissed(Event):
 
     def line(self) -> str:
         return f"round {self.round} without {'; '.join(f'{short(peer)}: {why}' for peer, why in self.missed)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Credited(Event):
+    """What the run's certificates count of this peer at its stage, over all its sessions. share: of the stage's, 0.0 to 1.0."""
+
+    stage: int
+    rounds: int
+    tokens: int
+    share: float
+
+    def line(self) -> str:
+        if not self.rounds:
+            return "no contribution of this peer counts yet; the next `join` goes on with what it has trained"
+        of_stage = f"{self.share:.0%} of what stage {self.stage} has trained"
+        return f"thank you: {self.rounds} rounds have a contribution of yours, with {self.tokens:,} tokens, {of_stage}"

@@ -426,6 +426,12 @@ class SourceFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerFlags:
+    source: SourceFlags
+    as_json: Annotated[bool, Flag("One JSON object.", name="json")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportFlags:
     out: Annotated[Path, Flag("Folder to write.")] = Path("model")
     tokenizer: TokenizerPath = None

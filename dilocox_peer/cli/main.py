@@ -23,6 +23,7 @@ from dilocox_peer.cli.flags import (
     InitFlags,
     InviteFlags,
     JoinFlags,
+    LedgerFlags,
     PeerFlags,
     RecoverFlags,
     ReplayFlags,
@@ -198,6 +199,14 @@ def evaluate(flags: EvaluateFlags) -> None:
     from dilocox_peer.cli.evaluate import run_evaluator
 
     run_evaluator(flags)
+
+
+@command(app)
+def ledger(flags: LedgerFlags) -> None:
+    """Say what certificates count of each peer, from a live run or from this disk. Every signature is checked."""
+    from dilocox_peer.cli.ledger import run_ledger
+
+    run_ledger(flags)
 
 
 @command(app)

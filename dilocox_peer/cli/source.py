@@ -35,7 +35,7 @@ def load_model(flags: SourceFlags, *, exported: Path | None = None) -> "WholeMod
         from dilocox_peer.model.huggingface import read_folder
 
         return read_folder(exported)
-    folders = flags.run_folder or _run_folders(flags)
+    folders = flags.run_folder or run_folders(flags)
     return _from_disk(folders, flags.manifest, console)
 
 
@@ -74,13 +74,14 @@ def _from_disk(folders: Sequence[Path], manifest_path: Path | None, console: Con
             raise ConfigError(f"--run-folder {folder} is no folder: pass one like HOME/peers/NAME/runs/RUN")
     from dilocox_peer.peer.state.anchors import load_from_disk
 
-    loaded = load_from_disk(folders, _manifest_for(folders, manifest_path))
+    loaded = load_from_disk(folders, manifest_for(folders, manifest_path))
     for remark in loaded.remarks:
         console.print(remark, style="yellow", markup=False)
     return loaded.model
 
 
-def _manifest_for(folders: Sequence[Path], manifest_path: Path | None) -> Manifest:
+def manifest_for(folders: Sequence[Path], manifest_path: Path | None) -> Manifest:
+    """Given, or the one that lies in these folders of one run. Raises ConfigError."""
     if manifest_path is not None:
         return read_signed_manifest(manifest_path)
     from dilocox_peer.peer.state.anchors import kept_manifest
@@ -101,7 +102,7 @@ def _manifest_for(folders: Sequence[Path], manifest_path: Path | None) -> Manife
     return next(iter(kept.values()))
 
 
-def _run_folders(flags: SourceFlags) -> tuple[Path, ...]:
+def run_folders(flags: SourceFlags) -> tuple[Path, ...]:
     """Folders of the one run that the peers in home (or the one of that name) hold states of."""
     home = flags.home or default_home()
     pattern = f"peers/{flags.name or '*'}/runs/*"

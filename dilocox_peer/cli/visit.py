@@ -163,9 +163,10 @@ class _Gatherer:
 
     def contributors(self, head: "Digest") -> list[tuple[str, int]]:
         """As the first stage counts them, up to its head."""
-        from dilocox_peer.peer.state.anchors import contributors_in
+        from dilocox_peer.peer.rounds.ledger import Ledger
 
-        return contributors_in(self._surveys[0].annals.up_to(head))
+        ranked = Ledger.of(self._surveys[0].annals.up_to(head)).ranked()
+        return [(credit.peer, credit.micro_batches) for credit in ranked]
 
     def why_not(self, timeout_s: float) -> str:
         """In one line, after timeout_s without a model."""

@@ -7,12 +7,14 @@ import asyncio
 from collections.abc import Callable
 
 from dilocox_peer.events import Listener, PipelineProgress, RunJoined, StageSeen, TrainingProgress
+from dilocox_peer.events_of_rounds import Credited
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import frozen_layout_of, layout_of
 from dilocox_peer.network import tcp_traffic
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.footprint import resident_bytes
 from dilocox_peer.peer.links.conveyor import Conveyor
+from dilocox_peer.peer.rounds.ledger import Ledger
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.training.book import Progress
@@ -30,7 +32,9 @@ class Bulletin:
         self,
         tally: Tally,
         *,
+        me: PeerId,
         stage: int,
+        manifest: Manifest,
         transport: Transport,
         machine: RoundMachine,
         progress: Callable[[], Progress],
@@ -40,7 +44,9 @@ class Bulletin:
     ) -> None:
         """bytes_sent: in messages and contributions. conveyor: of a run with several stages; it is told how many we are."""
         self._tally = tally
+        self._me = me
         self._stage = stage
+        self._micro_batch_tokens = manifest.inner.micro_batch * manifest.model.context
         self._transport = transport
         self._machine = machine
         self._progress = progress
@@ -66,6 +72,16 @@ class Bulletin:
             if self._conveyor is not None:
                 self._conveyor.bench.set_replicas(len(self._machine.roster))
                 self._listener(_pipeline_progress(self._conveyor, progress))
+
+    def tell_credit(self) -> None:
+        """What our chain counts of this peer by now."""
+        ledger, tokens = Ledger.of(self._machine.chain), self._micro_batch_tokens
+        mine = ledger.by_peer.get(self._me)
+        if mine is None:
+            self._listener(Credited(self._stage, 0, 0, 0.0))
+        else:
+            share = ledger.share_of(self._me)
+            self._listener(Credited(self._stage, mine.rounds, mine.micro_batches * tokens, share))
 
     def _training(self, progress: Progress) -> TrainingProgress:
         return TrainingProgress(

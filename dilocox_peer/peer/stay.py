@@ -306,7 +306,9 @@ class Stay:
         )
         bulletin = Bulletin(
             self._tally,
+            me=self._me,
             stage=stage,
+            manifest=manifest,
             transport=presence.transport,
             machine=averaging.machine,
             progress=trainer.progress,
@@ -482,6 +484,7 @@ class Stay:
         with suppress(TimeoutError, RunUnreachable):
             async with asyncio.timeout(HAND_OVER_S):
                 await hand_over(self._resident.stage or 0, parts.averaging.machine, parts.transport, parts.directory)
+        parts.bulletin.tell_credit()
         parts.averaging.driver.post(Leaving())
         with suppress(TimeoutError, RunUnreachable):
             async with asyncio.timeout(SAY_GOODBYE_S):

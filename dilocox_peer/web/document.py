@@ -162,7 +162,7 @@ class RunPage:
 
     def _peer(self, holder: Holder, number: int, stage: StageFacts) -> PageDocument:
         """round: the newest it is known to have trained; its announcement may be half a minute old."""
-        counted = self._histories[number].by_peer.get(holder.peer)
+        counted = self._histories[number].ledger.by_peer.get(holder.peer)
         return {
             "peer": holder.peer,
             "name": self._names.get(holder.peer, ""),
@@ -200,7 +200,11 @@ class RunPage:
     def _make_contributors(self) -> PageDocument:
         """tokens: that went through the peer's layers and counted."""
         everybody = sorted(
-            ((stage, each) for stage, history in enumerate(self._histories) for each in history.by_peer.values()),
+            (
+                (stage, each)
+                for stage, history in enumerate(self._histories)
+                for each in history.ledger.by_peer.values()
+            ),
             key=lambda pair: (-pair[1].micro_batches, -pair[1].rounds, pair[1].peer, pair[0]),
         )
         return {

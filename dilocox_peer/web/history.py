@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from dilocox_peer.peer.planning.plan import PlanBounds
-from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.peer.rounds.ledger import Ledger
+from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate, Entry, Plan
 
 MAX_POINTS = 1024  # of a curve, as the page gets it
@@ -39,16 +40,6 @@ class PastRound:
     allreduce_bytes: float
 
 
-@dataclass(slots=True)
-class Contributor:
-    """A peer of a stage, by what certificates counted of it. last_round: the newest with a contribution of its."""
-
-    peer: PeerId
-    rounds: int = 0
-    micro_batches: int = 0
-    last_round: int = 0
-
-
 @dataclass
 class StageHistory:
     """Give `follow` the chain again and again; read the rest. raw_bytes: of a pseudo-gradient as float32."""
@@ -58,7 +49,7 @@ class StageHistory:
     bounds: PlanBounds
     raw_bytes: int
     rounds: list[PastRound] = field(default_factory=list)
-    by_peer: dict[PeerId, Contributor] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
     sent_bytes: float = 0.0  # of all contributors, over all rounds
     allreduce_bytes: float = 0.0
     _heads: list[Digest] = field(default_factory=list)
@@ -115,8 +106,9 @@ class StageHistory:
         return (counter(timed[-1]) - counter(timed[0])) / (timed[-1].at_s - timed[0].at_s)
 
     def _forget(self) -> None:
-        for kept in (self.rounds, self.by_peer, self._heads, self._plans):
+        for kept in (self.rounds, self._heads, self._plans):
             kept.clear()
+        self.ledger = Ledger()
         self.sent_bytes = self.allreduce_bytes = 0.0
 
     def _take(self, certificate: Certificate, now: float) -> None:
@@ -149,13 +141,7 @@ class StageHistory:
         )
         self.sent_bytes += sent
         self.allreduce_bytes += allreduce
-        for entry in value.entries:
-            known = self.by_peer.get(entry.peer)
-            if known is None:
-                known = self.by_peer[entry.peer] = Contributor(entry.peer)
-            known.rounds += 1
-            known.micro_batches += entry.micro_batches
-            known.last_round = value.round
+        self.ledger.count(certificate)
         self._plans.append(value.plan)
 
 

@@ -4,7 +4,7 @@ A whole model is only ever put together from one round, and from states whose di
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from dilocox_peer.model.whole import Origin, WholeModel, tensors_of, union
 from dilocox_peer.peer.state.checkpoint import read_checkpoint
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.types import RunId
-from dilocox_peer.wire.chain import Certificate
 
 MANIFEST_FILE = "manifest.json"
 
@@ -42,15 +41,6 @@ def assemble(
         manifest.run.name, manifest.run_id, states[0].round, heads, manifest.data, tuple(contributors), cut=cut_of(manifest)
     )  # fmt: skip
     return union(manifest.model, origin, [tensors_of(state.layout, state.anchor) for state in states])
-
-
-def contributors_in(certificates: Iterable[Certificate]) -> list[tuple[str, int]]:
-    """Peers and the micro-batches of theirs that a chain's certificates count, most first."""
-    counts: Counter[str] = Counter()
-    for certificate in certificates:
-        for entry in certificate.value.entries:
-            counts[entry.peer] += entry.micro_batches
-    return sorted(counts.items(), key=lambda each: (-each[1], each[0]))
 
 
 def load_from_disk(folders: Sequence[Path], manifest: Manifest) -> FromDisk:
