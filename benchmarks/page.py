@@ -1,12 +1,13 @@
 """What the run's page costs whoever serves it: size, time a refresh, memory; how soon it is painted; what an attack on its port does.
 
-    python benchmarks/page.py [--peers 500] [--rounds 5000] [--stages 2] [--repeats 20] [--browser] [--attack] [--bootstrap]
+    python benchmarks/page.py [--peers 500] [--rounds 5000] [--stages 2] [--repeats 20] [--browser] [--attack] [--bootstrap] [--fresh]
 
 The run is made up (tests/simulated_run.py): that many peers announce themselves, a roster of 16 a stage contributes, nothing is signed. A
 refresh is all that the server's thread does for one look: fold, sections, JSON; with a new round of every stage each time, and
 with none. --browser: the first paint in a headless Chromium. --attack: the page's server in this process beside a loop that stands for the
 bootstrap's, whose lateness is measured while others open 200 connections, send headers byte by byte, huge ones and pipelined requests.
 --bootstrap: the same attack on a real bootstrap's page, and how late its own loop was, by its own measure.
+--fresh: a real run of two peers; from a round's certificate at the first of them to the page's stream that tells it.
 Expected beforehand: 1,024 points of 9 columns are 70 KB, 500 peers 100 KB, as many contributors 80 KB; a fold of one round some
 microseconds, JSON of 250 KB 5 ms.
 """
@@ -29,6 +30,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -41,6 +43,7 @@ from dilocox_peer.web.server import PageServer
 from tests.simulated_run import simulated_facts, simulated_manifest
 
 ATTACK_S = 12.0
+FRESH_ROUNDS = 20
 WINDOW_S = 30.0  # of the bootstrap's own measure
 
 
@@ -53,6 +56,7 @@ def main() -> None:
     parser.add_argument("--browser", action="store_true")
     parser.add_argument("--attack", action="store_true")
     parser.add_argument("--bootstrap", action="store_true")
+    parser.add_argument("--fresh", action="store_true")
     flags = parser.parse_args()
     print(f"load {psutil.getloadavg()[0]:.1f}, {' '.join(sys.argv)}")
     manifest = simulated_manifest(2 * flags.rounds, flags.stages)
@@ -67,6 +71,8 @@ def main() -> None:
         asyncio.run(attack(manifest.run_id, RunPage(manifest), facts))
     if flags.bootstrap:
         asyncio.run(attack_bootstrap())
+    if flags.fresh:
+        asyncio.run(freshness())
 
 
 def fold(page: RunPage, facts: RunFacts, rounds: int, repeats: int, chains: int) -> None:
@@ -171,6 +177,39 @@ async def attack_bootstrap() -> None:
         f"a real bootstrap's loop late over {WINDOW_S:.0f} s: {quiet} quiet, {attacked} under attack; memory {before / 1e6:.0f} MB, "
         f"{(after - before) / 1e6:+.0f} MB after; its page {'answers' if does else 'does NOT answer'} afterwards"
     )
+
+
+async def freshness() -> None:
+    from dilocox_peer.cli.local_swarm import LocalSwarm
+    from dilocox_peer.config import preset
+
+    certified: dict[int, float] = {}  # round -> wall clock at the first peer that has it
+
+    def take(_label: str, record: dict[str, Any]) -> None:
+        if record["event"] == "RoundCertified":
+            certified.setdefault(record["round"], record["time"])
+
+    told: dict[int, float] = {}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    manifest = preset("tiny", rounds={"start_peers": 2, "total": 10 * FRESH_ROUNDS}, compression={"adapt": "off"})
+    async with LocalSwarm(manifest, take) as swarm:
+        await swarm.start_bootstrap("--web-port", str(port), "--no-evaluate")
+        for label in "ab":
+            await swarm.start_peer(label)
+        assert await asyncio.to_thread(answers, port, 100), "its page never answers"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+        writer.write(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(300):
+            while max(told, default=0) < FRESH_ROUNDS:
+                line = await reader.readline()
+                assert line, "the stream has ended"
+                if line.startswith(b"data: ") and (now := json.loads(line[6:]).get("now")):
+                    for number in range(max(told, default=0) + 1, now["round"] + 1):
+                        told[number] = time.time()
+        writer.close()
+    late = [told[number] - certified[number] for number in sorted(told) if number in certified]
+    print(f"news of {len(late)} rounds, ms from the first peer's certificate to the page's stream: {spread(late)}")
 
 
 async def lateness(served: PageServer, run: RunId, facts: RunFacts, ends: Awaitable[object]) -> tuple[str, int, float]:
