@@ -23,7 +23,7 @@ from dilocox_peer.dht.validators import RecordValidator
 from dilocox_peer.manifest import AdmissionSection, Manifest, RunSection
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, RunId
-from dilocox_peer.wire.records import MAX_LEASE_BYTES
+from dilocox_peer.wire.records import KEEPERS, MAX_LEASE_BYTES
 
 NOW = 1_795_000_000.0
 OWNER, KEY, OTHER = (SigningKey(bytes([n]) * 32) for n in (1, 2, 3))
@@ -143,7 +143,7 @@ def test_an_expired_record_is_the_readers_to_drop() -> None:
 
 def test_keys_of_others_do_not_exist() -> None:
     value = lease_of(KEY).to_bytes()
-    for key in ("anything", lease_key(RunId("ab" * 32), 0, 0), lease_key(RUN, 256, 0), lease_key(RUN, 0, 99)):
+    for key in ("anything", lease_key(RunId("ab" * 32), 0, 0), lease_key(RUN, KEEPERS + 1, 0), lease_key(RUN, 0, 99)):
         assert validator().refusal(record(key, value)) == "the key is none of this run's"
 
 
