@@ -22,7 +22,7 @@ def test_a_newcomer_to_a_run_that_is_over_is_told_so_and_begins_nothing():
             assert await peer.process.wait() == 0
             assert [each["round"] for each in swarm.of("peer0", "RunComplete")] == [3]
 
-            newcomer = await swarm.start_peer("peer1")
+            newcomer = await swarm.children.start("peer1", ["join", swarm.link, "--name", "peer1", *swarm.common])
             assert await asyncio.wait_for(newcomer.process.wait(), LONG_S) == 0
             assert newcomer.reader is not None
             await newcomer.reader
@@ -42,7 +42,7 @@ def test_a_newcomer_waits_for_the_only_one_who_holds_the_state():
     async def scenario() -> None:
         rounds = {"total": 10_000, "inner_steps": 4, "checkpoint_every": 2}
         async with Watched(preset("tiny", rounds=rounds)) as swarm:
-            bootstrap = await swarm.start_bootstrap()
+            bootstrap = await swarm.start_bootstrap("--no-keep")
             first = await swarm.start_peer("peer0")
             vouched = lambda: max((each["round"] for each in swarm.of("peer0", "RoundVouched")), default=0)  # noqa: E731
             await swarm.until(lambda: vouched() >= 2, [bootstrap, first], LONG_S)
@@ -77,7 +77,7 @@ def test_with_the_owners_key_a_branch_that_was_left_is_gone_back_to_and_the_owne
     async def scenario() -> None:
         rounds = {"total": 10_000, "inner_steps": 4, "checkpoint_every": 2}
         async with Watched(preset("tiny", rounds=rounds)) as swarm:
-            bootstrap = await swarm.start_bootstrap()
+            bootstrap = await swarm.start_bootstrap("--no-keep")  # which would know better than to go back
 
             async def train_until(round_number: int) -> int:
                 peer = await swarm.start_peer("peer0")
