@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import shlex
 import socket
+import sys
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -66,3 +69,26 @@ async def test_the_page_says_what_the_peers_logs_say():
     contributors = {each["peer"]: each["rounds"] for each in known["contributors"]["shown"]}
     assert set(contributors) == {each["peer"] for label in "ab" for each in swarm.of(label, "PeerStarted")}
     assert known["now"]["total_rounds"] == 500
+
+
+async def test_when_everybody_has_left_the_page_says_so_and_its_line_gets_the_model(tmp_path: Path):
+    manifest = preset("tiny", rounds={"start_peers": 1, "total": 4, "inner_steps": 4}, compression={"adapt": "off"})
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with Watched(manifest) as swarm:
+        await swarm.start_bootstrap("--web-port", str(port))
+        peer = await swarm.start_peer("a")
+        async with asyncio.timeout(LONG_S):
+            await peer.process.wait()
+            while (known := await asyncio.to_thread(read, port)).get("now", {}).get("kept_round", 0) < 4:
+                await swarm.next_change(0.5)
+        assert known["now"]["standing"] == "complete"
+        assert known["now"]["round"] == known["now"]["total_rounds"] == 4
+        program, *line = shlex.split(known["run"]["export"])
+        assert program == "dilocox-peer"
+        done = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dilocox_peer", *line, "--home", str(tmp_path / "home"), cwd=tmp_path
+        )
+        async with asyncio.timeout(LONG_S):
+            assert await done.wait() == 0
+        assert (tmp_path / "model" / "config.json").exists()
