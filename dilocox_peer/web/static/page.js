@@ -34,7 +34,11 @@ function duration(seconds) {
 }
 function loss(value) { return value === null || value === undefined ? "–" : value.toFixed(3); }
 function clock(seconds) { return new Date(seconds * 1000).toLocaleTimeString(); }
-function who(peer, name) { return name ? name + " …" + peer.slice(-4) : "…" + peer.slice(-8); }  // two may have one name
+function who(peer, name) {  // two may have one name: a piece of the key stays beside it, however long it is
+  const node = made("span", "who", made("span", "name", name || "…" + peer.slice(-8)), made("span", "tail", name ? " …" + peer.slice(-4) : ""));
+  node.title = peer;
+  return node;
+}
 
 // ---- the page ----
 
@@ -83,6 +87,7 @@ function drawNow(now) {
   standing.className = "standing " + now.standing;
   put("word", now.standing);
   put("why", now.why);
+  at("why").className = "note " + now.standing;
   put("kept", now.kept_round ? "The newest round (" + whole.format(now.kept_round) + " is kept here), as a folder for transformers:" : "The newest round, as a folder for transformers:");
   const share = now.total_steps ? Math.min(1, now.steps / now.total_steps) : 0;
   at("progress").value = share;
@@ -109,12 +114,10 @@ function drawPeer(peer) {
   const said = [!peer.answers ? "no answer" : peer.paused ? "paused" : peer.reachability];
   if (peer.answers && !peer.seated && state.now.round) said.push("joining");
   if (peer.answers && !peer.paused && peer.tokens_per_s) said.push(si(peer.tokens_per_s) + " tok/s");
-  said.push("round " + whole.format(peer.round));
+  if (said[1] !== "joining") said.push("round " + whole.format(peer.round));
   const dot = made("span", "dot " + how);
   dot.setAttribute("aria-hidden", "true");
-  const name = made("span", "who", who(peer.peer, peer.name));
-  name.title = peer.peer;
-  return made("li", "", dot, name, made("span", "how", said.join(" · ")));
+  return made("li", "", dot, who(peer.peer, peer.name), made("span", "how", said.join(" · ")));
 }
 
 function drawStages(stages) {
@@ -144,11 +147,8 @@ function row(...cells) { return made("tr", "", ...cells.map(cell => made("td", "
 
 function drawContributors() {
   const { shown } = state.contributors, several = state.run.stages > 1;
-  const rows = shown.slice(0, showAll ? shown.length : FIRST_SHOWN).map(each => {
-    const line = row(who(each.peer, each.name), several ? String(each.stage) : "–", whole.format(each.rounds), si(each.tokens), whole.format(each.last_round));
-    line.firstChild.title = each.peer;
-    return line;
-  });
+  const rows = shown.slice(0, showAll ? shown.length : FIRST_SHOWN).map(each =>
+    row(who(each.peer, each.name), several ? String(each.stage) : "–", whole.format(each.rounds), si(each.tokens), whole.format(each.last_round)));
   if (!rows.length) rows.push(row("nobody yet", "", "", "", ""));
   at("contributors").replaceChildren(...rows);
   at("contributors").parentNode.classList.toggle("single", !several);
