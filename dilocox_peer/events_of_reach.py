@@ -1,4 +1,4 @@
-"""How a peer and the others reach one another, as values."""
+"""How a peer comes in, and how it and the others reach one another, as values."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -41,3 +41,18 @@ class NobodyAnswers(Event):
             f"nobody of the run answers at {addresses}: it is opened from this disk, which has its settings and a state. "
             "The others are waited for, and looked for; training goes on as soon as the stage may go on without them"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Starting(Event):
+    """A step of the start-up begins. is_short: as a rule it is over at once."""
+
+    step: str
+    is_short: bool = False
+
+    @property
+    def level(self) -> str:
+        return "debug" if self.is_short else "info"
+
+    def line(self) -> str:
+        return self.step

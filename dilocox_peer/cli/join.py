@@ -61,6 +61,7 @@ def run_join(flags: JoinFlags) -> None:
     warnings = _check_machine(home, choices.host_maddrs)
     home.make()
     observer = Observer()
+    on_screen = not (flags.plain or flags.log.is_json or flags.until_stdin_closes) and is_interactive()
     with ExitStack() as stack:
         stack.enter_context(giving_way(flags.nice))
         if flags.log_file is not None:
@@ -74,9 +75,14 @@ def run_join(flags: JoinFlags) -> None:
             from dilocox_peer.cli.metrics import metrics_server
 
             stack.enter_context(metrics_server(observer, flags.metrics_host, flags.metrics_port))
+        if on_screen:
+            typer.echo(f"{Step.LOADING} ...")
+        else:
+            observer.add(event_printer(as_json=flags.log.is_json))
         # Only now the heavy imports: a typing error in a flag should not take two seconds to be told. And not in the loop,
         # where hivemind's would keep Ctrl-C waiting.
         with interruptible():
+            StartUp(Step.LOADING, observer)
             from dilocox_peer.network.daemon import quiet_hivemind
             from dilocox_peer.peer.session import Session
 
@@ -96,10 +102,6 @@ def run_join(flags: JoinFlags) -> None:
             at_most=flags.at_most,
         )
         session = Session(settings, identity, observer)
-        on_screen = not (flags.plain or flags.log.is_json or flags.until_stdin_closes) and is_interactive()
-        if not on_screen:
-            observer.add(event_printer(as_json=flags.log.is_json))
-
         for remark in (one_line(warnings) if warnings else "", uncompiled):
             if remark:
                 observer(Remark(remark))

@@ -1,16 +1,19 @@
-"""The steps of a peer's start-up, so that what fails in one says which it was."""
+"""The steps of a peer's start-up: told as they pass, and what fails in one says which it was."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
 from dilocox_peer.errors import DilocoxError
+from dilocox_peer.events import Listener
+from dilocox_peer.events_of_reach import Starting
 
 
 class Step(StrEnum):
     """In their order; the words are for a volunteer."""
 
     MACHINE = "checking this machine"
+    LOADING = "loading torch and hivemind"
     NETWORK = "reaching the run"
     DIRECTORY = "entering the directory"
     SETTINGS = "fetching the run's settings"
@@ -25,11 +28,24 @@ class Step(StrEnum):
     ROUNDS = "entering the rounds"
 
 
+SHORT = {Step.DIRECTORY, Step.ADMISSION, Step.DEVICE, Step.DISK, Step.TRAINER, Step.LINKD}
+
+
 class StartUp:
     """Where a start-up stands."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, listener: Listener = lambda event: None) -> None:
+        self._listener = listener
         self.step = step
+
+    @property
+    def step(self) -> Step:
+        return self._step
+
+    @step.setter
+    def step(self, step: Step) -> None:
+        self._step = step
+        self._listener(Starting(step.value, step in SHORT))
 
     @contextmanager
     def named(self) -> Iterator[None]:

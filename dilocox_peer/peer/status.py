@@ -39,6 +39,7 @@ from dilocox_peer.events import (
     ViewChanged,
 )
 from dilocox_peer.events_of_data import Evaluated
+from dilocox_peer.events_of_reach import Starting
 from dilocox_peer.events_of_rounds import ContributionsMissed
 from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.contributions import Contributions, Round
@@ -107,6 +108,7 @@ class Status:
     last_work_s: float | None = None  # the tokens moved
     last_round_s: float | None = None
     claimed_stage: int | None = None
+    step: str = ""  # of the start-up, the newest
     rounds: deque[Round] = field(default_factory=lambda: deque(maxlen=MAX_ROUNDS))
     log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=MAX_LOG))
     rates: Rates = field(default_factory=Rates)
@@ -173,7 +175,7 @@ class Status:
         if self.complete is not None:
             return "ok", "the run is complete"
         if self.last_event_s is None or self.phase == "starting":
-            return "wait", "starting"
+            return "wait", self.step or "starting"
         if self.paused is not None:
             return "wait", f"paused: {self.paused}"
         if self.progress is not None and now - self.last_event_s > SILENT_S:
@@ -238,6 +240,8 @@ class Status:
         if event.level != "debug":
             self._note(event, at_s)
         match event:
+            case Starting(step):
+                self.step = step
             case RunJoined():
                 if self.stage not in (None, event.stage):
                     self.rounds.clear()  # of another stage, which counts its own

@@ -113,7 +113,6 @@ class Stay:
         self._incarnation = incarnation
         self._acquaintances = resident.settings.run_folder / "peers"
         self._look_now = asyncio.Event()
-        self._startup = StartUp(Step.NETWORK)
 
     async def run(self, leaving: "asyncio.Future[str]") -> Move | None:
         """Start-up, work and leaving; where to stay next, if another stage needs this peer more.
@@ -121,6 +120,7 @@ class Stay:
         Raises NetworkLost when the network daemon died under it, and what Session.run does.
         """
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="dilocox-disk")
+        self._startup = StartUp(Step.NETWORK, self._listener)
         async with AsyncExitStack() as stack:
             stack.callback(self._disk.shutdown, wait=False)
             starting = asyncio.create_task(self._start(stack), name="start-up")
