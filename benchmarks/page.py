@@ -158,7 +158,7 @@ async def attack_bootstrap() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with LocalSwarm(preset("tiny"), lambda _label, _record: None) as swarm:
-        child = await swarm.start_bootstrap("--web-port", str(port))
+        child = await swarm.start_bootstrap("--web-port", str(port), "--evaluate")
         assert await asyncio.to_thread(answers, port, 100), "its page never answers"
 
         async def seen() -> tuple[str, int]:
@@ -194,7 +194,7 @@ async def freshness() -> None:
         port = free.getsockname()[1]
     manifest = preset("tiny", rounds={"start_peers": 2, "total": 10 * FRESH_ROUNDS}, compression={"adapt": "off"})
     async with LocalSwarm(manifest, take) as swarm:
-        await swarm.start_bootstrap("--web-port", str(port), "--no-evaluate")
+        await swarm.start_bootstrap("--web-port", str(port))
         for label in "ab":
             await swarm.start_peer(label)
         assert await asyncio.to_thread(answers, port, 100), "its page never answers"

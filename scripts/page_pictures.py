@@ -48,7 +48,7 @@ async def take(rounds: int, stages: int, peers: int, out: Path) -> None:
         port = free.getsockname()[1]
     state = f"http://127.0.0.1:{port}/api/state"
     async with LocalSwarm(manifest, said) as swarm:
-        await swarm.start_bootstrap("--web-port", str(port))
+        await swarm.start_bootstrap("--web-port", str(port), "--evaluate")
         for number in range(peers):
             await swarm.start_peer(f"peer{number + 1}", stage=number % stages)
         async with asyncio.timeout(PATIENCE_S):

@@ -66,11 +66,14 @@ class LocalSwarm:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     async def start_bootstrap(self, *more: str) -> Child:
-        """Returns when its link is there; the one of a bootstrap before counts no more. Raises ChildEnded, TimeoutError."""
+        """Returns when its link is there; the one of a bootstrap before counts no more. It evaluates nothing unless it is told to.
+        Raises ChildEnded, TimeoutError."""
         run_file = self.folder / "run.toml"
         write_whole(run_file, to_toml(self.manifest).encode())
         self.link = ""
-        child = await self.children.start("bootstrap", ["bootstrap", str(run_file), *self.common, *more])
+        child = await self.children.start(
+            "bootstrap", ["bootstrap", str(run_file), "--no-evaluate", *self.common, *more]
+        )
         await self.until(lambda: bool(self.link), [child], START_S)
         return child
 

@@ -99,7 +99,7 @@ def test_a_complete_run_is_told_with_the_line_that_gets_its_model_from_the_keepe
 
     async def scenario() -> None:
         async with Watched(preset("tiny", rounds=rounds, stages={"count": stages})) as swarm:
-            bootstrap = await swarm.start_bootstrap()
+            bootstrap = await swarm.start_bootstrap("--evaluate")
             labels = [f"peer{stage}" for stage in range(stages)]
             stay = [
                 await swarm.start_peer(label, stage=stage if stages > 1 else None) for stage, label in enumerate(labels)

@@ -36,7 +36,7 @@ async def test_the_page_says_what_the_peers_logs_say():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with Watched(manifest) as swarm:
-        bootstrap = await swarm.start_bootstrap("--web-port", str(port))
+        bootstrap = await swarm.start_bootstrap("--web-port", str(port), "--evaluate")
         peers = [await swarm.start_peer(label, more=["--public-name", NAME]) for label in "ab"]
         await swarm.until(lambda: all(swarm.round_of(label) >= ROUNDS for label in "ab"), peers, LONG_S)
 
