@@ -89,12 +89,16 @@ def exact_logits(whole: Any, base: FrozenBase, out: Path, ids: torch.Tensor) -> 
 
 
 def peak_of(process: psutil.Process) -> dict[str, int]:
-    """The most that a process and its helpers have held until now, in bytes, each by its name."""
+    """The most that a process and its helpers have held until now, in bytes, each by its name; of the peer's as well what it holds now that
+    is of no file, which the system could not have back."""
     found: dict[str, int] = {}
     for each in (process, *process.children(recursive=True)):
         with suppress(psutil.Error, OSError):
             status = Path(f"/proc/{each.pid}/status").read_text()
             kilobytes = re.search(r"VmHWM:\s+(\d+) kB", status)
+            own = re.search(r"RssAnon:\s+(\d+) kB", status)
+            if own is not None and each.pid == process.pid:
+                found["of no file"] = int(own[1]) * 1024
             if kilobytes is not None:
                 name = "peer" if each.pid == process.pid else each.name()
                 found[name] = found.get(name, 0) + int(kilobytes[1]) * 1024
@@ -217,7 +221,8 @@ async def main() -> None:
                     for peer in peers:
                         if peer.process.returncode is None:
                             with suppress(psutil.Error):
-                                peak[peer.label].update(peak_of(psutil.Process(peer.process.pid)))
+                                for name, size_bytes in peak_of(psutil.Process(peer.process.pid)).items():
+                                    peak[peer.label][name] = max(peak[peer.label].get(name, 0), size_bytes)
                     return all(
                         len(swarm.of(each.label, "RoundCertified")) >= arguments.rounds for each in peers
                     ) or all(swarm.of(each.label, "RunComplete") for each in peers)
@@ -228,13 +233,14 @@ async def main() -> None:
                         if any(peer.process.returncode not in (None, 0) for peer in peers):
                             raise SystemExit("a peer ended: " + "; ".join(peer.last_words for peer in peers))
             for number, label in enumerate(peak):
+                own = peak[label].pop("of no file", 0)
                 taken, told = sum(peak[label].values()), sizes[number % count].host_bytes()
                 held = ", ".join(f"{name} {each / 1e6:.0f}" for name, each in peak[label].items())
                 losses = [
                     round(each["train_loss"], 4) for each in swarm.of(label, "RoundClosed") if each.get("train_loss")
                 ]
                 print(
-                    f"  {label}: at most {taken / 1e9:.3f} GB ({held} MB), told {told / 1e9:.3f} GB ({told / taken - 1:+.1%}); training loss "
+                    f"  {label}: at most {taken / 1e9:.3f} GB ({held} MB; of the peer's {own / 1e6:.0f} MB no file's), told {told / 1e9:.3f} GB ({told / taken - 1:+.1%}); training loss "
                     f"by round {json.dumps(losses)}"
                 )
             await asyncio.sleep(5.0)  # the last checkpoints
