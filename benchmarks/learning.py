@@ -321,7 +321,7 @@ def plots(records: list[dict[str, Any]], folder: Path, names: list[str]) -> None
 def header(corpus) -> str:
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     return (
-        f"# {' '.join(sys.argv)}\n# {corpus.describe()}; {platform.machine()}, torch {torch.__version__}, 1 thread, "
+        f"# {' '.join(sys.argv)}\n# {corpus.train_tokens:,} tokens to train on; {platform.machine()}, torch {torch.__version__}, 1 thread, "
         f"commit {commit.stdout.strip()}"
     )
 

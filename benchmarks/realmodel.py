@@ -233,14 +233,14 @@ async def main() -> None:
                         if any(peer.process.returncode not in (None, 0) for peer in peers):
                             raise SystemExit("a peer ended: " + "; ".join(peer.last_words for peer in peers))
             for number, label in enumerate(peak):
-                own = peak[label].pop("of no file", 0)
+                anonymous = peak[label].pop("of no file", 0)
                 taken, told = sum(peak[label].values()), sizes[number % count].host_bytes()
                 held = ", ".join(f"{name} {each / 1e6:.0f}" for name, each in peak[label].items())
                 losses = [
                     round(each["train_loss"], 4) for each in swarm.of(label, "RoundClosed") if each.get("train_loss")
                 ]
                 print(
-                    f"  {label}: at most {taken / 1e9:.3f} GB ({held} MB; of the peer's {own / 1e6:.0f} MB no file's), told {told / 1e9:.3f} GB ({told / taken - 1:+.1%}); training loss "
+                    f"  {label}: at most {taken / 1e9:.3f} GB ({held} MB; of the peer's {anonymous / 1e6:.0f} MB no file's), told {told / 1e9:.3f} GB ({told / taken - 1:+.1%}); training loss "
                     f"by round {json.dumps(losses)}"
                 )
             await asyncio.sleep(5.0)  # the last checkpoints
