@@ -33,7 +33,7 @@ CONTRIBUTION_BYTES: Final = 1
 BASE_BYTES: Final = 520_000_000
 """What does not grow with the stage: interpreter, torch, hivemind, the text, p2pd. A peer of the tiny model held 450 MB, 8 of them for
 parameters, and p2pd 75 to 85; pages of libraries counted whole, as a peer has them that is alone on its machine."""
-LINKD_BYTES: Final = 70_000_000
+LINKD_BYTES: Final = 97_000_000
 """The process that a run of several stages has beside, with py-libp2p imported."""
 LIBRARY_BYTES: Final = 160_000_000
 """`transformers`, of a run of a published model."""
