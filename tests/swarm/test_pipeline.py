@@ -87,7 +87,7 @@ def test_a_killed_peer_of_a_later_stage_is_not_missed_upstream_and_comes_back():
 def test_a_stage_that_lost_its_only_peer_goes_on_from_the_copy_that_a_head_kept():
     async def scenario() -> None:
         async with Watched(manifest_of(2, start_peers=1)) as swarm:
-            await swarm.start_bootstrap()
+            await swarm.start_bootstrap("--no-keep")
             later = await swarm.start_peer("later", stage=1)
             heads = [await swarm.start_peer(f"head{index}", stage=0) for index in range(2)]
             await swarm.until(lambda: bool(swarm.of("head0", "StageCopied")), [later, *heads], LONG_S)
