@@ -11,7 +11,7 @@ from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import PeerId, sha256
-from dilocox_peer.wire.chain import Certificate, Entry, Value, acceptance
+from dilocox_peer.wire.chain import Certificate, Entry, Report, Value, acceptance
 
 OWNER = SigningKey(bytes(32))
 MANIFEST = preset("tiny", stages={"count": 2}, rounds={"total": 40, "inner_steps": 4}).signed_by(OWNER)
@@ -52,9 +52,10 @@ class CertifiedStage:
             AnchorState.of(zero.layout, head=certificate.head, round_number=value.round, anchor=raw, momentum=raw)
         )
 
-    def round(self) -> "CertifiedStage":
-        digest = self.states[-1].digest
-        entries = [Entry(peer, 1, sha256(peer.encode()), 10, 4, digest) for peer in self.roster]
+    def round(self, closed_ms: int = 0) -> "CertifiedStage":
+        """closed_ms: when, as all of them tell."""
+        digest, report = self.states[-1].digest, Report(closed_ms=closed_ms)
+        entries = [Entry(peer, 1, sha256(peer.encode()), 10, 4, digest, report) for peer in self.roster]
         self._append(self.place.round_value(entries, self.roster, self._planner.next(self.place.plan)), self.place.view)
         return self
 

@@ -12,6 +12,7 @@ Orders come as lines of JSON on its standard input; what it does is told in even
     {"mode": "impostor"}               signs first rosters and checkpoints as if it were the owner, publishes a word
     {"mode": "record", "file": PATH}   keeps what this run says
     {"mode": "replay", "file": PATH}   says what another run said
+    {"mode": "heir"}                   as s2 once, and says to be a keeper of the run and a peer of its stage, who has it all
     {"mode": "rest"}                   nothing
 """
 
@@ -22,6 +23,7 @@ import os
 import sys
 import time
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,9 @@ from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.chain import Chain
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.outbox import Outbox
-from dilocox_peer.peer.state.backup import MAX_CHAIN_BYTES
+from dilocox_peer.peer.state.backup import MAX_CHAIN_BYTES, page_after
+from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE
+from dilocox_peer.peer.state.statesync import STATE_SERVICE
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import SEED_BYTES, SigningKey
 from dilocox_peer.store.pull import STORE_SERVICE
@@ -47,6 +51,7 @@ from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.records import KEEPERS
 from dilocox_peer.wire.rounds import (
     MAX_PAGE,
     Cert,
@@ -64,7 +69,7 @@ TICK_S = 1.0
 FORGE_EVERY = 3  # ticks
 LEASE_EVERY = 20
 SEND_S = 5.0
-FORGING = ("s2", "past", "held", "genesis")
+FORGING = ("s2", "past", "held", "genesis", "heir")
 RECORDED = 400  # messages
 
 
@@ -96,6 +101,8 @@ class Forger:
     async def run(self) -> None:
         self._transport.set_message_handler(self._receive)
         await self._transport.serve(STORE_SERVICE, self._serve_thing)
+        await self._transport.serve(STATE_SERVICE, self._serve_digest)
+        await self._transport.serve(BACKUP_SERVICE, self._serve_chain)
         with suppress(RunUnreachable):
             await self._directory.announce(self._lease())
         tell("ForgerReady", peer=self._me, addresses=list(self._transport.addresses))
@@ -119,8 +126,11 @@ class Forger:
         while line := await reader.readline():
             self._order = json.loads(line)
             self._forged, self._shown, self._served = [], 0, 0
-            if self._mode == "held":
+            if self._mode in ("held", "heir"):
                 self._forge(len(self._chain.certificates))
+            if self._mode == "heir":
+                with suppress(RunUnreachable):
+                    await self._directory.announce(replace(self._lease(), stage=KEEPERS))
             tell("ForgerObeys", mode=self._mode, height=self._chain.height)
 
     @property
@@ -180,6 +190,20 @@ class Forger:
             return Reply({"size": self._state.size_bytes}, [self._state.outline.packed()])
         self._tell_served(peer)
         return Reply({}, [bytes(header["stop"] - header["start"])])
+
+    async def _serve_digest(self, _peer: PeerId, header: dict[str, Any]) -> Reply:
+        return Reply({"head": header["head"], "digest": self._state.digest} if self._mode == "heir" else {})
+
+    async def _serve_chain(self, peer: PeerId, header: dict[str, Any]) -> Reply:
+        if self._mode != "heir" or not self._forged:
+            return Reply({})
+        tip = self._forged[-1].value
+        if header["want"] == "summary":
+            return Reply({"height": tip.height, "round": tip.round - 1, "weight": tip.weight, "reached": tip.round}, [])
+        self._tell_served(peer)
+        page = page_after(self._forged, header["locator"])
+        more = bool(page) and page[-1] is not self._forged[-1]
+        return Reply({"more": more}, [encode_chain(page)])
 
     def _tell_served(self, peer: PeerId) -> None:
         self._served += 1

@@ -5,7 +5,7 @@ import pytest
 from dilocox_peer.peer.rounds import patience as patience_module
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
 from dilocox_peer.peer.rounds.genesis import genesis_of
-from dilocox_peer.peer.rounds.patience import Patience
+from dilocox_peer.peer.rounds.patience import Patience, steps_a_second
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.checkpoints import Checkpoint
 from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage
@@ -78,3 +78,55 @@ def test_those_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         settled(patience, CertifiedStage(float(first + 2)).rounds(1).seized(A), 1.0)
     assert settled(patience, oldest, 40.0) == BEFORE - 1, "forgotten, and timed anew"
     assert settled(patience, oldest, 70.0) == BEFORE
+
+
+A_ROUND_S = 60.0
+START_S = 1e6  # of a machine that is up for long
+
+
+def slow(stage: CertifiedStage, count: int) -> CertifiedStage:
+    """Rounds that took A_ROUND_S each, as those tell who contributed."""
+    for _ in range(count):
+        stage.round(closed_ms=int(1000 * A_ROUND_S * (1 + stage.place.round)))
+    return stage
+
+
+@pytest.mark.parametrize("is_in_two_parts", [False, True])
+def test_a_lone_branch_counts_no_faster_than_a_run_can_go(is_in_two_parts: bool) -> None:
+    """However many rounds a stranger has signed, and when newcomers go on it counts."""
+    patience = Patience(30.0, are_away=lambda _voters, _now: True, are_gone=lambda _voters, _now: True)
+    stage = slow(CertifiedStage(), 5).seized(A)
+    lone = len(stage.certificates) + 1
+    certificates = stage.seized(B).rounds(30).certificates
+    chain, believed = Chain(GENESIS), []
+    for now in (START_S, START_S + A_ROUND_S, START_S + 2 * A_ROUND_S, START_S + 5 * A_ROUND_S):
+        path = Suffix(chain.height, tuple(certificates[chain.height :]))
+        found = patience.settled(chain, path, None, now)
+        believed.append(chain.height + (len(found.certificates) if found is not None else 0) - lone)
+        for certificate in found.certificates if is_in_two_parts and found is not None else ():
+            chain.append(certificate)
+    free, pace = patience_module.FREE_ROUNDS, int(patience_module.PACE)
+    assert believed == [free, free + pace, free + 2 * pace, 30]
+
+
+def test_what_the_owner_has_signed_of_a_lone_branch_counts_and_the_rest_from_there_on() -> None:
+    patience = Patience(30.0, are_gone=lambda _voters, _now: True)
+    stage = slow(CertifiedStage(), 5).seized(A).seized(B).rounds(30)
+    signed = word(stage.certificates[-20])
+    assert settled(patience, stage, START_S, signed) == len(stage.certificates) - 19
+    assert settled(patience, stage, START_S + A_ROUND_S, signed) == len(stage.certificates) - 19 + int(
+        patience_module.PACE
+    )
+
+
+def test_a_branch_that_a_voter_signed_is_as_fast_as_it_is() -> None:
+    patience = Patience(30.0, are_gone=lambda _voters, _now: True)
+    stage = slow(CertifiedStage(), 5).seized(A).rounds(30)
+    assert settled(patience, stage, 0.0) == len(stage.certificates)
+
+
+def test_how_fast_a_run_went_is_what_most_say_of_most_rounds() -> None:
+    assert steps_a_second(CertifiedStage().rounds(5).certificates) == float("inf")
+    assert steps_a_second(slow(CertifiedStage(), 1).certificates) == float("inf")
+    assert steps_a_second(slow(CertifiedStage(), 5).certificates) == pytest.approx(4 / A_ROUND_S)
+    assert steps_a_second(slow(CertifiedStage().rounds(20), 5).certificates) == pytest.approx(4 / A_ROUND_S)
