@@ -12,7 +12,8 @@ from dilocox_peer.peer.rounds.chain import place_after, vote_for
 from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, Persist, Received, Send, TailLost, Tick
 from dilocox_peer.peer.rounds.durable import encode_record, load_log
 from dilocox_peer.peer.rounds.genesis import genesis_of
-from dilocox_peer.peer.rounds.notary import AWAY_S, Notary, NotaryInput, NotaryTerms
+from dilocox_peer.peer.rounds.membership import MAX_KNOWN
+from dilocox_peer.peer.rounds.notary import AWAY_S, POLL_S, Notary, NotaryInput, NotaryTerms
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import Digest, PeerId, sha256
@@ -330,3 +331,18 @@ def test_a_word_that_the_owner_has_not_signed_is_refused(office: Office, stage: 
         office.give(Received(STRANGER, Vouch(STAGE, GENESIS.head, 0, word)), OwnerVouched(word), Tick())
     assert office.notary.checkpoint == before
     assert len(office.said(MessageRefused)) == 2
+
+
+def test_made_up_peers_keep_no_member_from_being_asked(office: Office, stage: CertifiedStage):
+    """Who is not asked is not heard, and of whom nothing is heard for long newcomers take the run over."""
+    office.give(*(PeerFound(peer) for peer in (A, B, C)))
+    office.show(A, stage.certificates[:4])
+    strangers = [SigningKey(sha256(b"stranger", number.to_bytes(2, "big"))).peer_id for number in range(MAX_KNOWN + 8)]
+    for stranger in strangers:
+        office.now += 0.001
+        office.give(PeerFound(stranger))
+    office.sent.clear()
+    for _ in range(4):
+        office.now += POLL_S * 1.2
+        office.give(Tick())
+    assert {A, B, C} <= {peer for peer, message in office.sent if isinstance(message, GetChain)}

@@ -189,8 +189,11 @@ class Notary:
     def _meet(self, peer: PeerId, addresses: str = "") -> list[Action]:
         if peer in self._known:
             return []
-        if len(self._known) >= MAX_KNOWN:
-            del self._known[min(self._known, key=lambda each: self._known[each].asked_at)]
+        if (
+            len(self._known) >= MAX_KNOWN
+        ):  # made-up ones cost nothing: they push out no member, who would not be heard any more
+            others = self._known.keys() - set(self._chain.place.roster)
+            del self._known[min(others, key=lambda each: (self._known[each].asked_at, each))]
         self._known[peer] = _Known(self._now, addresses)
         return [self._question(peer)]
 
