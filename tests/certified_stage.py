@@ -1,6 +1,7 @@
 """A stage whose rounds three peers certify by hand, for tests of what others make of its chain."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from dilocox_peer.config import preset
 from dilocox_peer.peer.planning.plan import plan_bounds
@@ -10,7 +11,7 @@ from dilocox_peer.peer.state.backup import Annals
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.signing import SigningKey, verify
-from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, Report, Value, acceptance
 
 OWNER = SigningKey(bytes(32))
@@ -18,6 +19,7 @@ MANIFEST = preset("tiny", stages={"count": 2}, rounds={"total": 40, "inner_steps
 STAGE = 1
 KEYS = {key.peer_id: key for key in (SigningKey(bytes([number]) * 32) for number in range(1, 4))}
 ROSTER = tuple(KEYS)
+NOTHING: Mapping[PeerId, Digest] = MappingProxyType({})
 
 
 class CertifiedStage:
@@ -52,10 +54,12 @@ class CertifiedStage:
             AnchorState.of(zero.layout, head=certificate.head, round_number=value.round, anchor=raw, momentum=raw)
         )
 
-    def round(self, closed_ms: int = 0) -> "CertifiedStage":
-        """closed_ms: when, as all of them tell."""
+    def round(self, closed_ms: int = 0, blobs: Mapping[PeerId, Digest] = NOTHING) -> "CertifiedStage":
+        """closed_ms: when, as all of them tell. blobs: names of their contributions; that these are 10 bytes they say."""
         digest, report = self.states[-1].digest, Report(closed_ms=closed_ms)
-        entries = [Entry(peer, 1, sha256(peer.encode()), 10, 4, digest, report) for peer in self.roster]
+        entries = [
+            Entry(peer, 1, blobs.get(peer, sha256(peer.encode())), 10, 4, digest, report) for peer in self.roster
+        ]
         self._append(self.place.round_value(entries, self.roster, self._planner.next(self.place.plan)), self.place.view)
         return self
 

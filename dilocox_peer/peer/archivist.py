@@ -134,6 +134,7 @@ class Archivist:
         self._lease = lease
         self._listener = listener
         self._keeping = Keeping(quota_bytes)
+        self._quota_bytes = quota_bytes
         self._kept: dict[int, Kept] = {}
         self._tips: dict[int, Agreed] = {}  # of stages that are over, as their voters name the state
         self._broken: set[int] = set()
@@ -345,7 +346,7 @@ class Archivist:
             )
         if wanted.follow and (self._following is None or self._following.done()):
             self._following = self._tasks.create_task(
-                self._guarded(self._follow(wanted.follow)), name="contributions kept"
+                self._guarded(self._follow(wanted.follow, self._quota_bytes - used_bytes)), name="contributions kept"
             )
         self._note_kept()
 
@@ -426,16 +427,17 @@ class Archivist:
             stage.let_go()
         self._archive.let_go()
 
-    async def _follow(self, stages: Sequence[int]) -> None:
-        """The contributions that these stages lack."""
-        slots = asyncio.Semaphore(BLOBS_AT_ONCE)
+    async def _follow(self, stages: Sequence[int], room_bytes: int) -> None:
+        """The contributions that these stages lack, as far as there is room for what they really are."""
+        slots, contributions = asyncio.Semaphore(BLOBS_AT_ONCE), self._archive.contributions
+        most_bytes = contributions.size_bytes + room_bytes
 
         async def fetch(stage: int, name: Digest, max_bytes: int) -> None:
             async with slots:
                 try:
-                    await self._store.fetch(
-                        name, donors=self._surveys[stage].donors, max_bytes=max_bytes, timeout_s=BLOB_S
-                    )
+                    left_bytes = max(0, most_bytes - contributions.size_bytes) // BLOBS_AT_ONCE
+                    donors, allowed = self._surveys[stage].donors, min(max_bytes, left_bytes)
+                    await self._store.fetch(name, donors=donors, max_bytes=allowed, timeout_s=BLOB_S)
                 except (ThingUnavailable, TimeoutError):
                     self._broken.add(stage)
                 except OSError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dilocox_peer.cli.visit import fetch_whole_model
+from dilocox_peer.compression.contribution import blob_limits
 from dilocox_peer.events import Event
 from dilocox_peer.events_of_states import KeepingStopped, RunKept, StageRestored, StateFetchFailed
 from dilocox_peer.invitation import Invitation
@@ -18,7 +19,7 @@ from dilocox_peer.peer.state import survey as survey_module
 from dilocox_peer.peer.state.backup import Backup
 from dilocox_peer.peer.state.restore import Own, find_backup
 from dilocox_peer.store.shelf import Shelf
-from tests.certified_stage import MANIFEST, CertifiedStage
+from tests.certified_stage import MANIFEST, ROSTER, CertifiedStage
 from tests.shell.conftest import until
 from tests.shell.test_backup import MakeNode, Node, make_node
 
@@ -179,3 +180,28 @@ async def test_the_same_folder_is_read_as_a_peers(make_keeper: MakeKeeper, make_
     assert load_from_disk([keeper.node.folder], MANIFEST).model.origin.round == 3
     assert newest_states(keeper.node.folder, MANIFEST, 2) == tuple(stage.states[3] for stage in stages)
     assert newest_states(keeper.node.folder, MANIFEST, 3) is None
+
+
+async def test_contributions_that_are_larger_than_they_say_take_no_more_than_the_quota(
+    make_keeper: MakeKeeper, make_node: MakeNode
+) -> None:
+    one, two = CertifiedStage(stage=0).rounds(4), CertifiedStage(stage=1).rounds(4)
+    quota_bytes = 5 * one.states[0].size_bytes
+    keeper = await make_keeper(quota_bytes=quota_bytes)
+    other, member = await make_node("other"), await make_node("member")
+    things = Shelf(member.folder / "things")
+    size_bytes = blob_limits(one.states[0].layout)[1] // 2
+    blobs = [
+        {peer: things.put(bytes([number, index]) * (size_bytes // 2)) for index, peer in enumerate(ROSTER)}
+        for number in range(8)
+    ]
+    await other.hold(two, lambda: two.states[3])
+    await member.hold(one, lambda: one.states[3])
+    await until(lambda: keeper.told(RunKept) != [], 30.0)
+    for each in blobs:
+        one.round(blobs=each)
+    assert 24 * size_bytes > quota_bytes
+    await until(lambda: len(keeper.archivist.stages[0].certificates) == 13, 30.0)
+    await asyncio.sleep(3.0)
+    taken = sum(path.stat().st_size for path in keeper.node.folder.rglob("*") if path.is_file())
+    assert taken <= quota_bytes
