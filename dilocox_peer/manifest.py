@@ -195,7 +195,7 @@ class InnerSection(_Section):
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW first moment")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW second moment")
     momentum: float = Field(0.95, ge=0, lt=1, description="of Muon (Nesterov); adamw does not use it")
-    moments: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: half the memory")
+    moments: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: half of it")
     weight_decay: float = Field(0.1, ge=0, description="decoupled")
     clip_norm: float = Field(1.0, gt=0, description="gradient norm per stage and step")
     warmup: Fraction = Field(0.03, description="share of the run")
@@ -268,7 +268,7 @@ class CompressionSection(_Section):
     )
     residual: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="bfloat16: half the memory",
+        description="bfloat16: half of it",
     )
     times_fewer: float = Field(
         200.0,
