@@ -29,21 +29,18 @@ from dilocox_peer.model.architecture import prepare
 from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.state.archive import Archive, StageArchive, usual_bytes
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
-from dilocox_peer.peer.state.keeping import Keeping, KeepNext, StageAccount
+from dilocox_peer.peer.state.keeping import Keeping, KeepNext, LookPace, StageAccount, TailAccount, Tails
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, Agreed, States
-from dilocox_peer.peer.state.survey import Survey
+from dilocox_peer.peer.state.survey import Survey, look_at_all
 from dilocox_peer.store.store import Store
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.records import KEEPERS
 
-LOOK_FIRST_S, LOOK_MOST_S = 1.0, 10.0  # a look comes four times a round, within these
 LOOK_LEAST_S = 0.3  # between two looks, whoever asks for one
-LOOK_ALONE_S = 5.0  # with nobody there
 FIND_S = 5.0
 LOOKS_AT_ONCE = 16
 PATIENCE_S = 60.0  # with view changes of a minority, and with voters that are not heard
-GIVE_UP_S = 15.0  # in which a peer that was killed may be back with what it has on its disk
 LEASE_S = 30.0
 RETRY_S = 5.0
 BLOB_S = 600.0
@@ -123,7 +120,7 @@ class Archivist:
         """folder: of this run at this process. lease: ours, with the round that is kept. on_tail_lost: may be set; called again and
         again with a stage and a head after which nobody has anything any more."""
         self.on_tail_lost: Callable[[int, Digest], None] = lambda _stage, _head: None
-        self._lost_since: dict[int, float] = {}
+        self._tails = Tails()
         self._given_up: dict[int, tuple[Digest, Digest]] = {}  # (where the chain was cut, its tip before)
         self.manifest = manifest
         self.stages: tuple[KeptStage, ...] = ()
@@ -144,7 +141,7 @@ class Archivist:
         self._told_trouble = ""
         self._frozen = 0
         self._look_now = asyncio.Event()  # a peer that leaves has a newer round than is kept
-        self._moved_at, self._round_s, self._tip = 0.0, LOOK_FIRST_S, 0
+        self._pace = LookPace()
 
     # ---- what others read ----
 
@@ -257,22 +254,15 @@ class Archivist:
 
     async def _look(self) -> float:
         """One look at all stages, and what follows from it. Seconds until the next."""
-        slots = asyncio.Semaphore(LOOKS_AT_ONCE)
-
-        async def look(survey: Survey) -> None:
-            async with slots:
-                await survey.look()
-
-        looks = await asyncio.gather(*map(look, self._surveys), return_exceptions=True)
-        for failure in looks:
-            if isinstance(failure, BaseException):
-                raise failure
+        await look_at_all(self._surveys, at_once=LOOKS_AT_ONCE)
         self._spare_collections()
         await asyncio.to_thread(self._write_chains)
         await self._ask_for_tips()
         self._give_up_tails()
         await self._go_on()
-        return self._pause_s()
+        tip = min(stage.annals.place.round for stage in self._archive.stages)
+        is_alone = not any(survey.members_here for survey in self._surveys)
+        return self._pace.pause_s(tip, time.monotonic(), is_complete=self.is_complete, is_alone=is_alone)
 
     def _spare_collections(self) -> None:
         """Certificates stay: to go over those of 5,000 rounds again and again would hold every thread for a quarter of a second."""
@@ -302,11 +292,14 @@ class Archivist:
         for survey, stage in zip(self._surveys, self._archive.stages, strict=True):
             number, annals = stage.stage, stage.annals
             reached, tip = stage.reached(self._archive.contributions), annals.place.head
-            is_tried = number in self._broken or not survey.donors
-            is_lost = reached is not None and reached[0] != tip and not annals.is_over and is_tried
-            if not is_lost or is_under_way or reached is None or not survey.is_left(reached[0]):
-                self._lost_since.pop(number, None)
-            elif now - self._lost_since.setdefault(number, now) >= GIVE_UP_S:
+            tail = TailAccount(
+                is_there=reached is not None and reached[0] != tip,
+                is_over=annals.is_over,
+                is_tried=number in self._broken or not survey.donors,
+                is_under_way=is_under_way,
+                is_left=reached is not None and survey.is_left(reached[0]),
+            )
+            if self._tails.is_given_up(number, tail, now) and reached is not None:
                 annals.give_up_after(reached[0])
                 self._broken.discard(number)
                 self._given_up[number] = reached[0], tip
@@ -320,19 +313,6 @@ class Archivist:
         """The newest that can be gone on from with what is kept of the stage; None: there is none yet."""
         reached = self._archive.stages[stage].reached(self._archive.contributions)
         return None if reached is None else reached[0]
-
-    def _pause_s(self) -> float:
-        now = time.monotonic()
-        tip = min(stage.annals.place.round for stage in self._archive.stages)
-        if tip > self._tip:
-            if self._tip and self._moved_at:
-                self._round_s = 0.5 * self._round_s + 0.5 * (now - self._moved_at) / (tip - self._tip)
-            self._tip, self._moved_at = tip, now
-        if self.is_complete:
-            return LOOK_MOST_S
-        if not any(survey.members_here for survey in self._surveys):
-            return LOOK_ALONE_S if self._tip else LOOK_FIRST_S
-        return min(max(0.25 * self._round_s, LOOK_FIRST_S), LOOK_MOST_S)
 
     async def _go_on(self) -> None:
         """Starts what is to be copied and fetched; a copy that takes an hour does not keep chains from being followed."""
@@ -463,7 +443,7 @@ class Archivist:
             self._kept[stage.stage] = Kept(stage.annals, number, self._reached(stage.stage))
 
     def _tell_full(self, wanted: KeepNext) -> None:
-        if wanted.full and wanted.full != self._told_full and not self._told_full:
+        if wanted.full and not self._told_full:
             self._tell_stopped(wanted.full)
         self._told_full = wanted.full
 

@@ -131,7 +131,9 @@ class PageServer:
     def __enter__(self) -> Self:
         """Raises ConfigError when it cannot listen."""
         self._thread.start()
-        self._started.wait(START_S)
+        if not self._started.wait(START_S):
+            self.__exit__()
+            raise ConfigError(f"--web-port: the page has not started within {START_S:.0f} s: try again")
         if self._trouble is not None:
             reason = (self._trouble.strerror or str(self._trouble)).lower()
             raise ConfigError(

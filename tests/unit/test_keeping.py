@@ -1,10 +1,25 @@
 """What a keeper of a run copies next, whatever the rounds take and whatever the disk has room for."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.peer.state.keeping import COPY_SHARE, RETRY_S, Keeping, KeepNext, StageAccount
+from dilocox_peer.peer.state.keeping import (
+    COPY_SHARE,
+    GIVE_UP_S,
+    LOOK_ALONE_S,
+    LOOK_FIRST_S,
+    LOOK_MOST_S,
+    RETRY_S,
+    Keeping,
+    KeepNext,
+    LookPace,
+    StageAccount,
+    TailAccount,
+    Tails,
+)
 
 STATE = 1000
 PLENTY = 1_000_000
@@ -98,3 +113,43 @@ def test_nothing_wanted_is_unproved_older_than_what_is_kept_or_beyond_the_quota(
         assert len(kept) > 1 or kept == {None} or max(kept) < wanted.copy
         assert used + (len(wanted.lacking) + 1) * STATE <= quota
     assert used + sum(stages[number].missing_bytes for number in wanted.follow) <= max(quota, used)
+
+
+LOST = TailAccount(is_there=True, is_tried=True, is_left=True)
+
+
+def test_a_tail_is_given_up_when_it_was_lost_for_a_while_without_a_break():
+    tails = Tails()
+    assert not tails.is_given_up(0, LOST, 100.0)
+    assert not tails.is_given_up(0, LOST, 100.0 + GIVE_UP_S - 0.1)
+    assert not tails.is_given_up(1, LOST, 100.0 + GIVE_UP_S), "each stage has its own"
+    assert tails.is_given_up(0, LOST, 100.0 + GIVE_UP_S)
+    assert not tails.is_given_up(0, replace(LOST, is_left=False), 120.0), "somebody is back"
+    assert not tails.is_given_up(0, LOST, 121.0), "and the time begins anew"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"is_there": False}, {"is_over": True}, {"is_tried": False}, {"is_under_way": True}, {"is_left": False}]
+)
+def test_a_tail_that_may_be_had_is_not_given_up(changes: dict[str, bool]):
+    tails, tail = Tails(), replace(LOST, **changes)
+    assert not any(tails.is_given_up(0, tail, 100.0 * number) for number in range(5))
+
+
+def test_looks_come_four_times_a_round_within_bounds():
+    pace, busy = LookPace(), {"is_complete": False, "is_alone": False}
+    assert pace.pause_s(0, 0.0, **busy) == LOOK_FIRST_S
+    assert pace.pause_s(1, 50.0, **busy) == LOOK_FIRST_S, "one round is no pace"
+    for number in range(2, 12):
+        found = pace.pause_s(number, 50.0 + 20.0 * (number - 1), **busy)
+    assert found == pytest.approx(5.0, rel=0.01)
+    for number in range(12, 22):
+        found = pace.pause_s(number, 250.0 + 3600.0 * (number - 11), **busy)
+    assert found == LOOK_MOST_S
+
+
+def test_a_keeper_alone_looks_soon_for_the_first_and_seldom_once_the_run_is_complete():
+    pace = LookPace()
+    assert pace.pause_s(0, 0.0, is_complete=False, is_alone=True) == LOOK_FIRST_S
+    assert pace.pause_s(3, 1.0, is_complete=False, is_alone=True) == LOOK_ALONE_S
+    assert pace.pause_s(3, 2.0, is_complete=True, is_alone=True) == LOOK_MOST_S

@@ -1,4 +1,4 @@
-"""What a keeper of a run copies next, from what is certified and what lies on its disk. Pure.
+"""What a keeper of a run copies next, when it looks again and what it gives up, from what is certified and what lies on its disk. Pure.
 
 A stage is kept as the whole state of one round and the contributions to the rounds since, by which whoever comes brings it to the
 tip: a contribution costs a small part of a state, so what is kept is no older than the last look, whatever a round takes. When the
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 FOLLOW_SHARE = 0.5  # of a state's size: more contributions than that, and a state is less to fetch for who comes
 COPY_SHARE = 0.1  # of the time
 RETRY_S = 5.0
+GIVE_UP_S = 15.0  # in which a peer that was killed may be back with what it has on its disk
+LOOK_FIRST_S, LOOK_MOST_S = 1.0, 10.0  # a look comes four times a round, within these
+LOOK_ALONE_S = 5.0  # with nobody there
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +109,57 @@ class Keeping:
     def _full(self, what: str, needed: int, used_bytes: int) -> str:
         gb = [f"{size / 1e9:.2f}" for size in (needed, used_bytes, self._quota_bytes)]
         return f"{what} takes {gb[0]} GB beside the {gb[1]} GB that are kept, and --keep-disk allows {gb[2]} GB"
+
+
+@dataclass(frozen=True, slots=True)
+class TailAccount:
+    """What is known of the certificates after the newest head that a stage can be brought to with what is kept.
+
+    is_there: there are some. is_over: the last round is certified. is_tried: their contributions were to be had from nobody, or there is
+    nobody to ask. is_under_way: some are being fetched. is_left: nobody is there who has made them.
+    """
+
+    is_there: bool
+    is_over: bool = False
+    is_tried: bool = False
+    is_under_way: bool = False
+    is_left: bool = False
+
+    @property
+    def is_lost(self) -> bool:
+        return self.is_there and not self.is_over and self.is_tried and not self.is_under_way and self.is_left
+
+
+class Tails:
+    """When they are given up: newcomers go on from what is kept, and theirs would never follow."""
+
+    def __init__(self) -> None:
+        self._lost_since: dict[int, float] = {}
+
+    def is_given_up(self, stage: int, tail: TailAccount, now: float) -> bool:
+        """Whether the tail has been lost for GIVE_UP_S, without a break. now: monotonic seconds."""
+        if not tail.is_lost:
+            self._lost_since.pop(stage, None)
+            return False
+        return now - self._lost_since.setdefault(stage, now) >= GIVE_UP_S
+
+
+class LookPace:
+    """How long a keeper rests between two looks: a quarter of a round, as rounds have been coming."""
+
+    def __init__(self) -> None:
+        self._moved_at: float | None = None
+        self._round_s = LOOK_FIRST_S
+        self._tip = 0
+
+    def pause_s(self, tip: int, now: float, *, is_complete: bool, is_alone: bool) -> float:
+        """Seconds. tip: the newest round certified in all stages. now: monotonic seconds. is_alone: no peer was reached."""
+        if tip > self._tip:
+            if self._tip and self._moved_at is not None:
+                self._round_s = 0.5 * self._round_s + 0.5 * (now - self._moved_at) / (tip - self._tip)
+            self._tip, self._moved_at = tip, now
+        if is_complete:
+            return LOOK_MOST_S
+        if is_alone:
+            return LOOK_ALONE_S if self._tip else LOOK_FIRST_S
+        return min(max(0.25 * self._round_s, LOOK_FIRST_S), LOOK_MOST_S)

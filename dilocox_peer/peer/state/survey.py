@@ -280,10 +280,16 @@ def surveys(
     )
 
 
-async def look_at_all(found: Sequence[Survey]) -> None:
-    """A look at every stage. Raises RunUnreachable once all of them have ended: a look that goes on unseen would meet the next
-    one at its chain."""
-    looks = await asyncio.gather(*(survey.look() for survey in found), return_exceptions=True)
+async def look_at_all(found: Sequence[Survey], *, at_once: int | None = None) -> None:
+    """A look at every stage, so many at once; None: all. Raises RunUnreachable once all of them have ended: a look that goes on unseen
+    would meet the next one at its chain."""
+    slots = asyncio.Semaphore(at_once or max(1, len(found)))
+
+    async def look(survey: Survey) -> None:
+        async with slots:
+            await survey.look()
+
+    looks = await asyncio.gather(*map(look, found), return_exceptions=True)
     for failure in looks:
         if isinstance(failure, BaseException):
             raise failure
