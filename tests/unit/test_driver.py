@@ -1,6 +1,7 @@
 """The shell of the round machine, without its network."""
 
 import asyncio
+import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError
-from dilocox_peer.events import MessageRefused
+from dilocox_peer.events import Failed, MessageRefused, Remark
 from dilocox_peer.peer.rounds import driver as driver_module
 from dilocox_peer.peer.rounds.contract import (
     BlobHeld,
@@ -19,6 +20,7 @@ from dilocox_peer.peer.rounds.contract import (
     BlobRefused,
     FetchBlob,
     ForgetBlobs,
+    Note,
     Persist,
     Progress,
     Received,
@@ -219,3 +221,50 @@ async def test_a_message_that_finds_a_fault_in_the_machine_costs_itself_and_noth
     assert driver._handled(Received(PeerId("stranger"), Leave(0, sha256(b"head"), 1, 1)), 1.0) == ()
     assert [(event.peer, event.reason) for event in told] == [("stranger", "ZeroDivisionError in handling it")]
     assert list(driver._handled(Tick(), 2.0)) == cast("Any", [Tick()])
+
+
+async def test_a_disk_without_room_is_told_once_and_holds_back_what_would_promise_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver_module, "DISK_RETRY_S", 0.001)
+    told: list[Any] = []
+    promised = asyncio.Event()
+    state, tries = Durable(0, (), Votes(sha256(b"head"))), 0
+
+    def tell(event: Any) -> None:
+        told.append(event)
+        if isinstance(event, Remark):
+            promised.set()
+
+    class Disk:
+        def write(self, durable: Durable) -> None:
+            nonlocal tries
+            assert durable is state
+            tries += 1
+            if tries <= 5:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Machine:
+        def __init__(self) -> None:
+            self.actions: list[Any] = [Persist(state), Note(Remark("promised"))]
+
+        def handle(self, _happened: Any, _now: float) -> list[Any]:
+            actions, self.actions = self.actions, []
+            return actions
+
+        def deadline(self) -> None:
+            return None
+
+    driver = RoundDriver(
+        cast("Any", Machine()), transport=NOTHING, blobs=NOTHING, journal=cast("Any", Disk()), disk=NOTHING, check_blob=NOTHING,
+        max_blob_bytes=1, on_apply=NOTHING, on_fetch_state=NOTHING, on_change=lambda: None, listener=tell,
+    )  # fmt: skip
+    running = asyncio.create_task(driver.run())
+    async with asyncio.timeout(10):
+        await promised.wait()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    assert tries == 6
+    assert [type(event) for event in told] == [Failed, Remark]
+    assert "no space left on device" in told[0].line()

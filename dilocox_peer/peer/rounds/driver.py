@@ -34,6 +34,7 @@ from dilocox_peer.peer.rounds.contract import (
     StateMissing,
     Tick,
 )
+from dilocox_peer.peer.rounds.durable import Durable
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.outbox import Outbox
@@ -53,6 +54,7 @@ SEND_TIMEOUT_S = 5.0
 BLOB_TIMEOUT_S = 3600.0
 BLOB_STALL_S = 10.0  # a source that sends nothing for so long is left for the next one
 CONCURRENT_FETCHES = 4
+DISK_RETRY_S = 2.0
 
 CheckBlob = Callable[[Digest, memoryview], object]
 """Raises MalformedBlob when a blob of that name is no acceptable contribution. Runs in a worker thread."""
@@ -190,12 +192,11 @@ class RoundDriver:
     async def _carry_out(self, action: Action) -> None:
         assert self._tasks is not None
         assert self._outbox is not None
-        loop = asyncio.get_running_loop()
         match action:
             case Send(to, message):
                 self._outbox.post(to, encode_message(message))
             case Persist(state):
-                await loop.run_in_executor(self._writer, self._journal.write, state)
+                await self._persist(state)
             case FetchBlob():
                 if (slow := self._fetching.get(action.blob)) is not None:
                     slow.cancel()  # other sources instead; the fetch that is started now answers
@@ -211,6 +212,23 @@ class RoundDriver:
                 self._listener(event)
             case _:
                 assert_never(action)
+
+    async def _persist(self, state: Durable) -> None:
+        """Until it is durable: what follows in the list promises it to others. A disk that is full keeps this peer out of its rounds,
+        and ends nothing."""
+        loop, told = asyncio.get_running_loop(), ""
+        while True:
+            try:
+                await loop.run_in_executor(self._writer, self._journal.write, state)
+            except OSError as error:
+                reason = (error.strerror or str(error)).lower()
+                if reason != told:
+                    what_next = "free some space there: this peer goes on with its rounds as soon as it can write"
+                    self._listener(Failed("the log of rounds", f"{reason}; {what_next}"))
+                told = reason
+                await asyncio.sleep(DISK_RETRY_S)
+            else:
+                return
 
     async def _transport_send(self, peer: PeerId, raw: bytes) -> None:
         await self._transport.send(peer, raw, SEND_TIMEOUT_S)

@@ -1,6 +1,7 @@
 """rounds.log on disk: the shell of durable.py. Appends and flushes; at start it reads, mends and compacts."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from dilocox_peer.files import fsync_folder, replace_file, sweep_parts
@@ -24,14 +25,23 @@ class Journal:
             # a merely shorter file would not know it.
             record = encode_record(self.loaded.durable) if self.loaded.durable is not None else b""
             replace_file(path, [record], mode=0o600)
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)  # what could not be written must not come out later
+        self._size_bytes = os.fstat(self._file.fileno()).st_size
         fsync_folder(path.parent)
 
     def write(self, durable: Durable) -> None:
-        """Appends one record; it is durable when this returns."""
-        self._file.write(encode_record(durable))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Appends one record; it is durable when this returns. Raises OSError: the log is as it was, and it may be tried again."""
+        record = encode_record(durable)
+        try:
+            rest = memoryview(record)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            with suppress(OSError):  # a torn record at the end is dropped by who reads it
+                os.ftruncate(self._file.fileno(), self._size_bytes)
+            raise
+        self._size_bytes += len(record)
 
     def close(self) -> None:
         self._file.close()

@@ -1,0 +1,46 @@
+"""The log of rounds on a disk that has no room: what could not be written leaves nothing, and goes in as soon as it can."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dilocox_peer.peer.rounds.durable import Durable, Votes, load_log
+from dilocox_peer.peer.rounds.journal import Journal
+from tests.certified_stage import MANIFEST, CertifiedStage
+
+
+@contextmanager
+def no_file_larger_than(size_bytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def record(stage: CertifiedStage, keep: int) -> Durable:
+    appended = tuple(stage.certificates[keep:])
+    return Durable(keep, appended, Votes(stage.certificates[-1].head))
+
+
+@pytest.mark.parametrize("room", [0, 1, 7, 8, 100])
+def test_a_record_that_has_no_room_leaves_the_log_as_it_was(tmp_path: Path, room: int) -> None:
+    path, genesis, stage = tmp_path / "rounds.log", MANIFEST.genesis(1), CertifiedStage()
+    journal = Journal(path, genesis)
+    journal.write(record(stage, 0))
+    whole = path.read_bytes()
+    stage.round()
+    for _ in range(3):
+        with no_file_larger_than(len(whole) + room), pytest.raises(OSError, match="File too large"):
+            journal.write(record(stage, 1))
+        assert path.read_bytes() == whole
+    journal.write(record(stage, 1))
+    journal.close()
+    loaded = load_log(path.read_bytes(), genesis)
+    assert not loaded.reason
+    assert loaded.durable is not None
+    assert loaded.durable.appended == tuple(stage.certificates)
