@@ -1,7 +1,7 @@
 """Micro-batches of a run's shards, made ready ahead by a thread of their own: the torch thread takes them and does not wait.
 
 What to train on is handed out by certificates (allotment.py) and arrives in `hand`; until something does, the peer takes from the
-commons. A stretch whose shards are not here yet is passed over for one whose are, and tried again when `look_again` is called.
+commons. Units whose shards are not here yet are passed over for others whose are, and tried again when `look_again` is called.
 """
 
 import math
@@ -34,8 +34,12 @@ CHUNK_BATCHES = 16  # micro-batches that a chunk is taken for, at least
 TRY_AGAIN_S = 1.0
 WAIT_S = 600.0  # of the torch thread, for a micro-batch that was promised
 AHEAD_SHARDS = 4
+MAX_LANES = 64  # units of the commons looked at
+MAX_PASSED_OVER = 256  # units looked at for one whose shard is here
 COMMONS_AFTER_S = 15.0
 """After the start: in a roster by then, as founders are, a peer needs nothing of the commons, where others may be."""
+IN_VAIN_S = 60.0
+"""Without anything of what was handed out: its shards are here damaged, and with nobody else. Then the commons are taken from too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +81,14 @@ class Feed:
         self._faults: set[str] = set()
         self._units = max(1, -(-CHUNK_BATCHES * batch * context // UNIT_TOKENS))
         self.on_ready: Callable[[], None] = lambda: None
-        self._commons_from = math.inf
+        self._commons_from = self._in_vain_from = math.inf
         self.waited_s = 0.0  # of the torch thread, in all
         self.wanted: tuple[Shard, ...] = ()  # that are needed next and are not here, in that order
         self._thread = threading.Thread(target=self._work, name="dilocox-data", daemon=False)
 
     def start(self) -> None:
         self._commons_from = time.monotonic() + COMMONS_AFTER_S
+        self._in_vain_from = time.monotonic() + IN_VAIN_S
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -179,35 +184,48 @@ class Feed:
         missing: dict[str, Shard] = {}
         newest = [each for each in handed.stretches if each.epoch >= handed.epoch - 1]
         for stretch in newest:
-            if (rest := self._taken.rest_of(stretch, stretch.count)) is None:
-                continue
-            if (chunk := self._here(rest, missing)) is not None:
+            if (chunk := self._here(stretch, missing)) is not None:
                 self.wanted = self._to_come(newest, missing)
+                self._in_vain_from = time.monotonic() + IN_VAIN_S
                 return chunk
         self.wanted = tuple(missing.values())[:AHEAD_SHARDS]
-        if any(self._taken.rest_of(stretch, 1) is not None for stretch in newest):
-            return None  # it is on its way
-        if time.monotonic() < self._commons_from:
-            return None  # a certificate may name us yet
-        for number in range(self._lanes, self._lanes + 64):
+        is_on_its_way = any(self._taken.rest_of(stretch, 1) is not None for stretch in newest)
+        if time.monotonic() < (self._in_vain_from if is_on_its_way else self._commons_from):
+            return None  # it comes, or a certificate names us yet
+        first: int | None = None
+        for number in range(self._lanes, self._lanes + MAX_LANES):
             lane = self._row.row.lane(handed.epoch, self._peer, self._incarnation, number)
-            if (rest := self._taken.rest_of(lane, self._units)) is not None:
-                self._lanes = number
-                chunk = self._here(rest, missing)
-                self.wanted = tuple(missing.values())[:AHEAD_SHARDS]
-                return chunk
-        return None
-
-    def _here(self, rest: Stretch, missing: dict[str, Shard]) -> Stretch | None:
-        """The first units of a stretch as far as their shards are here, at most a chunk of them."""
-        count = 0
-        for unit in self._row.units(Stretch(rest.epoch, rest.first, min(rest.count, self._units))):
-            if self._find(unit.shard) is None:
-                if not self._shards.is_hopeless(unit.shard):
-                    missing.setdefault(unit.shard.sha256, unit.shard)
+            if self._taken.rest_of(lane, 1) is None:
+                continue
+            first = number if first is None else first
+            if (chunk := self._here(lane, missing)) is not None:
                 break
-            count += 1
-        return Stretch(rest.epoch, rest.first, count) if count else None
+        else:
+            chunk = None
+        self._lanes = self._lanes if first is None else first
+        self.wanted = tuple(missing.values())
+        return chunk
+
+    def _here(self, stretch: Stretch, missing: dict[str, Shard]) -> Stretch | None:
+        """The first piece of what was not taken of a stretch whose shards are here, at most a chunk. Units of others are passed over and
+        looked at again the next time: one shard that nobody has any more must not end the training on what is sound."""
+        looked, at, end = 0, stretch.first, stretch.first + stretch.count
+        while at < end and looked < MAX_PASSED_OVER:
+            rest = self._taken.rest_of(Stretch(stretch.epoch, at, end - at), self._units)
+            if rest is None:
+                return None
+            count = 0
+            for unit in self._row.units(rest):
+                looked += 1
+                if self._find(unit.shard) is None:
+                    if len(missing) < AHEAD_SHARDS and not self._shards.is_hopeless(unit.shard):
+                        missing.setdefault(unit.shard.sha256, unit.shard)
+                    break
+                count += 1
+            if count:
+                return Stretch(rest.epoch, rest.first, count)
+            at = rest.first + 1
+        return None
 
     def _to_come(self, stretches: Sequence[Stretch], missing: dict[str, Shard]) -> tuple[Shard, ...]:
         """Those missing for what comes next, too."""

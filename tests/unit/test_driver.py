@@ -13,6 +13,7 @@ import pytest
 
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError
 from dilocox_peer.events import Failed, MessageRefused, Remark
+from dilocox_peer.peer.rounds import disk as disk_module
 from dilocox_peer.peer.rounds import driver as driver_module
 from dilocox_peer.peer.rounds.contract import (
     BlobHeld,
@@ -226,7 +227,7 @@ async def test_a_message_that_finds_a_fault_in_the_machine_costs_itself_and_noth
 async def test_a_disk_without_room_is_told_once_and_holds_back_what_would_promise_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(driver_module, "DISK_RETRY_S", 0.001)
+    monkeypatch.setattr(disk_module, "DISK_RETRY_S", 0.001)
     told: list[Any] = []
     promised = asyncio.Event()
     state, tries = Durable(0, (), Votes(sha256(b"head"))), 0

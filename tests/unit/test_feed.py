@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from dilocox_peer.data import feed as feed_module
 from dilocox_peer.data.allotment import Stretch
 from dilocox_peer.data.feed import Feed, Handed
 from dilocox_peer.data.row import UnitRow, sequences_of
@@ -103,25 +104,49 @@ def test_started_again_it_takes_nothing_that_it_took_before(made, tmp_path):
     assert len(seen) == len(set(seen))
 
 
-def test_a_spoiled_shard_is_named_once_and_training_goes_on_with_the_others(made, tmp_path):
+def spoiled(made, folder, bad):
+    """A folder of the shards, those in `bad` with one bit turned over."""
     catalogue, out = made
-    folder = tmp_path / "spoiled"
     folder.mkdir()
-    bad = catalogue.train[1]
     for shard in catalogue.shards:
         raw = bytearray((out / shard.file_name).read_bytes())
-        if shard == bad:
+        if shard in bad:
             raw[5] ^= 1
         (folder / shard.file_name).write_bytes(raw)
-    with Fed(made, tmp_path, folder) as fed:
-        sound = [shard for shard in catalogue.train if shard != bad]
-        for _ in range(sum(shard.tokens for shard in sound) // (BATCH * CONTEXT) // 3):
-            fed.draw()
+    return folder
+
+
+def test_a_spoiled_shard_is_named_once_and_all_that_is_sound_is_trained_on(made, tmp_path):
+    catalogue, _ = made
+    bad = catalogue.train[1]
+    with Fed(made, tmp_path, spoiled(made, tmp_path / "spoiled", [bad])) as fed:
         units = fed.row.units(Stretch(0, 0, fed.row.row.to_hand_out))
-        assert bad not in {units[place].shard for place in fed.taken()}
+        sound = {place for place, unit in enumerate(units) if unit.shard != bad}
+        assert 0 < len(sound) < len(units)
+        while set(fed.taken()) != sound:
+            fed.draw()
+        assert len(fed.taken()) == len(sound)
         refused = [each for each in fed.told if isinstance(each, ShardRefused)]
-        assert len(refused) <= 1
-        assert all("its sha256 is" in each.reason for each in refused)
+        assert len(refused) == 1
+        assert "its sha256 is" in refused[0].reason
+
+
+def test_who_was_handed_nothing_that_is_sound_takes_from_the_commons(made, tmp_path, monkeypatch):
+    catalogue, _ = made
+    monkeypatch.setattr(feed_module, "IN_VAIN_S", 0.2)
+    fed = Fed(made, tmp_path)
+    first = fed.row.units(Stretch(0, 0, 1))[0].shard
+    folder = spoiled(made, tmp_path / "spoiled", [shard for shard in catalogue.train if shard == first])
+    fed = Fed(made, tmp_path, folder)
+    fed.feed.hand(Handed(0, (Stretch(0, 0, 1),)))
+    fed.feed.start()
+    try:
+        fed.draw()
+    finally:
+        fed.feed.stop()
+    assert fed.taken()
+    assert min(fed.taken()) >= fed.row.row.to_hand_out
+    assert first not in {unit.shard for place in fed.taken() for unit in fed.row.units(Stretch(0, place, 1))}
 
 
 def test_what_is_not_here_is_wanted_and_comes(made, tmp_path):

@@ -34,6 +34,7 @@ from dilocox_peer.peer.rounds.contract import (
     StateMissing,
     Tick,
 )
+from dilocox_peer.peer.rounds.disk import until_written
 from dilocox_peer.peer.rounds.durable import Durable
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.rounds.machine import RoundMachine
@@ -54,7 +55,6 @@ SEND_TIMEOUT_S = 5.0
 BLOB_TIMEOUT_S = 3600.0
 BLOB_STALL_S = 10.0  # a source that sends nothing for so long is left for the next one
 CONCURRENT_FETCHES = 4
-DISK_RETRY_S = 2.0
 
 CheckBlob = Callable[[Digest, memoryview], object]
 """Raises MalformedBlob when a blob of that name is no acceptable contribution. Runs in a worker thread."""
@@ -214,21 +214,11 @@ class RoundDriver:
                 assert_never(action)
 
     async def _persist(self, state: Durable) -> None:
-        """Until it is durable: what follows in the list promises it to others. A disk that is full keeps this peer out of its rounds,
-        and ends nothing."""
-        loop, told = asyncio.get_running_loop(), ""
-        while True:
-            try:
-                await loop.run_in_executor(self._writer, self._journal.write, state)
-            except OSError as error:
-                reason = (error.strerror or str(error)).lower()
-                if reason != told:
-                    what_next = "free some space there: this peer goes on with its rounds as soon as it can write"
-                    self._listener(Failed("the log of rounds", f"{reason}; {what_next}"))
-                told = reason
-                await asyncio.sleep(DISK_RETRY_S)
-            else:
-                return
+        """Until it is durable: what follows in the list promises it to others."""
+        loop = asyncio.get_running_loop()
+        await until_written(
+            lambda: loop.run_in_executor(self._writer, self._journal.write, state), "the log of rounds", self._listener
+        )
 
     async def _transport_send(self, peer: PeerId, raw: bytes) -> None:
         await self._transport.send(peer, raw, SEND_TIMEOUT_S)

@@ -14,6 +14,7 @@ from dilocox_peer.events import Listener
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.contract import Apply, Input
+from dilocox_peer.peer.rounds.disk import until_written
 from dilocox_peer.peer.training.outer_contract import (
     AdoptionBegun,
     AdoptionOver,
@@ -177,7 +178,12 @@ class Conductor:
         match work:
             case CloseRound():
                 closing = await asyncio.wrap_future(self._trainer.close())
-                digest = await self._loop.run_in_executor(self._disk, self._blobs.put, closing.blob)
+                blob = closing.blob
+                digest = await until_written(
+                    lambda: self._loop.run_in_executor(self._disk, self._blobs.put, blob),
+                    "our contribution",
+                    self._listener,
+                )
                 return RoundEncoded(
                     digest,
                     len(closing.blob),

@@ -1,0 +1,29 @@
+"""Writing what a round cannot do without, on a disk that may be full: told once, and tried again until there is room.
+
+A volunteer's disk fills up for reasons of its own. A peer that ended there would have to be looked for by hand; one that waits is away
+from its rounds for as long, as with a cable unplugged, and has promised nothing that it does not hold.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from dilocox_peer.events import Failed, Listener
+
+DISK_RETRY_S = 2.0
+
+Written = TypeVar("Written")
+
+
+async def until_written(write: Callable[[], Awaitable[Written]], what: str, listener: Listener) -> Written:
+    """What write gives, once it does not raise OSError any more; cancelled: at once. what: is written, for people."""
+    told = ""
+    while True:
+        try:
+            return await write()
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            if reason != told:
+                listener(Failed(what, f"{reason}; free some space: this peer goes on as soon as it can write"))
+            told = reason
+            await asyncio.sleep(DISK_RETRY_S)
