@@ -155,7 +155,9 @@ def test_two_heads_on_branches_of_their_own_train_on_nothing_twice_but_by_chance
 
     async def scenario() -> dict[str, Any]:
         async with Watched(manifest) as swarm:
-            await swarm.start_bootstrap()
+            await swarm.start_bootstrap(
+                "--no-keep"
+            )  # or who comes back goes on with the other's rounds, and there are no branches
             tails = [await swarm.start_peer("owner", stage=1, more=["--data", str(out)])]
             heads = [await swarm.start_peer(f"head{index}", stage=0) for index in range(2)]
             tails.append(await swarm.start_peer("tail", stage=1))
@@ -175,11 +177,12 @@ def test_two_heads_on_branches_of_their_own_train_on_nothing_twice_but_by_chance
             await reach(at + 8, heads[1])
             forked = [swarm.round_of("head0"), swarm.round_of("head1"), at]
             heads[0] = await swarm.start_peer("head0", stage=0)
+            switched = lambda: [each for label in ("head0", "head1") for each in swarm.of(label, "BranchSwitched")]  # noqa: E731
+            await swarm.until(lambda: switched() != [], [*heads, *tails], LONG_S)
             await reach(max(forked) + 6, *heads)
             return {
                 "counts": trained(swarm, ["head0", "head1"]),
                 "forked": forked,
-                "switched": len([each for label in ("head0", "head1") for each in swarm.of(label, "BranchSwitched")]),
             }
 
     found = asyncio.run(scenario())
@@ -187,7 +190,6 @@ def test_two_heads_on_branches_of_their_own_train_on_nothing_twice_but_by_chance
     handed_out = UnitRow(catalogue, 0).row.to_hand_out
     twice = sorted(place for place, number in first_epoch.items() if number > 1)
     print(f"{len(first_epoch)} of {handed_out} units, twice: {twice}; rounds {found['forked']}")
-    assert found["switched"], "two branches met"
     assert not [place for place in twice if place < handed_out]
 
 
