@@ -58,7 +58,9 @@ class HomeSwarm:
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    async def start_bootstrap(self, host: str = "31.0.0.9", ports: Sequence[int] = (4711,)) -> Child:
+    async def start_bootstrap(
+        self, host: str = "31.0.0.9", ports: Sequence[int] = (4711,), more: Sequence[str] = ()
+    ) -> Child:
         """At the public host BOOTSTRAP, with the owner's key; returns when its link is there."""
         run_file = self.folder / "run.toml"
         write_whole(run_file, to_toml(self.manifest).encode())
@@ -68,19 +70,27 @@ class HomeSwarm:
             for port in ports
             for flag in ("--host-maddrs", f"/ip4/0.0.0.0/tcp/{port}", "--announce-maddrs", f"/ip4/{host}/tcp/{port}")
         ]
-        child = await self._start(BOOTSTRAP, ["bootstrap", str(run_file), *where])
+        child = await self._start(BOOTSTRAP, ["bootstrap", str(run_file), *where, *more])
         await self.until(lambda: bool(self.link), START_S)
         return child
 
-    async def join(self, name: str, *more: str) -> Child:
-        """`dilocox-peer join LINK` at the machine of that name."""
-        return await self._start(name, ["join", self.link, "--name", name, *more])
+    async def join(
+        self, name: str, *more: str, at: str | None = None, program: Sequence[str] = ("-m", "dilocox_peer")
+    ) -> Child:
+        """`dilocox-peer join LINK` at the machine `at`, else of that name. program: as Children.start."""
+        return await self._start(name, ["join", self.link, "--name", name, *more], at=at or name, program=program)
 
-    async def _start(self, name: str, arguments: Sequence[str]) -> Child:
+    async def _start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        at: str | None = None,
+        program: Sequence[str] = ("-m", "dilocox_peer"),
+    ) -> Child:
+        prefix = self.lab.command(at or name, ["env", "OMP_NUM_THREADS=1"])
         home = self.folder / name
-        return await self._children.start(
-            name, [*arguments, "--home", str(home)], prefix=self.lab.command(name, ["env", "OMP_NUM_THREADS=1"])
-        )
+        return await self._children.start(name, [*arguments, "--home", str(home)], program=program, prefix=prefix)
 
     def child(self, name: str) -> Child:
         return self._children[name]

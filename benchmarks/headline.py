@@ -1,0 +1,487 @@
+"""Tokens a second over links that homes have, beside what else one would train with over them.
+
+    sudo python benchmarks/headline.py [--regimes 32 358] [--peers 2 4] [--who limit ddp powersgd diloco hivemind peers] [--rounds 8]
+    sudo python benchmarks/headline.py --layouts sites homes         # two stages of two peers each
+
+Real processes in network namespaces (testbed/natlab.py; needs root, iproute2 and nftables), every line shaped both ways. Compute is
+emulated: a micro-batch sleeps and leaves a gradient of full size; all else is real (headline_worker.py says who is who). A regime is
+named by 1 + rho: how much longer a step takes with an all-reduce of float32 than without; the lines are as fast as that takes for so
+many peers. Lines are slow from the start for peers; the others warm up before, and only measured steps cross slow lines.
+
+    limit       the peer's own training loop without a network: what the shares are of
+    averaged    contributions that certificates count, of those that could have been in them (hivemind: by the groups that formed)
+    effective H inner steps that peers made over contributions that count, beside the H that was planned
+    B/token     bytes that left the interfaces, frames and all, over tokens trained
+
+Layouts of two stages: `sites` has both stages of a replica at one place, and a line of 2.4 Mbit/s between the two places; `homes` has
+each of the four peers behind its own line of 100 Mbit/s. Their limit is arithmetic: no peer ever waits. What is measured goes into
+--into as headline.json, with what earlier runs measured of other cases, and from there into headline.md and headline.png.
+Expected beforehand: peers at 0.95 of the limit or more with 0.95 of the contributions averaged and H within 10 %; 0.90 with two stages.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from headline_worker import Settings
+from swarm import header
+from testbed.home_swarm import BOOTSTRAP, HomeSwarm
+from testbed.natlab import NatLab, missing
+
+WORKER = str(Path(__file__).with_name("headline_worker.py"))
+TOKENS = 1024  # a micro-batch
+WARM_UP = 3  # rounds
+LACKS = 77
+START_S = 120.0
+
+
+@dataclass(frozen=True)
+class Regime:
+    """mbit: of the lines of two peers. rounds: that diloco and hivemind are measured for."""
+
+    batch_s: float
+    inner_steps: int
+    codec: str
+    mbit: float
+
+    def mbit_of(self, peers: int) -> float:
+        """With which an all-reduce between so many takes as long."""
+        return self.mbit * 2 * (peers - 1) / peers
+
+
+REGIMES = {"32": Regime(0.2, 20, "int4", 13.88), "358": Regime(0.1, 125, "int2", 2.41)}
+WHO = ("limit", "ddp", "powersgd", "diloco", "hivemind", "peers")
+LAYOUTS = {"sites": 2.41, "homes": 100.0}  # Mbit/s of the line
+OF_STAGES = Regime(0.1, 16, "int2", 2.41)
+GOALS = {"share": 0.95, "averaged": 0.95, "off": 0.10, "share of stages": 0.90}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One case. share: of the limit, of the same regime and as many peers. averaged, planned_h, effective_h: None where it has no meaning."""
+
+    case: str
+    who: str
+    peers: int
+    mbit: float
+    tokens_per_s: float
+    sent_per_token: float = 0.0
+    averaged: float | None = None
+    planned_h: float | None = None
+    effective_h: float | None = None
+    more: str = ""
+    at: str = ""
+
+    @property
+    def off(self) -> float | None:
+        if self.planned_h is None or self.effective_h is None:
+            return None
+        return self.effective_h / self.planned_h - 1
+
+
+def settings_of(regime: Regime, peers: int, *, units: int, adapt: str = "off", stages: int = 1) -> Settings:
+    accumulate = 8 if stages > 1 else 1
+    return Settings(regime.batch_s, regime.inner_steps, regime.codec, adapt, peers, stages, accumulate, units)
+
+
+def lab_of(hosts: list[str], *, boot: bool) -> NatLab:
+    lab = NatLab()
+    lab.__enter__()
+    if boot:
+        lab.public(BOOTSTRAP, 9)
+    for number, host in enumerate(hosts):
+        lab.public(host, 20 + number)
+    lab.start()
+    return lab
+
+
+def shape(lab: NatLab, hosts: list[str], mbit: float) -> None:
+    for host in hosts:
+        lab.set_rate(host, up=mbit * 1e6, down=mbit * 1e6)
+
+
+def sent_by(lab: NatLab, host: str) -> int:
+    text = subprocess.run(
+        lab.command(host, ["cat", "/proc/net/dev"]), capture_output=True, text=True, check=True
+    ).stdout
+    return int(next(line.split(":")[1].split() for line in text.splitlines() if "eth0:" in line)[8])
+
+
+# ---- the others, and the limit --------------------------------------------------------------------------------------
+
+
+async def run_others(role: str, settings: Settings, mbit: float, timeout_s: float) -> tuple[list[dict[str, Any]], str]:
+    """Each one's RESULT, and what else the first one said."""
+    hosts = [f"n{number}" for number in range(settings.peers)]
+    lab = lab_of(hosts, boot=False)
+    processes: list[asyncio.subprocess.Process] = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="dilocox-headline-") as folder:
+            for rank, host in enumerate(hosts):
+                env = {
+                    "RANK": rank, "WORLD_SIZE": settings.peers, "NODE_IP": f"31.0.0.{20 + rank}", "MASTER_ADDR": "31.0.0.20",
+                    "MASTER_PORT": 29500, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": 1, "MEETING": folder,
+                }  # fmt: skip
+                command = lab.command(
+                    host, [sys.executable, "-W", "ignore", WORKER, role, json.dumps(asdict(settings))]
+                )
+                processes.append(
+                    await asyncio.create_subprocess_exec(
+                        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+                        env={**os.environ, **{name: str(value) for name, value in env.items()}}, limit=1 << 20,
+                    )
+                )  # fmt: skip
+            said: list[list[str]] = [[] for _ in hosts]
+            async with asyncio.timeout(START_S):
+                await asyncio.gather(*(_until("READY", *each) for each in zip(processes, said, strict=True)))
+            if role != "loop":
+                shape(lab, hosts, mbit)
+            _go_on(processes)
+            async with asyncio.timeout(timeout_s):
+                found = await asyncio.gather(*(_until("RESULT ", *each) for each in zip(processes, said, strict=True)))
+            _go_on(processes)
+            await asyncio.sleep(0.5)
+            return [json.loads(line[len("RESULT ") :]) for line in found], "; ".join(said[0][-3:])
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                process.kill()
+        lab.__exit__()
+
+
+def _go_on(processes: list[asyncio.subprocess.Process]) -> None:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+
+
+async def _until(word: str, process: asyncio.subprocess.Process, said: list[str]) -> str:
+    assert process.stdout is not None
+    while raw := await process.stdout.readline():
+        line = raw.decode(errors="replace").rstrip()
+        if line.startswith(word):
+            return line
+        said.append(line)
+    raise RuntimeError(f"a process ended before {word!r}:\n" + "\n".join(said[-20:]))
+
+
+def units_of(who: str, regime: Regime, rounds: int) -> int:
+    """Steps to measure, of who averages in rounds so many of these. An all-reduce takes most of a minute where 1 + rho is large."""
+    match who:
+        case "limit":
+            return round(20 / regime.batch_s)
+        case "ddp":
+            return max(3, round(6 / regime.batch_s / regime.inner_steps))
+        case "powersgd":
+            return max(10, round(8 / regime.batch_s / 4))
+        case _:
+            return max(2, min(rounds, round(25 / regime.batch_s / regime.inner_steps)))
+
+
+async def measure_others(name: str, who: str, peers: int, rounds: int) -> Measured:
+    regime = REGIMES[name]
+    mbit = regime.mbit_of(peers)
+    settings = settings_of(regime, peers, units=units_of(who, regime, rounds))
+    results, said = await run_others("loop" if who == "limit" else who, settings, mbit, 900.0)
+    seconds = max(each["seconds"] for each in results)
+    tokens = sum(each["steps"] for each in results) * TOKENS
+    averaged = None
+    if who == "hivemind":
+        groups = json.loads(said.rpartition("groups of ")[2].partition("]")[0] + "]")
+        averaged = sum(groups) / (peers * len(groups))
+    sent = sum(each["sent"] for each in results) / tokens
+    more = f"{settings.units} {'rounds' if who in ('diloco', 'hivemind') else 'steps'} each"
+    return Measured(name, who, peers, mbit, tokens / seconds, sent, averaged, more=more)
+
+
+# ---- peers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a peer: its machine, and its stage in a run of several."""
+
+    name: str
+    host: str
+    stage: int | None = None
+
+
+async def run_peers(
+    case: str,
+    regime: Regime,
+    places: list[Place],
+    mbit: float,
+    *,
+    rounds: int,
+    adapt: str,
+    log: Path | None,
+    more: list[str],
+) -> Measured:
+    stages = 1 if places[0].stage is None else 2
+    settings = settings_of(regime, len(places) // stages, units=0, adapt=adapt, stages=stages)
+    hosts = list(dict.fromkeys(place.host for place in places))
+    origins = [place.name for place in places if not place.stage]
+    lab = lab_of(hosts, boot=True)
+    try:
+        shape(lab, hosts, mbit)
+        async with HomeSwarm(lab, settings.manifest()) as swarm:
+            await swarm.start_bootstrap(more=("--no-evaluate",))
+            for place in places:
+                program = [WORKER, "peer", json.dumps(asdict(settings)), str(swarm.folder / f"{place.name}.batches")]
+                wish = [] if place.stage is None else ["--stage", str(place.stage)]
+                await swarm.join(place.name, *wish, *more, at=place.host, program=program)
+
+            def certified(name: str) -> list[dict[str, Any]]:
+                return [record for _, record in swarm.rounds(name)]
+
+            round_s = regime.inner_steps * regime.batch_s * settings.accumulate
+            first = origins[0]
+            patience_s = START_S + 4 * (WARM_UP + rounds) * round_s
+            try:
+                if not await swarm.until(lambda: len(certified(first)) >= WARM_UP, patience_s):
+                    return Measured(case, "peers", settings.peers, mbit, 0.0, more="no rounds")
+                sent = [sent_by(lab, host) for host in hosts]
+                began = time.time()
+                await swarm.until(lambda: len(certified(first)) >= WARM_UP + rounds, patience_s)
+                ended = time.time()
+                sent_bytes = sum(sent_by(lab, host) for host in hosts) - sum(sent)
+            finally:
+                if log is not None:
+                    write_log(swarm, log)
+            ends = [
+                moment
+                for name in origins
+                for (moment,) in struct.iter_unpack("d", (swarm.folder / f"{name}.batches").read_bytes())
+            ]
+            seen = certified(first)[WARM_UP - 1 :]
+            from_, to = seen[0]["time"], seen[-1]["time"]
+            counted = [len(each["contributors"]) for each in seen[1:]]
+            if not counted:
+                return Measured(case, "peers", settings.peers, mbit, 0.0, more="no rounds")
+            batches = sum(from_ <= moment < to for moment in ends)
+            tokens = TOKENS * sum(began <= moment < ended for moment in ends)
+            planned = sum(each["inner_steps"] for each in seen[1:]) / len(counted)
+            delays = [each["delay_s"] for each in seen[1:] if each["delay_s"] is not None]
+            codecs = list(dict.fromkeys(f"{each['codec']}/H{each['inner_steps']}" for each in seen[1:]))
+            missed = [record["missed"] for _, record in swarm.told[first].of("ContributionsMissed")]
+            said = f"{', '.join(codecs)}; rounds of {' '.join(map(str, counted))}; exchange {median(delays or [0.0]):.1f} s"
+            if stages > 1:
+                said += f"; stage 1: rounds of {' '.join(str(len(each['contributors'])) for each in certified(places[1].name))}"
+            if missed:
+                said += f"; went without {missed[-3:]}"
+            return Measured(
+                case, "peers", settings.peers, mbit, TOKENS * batches / (to - from_), sent_bytes / max(tokens, 1),
+                sum(counted) / (settings.peers * len(counted)), planned,
+                batches / settings.accumulate / max(sum(counted), 1), said,
+            )  # fmt: skip
+    finally:
+        lab.__exit__()
+
+
+def write_log(swarm: HomeSwarm, path: Path) -> None:
+    events = ((record["time"], label, record) for label, told in swarm.told.items() for _, record in told.events)
+    lines = sorted(events, key=lambda each: each[0])
+    with path.open("w") as file:
+        for at, label, record in lines:
+            file.write(f"{at - lines[0][0]:8.3f} {label:6} {record}\n")
+        for label in swarm.told:
+            for line in swarm.child(label).tail:
+                file.write(f"{label}: {line}\n")
+
+
+# ---- what is told ---------------------------------------------------------------------------------------------------
+
+
+def limit_of(found: dict[str, Measured], each: Measured) -> float | None:
+    """Tokens a second, of all."""
+    if each.case in LAYOUTS:
+        return each.peers * TOKENS / OF_STAGES.batch_s
+    limit = found.get(f"{each.case} {each.peers} limit")
+    return limit.tokens_per_s if limit is not None else None
+
+
+def row(found: dict[str, Measured], each: Measured) -> list[str]:
+    limit = limit_of(found, each)
+    reduced = found.get(f"{each.case} {each.peers} ddp")
+    return [
+        each.case if each.case in LAYOUTS else f"1+rho {each.case}",
+        str(each.peers),
+        f"{each.mbit:.2f}",
+        each.who,
+        f"{each.tokens_per_s:,.0f}",
+        "-" if limit is None else f"{each.tokens_per_s / limit:.3f}",
+        "-" if reduced is None else f"{each.tokens_per_s / reduced.tokens_per_s:.1f}",
+        f"{each.sent_per_token:.1f}" if each.sent_per_token else "-",
+        "-" if each.averaged is None else f"{each.averaged:.3f}",
+        "-" if each.effective_h is None else f"{each.effective_h:.1f} of {each.planned_h:.1f}",
+        each.more,
+    ]
+
+
+HEAD = [
+    "case", "replicas", "Mbit/s", "who", "tokens/s", "of the limit", "x AllReduce", "B/token", "averaged", "effective H", "",
+]  # fmt: skip
+
+
+def markdown(found: dict[str, Measured]) -> str:
+    lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
+    lines += [f"| {' | '.join(row(found, each))} |" for each in ordered(found)]
+    return "\n".join(lines) + "\n"
+
+
+def ordered(found: dict[str, Measured]) -> list[Measured]:
+    cases, who = [*REGIMES, *LAYOUTS], [*WHO, "peers, adapting"]
+    return sorted(found.values(), key=lambda each: (cases.index(each.case), each.peers, who.index(each.who)))
+
+
+def why_missed(found: dict[str, Measured], each: Measured) -> list[str]:
+    """The goals that a case of peers misses."""
+    if not each.who.startswith("peers"):
+        return []
+    limit, goal = limit_of(found, each), GOALS["share of stages" if each.case in LAYOUTS else "share"]
+    missed = []
+    if limit is not None and each.tokens_per_s < goal * limit:
+        missed.append(f"{each.tokens_per_s / limit:.3f} of the limit, {goal} wanted")
+    if each.averaged is not None and each.averaged < GOALS["averaged"]:
+        missed.append(f"{each.averaged:.3f} of the contributions averaged, {GOALS['averaged']} wanted")
+    if each.off is not None and abs(each.off) > GOALS["off"]:
+        missed.append(f"effective H {each.off:+.0%} off")
+    return missed
+
+
+def draw(found: dict[str, Measured], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    groups = [
+        (title, members)
+        for title, members in (
+            (
+                f"{case if case in LAYOUTS else f'1+rho = {case}'}, {peers} replicas",
+                [each for each in ordered(found) if each.case == case and each.peers == peers and each.who != "limit"],
+            )
+            for case in (*REGIMES, *LAYOUTS)
+            for peers in sorted({each.peers for each in found.values()})
+        )
+        if members
+    ]
+    if not groups:
+        return
+    figure, axes = pyplot.subplots(1, len(groups), figsize=(3.2 * len(groups), 3.6), sharey=True, squeeze=False)
+    for axis, (title, members) in zip(axes[0], groups, strict=True):
+        shares = [each.tokens_per_s / (limit_of(found, each) or float("nan")) for each in members]
+        colours = ["#2a6fdb" if each.who.startswith("peers") else "#9aa4b2" for each in members]
+        for bar, share in zip(axis.bar([each.who for each in members], shares, color=colours), shares, strict=True):
+            axis.annotate(
+                f"{share:.3f}", (bar.get_x() + bar.get_width() / 2, share), ha="center", va="bottom", fontsize=8
+            )
+        axis.set_title(title, fontsize=9)
+        axis.axhline(1.0, color="#444444", linewidth=0.6)
+        axis.set_ylim(0, 1.12)
+        axis.tick_params(axis="x", rotation=60, labelsize=8)
+    axes[0][0].set_ylabel("tokens a second, share of compute alone")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def read_results(path: Path) -> dict[str, Measured]:
+    if not path.exists():
+        return {}
+    return {name: Measured(**each) for name, each in json.loads(path.read_text())["measured"].items()}
+
+
+def write_results(folder: Path, found: dict[str, Measured]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    measured = {name: asdict(found[name]) for name in sorted(found)}
+    (folder / "headline.json").write_text(json.dumps({"measured": measured}, indent=1) + "\n")
+    commands = "".join(f"- {at}\n" for at in sorted({each.at for each in found.values()}))
+    (folder / "headline.md").write_text(
+        "# Tokens a second over slow lines\n\nWritten by benchmarks/headline.py, which says what the columns mean. "
+        f"n = 1 a row, measured with\n\n{commands}\n{markdown(found)}"
+    )
+    draw(found, folder / "headline.png")
+
+
+async def measure(args: argparse.Namespace, case: str, who: str, peers: int) -> Measured:
+    if case in LAYOUTS:
+        # In the order that pairs each origin with the stage at its own site only if the links are looked at.
+        places = [
+            Place(f"p{stage}{replica}", f"s{replica}" if case == "sites" else f"n{stage}{replica}", stage)
+            for replica in range(2)
+            for stage in range(2)
+        ]
+        return await run_peers(
+            case, OF_STAGES, places, LAYOUTS[case], rounds=args.rounds, adapt="off", log=args.log, more=args.join
+        )
+    if who == "peers":
+        regime = REGIMES[case]
+        places = [Place(f"p{number}", f"n{number}") for number in range(peers)]
+        return await run_peers(
+            case,
+            regime,
+            places,
+            regime.mbit_of(peers),
+            rounds=args.rounds,
+            adapt=args.adapt,
+            log=args.log,
+            more=args.join,
+        )
+    return await measure_others(case, who, peers, args.rounds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--regimes", nargs="*", choices=list(REGIMES), default=None)
+    parser.add_argument("--peers", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--who", nargs="+", choices=WHO, default=list(WHO))
+    parser.add_argument("--layouts", nargs="*", choices=list(LAYOUTS), default=None)
+    parser.add_argument("--rounds", type=int, default=8, help="to measure")
+    parser.add_argument("--adapt", choices=("off", "link"), default="off", help="of the peers' plans")
+    parser.add_argument("--join", nargs="*", default=[], help="more arguments of the peers")
+    parser.add_argument("--log", type=Path, help="write every event of the last case of peers there")
+    parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results")
+    args = parser.parse_args()
+    if (lack := missing()) is not None:
+        print(f"skipped: {lack}", file=sys.stderr)
+        return LACKS
+    print(header())
+    everything = args.regimes is None and args.layouts is None
+    cases = [
+        (case, who, peers)
+        for case in (list(REGIMES) if everything else args.regimes or [])
+        for peers in args.peers
+        for who in args.who
+    ]
+    cases += [(layout, "peers", 2) for layout in (list(LAYOUTS) if everything else args.layouts or [])]
+    found = read_results(args.into / "headline.json")
+    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}", flush=True)
+    failed = False
+    for case, who, peers in cases:
+        measured = asyncio.run(measure(args, case, who, peers))
+        who = "peers, adapting" if who == "peers" and args.adapt != "off" else who
+        stamp = header().splitlines()[0][2:]
+        measured = Measured(**{**asdict(measured), "who": who, "at": stamp.partition(", commit")[2].strip() or stamp})
+        found[f"{case} {peers} {who}"] = measured
+        print(f"| {' | '.join(row(found, measured))} |", flush=True)
+        for reason in why_missed(found, measured):
+            failed = True
+            print(f"MISSED: {reason}", flush=True)
+        write_results(args.into, found)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
