@@ -57,6 +57,21 @@ class StateAwaited(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class EndAwaited(Event):
+    """The last round is certified, by a roster that no quorum of the one before it, nor the owner, has signed."""
+
+    stage: int
+    round: int
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        return (
+            f"round {self.round} of stage {self.stage} is the run's last, but those who certified it took over from voters who did "
+            "not sign that: waiting for the owner's word, or until none of them was heard for 10 minutes"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RunIsOver(Event):
     """Its last round is certified. own_round: of the state on our disk. head: of the last certificate, in hex. link: of the run."""
 

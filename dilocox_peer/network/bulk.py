@@ -34,6 +34,10 @@ class PeerGone(PeerUnavailable):
     """Nobody is there: the connection was refused or broke. Known at once, so no use in waiting."""
 
 
+class PeerRefusing(PeerGone):
+    """Its computer answers, and refuses the connection: the process has ended."""
+
+
 class PeerSilent(PeerUnavailable):
     """Nothing came before the deadline: slow, frozen, or behind a dead link."""
 

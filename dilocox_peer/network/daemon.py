@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
 from dilocox_peer.invitation import Address, parse_multiaddr
-from dilocox_peer.network.bulk import PeerGone, PeerSilent, RequestRefused, TransportDown
+from dilocox_peer.network.bulk import PeerGone, PeerRefusing, PeerSilent, RequestRefused, TransportDown
 from dilocox_peer.network.p2pd import FairReader, HandlerTasks, PendingCalls, diagnose, launch_command, relay_flags
 from dilocox_peer.network.runtime_dir import RuntimeDir
 from dilocox_peer.types import PeerId
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 MAX_CALL_BYTES = 4 * 1024 * 1024  # p2pd's own limit
 _REQUEST_TIMEOUT_S = 10.0
 _KNOWN_PEERS = 1024  # per-peer bookkeeping is kept for so many
+
+# In what p2pd says of a dial that tells nothing of who was dialled: it may be our own line, or a gate on it.
+_IN_VAIN = (
+    "timeout", "deadline exceeded", "unreachable", "no route to host", "network is down", "undialable", "failed to negotiate",
+)  # fmt: skip
 
 OnCall = Callable[[PeerId, bytes], Awaitable[None]]
 OnStream = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -297,16 +302,17 @@ class Daemon:
         text = one_line(message)
         if "protocols not supported" in text:
             return RequestRefused(peer, "it is there, but not (yet) in this run, or of another version")
-        if "timeout" in text or "deadline exceeded" in text:
+        if any(each in text for each in _IN_VAIN):
             return self.unavailable(peer, PeerSilent, text)
-        if "dial backoff" in text and "refused" not in text:
+        kind: type[PeerUnavailable] = PeerRefusing if "refused" in text else PeerGone
+        if "dial backoff" in text:
             # p2pd does not dial again for some seconds after a failure: what it was then still holds.
-            return self.unavailable(peer, self._last_failures.get(peer, PeerGone), text)
-        return self.unavailable(peer, PeerGone, text)
+            kind = self._last_failures.get(peer, kind)
+        return self.unavailable(peer, kind, text)
 
     def unavailable(self, peer: PeerId, kind: type[PeerUnavailable], reason: str) -> PeerUnavailable:
         """The error to raise, which is remembered for the next dial."""
-        if kind is PeerGone and (self._vias.get(peer) == "relayed" or "/p2p-circuit" in reason):
+        if issubclass(kind, PeerGone) and (self._vias.get(peer) == "relayed" or "/p2p-circuit" in reason):
             kind = PeerSilent  # it may be the relay that is gone, or that knows nothing of the peer yet
         remember(self._last_failures, peer, kind)
         return kind(peer, reason)

@@ -20,6 +20,7 @@ from dilocox_peer.invitation import address_range, parse_multiaddr, parse_multia
 from dilocox_peer.network.bandwidth import Bandwidth
 from dilocox_peer.network.bulk import (
     PeerGone,
+    PeerRefusing,
     PeerSilent,
     Reply,
     RequestRefused,
@@ -38,6 +39,7 @@ __all__ = [
     "FetchHandler",
     "MessageHandler",
     "PeerGone",
+    "PeerRefusing",
     "PeerSilent",
     "Reply",
     "RequestRefused",

@@ -15,7 +15,7 @@ from dilocox_peer.dht.assignment import Claimant, EmptyStages
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, RunUnreachable
-from dilocox_peer.network.transport import PeerGone
+from dilocox_peer.network.transport import PeerRefusing
 from dilocox_peer.peer.presence import Presence
 
 LOOK_S = 15.0
@@ -87,7 +87,7 @@ class Takeover:
             try:
                 await self._presence.transport.connect(lease.peer, lease.addresses, DIAL_S)
             except PeerUnavailable as error:
-                return isinstance(error, PeerGone)
+                return isinstance(error, PeerRefusing)
             return False
 
         if not leases or len(leases) > MAX_DIALLED:

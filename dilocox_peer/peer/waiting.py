@@ -1,11 +1,11 @@
 """What a peer waits for that only others can give, told in one line: the owner's signature, somebody who holds the run's
-state, a connection to anybody at all, a place in the roster, or nothing any more, because the run is over. The machine decides, this tells.
+state, the word that the run is over, a connection to anybody at all, a place in the roster, or nothing any more, because the run is over. The machine decides, this tells.
 """
 
 import asyncio
 
-from dilocox_peer.events import Listener, OwnerAwaited
-from dilocox_peer.events_of_states import PeersUnreached, RunIsOver, StageFull, StateAwaited
+from dilocox_peer.events import Event, Listener, OwnerAwaited
+from dilocox_peer.events_of_states import EndAwaited, PeersUnreached, RunIsOver, StageFull, StateAwaited
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.rounds.adoption import Wait
 from dilocox_peer.peer.rounds.machine import RoundMachine
@@ -62,11 +62,14 @@ class Waiting:
                 return False
             self._listener(RunIsOver(checkpoint.round, machine.round, checkpoint.head.hex(), self._link))
             return True
-        event = (
-            OwnerAwaited(self._stage, self._start_peers)
-            if wait == "owner"
-            else StateAwaited(self._stage, None if checkpoint is None else checkpoint.round)
-        )
+        event: Event
+        match wait:
+            case "owner":
+                event = OwnerAwaited(self._stage, self._start_peers)
+            case "end":
+                event = EndAwaited(self._stage, machine.round)
+            case "state":
+                event = StateAwaited(self._stage, None if checkpoint is None else checkpoint.round)
         if event != self._told:
             self._told = event
             self._listener(event)

@@ -14,6 +14,8 @@ from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, Run
 from dilocox_peer.network.transport import (
     MAX_MESSAGE_BYTES,
     PeerGone,
+    PeerRefusing,
+    PeerSilent,
     Reply,
     RequestRefused,
     Transport,
@@ -117,8 +119,19 @@ async def test_an_unknown_peer_is_gone_at_once(make_transport: MakeTransport) ->
         await client.send(STRANGER, b"x", 30)
     with pytest.raises(PeerGone):
         await client.fetch(STRANGER, "blob", {}, max_body_bytes=10, timeout_s=30)
-    with pytest.raises(PeerGone, match="refused"):
+    with pytest.raises(PeerRefusing, match="refused"):
         await client.connect(STRANGER, [f"/ip4/127.0.0.1/tcp/9/p2p/{STRANGER}"])
+
+
+async def test_a_peer_that_there_is_no_way_to_is_not_said_to_be_gone(make_transport: MakeTransport) -> None:
+    """It may be our own line that is down: then all of a run's voters would look gone, and who goes on without them the run."""
+    client, _ = await make_transport("client")
+    nowhere = f"/ip4/224.0.0.1/tcp/9/p2p/{STRANGER}"
+    for _ in range(2):  # p2pd dials once, and says then that it does not dial again yet
+        with pytest.raises(PeerSilent, match=r"undialable|backoff"):
+            await client.connect(STRANGER, [nowhere])
+    with pytest.raises(PeerSilent):
+        await client.connect(STRANGER, [nowhere, f"/ip4/127.0.0.1/tcp/9/p2p/{STRANGER}"])
 
 
 @pytest.mark.parametrize("name", ["0 is not in base58", "abc"])
@@ -357,7 +370,7 @@ async def test_a_bootstrap_with_another_key_is_named(make_transport: MakeTranspo
 async def test_one_reachable_peer_of_several_is_enough(make_transport: MakeTransport) -> None:
     server, _ = await make_transport("server")
     server.set_message_handler(lambda _peer, _raw: None)
-    dead = f"/ip4/127.0.0.1/tcp/9/p2p/{STRANGER}"
+    dead = f"/ip4/240.0.0.1/tcp/9/p2p/{STRANGER}"
     client, _ = await make_transport("client", initial_peers=[dead, *server.addresses])
     await client.send(server.peer_id, b"x", 5)
 

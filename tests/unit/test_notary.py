@@ -13,8 +13,8 @@ from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, Per
 from dilocox_peer.peer.rounds.durable import encode_record, load_log
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.membership import MAX_KNOWN
-from dilocox_peer.peer.rounds.notary import AWAY_S, POLL_S, Notary, NotaryInput, NotaryTerms
-from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.peer.rounds.notary import POLL_S, Notary, NotaryInput, NotaryTerms
+from dilocox_peer.peer.rounds.timing import AWAY_S, Timing
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, acceptance

@@ -61,10 +61,14 @@ class Rounds:
         self.roster: tuple[PeerId, ...] = (ME,)
         self.reports: dict[PeerId, tuple[int, int]] = {}
         self.plan_reason = ""
+        self.is_end_believed = True
         self.chain: tuple[Certificate, ...] = ()
 
     def working(self, _now):
         return set(self.roster)
+
+    def may_end(self, _now):
+        return self.is_end_believed
 
 
 class Peer:
@@ -243,3 +247,13 @@ def test_it_ends_when_the_last_round_is_merged_and_not_before():
     assert not any(isinstance(each, EndRun) for each in peer.merge(peer.certified()))
     assert peer.merge(peer.certified())[-2:] == [HoldTraining(True), EndRun()]
     assert peer.outer.phase is OuterPhase.OVER
+
+
+def test_an_end_that_is_not_believed_is_waited_at_and_training_with_it():
+    peer = Peer()
+    peer.rounds.schedule.last_round, peer.rounds.is_end_believed = 1, False
+    peer.on(Glance())
+    assert peer.merge(peer.certified())[-1] == HoldTraining(True)
+    assert peer.on(Pulse())[-1:] != [EndRun()]
+    peer.rounds.is_end_believed = True
+    assert peer.on(Pulse())[-1] == EndRun()

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from dilocox_peer.events import Event, OwnerAwaited
-from dilocox_peer.events_of_states import PeersUnreached, RunIsOver, StageFull, StateAwaited
+from dilocox_peer.events_of_states import EndAwaited, PeersUnreached, RunIsOver, StageFull, StateAwaited
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
 from dilocox_peer.peer.rounds.contract import (
@@ -135,9 +135,10 @@ def beat_at(stage: CertifiedStage) -> Heartbeat:
     )  # fmt: skip
 
 
-def come_in(newcomer: Newcomer, stage: CertifiedStage) -> FetchState:
-    """Somebody with the state comes, and it is asked for."""
-    newcomer.hear_owner(stage, 9)
+def come_in(newcomer: Newcomer, stage: CertifiedStage, vouched: int = 9) -> FetchState:
+    """Somebody with the state comes, and it is asked for. vouched: the height that the owner has signed; 0: none."""
+    if vouched:
+        newcomer.hear_owner(stage, vouched)
     newcomer.see(stage)
     newcomer.wait(60)
     newcomer.wanted.clear()
@@ -181,3 +182,17 @@ def test_a_run_that_is_over_is_an_end_for_who_comes_later(newcomer: Newcomer):
     assert newcomer.wait(OVER_S + 5)
     assert newcomer.told == [RunIsOver(12, 0, stage.certificates[12].head.hex(), "dilocox://run")]
     assert "dilocox-peer export 'dilocox://run'" in newcomer.told[0].line()
+
+
+def test_an_end_that_one_has_written_alone_is_none_before_the_owner_says_so(newcomer: Newcomer):
+    """It joins, and meets nobody but one who took over from two others and signed up to the run's last round."""
+    stage = CertifiedStage().rounds(2).seized(ROSTER[1]).rounds(38)
+    fetch = come_in(newcomer, stage, vouched=0)
+    newcomer.give(StateInstalled(fetch.head, stage.states[-1].digest))
+    assert newcomer.machine.schedule.is_over
+    assert not newcomer.wait(60)
+    assert [each for each in newcomer.told if isinstance(each, EndAwaited)] == [EndAwaited(STAGE, 40)]
+    assert not newcomer.machine.may_end(newcomer.now)
+    newcomer.hear_owner(stage, len(stage.certificates), is_last=True)
+    assert newcomer.machine.may_end(newcomer.now)
+    assert newcomer.machine.waits_for(newcomer.now) is None

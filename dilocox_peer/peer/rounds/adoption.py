@@ -25,7 +25,7 @@ from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.checkpoints import Checkpoint
 
-Wait = Literal["owner", "state"]
+Wait = Literal["owner", "state", "end"]
 
 
 class Adoption:

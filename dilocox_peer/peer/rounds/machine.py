@@ -13,6 +13,7 @@ file. This file puts its parts together; docs/protocol.md tells the story:
     conduct.py     who is waited for               healing.py       other chains, and the best of them
                                                    forks.py         which of two counts (wire/checkpoints.py: the owner's word)
                                                    following.py     how far a better one is followed by now
+                                                   ending.py        whether the run's end is believed
                                                    replay.py        round by round, or a whole state:
                                                    anchorage.py     which anchor we hold, and getting another one whole
 
@@ -53,6 +54,7 @@ from dilocox_peer.peer.rounds.contract import (
     Tick,
 )
 from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.ending import Ending
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.heartbeats import Heartbeats
 from dilocox_peer.peer.rounds.holdings import Holdings
@@ -144,6 +146,7 @@ class RoundMachine:
         if durable is not None and durable.votes.accepted is not None:
             for entry in durable.votes.accepted.value.entries:
                 self._holdings.held(entry.blob, self.round + 1, entry.size_bytes)
+        self._ending = Ending(me, self._chain, self._forks, self._members, now)
         self._heartbeats = Heartbeats(self._owner, self._members, now)
         self._refusals = Refusals()
         self._has_left = False
@@ -215,8 +218,14 @@ class RoundMachine:
         return self._forks.checkpoint
 
     def waits_for(self, now: float) -> Wait | None:
-        """What we can do nothing without: the owner's signature, or somebody who holds the run's state. None: nothing."""
+        """What we can do nothing without: the owner's signature, somebody who holds the run's state, the word that it is over. None: nothing."""
+        if self.schedule.is_over and not self._ending.is_believed(now):
+            return "end"
         return self._adoption.waits_for(now)
+
+    def may_end(self, now: float) -> bool:
+        """Whether the run is over at our head, and that is believed."""
+        return self.schedule.is_over and self._ending.is_believed(now)
 
     @property
     def unreached(self) -> list[PeerId]:

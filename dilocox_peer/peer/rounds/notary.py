@@ -38,7 +38,7 @@ from dilocox_peer.peer.rounds.healing import Healing
 from dilocox_peer.peer.rounds.membership import MAX_KNOWN, within_shares
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.refusals import Refusals
-from dilocox_peer.peer.rounds.timing import NEVER, Timing
+from dilocox_peer.peer.rounds.timing import AWAY_S, NEVER, Timing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, acceptance
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
@@ -48,7 +48,6 @@ POLL_FIRST_S = 1.0  # between two questions to a peer, while the run has not beg
 POLL_S = 5.0
 ASKED_AT_ONCE, ASKED_OF_ROSTER = 3, 2
 PATIENCE_S = 120.0  # five times what a roster waits for its quorum
-AWAY_S = 600.0  # of no voter heard, after which newcomers are the run: five times what a lease lives, and a router takes to restart
 FIRST_VIEW = 1
 
 NotaryInput = Tick | PeerFound | PeerRefused | Received | OwnerVouched | TailLost

@@ -29,7 +29,7 @@ from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate
 
-MAX_STATES = 2  # of a stage: the one that is whole in all stages, and the next
+MAX_STATES = 3  # of a stage: the one that is whole in all stages, the next, and the newest that surely is the run's
 
 
 class StageArchive:
@@ -76,6 +76,22 @@ class StageArchive:
         """head -> digest of the states that are here."""
         return {head: digest for head, (_, digest) in self._states.items()}
 
+    @property
+    def wanted(self) -> tuple[set[Digest], Sequence[Certificate]]:
+        """(heads of the states, certificates with the contributions) to keep: the newest state, and where that may be a stranger's,
+        who goes on alone, also the newest one before. What follows them."""
+        newest = self.newest
+        if newest is None:
+            return set(), ()
+        founded = self.annals.founded
+        heads = {each.head for each in founded}
+        here = [(number, head) for head, (number, _) in self._states.items() if head in heads]
+        if not here or max(here)[1] == newest[0]:
+            return {newest[0]}, self.following()
+        _, last = max(here)
+        since = self.annals.since(last)[: len(founded) - len(self.annals.up_to(last))]
+        return {newest[0], last}, [*since, *self.following()]
+
     def following(self) -> Sequence[Certificate]:
         """The certificates after the newest state; all, without one."""
         newest = self.newest
@@ -113,12 +129,13 @@ class StageArchive:
         self._states[state.head] = (state.round, state.digest)
 
     def let_go(self) -> None:
-        """Of all states but the newest. Raises OSError."""
-        if (newest := self.newest) is None:
+        """Of all states that are not wanted. Raises OSError."""
+        heads, _ = self.wanted
+        if not heads:
             return
-        head, number = newest
-        keep_only(self.checkpoints / f"anchor-{number:08d}.safetensors")
-        self._states = {head: self._states[head]}
+        numbers = {self._states[head][0] for head in heads}
+        keep_only(*(self.checkpoints / f"anchor-{number:08d}.safetensors" for number in numbers))
+        self._states = {head: self._states[head] for head in heads}
 
     def close(self) -> None:
         self._journal.close()
@@ -138,13 +155,7 @@ class Archive:
 
     def let_go(self) -> None:
         """Of contributions that lead on from no state that is here. Raises OSError."""
-        wanted = {
-            entry.blob
-            for stage in self.stages
-            if stage.newest
-            for each in stage.following()
-            for entry in each.value.entries
-        }
+        wanted = {entry.blob for stage in self.stages for each in stage.wanted[1] for entry in each.value.entries}
         for name in self.contributions.held - wanted:
             self.contributions.forget(name)
 

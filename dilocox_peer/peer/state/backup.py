@@ -21,6 +21,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.chain import Chain, Place, Verifier, ends_run, suffix_of
+from dilocox_peer.peer.rounds.ending import unfounded
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.patience import Patience
@@ -80,6 +81,15 @@ class Annals:
     def is_over(self) -> bool:
         """Whether the run's last round is certified."""
         return self._plans.total_steps is not None and ends_run(self._chain, self._chain.height, self._plans)
+
+    @property
+    def founded(self) -> Sequence[Certificate]:
+        """The chain up to the first view change that no quorum has signed or followed, nor the owner vouched for: what follows may be
+        a stranger's."""
+        checkpoint = self._forks.checkpoint
+        vouched = 0 if checkpoint is None else self._chain.height_of(checkpoint.head) or 0
+        height = next((height for height, _ in unfounded(self._chain, vouched)), self._chain.height)
+        return self.certificates[:height]
 
     def hear(self, checkpoint: Checkpoint) -> None:
         """What the run's owner has signed, verified; the newest counts."""

@@ -240,10 +240,10 @@ def _path(folder: Path, round_number: int) -> Path:
     return folder / f"anchor-{round_number:08d}.safetensors"
 
 
-def keep_only(path: Path) -> None:
-    """Removes the other checkpoints beside it."""
-    for other in stored_checkpoints(path.parent):
-        if other != path:
+def keep_only(*paths: Path) -> None:
+    """Removes the other checkpoints beside them."""
+    for other in stored_checkpoints(paths[0].parent):
+        if other not in paths:
             other.unlink(missing_ok=True)
 
 

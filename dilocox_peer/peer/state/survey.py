@@ -19,7 +19,7 @@ from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.events import Listener, MessageRefused
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
-from dilocox_peer.network.transport import PeerGone, Transport
+from dilocox_peer.network.transport import PeerRefusing, Transport
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.state.backup import Annals
@@ -211,7 +211,7 @@ class Survey:
             try:
                 await self._transport.connect(lease.peer, lease.addresses, CONNECT_S)
             except PeerUnavailable as error:
-                listed[lease.peer] = not isinstance(error, PeerGone)
+                listed[lease.peer] = not isinstance(error, PeerRefusing)
                 return None
             return lease.peer
 

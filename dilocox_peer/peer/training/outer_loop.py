@@ -223,6 +223,7 @@ class OuterLoop:
             training_round=seen.training_round,
             merged_round=self.merged_round,
             last_round=self._schedule.last_round,
+            may_end=self._rounds.may_end(now),
         )
 
     def _is_due(self, now: float, seen: Readings) -> bool:

@@ -28,7 +28,7 @@ class Situation:
     (not while the last one is out, nor before a joiner is in the roster). offered: ours is out and its certificate is not.
     waiting: certificates whose blobs are here and that are not merged. busy: a close, merge or state fetch is
     running. training_round: the round the local steps belong to, from 1. merged_round: of the newest merged certificate.
-    last_round: of the run, None while it is not planned yet.
+    last_round: of the run, None while it is not planned yet. may_end: whether its certificate is believed (rounds/ending.py).
     """
 
     overlap: Overlap
@@ -41,6 +41,7 @@ class Situation:
     training_round: int
     merged_round: int
     last_round: int | None
+    may_end: bool = True
 
 
 def next_step(now: Situation) -> Step:
@@ -57,7 +58,7 @@ def next_step(now: Situation) -> Step:
         at_its_place = now.overlap != "one-step" or now.due or after_last or now.waiting > 1
         return Step.MERGE if at_its_place else Step.TRAIN
     if now.last_round is not None and now.merged_round >= now.last_round:
-        return Step.FINISH
+        return Step.FINISH if now.may_end else Step.HOLD
     if after_last:
         return Step.HOLD
     if not now.due:

@@ -1,0 +1,84 @@
+"""What a keeper lets go of, and what it must not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dilocox_peer.peer.state.archive import Archive
+from dilocox_peer.peer.state.checkpoint import stored_checkpoints
+from dilocox_peer.types import sha256
+from dilocox_peer.wire.checkpoints import Checkpoint
+from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage
+
+
+class Kept:
+    """A run's folder, in which one stage is followed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.archive = Archive(folder, MANIFEST, lambda _event: None)
+        self.stage = self.archive.stages[STAGE]
+
+    def follow(self, certified: CertifiedStage, number: int) -> None:
+        """The chain as it is, its contributions, and the state of that round."""
+        self.stage.annals.take(certified.certificates)
+        for each in certified.certificates:
+            for entry in each.value.entries:
+                if entry.blob not in self.archive.contributions:
+                    self.archive.contributions.put(entry.peer.encode())
+        self.stage.save(certified.states[number])
+        self.stage.let_go()
+        self.archive.let_go()
+
+    @property
+    def rounds(self) -> list[int]:
+        """Of the states on the disk."""
+        return sorted(int(path.stem.split("-")[1]) for path in stored_checkpoints(self.stage.checkpoints))
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    found = Kept(tmp_path)
+    yield found
+    found.archive.close()
+
+
+def test_of_a_chain_that_its_voters_certify_the_newest_state_is_enough(kept: Kept) -> None:
+    certified = CertifiedStage()
+    for number in range(1, 6):
+        kept.follow(certified.rounds(2), 2 * number - 1)
+    assert kept.rounds == [9]
+    assert len(kept.stage.wanted[1]) == 1
+
+
+def test_the_last_state_that_surely_is_the_runs_stays_however_long_somebody_goes_on_alone(
+    kept: Kept, tmp_path: Path
+) -> None:
+    certified = CertifiedStage().rounds(6)
+    kept.follow(certified, 4)
+    certified.seized(ROSTER[1])
+    for number in range(6, 20, 2):
+        kept.follow(certified.rounds(2), number + 2)
+        assert kept.rounds == [4, number + 1]
+        heads = {each.head for each in kept.stage.wanted[1]}
+        assert {each.head for each in certified.certificates[5:7]} < heads, "rounds 5 and 6"
+    assert sha256(ROSTER[0].encode()) in kept.archive.contributions, "of rounds before it was alone"
+
+    kept.stage.write_chain()
+    kept.archive.close()
+    again = Kept(tmp_path)
+    assert again.stage.newest == (certified.certificates[20].head, 19)
+    again.follow(certified.rounds(2), 22)
+    assert again.rounds == [4, 21], "after a restart too"
+    again.archive.close()
+
+
+def test_once_the_owner_has_vouched_for_the_branch_the_newest_is_enough(kept: Kept) -> None:
+    certified = CertifiedStage().rounds(6)
+    kept.follow(certified, 4)
+    kept.follow(certified.seized(ROSTER[1]).rounds(4), 10)
+    assert kept.rounds == [4, 9]
+    place = certified.certificates[9]
+    kept.stage.annals.hear(Checkpoint(STAGE, MANIFEST.genesis(STAGE), 10, place.value.round, place.head, 1, False))
+    kept.follow(certified.rounds(2), 12)
+    assert kept.rounds == [11]
