@@ -42,7 +42,6 @@ class Bandwidth:
         """Waits until so many bytes of a body may go out, and counts them."""
         await _wait(self.reserve_upload(num_bytes))
         self.bytes_sent += num_bytes
-        self.uplink.sent(num_bytes)
 
     async def pace_download(self, num_bytes: int) -> None:
         """Waits after so many bytes of a body: what is not read fills the stream's window, and then its sender waits."""

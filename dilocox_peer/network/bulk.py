@@ -1,16 +1,21 @@
 """One request and one large reply on a byte stream, with a deadline on everything.
 
-A fetch is REQUEST (header) one way, then REPLY (header, raw body) and END the other way, or REFUSAL (reason) instead. The
+A fetch is REQUEST (header) one way, then REPLY (header, raw body) and END the other way, or REFUSAL (reason) instead. While a body
+comes, its receiver acknowledges: 8 bytes, big-endian, say how many have come; flow.py says what follows from it. The
 stream of a killed peer ends without an error, so a reply counts only with its announced length and its END. Nothing here
 knows what carries the stream; transport.py brings hivemind's.
 """
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
+from dilocox_peer.network.flow import Flow
 from dilocox_peer.network.frames import PREFIX_BYTES, Prefix, pack_header, unpack_header, unpack_prefix
 from dilocox_peer.types import PeerId
 
@@ -21,6 +26,8 @@ REFUSAL: Final = 4
 
 CHUNK_BYTES = 512 * 1024  # fastest of 64 KiB, 512 KiB, 2 MiB over p2pd [m]
 MAX_REASON_CHARS = 300
+RECEIPT_BYTES = 8
+MAX_RECEIPTS_BYTES = 64 * 1024  # that wait to be sent; of a sender that reads none of them no more are kept
 
 Buffer = bytes | bytearray | memoryview
 Pace = Callable[[int], Awaitable[None]]
@@ -64,6 +71,7 @@ class Reply:
 
     header: dict[str, Any]
     body: Sequence[Buffer] | Streamed = ()
+    is_urgent: bool = False  # a round waits for it
 
     @property
     def body_bytes(self) -> int:
@@ -107,23 +115,112 @@ async def send_refusal(writer: asyncio.StreamWriter, reason: str) -> None:
 
 
 async def send_reply(
-    writer: asyncio.StreamWriter, reply: Reply, *, chunk_bytes: int, pace: Pace, stall_timeout_s: float
+    writer: asyncio.StreamWriter,
+    reply: Reply,
+    *,
+    chunk_bytes: int,
+    pace: Pace,
+    stall_timeout_s: float,
+    receipts: "Receipts | None" = None,
 ) -> None:
-    """Sends all of reply. Raises TimeoutError when a chunk is not taken in stall_timeout_s, ConnectionError."""
+    """Sends all of reply. receipts: of what has come; None: nothing waits for them. Raises TimeoutError when a chunk is not taken, or
+    nothing acknowledged, in stall_timeout_s, ConnectionError."""
     async with asyncio.timeout(stall_timeout_s):
         writer.write(pack_header(REPLY, reply.header, reply.body_bytes))
         await writer.drain()
     async for part in reply.parts():
         view = memoryview(part).cast("B")
-        for start in range(0, view.nbytes, chunk_bytes):
-            chunk = view[start : start + chunk_bytes]
+        at = 0
+        while at < view.nbytes:
+            most = chunk_bytes if receipts is None else min(chunk_bytes, receipts.flow.piece_bytes)
+            chunk = view[at : at + most]
             await pace(chunk.nbytes)
             async with asyncio.timeout(stall_timeout_s):
+                if receipts is not None:
+                    await receipts.room_for(chunk.nbytes)
                 writer.write(chunk)
                 await writer.drain()
+            at += chunk.nbytes
     async with asyncio.timeout(stall_timeout_s):
         writer.write(pack_header(END, {}, 0))
         await writer.drain()
+        if receipts is not None:
+            await receipts.all_in()
+
+
+class Receipts:
+    """What the receiver of one reply acknowledges. `async with`, around the sending. num_sent: bytes of its body so far."""
+
+    def __init__(self, reader: asyncio.StreamReader, flow: Flow, on_received: Callable[[int], None]) -> None:
+        """flow: to this peer; streams share it. on_received: told how many bytes more have come."""
+        self.flow = flow
+        self._reader = reader
+        self._on_received = on_received
+        self._sent: deque[tuple[int, float]] = deque()  # (bytes of the body up to here, when), not acknowledged
+        self.num_sent, self._acknowledged = 0, 0
+        self._changed = asyncio.Event()
+        self._is_over = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Receipts":
+        self._task = asyncio.create_task(self._read(), name="receipts")
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self.flow.lost(self.num_sent - self._acknowledged)
+
+    async def room_for(self, num_bytes: int) -> None:
+        """Waits until so many may be on their way, and counts them. Raises ConnectionResetError: the receiver is gone."""
+        # One piece of each stream may always be: else those that share a flow could starve one another.
+        while not self.flow.may_send(num_bytes) and self._acknowledged < self.num_sent:
+            await self._change()
+        self.flow.sent(num_bytes)
+        self.num_sent += num_bytes
+        self._sent.append((self.num_sent, time.monotonic()))
+
+    async def all_in(self) -> None:
+        """Waits until all has come, or the receiver, who may want no more of it, is gone."""
+        with suppress(ConnectionResetError):
+            while self._acknowledged < self.num_sent:
+                await self._change()
+
+    async def _change(self) -> None:
+        if self._is_over:
+            raise ConnectionResetError("the receiver is gone")
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                total = int.from_bytes(await self._reader.readexactly(RECEIPT_BYTES), "big")
+                now_s, come, sent_s = time.monotonic(), self._acknowledged, 0.0
+                if total > self.num_sent:
+                    continue  # not of this body
+                while self._sent and self._sent[0][0] <= total:
+                    come, sent_s = self._sent.popleft()
+                if come > self._acknowledged:  # else in the middle of a piece
+                    self.flow.acknowledged(come - self._acknowledged, now_s - sent_s, now_s)
+                    self._on_received(come - self._acknowledged)
+                    self._acknowledged = come
+                    self._changed.set()
+        except (asyncio.IncompleteReadError, OSError):
+            self._is_over = True
+            self._changed.set()
+
+
+def acknowledge(writer: asyncio.StreamWriter) -> Callable[[int], None]:
+    """Tells the sender of a body, as far as it hears it, how many bytes have come."""
+
+    def tell(total: int) -> None:
+        if writer.transport.get_write_buffer_size() < MAX_RECEIPTS_BYTES:
+            writer.write(total.to_bytes(RECEIPT_BYTES, "big"))
+
+    return tell
 
 
 async def receive_reply(
@@ -135,8 +232,9 @@ async def receive_reply(
     on_bytes: Callable[[int], None],
     pace: Pace | None = None,
     take: Take | None = None,
+    tell: Callable[[int], None] = lambda _total: None,
 ) -> tuple[dict[str, Any], bytearray]:
-    """Header and whole body of peer's reply. on_bytes(number) after every piece; pace: waited for after it. take: gets the
+    """Header and whole body of peer's reply. on_bytes(number) after every piece; pace: waited for after it; then tell(bytes so far). take: gets the
     pieces, and the body given back is empty; when it wants no more, the rest of the reply is not read.
 
     Raises PeerGone when the stream ends early, PeerSilent when nothing comes for stall_timeout_s, RequestRefused, and
@@ -163,7 +261,9 @@ async def receive_reply(
             on_bytes(len(piece))
             if pace is not None:
                 await pace(len(piece))
-            if take is not None and not await take(piece):
+            goes_on = take is None or await take(piece)
+            tell(received)
+            if not goes_on:
                 return header, body
         async with asyncio.timeout(stall_timeout_s):
             end, _ = await _receive_head(reader, max_body_bytes=0)

@@ -11,7 +11,8 @@ from typing import Any
 from dilocox_peer.admission import Right
 from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.network.bandwidth import Bandwidth
-from dilocox_peer.network.bulk import Reply, discard_request, receive_request, send_refusal, send_reply
+from dilocox_peer.network.bulk import Receipts, Reply, discard_request, receive_request, send_refusal, send_reply
+from dilocox_peer.network.flow import Flows
 from dilocox_peer.types import PeerId
 
 FetchHandler = Callable[[PeerId, dict[str, Any]], Awaitable[Reply]]
@@ -41,12 +42,18 @@ class Serving:
     """The replies that are being sent, or wait to be."""
 
     def __init__(
-        self, limits: TransportLimits, bandwidth: Bandwidth, refusal: Callable[[PeerId, Right | None], str | None]
+        self,
+        limits: TransportLimits,
+        bandwidth: Bandwidth,
+        refusal: Callable[[PeerId, Right | None], str | None],
+        on_acknowledged: Callable[[PeerId], None],
     ) -> None:
-        """refusal: why a peer has no answer that takes this right, or None."""
+        """refusal: why a peer has no answer that takes this right, or None. on_acknowledged: a peer has received more."""
         self._limits = limits
         self._bandwidth = bandwidth
         self._refusal = refusal
+        self._on_acknowledged = on_acknowledged
+        self._flows = Flows()
         self._under_way: dict[asyncio.Task[Any], PeerId] = {}
         self._free = asyncio.Semaphore(limits.streams)
         self._is_over = False
@@ -87,7 +94,7 @@ class Serving:
                     await send_refusal(writer, f"busy: at most {most_of_peer} fetches at once for one peer")
                     return
             async with asyncio.timeout(self._limits.reply_timeout_s), self._free:
-                await self._answer(peer, kind, handler, header, writer)
+                await self._answer(peer, kind, handler, header, reader, writer)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, ProtocolError):
             writer.transport.abort()  # the fetcher is gone, frozen, or speaks something else: it sees the stream end early
         except asyncio.CancelledError:
@@ -99,7 +106,13 @@ class Serving:
             del self._under_way[task]
 
     async def _answer(
-        self, peer: PeerId, kind: str, handler: FetchHandler, header: dict[str, Any], writer: asyncio.StreamWriter
+        self,
+        peer: PeerId,
+        kind: str,
+        handler: FetchHandler,
+        header: dict[str, Any],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         try:
             async with asyncio.timeout(self._limits.handler_timeout_s):
@@ -118,13 +131,21 @@ class Serving:
             await send_refusal(writer, "internal error")
             return
         self._bandwidth.uplink.begin(time.monotonic())
+        flow = self._flows.to(peer, is_urgent=reply.is_urgent)
+
+        def on_received(num_bytes: int) -> None:
+            self._bandwidth.uplink.sent(num_bytes)
+            self._on_acknowledged(peer)
+
         try:
-            await send_reply(
-                writer,
-                reply,
-                chunk_bytes=self._bandwidth.chunk_bytes,
-                pace=self._bandwidth.pace_upload,
-                stall_timeout_s=self._limits.stall_timeout_s,
-            )
+            async with Receipts(reader, flow, on_received) as receipts:
+                await send_reply(
+                    writer,
+                    reply,
+                    chunk_bytes=self._bandwidth.chunk_bytes,
+                    pace=self._bandwidth.pace_upload,
+                    stall_timeout_s=self._limits.stall_timeout_s,
+                    receipts=receipts,
+                )
         finally:
             self._bandwidth.uplink.end(time.monotonic())

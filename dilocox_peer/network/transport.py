@@ -26,6 +26,7 @@ from dilocox_peer.network.bulk import (
     RequestRefused,
     Take,
     TransportDown,
+    acknowledge,
     receive_reply,
     send_request,
 )
@@ -53,6 +54,7 @@ MAX_MESSAGE_BYTES = 1024 * 1024  # p2pd's own limit is 4 MiB; larger things are 
 _LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 MessageHandler = Callable[[PeerId, bytes], None]
+BytesHandler = Callable[[PeerId], None]
 
 _logger = logging.getLogger(__name__)
 
@@ -89,7 +91,8 @@ class Transport:
         self._message_handler: MessageHandler | None = None
         self.admission: Admission | None = None
         self._message_rates: OrderedDict[PeerId, TokenBucket] = OrderedDict()
-        self._serving = Serving(limits, self.bandwidth, self._refusal)
+        self._bytes_handler: BytesHandler = lambda _peer: None
+        self._serving = Serving(limits, self.bandwidth, self._refusal, lambda peer: self._bytes_handler(peer))
         self._is_closed = False
 
     # -- start and end ------------------------------------------------------------------------------------------------
@@ -280,6 +283,10 @@ class Transport:
         the sender; any other exception is logged, and the sender told no more than that."""
         self._message_handler = handler
 
+    def set_bytes_handler(self, handler: BytesHandler) -> None:
+        """handler(peer) whenever bytes of a body have come from peer, or it has acknowledged some; often, in the loop."""
+        self._bytes_handler = handler
+
     async def send(self, peer: PeerId, raw: bytes, timeout_s: float) -> None:
         """Hands raw to peer's message handler; returns when that has run.
 
@@ -384,6 +391,7 @@ class Transport:
             nonlocal seen
             self.bandwidth.bytes_received += num_bytes
             seen += num_bytes
+            self._bytes_handler(peer)
 
         try:
             async with asyncio.timeout(timeout_s):
@@ -392,7 +400,7 @@ class Transport:
                     await send_request(writer, header)
                     reply = await receive_reply(
                         reader, peer, max_body_bytes=max_body_bytes, stall_timeout_s=stall_timeout_s, on_bytes=count,
-                        pace=self.bandwidth.pace_download, take=take,
+                        pace=self.bandwidth.pace_download, take=take, tell=acknowledge(writer),
                     )  # fmt: skip
                 finally:
                     writer.transport.abort()

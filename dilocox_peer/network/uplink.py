@@ -2,8 +2,8 @@
 
 from collections import deque
 
-SMALLEST_BYTES = 1 << 20
-"""Of a busy stretch that counts: less lies in the buffers of sockets and tells nothing of the link."""
+SMALLEST_BYTES, SHORTEST_S = 1 << 20, 1.0
+"""Of a busy stretch that counts, one of them: less tells of the way there and back, not of the link."""
 STRETCHES = 8
 
 
@@ -23,12 +23,19 @@ class UplinkMeter:
         self._sending += 1
 
     def sent(self, num_bytes: int) -> None:
+        """So many have come where they were sent."""
         self._bytes += num_bytes
 
     def end(self, now_s: float) -> None:
         self._sending -= 1
-        if self._sending == 0 and self._bytes >= SMALLEST_BYTES and now_s > self._since_s:
-            self._stretches.append((self._bytes, now_s - self._since_s))
+        seconds = now_s - self._since_s
+        if (
+            self._sending == 0
+            and self._bytes
+            and seconds > 0
+            and (self._bytes >= SMALLEST_BYTES or seconds >= SHORTEST_S)
+        ):
+            self._stretches.append((self._bytes, seconds))
 
     @property
     def is_sending(self) -> bool:

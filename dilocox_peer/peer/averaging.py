@@ -75,8 +75,9 @@ class Averaging:
         self.machine = _machine(presence, stage, manifest, keeper, sign)
         self._states = States(trainer.state, keeper.state_folders)
         self.store = Store(
-            self._transport, [keeper.things, keeper.blobs], sources=[self._states], on_served=self._on_served
-        )
+            self._transport, [keeper.things, keeper.blobs], sources=[self._states], on_served=self._on_served,
+            is_urgent=lambda peer, name: peer in self.machine.roster and name in keeper.blobs,
+        )  # fmt: skip
         self.driver = RoundDriver(
             self.machine,
             transport=self._transport,
@@ -117,6 +118,7 @@ class Averaging:
     async def serve(self) -> None:
         """Takes messages and requests from here on; they are answered, or wait for the driver to run."""
         self._transport.set_message_handler(self.driver.receive)
+        self._transport.set_bytes_handler(self.driver.bytes_came)
         await self._transport.serve(STATE_SERVICE, self._states.serve_digest, right=Right.READ)
         await self.store.serve()
         state = self._keeper.state

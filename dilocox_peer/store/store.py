@@ -79,14 +79,16 @@ class Store:
         sources: Sequence[Source] = (),
         on_accused: Callable[[PeerId, str], None] = lambda _peer, _reason: None,
         on_served: Callable[[Digest, int], None] = lambda _name, _num_bytes: None,
+        is_urgent: Callable[[PeerId, Digest], bool] = lambda _peer, _name: False,
     ) -> None:
         """shelves: what is fetched or added goes to the first, and all are served. sources: are served too. on_accused(peer, why):
-        of one that sent what is not of the name; on_served(name, bytes): as they go out."""
+        of one that sent what is not of the name; on_served(name, bytes): as they go out. is_urgent(peer, name): a round waits for it."""
         self._transport = transport
         self._shelf = shelves[0]
         self._sources: tuple[Source, ...] = (*shelves, *sources)
         self._on_accused = on_accused
         self._on_served = on_served
+        self._is_urgent = is_urgent
         self._open: OrderedDict[Digest, _Open] = OrderedDict()  # the least lately asked for first
         self._under_way: dict[Digest, asyncio.Task[Path]] = {}
         self._disk = ThreadPoolExecutor(2, thread_name_prefix="dilocox-store")
@@ -160,14 +162,15 @@ class Store:
         match header:
             case {"name": bytes(name), "want": "outline"} if len(name) == DIGEST_BYTES:
                 content = await self._content(Digest(name))
-                return NOTHING if content is None else await self._outlined(Digest(name), content)
+                return NOTHING if content is None else await self._outlined(peer, Digest(name), content)
             case {"name": bytes(name), "start": int(start), "stop": int(stop)} if len(name) == DIGEST_BYTES:
                 content = await self._content(Digest(name))
                 if content is None:
                     raise PeerUnavailable(self._transport.peer_id, "it is not here")
                 if not 0 <= start < stop <= content.outline.size_bytes:
                     raise ProtocolError(peer, f"bytes {start} to {stop} of a thing of {content.outline.size_bytes}")
-                return Reply({}, Streamed(stop - start, lambda: self._pieces(Digest(name), content, start, stop)))
+                pieces = Streamed(stop - start, lambda: self._pieces(Digest(name), content, start, stop))
+                return Reply({}, pieces, self._is_urgent(peer, Digest(name)))
             case _:
                 raise ProtocolError(peer, "a request that names no thing, or not what is wanted of it")
 
@@ -192,7 +195,7 @@ class Store:
     def _found(self, name: Digest) -> Content | None:
         return next((found for source in self._sources if (found := source.content(name)) is not None), None)
 
-    async def _outlined(self, name: Digest, content: Content) -> Reply:
+    async def _outlined(self, peer: PeerId, name: Digest, content: Content) -> Reply:
         outline = content.outline
         if len(outline.chunks) > 1:
             return Reply({"size": outline.size_bytes}, [outline.packed()])
@@ -202,7 +205,7 @@ class Store:
             self._open.pop(name, None)
             return NOTHING
         self._on_served(name, len(raw))
-        return Reply({"size": outline.size_bytes}, [raw])
+        return Reply({"size": outline.size_bytes}, [raw], self._is_urgent(peer, name))
 
     async def _pieces(self, name: Digest, content: Content, start: int, stop: int) -> AsyncIterator[Buffer]:
         entry = self._open.setdefault(name, _Open(content))

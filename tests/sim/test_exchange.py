@@ -13,3 +13,16 @@ def test_contributions_on_their_way_are_waited_for(peers: int, blob_s: float, sh
     seen = [exchange(seed, peers=peers, blob_s=blob_s, rounds=30) for seed in range(2)]
     assert min(each.share for each in seen) >= share
     assert max(each.round_s for each in seen) < 4.6
+
+
+def test_bytes_on_their_way_are_a_sign_of_life() -> None:
+    """Where messages wait behind contributions for longer than a peer may be silent, what it sends shows that it is there."""
+    silent, told = (
+        [
+            exchange(seed, peers=2, blob_s=3.2, rounds=30, waits_behind=True, tells_bytes=tells).share
+            for seed in range(2)
+        ]
+        for tells in (False, True)
+    )
+    assert min(told) > max(silent) + 0.1
+    assert min(told) >= 0.85

@@ -15,12 +15,14 @@ from dilocox_peer.network.bulk import (
     REQUEST,
     PeerGone,
     PeerSilent,
+    Receipts,
     Reply,
     RequestRefused,
     receive_reply,
     receive_request,
     send_reply,
 )
+from dilocox_peer.network.flow import Flow
 from dilocox_peer.network.frames import pack_header
 from dilocox_peer.types import PeerId
 
@@ -135,3 +137,59 @@ def test_a_request_has_no_body() -> None:
     for raw in (pack_header(REQUEST, {}, 1), pack_header(REPLY, {}, 0), b"x" * 100):
         with pytest.raises(ProtocolError):
             asyncio.run(run(raw))
+
+
+# ---- acknowledged ---------------------------------------------------------------------------------------------------
+
+
+async def test_no_more_is_sent_than_is_acknowledged() -> None:
+    flow, wire, heard, reader = Flow(0.1), Wire(), list[int](), asyncio.StreamReader()
+    body = bytes(4 * flow.window)
+    first = flow.window
+    async with Receipts(reader, flow, heard.append) as receipts:
+        sending = asyncio.create_task(_send(wire, body, receipts))
+        await _rest()
+        assert first - flow.piece_bytes <= flow.in_flight <= first
+        came = flow.in_flight
+        for lie in (0, 10 * len(body), came - 1):  # the last is in the middle of a piece: it counts for those before
+            reader.feed_data(lie.to_bytes(8, "big"))
+        await _rest()
+        assert sum(heard) < came, "only what was sent can have come"
+        while not sending.done():
+            reader.feed_data(receipts.num_sent.to_bytes(8, "big"))
+            await _rest()
+        await sending
+    assert sum(heard) == len(body)
+    assert flow.in_flight == 0
+
+
+async def test_a_receiver_that_goes_ends_the_sending_and_frees_its_room() -> None:
+    flow, reader = Flow(0.1), asyncio.StreamReader()
+    async with Receipts(reader, flow, lambda _number: None) as receipts:
+        sending = asyncio.create_task(_send(Wire(), bytes(4 * flow.window), receipts))
+        await _rest()
+        reader.feed_eof()
+        with pytest.raises(ConnectionResetError):
+            await sending
+    assert flow.in_flight == 0
+
+
+async def test_a_receiver_that_acknowledges_nothing_is_given_up() -> None:
+    flow = Flow(0.1)
+    with pytest.raises(TimeoutError):
+        async with Receipts(asyncio.StreamReader(), flow, lambda _number: None) as receipts:
+            await _send(Wire(), bytes(4 * flow.window), receipts, stall_timeout_s=0.01)
+    assert flow.in_flight == 0
+
+
+async def _send(wire: Wire, body: bytes, receipts: Receipts, stall_timeout_s: float = 10.0) -> None:
+    async def pace(_num_bytes: int) -> None: ...
+
+    await send_reply(
+        wire, Reply({}, [body]), chunk_bytes=1 << 20, pace=pace, stall_timeout_s=stall_timeout_s, receipts=receipts  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+async def _rest() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)

@@ -63,3 +63,16 @@ def test_who_is_in_stays_also_where_all_are_seen_in_one_range() -> None:
 )
 def test_the_range_of_an_address(host: str, found: str) -> None:
     assert address_range(host) == found
+
+
+def test_bytes_of_a_body_are_a_sign_of_life_of_who_was_heard() -> None:
+    timing = Timing()
+    members, heard, stranger = Members(PeerId("me"), timing), PeerId("heard"), PeerId("stranger")
+    members.heard(heard, 0.0)
+    members.add(stranger)
+    for peer in (heard, stranger, PeerId("unknown")):
+        members.is_here(peer, timing.alive_s)
+    assert members.alive(2 * timing.alive_s) == {heard}
+    members.left(heard, 1)
+    members.is_here(heard, 2 * timing.alive_s)
+    assert not members.alive(2 * timing.alive_s), "it said that it leaves"

@@ -52,6 +52,14 @@ class PeerRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class BytesCame:
+    """Of a contribution or a state, from a peer, or it acknowledged some of ours: it is there, although its messages may wait
+    behind them."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Micro-batches this peer has completed in the round it is training; goes out with heartbeats.
 
@@ -141,7 +149,7 @@ class Leaving:
 
 
 Input = (
-    Tick | Received | PeerFound | PeerRefused | Progress | Closed | BlobHeld | BlobRefused | BlobMissing
+    Tick | Received | PeerFound | PeerRefused | BytesCame | Progress | Closed | BlobHeld | BlobRefused | BlobMissing
     | BlobLost | StateInstalled | StateMissing | StateComputed | OwnerVouched | Leaving
 )  # fmt: skip
 

@@ -21,6 +21,7 @@ from dilocox_peer.peer.rounds.contract import (
     BlobHeld,
     BlobMissing,
     BlobRefused,
+    BytesCame,
     FetchBlob,
     FetchState,
     ForgetBlobs,
@@ -55,6 +56,8 @@ SEND_TIMEOUT_S = 5.0
 BLOB_TIMEOUT_S = 3600.0
 BLOB_STALL_S = 10.0  # a source that sends nothing for so long is left for the next one
 CONCURRENT_FETCHES = 4
+BYTES_EVERY_S = 0.5  # is told, at most, that bytes come from a peer
+MAX_BYTES_FROM = 512  # peers of which it is remembered
 
 CheckBlob = Callable[[Digest, memoryview], object]
 """Raises MalformedBlob when a blob of that name is no acceptable contribution. Runs in a worker thread."""
@@ -96,6 +99,7 @@ class RoundDriver:
         self._fetching: dict[Digest, asyncio.Task[None]] = {}
         self._fetch_slots = asyncio.Semaphore(CONCURRENT_FETCHES)
         self._doubted_slots = asyncio.Semaphore(1)  # of those that often do not deliver: they wait for each other only
+        self._bytes_at: dict[PeerId, float] = {}  # when it was told that some came
         self._outbox: Outbox | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -128,6 +132,16 @@ class RoundDriver:
             self._sizes[id(received)] = len(raw)
             self._queued_bytes += len(raw)
 
+    def bytes_came(self, peer: PeerId) -> None:
+        """From the transport, of bodies either way."""
+        now = asyncio.get_running_loop().time()
+        if now - self._bytes_at.get(peer, float("-inf")) < BYTES_EVERY_S:
+            return
+        if len(self._bytes_at) >= MAX_BYTES_FROM:
+            self._bytes_at.clear()
+        self._bytes_at[peer] = now
+        self._put(BytesCame(peer))
+
     def _tell_refusal(self, peer: PeerId, reason: str, now: float) -> None:
         """Once a second and peer at most: a flood of nonsense must not become a flood of events."""
         if self._refusals.is_due(peer, now):
@@ -140,7 +154,7 @@ class RoundDriver:
     def _put(self, happened: Input) -> bool:
         """Whether it was queued. What others send, and what is told ten times a second while a disk is slow, never takes the
         room of what happens once: a contribution fetched, a round closed."""
-        if isinstance(happened, Received | Progress) and self.inputs.qsize() >= MAX_REPEATED:
+        if isinstance(happened, Received | BytesCame | Progress) and self.inputs.qsize() >= MAX_REPEATED:
             return False
         self.inputs.put_nowait(happened)
         return True

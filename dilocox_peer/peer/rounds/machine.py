@@ -38,6 +38,7 @@ from dilocox_peer.peer.rounds.contract import (
     BlobLost,
     BlobMissing,
     BlobRefused,
+    BytesCame,
     Closed,
     Input,
     Leaving,
@@ -318,6 +319,8 @@ class RoundMachine:
                     return [Send(peer, self._heartbeat())]
             case PeerRefused(peer):
                 self._members.refused(peer)
+            case BytesCame(peer):
+                self._members.is_here(peer, now)
             case Progress():
                 self._heartbeats.progressed(event, now)
             case Closed(base, entry):

@@ -87,6 +87,12 @@ class Members:
         seen.refused = False
         return seen
 
+    def is_here(self, peer: PeerId, now: float) -> None:
+        """Something of it has come that is no message. Of one that was never heard it tells nothing."""
+        seen = self._seen.get(peer)
+        if seen is not None and seen.heard_at != NEVER:
+            seen.heard_at = max(seen.heard_at, now)
+
     def said(self, peer: PeerId, heartbeat: Heartbeat) -> bool:
         """Whether heartbeat is news: one of a past incarnation is not."""
         seen = self._seen[peer]

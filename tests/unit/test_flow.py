@@ -1,0 +1,96 @@
+"""What is on its way to a peer, over lines of any speed: they are kept busy, and no message waits long behind it."""
+
+import heapq
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from dilocox_peer.network.flow import BACKGROUND_S, LEAST_BYTES, START_BYTES, URGENT_S, Flow, Flows
+from dilocox_peer.types import PeerId
+
+
+@dataclass
+class Line:
+    """A first-in first-out line; what is acknowledged is heard there_and_back_s later. sent: of each flow; waits: of what was sent."""
+
+    bytes_per_s: float
+    there_and_back_s: float
+    flows: Sequence[Flow]
+    jitter_s: float = 0.0
+    sent: list[int] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+
+    def run(self, seconds: float, *, measured_from: float) -> None:
+        rng = random.Random(1)
+        free_at = now = 0.0
+        answers: list[tuple[float, int, int, float]] = []
+        self.sent = [0] * len(self.flows)
+        while now < seconds:
+            for which, flow in enumerate(self.flows):
+                while flow.may_send(flow.piece_bytes):
+                    size = flow.piece_bytes
+                    flow.sent(size)
+                    free_at = max(free_at, now) + size / self.bytes_per_s
+                    late = self.there_and_back_s + self.jitter_s * rng.random()
+                    heapq.heappush(answers, (free_at + late, which, size, now))
+                    if now >= measured_from:
+                        self.sent[which] += size
+                        self.waits.append(free_at - now)
+            now, which, size, sent_at = heapq.heappop(answers)
+            self.flows[which].acknowledged(size, now - sent_at, now)
+
+
+@pytest.mark.parametrize("mbit", [0.2, 2.3, 20.0, 100.0])
+@pytest.mark.parametrize("rtt_s", [0.002, 0.05, 0.3])
+def test_a_line_is_busy_and_its_queue_short(mbit: float, rtt_s: float) -> None:
+    line = Line(mbit / 8 * 1e6, rtt_s, [Flow(URGENT_S)], jitter_s=0.01)
+    line.run(60.0, measured_from=30.0)
+    assert line.sent[0] > 0.9 * 30.0 * line.bytes_per_s
+    assert max(line.waits) < 2 * URGENT_S + 2 * LEAST_BYTES / line.bytes_per_s, "so long would a heartbeat wait"
+
+
+def test_what_no_round_waits_for_gives_way() -> None:
+    line = Line(2.3 / 8 * 1e6, 0.02, [Flow(BACKGROUND_S), Flow(URGENT_S)])
+    line.run(60.0, measured_from=20.0)
+    background, urgent = line.sent
+    assert urgent > 4 * background
+    alone = Line(2.3 / 8 * 1e6, 0.02, [Flow(BACKGROUND_S)])
+    alone.run(60.0, measured_from=20.0)
+    assert alone.sent[0] > 0.9 * 40.0 * alone.bytes_per_s
+
+
+def test_flows_to_several_peers_share_a_line_with_one_short_queue() -> None:
+    line = Line(2.3 / 8 * 1e6, 0.02, [Flow(URGENT_S) for _ in range(4)])
+    line.run(120.0, measured_from=60.0)
+    assert sum(line.sent) > 0.9 * 60.0 * line.bytes_per_s
+    assert min(line.sent) > 0.05 * sum(line.sent), "they finish one after another; none waits for nothing"
+    assert max(line.waits) < 4 * URGENT_S
+
+
+def test_a_window_that_limits_nothing_does_not_grow() -> None:
+    flow = Flow(URGENT_S)
+    for second in range(100):
+        assert flow.may_send(1000)
+        flow.sent(1000)
+        flow.acknowledged(1000, 0.01, float(second))
+    assert flow.window == START_BYTES
+
+
+def test_what_is_lost_with_its_stream_takes_no_room() -> None:
+    flow = Flow(URGENT_S)
+    flow.sent(flow.window)
+    assert not flow.may_send(1)
+    flow.lost(flow.window)
+    assert flow.may_send(10 * flow.window), "one piece may always be on its way"
+
+
+def test_flows_are_remembered_by_peer_and_bounded() -> None:
+    flows = Flows()
+    first = flows.to(PeerId("a"), is_urgent=True)
+    assert flows.to(PeerId("a"), is_urgent=True) is first
+    assert flows.to(PeerId("a"), is_urgent=False) is not first
+    for number in range(2000):
+        flows.to(PeerId(f"p{number}"), is_urgent=True)
+    assert flows.to(PeerId("a"), is_urgent=True) is not first
