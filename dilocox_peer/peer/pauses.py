@@ -56,8 +56,8 @@ class Pauses:
             self.changed.set()
         self._settle()
 
-    def set_trainer(self, trainer: Holdable) -> None:
-        """From here on this one is held and resumed; it has not been paused yet."""
+    def set_trainer(self, trainer: Holdable | None) -> None:
+        """From here on this one is held and resumed; it has not been paused yet. None: the last one has ended."""
         self._trainer, self._is_trainer_paused = trainer, False
         self._settle()
 

@@ -5,6 +5,7 @@ peer more, and the next is there.
 """
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Mapping
 
@@ -63,6 +64,7 @@ class Session:
             while True:
                 now_ms = max(self._incarnation + 1, time.time_ns() // 1_000_000)
                 self._incarnation = next_incarnation(self._last_incarnation, now_ms)
+                _take_back()
                 try:
                     move = await Stay(self._resident, self._incarnation).run(leaving)
                 except NetworkLost as error:
@@ -78,3 +80,10 @@ class Session:
             self._listener(Left(leaving.result() if leaving.done() else "the run is complete"))
         finally:
             leaving.cancel()
+
+
+def _take_back() -> None:
+    """The memory of the stay before: its model refers to itself, and was frozen with all that start-up had made (stay.py)."""
+    if gc.get_freeze_count():
+        gc.unfreeze()
+        gc.collect()

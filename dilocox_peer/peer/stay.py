@@ -211,6 +211,7 @@ class Stay:
         trainer.start(keeper.state, grow=keeper.grow)
         trainer.hold()  # until the rounds are at its head
         self._pauses.set_trainer(trainer)
+        stack.callback(self._pauses.set_trainer, None)
         stack.push_async_callback(self._stop, trainer.stop, STOP_TRAINER_S, "; it is not waited for")
         if conveyor is not None:
             conveyor.bench.set_on_work(trainer.nudge)

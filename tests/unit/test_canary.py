@@ -1,5 +1,6 @@
 """What a manifest says of its first weights is what the library itself computes, and another model does not pass for it."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from dilocox_peer.cli.published import published_manifest
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.canary import MAX_TOKENS, SEQUENCES, fixed_tokens
+from dilocox_peer.model.published import PublishedStage
 from dilocox_peer.model.weights import open_folder
 from dilocox_peer.peer.state.base import base_on, put_base
 from dilocox_peer.peer.state.keeper import Keeper
@@ -84,6 +86,24 @@ def test_who_has_passed_is_not_asked_again_on_the_same_device(tmp_path: Path, so
     with pytest.raises(ConfigError, match="computes another model"):
         try_out(manifest, 0, keeper, folder, None, "cpu:0")
     keeper.close()
+
+
+def test_the_model_that_was_tried_is_gone_afterwards(tmp_path: Path, source: Path):
+    manifest = manifest_of(source)
+    keeper, folder = keeper_of(tmp_path, manifest, 0, source), open_folder(source)
+    gc.collect()
+    before = num_stages()
+    gc.disable()  # or it might have come along by chance
+    try:
+        try_out(manifest, 0, keeper, folder, None, "cpu")
+        assert num_stages() == before
+    finally:
+        gc.enable()
+    keeper.close()
+
+
+def num_stages() -> int:
+    return sum(type(each) is PublishedStage for each in gc.get_objects())
 
 
 def test_adapters_are_tried_with_the_weights_beside_them(tmp_path: Path, source: Path, broken):

@@ -4,18 +4,21 @@ Asked of the run's first weights, where they are at hand: at a start from them, 
 machine that has passed is not asked again until something of it changes.
 """
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import replace_file
 from dilocox_peer.manifest import Manifest, PublishedSection
-from dilocox_peer.model.architecture import build_model, layers_of
+from dilocox_peer.model.architecture import LayerRange, build_model, layers_of
 from dilocox_peer.model.canary import SEQUENCES, what_differs
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.training.outer import initial_state
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dilocox_peer.model.frozen import FrozenBase
     from dilocox_peer.model.weights import ModelFolder
 
@@ -42,10 +45,9 @@ def try_out(
     if _read(path) == machine:
         return
     first = keeper.state if not keeper.state.round else initial_state(manifest, stage, folder=model)
-    built = build_model(section, layers_of(manifest, stage), device=device, base=base)
-    built.flat_N.copy_(first.shared()[0])
-    expected = section.canary[stage * SEQUENCES : (stage + 1) * SEQUENCES]
-    if difference := what_differs(built, section.hidden_size, expected):
+    difference = _difference(section, stage, layers_of(manifest, stage), first.shared()[0], base, device)
+    gc.collect()  # the model refers to itself: start-up would freeze its 8 bytes a parameter with what stays
+    if difference:
         versions = f"transformers {library().__version__} here, {section.library or 'another'} at the run's owner"
         raise ConfigError(
             f"this machine computes another model than the run's: stage {stage} gives {difference} ({versions}; --device {device}): "
@@ -53,6 +55,20 @@ def try_out(
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, [machine.encode()])
+
+
+def _difference(
+    section: PublishedSection,
+    stage: int,
+    layers: LayerRange,
+    weights_N: "Tensor",
+    base: "FrozenBase | None",
+    device: str,
+) -> str:
+    """In words, what its canary says; empty: nothing."""
+    built = build_model(section, layers, device=device, base=base)
+    built.flat_N.copy_(weights_N)
+    return what_differs(built, section.hidden_size, section.canary[stage * SEQUENCES : (stage + 1) * SEQUENCES])
 
 
 def _machine(device: str) -> str:
