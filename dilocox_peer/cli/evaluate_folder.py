@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dilocox_peer.cli.flags import EvaluateFlags
+from dilocox_peer.cli.harness import run_tasks
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import NUM_BYTES
 
@@ -22,13 +23,18 @@ USUAL_CONTEXT = 1024
 
 
 def evaluate_folder(folder: Path, flags: EvaluateFlags) -> None:
-    """Prints one line. Raises ConfigError, StateCorrupt."""
+    """Prints one line, of benchmarks one each. Raises ConfigError, StateCorrupt."""
     import torch
 
     from dilocox_peer.model.loss import loss_of
 
+    if flags.tasks:
+        if flags.data:
+            raise ConfigError(f"evaluate {folder}: either --data or --tasks")
+        torch.set_num_threads(flags.threads or torch.get_num_threads())
+        return run_tasks(folder, flags)
     if not flags.data:
-        raise ConfigError(f"evaluate {folder}: name the text to evaluate on with --data")
+        raise ConfigError(f"evaluate {folder}: name the text to evaluate on with --data, or benchmarks with --tasks")
     model = _model_in(folder, flags.context)
     tokenizer = _tokenizer_in(folder, flags.tokenizer, model.vocab_size)
     torch.set_num_threads(flags.threads or torch.get_num_threads())

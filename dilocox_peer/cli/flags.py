@@ -385,6 +385,11 @@ class EvaluateFlags(OfPeer):
         int | None, Flag("Tokens a sequence, of a folder.", shown="1024, or less if the model has less", least=2)
     ] = None
     tokens: Annotated[int, Flag("Tokens to evaluate on at most, of a folder.", least=1)] = 200_000
+    tasks: Annotated[
+        tuple[str, ...], Flag("Of a folder: a benchmark of lm-evaluation-harness; may repeat.", shown=False)
+    ] = ()
+    task_files: Annotated[Path | None, Flag("Folder with more of its benchmarks.", shown=False)] = None
+    limit: Annotated[int | None, Flag("Questions of a benchmark.", shown="all", least=1)] = None
     threads: Annotated[int | None, Flag("Of the computation, of a folder.", shown="all", least=1)] = None
     column: Column = "text"
     tokenizer: TokenizerPath = None
