@@ -263,21 +263,32 @@ def _sizes(manifest: "Manifest", stage: int | None) -> list[StageSize]:
 
 
 def measure(manifest: "Manifest | None", flags: DoctorFlags, speeds: Sequence[float]) -> Check:
-    """Forward and backward of random micro-batches for MEASURE_S; of the tiny preset when no run is given.
+    """Of a stage of the run; of the tiny preset when no run is given."""
+    from dilocox_peer.config import preset
+
+    of = manifest or preset("tiny")
+    tokens_per_s = measured_tokens_per_s(of, device=flags.device, threads=flags.threads, stage=flags.stage)
+    tokens_per_round = of.rounds.inner_steps * of.inner.accumulate * of.inner.micro_batch * of.model.context
+    check = checks.judge_throughput(tokens_per_s, tokens_per_round, speeds)
+    if manifest is not None:
+        return check
+    return Check(check.name, check.status, f"{check.found} (of the tiny preset)", check.remedy)
+
+
+def measured_tokens_per_s(of: "Manifest", *, device: str, threads: int, stage: int | None = None) -> float:
+    """Forward and backward of random micro-batches for MEASURE_S, of a stage; None: of the one with the most blocks.
 
     A large stage is measured on some of its blocks, and the rest reckoned by their multiplications.
     """
     import torch
 
-    from dilocox_peer.config import preset
     from dilocox_peer.model.architecture import LayerRange, build_model
     from dilocox_peer.model.loss import train_on
     from dilocox_peer.model.partition import Costs, cut_of
     from dilocox_peer.peer.device import chosen_device, first_of
 
-    device = chosen_device(first_of(flags.device))
-    of = manifest or preset("tiny")
-    blocks = max(cut_of(of)) if flags.stage is None else cut_of(of)[flags.stage]
+    device = chosen_device(first_of(device))
+    blocks = max(cut_of(of)) if stage is None else cut_of(of)[stage]
     costs = Costs.of(of.model)
     block, head = costs.block_compute, costs.head_compute
     limit = STEP_OPERATIONS if device == "cpu" else 100 * STEP_OPERATIONS
@@ -285,7 +296,7 @@ def measure(manifest: "Manifest | None", flags: DoctorFlags, speeds: Sequence[fl
         blocks, of.inner.micro_batch, context=of.model.context, block=block, head=head, limit=limit
     )
     before = torch.get_num_threads()
-    torch.set_num_threads(flags.threads)
+    torch.set_num_threads(threads)
     try:
         some = LayerRange(0, measured - 1, is_first_stage=True, is_last_stage=True)
         model = build_model(of.model, some, device=device)
@@ -310,12 +321,7 @@ def measure(manifest: "Manifest | None", flags: DoctorFlags, speeds: Sequence[fl
     finally:
         torch.set_num_threads(before)
     share = (measured * block + head) / (blocks * block + head)
-    tokens_per_s = share * count * inputs_BT.numel() / seconds
-    tokens_per_round = of.rounds.inner_steps * of.inner.accumulate * of.inner.micro_batch * of.model.context
-    check = checks.judge_throughput(tokens_per_s, tokens_per_round, speeds)
-    if manifest is not None:
-        return check
-    return Check(check.name, check.status, f"{check.found} (of the tiny preset)", check.remedy)
+    return share * count * inputs_BT.numel() / seconds
 
 
 # -- the run --------------------------------------------------------------------------------------------------------

@@ -346,6 +346,29 @@ class DoctorFlags(OfPeer):
     as_json: Annotated[bool, Flag("One JSON object instead of a table.", name="json")] = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFlags:
+    model: Annotated[str, Positional("A run.toml, a preset of `init`, or 7b, 13b, 70b or 107b.")]
+    peers: Annotated[int, Flag("So many, all alike.", least=1)] = 4
+    stages: Annotated[tuple[int, ...], Flag("Look at these cuts alone; may be repeated.", shown="usual ones")] = ()
+    up: Annotated[float, Flag("Mbit/s that a peer can send.", least=0.001)] = 20.0
+    down: Annotated[float, Flag("Mbit/s that a peer can receive.", least=0.001)] = 100.0
+    rtt: Annotated[float, Flag("Milliseconds from one peer to another and back.", least=0)] = 50.0
+    memory: Annotated[float | None, Flag("GB that a peer may take.", shown="any", least=0.1)] = None
+    tokens_per_s: Annotated[
+        float | None,
+        Flag("Of the whole model on one peer, were there room.", shown="measured on this machine", least=1e-6),
+    ] = None
+    tflops: Annotated[
+        float | None, Flag("The same by what a peer's device really computes.", shown=False, least=1e-6)
+    ] = None
+    device: Device = "cpu"
+    threads: Annotated[int, Flag("Threads of the training, where this machine is measured.", least=1)] = 1
+    price_hour: Annotated[float, Flag("Of a peer's machine, in any currency.", shown=False, least=0)] = 0.0
+    price_gb: Annotated[float, Flag("Of what it sends.", shown=False, least=0)] = 0.0
+    as_json: Annotated[bool, Flag("One JSON object instead of a table.", name="json")] = False
+
+
 # ---- of who looks on -------------------------------------------------------------------------------------------------
 
 

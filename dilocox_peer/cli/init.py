@@ -59,6 +59,8 @@ def write_run_file(flags: InitFlags) -> None:
     elif tokenizer is not None:
         manifest = _with_tokenizer(manifest, tokenizer, path, flags)
     _sign_and_write(manifest, path, owner_key_path(flags.owner_key, flags.home))
+    if manifest.stages.count > 1:
+        typer.echo(f"what stages cost on your lines: dilocox-peer plan {path} --peers N --up MBIT")
     typer.echo(f"next: dilocox-peer bootstrap {path}")
 
 

@@ -25,6 +25,7 @@ from dilocox_peer.cli.flags import (
     JoinFlags,
     LedgerFlags,
     PeerFlags,
+    PlanFlags,
     RecoverFlags,
     ReplayFlags,
     RevokeFlags,
@@ -223,6 +224,14 @@ def generate(flags: GenerateFlags) -> None:
     from dilocox_peer.cli.generate import run_generate
 
     run_generate(flags)
+
+
+@command(app)
+def plan(flags: PlanFlags) -> None:
+    """Reckon what a run would be like: cut, memory, round, exchange, speed, cost, for so many peers on such lines."""
+    from dilocox_peer.cli.plan import run_plan
+
+    run_plan(flags)
 
 
 @command(app)

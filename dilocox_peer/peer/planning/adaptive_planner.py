@@ -110,21 +110,26 @@ def planner_of(manifest: Manifest, layout: Layout) -> Planner:
     if rounds.first_inner_steps:
         warmup = Warmup(rounds.first_inner_steps, rounds.inner_steps, total_steps(manifest))
     if compression.adapt == "link":
-        is_free = adapts_inner_steps(manifest)
-        limits = Limits(
-            smallest_inner_steps=bounds.smallest_inner_steps if is_free else rounds.inner_steps,
-            largest_inner_steps=bounds.largest_inner_steps if is_free else rounds.inner_steps,
-            codecs=codecs_beside(compression.codec),
-            times_fewer=compression.times_fewer,
-            budget=compression.exchange_share,
-        )
-        start = Setting(compression.codec, compression.rank, rounds.inner_steps)
-        controller = Controller(layout, start, limits)
+        controller = controller_of(manifest, layout)
         return LinkPlanner(controller, bounds, warmup=warmup)
     if compression.adapt == "rank" and compression.codec == LOW_RANK:
         ranks = AdaptiveRank(RankSettings.of(layout, compression.rank))
         return RankPlanner(ranks, first_plan(manifest), bounds)
     return FixedPlanner(bounds, warmup=warmup)
+
+
+def controller_of(manifest: Manifest, layout: Layout) -> Controller:
+    """What adapt = "link" decides by, as the manifest bounds it."""
+    bounds, compression, rounds = plan_bounds(manifest), manifest.compression, manifest.rounds
+    is_free = adapts_inner_steps(manifest)
+    limits = Limits(
+        smallest_inner_steps=bounds.smallest_inner_steps if is_free else rounds.inner_steps,
+        largest_inner_steps=bounds.largest_inner_steps if is_free else rounds.inner_steps,
+        codecs=codecs_beside(compression.codec),
+        times_fewer=compression.times_fewer,
+        budget=compression.exchange_share,
+    )
+    return Controller(layout, Setting(compression.codec, compression.rank, rounds.inner_steps), limits)
 
 
 def measurement_of(round_number: int, entries: Sequence[Entry]) -> Measurement | None:

@@ -156,6 +156,10 @@ class Controller:
         full size, which cost nothing while nobody fetched them."""
         return max(2, round(statistics.median(len(each.uplinks_bps) for each in self._window)))
 
+    def contribution_bytes(self, setting: Setting) -> int:
+        """The largest contribution."""
+        return self._bytes_of(setting.codec, setting.rank)
+
     def times_fewer(self, setting: Setting) -> float:
         """Bytes of a ring AllReduce of float32 gradients over what a peer sends, by the median of the window."""
         peers = self._peers()

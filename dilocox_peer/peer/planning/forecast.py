@@ -1,0 +1,198 @@
+"""What a run would be like before anybody joins it: stages, memory, round, exchange and speed, for so many peers on such lines. Pure.
+
+One peer trains one stage on `work_s` of the whole model's time for a micro-batch, shared out as the cut shares multiplications.
+
+    seconds a micro-batch  = the most of: the busiest stage's work / PIPELINE_SHARE;
+                             activations and gradients that a peer sends (and receives) / its line;
+                             a micro-batch's way through all stages and back / micro-batches under way
+    seconds of a round     = inner steps * micro-batches a step * seconds a micro-batch; no shorter than the exchange
+    seconds of an exchange = delay + contribution * (replicas - 1) / what activations leave of the uplink
+
+Codec, rank and inner steps are those that the run's own controller (controller.py) comes to on such lines. What the peers measure once
+they train takes the place of all of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dilocox_peer.compression.contribution import raw_bytes
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.activations import BodyFormat
+from dilocox_peer.model.architecture import layout_of
+from dilocox_peer.model.memory import StageSize
+from dilocox_peer.model.partition import Costs, cut_of, usual_window
+from dilocox_peer.peer.planning.adaptive_planner import controller_of
+from dilocox_peer.peer.planning.controller import Measurement, Setting
+from dilocox_peer.peer.planning.plan import total_steps
+from dilocox_peer.types import Layout
+
+PIPELINE_SHARE = 0.97
+"""Of a stage's time that it computes, with a window full of micro-batches: 0.95 to 1.00 in the pipeline's simulator."""
+DELAY_S = 0.5
+"""Of an exchange, beside transfer and travel: messages and the wait for the others."""
+CODING_S = 20e-9
+"""A parameter: encoding our own contribution, looking at another's and taking the mean, on one thread."""
+SETTLED_ROUNDS = 200
+MOST_ACTIVATIONS = 0.7  # of an uplink, where there is too little for both: rounds get the rest
+RECOMPUTED = 4 / 3  # of the work, with checkpointing: the forward is done twice
+DISK_BYTES = 40  # a parameter: three checkpoints, one being written, contributions
+DAY_S = 86400.0
+
+Binding = Literal["compute", "activations", "round trips", "rounds", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """count of equal ones. tokens_per_s: of the whole model on one of them, were there room. memory_bytes: None: any."""
+
+    count: int
+    uplink_bps: float
+    downlink_bps: float
+    round_trip_s: float
+    tokens_per_s: float
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of one cut. replicas: peers of each stage; parameters, memory_bytes, disk_bytes: of the stage with the most. activation_bytes: that
+    an inner stage sends for a micro-batch. needed_uplink_bps: with which activations and rounds would take no longer than the work.
+    recomputes: it fits with checkpointing only. sent_bytes_a_day: by a peer. duration_s: of the run."""
+
+    stages: int
+    replicas: int
+    parameters: int
+    memory_bytes: int
+    disk_bytes: int
+    micro_batch_s: float
+    step_s: float
+    activation_bytes: int
+    setting: Setting
+    contribution_bytes: int
+    exchange_s: float
+    round_s: float
+    tokens_per_s: float
+    sent_bytes_a_day: float
+    duration_s: float
+    times_fewer: float
+    needed_uplink_bps: float
+    recomputes: bool
+    binding: Binding
+
+    @property
+    def exchange_share(self) -> float:
+        return self.exchange_s / self.round_s
+
+    @property
+    def peers(self) -> int:
+        """That have a place."""
+        return self.stages * self.replicas
+
+
+def forecast(manifest: Manifest, peers: Peers) -> Forecast:
+    """A run of the manifest as it is cut. Raises ValueError where there are fewer peers than stages."""
+    count, inner = manifest.stages.count, manifest.inner
+    replicas = min(peers.count // count, manifest.limits.max_peers)
+    if not replicas:
+        raise ValueError(f"{count} stages need as many peers, there are {peers.count}")
+    tokens = inner.micro_batch * manifest.model.context
+    stages = range(count)
+    sizes = [StageSize.of(manifest, stage) for stage in stages]
+    layouts = [layout_of(manifest, stage) for stage in stages]
+    largest = max(stages, key=lambda stage: layouts[stage].num_elements)
+
+    plain, lean = (max(size.host_bytes(checkpointing=each) for size in sizes) for each in (False, True))
+    recomputes = peers.memory_bytes is not None and plain > peers.memory_bytes
+    needed = lean if recomputes else plain
+    work_s = tokens / peers.tokens_per_s * (RECOMPUTED if recomputes else 1.0)
+    sent, received = _activation_bytes(manifest)
+    windows = min(inner.accumulate, usual_window(count))
+    hop_s = peers.round_trip_s / 2 + 8 * max(sent, received) / 2 / min(peers.uplink_bps, peers.downlink_bps)
+    parts: dict[Binding, float] = {
+        "compute": work_s * busiest_share(manifest) / (PIPELINE_SHARE if count > 1 else 1.0),
+        "activations": 8 * max(sent / peers.uplink_bps, received / peers.downlink_bps),
+        "round trips": 0.0 if count == 1 else (work_s + 2 * (count - 1) * hop_s) / windows,
+    }
+    binding = max(parts, key=lambda part: parts[part])
+    micro_batch_s = parts[binding]
+    step_s = inner.accumulate * micro_batch_s
+
+    left_bps = peers.uplink_bps * (1.0 - min(MOST_ACTIVATIONS, 8 * sent / peers.uplink_bps / micro_batch_s))
+    delay_s = DELAY_S + 3 * peers.round_trip_s + CODING_S * layouts[largest].num_elements
+    setting, blob = settled(manifest, layouts[largest], replicas, left_bps, step_s, delay_s)
+    exchange_s = delay_s + 8 * blob * (replicas - 1) / left_bps if replicas > 1 else 0.0
+    micro_batches = setting.inner_steps * inner.accumulate
+    sent_a_round = blob * (replicas - 1) + micro_batches * sent
+    round_s, least_s = setting.inner_steps * step_s, max(exchange_s, 8 * sent_a_round / peers.uplink_bps)
+    if least_s > 1.001 * round_s:
+        is_rounds = exchange_s == least_s or blob * (replicas - 1) > micro_batches * sent
+        binding, round_s = "rounds" if is_rounds else "activations", least_s
+    if peers.memory_bytes is not None and needed > peers.memory_bytes:
+        binding = "memory"
+    raw, steps = raw_bytes(layouts[largest]), setting.inner_steps
+    all_reduce = 2 * (replicas - 1) / replicas * raw * steps
+    return Forecast(
+        stages=count,
+        replicas=replicas,
+        parameters=layouts[largest].num_elements,
+        memory_bytes=needed,
+        disk_bytes=DISK_BYTES * layouts[largest].num_elements,
+        micro_batch_s=micro_batch_s,
+        step_s=step_s,
+        activation_bytes=sent,
+        setting=setting,
+        contribution_bytes=blob,
+        exchange_s=exchange_s,
+        round_s=round_s,
+        tokens_per_s=replicas * micro_batches * tokens / round_s,
+        sent_bytes_a_day=DAY_S / round_s * sent_a_round,
+        duration_s=total_steps(manifest) / steps * round_s,
+        times_fewer=all_reduce / (blob * (replicas - 1)) if replicas > 1 else 0.0,
+        needed_uplink_bps=8 * sent_a_round / (micro_batches * parts["compute"]),
+        recomputes=recomputes,
+        binding=binding,
+    )
+
+
+def busiest_share(manifest: Manifest) -> float:
+    """The share of a micro-batch's multiplications that the stage has which has the most."""
+    costs, cut = Costs.of(manifest.model), cut_of(manifest)
+    works = [blocks * costs.block_compute for blocks in cut]
+    works[-1] += costs.head_compute
+    return max(works) / sum(works)
+
+
+def operations(manifest: Manifest) -> int:
+    """Floating-point operations a token of the whole model, forward and backward: 6 for each multiplication of the forward pass."""
+    costs = Costs.of(manifest.model)
+    return 6 * (costs.layers * costs.block_compute + costs.head_compute)
+
+
+def settled(
+    manifest: Manifest, layout: Layout, replicas: int, uplink_bps: float, step_s: float, delay_s: float
+) -> tuple[Setting, int]:
+    """What the controller comes to where every round measures the same, and the bytes of a contribution then."""
+    controller = controller_of(manifest, layout)
+    setting = Setting(manifest.compression.codec, manifest.compression.rank, manifest.rounds.inner_steps)
+    if replicas > 1 and manifest.compression.adapt == "link":
+        for number in range(1, SETTLED_ROUNDS):
+            same = Measurement(number, (uplink_bps,) * replicas, step_s, delay_s)
+            setting, _ = controller.observe(same)
+    return setting, controller.contribution_bytes(setting)
+
+
+def best(found: Sequence[Forecast]) -> Forecast | None:
+    """The most tokens a second where memory suffices, the fewer stages of equal ones; None: it suffices nowhere."""
+    fitting = [each for each in found if each.binding != "memory"]
+    return max(fitting, key=lambda each: (round(each.tokens_per_s, 6), -each.stages), default=None)
+
+
+def _activation_bytes(manifest: Manifest) -> tuple[int, int]:
+    """(sent, received) for a micro-batch by the peer of a stage that has the most of it."""
+    count, body = manifest.stages.count, BodyFormat.of(manifest)
+    if count == 1:
+        return 0, 0
+    if count == 2:
+        return max(body.step_bytes, body.hidden_bytes), max(body.step_bytes, body.hidden_bytes)
+    return body.step_bytes + body.hidden_bytes, body.step_bytes + body.hidden_bytes

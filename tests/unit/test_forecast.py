@@ -1,0 +1,107 @@
+"""What `plan` reckons: what binds, and that it is what the parts of a peer reckon by themselves."""
+
+from dataclasses import replace
+
+import pytest
+
+from dilocox_peer.config import preset
+from dilocox_peer.model.activations import BodyFormat
+from dilocox_peer.model.memory import StageSize
+from dilocox_peer.model.partition import Costs, cut_into, cut_of
+from dilocox_peer.peer.planning.forecast import (
+    DELAY_S,
+    PIPELINE_SHARE,
+    RECOMPUTED,
+    Peers,
+    best,
+    busiest_share,
+    forecast,
+    operations,
+)
+
+HOME = Peers(8, 20e6, 100e6, 0.05, 6000.0)
+FAST = replace(HOME, uplink_bps=1e10, downlink_bps=1e10, round_trip_s=0.0)
+RUN = preset("125m")
+
+
+def test_one_stage_on_fast_lines_does_what_its_machines_do() -> None:
+    found = forecast(RUN, FAST)
+    assert found.binding == "compute"
+    assert found.tokens_per_s == pytest.approx(8 * 6000)
+    assert found.round_s == pytest.approx(found.setting.inner_steps * 4 * 8 * 1024 / 6000)
+    assert found.duration_s * found.tokens_per_s == pytest.approx(1000 * 100 * 4 * 8 * 1024 * 8), (
+        "all of the run's tokens"
+    )
+    assert found.needed_uplink_bps < FAST.uplink_bps
+
+
+def test_stages_share_the_work_as_the_cut_shares_multiplications() -> None:
+    run = cut_into(RUN, 4)
+    found = forecast(run, FAST)
+    tokens = run.inner.micro_batch * 1024
+    assert found.replicas == 2
+    assert found.micro_batch_s == pytest.approx(busiest_share(run) * tokens / 6000 / PIPELINE_SHARE)
+    costs, cut = Costs.of(run.model), cut_of(run)
+    assert busiest_share(run) >= max(cut) * costs.block_compute * 6 / operations(run)
+    assert forecast(RUN, FAST).tokens_per_s > found.tokens_per_s > 0.5 * 8 * 6000
+
+
+def test_on_a_home_line_activations_bind_and_the_line_that_would_do_is_told() -> None:
+    run, narrow = cut_into(RUN, 4), replace(HOME, count=4)
+    found, body = forecast(run, narrow), BodyFormat.of(run)
+    assert found.binding == "activations"
+    assert found.activation_bytes == body.step_bytes + body.hidden_bytes
+    assert found.micro_batch_s == pytest.approx(8 * found.activation_bytes / 20e6)
+    wide = replace(narrow, uplink_bps=1.01 * found.needed_uplink_bps, downlink_bps=1e10, round_trip_s=0.0)
+    assert forecast(run, wide).binding == "compute"
+
+
+def test_far_peers_wait_for_round_trips_unless_more_is_under_way() -> None:
+    run = cut_into(RUN, 4)
+    far = replace(FAST, round_trip_s=20.0)
+    found = forecast(run, far)
+    assert found.binding == "round trips"
+    assert found.tokens_per_s < 0.5 * forecast(run, FAST).tokens_per_s
+
+
+def test_rounds_bind_where_nothing_shorter_fits_a_line() -> None:
+    found = forecast(preset("125m", rounds={"max_inner_steps": 100}), replace(HOME, uplink_bps=2e4))
+    assert found.binding == "rounds"
+    assert found.exchange_share == pytest.approx(1.0)
+    assert found.round_s == pytest.approx(found.exchange_s)
+
+
+def test_a_peer_that_is_alone_exchanges_nothing() -> None:
+    found = forecast(RUN, replace(HOME, count=1))
+    assert (found.exchange_s, found.sent_bytes_a_day, found.times_fewer) == (0.0, 0.0, 0.0)
+    assert forecast(RUN, HOME).exchange_s > DELAY_S
+
+
+def test_memory_is_what_a_claim_reckons_and_recomputing_costs_a_third() -> None:
+    size = StageSize.of(RUN, 0)
+    plain, lean = size.host_bytes(), size.host_bytes(checkpointing=True)
+    roomy, tight, none = (forecast(RUN, replace(FAST, memory_bytes=room)) for room in (plain, plain - 1, lean - 1))
+    assert (roomy.memory_bytes, roomy.recomputes, roomy.binding) == (plain, False, "compute")
+    assert (tight.memory_bytes, tight.recomputes, tight.binding) == (lean, True, "compute")
+    assert tight.micro_batch_s == pytest.approx(RECOMPUTED * roomy.micro_batch_s)
+    assert none.binding == "memory"
+    assert best([none]) is None
+
+
+def test_the_best_is_the_fastest_that_fits_and_of_equal_ones_the_fewer_stages() -> None:
+    cuts = [forecast(cut_into(RUN, count), replace(HOME, memory_bytes=9 * 10**9)) for count in (1, 2, 4)]
+    chosen = best(cuts)
+    assert chosen is not None
+    assert chosen.tokens_per_s == max(each.tokens_per_s for each in cuts if each.binding != "memory")
+    assert best([cuts[0], replace(cuts[0], stages=2)]) is cuts[0]
+
+
+def test_who_is_beyond_the_cap_has_no_place() -> None:
+    found = forecast(RUN, replace(HOME, count=100))
+    assert found.replicas == RUN.limits.max_peers
+    assert found.peers < 100
+
+
+def test_fewer_peers_than_stages_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 stages need as many peers, there are 3"):
+        forecast(cut_into(RUN, 4), replace(HOME, count=3))
