@@ -157,6 +157,7 @@ async def run_others(role: str, settings: Settings, mbit: float, timeout_s: floa
         for process in processes:
             with suppress(ProcessLookupError):
                 process.kill()
+            await process.wait()
         lab.__exit__()
 
 
@@ -278,6 +279,7 @@ async def run_peers(
             said = f"{', '.join(codecs)}; rounds of {' '.join(map(str, counted))}; exchange {median(delays or [0.0]):.1f} s"
             if stages > 1:
                 said += f"; stage 1: rounds of {' '.join(str(len(each['contributors'])) for each in certified(places[1].name))}"
+                said += f"; {crossed(swarm, places):.4f} of the micro-batches crossed"
             if missed:
                 said += f"; went without {missed[-3:]}"
             return Measured(
@@ -287,6 +289,18 @@ async def run_peers(
             )  # fmt: skip
     finally:
         lab.__exit__()
+
+
+def crossed(swarm: HomeSwarm, places: list[Place]) -> float:
+    """Of what origins sent to the next stage, the share that went to another machine, from the first one on."""
+    host_of = {swarm.told[place.name].peer: place.host for place in places}
+    sent = [
+        host_of.get(line) != place.host
+        for place in places
+        if not place.stage
+        for line in (swarm.folder / f"{place.name}.routes").read_text().splitlines()
+    ]
+    return sum(sent) / max(len(sent), 1)
 
 
 def write_log(swarm: HomeSwarm, path: Path) -> None:

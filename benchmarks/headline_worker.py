@@ -82,13 +82,16 @@ def tell(seconds: float, steps: int, sent: int) -> None:
 
 
 def emulate(batch_s: float, log: Path | None) -> None:
-    """From here on micro-batches of this process are slept through; when each ends at an origin is written to log, 8 bytes each."""
+    """From here on micro-batches of this process are slept through; when each ends at an origin is written to log, 8 bytes each,
+    and beside it to whom each is sent."""
     import struct
 
     from dilocox_peer.model.activations import BodyFormat
     from dilocox_peer.model.architecture import StageModel
     from dilocox_peer.model.passes import Passes
     from dilocox_peer.model.stage import Stage
+    from dilocox_peer.pipeline.downstream import Downstream
+    from dilocox_peer.pipeline.flight import Flight
 
     pattern_X = torch.randn(1 << 16, generator=torch.Generator().manual_seed(1)) * 1e-3
     file = log.open("ab", buffering=0) if log is not None else None
@@ -148,6 +151,14 @@ def emulate(batch_s: float, log: Path | None) -> None:
     def release(self: Passes, key: Any) -> None:
         models.pop((id(self), key), None)
 
+    if log is not None:
+        routes, send_step = log.with_suffix(".routes").open("a", buffering=1), Downstream._send_step
+
+        def send_and_note(self: Downstream, flight: Flight) -> None:
+            routes.write(f"{flight.callee}\n")
+            send_step(self, flight)
+
+        Downstream._send_step = send_and_note  # type: ignore[method-assign]
     Stage.train_micro_batch = train  # type: ignore[method-assign]
     for name, method in {
         "begin": begin,

@@ -4,6 +4,7 @@ Around the session: the dashboard or plain lines, the control socket, the log fi
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
@@ -29,6 +30,7 @@ from dilocox_peer.peer.control import Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.settings import Choices, SessionSettings
 from dilocox_peer.peer.startup import StartUp, Step
+from dilocox_peer.wire.declared import MAX_SITE_CHARS, SITE
 from dilocox_peer.wire.records import MAX_PUBLIC_NAME
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ def run_join(flags: JoinFlags) -> None:
     parse_multiaddrs(choices.link_maddrs, "listen")
     if len(choices.public_name) > MAX_PUBLIC_NAME or not choices.public_name.isprintable():
         raise ConfigError(f"--public-name: at most {MAX_PUBLIC_NAME} characters, all of which can be seen")
+    if len(choices.site) > MAX_SITE_CHARS or not re.match(SITE, choices.site):
+        raise ConfigError(f"--site {choices.site!r}: at most {MAX_SITE_CHARS} letters, digits, . _ -")
     for path in choices.data:
         if not path.exists():
             raise ConfigError(f"--data {path} does not exist: pass a text file, a JSONL file or a folder of them")

@@ -14,18 +14,21 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.types import PeerId, canonical, sha256
 
 PATIENCE_S = 45.0  # with an empty stage, in which whoever left may come back; for each turn before ours
+FAR, ALIKE_S = 3.0, 0.01  # of ways there and back: times the shortest, and what makes no difference
 REFUSED_S = 12.0  # with one of which the leases name peers whose processes are gone: their computers say so
 
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
     """A peer that claims a stage. fits: the stages whose memory it has. is_dialable: whether others can reach it, through a relay if
-    need be; if not it can only be an origin, which dials and is not dialled. held: the stage of which it has a state."""
+    need be; if not it can only be an origin, which dials and is not dialled. held: the stage of which it has a state. near: those of
+    the run to which its ways are short; none where all are, or nothing is known."""
 
     peer: PeerId
     fits: Collection[int]
     is_dialable: bool
     held: int | None = None
+    near: Collection[PeerId] = ()
 
 
 def choose_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant) -> tuple[int | None, str]:
@@ -34,7 +37,8 @@ def choose_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant) -> t
     stages: every stage of the run with the leases of its peers, claimant's own left out. An empty stage is needed most,
     then the one with the least throughput; a peer that reports none counts as the average one. While some stage is empty, who
     holds a state goes where it is: a run that comes together again would be torn, each at another's stage. Should the empty one stay
-    so, somebody moves there (EmptyStages).
+    so, somebody moves there (EmptyStages). Of stages with as few peers that counts first which the fewest near ones hold: micro-batches
+    pass between near peers.
     """
     eligible = [stage for stage in sorted(stages) if stage in claimant.fits and (claimant.is_dialable or stage == 0)]
     if not eligible:
@@ -54,12 +58,35 @@ def choose_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant) -> t
         return bool(stages[stage]), capacity(stage), sha256(canonical(["claim", claimant.peer, stage]))
 
     chosen = min(eligible, key=need)
+    if stages[chosen] and (lacking := _lacking_near(stages, claimant, eligible)):
+        return min(lacking, key=need), "the fewest of the peers near here hold it"
     if not stages[chosen]:
         return chosen, "nobody holds it"
     peers = f"{len(stages[chosen])} peer{'' if len(stages[chosen]) == 1 else 's'}"
     if not known:
         return chosen, f"it has the fewest peers ({peers})"
     return chosen, f"it has the least throughput ({peers}, {capacity(chosen):.0f} tokens/s)"
+
+
+def _lacking_near(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, eligible: Sequence[int]) -> list[int]:
+    """Among the eligible stages with the fewest peers those with the fewest near ones; none where that makes no difference. Any
+    other stage would have to be left again by somebody (better_stage)."""
+    fewest = min(len(stages[stage]) for stage in eligible)
+    near = {
+        stage: sum(lease.peer in claimant.near for lease in stages[stage])
+        for stage in eligible
+        if len(stages[stage]) == fewest
+    }
+    if len(set(near.values())) < 2:
+        return []
+    return [stage for stage, count in near.items() if count == min(near.values())]
+
+
+def nearest(round_trips_s: Mapping[PeerId, float]) -> frozenset[PeerId]:
+    """Those that are near, by what a way there and back takes; none where all are alike."""
+    least_s = min(round_trips_s.values(), default=0.0)
+    near = frozenset(peer for peer, seconds in round_trips_s.items() if seconds <= FAR * least_s + ALIKE_S)
+    return near if len(near) < len(round_trips_s) else frozenset()
 
 
 def better_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: int) -> tuple[int | None, str]:

@@ -42,6 +42,7 @@ class Lease:
     unknown. link, link_addresses: the identity and addresses of its data plane, of a run with several stages; that they
     are its own is what the record's signature says. admission: its pass, of a run that takes the invited (admission.py).
     is_paused: it holds training for now. public_name: what its volunteer calls himself; anybody may take any, with any characters.
+    site: where its volunteer says that it is, "" where he says nothing.
     expires_s: wall clock; set by the directory when announced or read.
     """
 
@@ -60,6 +61,7 @@ class Lease:
     admission: bytes = b""
     is_paused: bool = False
     public_name: str = ""
+    site: str = ""
     expires_s: float = 0.0
 
     @property
@@ -76,7 +78,7 @@ class Lease:
         form = LeaseForm(
             RECORDS, self.stage, self.incarnation, self.addresses, self.protocol, float(self.tokens_per_s), self.memory_bytes,
             self.reachability, self.round, self.link or "", self.link_addresses, "left" if self.has_left else "paused" if self.is_paused else "here",
-            self.admission, self.public_name,
+            self.admission, self.public_name, self.site,
         )  # fmt: skip
         return encode(form)
 
@@ -93,7 +95,7 @@ class Lease:
             tokens_per_s=form.tokens_per_s, memory_bytes=form.memory_bytes, reachability=form.reachability, round=form.round,
             link=link or None, link_addresses=tuple(_address(address, link) for address in form.link_addresses),
             has_left=form.standing == "left", admission=form.admission, is_paused=form.standing == "paused", public_name=form.public_name,
-            expires_s=expires_s,
+            site=form.site, expires_s=expires_s,
         )  # fmt: skip
 
 

@@ -5,23 +5,28 @@ Which that is, dht/assignment.py decides; here it is fed with what the machine h
 
 import asyncio
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 
-from dilocox_peer.dht.assignment import Claimant, better_stage, choose_stage
+from dilocox_peer.dht.assignment import Claimant, better_stage, choose_stage, nearest
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError
 from dilocox_peer.events import Listener, Remark, StageClaimed
 from dilocox_peer.invitation import all_loopback
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.memory import Room, StageSize
+from dilocox_peer.network.transport import RequestRefused, Transport
 from dilocox_peer.peer.device import chosen_device, first_of, free_on, is_in_machine_memory
 from dilocox_peer.peer.dialback import ADVICE, AGAIN_S
 from dilocox_peer.peer.footprint import available_memory, resident_bytes
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.settings import Wish
+from dilocox_peer.store.pull import STORE_SERVICE
+from dilocox_peer.types import DIGEST_BYTES, PeerId
 
 CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
+MAX_TRIED, TRY_S = 12, 3.0  # peers whose ways are measured before a claim, all at once
 
 
 async def claim_stage(
@@ -54,7 +59,8 @@ async def claim_stage(
         return insisted
     await _try_to_be_dialled(presence, await _leases_of_all(directory, count), listener)
     stages = await _leases_of_all(directory, count)  # that took seconds, and others have chosen meanwhile
-    stage, why = await _claim_by_need(presence, directory, stages, fits, held)
+    near = await near_peers(presence, [lease for leases in stages.values() for lease in leases])
+    stage, why = await _claim_by_need(presence, directory, stages, fits, held, near)
     listener(StageClaimed(stage, why))
     return stage
 
@@ -94,11 +100,16 @@ async def _try_to_be_dialled(presence: Presence, stages: dict[int, list[Lease]],
 
 
 async def _claim_by_need(
-    presence: Presence, directory: Directory, stages: dict[int, list[Lease]], fits: Collection[int], held: int | None
+    presence: Presence,
+    directory: Directory,
+    stages: dict[int, list[Lease]],
+    fits: Collection[int],
+    held: int | None,
+    near: Collection[PeerId],
 ) -> tuple[int, str]:
     """(stage, why), after those who chose at the same moment had time to be seen."""
     me = presence.me
-    claimant = Claimant(me, fits=fits, is_dialable=presence.is_dialable, held=held)
+    claimant = Claimant(me, fits=fits, is_dialable=presence.is_dialable, held=held, near=near)
     others = {stage: [lease for lease in leases if lease.peer != me] for stage, leases in stages.items()}
     stage, why = choose_stage(others, claimant)
     if stage is None:
@@ -116,6 +127,33 @@ async def _claim_by_need(
         await directory.leave()
         stage, why = better, reason
     return stage, why
+
+
+async def near_peers(presence: Presence, leases: Sequence[Lease]) -> frozenset[PeerId]:
+    """Those of our site where we name one; else those with short ways there and back, of a dozen that were tried."""
+    others = [lease for lease in leases if lease.peer != presence.me]
+    if presence.site:
+        return frozenset(lease.peer for lease in others if lease.site == presence.site)
+    tried = random.Random(presence.incarnation).sample(others, min(len(others), MAX_TRIED))
+    found = await asyncio.gather(*(_round_trip_s(presence.transport, lease) for lease in tried))
+    return nearest({lease.peer: seconds for lease, seconds in zip(tried, found, strict=True) if seconds is not None})
+
+
+async def _round_trip_s(transport: Transport, lease: Lease) -> float | None:
+    """The shorter of two, of a question that every peer answers at once; None where nobody answers."""
+    loop, seconds = asyncio.get_running_loop(), []
+    question = {"name": bytes(DIGEST_BYTES), "want": "outline"}
+    try:
+        async with asyncio.timeout(TRY_S):
+            await transport.connect(lease.peer, lease.addresses, TRY_S)
+            for _ in range(2):
+                began = loop.time()
+                with suppress(RequestRefused):  # that takes as long
+                    await transport.fetch(lease.peer, STORE_SERVICE, question, max_body_bytes=0, timeout_s=TRY_S)
+                seconds.append(loop.time() - began)
+    except (PeerUnavailable, ProtocolError, TimeoutError):
+        return None
+    return min(seconds)
 
 
 async def _leases_of_all(directory: Directory, count: int) -> dict[int, list[Lease]]:

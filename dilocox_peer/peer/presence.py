@@ -38,6 +38,7 @@ class Presence:
     admission: Admission | None = None  # of a run that is not open
     reservations: Reservations | None = None  # None: others reach us directly or not at all
     public_name: str = ""
+    site: str = ""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -75,6 +76,7 @@ class Presence:
             round=0,
             admission=b"" if self.admission is None else self.admission.own_pass,
             public_name=self.public_name,
+            site=self.site,
         )
 
 

@@ -78,6 +78,12 @@ class Choices:
         Flag("Listen here for activations of neighbouring stages.", shown="like --host-maddrs, any port"),
     ] = ()
     outgoing_only: Annotated[bool, Flag("Others cannot dial this computer: it holds stage 0, which dials.")] = False
+    site: Annotated[
+        str,
+        Flag(
+            "Name of where this computer is; micro-batches stay among peers of one site.", shown="as links are measured"
+        ),
+    ] = ""
     trace: Annotated[bool, Flag("Log where each micro-batch's time goes.")] = False
     public_name: Annotated[
         str,

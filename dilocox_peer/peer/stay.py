@@ -160,7 +160,7 @@ class Stay:
             raise is_over
         at.step = Step.CLAIM
         own_reach = (self._resident.reachability, admission, reaching.reservations)
-        presence = Presence(self._me, self._incarnation, transport, *own_reach, public_name=choices.public_name)
+        presence = Presence(self._me, self._incarnation, transport, *own_reach, choices.public_name, choices.site)
         if self._resident.stage is None:  # else it is ours still: our network daemon died, or it is where we move
             self._resident.stage = await claim_stage(
                 manifest,
@@ -382,8 +382,8 @@ class Stay:
             mdns=choices.mdns,
             pace=presence.transport.bandwidth.reserve_upload,
             pace_in=presence.transport.bandwidth.reserve_download,
-            admission=presence.admission,
-        )
+            admission=presence.admission, site=choices.site,
+        )  # fmt: skip
 
     def _from_thread(self, listener: Listener) -> Listener:
         """What other threads tell is told in the session's own, one after another."""

@@ -45,11 +45,12 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message of a linked peer, and its body if it has one."""
+    """A message of a linked peer, and its body if it has one. wire_s: from the body's first byte to its last."""
 
     peer: PeerId
     message: HopMessage
     body: Body | None = None
+    wire_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ class Downstream:
             self._move(self._calls[call], "unlinked")
 
     def unpark(self) -> None:
-        """Another callee is linked."""
+        """Another callee is linked, or may be asked now."""
         for flight in list(self._calls.values()):
             if flight.phase is Phase.PARKED:
                 self._reserve(flight, exclude=())
@@ -243,6 +243,7 @@ class Downstream:
             return
         desk.send(peer, Ack(*message.id, message.call))
         self._take_answer(flight, peer)
+        self.unpark()  # the way to this callee is measured
         flight.state = State.RETURNED
         flight.body, flight.output, flight.loss = body, None, message.loss
         desk.mark(flight, "grad")

@@ -7,16 +7,16 @@ no micro-batch; upstream.py, downstream.py and scheduler.py read it. Pure: input
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from dilocox_peer.pipeline.contract import Rounds, RouteChanged
 from dilocox_peer.pipeline.flight import RECENT, Desk
-from dilocox_peer.pipeline.routes import AnswerTimes, Callee, Plan, make_plan, places
+from dilocox_peer.pipeline.routes import AnswerTimes, Callee, Plan, Transfers, find_far, make_plan, places, planned_on
 from dilocox_peer.pipeline.slots import Slots, num_slots
 from dilocox_peer.pipeline.versions import Mode
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.hops import MAX_WINDOW, Status, Step
+from dilocox_peer.wire.hops import MAX_SECONDS, MAX_WINDOW, Status, Step
 
 SERVICE_FROM = 32  # newest work times that the median looks at
 
@@ -28,6 +28,11 @@ class Caller:
     peer: PeerId
     status: Status | None = None
     window: int = 0
+    transfers: Transfers = field(default_factory=Transfers)  # of its Steps
+
+    @property
+    def plans_on_us(self) -> bool:
+        return self.status is None or self.status.high > self.status.low
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class Role:
     mode: Mode
     accumulate: int
     max_slots: int
+    site: str = ""
 
     @property
     def is_origin(self) -> bool:
@@ -105,6 +111,12 @@ class Neighbourhood:
         if callee is not None:
             callee.rtt_s = seconds
             self.window = self._compute_window()
+
+    def transferred(self, peer: PeerId, seconds: float) -> None:
+        """A body of a neighbour has come in, which took so long."""
+        neighbour = self.callers.get(peer) or self.callees.get(peer)
+        if neighbour is not None:
+            neighbour.transfers.observe(seconds, self._desk.now)
 
     def heard(self, peer: PeerId, status: Status) -> None:
         """A neighbour says how it is."""
@@ -232,6 +244,7 @@ class Neighbourhood:
 
     def replan(self, reason: str, *, is_wanted: bool) -> None:
         """A new plan when it differs; is_wanted: also when it hardly does."""
+        find_far(self.callees, self._role.site, self._desk.now)
         plan = make_plan(self.callees)
         if is_wanted or not plan.is_near(self.plan):
             is_same = plan.is_near(self.plan)
@@ -286,31 +299,38 @@ class Neighbourhood:
         self._told = (self.rounds.training, self.rounds.certified, self.stage0_certified, self.behind)
         if not self.callers and not self.callees:
             return
-        status = self._status((0.0, 1.0))
-        for peer in self.callees:
-            desk.send(peer, status)
-        if self.callers:
-            where = self._caller_places()
-            for peer in self.callers:
-                desk.send(peer, self._status(where[peer]))
+        where = self._caller_places()
+        planned = planned_on(self.callees)
+        for peer in (*self.callees, *self.callers):
+            desk.send(peer, self._status_for(peer, where, planned))
 
     def tell(self, peer: PeerId) -> None:
         """A Status to one that has just been linked."""
-        self._desk.send(peer, self._status(self._caller_places()[peer] if peer in self.callers else (0.0, 1.0)))
+        self._desk.send(peer, self._status_for(peer, self._caller_places(), planned_on(self.callees)))
+
+    def _status_for(
+        self, peer: PeerId, where: Mapping[PeerId, tuple[float, float]], planned: Mapping[PeerId, Callee]
+    ) -> Status:
+        caller = self.callers.get(peer)
+        if caller is None:
+            return self._status((0.0, 1.0) if peer in planned else (0.0, 0.0))
+        return self._status(where.get(peer, (0.0, 0.0)), caller.transfers.median_s(self._desk.now) or 0.0)
 
     def _caller_places(self) -> Mapping[PeerId, tuple[float, float]]:
         return places(
             {
                 peer: caller.status.service_s if caller.status is not None else 0.0
                 for peer, caller in self.callers.items()
+                if caller.plans_on_us
             }
         )
 
-    def _status(self, place: tuple[float, float]) -> Status:
+    def _status(self, place: tuple[float, float], body_s: float = 0.0) -> Status:
         low, high = place
         return Status(
             stage=self._role.stage, training_round=self.rounds.training, certified=self.rounds.certified,
             stage0_certified=self.stage0_certified, behind=self.behind, service_s=float(self.service_s),
             load=self._slots.in_use + self._slots.num_waiting, path_s=float(self.path_s), slowest_s=float(self.slowest_s),
-            width=float(self.plan.width), low=float(low), high=float(high),
+            width=float(self.plan.width), low=float(low), high=float(high), body_s=float(min(body_s, MAX_SECONDS)),
+            site=self._role.site,
         )  # fmt: skip

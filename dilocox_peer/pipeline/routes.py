@@ -1,4 +1,8 @@
-"""To which peer of the next stage a micro-batch goes: sticky, weighted, and without asking anybody.
+"""To which peer of the next stage a micro-batch goes: near, sticky, weighted, and without asking anybody.
+
+Near first: bodies that cross a slow or long way cost their time on lines that rounds need. A callee of our own site is near, one of
+another is not; where a volunteer says nothing, a callee is near to which a body and its answer take not much longer than to the
+nearest. Until that is measured a callee has one micro-batch of ours at a time. A caller tells each callee whether it plans on it.
 
 Two rulers. Callers, sorted by id and as long as they are fast, lie end to end on [0, 1]; so do the callees. A caller
 uses the callees that its own piece overlaps, in proportion. Every callee tells its callers their places (Status), so
@@ -21,6 +25,28 @@ from dilocox_peer.wire.hops import Status
 LEARNED_FROM = 32  # newest samples a learned time looks at
 LEAST_WEIGHT = 1e-6
 PLAN_MOVES = 0.1  # total weight that must have moved before a plan is replaced
+TRANSFERS_FROM = 8  # newest transfers of a body that a median looks at
+FAR, NEAR_AGAIN = 3.0, 2.0  # times the nearest: beyond the first a callee is far, within the second it is no longer
+ALIKE_S, ALIKE_SHARE = 0.01, 0.05  # ways that differ by less are alike, or by less than this of a micro-batch's work
+MEASURED_S = 600.0  # after so long a way is measured again
+
+
+class Transfers:
+    """How long bodies of one neighbour take to come in, from their first byte to the last."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=TRANSFERS_FROM)
+        self._until = float("-inf")
+
+    def observe(self, seconds: float, now: float) -> None:
+        self._until = now + MEASURED_S
+        self._seconds.append(seconds)
+
+    def median_s(self, now: float) -> float | None:
+        """None: not measured, or long ago."""
+        if self._seconds and now >= self._until:
+            self._seconds.clear()
+        return statistics.median(self._seconds) if self._seconds else None
 
 
 class AnswerTimes:
@@ -59,6 +85,8 @@ class Callee:
     answers: AnswerTimes
     grants: AnswerTimes
     rtt_s: float = 0.0
+    transfers: Transfers = field(default_factory=Transfers)  # of its answers
+    is_far: bool = False
     status: Status | None = None
     outstanding: int = 0  # our calls that it has, from Reserve to Grad
     known_outstanding: int = 0  # the same, when its last Status came
@@ -69,6 +97,12 @@ class Callee:
     @property
     def service_s(self) -> float:
         return 0.0 if self.status is None else self.status.service_s
+
+    def way_s(self, now: float) -> float | None:
+        """What a body to it or from it takes, the slower of the two, and a round trip; None: not known."""
+        told = self.status.body_s if self.status is not None else 0.0
+        answer_s = self.transfers.median_s(now)
+        return None if answer_s is None else max(answer_s, told) + self.rtt_s
 
     def load(self) -> int:
         """Micro-batches it has granted or lets wait, as far as we know."""
@@ -111,10 +145,31 @@ class Plan:
         return moved < PLAN_MOVES and abs(self.width - other.width) < PLAN_MOVES * max(self.width, 1.0)
 
 
+def find_far(callees: Mapping[PeerId, Callee], site: str, now: float) -> None:
+    """Says of each callee whether it is far. site: ours, "" where the volunteer says none."""
+    ways = {peer: callee.way_s(now) for peer, callee in callees.items()}
+    nearest_s = min((way_s for way_s in ways.values() if way_s is not None), default=None)
+    for peer, callee in callees.items():
+        its_site, way_s = callee.status.site if callee.status is not None else "", ways[peer]
+        if site and its_site:
+            callee.is_far = site != its_site
+        elif nearest_s is None or way_s is None:
+            callee.is_far = False  # to be found out
+        else:
+            alike_s = max(ALIKE_S, ALIKE_SHARE * callee.service_s)
+            callee.is_far = way_s > (NEAR_AGAIN if callee.is_far else FAR) * nearest_s + alike_s
+
+
+def planned_on(callees: Mapping[PeerId, Callee]) -> dict[PeerId, Callee]:
+    """The near ones; where all are far, all."""
+    return {peer: callee for peer, callee in callees.items() if not callee.is_far} or dict(callees)
+
+
 def make_plan(callees: Mapping[PeerId, Callee]) -> Plan:
-    """Lays our place among the callers over the callees."""
+    """Lays our place among the callers over the callees, the near ones if there are any."""
     if not callees:
         return Plan({}, 0.0)
+    callees = planned_on(callees)
     ruler = places({peer: callee.service_s for peer, callee in callees.items()})
     overlaps: dict[PeerId, float] = {}
     width = 0.0
@@ -134,12 +189,17 @@ def make_plan(callees: Mapping[PeerId, Callee]) -> Plan:
 def choose(
     callees: Mapping[PeerId, Callee], plan: Plan, *, now: float, window: int, exclude: Collection[PeerId] = ()
 ) -> tuple[PeerId | None, str]:
-    """The callee for the next micro-batch, and why it: "plan", or "wait" when the plan's is too busy, or "only"."""
+    """The callee for the next micro-batch, and why it: "plan", or "wait" when the plan's is too busy, or "only". None: there is
+    "nobody", or each has one of ours to be "measured" by."""
     usable = {
         peer: callee for peer, callee in callees.items() if peer not in exclude and callee.avoid_until <= now
     }  # fmt: skip
     if not usable:
         return None, "nobody"
+    if len(callees) > 1:
+        usable = {peer: each for peer, each in usable.items() if not each.outstanding or each.way_s(now) is not None}
+        if not usable:
+            return None, "measured"
     planned = [peer for peer in plan.weights if peer in usable]
     if not planned:
         return min(usable, key=lambda peer: (expected_wait_s(usable[peer]), peer)), "only"
@@ -148,10 +208,16 @@ def choose(
     if len(usable) > 1 and (service_s := usable[best].service_s) > 0:
         wait_s = expected_wait_s(usable[best])
         if wait_s > service_s * window / 2:
-            other = min(usable, key=lambda peer: (expected_wait_s(usable[peer]), peer))
-            if wait_s - expected_wait_s(usable[other]) > service_s * window / 2:
+            waits_s = {peer: expected_wait_s(each) + _way_there_s(each, now) for peer, each in usable.items()}
+            other = min(waits_s, key=lambda peer: (waits_s[peer], peer))
+            if wait_s - waits_s[other] > service_s * window / 2:
                 return other, "wait"
     return best, "plan"
+
+
+def _way_there_s(callee: Callee, now: float) -> float:
+    """What being far adds: those on their way go over its line one after another, there and back."""
+    return 2 * (callee.outstanding + 1) * (callee.way_s(now) or 0.0) if callee.is_far else 0.0
 
 
 def expected_wait_s(callee: Callee) -> float:

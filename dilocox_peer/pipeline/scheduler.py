@@ -87,14 +87,15 @@ class Scheduler:
         timing: HopTiming = HopTiming(),
         trace: bool = False,
         entry: Turnstile | None = None,
+        site: str = "",
     ) -> None:
-        """entry: what grants go through, to keep to a download limit; None: there is none."""
+        """entry: what grants go through, to keep to a download limit; None: there is none. site: where the volunteer says that it is."""
         assert 0 <= stage < num_stages, (stage, num_stages)
         assert num_stages >= 2, "a single stage needs no pipeline"
         self._me, self._incarnation = me, incarnation
         self._stage = stage
         self._timing = timing
-        role = Role(stage, num_stages, mode, accumulate, max_slots)
+        role = Role(stage, num_stages, mode, accumulate, max_slots, site)
         self._is_origin, self._is_last = role.is_origin, role.is_last
 
         self._desk = Desk(timing, now, trace=trace)
@@ -273,6 +274,8 @@ class Scheduler:
         if on is None:
             self._desk.blame(peer, f"{kind.__name__} in the wrong direction")
             return
+        if received.body is not None:
+            self._known.transferred(peer, received.wire_s)
         on(peer, message, received.body)
 
     def _step_sent(self, sent: StepSent) -> None:

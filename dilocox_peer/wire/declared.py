@@ -21,6 +21,8 @@ MAX_PEER_CHARS = 64  # base58 of an Ed25519 PeerID is 52
 MAX_STAGE = 2**16
 MAX_SIGNATURE_BYTES = 128  # of an Ed25519 key 64, and 8 more with the order of a vote
 MAX_REFUSAL_CHARS = 300  # of a refusal: some repeat what was read
+MAX_SITE_CHARS = 32
+SITE = r"^[A-Za-z0-9._-]*\Z"  # of a place, as a volunteer calls it; empty: he says nothing
 PLAIN = r"^[ -~]+\Z"  # not "$", which lets a line end pass
 
 # What fields hold. Each is checked when bytes are read, and only then: values made by this program are trusted.
@@ -31,6 +33,8 @@ PeerName = Annotated[PeerId, Meta(min_length=1, max_length=MAX_PEER_CHARS, patte
 Hash = Annotated[Digest, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 HashOrNone = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]  # empty or a digest: `check_digest` in __post_init__
 Signature = Annotated[bytes, Meta(min_length=1, max_length=MAX_SIGNATURE_BYTES)]
+
+Site = Annotated[str, Meta(max_length=MAX_SITE_CHARS, pattern=SITE)]
 
 encode = msgspec.msgpack.Encoder().encode
 """The bytes of a declared value, or of lists, tuples and plain values. Equal values give equal bytes."""

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.declared import MAX_PEER_CHARS, MAX_STAGE, Declared, Number, Parser, encode
+from dilocox_peer.wire.declared import MAX_PEER_CHARS, MAX_STAGE, Declared, Number, Parser, Site, encode
 
 MAX_MESSAGES = 64
 MAX_HOPS_BYTES = 32 * 1024  # 64 messages with the longest ids are about 8 KB
@@ -111,7 +111,8 @@ class Status(Declared, frozen=True, tag=8):
     0 unknown. load: micro-batches granted or waiting. path_s: round trips to the last stage, summed. slowest_s: largest
     service time from here to the last stage. width: peers behind the sender that work for it, shares counted.
     low, high: where the receiver's place among the sender's callers begins and ends, by their speed, as a part of [0, 1];
-    to a callee 0 and 1. The plan of routes rests on it (routes.py).
+    to a callee 0 and 1, or 0 and 0 where the sender does not plan on it. body_s: what the receiver's bodies take to come in, 0 unknown.
+    site: where the sender's volunteer says that it is. The plan of routes rests on them (routes.py).
     """
 
     stage: Annotated[int, Meta(ge=0, lt=MAX_STAGE)]
@@ -126,6 +127,8 @@ class Status(Declared, frozen=True, tag=8):
     width: Seconds = 0.0
     low: Part = 0.0
     high: Part = 1.0
+    body_s: Seconds = 0.0
+    site: Site = ""
 
     @property
     def place(self) -> tuple[float, float]:
@@ -169,7 +172,7 @@ def decode_hops(raw: bytes, sender: PeerId) -> tuple[HopMessage, ...]:
 
 def _check(status: Status, sender: PeerId) -> None:
     """What bounds of single fields cannot say."""
-    for name in ("service_s", "path_s", "slowest_s", "width"):
+    for name in ("service_s", "path_s", "slowest_s", "width", "body_s"):
         seconds = getattr(status, name)
         if 0 < seconds < LEAST_SECONDS:
             raise ProtocolError(sender, f"{name} of Status is {seconds}: 0, or at least {LEAST_SECONDS}")

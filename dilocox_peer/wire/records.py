@@ -12,7 +12,7 @@ from msgspec import Meta
 from dilocox_peer.signing import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
 from dilocox_peer.types import DIGEST_BYTES
 from dilocox_peer.wire import versions
-from dilocox_peer.wire.declared import Declared, Hash, Number, Parser, PeerName
+from dilocox_peer.wire.declared import Declared, Hash, Number, Parser, PeerName, Site
 
 MAX_STAGES = 256
 KEEPERS = MAX_STAGES  # where leases lie of those who keep the states of all stages and train none
@@ -53,6 +53,7 @@ class LeaseForm(Declared, frozen=True, tag="lease"):
     standing: Literal["here", "paused", "left"]
     admission: Annotated[bytes, Meta(max_length=MAX_GRANT_BYTES)]
     public_name: Annotated[str, Meta(max_length=MAX_PUBLIC_NAME)]
+    site: Site
 
 
 class Word(Declared, frozen=True, tag="word"):

@@ -135,6 +135,7 @@ class Node:
             me=self.peer, incarnation=self.incarnation, stage=self.stage, num_stages=len(settings.layout),
             mode=settings.mode, accumulate=settings.accumulate, max_slots=settings.max_slots,
             rng=random.Random(world.rng.random()), now=world.now, timing=settings.timing, entry=self._entry(),
+            site=world.site_names.get(self.peer, ""),
         )  # fmt: skip
         world.checks.started(self)
         self.feed(Replicas(settings.layout[self.stage]))
@@ -376,6 +377,8 @@ class PipelineWorld(Clockwork):
         self.nodes: dict[PeerId, Node] = {}
         self.stages: list[list[Node]] = []
         self.link_s: dict[frozenset[PeerId], float] = {}  # one-way latency where it differs
+        self.link_bps: dict[frozenset[PeerId], float] = {}  # where it differs
+        self.site_names: dict[PeerId, str] = {}  # as volunteers give them
         self.down: set[frozenset[PeerId]] = set()
         self._sessions: Counter[frozenset[PeerId]] = Counter()
         self._free_at: dict[tuple[PeerId, PeerId], float] = {}
@@ -450,6 +453,9 @@ class PipelineWorld(Clockwork):
     def latency_s(self, pair: frozenset[PeerId]) -> float:
         return self.link_s.get(pair, self.settings.latency_s)
 
+    def rate_bps(self, pair: frozenset[PeerId]) -> float:
+        return self.link_bps.get(pair, self.settings.rate_bps)
+
     def deliver(self, sender: Node, to: PeerId, message: HopMessage, body: object) -> None:
         if self.tracing is not None and not isinstance(message, Status):
             self.trace(f"{sender.peer} -> {to}: {message} {body or ''}")
@@ -459,7 +465,8 @@ class PipelineWorld(Clockwork):
         session, node = self._sessions[pair], self.nodes[to]
         size = 64 + (len(body) if isinstance(body, Toy) else 0)
         begins = max(self.now, self._free_at.get(ends, 0.0))
-        self._free_at[ends] = begins + size * 8 / self.settings.rate_bps
+        wire_s = size * 8 / self.rate_bps(pair)
+        self._free_at[ends] = begins + wire_s
         if isinstance(body, Toy):
             self._queued[ends] += 1
             most = 4 * self.settings.max_slots
@@ -472,7 +479,7 @@ class PipelineWorld(Clockwork):
             if isinstance(body, Toy):
                 self._queued[ends] -= 1
             self.checks.received(node, sender.peer, message)
-            node.feed(Received(sender.peer, message, body if isinstance(body, Toy) else None))
+            node.feed(Received(sender.peer, message, body if isinstance(body, Toy) else None, wire_s))
 
         self.at(self._free_at[ends] + self.latency_s(pair), arrive)
 

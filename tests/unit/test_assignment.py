@@ -5,7 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from dilocox_peer.dht.assignment import PATIENCE_S, Claimant, EmptyStages, better_stage, choose_stage, take_over
+from dilocox_peer.dht.assignment import (
+    PATIENCE_S,
+    Claimant,
+    EmptyStages,
+    better_stage,
+    choose_stage,
+    nearest,
+    take_over,
+)
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.types import PeerId
 
@@ -181,3 +189,25 @@ def test_peers_that_see_the_leases_late_fill_every_stage_and_empty_none(seed):
     if len(peers) >= count:
         assert lost in held.values()
     assert sum(1 for at, *_ in moves if at > 0) <= 2, "hardly more than one moved"
+
+
+def test_of_stages_with_as_few_peers_the_one_that_near_peers_lack_is_chosen():
+    stages = {
+        0: [lease("here0", 0), lease("there0", 0)],
+        1: [lease("there1", 1), lease("there2", 1, tokens_per_s=900.0)],
+    }
+    near_first = replace(claimant(), near=(PeerId("here0"),))
+    assert choose_stage(stages, near_first) == (1, "the fewest of the peers near here hold it")
+    assert choose_stage(stages, claimant())[0] == 0, "by need alone"
+    assert choose_stage({0: stages[0][:1], 1: stages[1]}, near_first)[0] == 0, (
+        "a difference of two would be mended again"
+    )
+    assert choose_stage({0: stages[0], 1: []}, replace(near_first, near=(PeerId("there0"),)))[0] == 1, "nobody holds it"
+
+
+def test_who_is_near_by_the_way_there_and_back():
+    near, far, farther = PeerId("near"), PeerId("far"), PeerId("farther")
+    assert nearest({near: 0.002, far: 0.06, farther: 0.2}) == {near}
+    assert nearest({far: 0.06, farther: 0.15}) == set(), "all alike"
+    assert nearest({near: 0.0001, far: 0.005}) == set(), "too short to tell apart"
+    assert nearest({}) == set()

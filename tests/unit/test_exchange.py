@@ -74,7 +74,7 @@ class MiddlePeer:
             self.bench.take_in(contract.Linked(PeerId(peer), stage))
 
     def hear(self, peer: str, message: HopMessage, body: bytes = b"") -> None:
-        self.exchange.take(PeerId(peer), encode_hops([message]), memoryview(body))
+        self.exchange.take(PeerId(peer), encode_hops([message]), memoryview(body), 0.01)
 
     def receive(self, peer: str, index: int, call: int) -> MicroBatchId:
         """A caller's micro-batch is here, and waits to be computed."""

@@ -47,7 +47,7 @@ MESSAGES: list[HopMessage] = [
     Ack(*ID, 7),
     Cancel(*ID, 7),
     Refuse(*ID, 7, "leaving"),
-    Status(1, 4, 3, 2, 1, 0.25, 5, 0.04, 0.5, 2.5, 0.25, 0.5),
+    Status(1, 4, 3, 2, 1, 0.25, 5, 0.04, 0.5, 2.5, 0.25, 0.5, 0.125, "lab.2"),
 ]
 
 

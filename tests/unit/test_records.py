@@ -121,7 +121,7 @@ def test_the_bytes_are_those_of_an_earlier_version() -> None:
     before = golden()
     full = replace(
         LEASE, link=LINK, link_addresses=(f"/ip4/203.0.113.5/tcp/9/p2p/{LINK}",), has_left=True, admission=b"pass", public_name="Ada",
-        reachability="relayed",
+        reachability="relayed", site="lab.2",
     )  # fmt: skip
     for name, lease in (("lease", LEASE), ("lease_full", full)):
         assert lease.to_bytes() == before[name]

@@ -2,8 +2,19 @@ import random
 
 import pytest
 
-from dilocox_peer.pipeline.routes import AnswerTimes, Callee, choose, expected_wait_s, make_plan, places
+from dilocox_peer.pipeline.routes import (
+    MEASURED_S,
+    AnswerTimes,
+    Callee,
+    choose,
+    expected_wait_s,
+    find_far,
+    make_plan,
+    places,
+    planned_on,
+)
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.hops import Status
 
 
@@ -15,8 +26,11 @@ def times() -> AnswerTimes:
     return AnswerTimes(start_s=30.0, floor_s=2.0, cap_s=600.0, mad_factor=6.0)
 
 
-def callee(name: str, known: Status | None) -> Callee:
-    return Callee(PeerId(name), times(), times(), status=known)
+def callee(name: str, known: Status | None, *, way_s: float | None = 0.001) -> Callee:
+    found = Callee(PeerId(name), times(), times(), status=known)
+    if way_s is not None:
+        found.transfers.observe(way_s, 0.0)
+    return found
 
 
 def callees(*known: Status) -> dict[PeerId, Callee]:
@@ -113,3 +127,79 @@ def test_patience_starts_long_follows_the_median_and_keeps_its_floor_and_cap() -
     for _ in range(40):
         patient.observe(500.0)
     assert patient.patience_s == 600.0
+
+
+def at(*ways: float | None, sites: str = "") -> dict[PeerId, Callee]:
+    """Callees with these ways to them, and a letter each as their site."""
+    found = {}
+    for number, way_s in enumerate(ways):
+        known = replaced(status(0.1), site=sites[number : number + 1])
+        found[PeerId(f"c{number}")] = callee(f"c{number}", known, way_s=way_s)
+    return found
+
+
+def far(known: dict[PeerId, Callee], *, site: str = "", now: float = 1.0) -> list[bool]:
+    find_far(known, site, now)
+    return [each.is_far for each in known.values()]
+
+
+def test_a_callee_over_a_slow_line_is_far_and_not_planned_on() -> None:
+    known = at(0.002, 0.9, 0.004)
+    assert far(known) == [False, True, False]
+    assert PeerId("c1") not in make_plan(known).weights
+    assert not any(far(at(0.5, 0.9))), "as far as one another"
+    assert not any(far(at(0.001, 0.009))), "too short to tell apart"
+
+
+def test_the_callee_s_word_and_round_trips_count_as_well() -> None:
+    known = at(0.002, 0.002, 0.002)
+    known[PeerId("c1")].status = replaced(status(0.1), body_s=0.5)
+    known[PeerId("c2")].rtt_s = 0.3
+    assert far(known) == [False, True, True]
+
+
+def test_a_way_that_changes_a_little_changes_no_route() -> None:
+    known = at(0.02, 0.1)
+    assert far(known) == [False, True]
+    known[PeerId("c1")].transfers = callee("", None, way_s=0.06).transfers
+    assert far(known) == [False, True]
+    known[PeerId("c1")].transfers = callee("", None, way_s=0.03).transfers
+    assert far(known) == [False, False]
+
+
+def test_what_volunteers_say_counts_before_what_is_measured() -> None:
+    assert far(at(0.5, 0.001, sites="ab"), site="a") == [False, True]
+    assert far(at(0.5, 0.001, sites="ab")) == [True, False], "we say nothing"
+    known = at(0.5, 0.5, sites="bb")
+    assert far(known, site="a") == [True, True]
+    assert planned_on(known) == known, "nobody is near"
+
+
+def test_until_it_is_measured_a_callee_has_one_micro_batch() -> None:
+    known = at(None, None)
+    plan = make_plan(known)
+    for peer in ("c0", "c1"):
+        assert choose(known, plan, now=0.0, window=8)[0] == PeerId(peer)
+        known[PeerId(peer)].outstanding += 1
+    assert choose(known, plan, now=0.0, window=8) == (None, "measured")
+    known[PeerId("c1")].transfers.observe(0.01, 0.0)
+    assert choose(known, plan, now=0.0, window=8)[0] == PeerId("c1")
+    only = {PeerId("c0"): known[PeerId("c0")]}
+    assert choose(only, make_plan(only), now=0.0, window=8)[0] == PeerId("c0"), "there is no choice"
+
+
+def test_a_far_callee_is_measured_again_in_time() -> None:
+    known = at(0.002, 0.9)
+    assert far(known) == [False, True]
+    known[PeerId("c0")].transfers.observe(0.002, MEASURED_S)
+    assert far(known, now=MEASURED_S + 1) == [False, False]
+
+
+def test_a_far_callee_is_taken_when_waiting_costs_more_than_its_line() -> None:
+    known = at(0.002, 0.9)
+    far(known)
+    plan = make_plan(known)
+    known[PeerId("c0")].status = status(0.1, load=15)
+    assert choose(known, plan, now=1.0, window=8) == (PeerId("c0"), "plan")
+    known[PeerId("c0")].status = status(0.1, load=40)
+    assert choose(known, plan, now=1.0, window=8) == (PeerId("c1"), "wait")

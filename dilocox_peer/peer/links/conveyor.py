@@ -71,6 +71,7 @@ class Conveyor:
         pace: Pace = at_once,
         pace_in: Pace = at_once,
         admission: Admission | None = None,
+        site: str = "",
     ) -> None:
         """on_failure: the pipeline has ended for good, from its thread. pace, pace_in: for bodies that go out, and for those
         that we ask for, by a grant or by a body that is answered; called by several threads. admission: of a run that is not
@@ -95,7 +96,7 @@ class Conveyor:
             me=key.peer_id, incarnation=incarnation, stage=stage, num_stages=manifest.stages.count,
             mode=manifest.stages.schedule, accumulate=manifest.inner.accumulate, max_slots=slots,
             rng=random.Random(f"{key.peer_id} {incarnation}"), now=time.monotonic(), trace=trace,
-            entry=Turnstile(body.step_bytes, pace_in),
+            entry=Turnstile(body.step_bytes, pace_in), site=site,
         )  # fmt: skip
         self.bench = Bench(scheduler, stage=stage, trace=trace, wake=self._link.wake)
         self._exchange = Exchange(
@@ -191,8 +192,8 @@ class Conveyor:
     def _take(self, event: LinkEvent) -> None:
         sessions = self._sessions
         match event:
-            case Arrived(link, header, body):
-                self._arrived(link, header, body)
+            case Arrived():
+                self._arrived(event)
             case Linked(link):
                 self._carry_out(lambda now: sessions.opened(link, now))
             case Unlinked(link, reason):
@@ -209,15 +210,15 @@ class Conveyor:
             case _:
                 assert_never(event)
 
-    def _arrived(self, link: LinkId, header: bytes, body: memoryview) -> None:
-        kind, rest = header[:1], header[1:]
+    def _arrived(self, event: Arrived) -> None:
+        link, kind, rest = event.neighbour, event.header[:1], event.header[1:]
         try:
             if kind == HELLO:
                 self._carry_out(lambda now: self._sessions.greeting(link, rest, now))
             elif kind != HOPS:
                 raise ProtocolError(None, "a frame of an unknown kind")
             elif (peer := self._sessions.peer_of(link)) is not None:
-                self._exchange.take(peer, rest, body)
+                self._exchange.take(peer, rest, event.body, event.wire_s)
         except ProtocolError as error:
             self._refuse(link, error.reason)
         except Exception as error:  # the boundary to a neighbour: a fault its frame finds in us ends the link at most

@@ -58,8 +58,8 @@ class Exchange:
         """When a body that waits may go; inf when none waits."""
         return self._bodies.opens_at
 
-    def take(self, peer: PeerId, raw: bytes, body: memoryview) -> None:
-        """A frame of a neighbour. Raises ProtocolError, and takes nothing of it then."""
+    def take(self, peer: PeerId, raw: bytes, body: memoryview, wire_s: float) -> None:
+        """A frame of a neighbour, which took wire_s to come in. Raises ProtocolError, and takes nothing of it then."""
         if self._admission is not None:  # it was let in when it greeted; it may have been put out since
             reason = self._admission.gate.refusal(peer, Right.JOIN, time.time())
             if reason is not None:
@@ -77,7 +77,7 @@ class Exchange:
             if isinstance(message, Cancel | Refuse):
                 self._bodies.drop(peer, message.id, message.call)
             carried: Bytes | None = body if message is last and isinstance(message, Step | Grad) else None
-            self._bench.take_in(contract.Received(peer, message, carried))
+            self._bench.take_in(contract.Received(peer, message, carried, wire_s))
 
     def flush(self, linked: Container[PeerId], deliver: Deliver) -> None:
         """Sends what the scheduler wants sent: to each neighbour its small messages together, before its bodies."""
