@@ -128,3 +128,88 @@ def test_of_a_run_of_adapters_who_has_no_files_gets_them_from_others(tmp_path: P
         "adapter_config.json",
         "adapter_model.safetensors",
     }
+
+
+HALF = {"moments": "bfloat16"}, {"residual": "bfloat16"}
+OFTEN = {"total": 10_000, "inner_steps": 8, "min_inner_steps": 8, "max_inner_steps": 8}
+
+
+def digests(swarm: Watched, label: str) -> dict[int, str]:
+    return {each["round"]: each["anchor_digest"] for each in swarm.of(label, "RoundCertified")}
+
+
+def assert_alike(swarm: Watched, *labels: str) -> None:
+    """Their anchors are equal to the bit in every round that they share, and they share some."""
+    first, *others = (digests(swarm, label) for label in labels)
+    for other in others:
+        shared = first.keys() & other.keys()
+        assert len(shared) >= 2
+        assert all(first[number] == other[number] for number in shared)
+
+
+def have_met(swarm: Watched, *labels: str) -> bool:
+    """Whether all of them contributed to the same rounds, and to two at least."""
+    certified = swarm.of(labels[0], "RoundCertified")
+    return sum(len(each["contributors"]) == len(labels) for each in certified) >= 2 and all(
+        swarm.round_of(label) >= certified[-1]["round"] for label in labels
+    )
+
+
+def test_peers_of_all_precisions_train_one_run_with_halved_moments(tmp_path: Path):
+    source = tmp_path / "source"
+    write_folder(source, tiny_json("llama", vocab_size=256))
+    inner, compression = HALF
+    manifest = manifest_of(
+        source,
+        rounds={**OFTEN, "start_peers": 2},
+        inner={"learning_rate": 1e-3, "accumulate": 8, **inner},
+        compression=compression,
+        data={"source": "stdlib"},
+    )
+    peers = {"exact0": (0, "float32"), "bf16": (0, "bfloat16"), "exact1": (1, "float32"), "fp16": (1, "float16")}
+
+    async def scenario() -> None:
+        async with Watched(manifest) as swarm:
+            await swarm.start_bootstrap()
+            running = [
+                await swarm.start_peer(label, stage=stage, more=["--model", str(source), "--precision", precision])
+                for label, (stage, precision) in peers.items()
+            ]
+            met = lambda: have_met(swarm, "exact0", "bf16") and have_met(swarm, "exact1", "fp16")  # noqa: E731
+            await swarm.until(met, running, 300)
+            assert_alike(swarm, "exact0", "bf16")
+            assert_alike(swarm, "exact1", "fp16")
+            losses = [each["train_loss"] for each in swarm.of("exact0", "RoundClosed")]
+            assert losses[-1] < losses[0]
+
+    asyncio.run(scenario())
+
+
+def test_peers_hold_the_weights_beside_adapters_in_as_many_bits_as_they_like(tmp_path: Path):
+    pytest.importorskip("bitsandbytes")
+    source = tmp_path / "source"
+    write_folder(source, tiny_json("llama", vocab_size=256, hidden_size=64), dtype=torch.bfloat16)
+    flags = InitFlags(published=source, context=32, run_name="tiny-lora", lora_rank=4, path=tmp_path / "run.toml")
+    manifest = published_manifest(flags, source)
+    inner, compression = HALF
+    sections = {
+        "rounds": {**OFTEN, "start_peers": 3},
+        "inner": {"learning_rate": 1e-3, "accumulate": 1, **inner},
+        "compression": compression,
+        "data": {"source": "stdlib"},
+    }
+    manifest = manifest.model_copy(
+        update={name: getattr(manifest, name).model_copy(update=values) for name, values in sections.items()}
+    )
+    peers = {"exact": [], "eight": ["--base-bits", "8"], "four": ["--base-bits", "4", "--precision", "bfloat16"]}
+
+    async def scenario() -> None:
+        async with Watched(manifest) as swarm:
+            await swarm.start_bootstrap()
+            running = [
+                await swarm.start_peer(label, more=["--model", str(source), *more]) for label, more in peers.items()
+            ]
+            await swarm.until(lambda: have_met(swarm, *peers), running, 300)
+            assert_alike(swarm, *peers)
+
+    asyncio.run(scenario())
