@@ -1,6 +1,7 @@
 """Runs of published models: weights from files, weights from other peers, a folder back. Real processes."""
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from dilocox_peer.manifest import Manifest, PublishedSection
 from tests.swarm.test_export import command
 from tests.swarm.watched import Watched
 from tests.tiny_models import tiny_json, write_folder
+from tests.tokenizers_made import bpe_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -211,5 +213,81 @@ def test_peers_hold_the_weights_beside_adapters_in_as_many_bits_as_they_like(tmp
             ]
             await swarm.until(lambda: have_met(swarm, *peers), running, 300)
             assert_alike(swarm, *peers)
+
+    asyncio.run(scenario())
+
+
+def complaint_in(err: str) -> str:
+    """The one line beside those that say what goes on."""
+    (line,) = [each for each in err.splitlines() if each.startswith("dilocox-peer: ")]
+    return line
+
+
+def test_what_init_cannot_take_is_one_line_and_no_file(tmp_path: Path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    write_folder(source, tiny_json("llama", vocab_size=256))
+    shard = sorted(source.glob("*.safetensors"))[0]
+    out.mkdir()
+    whole, index = shard.read_bytes(), source / "model.safetensors.index.json"
+    named = index.read_text()
+
+    def torn() -> None:
+        shard.write_bytes(whole[: len(whole) // 2])
+
+    def missing() -> None:
+        shard.write_bytes(whole)
+        kept = json.loads(named)
+        kept["weight_map"] = {name: file for name, file in kept["weight_map"].items() if file != shard.name}
+        index.write_text(json.dumps(kept))
+
+    def too_many_tokens() -> None:
+        index.write_text(named)
+        (source / "tokenizer.json").write_bytes(bpe_file())  # of 320 tokens
+
+    def no_family() -> None:
+        (source / "tokenizer.json").unlink()
+        (source / "config.json").write_text(json.dumps({"model_type": "whatever"}))
+
+    async def scenario() -> None:
+        for break_it, complaint in (
+            (torn, rf"{re.escape(shard.name)} is damaged"),
+            (missing, "lacks model"),
+            (too_many_tokens, "320"),
+            (no_family, "'whatever' is not known to transformers"),
+        ):
+            break_it()
+            words = ("--home", tmp_path / "home", "--context", 32)
+            _, err = await command("init", out / "run.toml", "--from", source, *words, code=2)
+            assert re.search(complaint, complaint_in(err)), err
+            assert not [path for path in (out, tmp_path / "home") if path.exists() and list(path.iterdir())]
+
+    asyncio.run(scenario())
+
+
+def test_what_keeps_a_peer_out_is_one_line_and_no_weights(tmp_path: Path):
+    source, other = tmp_path / "source", tmp_path / "other"
+    write_folder(source, tiny_json("llama", vocab_size=256))
+    write_folder(other, tiny_json("llama", vocab_size=256), seed=1)
+    manifest = manifest_of(source, data={"source": "stdlib"})
+
+    async def scenario() -> None:
+        async with Watched(manifest) as swarm:
+            await swarm.start_bootstrap()
+            nobody = re.sub(r"/tcp/\d+/", "/tcp/9/", swarm.link)
+            for number, (link, more, code, complaint) in enumerate(
+                (
+                    (swarm.link, ["--model", other], 2, "its weights are not those of the run's stage 1"),
+                    (swarm.link, ["--model", source, "--max-memory", "0.2"], 2, "--max-memory allows 200 MB"),
+                    (swarm.link, ["--model", source, "--device", "cuda:7"], 2, "--device cuda:7 cannot be used here"),
+                    (swarm.link, ["--model", source, "--base-bits", "8"], 2, "this run trains all parameters"),
+                    (nobody, ["--model", source], 3, "no peer of the run answers"),
+                )
+            ):
+                home = tmp_path / f"home{number}"
+                words = ("--stage", "1", "--home", home, "--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+                _, err = await command("join", link, *words, *more, code=code)
+                assert complaint in complaint_in(err)
+                left = [path for path in home.rglob("*") if path.is_file()]
+                assert not [path for path in left if path.suffix == ".safetensors" or path.stat().st_size > 20_000]
 
     asyncio.run(scenario())
