@@ -27,6 +27,7 @@ REFUSAL: Final = 4
 CHUNK_BYTES = 512 * 1024  # fastest of 64 KiB, 512 KiB, 2 MiB over p2pd [m]
 MAX_REASON_CHARS = 300
 RECEIPT_BYTES = 8
+LOOK_S = 0.1
 MAX_RECEIPTS_BYTES = 64 * 1024  # that wait to be sent; of a sender that reads none of them no more are kept
 
 Buffer = bytes | bytearray | memoryview
@@ -164,6 +165,7 @@ class Receipts:
 
     async def __aenter__(self) -> "Receipts":
         self._task = asyncio.create_task(self._read(), name="receipts")
+        self.flow.opened()
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -171,16 +173,15 @@ class Receipts:
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
-        self.flow.lost(self.num_sent - self._acknowledged)
+        self.flow.closed(self.num_sent - self._acknowledged)
 
     async def room_for(self, num_bytes: int) -> None:
         """Waits until so many may be on their way, and counts them. Raises ConnectionResetError: the receiver is gone."""
-        # One piece of each stream may always be: else those that share a flow could starve one another.
-        while not self.flow.may_send(num_bytes) and self._acknowledged < self.num_sent:
+        while not self.flow.may_send(num_bytes, time.monotonic(), of_stream=self.num_sent - self._acknowledged):
             await self._change()
-        self.flow.sent(num_bytes)
         self.num_sent += num_bytes
         self._sent.append((self.num_sent, time.monotonic()))
+        self.flow.sent(num_bytes, self._sent[-1][1])
 
     async def all_in(self) -> None:
         """Waits until all has come, or the receiver, who may want no more of it, is gone."""
@@ -192,7 +193,9 @@ class Receipts:
         if self._is_over:
             raise ConnectionResetError("the receiver is gone")
         self._changed.clear()
-        await self._changed.wait()
+        with suppress(TimeoutError):  # room may come of what others do: it is looked for now and then
+            async with asyncio.timeout(LOOK_S):
+                await self._changed.wait()
 
     async def _read(self) -> None:
         try:

@@ -3,11 +3,14 @@
 What is handed to p2pd goes into buffers of sockets and streams that hold seconds of a slow line, and every message waits behind it. So
 fetchers acknowledge what has come (bulk.py), and no more is on its way than keeps the line busy: the window grows while answers come
 sooner than `target_s` after the least ever seen, and shrinks while they come later, as in LEDBAT (RFC 6817). All streams to a peer share
-one; flows to several peers share a line by its delay, which all of them see. What no round waits for aims at a smaller delay, and so gives way
-to what one does.
+one; flows to several peers share a line by its delay, which all of them see.
+
+What no round waits for gives way to what one does: it aims at a smaller delay, which counts where the narrow place is elsewhere, and while
+we send something urgent it may take a tenth of that beside it.
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from dilocox_peer.types import PeerId
 
@@ -17,36 +20,66 @@ LEAST_BYTES, MOST_BYTES = 8 * 1024, 16 * 1024 * 1024
 GAIN = 0.5  # of the window an answer time; with an answer time's delay 1 swings for ever
 REMEMBERED_S = 300.0  # the least answer time: the way to a peer may change
 MAX_FLOWS = 1024
+BESIDE, MOST_BESIDE_BYTES = 0.1, 256 * 1024  # of what is urgent, that the rest may take beside it; no more is saved up
+TRICKLE_S = 3.0  # a piece goes in any case after so long: nobody is to think that we are gone
+
+
+@dataclass(slots=True)
+class Uplink:
+    """What the flows of a transport know of each other. num_urgent: streams of what a round waits for. beside: bytes of the rest that
+    may go meanwhile."""
+
+    num_urgent: int = 0
+    beside: float = 0.0
 
 
 class Flow:
     """To one peer. window: bytes that may be on their way."""
 
-    def __init__(self, target_s: float) -> None:
-        self._target_s = target_s
+    def __init__(self, uplink: Uplink, *, is_urgent: bool) -> None:
+        self._uplink, self._is_urgent = uplink, is_urgent
+        self._target_s = URGENT_S if is_urgent else BACKGROUND_S
+        self._sent_s = float("-inf")
         self.window = START_BYTES
         self.in_flight = 0
         self._is_limiting = False  # since the last answer
         self._least_s, self._least_before_s = float("inf"), float("inf")
         self._since_s = float("-inf")
 
-    def may_send(self, num_bytes: int) -> bool:
-        """One piece may always be on its way."""
-        fits = not self.in_flight or self.in_flight + num_bytes <= self.window
+    def opened(self) -> None:
+        """A stream. Pair it with `closed`."""
+        self._uplink.num_urgent += self._is_urgent
+
+    def closed(self, num_lost: int) -> None:
+        """num_lost: bytes of the stream that were sent and will not be acknowledged."""
+        self._uplink.num_urgent -= self._is_urgent
+        self.in_flight -= num_lost
+
+    def may_send(self, num_bytes: int, now_s: float, *, of_stream: int) -> bool:
+        """of_stream: bytes of the same stream that are on their way. One piece of each may always be: else those that share a
+        flow could starve one another."""
+        if self._gives_way and self._uplink.beside < num_bytes and now_s - self._sent_s < TRICKLE_S:
+            return False
+        fits = not of_stream or self.in_flight + num_bytes <= self.window
         self._is_limiting = self._is_limiting or not fits
         return fits
+
+    @property
+    def _gives_way(self) -> bool:
+        return not self._is_urgent and self._uplink.num_urgent > 0
 
     @property
     def piece_bytes(self) -> int:
         """As much as should be sent at a time."""
         return max(LEAST_BYTES // 2, self.window // 16)
 
-    def sent(self, num_bytes: int) -> None:
+    def sent(self, num_bytes: int, now_s: float) -> None:
         self.in_flight += num_bytes
-
-    def lost(self, num_bytes: int) -> None:
-        """They will not be acknowledged: their stream has ended."""
-        self.in_flight -= num_bytes
+        self._sent_s = now_s
+        if self._is_urgent:
+            self._uplink.beside = min(self._uplink.beside + BESIDE * num_bytes, MOST_BESIDE_BYTES)
+        elif self._gives_way:
+            self._uplink.beside = max(0.0, self._uplink.beside - num_bytes)
 
     def acknowledged(self, num_bytes: int, answer_s: float, now_s: float) -> None:
         """answer_s: since the last of these bytes was sent."""
@@ -65,12 +98,13 @@ class Flows:
     """Of a transport. The least lately used are forgotten."""
 
     def __init__(self) -> None:
+        self._uplink = Uplink()
         self._flows: OrderedDict[tuple[PeerId, bool], Flow] = OrderedDict()
 
     def to(self, peer: PeerId, *, is_urgent: bool) -> Flow:
         """is_urgent: a round waits for it."""
         key = (peer, is_urgent)
-        flow = self._flows.pop(key, None) or Flow(URGENT_S if is_urgent else BACKGROUND_S)
+        flow = self._flows.pop(key, None) or Flow(self._uplink, is_urgent=is_urgent)
         self._flows[key] = flow
         while len(self._flows) > MAX_FLOWS:
             self._flows.popitem(last=False)

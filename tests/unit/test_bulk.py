@@ -22,7 +22,7 @@ from dilocox_peer.network.bulk import (
     receive_request,
     send_reply,
 )
-from dilocox_peer.network.flow import Flow
+from dilocox_peer.network.flow import Flow, Uplink
 from dilocox_peer.network.frames import pack_header
 from dilocox_peer.types import PeerId
 
@@ -143,7 +143,7 @@ def test_a_request_has_no_body() -> None:
 
 
 async def test_no_more_is_sent_than_is_acknowledged() -> None:
-    flow, wire, heard, reader = Flow(0.1), Wire(), list[int](), asyncio.StreamReader()
+    flow, wire, heard, reader = Flow(Uplink(), is_urgent=True), Wire(), list[int](), asyncio.StreamReader()
     body = bytes(4 * flow.window)
     first = flow.window
     async with Receipts(reader, flow, heard.append) as receipts:
@@ -164,7 +164,7 @@ async def test_no_more_is_sent_than_is_acknowledged() -> None:
 
 
 async def test_a_receiver_that_goes_ends_the_sending_and_frees_its_room() -> None:
-    flow, reader = Flow(0.1), asyncio.StreamReader()
+    flow, reader = Flow(Uplink(), is_urgent=True), asyncio.StreamReader()
     async with Receipts(reader, flow, lambda _number: None) as receipts:
         sending = asyncio.create_task(_send(Wire(), bytes(4 * flow.window), receipts))
         await _rest()
@@ -175,7 +175,7 @@ async def test_a_receiver_that_goes_ends_the_sending_and_frees_its_room() -> Non
 
 
 async def test_a_receiver_that_acknowledges_nothing_is_given_up() -> None:
-    flow = Flow(0.1)
+    flow = Flow(Uplink(), is_urgent=True)
     with pytest.raises(TimeoutError):
         async with Receipts(asyncio.StreamReader(), flow, lambda _number: None) as receipts:
             await _send(Wire(), bytes(4 * flow.window), receipts, stall_timeout_s=0.01)

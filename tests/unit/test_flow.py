@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dilocox_peer.network.flow import BACKGROUND_S, LEAST_BYTES, START_BYTES, URGENT_S, Flow, Flows
+from dilocox_peer.network.flow import LEAST_BYTES, START_BYTES, TRICKLE_S, URGENT_S, Flow, Flows, Uplink
 from dilocox_peer.types import PeerId
 
 
@@ -29,9 +29,9 @@ class Line:
         self.sent = [0] * len(self.flows)
         while now < seconds:
             for which, flow in enumerate(self.flows):
-                while flow.may_send(flow.piece_bytes):
+                while flow.may_send(flow.piece_bytes, now, of_stream=flow.in_flight):
                     size = flow.piece_bytes
-                    flow.sent(size)
+                    flow.sent(size, now)
                     free_at = max(free_at, now) + size / self.bytes_per_s
                     late = self.there_and_back_s + self.jitter_s * rng.random()
                     heapq.heappush(answers, (free_at + late, which, size, now))
@@ -42,27 +42,35 @@ class Line:
             self.flows[which].acknowledged(size, now - sent_at, now)
 
 
+def urgent(uplink: Uplink | None = None) -> Flow:
+    return Flow(uplink or Uplink(), is_urgent=True)
+
+
+def background(uplink: Uplink | None = None) -> Flow:
+    return Flow(uplink or Uplink(), is_urgent=False)
+
+
 @pytest.mark.parametrize("mbit", [0.2, 2.3, 20.0, 100.0])
 @pytest.mark.parametrize("rtt_s", [0.002, 0.05, 0.3])
 def test_a_line_is_busy_and_its_queue_short(mbit: float, rtt_s: float) -> None:
-    line = Line(mbit / 8 * 1e6, rtt_s, [Flow(URGENT_S)], jitter_s=0.01)
+    line = Line(mbit / 8 * 1e6, rtt_s, [urgent()], jitter_s=0.01)
     line.run(60.0, measured_from=30.0)
     assert line.sent[0] > 0.9 * 30.0 * line.bytes_per_s
     assert max(line.waits) < 2 * URGENT_S + 2 * LEAST_BYTES / line.bytes_per_s, "so long would a heartbeat wait"
 
 
 def test_what_no_round_waits_for_gives_way() -> None:
-    line = Line(2.3 / 8 * 1e6, 0.02, [Flow(BACKGROUND_S), Flow(URGENT_S)])
+    line = Line(2.3 / 8 * 1e6, 0.02, [background(), urgent()])
     line.run(60.0, measured_from=20.0)
-    background, urgent = line.sent
-    assert urgent > 4 * background
-    alone = Line(2.3 / 8 * 1e6, 0.02, [Flow(BACKGROUND_S)])
+    rest, needed = line.sent
+    assert needed > 4 * rest
+    alone = Line(2.3 / 8 * 1e6, 0.02, [background()])
     alone.run(60.0, measured_from=20.0)
     assert alone.sent[0] > 0.9 * 40.0 * alone.bytes_per_s
 
 
 def test_flows_to_several_peers_share_a_line_with_one_short_queue() -> None:
-    line = Line(2.3 / 8 * 1e6, 0.02, [Flow(URGENT_S) for _ in range(4)])
+    line = Line(2.3 / 8 * 1e6, 0.02, [urgent() for _ in range(4)])
     line.run(120.0, measured_from=60.0)
     assert sum(line.sent) > 0.9 * 60.0 * line.bytes_per_s
     assert min(line.sent) > 0.05 * sum(line.sent), "they finish one after another; none waits for nothing"
@@ -70,20 +78,44 @@ def test_flows_to_several_peers_share_a_line_with_one_short_queue() -> None:
 
 
 def test_a_window_that_limits_nothing_does_not_grow() -> None:
-    flow = Flow(URGENT_S)
+    flow = urgent()
     for second in range(100):
-        assert flow.may_send(1000)
-        flow.sent(1000)
+        assert flow.may_send(1000, float(second), of_stream=0)
+        flow.sent(1000, float(second))
         flow.acknowledged(1000, 0.01, float(second))
     assert flow.window == START_BYTES
 
 
 def test_what_is_lost_with_its_stream_takes_no_room() -> None:
-    flow = Flow(URGENT_S)
-    flow.sent(flow.window)
-    assert not flow.may_send(1)
-    flow.lost(flow.window)
-    assert flow.may_send(10 * flow.window), "one piece may always be on its way"
+    flow = urgent()
+    flow.opened()
+    flow.sent(flow.window, 0.0)
+    assert not flow.may_send(1, 0.0, of_stream=flow.window)
+    assert flow.may_send(1, 0.0, of_stream=0), "one piece of each stream may always be on its way"
+    flow.closed(flow.window)
+    assert flow.may_send(flow.window, 0.0, of_stream=1)
+
+
+def test_beside_what_is_urgent_the_rest_takes_a_tenth_of_it() -> None:
+    """Also where the line carries so little that the least windows fill it."""
+    uplink = Uplink()
+    line = Line(0.2 / 8 * 1e6, 0.02, [background(uplink), urgent(uplink)])
+    line.flows[1].opened()
+    line.run(120.0, measured_from=20.0)
+    rest, needed = line.sent
+    assert 0.05 * needed < rest < 0.15 * needed
+    assert max(line.waits) < 1.5
+
+
+def test_the_rest_is_not_silent_while_what_is_urgent_stands_still() -> None:
+    uplink = Uplink()
+    rest, needed = background(uplink), urgent(uplink)
+    needed.opened()
+    rest.sent(100, 10.0)
+    assert not rest.may_send(100, 10.0 + TRICKLE_S / 2, of_stream=0)
+    assert rest.may_send(100, 10.0 + TRICKLE_S, of_stream=0)
+    needed.closed(0)
+    assert rest.may_send(100, 10.1, of_stream=0)
 
 
 def test_flows_are_remembered_by_peer_and_bounded() -> None:
