@@ -29,7 +29,7 @@ from dilocox_peer.wire.declared import (
 )
 
 MAX_MESSAGE_BYTES = 1 << 20
-MAX_PAGE = 16  # certificates in a ChainPage; of 64 peers each that is about 350 KB
+MAX_PAGE = 64  # certificates in a ChainPage; where they have many signatures fewer are sent (peer/rounds/healing.py)
 MAX_LOCATOR = 64  # heads in a GetChain; with doubling distances more than any chain needs
 MAX_STATEMENT_BYTES = 192  # either kind; an acceptance has about 110, a promise 150
 

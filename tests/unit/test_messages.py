@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Place
+from dilocox_peer.peer.rounds.healing import LEAST_PAGE
 from dilocox_peer.peer.rounds.justified import promise_statement
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, Plan, acceptance, head_of
@@ -277,6 +278,6 @@ def test_a_full_page_of_the_largest_rosters_fits_a_message() -> None:
     certificate = Certificate(
         0, HEAD, 2**40, 2**40, place.round_value(entries, roster), tuple((peer, b"s" * 64) for peer in roster)
     )
-    page = ChainPage(*AT, (certificate,) * MAX_PAGE, False)
+    page = ChainPage(*AT, (certificate,) * LEAST_PAGE, False)
     assert len(encode_message(page)) < MAX_MESSAGE_BYTES
     assert decode_message(encode_message(page), SENDER) == page

@@ -18,8 +18,8 @@ from dilocox_peer.peer.planning.plan import PlanBounds, first_plan, plan_bounds
 from dilocox_peer.peer.planning.planner import SURE_AFTER, FixedPlanner, JudgingPlanner, Warmup
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.planning.worked import Worked
+from dilocox_peer.peer.rounds.adoption import PLANNED_FROM
 from dilocox_peer.peer.rounds.chain import Place
-from dilocox_peer.peer.rounds.machine import PLANNED_FROM
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import MAX_QUANTITY, Certificate, Entry, Plan, Report
 from dilocox_peer.wire.declared import MAX_COUNT, replaced

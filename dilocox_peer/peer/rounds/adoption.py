@@ -25,6 +25,7 @@ from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.checkpoints import Checkpoint
 
+PLANNED_FROM = 256  # newest certificates that a planner is shown when many come at once
 Wait = Literal["owner", "state", "end"]
 
 
@@ -98,9 +99,10 @@ class Adoption:
         place = self._chain.place
         if not self.is_left_behind and not (place.round == 0 and self._ahead):
             return "owner" if place.founder is not None else None
-        heads = [] if self.healing.path is None else list(self.healing.path.heads)
-        if self._forks.checkpoint is not None:
-            heads.append(self._forks.checkpoint.head)
+        path, checkpoint = self.healing.path, self._forks.checkpoint
+        heads = [head for head in self._members.heads(now) if path is not None and head in path.index_of]
+        if checkpoint is not None:
+            heads.append(checkpoint.head)
         return None if any(self._members.at(head, now) for head in heads) else "state"
 
     def has_drifted(self, child: Certificate) -> bool:
@@ -239,6 +241,7 @@ class Adoption:
     def _append(self, certificates: Sequence[Certificate]) -> None:
         for certificate in certificates:
             self._chain.append(certificate)
+        for certificate in certificates[-PLANNED_FROM:]:
             self._owner.planner.observe(certificate)
 
     def _orphans(self, dropped: Sequence[Certificate], adopted: Sequence[Certificate]) -> int:

@@ -104,16 +104,21 @@ class Anchorage:
             return []
         self._aim(self._chain.head if path is None else path.tip)
         for holders in (self._donors, self._lagging):
-            for head in [self._chain.head] if path is None else reversed(path.heads):
+            for head in [self._chain.head] if path is None else self._heads_held(path, now):
                 donors, named = holders(head, path, now)
+                if not donors:
+                    continue
                 suffix = None if path is None else path.up_to(head)
-                if donors and (
-                    suffix is None or self._forks.is_better(suffix, None)
-                ):  # half a better branch may be worse
+                if suffix is None or self._forks.is_better(suffix, None):  # half a better branch may be worse
                     return self._ask(head, suffix, donors, self._certified_digest(head, path) or named, now)
         if self._no_donor_since is None:
             self._no_donor_since = now
         return []
+
+    def _heads_held(self, path: Suffix, now: float) -> list[Digest]:
+        """Those of the path that somebody alive is at, or one certificate further, newest first."""
+        at = {path.index_of[head] for head in self._members.heads(now) if head in path.index_of}
+        return [path.heads[index] for index in sorted(at | {index - 1 for index in at if index}, reverse=True)]
 
     def _aim(self, target: Digest) -> None:
         """What failed on the way to another target counts no more."""
@@ -144,7 +149,7 @@ class Anchorage:
             return False  # given up, or another is asked for by now
         if fetching.suffix is None:
             return True
-        if path is not None and head in path.heads:
+        if path is not None and head in path.index_of:
             return True
         return self._forks.why_not(fetching.suffix) is None and self._forks.is_better(fetching.suffix, path)
 
@@ -172,8 +177,9 @@ class Anchorage:
     ) -> list[FetchState]:
         self._fetching = _Fetching(head, suffix, now)
         certificates = () if suffix is None else suffix.certificates
-        contributors = {(entry.peer, entry.incarnation) for each in certificates for entry in each.value.entries}
-        keep = self.height is not None and self._owner not in contributors
+        entries = (entry for each in certificates for entry in each.value.entries)
+        is_in = any((entry.peer, entry.incarnation) == self._owner for entry in entries)
+        keep = self.height is not None and not is_in
         height = self._chain.height_of(head)
         round_number = certificates[-1].value.round if certificates else self._chain.place_at(height or 0).round
         leaves = () if suffix is None else tuple(self._chain.certificates[suffix.ancestor :])
@@ -206,16 +212,18 @@ class Anchorage:
         named = self._certified_digest(head, path)
         if path is None or not named:
             return (), b""
-        child = next(each.head for each in path.certificates if each.parent == head)
+        child = path.heads[path.index_of[head] + 1]
         return tuple(sorted(self._members.at(child, now, ready=False))), named
 
     def _voters_at(self, head: Digest, path: Suffix | None) -> frozenset[PeerId]:
-        if path is None or head not in path.heads:
+        if path is None or head not in path.index_of:
             height = self._chain.height_of(head)
             assert height is not None, "a head of our chain"
             return frozenset(self._chain.place_at(height).voters)
         return frozenset(place_after(self._chain.place_at(path.ancestor), path.up_to(head).certificates).voters)
 
     def _certified_digest(self, head: Digest, path: Suffix | None) -> bytes:
-        children = () if path is None else path.certificates
-        return next((child.value.state_digest for child in children if child.parent == head), b"")
+        if path is None:
+            return b""
+        child = path.index_of[head] + 1 if head in path.index_of else 0 if path.certificates[0].parent == head else -1
+        return path.certificates[child].value.state_digest if 0 <= child < len(path.certificates) else b""

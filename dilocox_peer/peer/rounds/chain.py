@@ -306,15 +306,20 @@ class Suffix:
         return tuple(certificate.head for certificate in self.certificates)
 
     @cached_property
+    def index_of(self) -> Mapping[Digest, int]:
+        """Where each head is among the certificates."""
+        return {head: index for index, head in enumerate(self.heads)}
+
+    @cached_property
     def votes(self) -> Votes:
         return votes_on(self.certificates)
 
     @property
     def tip(self) -> Digest:
-        return self.heads[-1]
+        return self.certificates[-1].head
 
     def up_to(self, head: Digest) -> "Suffix":
-        return Suffix(self.ancestor, self.certificates[: self.heads.index(head) + 1])
+        return Suffix(self.ancestor, self.certificates[: self.index_of[head] + 1])
 
 
 def place_after(place: Place, certificates: Iterable[Certificate]) -> Place:

@@ -43,7 +43,7 @@ class Following:
         """Notes since when those of our roster who are here and not on the path are no quorum: nothing comes of waiting."""
         here = self._here(now)
         if path is not None and self._is_view_change_here(path):
-            here = self._not_on(path.heads, here)
+            here = self._not_on(path.index_of, here)
         if path is None or is_quorum(here, self._chain.place.voters):
             self._deserted_since = None
         elif self._deserted_since is None:
@@ -64,7 +64,7 @@ class Following:
         if self._forks.checkpoint is None or self._forks.holds_checkpoint(None):
             return -1
         head = self._forks.checkpoint.head
-        return path.heads.index(head) if head in path.heads else -1
+        return path.index_of.get(head, -1)
 
     def _is_held_back(self, path: Suffix, thin: _Thin, view_changes: ViewChanges, now: float) -> bool:
         index, voters = thin.index, thin.voters
@@ -94,7 +94,7 @@ class Following:
             return False
         if self._deserted_since is not None and now - self._deserted_since >= view_changes.patience_s / 2:
             return False
-        return is_quorum(self._not_on(path.heads, voters), voters)
+        return is_quorum(self._not_on(path.index_of, voters), voters)
 
     def _comes_back_to(self, path: Suffix, now: float) -> bool:
         """Whether we have certified nothing since we came back, and all of our roster who are here have gone on along the path: it
@@ -102,7 +102,7 @@ class Following:
         voters = set(self._chain.place.voters) - {self._me}
         others = self._here(now) & voters
         are_most = 2 * len(others) > len(voters)  # whoever is heard first would speak for all
-        return self._chain.head == self._began_at and are_most and not self._not_on(path.heads, others)
+        return self._chain.head == self._began_at and are_most and not self._not_on(path.index_of, others)
 
     def _is_view_change_here(self, path: Suffix) -> bool:
         return path.ancestor == self._chain.height and path.certificates[0].value.kind == "epoch"

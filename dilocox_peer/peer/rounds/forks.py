@@ -138,7 +138,7 @@ class Forks:
             return True
         if suffix is None or suffix.ancestor >= checkpoint.height:
             return self._chain.height_of(checkpoint.head) is not None
-        return checkpoint.head in suffix.heads
+        return checkpoint.head in suffix.index_of
 
     def may_be_vouched(self, suffix: Suffix) -> bool:
         """Whether suffix, the beginning of a longer branch, may still come to the checkpoint that our own chain lacks."""
@@ -175,7 +175,7 @@ class Forks:
         """How many electors of the place where suffix begins stand on it, and how many on our chain there."""
         place = self._chain.place_at(suffix.ancestor)
         chain, start = self._chain, suffix.ancestor
-        tails = [_Tail(suffix.heads[0], suffix.votes, suffix.heads.__contains__)]
+        tails = [_Tail(suffix.heads[0], suffix.votes, suffix.index_of.__contains__)]
         if start < chain.height:
             own = _Tail(
                 chain.head_at(start + 1), chain.votes_since(start), lambda head: (chain.height_of(head) or 0) > start

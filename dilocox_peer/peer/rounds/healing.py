@@ -22,6 +22,11 @@ from dilocox_peer.wire.rounds import MAX_LOCATOR, MAX_PAGE, ChainPage, GetChain
 
 MAX_JUDGED = 1024  # heads remembered as worse than ours
 MAX_WAITING = 64  # peers that are to be asked
+LEAST_PAGE, PAGE_SIGNATURES = (
+    16,
+    256,
+)  # certificates that a page has at least, signatures that it has at most beyond them
+WEIGHED_FROM = 64  # certificates; a longer chain is weighed each time it has doubled, and at its end: else joining grows with its square
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,18 @@ class _Claim:
 
     head: Digest
     heard_at: float
+
+
+@dataclass(slots=True)
+class _Growing:
+    """What has come of a peer's chain, page by page, beyond height `start` of ours. place: where it ends. weighed: certificates that it
+    had when it was compared with others. is_unsigned: no signature was looked at, as the owner's further on stands for them."""
+
+    start: int
+    certificates: list[Certificate]
+    place: Place
+    weighed: int = 0
+    is_unsigned: bool = False
 
 
 class Reader(Protocol):
@@ -63,6 +80,8 @@ class Healing:
         self._most = reader.plans.longest_chain
         self.path: Suffix | None = None
         self._draft: Suffix | None = None
+        self._growing: _Growing | None = None
+        self._trusts_the_owner = True  # that signatures below its word need no look
         self._judged: OrderedDict[Digest, str] = OrderedDict()  # why each is not followed
         self._shunned: dict[Digest, float] = {}
         self._asked: PeerId | None = None
@@ -102,13 +121,15 @@ class Healing:
         return not self._knows(head, now) and head not in self._judged
 
     def _knows(self, head: Digest, now: float) -> bool:
-        if self._chain.height_of(head) is not None or (self.path is not None and head in self.path.heads):
+        if self._chain.height_of(head) is not None or (self.path is not None and head in self.path.index_of):
             return True
         return now < self._shunned.get(head, now)
 
     def _ask(self, peer: PeerId, now: float) -> list[Send]:
         self._asked, self._asked_until = peer, now + self._reader.timing.sync_wait_s
         tips = [suffix.tip for suffix in (self._draft, self.path) if suffix is not None]
+        if self._growing is not None:
+            tips.insert(0, self._growing.place.head)
         locator = tuple([*tips, *self._chain.locator()][:MAX_LOCATOR])
         place = self._chain.place
         return [Send(peer, GetChain(place.stage, place.head, place.view, locator))]
@@ -118,10 +139,21 @@ class Healing:
         for head in heads:
             height = self._chain.height_of(head)
             if height is not None:
-                page = tuple(self._chain.certificates[height : height + MAX_PAGE])
+                page = self._page_from(height)
                 place = self._chain.place
                 return ChainPage(place.stage, place.head, place.view, page, height + len(page) < self._chain.height)
         return None
+
+    def _page_from(self, height: int) -> tuple[Certificate, ...]:
+        """As many as can be looked at in some 50 ms."""
+        page: list[Certificate] = []
+        signatures = 0
+        for certificate in self._chain.certificates[height : height + MAX_PAGE]:
+            signatures += len(certificate.signatures)
+            if signatures > PAGE_SIGNATURES and len(page) >= LEAST_PAGE:
+                break
+            page.append(certificate)
+        return tuple(page)
 
     # ---- what comes in ----
 
@@ -136,19 +168,27 @@ class Healing:
             return [], None
         if (judged := self._judged.get(certificates[-1].head)) is not None:
             return [], judged or None  # said again: who shows it again is named, also if we learned later what it is
-        found = self._foothold(certificates[0].parent)
-        if found is None:
+        growing = self._grown_to(certificates[0].parent)
+        if growing is None:
             return self.heard_of(sender, certificates[-1].head, now), None
-        start, before, place = found
-        if self._most is not None and len(before) + len(certificates) > self._most:
+        if self._most is not None and len(growing.certificates) + len(certificates) > self._most:
             return [], f"a chain of more than {self._most} certificates beyond ours; this run has not so many"
-        taken = list(before)
-        for certificate in certificates:
-            if reason := self._why_not(place, certificate):
-                return [], reason
-            taken.append(certificate)
-            place = place.then(certificate)
-        suffix = suffix_of(self._chain, start, taken)
+        if asked:
+            self._growing = None  # unless there is more to come of it
+        if reason := self._grow(growing, certificates, is_asked=asked):
+            if growing.is_unsigned:
+                self._distrust()
+            return [], reason
+        if growing.is_unsigned:
+            answer = self._under_the_word(growing, sender, more=more, asked=asked, now=now)
+            if answer is not None:
+                return answer
+        length = len(growing.certificates)
+        if more and asked and length > max(WEIGHED_FROM, 2 * growing.weighed):
+            growing.weighed = length
+        elif more and asked and length > WEIGHED_FROM:
+            return self._ask_on(growing, sender, now), None
+        suffix = suffix_of(self._chain, growing.start, growing.certificates)
         if not suffix.certificates or self._knows(suffix.tip, now) or self._is_draft(suffix):
             return [], None  # nothing new: no further question, or two pages would beget questions for ever
         if (reason := self._forks.why_not(suffix)) is None:
@@ -159,26 +199,73 @@ class Healing:
             self._judge(suffix.tip, reason)
         if reason is not None:
             return [], reason
-        return (self._ask(sender, now) if more and asked else []), None
+        return (self._ask_on(growing, sender, now) if more and asked else []), None
 
-    def _why_not(self, place: Place, certificate: Certificate) -> str | None:
-        if self._chain.height_of(certificate.head) is not None:
+    def _ask_on(self, growing: _Growing, sender: PeerId, now: float) -> list[Send]:
+        """For what follows, of who has shown so much."""
+        self._growing = growing
+        return self._ask(sender, now)
+
+    def _grow(self, growing: _Growing, certificates: Sequence[Certificate], *, is_asked: bool) -> str | None:
+        """Why these do not go on from growing, which is as it was then; None: they do, and it has them."""
+        place, checkpoint, is_unsigned = growing.place, self._forks.checkpoint, growing.is_unsigned
+        vouched = checkpoint.height if checkpoint is not None and not self._forks.holds_checkpoint(None) else 0
+        for certificate in certificates:
+            if self._chain.height_of(certificate.head) is None:
+                is_covered = is_asked and self._trusts_the_owner and certificate.value.height <= vouched
+                reader = self._reader
+                verify = _any_vote if is_covered else reader.verify
+                if reason := place.why_not_certificate(certificate, verify, reader.max_peers, reader.plans):
+                    return reason
+                is_unsigned = is_unsigned or is_covered
+            place = place.then(certificate)
+        growing.certificates.extend(certificates)
+        growing.place, growing.is_unsigned = place, is_unsigned
+        return None
+
+    def _under_the_word(
+        self, growing: _Growing, sender: PeerId, *, more: bool, asked: bool, now: float
+    ) -> tuple[list[Send], str | None] | None:
+        """The answer to a chain whose signatures were not looked at; None: it holds what the owner has signed, which so proves
+        all that is before."""
+        checkpoint = self._forks.checkpoint
+        assert checkpoint is not None, "why signatures were not looked at"
+        at = checkpoint.height - 1 - growing.start
+        if at >= len(growing.certificates):
+            if not asked:
+                return [], None
+            if more:
+                return self._ask_on(growing, sender, now), None
+            self._distrust()  # somebody who is behind: by its signatures then, from the beginning
+            return self._ask(sender, now), None
+        if at >= 0 and growing.certificates[at].head == checkpoint.head:
+            growing.is_unsigned = False
             return None
-        return place.why_not_certificate(certificate, self._reader.verify, self._reader.max_peers, self._reader.plans)
+        self._distrust()
+        self._judge(growing.place.head, reason := "a chain that parts from the one that the run's owner has signed")
+        return [], reason
 
-    def _foothold(self, parent: Digest) -> tuple[int, tuple[Certificate, ...], Place] | None:
-        """Where parent is: (height of our chain, certificates from there up to parent, its place)."""
+    def _distrust(self) -> None:
+        """Every signature is looked at until the owner speaks again: the next such chain is found out at its first page."""
+        self._growing, self._trusts_the_owner = None, False
+
+    def _grown_to(self, parent: Digest) -> _Growing | None:
+        """What is known of a chain up to parent; None: nothing."""
+        growing = self._growing
+        if growing is not None and growing.place.head == parent:
+            return growing
         height = self._chain.height_of(parent)
         if height is not None:
-            return height, (), self._chain.place_at(height)
+            return _Growing(height, [], self._chain.place_at(height))
         for suffix in (self.path, self._draft):
-            if suffix is not None and parent in suffix.heads:
-                before = suffix.up_to(parent).certificates
-                return suffix.ancestor, before, place_after(self._chain.place_at(suffix.ancestor), before)
+            if suffix is not None and parent in suffix.index_of:
+                before = list(suffix.up_to(parent).certificates)
+                place = place_after(self._chain.place_at(suffix.ancestor), before)
+                return _Growing(suffix.ancestor, before, place, weighed=len(before))
         return None
 
     def _is_draft(self, suffix: Suffix) -> bool:
-        return self._draft is not None and suffix.tip in self._draft.heads
+        return self._draft is not None and suffix.tip in self._draft.index_of
 
     def _take(self, suffix: Suffix, more: bool) -> str | None:
         """Why suffix, the end of a chain, is not to be followed; None if it is, or may be when more of it is known."""
@@ -214,7 +301,8 @@ class Healing:
         """The owner has spoken: what was worse may be better now, and the other way round."""
         self._judged.clear()
         self._shunned.clear()
-        self._draft = None
+        self._draft = self._growing = None
+        self._trusts_the_owner = True
         self.rebase()
 
     # ---- what the machine does with the path ----
@@ -223,6 +311,10 @@ class Healing:
         """Our chain has changed: what it has by now is no longer ahead."""
         self.path = self._rebased(self.path)
         self._draft = self._rebased(self._draft)
+        if (growing := self._growing) is not None and self._chain.height_of(
+            growing.certificates[0].parent
+        ) != growing.start:
+            self._growing = None
         self._give_up_what_is_worse()
 
     def _give_up_what_is_worse(self) -> None:
@@ -249,3 +341,7 @@ class Healing:
         for head in self.path.heads:
             self._shunned[head] = now + self._reader.timing.shun_s
         self.path = None
+
+
+def _any_vote(_peer: PeerId, _message: bytes, _signature: bytes) -> bool:
+    return True

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dilocox_peer.events import EquivocationProved, MessageRefused
 from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
 from dilocox_peer.peer.planning.planner import FixedPlanner, JudgingPlanner, Planner
-from dilocox_peer.peer.rounds.adoption import Adoption, Wait
+from dilocox_peer.peer.rounds.adoption import PLANNED_FROM, Adoption, Wait
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.chain import Chain, Place, Verifier, leader
 from dilocox_peer.peer.rounds.conduct import Conduct
@@ -74,7 +74,6 @@ from dilocox_peer.wire.checkpoints import Checkpoint
 from dilocox_peer.wire.rounds import Cert, ChainPage, GetChain, Heartbeat, Leave, Message, Offer, Proof, Vouch
 
 _FROM_ANYBODY = (GetChain, ChainPage, Cert, Vouch)
-PLANNED_FROM = 256  # newest certificates that a planner is shown at a restart
 
 
 class RoundMachine:

@@ -159,6 +159,12 @@ class Members:
         seen = self._seen.get(peer)
         return seen.said.head if seen is not None and seen.said is not None else None
 
+    def heads(self, now: float) -> set[Digest]:
+        """The ends of the chains of those alive, as they last said."""
+        return {
+            seen.said.head for peer, seen in self._seen.items() if seen.said is not None and self.is_alive(peer, now)
+        }
+
     def at(self, head: Digest, now: float, *, ready: bool = True) -> set[PeerId]:
         """Those alive whose chain ends in head and who hold the state there; not ready: those who do not yet."""
         return {

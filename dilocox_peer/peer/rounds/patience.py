@@ -66,7 +66,7 @@ class Patience:
     def settled(self, chain: Chain, path: Suffix, checkpoint: Checkpoint | None, now: float) -> Suffix | None:
         """The path from chain as far as it is to be believed by now; None: not at all. now: monotonic seconds."""
         place, settled, is_believed = chain.place_at(path.ancestor), 0, True
-        vouched = path.heads.index(checkpoint.head) if checkpoint is not None and checkpoint.head in path.heads else -1
+        vouched = -1 if checkpoint is None else path.index_of.get(checkpoint.head, -1)
         lone = self._lone_below(chain, path.ancestor)
         for index, certificate in enumerate(path.certificates):
             signers = {peer for peer, _ in certificate.signatures}

@@ -1,0 +1,162 @@
+"""How a newcomer takes in a long chain: page by page, in a time that grows with it, and what the owner's word spares it."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
+from dilocox_peer.peer.rounds.chain import Chain
+from dilocox_peer.peer.rounds.contract import Send
+from dilocox_peer.peer.rounds.forks import Forks
+from dilocox_peer.peer.rounds.healing import LEAST_PAGE, PAGE_SIGNATURES, WEIGHED_FROM, Healing
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate
+from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.rounds import MAX_PAGE, ChainPage, GetChain
+from tests.unit.test_forks import GENESIS, A, B, Branch, C, D, checkpoint_of, verify
+
+DONOR, LIAR = PeerId("donor"), PeerId("liar")
+
+
+@dataclass
+class Newcomer:
+    """At genesis, with what it reads of others. verified: signatures that it has looked at."""
+
+    timing: Timing = field(default_factory=Timing)
+    max_peers: int = 16
+    plans: PlanBounds = ANY_PLAN
+    verified: int = 0
+    refused: list[tuple[PeerId, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.chain = Chain(GENESIS)
+        self.forks = Forks(self.chain, max_back=None)
+        self.healing = Healing(self, self.chain, self.forks)
+        self.now = 0.0
+
+    def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
+        self.verified += 1
+        return verify(peer, message, signature)
+
+    @property
+    def known(self) -> int:
+        """Certificates of the path."""
+        return 0 if self.healing.path is None else len(self.healing.path.certificates)
+
+    def read(self, peer: PeerId, branch: Branch, pages: int = 1000, *, ends: int | None = None) -> int:
+        """Asks peer for the chain that it shows, of which it says that it ends after so many pages; how many were read."""
+        self.now += 10.0
+        questions, read = self.healing.heard_of(peer, branch.certificates[-1].head, self.now), 0
+        while questions and read < pages:
+            page = page_of(branch, questions[0])
+            read += 1
+            more = page.more if ends is None else read < ends
+            questions, reason = self.healing.on_page(peer, page.certificates, more=more, now=self.now)
+            if reason is not None:
+                self.refused.append((peer, reason))
+        return read
+
+
+def page_of(branch: Branch, question: Send) -> ChainPage:
+    """As an honest peer answers."""
+    chain = Chain(GENESIS, branch.certificates)
+    reader = Newcomer()
+    healing = Healing(reader, chain, Forks(chain, max_back=None))
+    assert isinstance(question.message, GetChain)
+    page = healing.page_after(question.message.locator)
+    assert page is not None
+    return page
+
+
+def rounds(count: int, *signers: PeerId, first: int = 2) -> Branch:
+    branch = Branch().start(*signers)
+    for order in range(first, first + count):
+        branch.round(*signers, order=order)
+    return branch
+
+
+def unsigned(certificate: Certificate) -> Certificate:
+    return replaced(certificate, signatures=tuple((peer, b"x" * 40) for peer, _ in certificate.signatures))
+
+
+LONG = rounds(400, A, B, C)
+FORGED = rounds(400, A, B, D)  # of another first roster
+TIP: Digest = LONG.certificates[-1].head
+
+
+def test_a_long_chain_is_read_to_its_end_and_weighed_now_and_then_only() -> None:
+    newcomer = Newcomer()
+    assert newcomer.read(DONOR, LONG) == len(LONG.certificates) // MAX_PAGE + 1
+    assert newcomer.healing.path is not None
+    assert newcomer.healing.path.tip == TIP
+    assert newcomer.verified == 1 + 400 * 3, "every signature once"
+
+
+def test_a_donor_that_dies_half_way_costs_what_came_of_it_no_second_time() -> None:
+    newcomer = Newcomer()
+    newcomer.read(DONOR, LONG, pages=5)
+    assert WEIGHED_FROM <= newcomer.known <= 5 * MAX_PAGE
+    before = newcomer.verified
+    newcomer.read(PeerId("another"), LONG)
+    assert newcomer.known == 401
+    assert newcomer.verified == 1 + 400 * 3
+    assert before == 1 + 3 * (5 * MAX_PAGE - 1)
+
+
+def test_what_the_owner_has_signed_needs_no_other_signature() -> None:
+    newcomer = Newcomer()
+    newcomer.forks.checkpoint = checkpoint_of(LONG, 390)
+    newcomer.read(DONOR, LONG)
+    assert newcomer.healing.path is not None
+    assert newcomer.healing.path.tip == TIP
+    assert newcomer.verified <= 11 * 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("signed_from", "why"),
+    [
+        (380, "a chain that parts from the one that the run's owner has signed"),
+        (401, "a signature that does not verify"),
+    ],
+)
+def test_a_chain_that_does_not_lead_to_the_owners_word_is_refused_and_the_next_one_at_its_first_page(
+    signed_from: int, why: str
+) -> None:
+    newcomer = Newcomer()
+    newcomer.forks.checkpoint = checkpoint_of(LONG, 390)
+    below, above = FORGED.certificates[1:signed_from], FORGED.certificates[signed_from:]
+    forged = Branch([FORGED.certificates[0], *map(unsigned, below), *above])
+    newcomer.read(LIAR, forged)
+    assert newcomer.refused == [(LIAR, why)]
+    assert newcomer.known == 0
+    assert newcomer.read(PeerId("second liar"), Branch(forged.certificates[:399])) == 1
+    assert newcomer.refused[1] == (PeerId("second liar"), "a signature that does not verify")
+    newcomer.read(DONOR, LONG)
+    assert newcomer.known == 401
+
+
+def test_somebody_who_is_behind_the_owners_word_is_read_by_the_signatures() -> None:
+    newcomer = Newcomer()
+    newcomer.forks.checkpoint = checkpoint_of(LONG, 390)
+    behind = Branch(LONG.certificates[:200])
+    newcomer.read(DONOR, behind)
+    assert newcomer.known == 200
+    assert newcomer.verified >= 3 * 199
+
+
+def test_first_pages_that_nobody_asked_for_undo_nothing() -> None:
+    newcomer = Newcomer()
+    newcomer.read(DONOR, LONG, pages=5)
+    newcomer.healing.on_page(LIAR, tuple(FORGED.certificates[:8]), more=True, now=newcomer.now)
+    newcomer.healing.on_page(LIAR, tuple(LONG.certificates[:8]), more=True, now=newcomer.now)
+    assert newcomer.read(DONOR, LONG) == len(LONG.certificates) // MAX_PAGE + 1 - 5
+
+
+def test_a_page_has_as_many_certificates_as_can_be_looked_at_at_once() -> None:
+    few, many = rounds(100, A), rounds(100, *(PeerId(f"peer{number:02d}") for number in range(16)))
+    ask = Send(DONOR, GetChain(0, GENESIS.head, 0, (GENESIS.head,)))
+    assert len(page_of(few, ask).certificates) == MAX_PAGE
+    page = page_of(many, ask).certificates
+    assert LEAST_PAGE <= len(page) < MAX_PAGE
+    assert sum(len(each.signatures) for each in page) <= PAGE_SIGNATURES
