@@ -9,12 +9,13 @@ What no round waits for gives way to what one does: it aims at a smaller delay, 
 we send something urgent it may take a tenth of that beside it.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from dilocox_peer.types import PeerId
 
-URGENT_S, BACKGROUND_S = 0.1, 0.04  # of delay beside the least
+URGENT_S, BACKGROUND_S = 0.15, 0.06  # of delay beside the least
+NEWEST = 8  # answers whose soonest counts: what else is late then is this computer or the other, not the line
 START_BYTES = 32 * 1024
 LEAST_BYTES, MOST_BYTES = 8 * 1024, 16 * 1024 * 1024
 GAIN = 0.5  # of the window an answer time; with an answer time's delay 1 swings for ever
@@ -40,6 +41,7 @@ class Flow:
         self._uplink, self._is_urgent = uplink, is_urgent
         self._target_s = URGENT_S if is_urgent else BACKGROUND_S
         self._sent_s = float("-inf")
+        self._answers_s: deque[float] = deque(maxlen=NEWEST)
         self.window = START_BYTES
         self.in_flight = 0
         self._is_limiting = False  # since the last answer
@@ -87,8 +89,9 @@ class Flow:
         if now_s - self._since_s > REMEMBERED_S:
             self._since_s, self._least_before_s, self._least_s = now_s, self._least_s, float("inf")
         self._least_s = min(self._least_s, answer_s)
+        self._answers_s.append(answer_s)
         wanted_s = min(self._least_s, self._least_before_s) + self._target_s
-        change = num_bytes * max(-GAIN, GAIN * (1 - answer_s / wanted_s))
+        change = num_bytes * max(-GAIN, GAIN * (1 - min(self._answers_s) / wanted_s))
         if change < 0 or self._is_limiting:
             self.window = int(min(max(self.window + change, LEAST_BYTES), MOST_BYTES))
         self._is_limiting = False

@@ -19,6 +19,7 @@ class Line:
     there_and_back_s: float
     flows: Sequence[Flow]
     jitter_s: float = 0.0
+    late_s: float = 0.0  # two of three answers, at most
     sent: list[int] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
 
@@ -34,6 +35,7 @@ class Line:
                     flow.sent(size, now)
                     free_at = max(free_at, now) + size / self.bytes_per_s
                     late = self.there_and_back_s + self.jitter_s * rng.random()
+                    late += self.late_s * rng.random() if rng.random() < 2 / 3 else 0.0
                     heapq.heappush(answers, (free_at + late, which, size, now))
                     if now >= measured_from:
                         self.sent[which] += size
@@ -67,6 +69,14 @@ def test_what_no_round_waits_for_gives_way() -> None:
     alone = Line(2.3 / 8 * 1e6, 0.02, [background()])
     alone.run(60.0, measured_from=20.0)
     assert alone.sent[0] > 0.9 * 40.0 * alone.bytes_per_s
+
+
+@pytest.mark.parametrize("flow", ["urgent", "background"])
+def test_a_computer_that_is_busy_is_no_slow_line(flow: str) -> None:
+    """Two of three answers come late, as their tasks wait for a processor."""
+    line = Line(20 / 8 * 1e6, 0.02, [urgent() if flow == "urgent" else background()], late_s=0.2)
+    line.run(30.0, measured_from=10.0)
+    assert line.sent[0] > 0.9 * 20.0 * line.bytes_per_s
 
 
 def test_flows_to_several_peers_share_a_line_with_one_short_queue() -> None:
