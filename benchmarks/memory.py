@@ -5,6 +5,7 @@
     python benchmarks/memory.py --published FOLDER [--lora-rank 8] [--stages 2 --of-stage 1] [--borders] [...]
     python benchmarks/memory.py --table FOLDER         # a published model's, in the configurations below
     python benchmarks/memory.py --loss 128256
+    python benchmarks/memory.py --kept --published FOLDER --context 1024     # of a forward, with checkpointing and without; or --stage
 
 PSS (proportional set size, from /proc/PID/smaps_rollup): shared pages count in proportion, so the sum over processes is
 what the peer really takes. Expected beforehand: the import of torch and hivemind is most of it, the model (252 k
@@ -13,7 +14,7 @@ parameters x 32 B = 8 MB) is little.
 --stage, --published: one peer's arithmetic at a preset's or a published model's size in a process of its own, two rounds with a merge
 each: the most that it took (VmHWM) beside interpreter and libraries, and what model/memory.py reckons, which claim, doctor and
 --max-memory go by. --loss: the most that loss and gradient
-of 4 x 2048 tokens take over a vocabulary, beside hidden states and weights.
+of 4 x 2048 tokens take over a vocabulary, beside hidden states and weights. --kept: what tensors hold between a forward and its backward.
 """
 
 import argparse
@@ -275,6 +276,34 @@ def of_loss(vocab_size: int) -> None:
     )
 
 
+def of_forward(arguments: Any) -> None:
+    import torch
+
+    from dilocox_peer.model.architecture import build_model, layers_of, prepare
+
+    manifest = manifest_of(arguments)
+    prepare(manifest)
+    layers = layers_of(manifest, arguments.of_stage)
+    count, tokens = layers.last - layers.first + 1, arguments.micro_batch * arguments.context
+    found: dict[bool, int] = {}
+    for checkpointing in (True, False):
+        model = build_model(manifest.model, layers, checkpointing=checkpointing)
+        x: Any = torch.randint(0, 256, (arguments.micro_batch, arguments.context))
+        if not layers.is_first_stage:
+            x = torch.randn(arguments.micro_batch, arguments.context, manifest.model.hidden_size, requires_grad=True)
+        model.hidden(x)  # the first makes what stays
+        with torch.profiler.profile(profile_memory=True) as profiler:
+            hidden_BTD = model.hidden(x)
+        kept = found[checkpointing] = sum(each.self_cpu_memory_usage for each in profiler.key_averages())
+        print(
+            f"checkpointing {checkpointing}: {kept / 1e6:.1f} MB kept, {kept / count / tokens / 1e3:.2f} KB a token and layer of {count}",
+            flush=True,
+        )
+        del hidden_BTD, model
+        gc.collect()
+    print(f"{found[False] / found[True]:.1f} times less")
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="certified before the peers are measured")
@@ -285,6 +314,7 @@ async def main() -> None:
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--loss", type=int, help="vocabulary")
     parser.add_argument("--published", type=Path, help="folder of a published model: a stage of it, alone")
+    parser.add_argument("--kept", action="store_true", help="between a forward and its backward")
     parser.add_argument("--table", type=Path, help="folder of a published model: it in many configurations")
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--of-stage", type=int, default=0)
@@ -298,6 +328,8 @@ async def main() -> None:
     print(header())
     if arguments.table:
         return table(arguments.table)
+    if arguments.kept:
+        return of_forward(arguments)
     if arguments.stage or arguments.published or arguments.loss:
         if arguments.loss:
             return of_loss(arguments.loss)
