@@ -5,7 +5,8 @@
 Needs torch, numpy, pydantic, msgspec, msgpack, cryptography and base58; transformers for the comparison of speed, which is skipped
 without. No network, no other process. Ends with 1 if a bar is missed. `--device cpu --preset tiny` tries the script itself.
 
-Bars, said beforehand: losses of the same steps in float32 within 1e-3 of a CPU's, in bfloat16 within 3 %; the canary of a CPU holds;
+Bars, said beforehand: losses of the same steps in float32 within 1e-3 of a CPU's, compiled too, in bfloat16 and float16 within 3 %; a matrix in
+8 bits within 2 % of itself, in 4 within 12 %; the canary of a CPU holds;
 anchors of a CPU and the device equal to the bit after three rounds; memory within 10 % of what is told (model/memory.py), never
 more; activations with checkpointing a fifth or less of those without at this depth; loss over 128,256 ids at 4 x 2048 tokens within 1 GB;
 tokens a second at least 0.95 of a plain loop of the same model in transformers; two cards at least 1.7 times one.
@@ -40,8 +41,9 @@ from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.peer.training.whole_loop import WholeLoop
 from dilocox_peer.types import PeerId, sha256
 
-FLOAT32_APART, BFLOAT16_APART, TOLD_APART, LEAST_SPEED, CARDS_SPEED = 1e-3, 0.03, 0.10, 0.95, 1.7
+FLOAT32_APART, HALF_APART, TOLD_APART, LEAST_SPEED, CARDS_SPEED = 1e-3, 0.03, 0.10, 0.95, 1.7
 ACTIVATIONS_LESS, LOSS_BYTES = 5.0, 1e9
+BITS_APART = {8: 0.02, 4: 0.12}
 ROUNDS = 3
 DEADLINE_S = 600.0
 
@@ -78,18 +80,21 @@ class Day:
         text = np.frombuffer(np.random.default_rng(0).bytes(4_000_000), dtype=np.uint8) % 64  # something to learn
         self.corpus = Corpus([Document("made", text)], name="made", validation=0.01)
 
-    def loop(self, *devices: str, precision: str = "float32", manifest: Manifest | None = None) -> WholeLoop:
+    def loop(
+        self, *devices: str, precision: str = "float32", manifest: Manifest | None = None, compiled: bool = False
+    ) -> WholeLoop:
         manifest = manifest or self.manifest
         loop = WholeLoop(
             manifest, peer=PeerId("p"), incarnation=1, corpus=self.corpus, devices=devices, clock=time.monotonic,
             micro_batch_limit=None, timetable=Timetable(manifest), precision=precision,
+            compiled=compiled,
         )  # fmt: skip
         loop.begin(initial_state(manifest).anchor_N(), 0)
         return loop
 
-    def losses(self, device: str, precision: str = "float32") -> list[float]:
+    def losses(self, device: str, precision: str = "float32", *, compiled: bool = False) -> list[float]:
         """The mean so far, after each of the first steps."""
-        loop = self.loop(device, precision=precision)
+        loop = self.loop(device, precision=precision, compiled=compiled)
         found = []
         for _ in range(min(self.steps, 8)):
             loop.train_on()
@@ -117,11 +122,14 @@ class Day:
     def numbers(self) -> Iterator[Verdict]:
         """The same steps give the same losses, and the canary sings."""
         expected = self.losses("cpu")
-        for precision, bound in (("float32", FLOAT32_APART), ("bfloat16", BFLOAT16_APART)):
-            found = self.losses(self.device, precision)
+        kinds = [("float32", FLOAT32_APART, False), ("bfloat16", HALF_APART, False), ("float16", HALF_APART, False)]
+        if self.is_accelerator:  # of a processor it takes minutes
+            kinds.append(("float32", FLOAT32_APART, True))
+        for precision, bound, compiled in kinds:
+            found = self.losses(self.device, precision, compiled=compiled)
             apart = max(abs(here / there - 1) for here, there in zip(found, expected, strict=True))
             yield judged(
-                f"losses in {precision}",
+                f"losses in {precision}{', compiled' if compiled else ''}",
                 apart <= bound,
                 f"{apart:.2e} apart at most (bar {bound}), last {found[-1]:.4f}",
             )
@@ -130,6 +138,22 @@ class Day:
             model.flat_N.copy_(initial_parameters(model.layout, self.section, self.manifest.run.seed))
         differs = what_differs(models[1], self.section.hidden_size, canary(models[0], self.section.hidden_size))
         yield judged("canary of a CPU", not differs, differs or "holds")
+
+    def few_bits(self) -> Iterator[Verdict]:
+        """What --base-bits makes of a matrix."""
+        from dilocox_peer.errors import ConfigError
+        from dilocox_peer.model.quantized import QuantizedMatrix, library
+
+        try:
+            library()
+        except ConfigError as error:
+            yield Verdict("a matrix in few bits", "skipped", str(error))
+            return
+        matrix_OI = torch.randn(2048, 1024, generator=torch.Generator().manual_seed(0)).to(self.device) * 0.02
+        for bits, bound in BITS_APART.items():
+            widened_OI = QuantizedMatrix(matrix_OI, bits).to(torch.float32)
+            apart = float((widened_OI - matrix_OI).norm() / matrix_OI.norm())
+            yield judged(f"a matrix in {bits} bits", apart <= bound, f"{apart:.3f} off (bar {bound})")
 
     def anchors(self) -> Iterator[Verdict]:
         """A peer on the CPU and one on the device merge each other's contributions."""
@@ -306,7 +330,7 @@ def main() -> int:
         f"# {name}, torch {torch.__version__}, Python {platform.python_version()}\n# command: python {' '.join(sys.argv)}"
     )
     found: list[Verdict] = []
-    for check in (day.numbers, day.anchors, day.memory, day.speeds, day.cards):
+    for check in (day.numbers, day.few_bits, day.anchors, day.memory, day.speeds, day.cards):
         try:
             for verdict in check():
                 found.append(verdict)
