@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -284,7 +284,8 @@ async def run_peers(
             said = f"{', '.join(codecs)}; rounds of {' '.join(map(str, counted))}; exchange {median(delays or [0.0]):.1f} s"
             if stages > 1:
                 said += f"; stage 1: rounds of {' '.join(str(len(each['contributors'])) for each in certified(places[1].name))}"
-                said += f"; {crossed(swarm, places):.4f} of the micro-batches crossed"
+                if case == "sites":
+                    said += f"; {crossed(swarm, places):.4f} of the micro-batches crossed"
             if missed:
                 said += f"; went without {missed[-3:]}"
             return Measured(
@@ -345,11 +346,12 @@ def row(found: dict[str, Measured], each: Measured) -> list[str]:
         "-" if each.averaged is None else f"{each.averaged:.3f}",
         "-" if each.effective_h is None else f"{each.effective_h:.1f} of {each.planned_h:.1f}",
         each.more,
+        each.at,
     ]
 
 
 HEAD = [
-    "case", "replicas", "Mbit/s", "who", "tokens/s", "of the limit", "x AllReduce", "B/token", "averaged", "effective H", "",
+    "case", "replicas", "Mbit/s", "who", "tokens/s", "of the limit", "x AllReduce", "B/token", "averaged", "effective H", "", "measured at",
 ]  # fmt: skip
 
 
@@ -426,10 +428,9 @@ def write_results(folder: Path, found: dict[str, Measured]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     measured = {name: asdict(found[name]) for name in sorted(found)}
     (folder / "headline.json").write_text(json.dumps({"measured": measured}, indent=1) + "\n")
-    commands = "".join(f"- {at}\n" for at in sorted({each.at for each in found.values()}))
     (folder / "headline.md").write_text(
-        "# Tokens a second over slow lines\n\nWritten by benchmarks/headline.py, which says what the columns mean. "
-        f"n = 1 a row, measured with\n\n{commands}\n{markdown(found)}"
+        "# Tokens a second over slow lines\n\nWritten by `sudo python benchmarks/headline.py`, which says what the columns mean. One run a "
+        f"row, on two cores that had other work.\n\n{markdown(found)}"
     )
     draw(found, folder / "headline.png")
 
@@ -491,8 +492,8 @@ def main() -> int:
     for case, who, peers in cases:
         measured = asyncio.run(measure(args, case, who, peers))
         who = "peers, adapting" if who == "peers" and args.adapt != "off" else who
-        stamp = header().splitlines()[0][2:]
-        measured = Measured(**{**asdict(measured), "who": who, "at": stamp.partition(", commit")[2].strip() or stamp})
+        commit = header().splitlines()[0].rpartition(" ")[2]
+        measured = replace(measured, who=who, at=f"commit {commit}, load {os.getloadavg()[0]:.1f}")
         found[f"{case} {peers} {who}"] = measured
         print(f"| {' | '.join(row(found, measured))} |", flush=True)
         for reason in why_missed(found, measured):

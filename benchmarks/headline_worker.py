@@ -237,7 +237,9 @@ class Trained:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self._called: torch.nn.Module = self.model
         if hook is not None:
-            ddp = torch.nn.parallel.DistributedDataParallel(self.model)
+            # PowerSGD in one bucket: with several its all-reduces start in another order on each rank now and then, and all wait.
+            bucket_mb = 100 if hook == "powersgd" else None
+            ddp = torch.nn.parallel.DistributedDataParallel(self.model, bucket_cap_mb=bucket_mb)
             if hook == "powersgd":
                 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 

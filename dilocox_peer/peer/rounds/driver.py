@@ -45,7 +45,7 @@ from dilocox_peer.store.fetch import Fetch
 from dilocox_peer.store.pull import Pull
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.rounds import decode_message, encode_message
+from dilocox_peer.wire.rounds import Heartbeat, decode_message, encode_message
 
 _logger = logging.getLogger(__name__)
 
@@ -208,7 +208,8 @@ class RoundDriver:
         assert self._outbox is not None
         match action:
             case Send(to, message):
-                self._outbox.post(to, encode_message(message))
+                kind = b"heartbeat" if isinstance(message, Heartbeat) else b""
+                self._outbox.post(to, encode_message(message), kind=kind)
             case Persist(state):
                 await self._persist(state)
             case FetchBlob():

@@ -1,10 +1,12 @@
 """Outgoing protocol messages: one bounded queue and one task a receiver, so that a slow peer delays nobody else.
 
-Delivery is at most once; the round protocol repeats what matters. When a queue is full its oldest message goes.
+Delivery is at most once; the round protocol repeats what matters. A message that waits already is not queued again, and of heartbeats the
+newest takes the place of the one that waits: where a line is slow, what is repeated every second would else be told minutes late. When a
+queue is full its oldest message goes.
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from dilocox_peer.errors import PeerUnavailable
@@ -24,20 +26,22 @@ class Outbox:
         self._tasks = tasks
         self._send_now = send_now
         self._on_failure = on_failure
-        self._queues: dict[PeerId, deque[bytes]] = {}
+        self._queues: dict[PeerId, OrderedDict[bytes, bytes]] = {}  # by what a message is known by
         self._wakers: dict[PeerId, asyncio.Event] = {}
         self._idle: dict[PeerId, asyncio.Event] = {}
         self.bytes_sent = 0
 
-    def post(self, peer: PeerId, raw: bytes) -> None:
-        """Queues raw for peer; never waits."""
+    def post(self, peer: PeerId, raw: bytes, *, kind: bytes = b"") -> None:
+        """Queues raw for peer; never waits. kind: takes the place of one of this kind that waits; empty: of none but its equal."""
         queue = self._queues.get(peer)
         if queue is None:
-            queue = self._queues[peer] = deque(maxlen=MAX_QUEUED)
+            queue = self._queues[peer] = OrderedDict()
             waker = self._wakers[peer] = asyncio.Event()
             self._idle[peer] = asyncio.Event()
             self._tasks.create_task(self._drain(peer, queue, waker), name=f"outbox {peer[-6:]}")
-        queue.append(raw)
+        queue[kind or raw] = raw
+        if len(queue) > MAX_QUEUED:
+            queue.popitem(last=False)
         self._idle[peer].clear()
         self._wakers[peer].set()
 
@@ -46,7 +50,7 @@ class Outbox:
         while busy := [idle for peer, idle in self._idle.items() if peer in self._queues and not idle.is_set()]:
             await busy[0].wait()
 
-    async def _drain(self, peer: PeerId, queue: deque[bytes], waker: asyncio.Event) -> None:
+    async def _drain(self, peer: PeerId, queue: OrderedDict[bytes, bytes], waker: asyncio.Event) -> None:
         try:
             while True:
                 if not queue:
@@ -54,7 +58,7 @@ class Outbox:
                     waker.clear()
                     async with asyncio.timeout(IDLE_S):
                         await waker.wait()
-                raw = queue.popleft()
+                _, raw = queue.popitem(last=False)
                 try:
                     await self._send_now(peer, raw)
                     self.bytes_sent += len(raw)

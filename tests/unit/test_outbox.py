@@ -1,0 +1,46 @@
+"""What waits to be sent to a slow peer."""
+
+import asyncio
+
+from dilocox_peer.errors import PeerUnavailable
+from dilocox_peer.peer.rounds.outbox import MAX_QUEUED, Outbox
+from dilocox_peer.types import PeerId
+
+SLOW, OTHER = PeerId("slow"), PeerId("other")
+
+
+async def test_what_is_repeated_while_it_waits_is_sent_once() -> None:
+    """On a line where a message takes seconds its repetitions would else come before all that is new."""
+    sent: list[tuple[PeerId, bytes]] = []
+    gate = asyncio.Event()
+
+    async def send(peer: PeerId, raw: bytes) -> None:
+        if peer == SLOW:
+            await gate.wait()
+        sent.append((peer, raw))
+
+    async with asyncio.TaskGroup() as tasks:
+        outbox = Outbox(tasks, send, _never)
+        outbox.post(SLOW, b"first")
+        await asyncio.sleep(0)  # it is on its way
+        for second in range(20):
+            outbox.post(SLOW, b"offer")
+            outbox.post(SLOW, f"beat {second}".encode(), kind=b"heartbeat")
+            outbox.post(OTHER, b"offer")
+            await asyncio.sleep(0)
+        outbox.post(SLOW, b"ack")
+        gate.set()
+        await outbox.drained()
+        assert [raw for peer, raw in sent if peer == SLOW] == [b"first", b"offer", b"beat 19", b"ack"]
+        assert len([raw for peer, raw in sent if peer == OTHER]) > 1, "what has gone out is said again"
+        for number in range(2 * MAX_QUEUED):
+            outbox.post(SLOW, str(number).encode())
+        await outbox.drained()
+        assert sent[-1] == (SLOW, str(2 * MAX_QUEUED - 1).encode())
+        assert len(sent) < 4 + 21 + MAX_QUEUED + 2, "the oldest go when it is full"
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+
+def _never(error: PeerUnavailable) -> None:
+    raise AssertionError(error)
