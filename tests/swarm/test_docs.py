@@ -112,7 +112,8 @@ def rounds_in(text: str) -> int:
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_the_readmes_commands_do_what_it_says(desk: Desk, tmp_path: Path, stages: int):
-    init, sign, bootstrap, status_of_run, generate, export, generate_from_folder = commands_of("An owner's ten minutes")
+    owners = commands_of("An owner's ten minutes")
+    init, sign, bootstrap, status_of_run, generate, ledger, export, generate_from_folder, plan = owners
     doctor, join, status, pause, resume, dashboard, leave, join_a, join_b = commands_of("A volunteer's ten minutes")
 
     # -- the owner
@@ -151,9 +152,11 @@ def test_the_readmes_commands_do_what_it_says(desk: Desk, tmp_path: Path, stages
     table = desk.run(status_of_run)
     assert len(re.findall(r"^    …\w{8}  direct ", table, flags=re.MULTILINE)) == 3, table
     assert desk.run(generate).startswith("import ")
+    assert "rounds" in desk.run(ledger)
     assert "wrote model: run 'tiny' after round" in desk.run(export)
     assert {path.name for path in (tmp_path / "model").iterdir()} >= {"config.json", "model.safetensors"}
     assert desk.run(generate_from_folder).startswith("import ")
+    assert "best: " in desk.run([*plan, "--tflops", "10"])
 
     # -- leaving and coming back
     helpers = family(mine.pid)
