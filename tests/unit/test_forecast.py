@@ -67,13 +67,16 @@ def test_far_peers_wait_for_round_trips_unless_more_is_under_way() -> None:
 def test_rounds_bind_where_nothing_shorter_fits_a_line() -> None:
     found = forecast(preset("125m", rounds={"max_inner_steps": 100}), replace(HOME, uplink_bps=2e4))
     assert found.binding == "rounds"
-    assert found.exchange_share == pytest.approx(1.0)
-    assert found.round_s == pytest.approx(found.exchange_s)
+    assert found.exchange_share > 0.9
+    assert found.round_s >= found.exchange_s
 
 
 def test_a_peer_that_is_alone_exchanges_nothing() -> None:
     found = forecast(RUN, replace(HOME, count=1))
-    assert (found.exchange_s, found.sent_bytes_a_day, found.times_fewer) == (0.0, 0.0, 0.0)
+    assert (found.exchange_s, found.times_fewer) == (0.0, 0.0)
+    assert found.sent_bytes_a_day == pytest.approx(86400 / found.round_s * found.contribution_bytes), (
+        "to who keeps the run"
+    )
     assert forecast(RUN, HOME).exchange_s > DELAY_S
 
 

@@ -6,7 +6,7 @@ One peer trains one stage on `work_s` of the whole model's time for a micro-batc
                              activations and gradients that a peer sends (and receives) / its line;
                              a micro-batch's way through all stages and back / micro-batches under way
     seconds of a round     = inner steps * micro-batches a step * seconds a micro-batch; no shorter than the exchange
-    seconds of an exchange = delay + contribution * (replicas - 1) / what activations leave of the uplink
+    seconds of an exchange = delay + contribution * (replicas - 1) / LINE_SHARE of what activations leave of the uplink
 
 Codec, rank and inner steps are those that the run's own controller (controller.py) comes to on such lines. What the peers measure once
 they train takes the place of all of it.
@@ -31,6 +31,8 @@ PIPELINE_SHARE = 0.97
 """Of a stage's time that it computes, with a window full of micro-batches: 0.95 to 1.00 in the pipeline's simulator."""
 DELAY_S = 0.5
 """Of an exchange, beside transfer and travel: messages and the wait for the others."""
+LINE_SHARE = 0.9  # of an uplink that contributions to the roster have; keepers and newcomers get the rest beside them
+KEEPERS = 1  # that copy contributions, as the run's bootstrap does
 CODING_S = 20e-9
 """A parameter: encoding our own contribution, looking at another's and taking the mean, on one thread."""
 SETTLED_ROUNDS = 200
@@ -121,9 +123,9 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
     left_bps = peers.uplink_bps * (1.0 - min(MOST_ACTIVATIONS, 8 * sent / peers.uplink_bps / micro_batch_s))
     delay_s = DELAY_S + 3 * peers.round_trip_s + CODING_S * layouts[largest].num_elements
     setting, blob = settled(manifest, layouts[largest], replicas, left_bps, step_s, delay_s)
-    exchange_s = delay_s + 8 * blob * (replicas - 1) / left_bps if replicas > 1 else 0.0
+    exchange_s = delay_s + 8 * blob * (replicas - 1) / (LINE_SHARE * left_bps) if replicas > 1 else 0.0
     micro_batches = setting.inner_steps * inner.accumulate
-    sent_a_round = blob * (replicas - 1) + micro_batches * sent
+    sent_a_round = blob * (replicas - 1 + KEEPERS) + micro_batches * sent
     round_s, least_s = setting.inner_steps * step_s, max(exchange_s, 8 * sent_a_round / peers.uplink_bps)
     if least_s > 1.001 * round_s:
         is_rounds = exchange_s == least_s or blob * (replicas - 1) > micro_batches * sent
