@@ -73,7 +73,7 @@ async def peer(disk):
     posted, trainer, blobs = list[Any](), cast("Any", TrainerStub()), cast("Any", None)
     rounds: Any = SimpleNamespace(
         head=PLACE.head, round=0, may_train=False, may_offer=False, has_offered=False, roster=(), reports={},
-        working=lambda now: set(), is_wanted=lambda head: True,
+        working=lambda now: set(), is_wanted=lambda head: True, may_end=lambda now: False,
         schedule=SimpleNamespace(last_round=9, plan_for=lambda number: first_plan(MANIFEST)),
     )  # fmt: skip
     conductor = Conductor(
@@ -124,12 +124,14 @@ async def test_a_merge_whose_blobs_are_being_read_is_void_too(peer, monkeypatch,
     peer.rounds.may_train, peer.rounds.head = True, APPLY.certificate.head
     go_on: Future[Any] = Future()
     disk.submit(go_on.result)  # the disk has other things to do first
-    peer.conductor.on_apply(APPLY)
-    assert peer.conductor.outer.phase is OuterPhase.LOADING
-    conducting = asyncio.create_task(peer.conductor.run())
-    await asyncio.sleep(0)
-    await Averaging.adopt_state(peer, WANTED)
-    go_on.set_result(None)
+    try:
+        peer.conductor.on_apply(APPLY)
+        assert peer.conductor.outer.phase is OuterPhase.LOADING
+        conducting = asyncio.create_task(peer.conductor.run())
+        await asyncio.sleep(0)
+        await Averaging.adopt_state(peer, WANTED)
+    finally:
+        go_on.set_result(None)  # or the disk would be waited for
     async with asyncio.timeout(10):
         while peer.conductor.outer.phase is OuterPhase.LOADING:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.001)
