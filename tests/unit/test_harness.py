@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from dilocox_peer.cli.main import app
 from dilocox_peer.errors import ConfigError
 from tests.tiny_models import tiny_json, write_folder
 from tests.tokenizers_made import bpe_file
+from tests.unit.test_evaluate_folder import evaluate
 
 transformers = pytest.importorskip("transformers")
 
@@ -39,14 +38,6 @@ def folder(tmp_path: Path) -> Path:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
     return tmp_path / "model"
-
-
-def evaluate(folder: Path, *more: str) -> str:
-    result = CliRunner().invoke(app, ["evaluate", str(folder), *more, "--threads", "1"])
-    if isinstance(result.exception, ConfigError):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from dilocox_peer.peer.seeding import ShardFetcher, SharedFolders
 from dilocox_peer.store.outline import CHUNK_BYTES, outline_of
 from dilocox_peer.types import sha256
 
-RAW = os.urandom(2 * CHUNK_BYTES + 100)
+RAW = os.urandom(2 * CHUNK_BYTES + 99) + b"!"
 BYTES = {"tokenizer": "bytes", "bos": "", "eos": "", "vocab_size": 256}
 
 
