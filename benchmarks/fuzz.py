@@ -244,7 +244,7 @@ def fire_at_link(link_id: str, address: str, run_id: str, seed: int) -> None:
     import trio
 
     from dilocox_peer.network.frames import pack_header
-    from dilocox_peer.network.link_frames import Kind
+    from dilocox_peer.network.link_frames import FrameKind
     from dilocox_peer.network.link_host import Host, abort
     from dilocox_peer.signing import SigningKey
 
@@ -261,9 +261,9 @@ def fire_at_link(link_id: str, address: str, run_id: str, seed: int) -> None:
                 kind = rng.randrange(4)
                 streams = [await host.open_stream(conn, timeout_s=5) for _ in range(12 if kind == 0 else 2)]
                 for role, stream in zip(("control", "bulk"), streams, strict=False):
-                    hello = pack_header(Kind.HELLO, {"role": role, "g": time.time_ns()}, 0)
+                    hello = pack_header(FrameKind.HELLO, {"role": role, "g": time.time_ns()}, 0)
                     await stream.write(
-                        hello if kind > 1 else mutations.frame(Kind.HELLO, {"role": role, "g": mutations.value(1)})
+                        hello if kind > 1 else mutations.frame(FrameKind.HELLO, {"role": role, "g": mutations.value(1)})
                     )
                     sent += 1
                 for _ in range(LINK_FRAMES):

@@ -27,7 +27,7 @@ from statistics import median
 
 import psutil
 
-from dilocox_peer.network.link import Arrived, Link, LinkdEnded, Linked
+from dilocox_peer.network.link import Arrived, Link, LinkdEnded, LinkUp
 from dilocox_peer.network.linkd_process import LinkSettings
 from dilocox_peer.types import LinkId
 
@@ -134,7 +134,7 @@ def main() -> None:
     other_linkd = ours.recv()
     link.dial(neighbour, addresses)
     deadline = time.monotonic() + 20
-    while not any(isinstance(event, Linked) for event in link.poll(10)):
+    while not any(isinstance(event, LinkUp) for event in link.poll(10)):
         assert time.monotonic() < deadline, "no link"
     assert link._linkd is not None
     assert other.pid is not None

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from swarm import header
 
 from dilocox_peer.config import preset
+from dilocox_peer.contract import Tick
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
 from dilocox_peer.peer.planning.planner import FixedPlanner
@@ -35,7 +36,6 @@ from dilocox_peer.peer.rounds.contract import (
     Send,
     StateComputed,
     StateInstalled,
-    Tick,
 )
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.genesis import genesis_of

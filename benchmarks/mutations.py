@@ -23,7 +23,7 @@ from dilocox_peer.dht.records import (
 )
 from dilocox_peer.dht.validators import RecordValidator
 from dilocox_peer.network.frames import MAGIC, pack_header
-from dilocox_peer.network.link_frames import Kind
+from dilocox_peer.network.link_frames import FrameKind
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import RunId
 
@@ -331,7 +331,9 @@ class Mutations:
             )()
         )
         return self.frame(
-            rng.choice((Kind.FRAME, Kind.FRAME, Kind.FRAME, Kind.PING, Kind.PONG, rng.randrange(64))),
+            rng.choice(
+                (FrameKind.FRAME, FrameKind.FRAME, FrameKind.FRAME, FrameKind.PING, FrameKind.PONG, rng.randrange(64))
+            ),
             rng.choice(({"h": owners[:65_000]}, {"i": rng.choice((0, -1, 2**64 - 1))}, {"h": "text"}, {})),
             rng.choice((b"", rng.randbytes(100), bytes(20_000))),
         )

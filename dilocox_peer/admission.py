@@ -1,7 +1,7 @@
 """Admission to a run: invitations that the run's owner signed, what they allow, and which of them were taken back. Pure.
 
 A `Grant` is an invitation. One that names a peer is at once its pass: what it shows to the others. One for many names how
-many; whoever holds the owner's key makes a pass of it for each peer that asks, and counts (`Registrar`). A pass has the id
+many; whoever holds the owner's key makes a pass of it for each peer that asks, and counts (`PassMaker`). A pass has the id
 of the grant that it was made of, so that taking back the grant takes back all its passes. `Revocations` is the owner's list
 of what was taken back. A `Gate` is what a peer asks before it hears another: it knows the passes that were shown to it.
 
@@ -269,7 +269,7 @@ class Admission:
     own_pass: bytes
 
 
-class Registrar:
+class PassMaker:
     """Makes passes of invitations for many, with the owner's key. Counts; who calls writes each new use to disk before the
     pass is handed out."""
 

@@ -33,7 +33,7 @@ _CODES = {
 }  # fmt: skip
 _EXAMPLE = "/ip4/203.0.113.5/tcp/31337"
 
-Role = Literal["peer", "lease", "listen", "announce"]
+AddressRole = Literal["peer", "lease", "listen", "announce"]
 """What an address is for: peer: somebody to dial (--initial-peers, links); lease: the same or through a relay;
 listen: --host-maddrs; announce: --announce-maddrs."""
 
@@ -141,12 +141,12 @@ def _grant(text: str, run_id: RunId) -> Grant:
     return grant
 
 
-def parse_multiaddrs(texts: Iterable[str], role: Role) -> tuple[str, ...]:
+def parse_multiaddrs(texts: Iterable[str], role: AddressRole) -> tuple[str, ...]:
     """The checked addresses of an option that takes several, in order, without repetitions."""
     return tuple(dict.fromkeys(parse_multiaddr(text, role).text for text in texts))
 
 
-def parse_multiaddr(text: str, role: Role) -> Address:
+def parse_multiaddr(text: str, role: AddressRole) -> Address:
     """The address in text, fit for its role. Raises ConfigError with one line that names text and the remedy."""
     text = text.strip()
     if len(text) > MAX_ADDRESS_CHARS:
@@ -198,7 +198,7 @@ def all_loopback(maddrs: Iterable[str]) -> bool:
     return all(text.startswith(("/ip4/127.", "/ip6/::1/")) for text in maddrs)
 
 
-def with_port_raised(maddrs: Iterable[str], role: Role, by: int) -> tuple[str, ...]:
+def with_port_raised(maddrs: Iterable[str], role: AddressRole, by: int) -> tuple[str, ...]:
     """The addresses with a port higher by so much; port 0, any, stays. Raises ConfigError when there is no such port."""
     raised = []
     for address in (parse_multiaddr(text, role) for text in maddrs):
@@ -225,7 +225,7 @@ def _varint(number: int) -> bytes:
     return bytes([number]) if number < 128 else bytes([number & 127 | 128, number >> 7])
 
 
-def _check_host(text: str, host_kind: str, host: str, role: Role) -> None:
+def _check_host(text: str, host_kind: str, host: str, role: AddressRole) -> None:
     match host_kind:
         case "ip4" | "ip6":
             try:
@@ -251,7 +251,7 @@ def _check_host(text: str, host_kind: str, host: str, role: Role) -> None:
             )
 
 
-def _port(text: str, port_text: str, role: Role) -> int:
+def _port(text: str, port_text: str, role: AddressRole) -> int:
     lowest = 0 if role == "listen" else 1
     port = int(port_text) if re.fullmatch(r"[0-9]{1,5}", port_text) else -1
     if not lowest <= port <= 65535:
@@ -271,7 +271,7 @@ def _peer_id(text: str, peer: str) -> PeerId:
     return PeerId(peer)
 
 
-def _example(role: Role) -> str:
+def _example(role: AddressRole) -> str:
     return f"{_EXAMPLE}/p2p/12D3KooW..." if role in ("peer", "lease") else _EXAMPLE
 
 

@@ -26,7 +26,7 @@ from dilocox_peer.invitation import parse_multiaddr, parse_multiaddrs
 from dilocox_peer.model.memory import size
 from dilocox_peer.types import PeerId
 
-Status = Literal["ok", "warn", "fail", "skipped"]
+CheckStatus = Literal["ok", "warn", "fail", "skipped"]
 
 DISK_BYTES_PER_PARAMETER = 40  # three checkpoints of anchor and momentum, one being written, contributions
 DISK_FLOOR_BYTES = 200_000_000
@@ -46,7 +46,7 @@ class Check:
     """remedy: what to do, empty when there is nothing to do."""
 
     name: str
-    status: Status
+    status: CheckStatus
     found: str
     remedy: str = ""
 

@@ -29,7 +29,7 @@ from dilocox_peer.network.autogroup import giving_way
 from dilocox_peer.peer.control import Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.settings import Choices, SessionSettings
-from dilocox_peer.peer.startup import StartUp, Step
+from dilocox_peer.peer.startup import StartUp, StartupStep
 from dilocox_peer.wire.declared import MAX_SITE_CHARS, SITE
 from dilocox_peer.wire.records import MAX_PUBLIC_NAME
 
@@ -80,13 +80,13 @@ def run_join(flags: JoinFlags) -> None:
 
             stack.enter_context(metrics_server(observer, flags.metrics_host, flags.metrics_port))
         if on_screen:
-            typer.echo(f"{Step.LOADING} ...")
+            typer.echo(f"{StartupStep.LOADING} ...")
         else:
             observer.add(event_printer(as_json=flags.log.is_json))
         # Only now the heavy imports: a typing error in a flag should not take two seconds to be told. And not in the loop,
         # where hivemind's would keep Ctrl-C waiting.
         with interruptible():
-            StartUp(Step.LOADING, observer)
+            StartUp(StartupStep.LOADING, observer)
             from dilocox_peer.network.daemon import quiet_hivemind
             from dilocox_peer.peer.session import Session
 
@@ -133,7 +133,7 @@ def _check_machine(home: PeerHome, host_maddrs: Sequence[str]) -> list[Check]:
 
     Takes some 0.1 s. Before the key is locked, or the check would find it in use.
     """
-    with StartUp(Step.MACHINE).named():
+    with StartUp(StartupStep.MACHINE).named():
         found = quick_checks(home.folder, home.identity_path, host_maddrs)
         failed = [check for check in found if check.status == "fail"]
         if failed:

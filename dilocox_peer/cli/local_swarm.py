@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from dilocox_peer.cli.children import Child, Children
+from dilocox_peer.cli.children import Child, Children, OnEvent
 from dilocox_peer.cli.eventlog import read_event
 from dilocox_peer.cli.init import write_whole
 from dilocox_peer.config import to_toml
@@ -24,8 +24,6 @@ START_S = 90.0  # importing torch and hivemind on a busy machine takes most of i
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 FOLDER = "dilocox-swarm-{pid}-{started}-"  # started: of the process in clock ticks since boot, 0 where nobody says
 _FOLDER = re.compile(r"dilocox-swarm-(?P<pid>[1-9]\d{0,9})-(?P<started>\d{1,20})-[^-]+")
-
-OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 class ChildEnded(DilocoxError):

@@ -4,7 +4,6 @@ With the owner's key it also signs a checkpoint for the branch: then the others 
 """
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import typer
 from dilocox_peer.cli.demo_table import size
 from dilocox_peer.cli.flags import RecoverFlags
 from dilocox_peer.cli.home import PeerHome, owner_key_path
+from dilocox_peer.cli.visit import Say
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.peer.control import is_answered, socket_path
 from dilocox_peer.peer.identity import Identity, read_key
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from dilocox_peer.peer.state.left import LeftBranch
 
 AHEAD_MS = 3_600_000  # what a bootstrap signs before it hears of this word counts less; then it counts on from there
-
-Say = Callable[[str], None]
 
 
 def run_recover(flags: RecoverFlags, say: Say = typer.echo) -> None:

@@ -17,13 +17,13 @@ STEP_S = 0.1  # of the real clock
 FACTOR = 2.0
 MAX_EVENTS = 2_000_000
 
-Timed = tuple[Event, float]
+TimedEvent = tuple[Event, float]
 
 
 class Player:
     """How far a replay is. Pure: `advance` by real seconds gives the events that are due."""
 
-    def __init__(self, events: Sequence[Timed], speed: float) -> None:
+    def __init__(self, events: Sequence[TimedEvent], speed: float) -> None:
         assert events, "nothing to play"
         self._events = events
         self._next = 0
@@ -35,7 +35,7 @@ class Player:
     def is_over(self) -> bool:
         return self._next >= len(self._events)
 
-    def advance(self, seconds: float) -> list[Timed]:
+    def advance(self, seconds: float) -> list[TimedEvent]:
         if self.is_stopped or self.is_over:
             return []
         self.now_s += seconds * self.speed
@@ -60,7 +60,7 @@ class Player:
 
 def run_replay(flags: ReplayFlags) -> None:
     """Plays the file to its end, and stays there until q. Without a terminal: shows the end. Raises ConfigError."""
-    events: list[Timed] = []
+    events: list[TimedEvent] = []
     path = flags.path
     for timed in read_event_file(path):
         events.append(timed)

@@ -41,7 +41,7 @@ _MAX_VALUE_BYTES = MAX_MANIFEST_BYTES + 8 + SIGNATURE_BYTES  # msgpack's head of
 _CACHED_RECORDS = 4096  # a get returns the same records from every holder; a verification is ~0.1 ms, a hash 2 us
 
 
-class Record(Protocol):
+class RecordLike(Protocol):
     """hivemind.dht.validation.DHTRecord."""
 
     @property
@@ -73,11 +73,11 @@ class RecordValidator:
         """The run is not open: from here on the gate is asked. It learns the passes in the leases."""
         self._gate = gate
 
-    def validate(self, record: Record) -> bool:
+    def validate(self, record: RecordLike) -> bool:
         """Whether record may be stored or believed."""
         return self.refusal(record) is None
 
-    def refusal(self, record: Record) -> str | None:
+    def refusal(self, record: RecordLike) -> str | None:
         """Why record is refused, None if it is not. Cheap checks come first."""
         slot = self._slots.get(record.key)
         if slot is None:
@@ -105,14 +105,14 @@ class RecordValidator:
         self._remember(digest)
         return None
 
-    def sign_value(self, record: Record) -> bytes:
+    def sign_value(self, record: RecordLike) -> bytes:
         """The value with our signature; a record that is not ours stays as it is, and is refused by everybody."""
         if self._key is None or _writer(record.subkey) != self._key.peer_id:
             return record.value
         message = signed_bytes(record.key, record.subkey, record.value, record.expiration_time)
         return record.value + self._key.sign(message)
 
-    def strip_value(self, record: Record) -> bytes:
+    def strip_value(self, record: RecordLike) -> bytes:
         """The value of a valid record without its signature."""
         return record.value[:-SIGNATURE_BYTES]
 

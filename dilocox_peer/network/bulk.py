@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.network.flow import Flow
-from dilocox_peer.network.frames import PREFIX_BYTES, Prefix, pack_header, unpack_header, unpack_prefix
+from dilocox_peer.network.frames import PREFIX_BYTES, Buffer, Prefix, pack_header, unpack_header, unpack_prefix
 from dilocox_peer.types import PeerId
 
 REQUEST: Final = 1
@@ -30,8 +30,7 @@ RECEIPT_BYTES = 8
 LOOK_S = 0.1
 MAX_RECEIPTS_BYTES = 64 * 1024  # that wait to be sent; of a sender that reads none of them no more are kept
 
-Buffer = bytes | bytearray | memoryview
-Pace = Callable[[int], Awaitable[None]]
+Permit = Callable[[int], Awaitable[None]]
 """Returns when so many bytes may be sent."""
 
 Take = Callable[[bytes], Awaitable[bool]]
@@ -120,7 +119,7 @@ async def send_reply(
     reply: Reply,
     *,
     chunk_bytes: int,
-    pace: Pace,
+    pace: Permit,
     stall_timeout_s: float,
     receipts: "Receipts | None" = None,
 ) -> None:
@@ -233,7 +232,7 @@ async def receive_reply(
     max_body_bytes: int,
     stall_timeout_s: float,
     on_bytes: Callable[[int], None],
-    pace: Pace | None = None,
+    pace: Permit | None = None,
     take: Take | None = None,
     tell: Callable[[int], None] = lambda _total: None,
 ) -> tuple[dict[str, Any], bytearray]:

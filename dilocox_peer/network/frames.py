@@ -17,6 +17,8 @@ from dilocox_peer.errors import ProtocolError
 from dilocox_peer.scan import scan
 from dilocox_peer.wire.versions import FRAMES, why_not_version
 
+Buffer = bytes | bytearray | memoryview
+
 MAGIC = 0xD170C0D1
 _PREFIX = struct.Struct(">IBBHIQ")
 PREFIX_BYTES = _PREFIX.size

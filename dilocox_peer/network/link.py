@@ -21,8 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.network.frames import pack_header
-from dilocox_peer.network.link_frames import MAX_OWNER_HEADER_BYTES, Buffer, Frame, Kind, frame_cost
+from dilocox_peer.network.frames import Buffer, pack_header
+from dilocox_peer.network.link_frames import MAX_OWNER_HEADER_BYTES, Frame, FrameKind, frame_cost
 from dilocox_peer.network.linkd_process import LinkdProcess, LinkSettings, NeighbourLink
 from dilocox_peer.types import LinkId
 
@@ -32,14 +32,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Linked:
+class LinkUp:
     """Frames can be sent to it."""
 
     neighbour: LinkId
 
 
 @dataclass(frozen=True, slots=True)
-class Unlinked:
+class LinkDown:
     """The link is lost, and what was under way on it in both directions."""
 
     neighbour: LinkId
@@ -55,7 +55,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundTrip:
+class LinkPing:
     """Of a ping; waits for at most one chunk of bodies in each direction, and what the kernel holds."""
 
     neighbour: LinkId
@@ -71,7 +71,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class LinkdTraffic:
     """Bytes over TCP since this linkd began, of TLS and yamux included; about as often as a ping, while there are links."""
 
     received: int
@@ -80,12 +80,12 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class LinkdEnded:
-    """All links are gone, and were reported as Unlinked before this. restart is due."""
+    """All links are gone, and were reported as LinkDown before this. restart is due."""
 
     reason: str
 
 
-LinkEvent = Linked | Unlinked | Arrived | RoundTrip | Found | Traffic | LinkdEnded
+LinkEvent = LinkUp | LinkDown | Arrived | LinkPing | Found | LinkdTraffic | LinkdEnded
 
 
 class Link:
@@ -165,14 +165,14 @@ class Link:
         with self._using:
             self._take_fresh()
             self._dialled[neighbour] = tuple(addresses)
-            self._order(Kind.DIAL, {"n": neighbour, "a": self._dialled[neighbour]})
+            self._order(FrameKind.DIAL, {"n": neighbour, "a": self._dialled[neighbour]})
 
     def hang_up(self, neighbour: LinkId) -> None:
         """Ends the link, whoever made it, and keeps none any more. The other side may dial again."""
         with self._using:
             self._take_fresh()
             self._dialled.pop(neighbour, None)
-            self._order(Kind.HANG_UP, {"n": neighbour})
+            self._order(FrameKind.HANG_UP, {"n": neighbour})
 
     def send(self, neighbour: LinkId, header: bytes, body: Buffer | None = None) -> bool:
         """Queues a frame, or says False: there is no link to it, or too much waits for it already. Never blocks.
@@ -193,7 +193,7 @@ class Link:
                 self._was_refused = True
                 return False
             link.outstanding += cost
-            self._order(Kind.DATA, {"l": link.number, "h": header}, view)
+            self._order(FrameKind.DATA, {"l": link.number, "h": header}, view)
             return True
 
     def poll(self, timeout_s: float) -> list[LinkEvent]:
@@ -225,7 +225,7 @@ class Link:
         self._selector.register(linkd.sock, selectors.EVENT_READ)
         self._selector.register(linkd.stderr_fd, selectors.EVENT_READ)
         for neighbour, addresses in self._dialled.items():
-            self._order(Kind.DIAL, {"n": neighbour, "a": addresses})
+            self._order(FrameKind.DIAL, {"n": neighbour, "a": addresses})
         for frame in linkd.early:
             self._on_frame(linkd, frame)
 
@@ -250,7 +250,7 @@ class Link:
                     is_over |= self._receive(linkd)
         return is_over
 
-    def _order(self, kind: Kind, header: dict[str, object], body: memoryview | None = None) -> None:
+    def _order(self, kind: FrameKind, header: dict[str, object], body: memoryview | None = None) -> None:
         linkd = self._linkd
         if linkd is None:
             return
@@ -287,33 +287,33 @@ class Link:
 
     def _on_frame(self, linkd: LinkdProcess, frame: Frame) -> None:
         header = frame.header
-        if frame.kind == Kind.LINKED:
+        if frame.kind == FrameKind.LINKED:
             link = NeighbourLink(LinkId(header["n"]), header["l"])
             linkd.links[link.neighbour] = linkd.by_number[link.number] = link
-            self._events.append(Linked(link.neighbour))
+            self._events.append(LinkUp(link.neighbour))
             return
-        if frame.kind == Kind.FOUND:
+        if frame.kind == FrameKind.FOUND:
             self._events.append(Found(LinkId(header["n"]), tuple(header["a"])))
             return
-        if frame.kind == Kind.TRAFFIC:
-            self._events.append(Traffic(header["r"], header["s"]))
+        if frame.kind == FrameKind.TRAFFIC:
+            self._events.append(LinkdTraffic(header["r"], header["s"]))
             return
-        if frame.kind == Kind.FAILED:
+        if frame.kind == FrameKind.FAILED:
             return  # the end of the socket follows
         link = linkd.by_number[header["l"]]
         match frame.kind:
-            case Kind.DATA:
+            case FrameKind.DATA:
                 body = memoryview(frame.parts[0] if frame.parts else b"")
                 self._events.append(Arrived(link.neighbour, header["h"], body, header["w"]))
-            case Kind.CREDIT:
+            case FrameKind.CREDIT:
                 link.outstanding -= header["b"]
                 self._was_refused = False
-            case Kind.ROUND_TRIP:
-                self._events.append(RoundTrip(link.neighbour, header["s"]))
-            case Kind.UNLINKED:
+            case FrameKind.ROUND_TRIP:
+                self._events.append(LinkPing(link.neighbour, header["s"]))
+            case FrameKind.UNLINKED:
                 del linkd.links[link.neighbour], linkd.by_number[link.number]
                 self._was_refused = False
-                self._events.append(Unlinked(link.neighbour, header["reason"]))
+                self._events.append(LinkDown(link.neighbour, header["reason"]))
             case other:
                 raise AssertionError(f"linkd sent a frame of kind {other}")
 
@@ -324,5 +324,5 @@ class Link:
         with suppress(KeyError):
             self._selector.unregister(linkd.stderr_fd)
         reason = linkd.reap()
-        self._events += [Unlinked(neighbour, reason) for neighbour in linkd.links]
+        self._events += [LinkDown(neighbour, reason) for neighbour in linkd.links]
         self._events.append(LinkdEnded(reason))

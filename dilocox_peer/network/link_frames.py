@@ -11,10 +11,9 @@ from enum import Enum, IntEnum
 from typing import Any, TypeVar
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.network.frames import MAX_HEADER_BYTES, PREFIX_BYTES, Prefix, unpack_header, unpack_prefix
+from dilocox_peer.network.frames import MAX_HEADER_BYTES, PREFIX_BYTES, Buffer, Prefix, unpack_header, unpack_prefix
 
 T = TypeVar("T")
-Buffer = bytes | bytearray | memoryview
 
 MAX_OWNER_HEADER_BYTES = MAX_HEADER_BYTES - 1024  # what the owner of a link may put into a header; ours goes around it
 SMALL_BODY_BYTES = 4096  # a body below this goes with the small frames, before large ones
@@ -24,7 +23,7 @@ CREDIT_SHARE = (
 )
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame says, and its header's keys."""
 
     # peer -> linkd

@@ -45,7 +45,7 @@ MDNS_SERVICE = "_p2p._udp.local."
 
 
 @dataclass(slots=True)
-class Traffic:
+class HostTraffic:
     """Bytes through the TCP connections of a host, of TLS and yamux included, since it began."""
 
     received: int = 0
@@ -55,7 +55,7 @@ class Traffic:
 class Wire:
     """A TCP connection below TLS: read in large pieces (TLS asks for 4096 bytes at a time), closed without asking."""
 
-    def __init__(self, conn: Any, traffic: Traffic) -> None:
+    def __init__(self, conn: Any, traffic: HostTraffic) -> None:
         self._conn = conn
         self._traffic = traffic
         self._is_streaming = False  # a body comes in, no faster than we read
@@ -89,7 +89,7 @@ class Wire:
 class Tls:
     """libp2p's TLS over a Wire."""
 
-    def __init__(self, key_pair: Any, traffic: Traffic) -> None:
+    def __init__(self, key_pair: Any, traffic: HostTraffic) -> None:
         self._transport = TLSTransport(key_pair)
         self._traffic = traffic
 
@@ -116,7 +116,7 @@ class Host:
 
     def __init__(self, key_seed: bytes, protocol: str, *, max_connections: int) -> None:
         self._protocol = TProtocol(protocol)
-        self.traffic = Traffic()
+        self.traffic = HostTraffic()
         key_pair = create_new_key_pair(key_seed)
         self._host = new_host(
             key_pair=key_pair,

@@ -17,14 +17,14 @@ from typing import Any
 import trio
 
 from dilocox_peer.network.frames import pack_header
-from dilocox_peer.network.link_frames import Backoff, ChunkReader, Kind, Verdict, header_field, judge
+from dilocox_peer.network.link_frames import Backoff, ChunkReader, FrameKind, Verdict, header_field, judge
 from dilocox_peer.network.link_host import Host, abort
 from dilocox_peer.network.link_streams import (
     READ_BYTES,
-    Link,
     LinkLost,
-    Outbox,
-    Session,
+    LinkStreams,
+    ParentQueue,
+    StreamPair,
     first_frame,
     new_generation,
     one_line,
@@ -61,7 +61,7 @@ class Config:
 class Neighbour:
     link_id: str
     generation: int
-    link: Link | None = None
+    link: LinkStreams | None = None
     linked: trio.Event = field(default_factory=trio.Event)  # replaced when a link ends
     addresses: list[str] = field(default_factory=list)
     dialling: trio.CancelScope | None = None
@@ -71,12 +71,12 @@ class Neighbour:
 class Neighbours:
     """links: by number, in the parent's words; a number is never used again."""
 
-    def __init__(self, host: Host, config: Config, outbox: Outbox) -> None:
+    def __init__(self, host: Host, config: Config, outbox: ParentQueue) -> None:
         self._host, self._config, self._outbox = host, config, outbox
         self._neighbours: dict[str, Neighbour] = {}
-        self.links: dict[int, tuple[Neighbour, Link]] = {}
+        self.links: dict[int, tuple[Neighbour, LinkStreams]] = {}
         self._num_links = 0
-        self._halves: dict[Any, Session] = {}  # of connections that others dialled, with one of two streams
+        self._halves: dict[Any, StreamPair] = {}  # of connections that others dialled, with one of two streams
         self._num_streams: Counter[Any] = Counter()  # of our protocol, by connection, that others opened
         self._seen_at: dict[Any, float] = {}  # connections without a link
         self._strangers_since = trio.current_time()
@@ -171,7 +171,7 @@ class Neighbours:
         """Makes a link over a connection to one address. Raises what went wrong; no connection stays then."""
         with trio.fail_after(DIAL_TIMEOUT_S):
             conn = await self._host.dial(neighbour.link_id, address)
-        session = Session(conn, partial(abort, conn))
+        session = StreamPair(conn, partial(abort, conn))
         self._seen_at[conn] = trio.current_time()
         try:
             session.generation = neighbour.generation
@@ -181,9 +181,9 @@ class Neighbours:
                 answer, session.early["control"] = await first_frame(
                     session.streams["control"], session.readers["control"]
                 )
-            if answer.kind == Kind.REFUSED:
+            if answer.kind == FrameKind.REFUSED:
                 raise LinkLost(f"refused: {header_field(answer.header, 'reason', str)}")
-            if answer.kind != Kind.HELLO:
+            if answer.kind != FrameKind.HELLO:
                 raise LinkLost(f"answered with a frame of kind {answer.kind}")
             refusal = await self._admit(neighbour, session, header_field(answer.header, "g", int))
             if refusal:
@@ -192,10 +192,10 @@ class Neighbours:
             abort(conn)
             raise
 
-    async def _open(self, session: Session, role: str) -> None:
+    async def _open(self, session: StreamPair, role: str) -> None:
         stream = await self._host.open_stream(session.conn, timeout_s=int(OPEN_TIMEOUT_S))
         session.add(role, stream, ChunkReader(self._config.max_body_bytes), [])
-        await write_whole(stream, pack_header(Kind.HELLO, {"role": role, "g": session.generation}, body_bytes=0))
+        await write_whole(stream, pack_header(FrameKind.HELLO, {"role": role, "g": session.generation}, body_bytes=0))
 
     # Being dialled
 
@@ -230,15 +230,15 @@ class Neighbours:
         if self._num_strangers <= STRANGER_LINES_PER_MINUTE:
             say(text)
 
-    async def _greet(self, conn: Any, net_stream: Any) -> Session:
+    async def _greet(self, conn: Any, net_stream: Any) -> StreamPair:
         # The side that dials sends no body before our answer; what a stranger sends here, on any number of streams, is not kept.
         stream, reader = net_stream.muxed_stream, ChunkReader(0)
         with trio.fail_after(OPEN_TIMEOUT_S):
             hello, early = await first_frame(stream, reader)
-        if hello.kind != Kind.HELLO:
+        if hello.kind != FrameKind.HELLO:
             raise LinkLost(f"a stream began with a frame of kind {hello.kind}")
         role, generation = header_field(hello.header, "role", str), header_field(hello.header, "g", int)
-        session = self._halves.setdefault(conn, Session(conn, partial(abort, conn)))
+        session = self._halves.setdefault(conn, StreamPair(conn, partial(abort, conn)))
         if role not in ("control", "bulk") or role in session.streams:
             raise LinkLost(f"a second stream {role[:20]!r}")
         session.add(role, stream, reader, early)
@@ -263,10 +263,10 @@ class Neighbours:
             return "it does not keep up with its neighbours"
         return None
 
-    async def _refuse(self, session: Session, reason: str) -> None:
+    async def _refuse(self, session: StreamPair, reason: str) -> None:
         """Says so, and lets the other side close: closing at once could overtake the reason."""
         control = session.streams["control"]
-        await write_whole(control, pack_header(Kind.REFUSED, {"reason": reason}, 0))
+        await write_whole(control, pack_header(FrameKind.REFUSED, {"reason": reason}, 0))
         with trio.move_on_after(OPEN_TIMEOUT_S), suppress(Exception):
             while await control.read(READ_BYTES):
                 pass
@@ -275,7 +275,9 @@ class Neighbours:
 
     # Links
 
-    async def _admit(self, neighbour: Neighbour, session: Session, theirs: int, *, answer: bool = False) -> str | None:
+    async def _admit(
+        self, neighbour: Neighbour, session: StreamPair, theirs: int, *, answer: bool = False
+    ) -> str | None:
         """Makes the session a link, or part of the one there is; or says why not."""
         while True:
             verdict = judge(neighbour.link.theirs if neighbour.link else None, theirs)
@@ -287,7 +289,7 @@ class Neighbours:
             await neighbour.link.over.wait()
         if answer:
             session.generation = neighbour.generation
-            hello = pack_header(Kind.HELLO, {"role": "control", "g": session.generation}, 0)
+            hello = pack_header(FrameKind.HELLO, {"role": "control", "g": session.generation}, 0)
             await write_whole(session.streams["control"], hello)
         if self._neighbours.setdefault(neighbour.link_id, neighbour) is not neighbour:
             return "a link was made meanwhile"
@@ -298,17 +300,19 @@ class Neighbours:
         self._seen_at.pop(session.conn, None)
         if neighbour.link is None:
             self._num_links += 1
-            link = Link(self._num_links, theirs, session, queue_bytes=self._config.queue_bytes, outbox=self._outbox)
+            link = LinkStreams(
+                self._num_links, theirs, session, queue_bytes=self._config.queue_bytes, outbox=self._outbox
+            )
             neighbour.link = link
             self.links[link.number] = (neighbour, link)
             neighbour.linked.set()
-            self._outbox.tell(Kind.LINKED, {"n": neighbour.link_id, "l": link.number})
+            self._outbox.tell(FrameKind.LINKED, {"n": neighbour.link_id, "l": link.number})
             self._nursery.start_soon(self._run_link, neighbour, link)
         else:
             neighbour.link.join(session)
         return None
 
-    async def _run_link(self, neighbour: Neighbour, link: Link) -> None:
+    async def _run_link(self, neighbour: Neighbour, link: LinkStreams) -> None:
         try:
             await link.run()
         finally:
@@ -316,7 +320,7 @@ class Neighbours:
             neighbour.link = None
             neighbour.linked = trio.Event()
             neighbour.generation = new_generation(neighbour.generation)
-            self._outbox.tell(Kind.UNLINKED, {"l": link.number, "reason": link.reason})
+            self._outbox.tell(FrameKind.UNLINKED, {"l": link.number, "reason": link.reason})
             link.over.set()
             self._forget(neighbour)
 
@@ -340,7 +344,7 @@ class Neighbours:
                 pinged_at = now
                 if self.links and not self._outbox.is_long:
                     traffic = self._host.traffic
-                    self._outbox.tell(Kind.TRAFFIC, {"r": traffic.received, "s": traffic.sent})
+                    self._outbox.tell(FrameKind.TRAFFIC, {"r": traffic.received, "s": traffic.sent})
             for _, link in list(self.links.values()):
                 link.check(now, config.dead_s)
                 if is_ping_due:

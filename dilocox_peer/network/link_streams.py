@@ -2,9 +2,9 @@
 
     small ──▶ control stream     frames with a small body or none, pings, pongs; many in one write
     bulk  ──▶ bulk stream        bodies, in chunks of one yamux frame
-    Outbox ◀── both streams of every session
+    ParentQueue ◀── both streams of every session
 
-A session is a connection with its two streams; a link has one, or two when both sides dialled at once: the first is written
+A session (StreamPair) is a connection with its two streams; a link has one, or two when both sides dialled at once: the first is written
 to, all are read. Whatever goes wrong ends the link as a whole: `end` closes the sockets, by which shielded writes end.
 """
 
@@ -20,14 +20,13 @@ from typing import Any, Protocol
 import trio
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.network.frames import pack_header
+from dilocox_peer.network.frames import Buffer, pack_header
 from dilocox_peer.network.link_frames import (
     CREDIT_SHARE,
     SMALL_BODY_BYTES,
-    Buffer,
     ChunkReader,
     Frame,
-    Kind,
+    FrameKind,
     frame_cost,
     header_field,
     rest_of,
@@ -54,7 +53,7 @@ class Stream(Protocol):
 
 
 @dataclass(eq=False)
-class Session:
+class StreamPair:
     """A connection with its two streams, by role: "control" and "bulk"."""
 
     conn: Any  # the host's
@@ -76,25 +75,25 @@ class Session:
         return self.streams.keys() == {"control", "bulk"}
 
 
-class Outbox:
+class ParentQueue:
     """What waits for the parent, in order."""
 
     def __init__(self) -> None:
-        self._frames: deque[tuple[list[Buffer], Link | None, int]] = deque()
+        self._frames: deque[tuple[list[Buffer], LinkStreams | None, int]] = deque()
         self._due = trio.Event()
         self.cost_bytes = 0  # of the frames of neighbours
 
-    def tell(self, kind: Kind, header: dict[str, Any]) -> None:
+    def tell(self, kind: FrameKind, header: dict[str, Any]) -> None:
         self._frames.append(([pack_header(kind, header, 0)], None, 0))
         self._due.set()
 
-    def deliver(self, parts: list[Buffer], link: "Link", cost: int) -> None:
+    def deliver(self, parts: list[Buffer], link: "LinkStreams", cost: int) -> None:
         link.undelivered += cost
         self.cost_bytes += cost
         self._frames.append((parts, link, cost))
         self._due.set()
 
-    def drop(self, link: "Link") -> None:
+    def drop(self, link: "LinkStreams") -> None:
         """Forgets the frames of a link, but not what there is to tell about it."""
         self._frames = deque(entry for entry in self._frames if entry[1] is not link)
         self.cost_bytes -= link.undelivered
@@ -126,10 +125,10 @@ class Outbox:
                 buffers = rest_of(buffers, sent)
 
 
-class Link:
+class LinkStreams:
     """From Linked to Unlinked. Limits: `queue_bytes` for what the parent queues, and for what it does not take."""
 
-    def __init__(self, number: int, theirs: int, session: Session, *, queue_bytes: int, outbox: Outbox) -> None:
+    def __init__(self, number: int, theirs: int, session: StreamPair, *, queue_bytes: int, outbox: ParentQueue) -> None:
         self.number = number
         self.theirs = theirs  # the other side's generation
         self.sessions = [session]
@@ -165,7 +164,7 @@ class Link:
             for session in self.sessions:
                 session.over.set()
 
-    def join(self, session: Session) -> None:
+    def join(self, session: StreamPair) -> None:
         self.sessions.append(session)
         if self._nursery is not None:
             self._start_reading(session)
@@ -186,7 +185,7 @@ class Link:
         """Takes a frame of the parent's, which knows the bound and keeps to it."""
         header: bytes = frame.header["h"]
         cost = frame_cost(len(header), frame.body_bytes)
-        head = pack_header(Kind.FRAME, {"h": header}, frame.body_bytes)
+        head = pack_header(FrameKind.FRAME, {"h": header}, frame.body_bytes)
         self._queued += cost
         assert self._queued <= self._queue_bytes, f"{self._queued} bytes queued"
         if frame.body_bytes < SMALL_BODY_BYTES:
@@ -219,7 +218,7 @@ class Link:
 
     # Reading
 
-    def _start_reading(self, session: Session) -> None:
+    def _start_reading(self, session: StreamPair) -> None:
         assert self._nursery is not None
         for role in ("control", "bulk"):
             self._nursery.start_soon(self._guard, partial(self._read, session, role))
@@ -231,7 +230,7 @@ class Link:
         except Exception as error:
             self.end(one_line(error))
 
-    async def _read(self, session: Session, role: str) -> None:
+    async def _read(self, session: StreamPair, role: str) -> None:
         stream, reader = session.streams[role], session.readers[role]
         began_at = trio.current_time()
         for frame in session.early.pop(role, []):
@@ -251,7 +250,7 @@ class Link:
                 self._on_frame(frame, now - began_at)
                 began_at = now
 
-    async def _end_together(self, session: Session) -> None:
+    async def _end_together(self, session: StreamPair) -> None:
         """Lets the other stream be read to its end too: a neighbour that leaves ends one after the other."""
         if session.one_ended.is_set():
             session.both_ended.set()
@@ -261,22 +260,22 @@ class Link:
 
     def _on_frame(self, frame: Frame, wire_s: float) -> None:
         match frame.kind:
-            case Kind.FRAME:
+            case FrameKind.FRAME:
                 owners = header_field(frame.header, "h", bytes)
                 cost = frame_cost(len(owners), frame.body_bytes)
                 if self.undelivered + cost > self._queue_bytes:
                     self._outbox.drop(self)
                     raise LinkLost(f"more than {self._queue_bytes} bytes from it wait to be taken")
-                head = pack_header(Kind.DATA, {"l": self.number, "h": owners, "w": wire_s}, frame.body_bytes)
+                head = pack_header(FrameKind.DATA, {"l": self.number, "h": owners, "w": wire_s}, frame.body_bytes)
                 self._outbox.deliver([head, *frame.parts], self, cost)
-            case Kind.PING:
+            case FrameKind.PING:
                 self._pong_due = header_field(frame.header, "i", int)
                 self._small_due.set()
-            case Kind.PONG:
+            case FrameKind.PONG:
                 is_last = header_field(frame.header, "i", int) == self._ping and not self._is_ping_due
                 if is_last and not self._outbox.is_long:
                     seconds = trio.current_time() - self._ping_sent_at
-                    self._outbox.tell(Kind.ROUND_TRIP, {"l": self.number, "s": seconds})
+                    self._outbox.tell(FrameKind.ROUND_TRIP, {"l": self.number, "s": seconds})
             case other:
                 raise ProtocolError(None, f"a frame of kind {other} on a link")
 
@@ -286,7 +285,7 @@ class Link:
         while True:
             frames, cost, num_bytes = [], 0, 0
             if self._pong_due is not None:
-                frames.append(pack_header(Kind.PONG, {"i": self._pong_due}, 0))
+                frames.append(pack_header(FrameKind.PONG, {"i": self._pong_due}, 0))
                 self._pong_due = None
             while self._small and num_bytes < CHUNK_BYTES:
                 frame, cost_bytes = self._small.popleft()
@@ -294,7 +293,7 @@ class Link:
                 num_bytes += len(frame)
                 cost += cost_bytes
             if self._is_ping_due:
-                frames.append(pack_header(Kind.PING, {"i": self._ping}, 0))
+                frames.append(pack_header(FrameKind.PING, {"i": self._ping}, 0))
                 self._is_ping_due, self._ping_sent_at = False, trio.current_time()
             if not frames:
                 self._small_due = trio.Event()
@@ -331,7 +330,7 @@ class Link:
         self._queued -= cost
         self._credit += cost
         if self._credit >= self._queue_bytes // CREDIT_SHARE:
-            self._outbox.tell(Kind.CREDIT, {"l": self.number, "b": self._credit})
+            self._outbox.tell(FrameKind.CREDIT, {"l": self.number, "b": self._credit})
             self._credit = 0
 
 

@@ -27,10 +27,10 @@ import trio
 
 from dilocox_peer.network.autogroup import follow_niceness
 from dilocox_peer.network.frames import pack_header
-from dilocox_peer.network.link_frames import BufferReader, Frame, Kind
+from dilocox_peer.network.link_frames import BufferReader, Frame, FrameKind
 from dilocox_peer.network.link_host import Host, choose_ports
 from dilocox_peer.network.link_neighbours import Config, Neighbours
-from dilocox_peer.network.link_streams import LinkLost, Outbox, one_line, say
+from dilocox_peer.network.link_streams import LinkLost, ParentQueue, one_line, say
 
 FLUSH_TIMEOUT_S = 1.0  # for what is still queued when the parent has closed its socket
 
@@ -40,7 +40,7 @@ class Linkd:
         self._parent = parent
         self._config = config
         self._host = Host(config.key_seed, config.protocol, max_connections=4 * config.max_neighbours + 32)
-        self._outbox = Outbox()
+        self._outbox = ParentQueue()
         self._neighbours = Neighbours(self._host, config, self._outbox)
 
     async def run(self, reader: BufferReader) -> None:
@@ -49,7 +49,7 @@ class Linkd:
         async with self._host.run(listen), trio.open_nursery() as nursery:
             ports, addresses = self._host.listening(listen)
             self._neighbours.start(nursery)
-            self._outbox.tell(Kind.READY, {"n": self._host.link_id, "a": addresses, "p": ports})
+            self._outbox.tell(FrameKind.READY, {"n": self._host.link_id, "a": addresses, "p": ports})
             if self._config.mdns:
                 nursery.start_soon(self._announce, addresses)
             nursery.start_soon(self._outbox.write_to, self._parent)
@@ -66,13 +66,13 @@ class Linkd:
 
     def _on_order(self, frame: Frame) -> None:
         match frame.kind:
-            case Kind.DATA:
+            case FrameKind.DATA:
                 _, link = self._neighbours.links.get(frame.header["l"], (None, None))
                 if link is not None:  # else it has ended, which the parent reads by now or soon
                     link.queue(frame)
-            case Kind.DIAL:
+            case FrameKind.DIAL:
                 self._neighbours.dial(frame.header["n"], frame.header["a"])
-            case Kind.HANG_UP:
+            case FrameKind.HANG_UP:
                 self._neighbours.hang_up(frame.header["n"])
             case other:
                 raise AssertionError(f"the parent sent a frame of kind {other}")
@@ -103,7 +103,7 @@ class Linkd:
     def _found(self, link_id: str, addresses: list[str]) -> None:
         if link_id != self._host.link_id:
             self._outbox.tell(
-                Kind.FOUND, {"n": link_id, "a": [f"{address}/p2p/{link_id}" for address in addresses[:16]]}
+                FrameKind.FOUND, {"n": link_id, "a": [f"{address}/p2p/{link_id}" for address in addresses[:16]]}
             )
 
 
@@ -123,7 +123,7 @@ async def _main(parent_fd: int) -> None:
         linkd = Linkd(parent, config)
         await linkd.run(reader)
     except* LinkLost as errors:
-        await parent.send(pack_header(Kind.FAILED, {"reason": one_line(errors)}, 0))
+        await parent.send(pack_header(FrameKind.FAILED, {"reason": one_line(errors)}, 0))
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from dilocox_peer.network.link_frames import (
     MAX_OWNER_HEADER_BYTES,
     BufferReader,
     Frame,
-    Kind,
+    FrameKind,
     frame_cost,
 )
 from dilocox_peer.types import LinkId
@@ -108,7 +108,7 @@ class LinkdProcess:
         linkd = cls(process, ours, BufferReader(settings.max_body_bytes), on_log)
         os.set_blocking(linkd.stderr_fd, False)
         try:
-            ours.sendall(pack_header(Kind.CONFIG, asdict(settings) | {"ports": ports}, 0))
+            ours.sendall(pack_header(FrameKind.CONFIG, asdict(settings) | {"ports": ports}, 0))
             ours.setblocking(False)
             linkd._await_ready(deadline)
         except BaseException as error:
@@ -143,11 +143,11 @@ class LinkdProcess:
                         raise LinkFailed(self.last_line or f"linkd {ended}")
                     for frame in self.reader.take(received):
                         match frame.kind:
-                            case Kind.READY:
+                            case FrameKind.READY:
                                 self.link_id = LinkId(frame.header["n"])
                                 self.addresses = tuple(frame.header["a"])
                                 self.ports = tuple(frame.header["p"])
-                            case Kind.FAILED:
+                            case FrameKind.FAILED:
                                 raise LinkFailed(frame.header["reason"])
                             case _:
                                 self.early.append(frame)

@@ -23,7 +23,7 @@ from dilocox_peer.network.transport import Transport, named_peers
 from dilocox_peer.peer.acquaintances import read_acquaintances
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.settings import SessionSettings
-from dilocox_peer.peer.startup import StartUp, Step
+from dilocox_peer.peer.startup import StartUp, StartupStep
 from dilocox_peer.peer.state.anchors import kept_manifest
 
 PORT_FILE = "port"
@@ -64,7 +64,7 @@ async def arrive(
     stack.push_async_callback(transport.close)
     transport.named = named_peers(settings.initial_peers)  # whom we have met before is not
     await asyncio.to_thread(remember_port, settings.run_folder, transport.addresses)
-    at.step = Step.DIRECTORY
+    at.step = StartupStep.DIRECTORY
     try:
         directory = await Directory.create(transport, settings.run_id, identity.key, is_alone=is_alone)
     except RunUnreachable:
@@ -72,7 +72,7 @@ async def arrive(
             raise
         directory, is_alone = await Directory.create(transport, settings.run_id, identity.key, is_alone=True), True
     stack.push_async_callback(directory.close)
-    at.step = Step.SETTINGS
+    at.step = StartupStep.SETTINGS
     try:
         fetched = await directory.fetch_manifest()
     except RunUnreachable:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dilocox_peer.admission import Admission, Gate, Grant, Registrar, Revocations
+from dilocox_peer.admission import Admission, Gate, Grant, PassMaker, Revocations
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, PeerUnavailable
 from dilocox_peer.files import replace_file
@@ -104,7 +104,7 @@ class Desk:
     """Of one run that is not open, at a bootstrap. `open`, `serve`, `beat` now and then, `close`."""
 
     def __init__(
-        self, gate: Gate, records: OwnerRecords, registrar: Registrar | None, redeemed: Redeemed | None
+        self, gate: Gate, records: OwnerRecords, registrar: PassMaker | None, redeemed: Redeemed | None
     ) -> None:
         self.gate = gate
         self._records = records
@@ -119,7 +119,7 @@ class Desk:
         if owner_key is None:
             return cls(gate, records, None, None)
         redeemed = records.open_redeemed()
-        return cls(gate, records, Registrar(gate, owner_key, redeemed.used), redeemed)
+        return cls(gate, records, PassMaker(gate, owner_key, redeemed.used), redeemed)
 
     def close(self) -> None:
         if self.redeemed is not None:

@@ -60,7 +60,7 @@ def verdict(answers: Iterable[Answer]) -> bool | None:
     return False if Answer.NO in found else None
 
 
-class Reachability:
+class DialbackVerdict:
     """What others are told of dialling us: the volunteer's word, the verdict of those who tried, or what our addresses say.
 
     Of one session: the verdict stays when the network daemon is started again.

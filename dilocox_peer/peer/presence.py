@@ -17,7 +17,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.network.reservations import Reservations
 from dilocox_peer.network.transport import Transport
-from dilocox_peer.peer.dialback import Reachability
+from dilocox_peer.peer.dialback import DialbackVerdict
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.training.book import Progress
@@ -34,7 +34,7 @@ class Presence:
     me: PeerId
     incarnation: int
     transport: Transport
-    reachability: Reachability
+    reachability: DialbackVerdict
     admission: Admission | None = None  # of a run that is not open
     reservations: Reservations | None = None  # None: others reach us directly or not at all
     public_name: str = ""

@@ -17,7 +17,7 @@ from dilocox_peer.network.reservations import Reservations
 from dilocox_peer.network.transport import Transport, Via
 from dilocox_peer.network.tunnels import Tunnels, own_door
 from dilocox_peer.peer.dial_plan import DialPlan
-from dilocox_peer.peer.dialback import Reachability
+from dilocox_peer.peer.dialback import DialbackVerdict
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.types import PeerId
 
@@ -34,7 +34,7 @@ class Reaching:
     """`start` it once."""
 
     def __init__(
-        self, transport: Transport, reachability: Reachability, *, look_now: asyncio.Event, listener: Listener
+        self, transport: Transport, reachability: DialbackVerdict, *, look_now: asyncio.Event, listener: Listener
     ) -> None:
         """look_now: set when the directory should be read, for the addresses of peers that we lack a connection with."""
         self.reservations = Reservations(transport)

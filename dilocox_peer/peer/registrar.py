@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from dilocox_peer.contract import Note, Tick
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable
@@ -22,7 +23,6 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.transport import PeerGone, Transport
 from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.contract import (
-    Note,
     OwnerVouched,
     PeerFound,
     PeerRefused,
@@ -30,7 +30,6 @@ from dilocox_peer.peer.rounds.contract import (
     Received,
     Send,
     TailLost,
-    Tick,
 )
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.journal import Journal

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Mapping
 
 from dilocox_peer.events import Failed, Left, Listener, StageClaimed
-from dilocox_peer.peer.dialback import Reachability
+from dilocox_peer.peer.dialback import DialbackVerdict
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.incarnation import next_incarnation
 from dilocox_peer.peer.pauses import Pauses
@@ -34,7 +34,7 @@ class Session:
             identity,
             Tally(),
             self._pauses,
-            Reachability(outgoing_only=settings.choices.outgoing_only),
+            DialbackVerdict(outgoing_only=settings.choices.outgoing_only),
             listener,
         )
 

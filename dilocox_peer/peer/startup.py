@@ -9,7 +9,7 @@ from dilocox_peer.events import Listener
 from dilocox_peer.events_of_reach import Starting
 
 
-class Step(StrEnum):
+class StartupStep(StrEnum):
     """In their order; the words are for a volunteer."""
 
     MACHINE = "checking this machine"
@@ -28,22 +28,29 @@ class Step(StrEnum):
     ROUNDS = "entering the rounds"
 
 
-SHORT = {Step.DIRECTORY, Step.ADMISSION, Step.DEVICE, Step.DISK, Step.TRAINER, Step.LINKD}
+SHORT = {
+    StartupStep.DIRECTORY,
+    StartupStep.ADMISSION,
+    StartupStep.DEVICE,
+    StartupStep.DISK,
+    StartupStep.TRAINER,
+    StartupStep.LINKD,
+}
 
 
 class StartUp:
     """Where a start-up stands."""
 
-    def __init__(self, step: Step, listener: Listener = lambda event: None) -> None:
+    def __init__(self, step: StartupStep, listener: Listener = lambda event: None) -> None:
         self._listener = listener
         self.step = step
 
     @property
-    def step(self) -> Step:
+    def step(self) -> StartupStep:
         return self._step
 
     @step.setter
-    def step(self, step: Step) -> None:
+    def step(self, step: StartupStep) -> None:
         self._step = step
         self._listener(Starting(step.value, step in SHORT))
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilocox_peer.admission import Admission
+from dilocox_peer.contract import Leaving
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
 from dilocox_peer.events import Event, Failed, Listener, NeighbourUnlinked, PeerStarted, RunComplete
@@ -29,7 +30,7 @@ from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, run_joined
 from dilocox_peer.peer.claim import claim_stage, fitting_stages, wants_checkpointing
 from dilocox_peer.peer.device import chosen_devices
-from dilocox_peer.peer.dialback import Reachability
+from dilocox_peer.peer.dialback import DialbackVerdict
 from dilocox_peer.peer.discovery import Discovery
 from dilocox_peer.peer.entry import Newcomer, come_in, look_again
 from dilocox_peer.peer.farewell import HAND_OVER_S, hand_over
@@ -43,9 +44,9 @@ from dilocox_peer.peer.reaching import Reaching
 from dilocox_peer.peer.reading import Data, can_read, open_data
 from dilocox_peer.peer.rescue import Rescue, RunOver
 from dilocox_peer.peer.rescue import over as run_over
-from dilocox_peer.peer.rounds.contract import Leaving, OwnerVouched, PeerFound
+from dilocox_peer.peer.rounds.contract import OwnerVouched, PeerFound
 from dilocox_peer.peer.settings import SessionSettings
-from dilocox_peer.peer.startup import StartUp, Step
+from dilocox_peer.peer.startup import StartUp, StartupStep
 from dilocox_peer.peer.state.beginning import begin, folder_of
 from dilocox_peer.peer.state.guardian import Guardian, backup_store
 from dilocox_peer.peer.state.keeper import Keeper
@@ -73,7 +74,7 @@ class Resident:
     identity: Identity
     tally: Tally
     pauses: Pauses
-    reachability: Reachability
+    reachability: DialbackVerdict
     listener: Listener
     stage: int | None = None
     is_waiting: bool = False  # the rounds have waited for the run's state, and somebody who keeps it has come
@@ -105,7 +106,6 @@ class Stay:
     def __init__(self, resident: Resident, incarnation: int) -> None:
         self._resident = resident
         self._settings = resident.settings
-        self._identity = resident.identity
         self._me = resident.identity.peer_id
         self._listener = resident.listener
         self._tally = resident.tally
@@ -120,7 +120,7 @@ class Stay:
         Raises NetworkLost when the network daemon died under it, and what Session.run does.
         """
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="dilocox-disk")
-        self._startup = StartUp(Step.NETWORK, self._listener)
+        self._startup = StartUp(StartupStep.NETWORK, self._listener)
         async with AsyncExitStack() as stack:
             stack.callback(self._disk.shutdown, wait=False)
             starting = asyncio.create_task(self._start(stack), name="start-up")
@@ -144,7 +144,7 @@ class Stay:
     async def _start(self, stack: AsyncExitStack) -> _Parts:
         settings, choices = self._settings, self._settings.choices
         at = self._startup
-        arrival = await arrive(settings, self._identity, self._acquaintances, stack, at, self._listener)
+        arrival = await arrive(settings, self._resident.identity, self._acquaintances, stack, at, self._listener)
         transport, directory, manifest = arrival.transport, arrival.directory, arrival.manifest
         reaching = Reaching(transport, self._resident.reachability, look_now=self._look_now, listener=self._listener)
         self._reaching = reaching.start(stack)
@@ -152,13 +152,13 @@ class Stay:
             greeting = asyncio.create_task(keep_greeting(directory, self._look_now.set), name="looking for the others")
             stack.callback(greeting.cancel)
         await asyncio.to_thread(prepare, manifest)
-        at.step = Step.ADMISSION
+        at.step = StartupStep.ADMISSION
         newcomer = Newcomer(self._me, settings.grant, settings.run_folder)
         admission = await come_in(newcomer, manifest, transport=transport, directory=directory)
         held = await asyncio.to_thread(held_stage, settings.run_folder)
         if held is None and (is_over := await run_over(directory, manifest.stages.count)) is not None:
             raise is_over
-        at.step = Step.CLAIM
+        at.step = StartupStep.CLAIM
         own_reach = (self._resident.reachability, admission, reaching.reservations)
         presence = Presence(self._me, self._incarnation, transport, *own_reach, choices.public_name, choices.site)
         if self._resident.stage is None:  # else it is ours still: our network daemon died, or it is where we move
@@ -171,11 +171,11 @@ class Stay:
                 held=held,
             )
         stage = self._resident.stage
-        at.step = Step.TEXT
+        at.step = StartupStep.TEXT
         data = await open_data(manifest, settings, stage, presence, directory, self._from_thread(self._listener), stack)
-        at.step = Step.DEVICE
+        at.step = StartupStep.DEVICE
         lead, *_ = devices = chosen_devices(choices.device, choices.precision, stages=manifest.stages.count)
-        at.step = Step.DISK
+        at.step = StartupStep.DISK
         try:
             model = await asyncio.to_thread(folder_of, manifest, choices.model)
             keeper = await asyncio.get_running_loop().run_in_executor(
@@ -184,11 +184,11 @@ class Stay:
         except OSError as error:
             raise ConfigError(f"{settings.run_folder} cannot be used: {error.strerror}; pass another --home") from None
         stack.callback(keeper.close)
-        at.step = Step.RESTORE
+        at.step = StartupStep.RESTORE
         await self._restore(manifest, stage, presence, directory, keeper)
         lent = (model, presence.endpoint, directory, self._listener)
         base = await begin(manifest, stage, keeper, *lent, device=lead, bits=choices.base_bits)
-        at.step = Step.TRAINER
+        at.step = StartupStep.TRAINER
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, presence, on_failure)
         timetable = Timetable(manifest)
@@ -216,15 +216,15 @@ class Stay:
         if conveyor is not None:
             conveyor.bench.set_on_work(trainer.nudge)
             stack.push_async_callback(self._stop, conveyor.stop, STOP_CONVEYOR_S, "")
-            at.step = Step.LINKD
+            at.step = StartupStep.LINKD
             await asyncio.to_thread(conveyor.start)
         self._listener(run_joined(manifest, self._me, stage, device=", ".join(devices), threads=choices.threads))
-        at.step = Step.ROUNDS
+        at.step = StartupStep.ROUNDS
         averaging = Averaging(
             presence,
             stage,
             manifest=manifest,
-            sign=self._identity.key.sign,
+            sign=self._resident.identity.key.sign,
             trainer=trainer,
             timetable=timetable,
             keeper=keeper,
@@ -371,7 +371,7 @@ class Stay:
         return Conveyor(
             manifest,
             stage,
-            key=self._identity.key,
+            key=self._resident.identity.key,
             run_id=settings.run_id,
             incarnation=self._incarnation,
             link_seed=secrets.token_bytes(SEED_BYTES),

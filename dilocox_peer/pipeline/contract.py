@@ -7,6 +7,7 @@ is scheduler.py.
 from dataclasses import dataclass
 from typing import Protocol
 
+from dilocox_peer.contract import Leaving, Note, Tick
 from dilocox_peer.events import Event, short
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import HopMessage, MicroBatchId, Step
@@ -39,12 +40,7 @@ class HopTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """The time that `deadline()` named has come (or any other time: ticking early does no harm)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
+class HopReceived:
     """A message of a linked peer, and its body if it has one. wire_s: from the body's first byte to its last."""
 
     peer: PeerId
@@ -136,7 +132,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
+class PauseWanted:
     """True: the volunteer wants this computer. What callers have here goes back to them, and nothing is taken until False.
     Other than Hold, which is short and keeps callers waiting."""
 
@@ -148,14 +144,9 @@ class Shifted:
     """The trainer changed the master parameters between two works."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """This peer goes: nothing new is accepted or issued. `is_drained` says when nothing is under way."""
-
-
-Input = (
-    Tick | Received | StepSent | Linked | Unlinked | RoundTrip | ForwardDone | BackwardDone | Stepped | Rounds | Replicas
-    | Hold | Paused | Shifted | Leaving
+HopInput = (
+    Tick | HopReceived | StepSent | Linked | Unlinked | RoundTrip | ForwardDone | BackwardDone | Stepped | Rounds | Replicas
+    | Hold | PauseWanted | Shifted | Leaving
 )  # fmt: skip
 
 # ---- what the torch thread does; each is answered by one input before the next is asked for -------------------------
@@ -209,7 +200,7 @@ Work = Forward | Backward | Turn | StepNow | Publish
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class HopSend:
     """To a linked peer, in order; a Step is answered by StepSent. Lost only if the link goes down, or if it has a body that
     waits for its turn when it is cancelled or refused."""
 
@@ -225,14 +216,7 @@ class Release:
     id: MicroBatchId
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something worth telling the user."""
-
-    event: Event
-
-
-Action = Send | Release | Note
+HopAction = HopSend | Release | Note
 
 
 @dataclass(frozen=True, slots=True)

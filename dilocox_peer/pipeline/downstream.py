@@ -18,17 +18,28 @@ import heapq
 import math
 
 from dilocox_peer.pipeline.contract import Body, MicroBatchResent
-from dilocox_peer.pipeline.flight import Desk, Flight, Phase, State
+from dilocox_peer.pipeline.flight import CallPhase, Flight, State, Tray
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood
 from dilocox_peer.pipeline.routes import AnswerTimes, Callee, choose
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.hops import MAX_WINDOW, Ack, CallMessage, Cancel, Grad, Grant, Refuse, Reserve, Step, Wait
+from dilocox_peer.wire.hops import (
+    MAX_WINDOW,
+    CallMessage,
+    Cancel,
+    Grad,
+    GradAck,
+    Refuse,
+    Reserve,
+    SlotGrant,
+    SlotWait,
+    Step,
+)
 
 
 class Downstream:
     """Calls by our number for them, from the forward's start to the gradient; then the flight waits for its backward."""
 
-    def __init__(self, desk: Desk, known: Neighbourhood, *, number: int) -> None:
+    def __init__(self, desk: Tray, known: Neighbourhood, *, number: int) -> None:
         """number: before the first call's; random, so that another life of this peer has other numbers."""
         self._desk, self._known = desk, known
         self._calls: dict[int, Flight] = {}
@@ -51,13 +62,13 @@ class Downstream:
         peer, _ = choose(known.callees, known.plan, now=desk.now, window=known.window, exclude=exclude)
         flight.phase_since = desk.now
         if peer is None:
-            flight.phase, flight.callee = Phase.PARKED, None
+            flight.phase, flight.callee = CallPhase.PARKED, None
             flight.due = desk.now + desk.timing.refused_s
             return
         callee = known.callees[peer]
         callee.outstanding += 1
         callee.calls.add(flight.call)
-        flight.phase, flight.callee, flight.is_probed, flight.position = Phase.RESERVED, peer, False, MAX_WINDOW
+        flight.phase, flight.callee, flight.is_probed, flight.position = CallPhase.RESERVED, peer, False, MAX_WINDOW
         flight.due = desk.now + self._patience(callee.grants, flight)
         desk.mark(flight, "reserve")
         desk.send(peer, Reserve(*flight.id, flight.call, flight.round))
@@ -69,7 +80,7 @@ class Downstream:
 
     def send_granted(self, flight: Flight) -> None:
         """Its forward is done: the output goes out, if there is a slot for it."""
-        if flight.phase is Phase.GRANTED:
+        if flight.phase is CallPhase.GRANTED:
             self._send_step(flight)
 
     def _send_step(self, flight: Flight) -> None:
@@ -77,7 +88,7 @@ class Downstream:
         assert peer is not None
         assert output is not None
         desk, known = self._desk, self._known
-        flight.phase, flight.phase_since = Phase.SENT, desk.now
+        flight.phase, flight.phase_since = CallPhase.SENT, desk.now
         flight.asked.add(peer)
         flight.is_probed = False
         flight.due = math.inf  # it is not the callee that is late while the body waits for our upload limit
@@ -87,7 +98,7 @@ class Downstream:
     def sent(self, peer: PeerId, step: Step) -> None:
         """The body has left: from here on the callee's time counts."""
         flight = self._called(peer, step)
-        if flight is not None and flight.phase is Phase.SENT:
+        if flight is not None and flight.phase is CallPhase.SENT:
             flight.phase_since = self._desk.now
             flight.due = self._desk.now + self._patience(self._known.callees[peer].answers, flight)
 
@@ -124,14 +135,14 @@ class Downstream:
     def unpark(self) -> None:
         """Another callee is linked, or may be asked now."""
         for flight in list(self._calls.values()):
-            if flight.phase is Phase.PARKED:
+            if flight.phase is CallPhase.PARKED:
                 self._reserve(flight, exclude=())
 
     def sweep(self) -> None:
         """Looks for what is overdue."""
         now = self._desk.now
         for flight in list(self._calls.values()):
-            if flight.due <= now and flight.phase is not Phase.GRANTED:
+            if flight.due <= now and flight.phase is not CallPhase.GRANTED:
                 self._overdue(flight)
 
     def _overdue(self, flight: Flight) -> None:
@@ -155,7 +166,7 @@ class Downstream:
                 self._move(flight, "overdue")
                 return
         callee = callees[peer]
-        times = callee.answers if flight.phase is Phase.SENT else callee.grants
+        times = callee.answers if flight.phase is CallPhase.SENT else callee.grants
         times.observe(desk.now - flight.phase_since)
         flight.probes += 1
         flight.is_probed = True
@@ -165,7 +176,7 @@ class Downstream:
 
     def _move(self, flight: Flight, reason: str) -> None:
         """To another callee, or parked until there is one. A linked old callee has been told."""
-        old, was_sent = flight.callee, flight.phase is Phase.SENT
+        old, was_sent = flight.callee, flight.phase is CallPhase.SENT
         self._leave_callee(flight)
         self._reserve(flight, exclude=(old,) if old is not None else ())
         if was_sent and old is not None:
@@ -190,33 +201,33 @@ class Downstream:
             return None
         return flight
 
-    def on_grant(self, peer: PeerId, message: Grant, _: Body | None) -> None:
+    def on_grant(self, peer: PeerId, message: SlotGrant, _: Body | None) -> None:
         flight = self._called(peer, message)
         if flight is None:
             return  # cancelled meanwhile
-        if flight.phase is Phase.RESERVED:
+        if flight.phase is CallPhase.RESERVED:
             self._known.callees[peer].grants.observe(self._desk.now - flight.phase_since)
-            flight.phase = Phase.GRANTED
+            flight.phase = CallPhase.GRANTED
             self._desk.mark(flight, "grant")
             if flight.state is State.CALLING:
                 self._send_step(flight)
-        elif flight.phase is Phase.SENT and flight.is_probed:  # asked whether it still knows it: it does not
+        elif flight.phase is CallPhase.SENT and flight.is_probed:  # asked whether it still knows it: it does not
             self.resent += 1
             self._desk.note(MicroBatchResent(flight.id, peer, peer, "forgotten"))
             self._send_step(flight)
 
-    def on_wait(self, peer: PeerId, message: Wait, _: Body | None) -> None:
+    def on_wait(self, peer: PeerId, message: SlotWait, _: Body | None) -> None:
         """It is alive and knows of it. One that moves up in the line is not overdue, however slow the line is."""
         flight = self._called(peer, message)
         if flight is None:
             return
         callee = self._known.callees[peer]
-        if flight.phase is Phase.RESERVED:
+        if flight.phase is CallPhase.RESERVED:
             if message.position < flight.position:
                 flight.probes = 0
             flight.position = message.position
             flight.due = self._desk.now + self._patience(callee.grants, flight)
-        elif flight.phase is Phase.SENT and flight.is_probed:
+        elif flight.phase is CallPhase.SENT and flight.is_probed:
             flight.due = self._desk.now + self._patience(callee.answers, flight)
         flight.is_probed = False
 
@@ -235,13 +246,13 @@ class Downstream:
         flight = self._calls.get(message.call)
         if not self._is_answer(flight, peer, message):
             self.duplicates += 1
-            desk.send(peer, Ack(*message.id, message.call))
+            desk.send(peer, GradAck(*message.id, message.call))
             return
         assert flight is not None
         if body is None:
             desk.blame(peer, "a gradient without a body")
             return
-        desk.send(peer, Ack(*message.id, message.call))
+        desk.send(peer, GradAck(*message.id, message.call))
         self._take_answer(flight, peer)
         self.unpark()  # the way to this callee is measured
         flight.state = State.RETURNED
@@ -255,7 +266,7 @@ class Downstream:
     def _take_answer(self, flight: Flight, peer: PeerId) -> None:
         """The first gradient wins; whoever else has the call is told to leave it."""
         del self._calls[flight.call]
-        if flight.phase is Phase.SENT and flight.callee == peer:
+        if flight.phase is CallPhase.SENT and flight.callee == peer:
             self._known.callees[peer].answers.observe(self._desk.now - flight.phase_since)
         current = self._leave_callee(flight)
         if current is not None and current.peer != peer:

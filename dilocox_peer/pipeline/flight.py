@@ -13,8 +13,9 @@ is overdue or gone.
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from dilocox_peer.contract import Note
 from dilocox_peer.events import Event
-from dilocox_peer.pipeline.contract import Action, Body, HopRefused, HopTiming, Note, Send
+from dilocox_peer.pipeline.contract import Body, HopAction, HopRefused, HopSend, HopTiming
 from dilocox_peer.pipeline.slots import CallKey
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import MAX_WINDOW, HopMessage, MicroBatchId
@@ -35,7 +36,7 @@ class State(Enum):
     GONE = auto()
 
 
-class Phase(Enum):
+class CallPhase(Enum):
     """State of the call downstream."""
 
     PARKED = auto()
@@ -59,7 +60,7 @@ class Flight:
     output: Body | None = None
     loss: float = 0.0
     is_unwanted: bool = False  # cancelled while being computed: the result is dropped
-    phase: Phase = Phase.PARKED
+    phase: CallPhase = CallPhase.PARKED
     callee: PeerId | None = None
     asked: set[PeerId] = field(default_factory=set)  # had the output, and may answer
     due: float = 0.0
@@ -71,25 +72,25 @@ class Flight:
     moments: dict[str, float] | None = None
 
 
-class Desk:
+class Tray:
     """What the parts of a scheduler share: the time, and the tray of actions that answer the input at hand."""
 
     def __init__(self, timing: HopTiming, now: float, *, trace: bool) -> None:
         self.timing = timing
         self.now = now
-        self.actions: list[Action] = []
+        self.actions: list[HopAction] = []
         self.protocol_errors = 0
         self._trace = trace
         self._blamed_at: dict[PeerId, float] = {}
 
-    def open(self, now: float) -> list[Action]:
+    def open(self, now: float) -> list[HopAction]:
         """An empty tray, which fills until the next one."""
         self.now = now
         self.actions = []
         return self.actions
 
     def send(self, peer: PeerId, message: HopMessage, body: Body | None = None) -> None:
-        self.actions.append(Send(peer, message, body))
+        self.actions.append(HopSend(peer, message, body))
 
     def note(self, event: Event) -> None:
         self.actions.append(Note(event))

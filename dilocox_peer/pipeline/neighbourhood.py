@@ -1,4 +1,4 @@
-"""What a peer knows of the pipeline around it, and tells its neighbours (Status): speeds, places, routes, rounds.
+"""What a peer knows of the pipeline around it, and tells its neighbours (HopStatus): speeds, places, routes, rounds.
 
 It holds the books on who is linked, and what follows from them: the plan (which callee gets what part of our
 micro-batches), the window, the number of slots, and how far the stages before and behind have certified. It decides about
@@ -11,12 +11,21 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from dilocox_peer.pipeline.contract import Rounds, RouteChanged
-from dilocox_peer.pipeline.flight import RECENT, Desk
-from dilocox_peer.pipeline.routes import AnswerTimes, Callee, Plan, Transfers, find_far, make_plan, places, planned_on
+from dilocox_peer.pipeline.flight import RECENT, Tray
+from dilocox_peer.pipeline.routes import (
+    AnswerTimes,
+    Callee,
+    RoutePlan,
+    Transfers,
+    find_far,
+    make_plan,
+    places,
+    planned_on,
+)
 from dilocox_peer.pipeline.slots import Slots, num_slots
 from dilocox_peer.pipeline.versions import Mode
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.hops import MAX_SECONDS, MAX_WINDOW, Status, Step
+from dilocox_peer.wire.hops import MAX_SECONDS, MAX_WINDOW, HopStatus, Step
 
 SERVICE_FROM = 32  # newest work times that the median looks at
 
@@ -26,7 +35,7 @@ class Caller:
     """What we know of a linked peer of the stage before."""
 
     peer: PeerId
-    status: Status | None = None
+    status: HopStatus | None = None
     window: int = 0
     transfers: Transfers = field(default_factory=Transfers)  # of its Steps
 
@@ -58,17 +67,17 @@ class Role:
 class Neighbourhood:
     """window: how many micro-batches we may have under way: an origin's window, or half of our slots."""
 
-    def __init__(self, desk: Desk, role: Role, slots: Slots) -> None:
+    def __init__(self, desk: Tray, role: Role, slots: Slots) -> None:
         """slots: gets its capacity here."""
         self._desk, self._slots = desk, slots
         self._role, self._is_origin = role, role.is_origin
         self.callers: dict[PeerId, Caller] = {}
         self.callees: dict[PeerId, Callee] = {}
         self.replicas = 1  # of our own stage
-        self.plan = Plan({}, 0.0)
+        self.plan = RoutePlan({}, 0.0)
         self.rounds = Rounds(0, 0, None)
         self.behind = 0  # the lowest certified round from our stage to the last, as known
-        self.status_at = desk.now  # when the next Status is due
+        self.status_at = desk.now  # when the next HopStatus is due
         self._stage0_certified = 0
         self._told: tuple[int, int, int, int] | None = None
         self._forward_s: deque[float] = deque(maxlen=SERVICE_FROM)
@@ -118,7 +127,7 @@ class Neighbourhood:
         if neighbour is not None:
             neighbour.transfers.observe(seconds, self._desk.now)
 
-    def heard(self, peer: PeerId, status: Status) -> None:
+    def heard(self, peer: PeerId, status: HopStatus) -> None:
         """A neighbour says how it is."""
         stage = self._role.stage
         caller = self.callers.get(peer)
@@ -135,7 +144,7 @@ class Neighbourhood:
         self._update_behind()
         self.replan("speed", is_wanted=is_first)
 
-    def _heard_caller(self, caller: Caller, status: Status) -> None:
+    def _heard_caller(self, caller: Caller, status: HopStatus) -> None:
         caller.status = status
         claims = sorted(each.status.stage0_certified for each in self.callers.values() if each.status is not None)
         # What more than half of them say at least: one that lies cannot end our rounds.
@@ -287,7 +296,7 @@ class Neighbourhood:
     # ---- telling ----
 
     def tell_news(self) -> None:
-        """A Status to all if a round field has changed since the last one."""
+        """A HopStatus to all if a round field has changed since the last one."""
         rounds = self.rounds
         stage0_certified = rounds.certified if self._is_origin else self._stage0_certified
         if (rounds.training, rounds.certified, stage0_certified, self.behind) != self._told:
@@ -305,12 +314,12 @@ class Neighbourhood:
             desk.send(peer, self._status_for(peer, where, planned))
 
     def tell(self, peer: PeerId) -> None:
-        """A Status to one that has just been linked."""
+        """A HopStatus to one that has just been linked."""
         self._desk.send(peer, self._status_for(peer, self._caller_places(), planned_on(self.callees)))
 
     def _status_for(
         self, peer: PeerId, where: Mapping[PeerId, tuple[float, float]], planned: Mapping[PeerId, Callee]
-    ) -> Status:
+    ) -> HopStatus:
         caller = self.callers.get(peer)
         if caller is None:
             return self._status((0.0, 1.0) if peer in planned else (0.0, 0.0))
@@ -325,9 +334,9 @@ class Neighbourhood:
             }
         )
 
-    def _status(self, place: tuple[float, float], body_s: float = 0.0) -> Status:
+    def _status(self, place: tuple[float, float], body_s: float = 0.0) -> HopStatus:
         low, high = place
-        return Status(
+        return HopStatus(
             stage=self._role.stage, training_round=self.rounds.training, certified=self.rounds.certified,
             stage0_certified=self.stage0_certified, behind=self.behind, service_s=float(self.service_s),
             load=self._slots.in_use + self._slots.num_waiting, path_s=float(self.path_s), slowest_s=float(self.slowest_s),

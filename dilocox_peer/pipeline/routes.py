@@ -5,7 +5,7 @@ another is not; where a volunteer says nothing, a callee is near to which a body
 nearest. Until that is measured a callee has one micro-batch of ours at a time. A caller tells each callee whether it plans on it.
 
 Two rulers. Callers, sorted by id and as long as they are fast, lie end to end on [0, 1]; so do the callees. A caller
-uses the callees that its own piece overlaps, in proportion. Every callee tells its callers their places (Status), so
+uses the callees that its own piece overlaps, in proportion. Every callee tells its callers their places (HopStatus), so
 all lay the same rulers without another message: 4 callers of 4 equal callees pair off, one caller of five spreads over
 all, and nobody herds. Among its callees a caller takes the one with the fewest of its own micro-batches per weight, so
 the flow follows what each callee really does, not what it says.
@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.hops import Status
+from dilocox_peer.wire.hops import HopStatus
 
 LEARNED_FROM = 32  # newest samples a learned time looks at
 LEAST_WEIGHT = 1e-6
@@ -87,9 +87,9 @@ class Callee:
     rtt_s: float = 0.0
     transfers: Transfers = field(default_factory=Transfers)  # of its answers
     is_far: bool = False
-    status: Status | None = None
+    status: HopStatus | None = None
     outstanding: int = 0  # our calls that it has, from Reserve to Grad
-    known_outstanding: int = 0  # the same, when its last Status came
+    known_outstanding: int = 0  # the same, when its last HopStatus came
     behind: int | None = None
     avoid_until: float = 0.0  # it refused: leave it alone until then
     calls: set[int] = field(default_factory=set)
@@ -130,14 +130,14 @@ def places(service_s: Mapping[PeerId, float]) -> dict[PeerId, tuple[float, float
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RoutePlan:
     """weights: parts of our own micro-batches by callee, summing to 1. width: how many peers behind us work for us,
     our shares of them and of those behind them added up."""
 
     weights: Mapping[PeerId, float]
     width: float
 
-    def is_near(self, other: "Plan") -> bool:
+    def is_near(self, other: "RoutePlan") -> bool:
         """Whether replacing one by the other would hardly change a route."""
         if self.weights.keys() != other.weights.keys():
             return False
@@ -165,10 +165,10 @@ def planned_on(callees: Mapping[PeerId, Callee]) -> dict[PeerId, Callee]:
     return {peer: callee for peer, callee in callees.items() if not callee.is_far} or dict(callees)
 
 
-def make_plan(callees: Mapping[PeerId, Callee]) -> Plan:
+def make_plan(callees: Mapping[PeerId, Callee]) -> RoutePlan:
     """Lays our place among the callers over the callees, the near ones if there are any."""
     if not callees:
-        return Plan({}, 0.0)
+        return RoutePlan({}, 0.0)
     callees = planned_on(callees)
     ruler = places({peer: callee.service_s for peer, callee in callees.items()})
     overlaps: dict[PeerId, float] = {}
@@ -183,11 +183,11 @@ def make_plan(callees: Mapping[PeerId, Callee]) -> Plan:
     if not overlaps:  # the callees' statuses are of different moments
         overlaps = {peer: high - low for peer, (low, high) in ruler.items()}
     total = sum(overlaps.values())
-    return Plan({peer: overlap / total for peer, overlap in overlaps.items()}, width)
+    return RoutePlan({peer: overlap / total for peer, overlap in overlaps.items()}, width)
 
 
 def choose(
-    callees: Mapping[PeerId, Callee], plan: Plan, *, now: float, window: int, exclude: Collection[PeerId] = ()
+    callees: Mapping[PeerId, Callee], plan: RoutePlan, *, now: float, window: int, exclude: Collection[PeerId] = ()
 ) -> tuple[PeerId | None, str]:
     """The callee for the next micro-batch, and why it: "plan", or "wait" when the plan's is too busy, or "only". None: there is
     "nobody", or each has one of ours to be "measured" by."""

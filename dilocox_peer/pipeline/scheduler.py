@@ -13,7 +13,7 @@ of the stage after. This file is its door, and what is computed here; its parts:
 
 Invariants:
 
-P1 a body is sent to a callee only after its Grant. P2 slots held never exceed the capacity at the time of the grant.
+P1 a body is sent to a callee only after its SlotGrant. P2 slots held never exceed the capacity at the time of the grant.
 P3 at most two versions live; a backward uses its forward's. P4 one flight of an id is computed at a time. P5 an origin
 counts a micro-batch once. P6 every container is bounded by slots, window or linked peers.
 """
@@ -22,23 +22,23 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from dilocox_peer.contract import Leaving, Tick
 from dilocox_peer.pipeline.contract import (
-    Action,
     Backward,
     BackwardDone,
     Body,
     Forward,
     ForwardDone,
     Hold,
+    HopAction,
+    HopInput,
+    HopReceived,
     HopTiming,
-    Input,
-    Leaving,
     Linked,
     MicroBatchDone,
     MicroBatchTimed,
-    Paused,
+    PauseWanted,
     Publish,
-    Received,
     Release,
     Replicas,
     Rounds,
@@ -47,21 +47,20 @@ from dilocox_peer.pipeline.contract import (
     StepNow,
     Stepped,
     StepSent,
-    Tick,
     Turn,
     Unlinked,
     Work,
 )
 from dilocox_peer.pipeline.downstream import Downstream
-from dilocox_peer.pipeline.flight import RECENT, Desk, Flight, State
+from dilocox_peer.pipeline.flight import RECENT, Flight, State, Tray
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood, Role
-from dilocox_peer.pipeline.routes import Plan
+from dilocox_peer.pipeline.routes import RoutePlan
 from dilocox_peer.pipeline.slots import Slots
 from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.pipeline.upstream import Upstream
 from dilocox_peer.pipeline.versions import Mode, Versions
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.hops import Ack, Cancel, Grad, Grant, MicroBatchId, Refuse, Reserve, Status, Step, Wait
+from dilocox_peer.wire import hops
 
 
 class Scheduler:
@@ -98,7 +97,7 @@ class Scheduler:
         role = Role(stage, num_stages, mode, accumulate, max_slots, site)
         self._is_origin, self._is_last = role.is_origin, role.is_last
 
-        self._desk = Desk(timing, now, trace=trace)
+        self._desk = Tray(timing, now, trace=trace)
         self._slots = self.slots_type(1)
         self._known = Neighbourhood(self._desk, role, self._slots)
         self._callers = self.callers_type(
@@ -110,8 +109,8 @@ class Scheduler:
         self._calls = self.calls_type(self._desk, self._known, number=rng.getrandbits(48))
         self.versions = self.versions_type(mode, accumulate, admit=accumulate if self._is_origin else 2 * accumulate)
 
-        self.own: dict[MicroBatchId, Flight] = {}  # at an origin: issued and not back
-        self._busy: dict[MicroBatchId, Flight] = {}  # bound to a version: forward begun, backward not finished
+        self.own: dict[hops.MicroBatchId, Flight] = {}  # at an origin: issued and not back
+        self._busy: dict[hops.MicroBatchId, Flight] = {}  # bound to a version: forward begun, backward not finished
         self._running: Work | None = None
         self._runs: Flight | None = None
         self._was_backward = False
@@ -126,7 +125,7 @@ class Scheduler:
 
         self._inputs: dict[type, Callable[[Any], None]] = {
             Tick: self._tick,
-            Received: self._received,
+            HopReceived: self._received,
             StepSent: self._step_sent,
             Linked: self._linked,
             Unlinked: self._unlinked,
@@ -137,21 +136,21 @@ class Scheduler:
             Rounds: self._set_rounds,
             Replicas: self._set_replicas,
             Hold: self._set_hold,
-            Paused: self._set_paused,
+            PauseWanted: self._set_paused,
             Shifted: self._shifted,
             Leaving: self._leaving,
         }
         self._of_callers: dict[type, Callable[[PeerId, Any, Body | None], None]] = {
-            Reserve: self._callers.on_reserve,
-            Step: self._callers.on_step,
-            Ack: self._callers.on_ack,
-            Cancel: self._callers.on_cancel,
+            hops.Reserve: self._callers.on_reserve,
+            hops.Step: self._callers.on_step,
+            hops.GradAck: self._callers.on_ack,
+            hops.Cancel: self._callers.on_cancel,
         }
         self._of_callees: dict[type, Callable[[PeerId, Any, Body | None], None]] = {
-            Grant: self._calls.on_grant,
-            Wait: self._calls.on_wait,
-            Grad: self._calls.on_grad,
-            Refuse: self._calls.on_refuse,
+            hops.SlotGrant: self._calls.on_grant,
+            hops.SlotWait: self._calls.on_wait,
+            hops.Grad: self._calls.on_grad,
+            hops.Refuse: self._calls.on_refuse,
         }
 
     # ---- what the session reads ----
@@ -203,7 +202,7 @@ class Scheduler:
         return self._known.num_origins(listed)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> RoutePlan:
         """The shares of the callees."""
         return self._known.plan
 
@@ -239,7 +238,7 @@ class Scheduler:
 
     # ---- inputs ----
 
-    def handle(self, happened: Input, now: float) -> list[Action]:
+    def handle(self, happened: HopInput, now: float) -> list[HopAction]:
         """What to do about it. After every call, a free torch thread should ask `next_work`."""
         out = self._desk.open(now)
         self._inputs[type(happened)](happened)
@@ -259,9 +258,9 @@ class Scheduler:
             self._calls.sweep()
             self._callers.sweep()
 
-    def _received(self, received: Received) -> None:
+    def _received(self, received: HopReceived) -> None:
         peer, message = received.peer, received.message
-        if isinstance(message, Status):
+        if isinstance(message, hops.HopStatus):
             self._known.heard(peer, message)
             return
         kind = type(message)
@@ -316,7 +315,7 @@ class Scheduler:
     def _set_hold(self, hold: Hold) -> None:
         self._is_held = hold.is_held
 
-    def _set_paused(self, paused: Paused) -> None:
+    def _set_paused(self, paused: PauseWanted) -> None:
         self._callers.pause(paused.is_paused)
 
     def _leaving(self, _: Leaving) -> None:
@@ -324,7 +323,7 @@ class Scheduler:
 
     # ---- the next work ----
 
-    def next_work(self, now: float) -> tuple[Work | None, list[Action]]:
+    def next_work(self, now: float) -> tuple[Work | None, list[HopAction]]:
         """The most urgent work, marked as running; None when there is none, or one is running."""
         if self._running is not None:
             return None, []
@@ -398,7 +397,7 @@ class Scheduler:
         )
 
     def _issue(self) -> Work:
-        id_ = MicroBatchId(self._me, self._incarnation, self._next_index)
+        id_ = hops.MicroBatchId(self._me, self._incarnation, self._next_index)
         self._next_index += 1
         self._issued += 1
         flight = Flight(id_, None, 0, self._known.rounds.training, State.READY, self._desk.now)
@@ -425,7 +424,7 @@ class Scheduler:
 
     # ---- work that is done ----
 
-    def _finish_run(self, id_: MicroBatchId) -> Flight:
+    def _finish_run(self, id_: hops.MicroBatchId) -> Flight:
         flight = self._runs
         assert flight is not None, f"{id_} is done and nothing runs"
         assert flight.id == id_, f"{id_} is done and {flight.id} runs"

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from dilocox_peer.types import PeerId
 
 CallKey = tuple[PeerId, int]  # caller, its number for the call
-Answer = TypeVar("Answer")
+Replied = TypeVar("Replied")
 
 KEPT_PART = 4  # one slot in so many is kept for callers that hold none
 
@@ -118,22 +118,22 @@ class Slots:
         return None
 
 
-class AnswerCache(Generic[Answer]):
+class AnswerCache(Generic[Replied]):
     """Answers by call until acknowledged; the oldest goes when there are too many."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[Hashable, Answer] = OrderedDict()
+        self._answers: OrderedDict[Hashable, Replied] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._answers)
 
-    def keep(self, key: Hashable, answer: Answer, *, at_most: int) -> None:
+    def keep(self, key: Hashable, answer: Replied, *, at_most: int) -> None:
         self._answers[key] = answer
         self._answers.move_to_end(key)
         while len(self._answers) > max(at_most, 1):
             self._answers.popitem(last=False)
 
-    def get(self, key: Hashable) -> Answer | None:
+    def get(self, key: Hashable) -> Replied | None:
         return self._answers.get(key)
 
     def forget(self, key: Hashable) -> None:

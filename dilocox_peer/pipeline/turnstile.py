@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-Pace = Callable[[int], float]
+Delay = Callable[[int], float]
 """Seconds to wait before so many bytes may pass, which count as passed from then on."""
 
 
 def at_once(num_bytes: int) -> float:
-    """A Pace without a limit."""
+    """A Delay without a limit."""
     return 0.0
 
 
@@ -17,7 +17,7 @@ class Turnstile:
     The place is kept while nobody wants to pass, so at most one body's bytes are set aside in vain.
     """
 
-    def __init__(self, num_bytes: int, pace: Pace = at_once) -> None:
+    def __init__(self, num_bytes: int, pace: Delay = at_once) -> None:
         """num_bytes: of one body."""
         self._num_bytes = num_bytes
         self._pace = pace

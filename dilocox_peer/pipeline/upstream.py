@@ -1,7 +1,7 @@
 """What a peer does for its callers, the linked peers of the stage before: slots, bodies that come in, answers.
 
-A caller reserves (Reserve), is told where it is in the line (Wait), is granted a slot (Grant), sends the body (Step),
-gets the gradient (Grad), and says that it has it (Ack) or that it wants none (Cancel). Until then the answer is kept, so
+A caller reserves (Reserve), is told where it is in the line (SlotWait), is granted a slot (SlotGrant), sends the body (Step),
+gets the gradient (Grad), and says that it has it (GradAck) or that it wants none (Cancel). Until then the answer is kept, so
 that asking again does nothing twice. What is computed of a flight between READY and its answer is scheduler.py's. Pure.
 """
 
@@ -10,12 +10,23 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from dilocox_peer.pipeline.contract import Body
-from dilocox_peer.pipeline.flight import RECENT, Desk, Flight, State
+from dilocox_peer.pipeline.flight import RECENT, Flight, State, Tray
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood
 from dilocox_peer.pipeline.slots import AnswerCache, CallKey, Slots
 from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.hops import Ack, Cancel, Grad, Grant, MicroBatchId, Refuse, Reserve, Step, Wait, tellable
+from dilocox_peer.wire.hops import (
+    Cancel,
+    Grad,
+    GradAck,
+    MicroBatchId,
+    Refuse,
+    Reserve,
+    SlotGrant,
+    SlotWait,
+    Step,
+    tellable,
+)
 
 MAX_OUTSTANDING = 256  # calls of one caller that hold or await a slot, without bodies about 100 KB; more are refused
 
@@ -32,7 +43,7 @@ class Upstream:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: Tray,
         known: Neighbourhood,
         slots: Slots,
         *,
@@ -114,7 +125,7 @@ class Upstream:
             return
         flight = self.flights.get(key)
         if flight is not None:  # asked again: nothing is done twice; position 0 says that it is past the line
-            self._desk.send(peer, Wait(*message.id, message.call, self._slots.position(key)))
+            self._desk.send(peer, SlotWait(*message.id, message.call, self._slots.position(key)))
             return
         if self.is_leaving or self._is_paused:
             self._desk.send(peer, Refuse(*message.id, message.call, "leaving" if self.is_leaving else "paused"))
@@ -128,7 +139,7 @@ class Upstream:
         self._slots.reserve(key)
         self.grant()
         if flight.state is State.WAITING:
-            self._desk.send(peer, Wait(*message.id, message.call, self._slots.num_waiting))
+            self._desk.send(peer, SlotWait(*message.id, message.call, self._slots.num_waiting))
 
     def grant(self) -> None:
         """Tells those whose turn it is. A micro-batch that waits for the download limit stands in the same line as one that waits for a slot."""
@@ -139,7 +150,7 @@ class Upstream:
             flight.since = self._desk.now
             self._serial += 1
             flight.call = self._serial  # until the call downstream has its own number: the order of grants
-            self._desk.send(key[0], Grant(*flight.id, key[1]))
+            self._desk.send(key[0], SlotGrant(*flight.id, key[1]))
 
     @property
     def grant_at(self) -> float:
@@ -172,7 +183,7 @@ class Upstream:
             caller.window = message.window
             self.resize()
 
-    def on_ack(self, peer: PeerId, message: Ack, _: Body | None) -> None:
+    def on_ack(self, peer: PeerId, message: GradAck, _: Body | None) -> None:
         self._answers.forget(self._answer_key((peer, message.call), message.id))
 
     def on_cancel(self, peer: PeerId, message: Cancel, _: Body | None) -> None:

@@ -25,7 +25,8 @@ from typing import Any, Protocol
 
 from dilocox_peer.admission import Right
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt
-from dilocox_peer.network.bulk import Buffer, Reply, Streamed
+from dilocox_peer.network.bulk import Reply, Streamed
+from dilocox_peer.network.frames import Buffer
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.store.fetch import Fetch
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline

@@ -60,11 +60,11 @@ class Reserve(Call, frozen=True, tag=0):
     round: Number
 
 
-class Grant(Call, frozen=True, tag=1):
+class SlotGrant(Call, frozen=True, tag=1):
     """You may send its body."""
 
 
-class Wait(Call, frozen=True, tag=2):
+class SlotWait(Call, frozen=True, tag=2):
     """No slot is free; so many are before you, this one included."""
 
     position: Number
@@ -90,7 +90,7 @@ class Grad(Call, frozen=True, tag=4):
         return math.nan if self.told_loss is None else self.told_loss
 
 
-class Ack(Call, frozen=True, tag=5):
+class GradAck(Call, frozen=True, tag=5):
     """The Grad arrived; you may forget it."""
 
 
@@ -104,7 +104,7 @@ class Refuse(Call, frozen=True, tag=7):
     reason: Reason
 
 
-class Status(Declared, frozen=True, tag=8):
+class HopStatus(Declared, frozen=True, tag=8):
     """How the sender and the stages behind it are. stage0_certified flows downstream, the rest of the path upstream.
 
     behind: lowest certified round from the sender's stage on. service_s: median time of its own compute a micro-batch,
@@ -135,8 +135,8 @@ class Status(Declared, frozen=True, tag=8):
         return self.low, self.high
 
 
-CallMessage = Reserve | Grant | Wait | Step | Grad | Ack | Cancel | Refuse
-HopMessage = CallMessage | Status
+CallMessage = Reserve | SlotGrant | SlotWait | Step | Grad | GradAck | Cancel | Refuse
+HopMessage = CallMessage | HopStatus
 _HEADER = Parser[tuple[HopMessage, ...]](
     Annotated[tuple[HopMessage, ...], Meta(min_length=1, max_length=MAX_MESSAGES)], "a header", MAX_HOPS_BYTES
 )
@@ -163,14 +163,14 @@ def decode_hops(raw: bytes, sender: PeerId) -> tuple[HopMessage, ...]:
     """The messages in raw, in order. Raises ProtocolError for anything that is not exactly a well-formed header."""
     messages = _HEADER.hear(raw, sender)
     for place, message in enumerate(messages):
-        if type(message) is Status:
+        if type(message) is HopStatus:
             _check(message, sender)
         elif has_body(message) and place + 1 < len(messages):
             raise ProtocolError(sender, "a message with a body is not the last of its header")
     return messages
 
 
-def _check(status: Status, sender: PeerId) -> None:
+def _check(status: HopStatus, sender: PeerId) -> None:
     """What bounds of single fields cannot say."""
     for name in ("service_s", "path_s", "slowest_s", "width", "body_s"):
         seconds = getattr(status, name)

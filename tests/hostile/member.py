@@ -19,7 +19,7 @@ from dilocox_peer.compression.reader import PIECE
 from dilocox_peer.peer import averaging
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.training import trainer
-from dilocox_peer.peer.training.outer import Offer, OuterOptimizer
+from dilocox_peer.peer.training.outer import OuterOptimizer, OwnContribution
 from dilocox_peer.store.shelf import FileContent, Shelf
 from dilocox_peer.types import Digest, Layout
 
@@ -29,7 +29,7 @@ STALL_S = 60.0
 SWOLLEN = 1000.0
 
 
-def swollen(offer: Offer, layout: Layout) -> Offer:
+def swollen(offer: OwnContribution, layout: Layout) -> OwnContribution:
     """What it has trained, a thousand times."""
     contribution, flat_N = open_contribution(offer.blob, layout), torch.empty(layout.num_elements)
     for start, stop, values in contribution.decode_into(torch.empty(PIECE)):
@@ -38,19 +38,21 @@ def swollen(offer: Offer, layout: Layout) -> Offer:
     return replace(offer, blob=memoryview(encode_contribution(layout, flat_N, lambda spec: codecs[spec.name])))
 
 
-def garbled(offer: Offer, layout: Layout) -> Offer:
+def garbled(offer: OwnContribution, layout: Layout) -> OwnContribution:
     """One byte short."""
     return replace(offer, blob=offer.blob[:-1])
 
 
-CONTRIBUTIONS: dict[str, Callable[[Offer, Layout], Offer]] = {"swells": swollen, "garbles": garbled}
+CONTRIBUTIONS: dict[str, Callable[[OwnContribution, Layout], OwnContribution]] = {"swells": swollen, "garbles": garbled}
 
 
-def _offer_otherwise(change: Callable[[Offer, Layout], Offer], after_round: int) -> None:
+def _offer_otherwise(change: Callable[[OwnContribution, Layout], OwnContribution], after_round: int) -> None:
     """The machine is an honest one's; what it offers is not."""
 
     class Changed(OuterOptimizer):
-        def offer(self, snapshot_N: Tensor, micro_batches: int, *, codec_of: CodecPolicy | None = None) -> Offer:
+        def offer(
+            self, snapshot_N: Tensor, micro_batches: int, *, codec_of: CodecPolicy | None = None
+        ) -> OwnContribution:
             offer = super().offer(snapshot_N, micro_batches, codec_of=codec_of)
             return change(offer, self.state.layout) if self.state.round >= after_round else offer
 

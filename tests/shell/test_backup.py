@@ -16,7 +16,7 @@ from dilocox_peer.events import Event, Failed
 from dilocox_peer.events_of_states import StageCopied, StageRestored, StateFetchFailed
 from dilocox_peer.invitation import Invitation
 from dilocox_peer.peer import takeover as takeover_module
-from dilocox_peer.peer.dialback import Reachability
+from dilocox_peer.peer.dialback import DialbackVerdict
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.state import guardian as guardian_module
 from dilocox_peer.peer.state.backup import COPY_ROUNDS, Backup, BackupStore, copy_folder
@@ -91,7 +91,7 @@ async def make_node(make_transport: MakeTransport, tmp_path: Path) -> AsyncItera
             transport, identity = await make_transport(name, namespace=MANIFEST.run_id, initial_peers=peers)
             directory = await Directory.create(transport, MANIFEST.run_id, identity.key)
             stack.push_async_callback(directory.close)
-            presence = Presence(identity.peer_id, 1, transport, Reachability(outgoing_only=False))
+            presence = Presence(identity.peer_id, 1, transport, DialbackVerdict(outgoing_only=False))
             nodes.append(Node(presence, directory, [], tmp_path / name / "run-folder"))
             return nodes[-1]
 

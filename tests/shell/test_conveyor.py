@@ -18,7 +18,7 @@ from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.links.dialling import LinkAddress
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.peer.training.trainer import Trainer
-from dilocox_peer.pipeline.turnstile import Pace, at_once
+from dilocox_peer.pipeline.turnstile import Delay, at_once
 from dilocox_peer.signing import SigningKey
 from tests.cut_runs import corpus, manifest_of, one_model
 
@@ -74,8 +74,8 @@ def running(
     layout: list[int],
     *,
     limit: int | None,
-    pace: Pace = at_once,
-    pace_in: Callable[[int], Pace] = lambda stage: at_once,
+    pace: Delay = at_once,
+    pace_in: Callable[[int], Delay] = lambda stage: at_once,
 ) -> Iterator[list[list[Peer]]]:
     """layout: replicas of each stage. pace_in: of a stage."""
     stages: list[list[Peer]] = []

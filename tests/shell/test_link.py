@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import psutil
 import pytest
 
-from dilocox_peer.network.link import Arrived, LinkdEnded, Linked, LinkEvent, RoundTrip, Traffic, Unlinked
+from dilocox_peer.network.link import Arrived, LinkdEnded, LinkDown, LinkdTraffic, LinkEvent, LinkPing, LinkUp
 from dilocox_peer.network.link import Link as _Link
 from dilocox_peer.network.linkd_process import LinkFailed, LinkSettings
 from tests.shell.conftest import is_running
@@ -48,7 +48,7 @@ class Link(_Link):
 
     @property
     def is_linked(self) -> bool:
-        return len(self.of(Linked)) > len(self.of(Unlinked))
+        return len(self.of(LinkUp)) > len(self.of(LinkDown))
 
     @property
     def linkd(self) -> int:
@@ -141,28 +141,28 @@ def test_small_frames_overtake_bodies_and_each_kind_keeps_its_order(make_link: M
 
 def test_round_trips_are_reported_to_both(make_link: MakeLink):
     one, two = linked_pair(make_link)
-    until(lambda: bool(one.of(RoundTrip) and two.of(RoundTrip)), one, two)
-    assert 0 < one.of(RoundTrip)[0].seconds < 5
+    until(lambda: bool(one.of(LinkPing) and two.of(LinkPing)), one, two)
+    assert 0 < one.of(LinkPing)[0].seconds < 5
 
 
 def test_what_the_connections_carry_is_reported_and_little_more_than_the_bodies(make_link: MakeLink):
     one, two = linked_pair(make_link)
-    until(lambda: bool(one.of(Traffic) and two.of(Traffic)), one, two)
-    before = one.of(Traffic)[-1], two.of(Traffic)[-1]
+    until(lambda: bool(one.of(LinkdTraffic) and two.of(LinkdTraffic)), one, two)
+    before = one.of(LinkdTraffic)[-1], two.of(LinkdTraffic)[-1]
     assert one.send(two.link_id, b"body", content(2 * MB, 1))
     until(lambda: bool(two.of(Arrived)), one, two)
-    until(lambda: one.of(Traffic)[-1].sent >= before[0].sent + 2 * MB, one, two)
-    until(lambda: two.of(Traffic)[-1].received >= before[1].received + 2 * MB, one, two)
-    assert one.of(Traffic)[-1].sent - before[0].sent < 2.1 * MB
-    assert two.of(Traffic)[-1].received - before[1].received < 2.1 * MB
-    assert two.of(Traffic)[-1].sent - before[1].sent < 0.1 * MB
+    until(lambda: one.of(LinkdTraffic)[-1].sent >= before[0].sent + 2 * MB, one, two)
+    until(lambda: two.of(LinkdTraffic)[-1].received >= before[1].received + 2 * MB, one, two)
+    assert one.of(LinkdTraffic)[-1].sent - before[0].sent < 2.1 * MB
+    assert two.of(LinkdTraffic)[-1].received - before[1].received < 2.1 * MB
+    assert two.of(LinkdTraffic)[-1].sent - before[1].sent < 0.1 * MB
 
 
 def test_a_neighbour_whose_linkd_is_killed_is_unlinked_and_linked_again(make_link: MakeLink):
     one, two = linked_pair(make_link)
     os.kill(two.linkd, signal.SIGKILL)
-    until(lambda: bool(one.of(Unlinked)), one)
-    assert one.of(Unlinked)[0].reason.startswith("the connection ended")
+    until(lambda: bool(one.of(LinkDown)), one)
+    assert one.of(LinkDown)[0].reason.startswith("the connection ended")
     assert not one.send(two.link_id, b"nobody there")
     until(lambda: bool(two.of(LinkdEnded)), two)
     two.restart(20)
@@ -183,7 +183,7 @@ def test_a_killed_linkd_is_restarted_beside_a_polling_owner(make_link: MakeLink)
     try:
         os.kill(one.linkd, signal.SIGKILL)
         until(lambda: bool(one.of(LinkdEnded)), two)
-        assert [type(event) for event in one.seen[-2:]] == [Unlinked, LinkdEnded]
+        assert [type(event) for event in one.seen[-2:]] == [LinkDown, LinkdEnded]
         assert "SIGKILL" in one.of(LinkdEnded)[0].reason
         one.restart(20)
         until(lambda: one.is_linked and two.is_linked, two)
@@ -212,11 +212,11 @@ def test_a_frozen_neighbour_is_unlinked_and_comes_back(make_link: MakeLink):
     os.kill(frozen, signal.SIGSTOP)
     try:
         assert one.send(two.link_id, b"stuck", content(2 * MB, 1))
-        until(lambda: bool(one.of(Unlinked)), one)
-        assert "silent for" in one.of(Unlinked)[0].reason
+        until(lambda: bool(one.of(LinkDown)), one)
+        assert "silent for" in one.of(LinkDown)[0].reason
     finally:
         os.kill(frozen, signal.SIGCONT)
-    until(lambda: bool(two.of(Unlinked)) and one.is_linked and two.is_linked, one, two)
+    until(lambda: bool(two.of(LinkDown)) and one.is_linked and two.is_linked, one, two)
     check_traffic(one, two)
 
 
@@ -227,10 +227,10 @@ def test_peers_that_dial_each_other_at_once_have_one_link(make_link: MakeLink):
     until(lambda: one.is_linked and two.is_linked, one, two)
     check_traffic(one, two)
     for _ in range(3):  # the second connection has come by now, or never
-        before = len(one.of(RoundTrip))
-        until(partial(lambda before: len(one.of(RoundTrip)) > before, before), one, two)
+        before = len(one.of(LinkPing))
+        until(partial(lambda before: len(one.of(LinkPing)) > before, before), one, two)
     check_traffic(one, two)
-    assert len(one.of(Linked)) - len(one.of(Unlinked)) == 1
+    assert len(one.of(LinkUp)) - len(one.of(LinkDown)) == 1
     os.kill(two.linkd, signal.SIGKILL)
     until(lambda: not one.is_linked, one)
     until(lambda: bool(two.of(LinkdEnded)), two)
@@ -242,8 +242,8 @@ def test_peers_that_dial_each_other_at_once_have_one_link(make_link: MakeLink):
 def test_hanging_up_unlinks_both_and_is_for_good(make_link: MakeLink):
     one, two = linked_pair(make_link)
     one.hang_up(two.link_id)
-    until(lambda: bool(one.of(Unlinked) and two.of(Unlinked)), one, two)
-    assert one.of(Unlinked)[0].reason == "hung up"
+    until(lambda: bool(one.of(LinkDown) and two.of(LinkDown)), one, two)
+    assert one.of(LinkDown)[0].reason == "hung up"
     two.dial(one.link_id, one.addresses)
     until(lambda: one.is_linked and two.is_linked, one, two)
     check_traffic(one, two)
@@ -254,7 +254,7 @@ def test_who_hangs_up_every_time_is_dialled_with_pauses(make_link: MakeLink):
     dialer.dial(refuser.link_id, refuser.addresses)
     began_at = time.monotonic()
     for times in range(1, 4):
-        until(partial(lambda times: len(refuser.of(Linked)) == times, times), dialer, refuser)
+        until(partial(lambda times: len(refuser.of(LinkUp)) == times, times), dialer, refuser)
         refuser.hang_up(dialer.link_id)
     assert time.monotonic() - began_at > 0.75 * (REDIAL_FIRST_S + 2 * REDIAL_FIRST_S)
 
@@ -280,12 +280,12 @@ def test_who_sends_more_than_is_taken_loses_the_link_and_others_do_not(make_link
     taker = make_link("b", queue_bytes=3 * MB)
     for link in (flooder, other):
         link.dial(taker.link_id, taker.addresses)
-    until(lambda: flooder.is_linked and other.is_linked and len(taker.of(Linked)) == 2, flooder, other, taker)
+    until(lambda: flooder.is_linked and other.is_linked and len(taker.of(LinkUp)) == 2, flooder, other, taker)
     while flooder.is_linked:  # the taker's owner does not poll
         flooder.send(taker.link_id, b"more", content(2 * MB, 1))
         flooder.poll(0.01)
-    until(lambda: len(taker.of(Unlinked)) == 1, taker, other)
-    assert "wait to be taken" in taker.of(Unlinked)[0].reason
+    until(lambda: len(taker.of(LinkDown)) == 1, taker, other)
+    assert "wait to be taken" in taker.of(LinkDown)[0].reason
     assert other.is_linked
     check_traffic(other, taker)
 
@@ -372,8 +372,8 @@ def test_a_stranger_that_breaks_the_protocol_loses_its_link_only(make_link: Make
     finally:
         stranger.kill()
         stranger.communicate()
-    until(lambda: len(two.of(Unlinked)) == 3, one, two)
-    reasons = " ".join([event.reason for event in two.of(Unlinked)] + two.said)
+    until(lambda: len(two.of(LinkDown)) == 3, one, two)
+    reasons = " ".join([event.reason for event in two.of(LinkDown)] + two.said)
     for reason in (
         "not a frame",
         "kind 34",
@@ -385,7 +385,7 @@ def test_a_stranger_that_breaks_the_protocol_loses_its_link_only(make_link: Make
     ):
         assert reason in reasons
     assert "a frame of kind 2 on a link" in reasons
-    assert not one.of(Unlinked)
+    assert not one.of(LinkDown)
     check_traffic(one, two)
 
 
@@ -483,7 +483,7 @@ def test_close_delivers_what_is_queued_and_leaves_no_process(make_link: MakeLink
     one.close(5)
     assert not is_running(linkd)
     assert not psutil.pid_exists(linkd)
-    until(lambda: bool(two.of(Unlinked)), two)
+    until(lambda: bool(two.of(LinkDown)), two)
     assert len(two.of(Arrived)) == 8
     assert one.poll(30) == []
     assert not one.send(two.link_id, b"closed")
@@ -508,6 +508,6 @@ def test_a_linkd_can_be_dialled_more_often_than_it_may_have_connections(make_lin
     one, two = make_link("a"), make_link("b", max_neighbours=1)  # 36 connections
     for times in range(1, 41):
         one.dial(two.link_id, two.addresses)
-        until(partial(lambda times: len(one.of(Linked)) == times == len(two.of(Linked)), times), one, two)
+        until(partial(lambda times: len(one.of(LinkUp)) == times == len(two.of(LinkUp)), times), one, two)
         one.hang_up(two.link_id)
-        until(partial(lambda times: len(one.of(Unlinked)) == times == len(two.of(Unlinked)), times), one, two)
+        until(partial(lambda times: len(one.of(LinkDown)) == times == len(two.of(LinkDown)), times), one, two)

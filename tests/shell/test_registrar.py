@@ -13,7 +13,7 @@ from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Event, Failed, FirstRosterSigned, MessageRefused, RoundVouched
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer import registrar as registrar_module
-from dilocox_peer.peer.dialback import Reachability
+from dilocox_peer.peer.dialback import DialbackVerdict
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.registrar import Registrar
 from dilocox_peer.peer.rounds.chain import Chain
@@ -126,7 +126,7 @@ async def scene(make_transport: MakeTransport, tmp_path: Path, monkeypatch: pyte
             found = await Directory.create(own, MANIFEST.run_id, me.key)
             stack.push_async_callback(found.close)
             await found.fetch_manifest()
-            presence = Presence(me.peer_id, 1, own, Reachability(outgoing_only=False))
+            presence = Presence(me.peer_id, 1, own, DialbackVerdict(outgoing_only=False))
             player = Player(own, found, presence, stage)
             await found.announce(presence.lease(stage))
             return player

@@ -7,8 +7,9 @@ no machine and only the invitation. Neither can sign for an honest peer: all of 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from dilocox_peer.contract import Note
 from dilocox_peer.peer.rounds.chain import Place, place_after, vote_for
-from dilocox_peer.peer.rounds.contract import Action, Input, Note, Persist, Received, Send
+from dilocox_peer.peer.rounds.contract import Action, Input, Persist, Received, Send
 from dilocox_peer.peer.rounds.durable import encode_record
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, Value, acceptance

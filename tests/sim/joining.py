@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
+from dilocox_peer.contract import Note
 from dilocox_peer.events_of_states import LinkTooSlow
-from dilocox_peer.peer.rounds.contract import Action, FetchState, Note, PeerFound
+from dilocox_peer.peer.rounds.contract import Action, FetchState, PeerFound
 from dilocox_peer.types import PeerId
 
 from .world import ROUND_S, TIMING, Anchor, Network, Node, World

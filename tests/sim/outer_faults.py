@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from dilocox_peer.peer.rounds.contract import Closed, Progress, StateComputed
+from dilocox_peer.peer.rounds.contract import Closed, RoundProgress, StateComputed
 from dilocox_peer.peer.training.outer_contract import (
     AdoptionBegun,
     BranchDropped,
@@ -120,7 +120,9 @@ class _TellsNoProgress(OuterLoop):
 
     def handle(self, happened: OuterInput, now: float, seen: Readings) -> list[OuterAction]:
         actions = super().handle(happened, now, seen)
-        return [each for each in actions if not (isinstance(each, ToRounds) and isinstance(each.happened, Progress))]
+        return [
+            each for each in actions if not (isinstance(each, ToRounds) and isinstance(each.happened, RoundProgress))
+        ]
 
 
 class _TellsNoState(OuterLoop):

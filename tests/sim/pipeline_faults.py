@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from dilocox_peer.pipeline.contract import Backward, Received, Work
+from dilocox_peer.pipeline.contract import Backward, HopReceived, Work
 from dilocox_peer.pipeline.downstream import Downstream
-from dilocox_peer.pipeline.flight import Flight, Phase, State
+from dilocox_peer.pipeline.flight import CallPhase, Flight, State
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.slots import CallKey, Slots
 from dilocox_peer.pipeline.upstream import Upstream
@@ -55,7 +55,7 @@ class _NewestVersion(Scheduler):
 class _CountsTwice(Scheduler):
     """Counts a micro-batch again when its gradient comes a second time."""
 
-    def _received(self, received: Received) -> None:
+    def _received(self, received: HopReceived) -> None:
         before = self.duplicates
         super()._received(received)
         if self._is_origin and self.duplicates > before:
@@ -95,7 +95,7 @@ class _SendsUngranted(Scheduler):
     def _forward_done(self, done: Any) -> None:
         flight = self._runs
         super()._forward_done(done)
-        if flight is not None and flight.state is State.CALLING and flight.phase is Phase.RESERVED:
+        if flight is not None and flight.state is State.CALLING and flight.phase is CallPhase.RESERVED:
             self._calls._send_step(flight)
 
 
@@ -114,7 +114,7 @@ class _LosesCalls(Downstream):
         if reason != "unlinked":
             super()._move(flight, reason)
             return
-        flight.phase, flight.callee, flight.due = Phase.GRANTED, None, float("inf")
+        flight.phase, flight.callee, flight.due = CallPhase.GRANTED, None, float("inf")
 
 
 class _DropsWithoutRelease(Scheduler):

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from dilocox_peer.pipeline.contract import Hold, HopTiming, Leaving, Replicas, Rounds, Shifted
+from dilocox_peer.contract import Leaving
+from dilocox_peer.pipeline.contract import Hold, HopTiming, Replicas, Rounds, Shifted
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import MicroBatchId

@@ -12,32 +12,30 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+from dilocox_peer.contract import Leaving, Note, Tick
 from dilocox_peer.events import Event
 from dilocox_peer.pipeline.contract import (
-    Action,
     Backward,
     BackwardDone,
     Forward,
     ForwardDone,
     Hold,
+    HopAction,
+    HopInput,
+    HopReceived,
+    HopSend,
     HopTiming,
-    Input,
-    Leaving,
     Linked,
     MicroBatchDone,
-    Note,
     Publish,
-    Received,
     Release,
     Replicas,
     Rounds,
     RoundTrip,
-    Send,
     Shifted,
     StepNow,
     Stepped,
     StepSent,
-    Tick,
     Turn,
     Unlinked,
     Work,
@@ -49,12 +47,12 @@ from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import (
     Cancel,
     Grad,
-    Grant,
     HopMessage,
+    HopStatus,
     MicroBatchId,
     Refuse,
     Reserve,
-    Status,
+    SlotGrant,
     Step,
     decode_hops,
     encode_hops,
@@ -164,7 +162,7 @@ class Node:
 
         self.world.at(self.world.now + delay_s, alive_act)
 
-    def feed(self, happened: Input) -> None:
+    def feed(self, happened: HopInput) -> None:
         world, machine = self.world, self.machine
         assert machine is not None
         if isinstance(happened, Rounds):
@@ -184,10 +182,10 @@ class Node:
             self.ticking_at = float("inf")
             self.feed(Tick())
 
-    def _carry_out(self, actions: Iterable[Action]) -> None:
+    def _carry_out(self, actions: Iterable[HopAction]) -> None:
         for action in actions:
             match action:
-                case Send(peer, message, body):
+                case HopSend(peer, message, body):
                     self.world.checks.sends(self, peer, message, body)
                     self.world.deliver(self, peer, message, body)
                     if isinstance(message, Step) and self.machine is not None:
@@ -310,14 +308,14 @@ class PipelineChecks:
     def received(self, node: Node, sender: PeerId, message: HopMessage) -> None:
         """At arrival, in the order of the link: grants are the callee's word, bodies need one."""
         match message:
-            case Grant():
+            case SlotGrant():
                 self._granted[sender, node.peer, message.call] = message.id
             case Step():
                 if self._granted.pop((node.peer, sender, message.call), None) != message.id:
                     raise Violation(f"{sender} sent {message.id} to {node.peer} without a grant")
             case Grad(behind=behind):
                 self._behind[node.peer, sender] = behind
-            case Status(stage) if stage == node.stage + 1:
+            case HopStatus(stage) if stage == node.stage + 1:
                 self._behind[node.peer, sender] = message.behind
             case _:
                 pass
@@ -457,7 +455,7 @@ class PipelineWorld(Clockwork):
         return self.link_bps.get(pair, self.settings.rate_bps)
 
     def deliver(self, sender: Node, to: PeerId, message: HopMessage, body: object) -> None:
-        if self.tracing is not None and not isinstance(message, Status):
+        if self.tracing is not None and not isinstance(message, HopStatus):
             self.trace(f"{sender.peer} -> {to}: {message} {body or ''}")
         if self.is_encoding:
             (message,) = decode_hops(encode_hops([message]), sender.peer)
@@ -479,7 +477,7 @@ class PipelineWorld(Clockwork):
             if isinstance(body, Toy):
                 self._queued[ends] -= 1
             self.checks.received(node, sender.peer, message)
-            node.feed(Received(sender.peer, message, body if isinstance(body, Toy) else None, wire_s))
+            node.feed(HopReceived(sender.peer, message, body if isinstance(body, Toy) else None, wire_s))
 
         self.at(self._free_at[ends] + self.latency_s(pair), arrive)
 

@@ -13,6 +13,7 @@ from functools import partial
 
 import msgpack
 
+from dilocox_peer.contract import Leaving, Note, Tick
 from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.contract import (
@@ -26,8 +27,6 @@ from dilocox_peer.peer.rounds.contract import (
     FetchState,
     ForgetBlobs,
     Input,
-    Leaving,
-    Note,
     PeerFound,
     PeerRefused,
     Persist,
@@ -36,7 +35,6 @@ from dilocox_peer.peer.rounds.contract import (
     StateComputed,
     StateInstalled,
     StateMissing,
-    Tick,
 )
 from dilocox_peer.peer.rounds.durable import encode_record, load_log
 from dilocox_peer.peer.rounds.machine import RoundMachine

@@ -13,7 +13,7 @@ from dilocox_peer.admission import (
     NOTHING_SHOWN,
     Gate,
     Grant,
-    Registrar,
+    PassMaker,
     Revocations,
     Right,
 )
@@ -228,7 +228,7 @@ def test_a_peer_that_was_put_out_comes_back_by_a_newer_invitation_alone() -> Non
     gate.take(revoked(public_key_of(ME.peer_id)))
     assert "put out" in str(gate.show(ME.peer_id, grant_of().to_bytes(), NOW))
     many = grant_of(None, uses=5)
-    registrar = Registrar(gate, OWNER, {})
+    registrar = PassMaker(gate, OWNER, {})
     assert "put out" in str(registrar.refusal(many, ME.peer_id, NOW)), "not by another of the old ones either"
     assert registrar.refusal(many, OTHER.peer_id, NOW) is None
     assert gate.show(ME.peer_id, grant_of(issued_ms=NOW_MS + 1).to_bytes(), NOW) is None
@@ -279,7 +279,7 @@ def test_lists_written_in_two_places_are_put_together() -> None:
 
 def test_an_invitation_for_many_is_used_up() -> None:
     gate = gate_of()
-    registrar, many = Registrar(gate, OWNER, {}), grant_of(None, uses=2)
+    registrar, many = PassMaker(gate, OWNER, {}), grant_of(None, uses=2)
     for key in (ME, OTHER):
         assert registrar.refusal(many, key.peer_id, NOW) is None
         assert registrar.is_new(many, key.peer_id)
@@ -293,7 +293,7 @@ def test_an_invitation_for_many_is_used_up() -> None:
 
 
 def test_what_was_used_before_a_restart_stays_used() -> None:
-    registrar = Registrar(gate_of(), OWNER, {ID: {ME.peer_id, OTHER.peer_id}})
+    registrar = PassMaker(gate_of(), OWNER, {ID: {ME.peer_id, OTHER.peer_id}})
     assert "used up" in str(registrar.refusal(grant_of(None, uses=2), STRANGER.peer_id, NOW))
     assert registrar.refusal(grant_of(None, uses=3), STRANGER.peer_id, NOW) is None
 
@@ -308,7 +308,7 @@ def test_what_was_used_before_a_restart_stays_used() -> None:
     ],
 )
 def test_what_is_no_invitation_to_the_run_is_not_redeemed(brought: Grant, reason: str) -> None:
-    assert reason in str(Registrar(gate_of(), OWNER, {}).refusal(brought, ME.peer_id, NOW))
+    assert reason in str(PassMaker(gate_of(), OWNER, {}).refusal(brought, ME.peer_id, NOW))
 
 
 # -- a list -----------------------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def test_a_listed_peer_needs_nothing_and_others_an_invitation() -> None:
 
 def test_who_holds_the_owners_key_lets_itself_in() -> None:
     gate = gate_of()
-    own = Registrar(gate, OWNER, {}).own_pass(OTHER.peer_id, NOW)
+    own = PassMaker(gate, OWNER, {}).own_pass(OTHER.peer_id, NOW)
     assert gate_of().show(OTHER.peer_id, own.to_bytes(), NOW) is None
 
 

@@ -9,7 +9,7 @@ import pytest
 from dilocox_peer import admission as door
 from dilocox_peer.admission import Admission, Gate, Revocations, Right
 from dilocox_peer.events import Event, Failed, NeighbourLinked, NeighbourUnlinked
-from dilocox_peer.network.link import Arrived, LinkdEnded, Linked, LinkEvent, Unlinked
+from dilocox_peer.network.link import Arrived, LinkdEnded, LinkDown, LinkEvent, LinkUp
 from dilocox_peer.peer.links import conveyor as shell
 from dilocox_peer.peer.links import sessions
 from dilocox_peer.peer.links.conveyor import HELLO, HOPS, Conveyor
@@ -19,7 +19,7 @@ from dilocox_peer.peer.links.sessions import FAULTS_UNTIL_DROPPED
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import LinkId, PeerId
-from dilocox_peer.wire.hops import Grant, encode_hops
+from dilocox_peer.wire.hops import SlotGrant, encode_hops
 from tests.cut_runs import manifest_of
 
 LINKS = [LinkId(f"theirs{number}") for number in range(4)]
@@ -135,7 +135,7 @@ def start() -> Iterator[Callable[..., Peer]]:
 
 
 THEM = SigningKey(b"t" * 32)
-FRAME = HOPS + encode_hops([Grant(PeerId("peer"), 1, 1, 0)])
+FRAME = HOPS + encode_hops([SlotGrant(PeerId("peer"), 1, 1, 0)])
 
 
 def test_a_neighbour_without_a_pass_is_no_neighbour_and_one_that_is_put_out_is_none_any_more(
@@ -147,11 +147,11 @@ def test_a_neighbour_without_a_pass_is_no_neighbour_and_one_that_is_put_out_is_n
     peer = start(Admission(gate, b""))
     late = replace(shown, expires_s=5).signed_by(owner)
     for link, raw in zip(LINKS, (b"", b"x" * 100, late.to_bytes()), strict=False):
-        peer.link.happens(Linked(link), peer.hello(THEM, link, raw))
+        peer.link.happens(LinkUp(link), peer.hello(THEM, link, raw))
         assert not peer.told(NeighbourLinked)
         assert "is not admitted" in peer.events[-1].line()
     link = LINKS[3]
-    peer.link.happens(Linked(link), peer.hello(THEM, link, shown.to_bytes()))
+    peer.link.happens(LinkUp(link), peer.hello(THEM, link, shown.to_bytes()))
     assert peer.conveyor.status().linked == {THEM.peer_id: 1}
     gate.take(Revocations(gate.run_id, 1, ((bytes(16), 1),)))
     peer.link.happens(*[Arrived(link, HOPS + b"", memoryview(b""), 0.0)] * FAULTS_UNTIL_DROPPED)
@@ -163,13 +163,13 @@ def test_a_neighbour_without_a_pass_is_no_neighbour_and_one_that_is_put_out_is_n
 def test_a_link_that_came_twice_within_one_poll_is_greeted_once(start: Callable[..., Peer]) -> None:
     """What is sent goes over the second link each time: the other side would hear a second greeting, and refuse it."""
     peer = start()
-    peer.link.happens(Linked(LINK), Unlinked(LINK, "gone"), Linked(LINK))
+    peer.link.happens(LinkUp(LINK), LinkDown(LINK, "gone"), LinkUp(LINK))
     assert peer.link.greeted == [LINK]
 
 
 def test_a_neighbour_hears_our_greeting_before_anything_else(start: Callable[..., Peer]) -> None:
     peer = start()
-    peer.link.happens(Linked(LINK), peer.hello(THEM, LINK))
+    peer.link.happens(LinkUp(LINK), peer.hello(THEM, LINK))
     assert peer.link.greeted == [LINK]
     assert peer.link.frames[0][1][:1] == HELLO
     assert len(peer.link.frames) > 1, "the scheduler has told its new neighbour nothing"
@@ -179,7 +179,7 @@ def test_a_frame_before_a_greeting_is_not_heard_and_one_of_an_unknown_kind_costs
     start: Callable[..., Peer],
 ) -> None:
     peer = start()
-    peer.link.happens(Linked(LINK), Arrived(LINK, HOPS + b"nonsense", memoryview(b""), 0.0))
+    peer.link.happens(LinkUp(LINK), Arrived(LINK, HOPS + b"nonsense", memoryview(b""), 0.0))
     assert peer.events == []
     peer.link.happens(Arrived(LINK, b"\xff", memoryview(b""), 0.0))
     assert ("hang up", LINK) in peer.link.orders
@@ -188,7 +188,7 @@ def test_a_frame_before_a_greeting_is_not_heard_and_one_of_an_unknown_kind_costs
 def test_a_neighbour_whose_link_takes_no_more_is_hung_up_and_the_scheduler_told(start: Callable[..., Peer]) -> None:
     peer = start()
     peer.conveyor.set_neighbours([LinkAddress(THEM.peer_id, LINK, ("/there",))])
-    peer.link.happens(Linked(LINK), peer.hello(THEM, LINK))
+    peer.link.happens(LinkUp(LINK), peer.hello(THEM, LINK))
     peer.link.is_full = True
     peer.conveyor.bench.rounds(2, 1, None, 4)  # news, which the scheduler tells its neighbours
     peer.link.happens()
@@ -198,8 +198,8 @@ def test_a_neighbour_whose_link_takes_no_more_is_hung_up_and_the_scheduler_told(
 
 def test_linkd_is_started_again_by_the_thread_that_polls_it(start: Callable[..., Peer]) -> None:
     peer = start()
-    peer.link.happens(Linked(LINK), peer.hello(THEM, LINK))
-    peer.link.happens(Unlinked(LINK, "killed"), LinkdEnded("killed"))
+    peer.link.happens(LinkUp(LINK), peer.hello(THEM, LINK))
+    peer.link.happens(LinkDown(LINK, "killed"), LinkdEnded("killed"))
     assert peer.link.orders == [("restart",)]
     assert len(peer.told(NeighbourUnlinked)) == 1
     assert peer.failures == []
@@ -220,7 +220,7 @@ def test_a_frame_that_finds_a_fault_in_the_scheduler_costs_its_link_alone(
     start: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = start()
-    peer.link.happens(Linked(LINK), peer.hello(THEM, LINK))
+    peer.link.happens(LinkUp(LINK), peer.hello(THEM, LINK))
 
     def fail(*_arguments: object) -> None:
         raise ZeroDivisionError

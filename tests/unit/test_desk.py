@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dilocox_peer.admission import Gate, Grant, Registrar, Revocations, Right
+from dilocox_peer.admission import Gate, Grant, PassMaker, Revocations, Right
 from dilocox_peer.errors import ConfigError, PeerUnavailable
 from dilocox_peer.manifest import AdmissionSection, Manifest
 from dilocox_peer.peer.desk import Desk, OwnerRecords
@@ -72,7 +72,7 @@ def test_a_disk_that_refuses_hands_out_no_pass_and_counts_nothing(tmp_path, monk
         patched.setattr(os, "fsync", full)
         with pytest.raises(PeerUnavailable, match="No space left"):
             ask(desk, ME, many(1))
-    assert isinstance(desk.registrar, Registrar)
+    assert isinstance(desk.registrar, PassMaker)
     assert desk.registrar.is_new(many(1), ME.peer_id)
     desk.close()
 

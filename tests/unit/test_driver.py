@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from dilocox_peer.contract import Note, Tick
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError
 from dilocox_peer.events import Failed, MessageRefused, Remark
 from dilocox_peer.peer.rounds import disk as disk_module
@@ -21,11 +22,9 @@ from dilocox_peer.peer.rounds.contract import (
     BlobRefused,
     FetchBlob,
     ForgetBlobs,
-    Note,
     Persist,
-    Progress,
     Received,
-    Tick,
+    RoundProgress,
 )
 from dilocox_peer.peer.rounds.driver import MAX_INPUTS, RoundDriver
 from dilocox_peer.peer.rounds.durable import Durable, Votes
@@ -46,7 +45,7 @@ async def test_a_flood_of_messages_leaves_room_for_what_happens_here() -> None:
     )  # fmt: skip
     for number in range(2 * MAX_INPUTS):  # sent while the machine waits for the disk
         driver.post(Received(PeerId("stranger"), Leave(0, sha256(b"head"), 1, number)))
-        driver.post(Progress(number))
+        driver.post(RoundProgress(number))
     driver.post(BlobHeld(sha256(b"blob"), 4))
     assert driver.inputs.qsize() < MAX_INPUTS
     assert [driver.inputs.get_nowait() for _ in range(driver.inputs.qsize())][-1] == BlobHeld(sha256(b"blob"), 4)

@@ -22,11 +22,11 @@ from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import (
     Cancel,
     Grad,
-    Grant,
     HopMessage,
     MicroBatchId,
     Refuse,
     Reserve,
+    SlotGrant,
     Step,
     decode_hops,
     encode_hops,
@@ -97,7 +97,7 @@ class MiddlePeer:
 
     def granted(self, id_: MicroBatchId) -> int:
         call = self.call_of(id_)
-        self.hear("z", Grant(*id_, call))
+        self.hear("z", SlotGrant(*id_, call))
         return call
 
     def answer(self, id_: MicroBatchId) -> None:
@@ -154,7 +154,7 @@ def test_the_share_of_a_later_stage_counts_the_heads_that_are_listed():
             (Step(*id_, number, 1, 8), b"x"),
             (Cancel(*id_, number), None),
         ):
-            bench.take_in(contract.Received(caller, message, body))
+            bench.take_in(contract.HopReceived(caller, message, body))
     assert bench.load_share() == 2.0  # nobody is listed yet: one more than there are callers
     bench.set_listed_origins(6)
     bench.set_replicas(3)

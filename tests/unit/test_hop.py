@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.pipeline.contract import Linked, Received
+from dilocox_peer.pipeline.contract import HopReceived, Linked
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.declared import replaced
@@ -20,17 +20,17 @@ from dilocox_peer.wire.hops import (
     MAX_HOPS_BYTES,
     MAX_MESSAGES,
     MAX_SECONDS,
-    Ack,
     Cancel,
     Grad,
-    Grant,
+    GradAck,
     HopMessage,
+    HopStatus,
     MicroBatchId,
     Refuse,
     Reserve,
-    Status,
+    SlotGrant,
+    SlotWait,
     Step,
-    Wait,
     decode_hops,
     encode_hops,
     tellable,
@@ -40,14 +40,14 @@ SENDER = PeerId("12D3KooWSender")
 ID = MicroBatchId(PeerId("12D3KooWQVfA4vRPxrGUKMQUVfR9eWk5bJDGxzkvTyYvV1TyzKJU"), 1_700_000_000_000, 41)
 MESSAGES: list[HopMessage] = [
     Reserve(*ID, 7, 3),
-    Grant(*ID, 7),
-    Wait(*ID, 7, 2),
+    SlotGrant(*ID, 7),
+    SlotWait(*ID, 7, 2),
     Step(*ID, 7, 3, 12),
     Grad(*ID, 7, 1.5, 2),
-    Ack(*ID, 7),
+    GradAck(*ID, 7),
     Cancel(*ID, 7),
     Refuse(*ID, 7, "leaving"),
-    Status(1, 4, 3, 2, 1, 0.25, 5, 0.04, 0.5, 2.5, 0.25, 0.5, 0.125, "lab.2"),
+    HopStatus(1, 4, 3, 2, 1, 0.25, 5, 0.04, 0.5, 2.5, 0.25, 0.5, 0.125, "lab.2"),
 ]
 
 
@@ -92,7 +92,7 @@ def test_a_name_with_a_line_end_is_refused() -> None:
 
 
 def test_messages_keep_their_order_and_the_last_may_have_a_body() -> None:
-    messages: list[HopMessage] = [Ack(*ID, 1), Grant(*ID, 2), Step(*ID, 7, 3, 12)]
+    messages: list[HopMessage] = [GradAck(*ID, 1), SlotGrant(*ID, 2), Step(*ID, 7, 3, 12)]
     assert decode_hops(encode_hops(messages), SENDER) == tuple(messages)
 
 
@@ -110,7 +110,7 @@ def test_a_loss_that_is_not_finite_arrives_as_nan() -> None:
 
 
 def test_a_header_of_no_or_too_many_messages_is_refused() -> None:
-    one = msgpack.unpackb(encode_hops([Ack(*ID, 0)]))
+    one = msgpack.unpackb(encode_hops([GradAck(*ID, 0)]))
     items: Any
     for items in ([], one * (MAX_MESSAGES + 1)):
         with pytest.raises(ProtocolError):
@@ -155,7 +155,7 @@ def test_times_so_short_that_speeds_are_infinite_are_refused(place: int) -> None
 
 @pytest.mark.parametrize("short", [LEAST_SECONDS, 0.0])
 def test_the_shortest_times_that_are_let_in_leave_plan_and_window_finite(short: float) -> None:
-    status = Status(1, 0, 0, 0, 0, short, 0, MAX_SECONDS, short)
+    status = HopStatus(1, 0, 0, 0, 0, short, 0, MAX_SECONDS, short)
     (told,) = decode_hops(encode_hops([status]), SENDER)
     origin = Scheduler(
         me=PeerId("me"), incarnation=1, stage=0, num_stages=2, mode="carry", accumulate=32, max_slots=16,
@@ -163,8 +163,8 @@ def test_the_shortest_times_that_are_let_in_leave_plan_and_window_finite(short: 
     )  # fmt: skip
     for peer in ("quick", "usual"):
         origin.handle(Linked(PeerId(peer), 1), 0.0)
-    origin.handle(Received(PeerId("usual"), replaced(MESSAGES[8], service_s=0.1)), 0.0)
-    origin.handle(Received(PeerId("quick"), told), 0.0)
+    origin.handle(HopReceived(PeerId("usual"), replaced(MESSAGES[8], service_s=0.1)), 0.0)
+    origin.handle(HopReceived(PeerId("quick"), told), 0.0)
     assert sum(origin.plan.weights.values()) == pytest.approx(1.0)
     assert 1 <= origin.window <= 32
 

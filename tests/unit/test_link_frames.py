@@ -15,7 +15,7 @@ from dilocox_peer.network.link_frames import (
     BufferReader,
     ChunkReader,
     Frame,
-    Kind,
+    FrameKind,
     Verdict,
     header_field,
     judge,
@@ -27,7 +27,7 @@ MAX_BODY_BYTES = 100_000
 
 frames = st.lists(
     st.tuples(
-        st.sampled_from(list(Kind)),
+        st.sampled_from(list(FrameKind)),
         st.dictionaries(st.text(max_size=3), st.integers(0, 2**32) | st.binary(max_size=9000), max_size=3),
         st.binary(max_size=40) | st.integers(0, 30_000).map(lambda size: random.Random(size).randbytes(size)),
     ),
@@ -35,7 +35,7 @@ frames = st.lists(
 )
 
 
-def wire(sent: list[tuple[Kind, dict[str, Any], bytes]]) -> bytes:
+def wire(sent: list[tuple[FrameKind, dict[str, Any], bytes]]) -> bytes:
     return b"".join(pack_header(kind, header, len(body)) + body for kind, header, body in sent)
 
 
@@ -75,7 +75,7 @@ def test_every_way_of_arriving_gives_the_same_frames_to_the_chunk_reader(sent, s
 
 def test_a_large_body_is_received_in_a_buffer_of_its_own():
     body = random.Random(1).randbytes(60_000)
-    raw = wire([(Kind.DATA, {"l": 1}, body), (Kind.DATA, {"l": 2}, body)])
+    raw = wire([(FrameKind.DATA, {"l": 1}, body), (FrameKind.DATA, {"l": 2}, body)])
     first, second = through_buffers(raw, [len(raw)])
     assert isinstance(first.parts[0], bytearray)
     assert first.parts[0] is not second.parts[0]
@@ -86,8 +86,8 @@ def test_a_large_body_is_received_in_a_buffer_of_its_own():
     ("raw", "reason"),
     [
         (b"GET / HTTP/1.1\r\nHost: example\r\n\r\n", "not a frame"),
-        (pack_header(Kind.DATA, {}, MAX_BODY_BYTES + 1), "at most 100000"),
-        (pack_header(Kind.DATA, {}, 0)[:-1] + b"\xc1", "unreadable header"),
+        (pack_header(FrameKind.DATA, {}, MAX_BODY_BYTES + 1), "at most 100000"),
+        (pack_header(FrameKind.DATA, {}, 0)[:-1] + b"\xc1", "unreadable header"),
         (MAGIC.to_bytes(4, "big") + b"\x01\x00\x00\x00" + (2**31).to_bytes(4, "big") + bytes(8), "header of"),
     ],
 )
@@ -101,12 +101,12 @@ def test_sizes_and_magic_are_refused_before_memory_is_taken(raw: bytes, reason: 
 @pytest.mark.parametrize("cut", [1, PREFIX_BYTES, PREFIX_BYTES + 1, -1])
 def test_an_end_inside_a_frame_is_seen(cut: int):
     reader = ChunkReader(MAX_BODY_BYTES)
-    assert not list(reader.feed(wire([(Kind.FRAME, {"h": b"x"}, b"body")])[:cut]))
+    assert not list(reader.feed(wire([(FrameKind.FRAME, {"h": b"x"}, b"body")])[:cut]))
     assert reader.in_frame
 
 
 def test_a_small_piece_of_a_body_keeps_no_large_buffer_alive():
-    raw = wire([(Kind.FRAME, {}, bytes(50_000)), (Kind.FRAME, {}, bytes(10))])
+    raw = wire([(FrameKind.FRAME, {}, bytes(50_000)), (FrameKind.FRAME, {}, bytes(10))])
     large, small = ChunkReader(MAX_BODY_BYTES).feed(raw)
     assert isinstance(large.parts[0], memoryview)
     assert isinstance(small.parts[0], bytes)

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
+from dilocox_peer.contract import Note, Tick
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
 from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.planning.planner import FixedPlanner
 from dilocox_peer.peer.rounds.chain import place_after, vote_for
-from dilocox_peer.peer.rounds.contract import Note, OwnerVouched, PeerFound, Persist, Received, Send, TailLost, Tick
+from dilocox_peer.peer.rounds.contract import OwnerVouched, PeerFound, Persist, Received, Send, TailLost
 from dilocox_peer.peer.rounds.durable import encode_record, load_log
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.membership import MAX_KNOWN

@@ -13,7 +13,7 @@ from dilocox_peer.events import ContributionClipped, RoundCertified
 from dilocox_peer.peer.planning.plan import first_plan
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.chain import Place
-from dilocox_peer.peer.rounds.contract import Apply, Closed, Progress
+from dilocox_peer.peer.rounds.contract import Apply, Closed, RoundProgress
 from dilocox_peer.peer.training.outer_contract import (
     AdoptionBegun,
     AdoptionOver,
@@ -237,7 +237,7 @@ def test_progress_is_told_at_once_at_each_half_share_and_once_only():
     peer = Peer()
     for done, now in ((0, True), (SHARE // 2 - 1, False), (SHARE // 2, True), (SHARE // 2, False)):
         peer.on(Pulse(), micro_batches=done, origins=Origins({}, 0))
-        assert peer.posted[-1] == Progress(done, tell_now=now, paused=False)
+        assert peer.posted[-1] == RoundProgress(done, tell_now=now, paused=False)
 
 
 def test_it_ends_when_the_last_round_is_merged_and_not_before():

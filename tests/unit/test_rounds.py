@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from dilocox_peer.contract import Leaving, Note, Tick
 from dilocox_peer.events import BranchSwitched, ContributionRefused, MessageRefused, NeighbourLost, ViewChanged
 from dilocox_peer.events_of_rounds import ContributionsMissed
 from dilocox_peer.peer.planning.plan import PlanBounds
@@ -23,18 +24,15 @@ from dilocox_peer.peer.rounds.contract import (
     FetchState,
     ForgetBlobs,
     Input,
-    Leaving,
-    Note,
     PeerFound,
     PeerRefused,
     Persist,
-    Progress,
     Received,
+    RoundProgress,
     Send,
     StateComputed,
     StateInstalled,
     StateMissing,
-    Tick,
 )
 from dilocox_peer.peer.rounds.durable import Durable, encode_record, load_log
 from dilocox_peer.peer.rounds.justified import promise_statement
@@ -1043,7 +1041,7 @@ def test_more_peers_than_are_remembered_end_nobody() -> None:
 
 def test_reports_name_the_round_in_training_and_the_work_done() -> None:
     table = Table("a", "b").start()
-    table.give(PeerId("a"), Progress(5))
+    table.give(PeerId("a"), RoundProgress(5))
     table.wait(1.5)
     assert table.machine("b").reports[PeerId("a")] == (1, 5)
     table.swallow = lambda sender, to, message: isinstance(message, Propose | Prepare)
@@ -1055,7 +1053,7 @@ def test_reports_name_the_round_in_training_and_the_work_done() -> None:
 @pytest.mark.parametrize("paused", ["a", "b", "c"])  # one of them leads
 def test_a_paused_peer_that_did_nothing_is_not_waited_for_and_votes_all_the_same(paused: str) -> None:
     table = Table("a", "b", "c").start()
-    table.give(PeerId(paused), Progress(0, paused=True))
+    table.give(PeerId(paused), RoundProgress(0, paused=True))
     began = table.now
     others = [name for name in "abc" if name != paused]
     table.offer(*others)
@@ -1069,7 +1067,7 @@ def test_a_paused_peer_that_did_nothing_is_not_waited_for_and_votes_all_the_same
 
 def test_what_a_peer_had_trained_before_it_paused_is_waited_for() -> None:
     table = Table("a", "b", "c").start()
-    table.give(PeerId("c"), Progress(3, paused=True))
+    table.give(PeerId("c"), RoundProgress(3, paused=True))
     height = len(table.machine("a").chain)
     table.offer("a", "b")
     assert len(table.machine("a").chain) == height
@@ -1080,11 +1078,11 @@ def test_what_a_peer_had_trained_before_it_paused_is_waited_for() -> None:
 def test_who_pauses_is_here_and_not_at_work_and_says_so_at_once() -> None:
     table = Table("a", "b").start()
     assert table.machine("b").working(table.now) == {"a", "b"}
-    table.give(PeerId("a"), Progress(0, paused=True))
+    table.give(PeerId("a"), RoundProgress(0, paused=True))
     for name in ("a", "b"):
         assert table.machine(name).alive(table.now) == {"a", "b"}
         assert table.machine(name).working(table.now) == {"b"}
-    table.give(PeerId("a"), Progress(0, paused=False))
+    table.give(PeerId("a"), RoundProgress(0, paused=False))
     assert table.machine("b").working(table.now) == {"a", "b"}
 
 

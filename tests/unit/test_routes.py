@@ -15,25 +15,27 @@ from dilocox_peer.pipeline.routes import (
 )
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.declared import replaced
-from dilocox_peer.wire.hops import Status
+from dilocox_peer.wire.hops import HopStatus
 
 
-def status(service_s: float, *, place: tuple[float, float] = (0.0, 1.0), load: int = 0, width: float = 0.0) -> Status:
-    return Status(1, 0, 0, 0, 0, service_s, load, 0.0, service_s, width, *place)
+def status(
+    service_s: float, *, place: tuple[float, float] = (0.0, 1.0), load: int = 0, width: float = 0.0
+) -> HopStatus:
+    return HopStatus(1, 0, 0, 0, 0, service_s, load, 0.0, service_s, width, *place)
 
 
 def times() -> AnswerTimes:
     return AnswerTimes(start_s=30.0, floor_s=2.0, cap_s=600.0, mad_factor=6.0)
 
 
-def callee(name: str, known: Status | None, *, way_s: float | None = 0.001) -> Callee:
+def callee(name: str, known: HopStatus | None, *, way_s: float | None = 0.001) -> Callee:
     found = Callee(PeerId(name), times(), times(), status=known)
     if way_s is not None:
         found.transfers.observe(way_s, 0.0)
     return found
 
 
-def callees(*known: Status) -> dict[PeerId, Callee]:
+def callees(*known: HopStatus) -> dict[PeerId, Callee]:
     return {PeerId(f"c{number}"): callee(f"c{number}", each) for number, each in enumerate(known)}
 
 

@@ -5,36 +5,34 @@ from typing import Any, Literal
 
 import pytest
 
+from dilocox_peer.contract import Leaving, Note, Tick
 from dilocox_peer.events import Event
 from dilocox_peer.peer.training.clock import follows
 from dilocox_peer.pipeline.contract import (
-    Action,
     Backward,
     BackwardDone,
     Forward,
     ForwardDone,
     Hold,
+    HopAction,
+    HopReceived,
     HopRefused,
+    HopSend,
     HopTiming,
-    Leaving,
     Linked,
     MicroBatchDone,
     MicroBatchResent,
     MicroBatchTimed,
-    Note,
-    Paused,
+    PauseWanted,
     Publish,
-    Received,
     Release,
     Replicas,
     Rounds,
     RoundTrip,
-    Send,
     Shifted,
     StepNow,
     Stepped,
     StepSent,
-    Tick,
     Turn,
     Unlinked,
     Work,
@@ -44,21 +42,21 @@ from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.hops import (
-    Ack,
     Cancel,
     Grad,
-    Grant,
+    GradAck,
     HopMessage,
+    HopStatus,
     MicroBatchId,
     Refuse,
     Reserve,
-    Status,
+    SlotGrant,
+    SlotWait,
     Step,
-    Wait,
 )
 
 ME, UP, UP2, DOWN, DOWN2 = (PeerId(name) for name in ("me", "up", "up2", "down", "down2"))
-STATUS = Status(2, 0, 0, 0, 0, 0.1, 0, 0.0, 0.1)
+STATUS = HopStatus(2, 0, 0, 0, 0, 0.1, 0, 0.0, 0.1)
 
 
 def id_of(index: int, origin: PeerId = UP) -> MicroBatchId:
@@ -86,11 +84,11 @@ class Bench:
         self.stage = stage
         self.holds_bodies = False
 
-    def feed(self, happened: object) -> list[Action]:
+    def feed(self, happened: object) -> list[HopAction]:
         """What it does about it. Bodies leave at once unless they are held up."""
         actions = self.machine.handle(happened, self.now)  # type: ignore[arg-type]
         for action in actions if not self.holds_bodies else ():
-            if isinstance(action, Send) and isinstance(action.message, Step):
+            if isinstance(action, HopSend) and isinstance(action.message, Step):
                 self.machine.handle(StepSent(action.peer, action.message), self.now)
         return actions
 
@@ -99,19 +97,19 @@ class Bench:
         return [
             (action.peer, action.message)
             for action in self.feed(happened)
-            if isinstance(action, Send) and not isinstance(action.message, Status)
+            if isinstance(action, HopSend) and not isinstance(action.message, HopStatus)
         ]
 
-    def notes(self, actions: list[Action], kind: type[Event]) -> list[Event]:
+    def notes(self, actions: list[HopAction], kind: type[Event]) -> list[Event]:
         return [action.event for action in actions if isinstance(action, Note) and isinstance(action.event, kind)]
 
     def work(self) -> tuple[Work | None, list[tuple[PeerId, HopMessage]]]:
         work, actions = self.machine.next_work(self.now)
-        sends = [(action.peer, action.message) for action in actions if isinstance(action, Send)]
+        sends = [(action.peer, action.message) for action in actions if isinstance(action, HopSend)]
         return work, sends
 
     def get(self, peer: PeerId, message: HopMessage, body: bytes | None = None) -> list[tuple[PeerId, HopMessage]]:
-        return self.says(Received(peer, message, body))
+        return self.says(HopReceived(peer, message, body))
 
     def link(self, *peers: PeerId) -> "Bench":
         for peer in peers:
@@ -122,7 +120,7 @@ class Bench:
         """A caller reserves, is granted and sends the body."""
         call = index if call is None else call
         assert self.get(caller, Reserve(*id_of(index, origin), call, 0)) == [
-            (caller, Grant(*id_of(index, origin), call))
+            (caller, SlotGrant(*id_of(index, origin), call))
         ]
         self.get(caller, Step(*id_of(index, origin), call, 0, 4), b"x")
 
@@ -144,7 +142,7 @@ class Bench:
         """The same up to the sent body."""
         id_, callee, call = self.begin()
         assert self.says(ForwardDone(id_, b"y", 0.1)) == []
-        ((to, step),) = self.get(callee, Grant(*id_, call))
+        ((to, step),) = self.get(callee, SlotGrant(*id_, call))
         assert to == callee
         assert isinstance(step, Step)
         return id_, callee, call
@@ -178,7 +176,7 @@ def test_a_slot_is_reserved_when_the_forward_starts() -> None:
 def test_a_body_is_sent_when_granted_and_computed_whichever_comes_last() -> None:
     bench = origin()
     id_, _, call = bench.begin()
-    assert bench.get(DOWN, Grant(*id_, call)) == []
+    assert bench.get(DOWN, SlotGrant(*id_, call)) == []
     ((_, step),) = bench.says(ForwardDone(id_, b"y", 0.1))
     assert isinstance(step, Step)
     bench.call()
@@ -186,8 +184,8 @@ def test_a_body_is_sent_when_granted_and_computed_whichever_comes_last() -> None
 
 def test_a_body_without_a_slot_is_refused_and_counted() -> None:
     bench = last()
-    actions = bench.feed(Received(UP, Step(*id_of(1), 1, 0, 4), b"x"))
-    assert Send(UP, Refuse(*id_of(1), 1, "no slot")) in actions
+    actions = bench.feed(HopReceived(UP, Step(*id_of(1), 1, 0, 4), b"x"))
+    assert HopSend(UP, Refuse(*id_of(1), 1, "no slot")) in actions
     assert bench.notes(actions, HopRefused)
     assert bench.machine.protocol_errors == 1
     assert bench.work() == (None, [])
@@ -196,11 +194,11 @@ def test_a_body_without_a_slot_is_refused_and_counted() -> None:
 def test_who_finds_no_slot_waits_in_line_and_is_granted_when_an_answer_is_sent() -> None:
     bench = last(max_slots=1)
     bench.take(1)
-    assert bench.get(UP, Reserve(*id_of(2), 2, 0)) == [(UP, Wait(*id_of(2), 2, 1))]
+    assert bench.get(UP, Reserve(*id_of(2), 2, 0)) == [(UP, SlotWait(*id_of(2), 2, 1))]
     work, _ = bench.work()
     assert isinstance(work, Turn)
     sent = bench.says(BackwardDone(work.id, b"dx", 1.0, 0.1))
-    assert sent == [(UP, Grad(*id_of(1), 1, 1.0, 0)), (UP, Grant(*id_of(2), 2))]
+    assert sent == [(UP, Grad(*id_of(1), 1, 1.0, 0)), (UP, SlotGrant(*id_of(2), 2))]
 
 
 def test_slots_follow_the_window_that_callers_announce_and_the_replicas() -> None:
@@ -232,7 +230,7 @@ def test_a_caller_with_too_much_outstanding_is_refused() -> None:
 def test_the_window_is_two_a_stage_and_two_a_service_time_on_the_way_at_most_accumulate() -> None:
     bench = origin(accumulate=100)
     assert bench.machine.window == 6
-    bench.feed(Received(DOWN, replaced(STATUS, stage=1, path_s=0.1, slowest_s=0.2)))
+    bench.feed(HopReceived(DOWN, replaced(STATUS, stage=1, path_s=0.1, slowest_s=0.2)))
     bench.feed(RoundTrip(DOWN, 0.25))
     assert bench.machine.window == 10
     small = origin(accumulate=4)
@@ -259,7 +257,7 @@ def test_forwards_and_backwards_alternate_when_both_are_there() -> None:
     bench = origin(accumulate=100)
     calls = [bench.call() for _ in range(4)]
     for id_, _, call in calls[:2]:
-        assert bench.get(DOWN, Grad(*id_, call, 1.0, 0), b"dy") == [(DOWN, Ack(*id_, call))]
+        assert bench.get(DOWN, Grad(*id_, call, 1.0, 0), b"dy") == [(DOWN, GradAck(*id_, call))]
     kinds = []
     for _ in range(3):
         work, _ = bench.work()
@@ -316,11 +314,11 @@ def test_the_issue_limit_is_one_rounds() -> None:
 
 def test_a_head_two_rounds_ahead_waits_until_it_is_one_ahead() -> None:
     bench = origin()
-    bench.feed(Received(DOWN, replaced(STATUS, stage=1, behind=1)))
+    bench.feed(HopReceived(DOWN, replaced(STATUS, stage=1, behind=1)))
     bench.feed(Rounds(4, 3))
     assert bench.machine.is_drifting
     assert bench.work() == (None, [])
-    bench.feed(Received(DOWN, replaced(STATUS, stage=1, behind=2)))
+    bench.feed(HopReceived(DOWN, replaced(STATUS, stage=1, behind=2)))
     bench.call()
 
 
@@ -374,7 +372,7 @@ def test_an_overdue_callee_is_asked_and_left_when_it_does_not_answer() -> None:
     assert bench.tick(29.0) == []
     assert bench.tick(1.5) == [(callee, Reserve(*id_, call, 0))]
     actions = bench.machine.handle(Tick(), bench.now + 5.0)
-    sent = [(a.peer, a.message) for a in actions if isinstance(a, Send) and not isinstance(a.message, Status)]
+    sent = [(a.peer, a.message) for a in actions if isinstance(a, HopSend) and not isinstance(a.message, HopStatus)]
     assert sent == [(callee, Cancel(*id_, call)), (other, Reserve(*id_, call, 0))]
     assert bench.notes(actions, MicroBatchResent)
     assert bench.machine.resent == 1
@@ -384,7 +382,7 @@ def test_an_overdue_callee_that_works_on_it_is_left_alone() -> None:
     bench = origin().link(DOWN2)
     id_, callee, call = bench.call()
     assert bench.tick(31.0) == [(callee, Reserve(*id_, call, 0))]
-    assert bench.get(callee, Wait(*id_, call, 0)) == []
+    assert bench.get(callee, SlotWait(*id_, call, 0)) == []
     assert bench.tick(10.0) == []
 
 
@@ -393,7 +391,7 @@ def test_a_callee_is_not_late_while_the_body_waits_for_our_upload_limit() -> Non
     bench.holds_bodies = True
     id_, callee, call = bench.begin()
     bench.says(ForwardDone(id_, b"y", 0.1))
-    ((_, step),) = bench.get(callee, Grant(*id_, call))
+    ((_, step),) = bench.get(callee, SlotGrant(*id_, call))
     assert isinstance(step, Step)
     assert bench.tick(100.0) == []
     bench.feed(StepSent(callee, step))
@@ -405,14 +403,14 @@ def test_an_only_callee_that_forgot_a_micro_batch_gets_it_again() -> None:
     bench = origin()
     id_, _, call = bench.call()
     assert bench.tick(31.0) == [(DOWN, Reserve(*id_, call, 0))]
-    ((_, step),) = bench.get(DOWN, Grant(*id_, call))
+    ((_, step),) = bench.get(DOWN, SlotGrant(*id_, call))
     assert isinstance(step, Step)
 
 
 def test_a_grant_that_was_not_asked_for_sends_nothing_twice() -> None:
     bench = origin()
     id_, _, call = bench.call()
-    assert bench.get(DOWN, Grant(*id_, call)) == []
+    assert bench.get(DOWN, SlotGrant(*id_, call)) == []
 
 
 def test_the_first_gradient_wins_later_ones_are_acknowledged_and_dropped() -> None:
@@ -421,12 +419,12 @@ def test_the_first_gradient_wins_later_ones_are_acknowledged_and_dropped() -> No
     other = DOWN2 if callee == DOWN else DOWN
     bench.says(Unlinked(callee))
     bench.link(callee)
-    bench.get(other, Grant(*id_, call))
+    bench.get(other, SlotGrant(*id_, call))
     assert bench.get(callee, Grad(*id_, call, 1.0, 0), b"dy") == [
-        (callee, Ack(*id_, call)),
+        (callee, GradAck(*id_, call)),
         (other, Cancel(*id_, call)),
     ]
-    assert bench.get(other, Grad(*id_, call, 1.0, 0), b"dy") == [(other, Ack(*id_, call))]
+    assert bench.get(other, Grad(*id_, call, 1.0, 0), b"dy") == [(other, GradAck(*id_, call))]
     assert bench.machine.duplicates == 1
     work, _ = bench.work()
     assert isinstance(work, Backward)
@@ -440,7 +438,7 @@ def test_the_first_gradient_wins_later_ones_are_acknowledged_and_dropped() -> No
 def test_a_gradient_of_a_callee_that_never_had_the_body_is_not_taken() -> None:
     bench = origin()
     id_, _, call = bench.begin()
-    assert bench.get(DOWN, Grad(*id_, call, 1.0, 0), b"dy") == [(DOWN, Ack(*id_, call))]
+    assert bench.get(DOWN, Grad(*id_, call, 1.0, 0), b"dy") == [(DOWN, GradAck(*id_, call))]
     assert bench.machine.duplicates == 1
 
 
@@ -469,8 +467,8 @@ def test_an_answer_is_kept_until_acknowledged() -> None:
     grad = (UP, Grad(*id_of(1), 1, 1.0, 0))
     assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [grad]
     assert bench.get(UP, Step(*id_of(1), 1, 0, 4), b"x") == [grad]
-    bench.get(UP, Ack(*id_of(1), 1))
-    assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, Grant(*id_of(1), 1))]
+    bench.get(UP, GradAck(*id_of(1), 1))
+    assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, SlotGrant(*id_of(1), 1))]
 
 
 def test_an_answer_is_for_its_caller_and_its_output_alone() -> None:
@@ -478,14 +476,14 @@ def test_an_answer_is_for_its_caller_and_its_output_alone() -> None:
     bench.take(1)
     bench.work()
     bench.feed(BackwardDone(id_of(1), b"dx", 1.0, 0.1))
-    assert bench.get(UP2, Reserve(*id_of(1), 1, 0)) == [(UP2, Grant(*id_of(1), 1))]
-    assert bench.get(UP, Reserve(*id_of(1), 2, 0)) == [(UP, Grant(*id_of(1), 2))]
+    assert bench.get(UP2, Reserve(*id_of(1), 1, 0)) == [(UP2, SlotGrant(*id_of(1), 1))]
+    assert bench.get(UP, Reserve(*id_of(1), 2, 0)) == [(UP, SlotGrant(*id_of(1), 2))]
 
 
 def test_the_same_call_again_does_nothing_twice() -> None:
     bench = last()
     bench.take(1)
-    assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, Wait(*id_of(1), 1, 0))]
+    assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, SlotWait(*id_of(1), 1, 0))]
     assert bench.get(UP, Step(*id_of(1), 1, 0, 4), b"x") == []
     bench.work()
     assert bench.get(UP, Step(*id_of(1), 1, 0, 4), b"x") == []
@@ -513,8 +511,8 @@ def test_cancelled_work_is_dropped_at_once_and_its_activations_released() -> Non
     bench = middle()
     bench.take(1)
     id_, callee, call = bench.call()
-    actions = bench.feed(Received(UP, Cancel(*id_of(1), 1)))
-    assert Send(callee, Cancel(*id_, call)) in actions
+    actions = bench.feed(HopReceived(UP, Cancel(*id_of(1), 1)))
+    assert HopSend(callee, Cancel(*id_, call)) in actions
     assert Release(id_) in actions
     assert bench.machine.slots_in_use == 0
     assert bench.machine.versions.in_flight == 0
@@ -585,18 +583,18 @@ def test_round_fields_are_told_at_once_and_flow_through() -> None:
     bench = middle()
     told = {
         action.peer: action.message
-        for action in bench.feed(Received(UP, replaced(STATUS, stage=0, stage0_certified=5, certified=5)))
-        if isinstance(action, Send)
+        for action in bench.feed(HopReceived(UP, replaced(STATUS, stage=0, stage0_certified=5, certified=5)))
+        if isinstance(action, HopSend)
     }
-    assert isinstance(down := told[DOWN], Status)
+    assert isinstance(down := told[DOWN], HopStatus)
     assert down.stage0_certified == 5
     bench.feed(Rounds(4, 3))
     told = {
         action.peer: action.message
-        for action in bench.feed(Received(DOWN, replaced(STATUS, behind=2)))
-        if isinstance(action, Send)
+        for action in bench.feed(HopReceived(DOWN, replaced(STATUS, behind=2)))
+        if isinstance(action, HopSend)
     }
-    assert isinstance(up := told[UP], Status)
+    assert isinstance(up := told[UP], HopStatus)
     assert up.behind == 2
     assert bench.machine.behind == 2
 
@@ -604,9 +602,9 @@ def test_round_fields_are_told_at_once_and_flow_through() -> None:
 def test_statuses_come_every_second() -> None:
     bench = middle()
     bench.now = 1.0
-    assert sum(isinstance(a, Send) and isinstance(a.message, Status) for a in bench.feed(Tick())) == 2
+    assert sum(isinstance(a, HopSend) and isinstance(a.message, HopStatus) for a in bench.feed(Tick())) == 2
     bench.now = 1.5
-    assert not any(isinstance(a, Send) for a in bench.feed(Tick()))
+    assert not any(isinstance(a, HopSend) for a in bench.feed(Tick()))
 
 
 # ---- 9 and strangers ------------------------------------------------------------------------------------------------
@@ -627,13 +625,19 @@ def test_who_leaves_refuses_what_is_new_and_finishes_what_it_has() -> None:
 def test_messages_of_strangers_and_unknown_ids_are_dropped() -> None:
     bench = middle()
     stranger = PeerId("stranger")
-    for message in (Reserve(*id_of(1), 0, 0), Grant(*id_of(1), 0), Ack(*id_of(1), 0), Cancel(*id_of(1), 0), STATUS):
+    for message in (
+        Reserve(*id_of(1), 0, 0),
+        SlotGrant(*id_of(1), 0),
+        GradAck(*id_of(1), 0),
+        Cancel(*id_of(1), 0),
+        STATUS,
+    ):
         assert bench.get(stranger, message) == []
     answers: tuple[tuple[PeerId, HopMessage], ...] = (
-        (UP, Ack(*id_of(1), 0)),
+        (UP, GradAck(*id_of(1), 0)),
         (UP, Cancel(*id_of(1), 0)),
-        (DOWN, Grant(*id_of(1), 0)),
-        (DOWN, Wait(*id_of(1), 0, 1)),
+        (DOWN, SlotGrant(*id_of(1), 0)),
+        (DOWN, SlotWait(*id_of(1), 0, 1)),
     )
     for peer, answer in answers:
         assert bench.get(peer, answer) == []
@@ -655,7 +659,7 @@ def test_a_caller_that_sends_and_cancels_without_end_takes_no_memory() -> None:
 
 def test_a_message_in_the_wrong_direction_is_a_protocol_error() -> None:
     bench = middle()
-    assert bench.get(UP, Grant(*id_of(1), 0)) == []
+    assert bench.get(UP, SlotGrant(*id_of(1), 0)) == []
     assert bench.get(DOWN, Reserve(*id_of(1), 0, 0)) == []
     assert bench.machine.protocol_errors == 2
 
@@ -677,10 +681,10 @@ def test_one_caller_that_lies_about_stage_0_does_not_end_our_rounds():
     callers = [PeerId(f"caller{index}") for index in range(3)]
     for caller in callers:
         bench.feed(Linked(caller, 0))
-    bench.feed(Received(callers[0], replaced(STATUS, stage=0, stage0_certified=3)))
-    bench.feed(Received(callers[1], replaced(STATUS, stage=0, stage0_certified=1_000_000)))
+    bench.feed(HopReceived(callers[0], replaced(STATUS, stage=0, stage0_certified=3)))
+    bench.feed(HopReceived(callers[1], replaced(STATUS, stage=0, stage0_certified=1_000_000)))
     assert bench.machine.stage0_certified == 3  # of two, what both say at least
-    bench.feed(Received(callers[2], replaced(STATUS, stage=0, stage0_certified=4)))
+    bench.feed(HopReceived(callers[2], replaced(STATUS, stage=0, stage0_certified=4)))
     assert bench.machine.stage0_certified == 4
 
 
@@ -691,7 +695,7 @@ def test_one_callee_that_lies_about_what_is_behind_does_not_hold_a_origin():
         bench.feed(Linked(callee, 1))
     bench.feed(Rounds(6, 5))
     for callee, behind in zip(callees, (0, 4, 5), strict=True):
-        bench.feed(Received(callee, replaced(STATUS, stage=1, behind=behind)))
+        bench.feed(HopReceived(callee, replaced(STATUS, stage=1, behind=behind)))
     assert bench.machine.behind == 4
     assert not bench.machine.is_drifting
 
@@ -699,14 +703,14 @@ def test_one_callee_that_lies_about_what_is_behind_does_not_hold_a_origin():
 def test_a_paused_peer_gives_back_what_it_has_not_begun_and_takes_nothing():
     bench = last()
     bench.take(1)
-    assert bench.get(UP, Reserve(*id_of(2), 2, 0)) == [(UP, Grant(*id_of(2), 2))]
-    assert bench.says(Paused(True)) == [
+    assert bench.get(UP, Reserve(*id_of(2), 2, 0)) == [(UP, SlotGrant(*id_of(2), 2))]
+    assert bench.says(PauseWanted(True)) == [
         (UP, Refuse(*id_of(1), 1, "paused")),
         (UP, Refuse(*id_of(2), 2, "paused")),
     ]
     assert bench.work() == (None, [])
     assert bench.get(UP, Reserve(*id_of(3), 3, 0)) == [(UP, Refuse(*id_of(3), 3, "paused"))]
-    bench.says(Paused(False))
+    bench.says(PauseWanted(False))
     bench.take(4)
     work, _ = bench.work()
     assert isinstance(work, Turn)
@@ -715,15 +719,17 @@ def test_a_paused_peer_gives_back_what_it_has_not_begun_and_takes_nothing():
 def test_who_waits_for_the_download_limit_is_in_the_line_and_granted_in_time():
     waits = iter([0.0, 3.0, 0.0])
     bench = Bench(2, entry=Turnstile(100, lambda num_bytes: next(waits))).link(UP)
-    assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, Grant(*id_of(1), 1))]
-    assert bench.get(UP, Reserve(*id_of(2), 2, 0)) == [(UP, Wait(*id_of(2), 2, 1))]
-    assert bench.get(UP, Reserve(*id_of(2), 2, 0)) == [(UP, Wait(*id_of(2), 2, 1))]  # asked again: still in the line
+    assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, SlotGrant(*id_of(1), 1))]
+    assert bench.get(UP, Reserve(*id_of(2), 2, 0)) == [(UP, SlotWait(*id_of(2), 2, 1))]
+    assert bench.get(UP, Reserve(*id_of(2), 2, 0)) == [
+        (UP, SlotWait(*id_of(2), 2, 1))
+    ]  # asked again: still in the line
     assert bench.machine.deadline() <= 3.0
     bench.now = 2.9
     assert bench.says(Tick()) == []
     assert bench.machine.deadline() == 3.0
     bench.now = 3.0
-    assert bench.says(Tick()) == [(UP, Grant(*id_of(2), 2))]
+    assert bench.says(Tick()) == [(UP, SlotGrant(*id_of(2), 2))]
     assert bench.machine.deadline() > 3.0  # or its thread would turn without end
     bench.get(UP, Step(*id_of(2), 2, 0, 4), b"x")
     assert bench.machine.protocol_errors == 0

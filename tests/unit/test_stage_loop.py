@@ -39,14 +39,14 @@ class Bench:
             accumulate=manifest.inner.accumulate, max_slots=64, rng=random.Random(stage), now=0.0,
         )  # fmt: skip
 
-    def tell(self, happened: contract.Input) -> None:
+    def tell(self, happened: contract.HopInput) -> None:
         self.pipe.now += 1e-4
         self.act(self.scheduler.handle(happened, self.pipe.now))
 
-    def act(self, actions: list[contract.Action]) -> None:
+    def act(self, actions: list[contract.HopAction]) -> None:
         for action in actions:
             match action:
-                case contract.Send(peer, message, body):
+                case contract.HopSend(peer, message, body):
                     self.pipe.wire.append((self.peer, peer, message, body))
                 case contract.Release(micro_batch):
                     self.gone.append(micro_batch)
@@ -84,7 +84,7 @@ class Bench:
         self.tell(contract.Hold(is_held))
 
     def pause(self, is_paused):
-        self.tell(contract.Paused(is_paused))
+        self.tell(contract.PauseWanted(is_paused))
 
     def load_share(self):
         return 1.0
@@ -117,7 +117,7 @@ class Pipe:
         while True:
             while self.wire:
                 sender, receiver, message, body = self.wire.popleft()
-                self.benches[int(receiver[4:])].tell(contract.Received(sender, message, body))
+                self.benches[int(receiver[4:])].tell(contract.HopReceived(sender, message, body))
             loops = list(self.loops)
             if order is not None:
                 order.shuffle(loops)

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from dilocox_peer.contract import Tick
 from dilocox_peer.events import Event, OwnerAwaited
 from dilocox_peer.events_of_states import EndAwaited, PeersUnreached, RunIsOver, StageFull, StateAwaited
 from dilocox_peer.manifest import Manifest
@@ -19,7 +20,6 @@ from dilocox_peer.peer.rounds.contract import (
     Received,
     StateComputed,
     StateInstalled,
-    Tick,
 )
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.timing import Timing

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from dilocox_peer.contract import Leaving, Tick
 from dilocox_peer.events import Event
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.contract import Work
@@ -43,7 +44,7 @@ class Bench:
         self._wake = wake
         self._on_work: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
-        self._actions: deque[contract.Action] = deque()  # of the scheduler, in order
+        self._actions: deque[contract.HopAction] = deque()  # of the scheduler, in order
         self._released: list[MicroBatchId] = []
         self._num_replicas = 1
         self._listed_origins = 0
@@ -53,7 +54,7 @@ class Bench:
         """Called, from any thread, when there may be work; before anything happens."""
         self._on_work = on_work
 
-    def tell(self, happened: contract.Input, *, nudge: bool = True) -> None:
+    def tell(self, happened: contract.HopInput, *, nudge: bool = True) -> None:
         """Lets the scheduler know; any thread but the pipeline's. nudge: there may be work now."""
         with self._lock:
             actions = self._scheduler.handle(happened, time.monotonic())
@@ -69,7 +70,7 @@ class Bench:
 
     # ---- the pipeline's thread, which asks for the actions and nudges by itself, after all that it takes in at one time
 
-    def take_in(self, happened: contract.Input) -> None:
+    def take_in(self, happened: contract.HopInput) -> None:
         """Lets the scheduler know."""
         with self._lock:
             self._keep(self._scheduler.handle(happened, time.monotonic()))
@@ -80,7 +81,7 @@ class Bench:
             now = time.monotonic()
             is_due = self._scheduler.deadline() <= now
             if is_due:
-                self._keep(self._scheduler.handle(contract.Tick(), now))
+                self._keep(self._scheduler.handle(Tick(), now))
         return is_due
 
     @property
@@ -89,7 +90,7 @@ class Bench:
         with self._lock:
             return float("-inf") if self._actions else self._scheduler.deadline()
 
-    def take_actions(self) -> deque[contract.Action]:
+    def take_actions(self) -> deque[contract.HopAction]:
         """What is to be sent and told since the last call."""
         with self._lock:
             actions, self._actions = self._actions, deque()
@@ -104,7 +105,7 @@ class Bench:
                 self._packed_s.pop(next(iter(self._packed_s)))
         return replace(timed, encode_s=seconds)
 
-    def _keep(self, actions: Iterable[contract.Action]) -> None:
+    def _keep(self, actions: Iterable[contract.HopAction]) -> None:
         """Under the lock. What is released the torch thread is told with the next work, which may rest on it (a version
         that is free, an id that comes again); the rest is the pipeline's thread to do."""
         for action in actions:
@@ -152,7 +153,7 @@ class Bench:
         self.tell(contract.Hold(is_held))
 
     def pause(self, is_paused: bool) -> None:
-        self.tell(contract.Paused(is_paused))
+        self.tell(contract.PauseWanted(is_paused))
 
     def load_share(self) -> float:
         if self._stage == 0:
@@ -175,7 +176,7 @@ class Bench:
 
     def leave(self) -> None:
         """Callers are told to go elsewhere."""
-        self.tell(contract.Leaving())
+        self.tell(Leaving())
 
     def counts(self) -> MicroBatchCounts:
         with self._lock:

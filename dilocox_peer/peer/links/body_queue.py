@@ -7,20 +7,20 @@ from collections import OrderedDict
 from collections.abc import Container
 
 from dilocox_peer.model.activations import Bytes
-from dilocox_peer.pipeline.turnstile import Pace
+from dilocox_peer.pipeline.turnstile import Delay
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import Grad, MicroBatchId, Step
 
-Waiting = tuple[PeerId, Step | Grad, Bytes]
+QueuedBody = tuple[PeerId, Step | Grad, Bytes]
 
 
 class BodyQueue:
-    def __init__(self, pace: Pace, pace_in: Pace, *, answer_bytes: int) -> None:
+    def __init__(self, pace: Delay, pace_in: Delay, *, answer_bytes: int) -> None:
         """pace: of the bodies. pace_in: of the answers to Steps, of answer_bytes each."""
         self._pace, self._pace_in = pace, pace_in
         self._answer_bytes = answer_bytes
         # By the call that they are part of: a peer is our caller or our callee, so the numbers are one side's.
-        self._waiting: OrderedDict[tuple[PeerId, MicroBatchId, int], Waiting] = OrderedDict()
+        self._waiting: OrderedDict[tuple[PeerId, MicroBatchId, int], QueuedBody] = OrderedDict()
         self._at: float | None = None  # when the first of them may go; None: it has not asked yet
         self._asked_for: type[Step | Grad] = Step
 
@@ -37,7 +37,7 @@ class BodyQueue:
         """Nobody wants it any more."""
         self._waiting.pop((peer, id_, call), None)
 
-    def take(self, now: float, linked: Container[PeerId]) -> Waiting | None:
+    def take(self, now: float, linked: Container[PeerId]) -> QueuedBody | None:
         """The next whose time has come. Those of peers that are not linked are dropped."""
         while self._waiting:
             peer, message, body = next(iter(self._waiting.values()))

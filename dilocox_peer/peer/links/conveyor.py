@@ -18,7 +18,17 @@ from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.activations import BodyFormat, Bytes
-from dilocox_peer.network.link import Arrived, Found, Link, LinkdEnded, Linked, LinkEvent, RoundTrip, Traffic, Unlinked
+from dilocox_peer.network.link import (
+    Arrived,
+    Found,
+    Link,
+    LinkdEnded,
+    LinkDown,
+    LinkdTraffic,
+    LinkEvent,
+    LinkPing,
+    LinkUp,
+)
 from dilocox_peer.network.linkd_process import LinkFailed, LinkSettings
 from dilocox_peer.peer.links.bench import Bench, MicroBatchCounts
 from dilocox_peer.peer.links.dialling import Dial, HangUp, LinkAddress
@@ -26,7 +36,7 @@ from dilocox_peer.peer.links.exchange import Exchange
 from dilocox_peer.peer.links.greeting import Greeter
 from dilocox_peer.peer.links.sessions import GiveUp, Greet, Hand, LinkAction, LinkSessions, StartLinkd, Tell
 from dilocox_peer.pipeline.scheduler import Scheduler
-from dilocox_peer.pipeline.turnstile import Pace, Turnstile, at_once
+from dilocox_peer.pipeline.turnstile import Delay, Turnstile, at_once
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import LinkId, PeerId, RunId
 
@@ -68,8 +78,8 @@ class Conveyor:
         on_failure: Callable[[str], None],
         trace: bool = False,
         mdns: bool = False,
-        pace: Pace = at_once,
-        pace_in: Pace = at_once,
+        pace: Delay = at_once,
+        pace_in: Delay = at_once,
         admission: Admission | None = None,
         site: str = "",
     ) -> None:
@@ -194,15 +204,15 @@ class Conveyor:
         match event:
             case Arrived():
                 self._arrived(event)
-            case Linked(link):
+            case LinkUp(link):
                 self._carry_out(lambda now: sessions.opened(link, now))
-            case Unlinked(link, reason):
+            case LinkDown(link, reason):
                 self._carry_out(lambda now: sessions.lost(link, reason, now))
-            case RoundTrip(link, seconds):
+            case LinkPing(link, seconds):
                 self._carry_out(lambda _: sessions.measured(link, seconds))
             case Found(link, addresses):
                 self._carry_out(lambda _: sessions.found(link, addresses))
-            case Traffic():
+            case LinkdTraffic():
                 self._exchange.traffic.told(event)
             case LinkdEnded(reason):
                 self._exchange.traffic.ended()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Container
 
 from dilocox_peer.admission import Admission, Right
+from dilocox_peer.contract import Note
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.events import Event, Listener
 from dilocox_peer.model.activations import BodyFormat, Bytes
@@ -15,7 +16,7 @@ from dilocox_peer.peer.links.bench import Bench
 from dilocox_peer.peer.links.body_queue import BodyQueue
 from dilocox_peer.peer.links.link_traffic import LinkTraffic
 from dilocox_peer.pipeline import contract
-from dilocox_peer.pipeline.turnstile import Pace
+from dilocox_peer.pipeline.turnstile import Delay
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import (
     MAX_MESSAGES,
@@ -40,8 +41,8 @@ class Exchange:
         bench: Bench,
         body: BodyFormat,
         *,
-        pace: Pace,
-        pace_in: Pace,
+        pace: Delay,
+        pace_in: Delay,
         admission: Admission | None,
         listener: Listener,
     ) -> None:
@@ -77,7 +78,7 @@ class Exchange:
             if isinstance(message, Cancel | Refuse):
                 self._bodies.drop(peer, message.id, message.call)
             carried: Bytes | None = body if message is last and isinstance(message, Step | Grad) else None
-            self._bench.take_in(contract.Received(peer, message, carried, wire_s))
+            self._bench.take_in(contract.HopReceived(peer, message, carried, wire_s))
 
     def flush(self, linked: Container[PeerId], deliver: Deliver) -> None:
         """Sends what the scheduler wants sent: to each neighbour its small messages together, before its bodies."""
@@ -85,19 +86,19 @@ class Exchange:
         notes: list[Event] = []
         for action in self._bench.take_actions():
             match action:
-                case contract.Send(peer, message, None):
+                case contract.HopSend(peer, message, None):
                     if isinstance(message, Cancel):
                         self._bodies.drop(peer, message.id, message.call)
                     small.setdefault(peer, []).append(message)
-                case contract.Send(peer, message, body):
+                case contract.HopSend(peer, message, body):
                     assert isinstance(body, bytes | memoryview), type(body)
                     assert isinstance(message, Step | Grad), type(message)
                     self._bodies.add(peer, message, body)
-                case contract.Note(contract.MicroBatchDone()):
+                case Note(contract.MicroBatchDone()):
                     pass  # the training loop counts and shows them
-                case contract.Note(contract.MicroBatchTimed() as timed):
+                case Note(contract.MicroBatchTimed() as timed):
                     notes.append(self._bench.with_packing(timed))
-                case contract.Note(event):
+                case Note(event):
                     notes.append(event)
         for peer, messages in small.items():
             for first in range(0, len(messages), MAX_MESSAGES):

@@ -1,6 +1,6 @@
 """What the pipeline sends and receives, and what the links carry for it. Pure."""
 
-from dilocox_peer.network.link import Traffic
+from dilocox_peer.network.link import LinkdTraffic
 
 
 class LinkTraffic:
@@ -9,10 +9,10 @@ class LinkTraffic:
     def __init__(self) -> None:
         self.sent = 0
         self.received = 0
-        self._last = self._before = Traffic(0, 0)  # of this linkd, and of those that ended
+        self._last = self._before = LinkdTraffic(0, 0)  # of this linkd, and of those that ended
         self._beyond_sent = self._beyond_received = 0
 
-    def told(self, traffic: Traffic) -> None:
+    def told(self, traffic: LinkdTraffic) -> None:
         """linkd's count of its connections' bytes. It comes less often than payload is counted, so what is kept is the
         difference."""
         self._last = traffic
@@ -21,8 +21,8 @@ class LinkTraffic:
 
     def ended(self) -> None:
         """linkd did: the next one counts from 0."""
-        self._before = Traffic(self._before.received + self._last.received, self._before.sent + self._last.sent)
-        self._last = Traffic(0, 0)
+        self._before = LinkdTraffic(self._before.received + self._last.received, self._before.sent + self._last.sent)
+        self._last = LinkdTraffic(0, 0)
 
     @property
     def wire_sent(self) -> int:

@@ -8,10 +8,11 @@ replayed and what fetched whole replay.py and anchorage.py.
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from dilocox_peer.contract import Note
 from dilocox_peer.events import BranchSwitched, RoundVouched, ViewChanged
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
-from dilocox_peer.peer.rounds.contract import Action, Apply, ForgetBlobs, Note, Persist
+from dilocox_peer.peer.rounds.contract import Action, Apply, ForgetBlobs, Persist
 from dilocox_peer.peer.rounds.durable import Durable, Votes, newest_left, sealed_votes
 from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks

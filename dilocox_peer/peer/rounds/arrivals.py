@@ -7,8 +7,9 @@ of a member that stands out by conduct.py. Offers are what their members say; a 
 
 from collections.abc import Iterable, Sequence
 
+from dilocox_peer.contract import Note
 from dilocox_peer.events_of_rounds import ContributionsMissed
-from dilocox_peer.peer.rounds.contract import Action, Note
+from dilocox_peer.peer.rounds.contract import Action
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Seat, send_all

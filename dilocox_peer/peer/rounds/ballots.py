@@ -17,11 +17,12 @@ Invariants: promised never falls; accepted.ballot <= promised; one value a ballo
 
 from collections.abc import Collection
 
+from dilocox_peer.contract import Note
 from dilocox_peer.events import ContributionRefused
 from dilocox_peer.peer.rounds.arrivals import Arrivals
 from dilocox_peer.peer.rounds.chain import is_quorum
 from dilocox_peer.peer.rounds.conduct import REFUSED_SPREAD
-from dilocox_peer.peer.rounds.contract import Action, Note, Send
+from dilocox_peer.peer.rounds.contract import Action, Send
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.justified import promise_statement

@@ -19,7 +19,7 @@ from dilocox_peer.wire.chain import Certificate, Entry, Kind, Plan, Value, accep
 Verifier = Callable[[PeerId, bytes, bytes], bool]
 """(peer, message, signature) -> whether the signature is the peer's. signing.verify in a peer, a cheap one in the simulator."""
 
-Votes = Mapping[PeerId, int]
+VoteOrders = Mapping[PeerId, int]
 """The order of each peer's latest vote on a branch."""
 
 ORDER_BYTES = 8  # of a vote, before its signature
@@ -264,7 +264,7 @@ class Chain:
         """Where head is in this chain (genesis 0), None if it is not."""
         return self._heights.get(head)
 
-    def votes_since(self, height: int) -> Votes:
+    def votes_since(self, height: int) -> VoteOrders:
         """The order of each signer's latest vote on what follows this height; kept up to date for the few heights that are asked for
         again and again, as the walk grows with the chain."""
         if height not in self._votes:
@@ -311,7 +311,7 @@ class Suffix:
         return {head: index for index, head in enumerate(self.heads)}
 
     @cached_property
-    def votes(self) -> Votes:
+    def votes(self) -> VoteOrders:
         return votes_on(self.certificates)
 
     @property

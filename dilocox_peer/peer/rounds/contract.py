@@ -5,7 +5,7 @@ The same contract holds in the simulator (tests/sim) and in the peer (averaging.
 
 from dataclasses import dataclass
 
-from dilocox_peer.events import Event
+from dilocox_peer.contract import Leaving, Note, Tick
 from dilocox_peer.peer.rounds.durable import Durable
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry
@@ -13,11 +13,6 @@ from dilocox_peer.wire.checkpoints import Checkpoint
 from dilocox_peer.wire.rounds import Message
 
 # ---- what happens to it ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The deadline that `deadline()` named has come (or any other time: ticking early does no harm)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +55,7 @@ class BytesCame:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RoundProgress:
     """Micro-batches this peer has completed in the round it is training; goes out with heartbeats.
 
     Which round that is the machine knows: the one after its head's, or after its offer. tell_now: the others' clocks wait
@@ -143,13 +138,8 @@ class OwnerVouched:
     checkpoint: Checkpoint
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """This peer goes: tell the others, take no further part."""
-
-
 Input = (
-    Tick | Received | PeerFound | PeerRefused | BytesCame | Progress | Closed | BlobHeld | BlobRefused | BlobMissing
+    Tick | Received | PeerFound | PeerRefused | BytesCame | RoundProgress | Closed | BlobHeld | BlobRefused | BlobMissing
     | BlobLost | StateInstalled | StateMissing | StateComputed | OwnerVouched | Leaving
 )  # fmt: skip
 
@@ -222,13 +212,6 @@ class ForgetBlobs:
     """These blobs are no longer needed by anyone we would serve."""
 
     blobs: tuple[Digest, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something worth telling the user."""
-
-    event: Event
 
 
 Action = Send | Persist | FetchBlob | Apply | FetchState | ForgetBlobs | Note

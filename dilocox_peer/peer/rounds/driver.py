@@ -12,6 +12,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import assert_never
 
+from dilocox_peer.contract import Note, Tick
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError, ThingUnavailable
 from dilocox_peer.events import Event, Failed, Listener, MessageRefused
 from dilocox_peer.network.transport import PeerGone, Transport
@@ -26,14 +27,12 @@ from dilocox_peer.peer.rounds.contract import (
     FetchState,
     ForgetBlobs,
     Input,
-    Note,
     PeerRefused,
     Persist,
-    Progress,
     Received,
+    RoundProgress,
     Send,
     StateMissing,
-    Tick,
 )
 from dilocox_peer.peer.rounds.disk import until_written
 from dilocox_peer.peer.rounds.durable import Durable
@@ -154,7 +153,7 @@ class RoundDriver:
     def _put(self, happened: Input) -> bool:
         """Whether it was queued. What others send, and what is told ten times a second while a disk is slow, never takes the
         room of what happens once: a contribution fetched, a round closed."""
-        if isinstance(happened, Received | BytesCame | Progress) and self.inputs.qsize() >= MAX_REPEATED:
+        if isinstance(happened, Received | BytesCame | RoundProgress) and self.inputs.qsize() >= MAX_REPEATED:
             return False
         self.inputs.put_nowait(happened)
         return True

@@ -70,7 +70,7 @@ class Durable:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedLog:
     """What a log says. durable: None for an empty log. reason: of what was dropped, "" if nothing was."""
 
     durable: Durable | None
@@ -90,7 +90,7 @@ def encode_record(durable: Durable) -> bytes:
     return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def load_log(raw: bytes, genesis: Digest) -> Loaded:
+def load_log(raw: bytes, genesis: Digest) -> LoadedLog:
     """The chain and votes that the records in raw add up to. genesis: the head below the first certificate."""
     chain: list[Certificate] = []
     votes: Votes | None = None
@@ -122,11 +122,11 @@ def load_log(raw: bytes, genesis: Digest) -> Loaded:
         checkpoint = record.checkpoint or checkpoint
         left = newest_left(left, record.left)
     if votes is None and not damaged:
-        return Loaded(None, start, reason)
+        return LoadedLog(None, start, reason)
     head = chain[-1].head if chain else genesis
     if damaged or votes is None or votes.head != head:
         votes = sealed_votes(head, chain[-1].view if chain else 0)
-    return Loaded(Durable(0, tuple(chain), votes, checkpoint, left), start, reason)
+    return LoadedLog(Durable(0, tuple(chain), votes, checkpoint, left), start, reason)
 
 
 def _payload_at(raw: bytes, start: int) -> tuple[bytes | None, int]:

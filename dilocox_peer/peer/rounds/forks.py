@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Votes, order_of, place_after, votes_on
+from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, VoteOrders, order_of, place_after, votes_on
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.checkpoints import Checkpoint
@@ -45,7 +45,7 @@ class _Held:
         start = 0 if head == self.parent else self.heads.index(head) + 1 if head in self.heads else len(self.heads)
         return self.heads[start] if start < len(self.heads) else None
 
-    def votes_on(self, first: Digest, holds: Callable[[Digest], bool]) -> Votes:
+    def votes_on(self, first: Digest, holds: Callable[[Digest], bool]) -> VoteOrders:
         """The votes that count for a branch which begins with first and holds these heads."""
         if holds(self.parent):
             start = 0
@@ -61,7 +61,7 @@ class _Tail:
     """A branch: its first head, of each of its signers the latest vote, and which heads are on it."""
 
     first: Digest
-    votes: Votes
+    votes: VoteOrders
     holds: Callable[[Digest], bool]
 
     @classmethod
@@ -70,7 +70,7 @@ class _Tail:
         return cls(certificates[0].head, votes_on(certificates), heads.__contains__)
 
 
-def supporters(electors: Sequence[PeerId], branches: Mapping[Digest, Votes]) -> dict[Digest, list[int]]:
+def supporters(electors: Sequence[PeerId], branches: Mapping[Digest, VoteOrders]) -> dict[Digest, list[int]]:
     """The positions of the electors that stand on each branch, by the branch's first head. An elector stands where its
     latest vote is; equally late ones, which only a liar can have, count for the lowest head."""
     standing: dict[Digest, list[int]] = {head: [] for head in branches}
@@ -189,9 +189,9 @@ class Forks:
         standing = supporters(place.electors, self._branches(place, [_Tail.of(tail) for tail in tails]))
         return [(-len(standing[head]), standing[head], head) for head in (tail[0].head for tail in tails)]
 
-    def _branches(self, place: Place, tails: Sequence[_Tail]) -> dict[Digest, Votes]:
+    def _branches(self, place: Place, tails: Sequence[_Tail]) -> dict[Digest, VoteOrders]:
         """All branches known to begin at place: these, with what goes on from them, those we have left, those held back."""
-        branches: dict[Digest, Votes] = {
+        branches: dict[Digest, VoteOrders] = {
             child: votes for (parent, child), votes in self._left.items() if parent == place.head
         }
         compared = {tail.first for tail in tails}
@@ -215,5 +215,5 @@ class Forks:
         return own if suffix is None else [*own, *suffix.certificates]
 
 
-def _joined(one: Votes, other: Votes) -> dict[PeerId, int]:
+def _joined(one: VoteOrders, other: VoteOrders) -> dict[PeerId, int]:
     return {peer: max(one.get(peer, -1), other.get(peer, -1)) for peer in {**one, **other}}

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
+from dilocox_peer.contract import Note
 from dilocox_peer.events import NeighbourLost, NeighbourSeen
-from dilocox_peer.peer.rounds.contract import Action, Note, Progress
+from dilocox_peer.peer.rounds.contract import Action, RoundProgress
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Owner, send_all
 from dilocox_peer.types import PeerId
@@ -22,7 +23,7 @@ class Heartbeats:
         self.micro_batches = 0
         self.is_paused = False
 
-    def progressed(self, progress: Progress, now: float) -> None:
+    def progressed(self, progress: RoundProgress, now: float) -> None:
         if progress.tell_now or progress.paused != self.is_paused:
             self.due = now
         self.micro_batches, self.is_paused = progress.micro_batches, progress.paused

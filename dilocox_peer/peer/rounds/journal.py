@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dilocox_peer.files import fsync_folder, replace_file, sweep_parts
-from dilocox_peer.peer.rounds.durable import Durable, Loaded, encode_record, load_log
+from dilocox_peer.peer.rounds.durable import Durable, LoadedLog, encode_record, load_log
 from dilocox_peer.types import Digest
 
 COMPACT_BYTES = 16 * 1024 * 1024
@@ -19,7 +19,7 @@ class Journal:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         sweep_parts(path.parent)
         raw = path.read_bytes() if path.exists() else b""
-        self.loaded: Loaded = load_log(raw, genesis)
+        self.loaded: LoadedLog = load_log(raw, genesis)
         if self.loaded.reason or len(raw) > COMPACT_BYTES:
             # Rewritten, not cut: after damage in the middle the loaded votes are sealed, and a second restart that found
             # a merely shorter file would not know it.

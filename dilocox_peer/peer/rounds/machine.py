@@ -25,6 +25,7 @@ import itertools
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from dilocox_peer.contract import Leaving, Note, Tick
 from dilocox_peer.events import EquivocationProved, MessageRefused
 from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
 from dilocox_peer.peer.planning.planner import FixedPlanner, JudgingPlanner, Planner
@@ -41,18 +42,15 @@ from dilocox_peer.peer.rounds.contract import (
     BytesCame,
     Closed,
     Input,
-    Leaving,
-    Note,
     OwnerVouched,
     PeerFound,
     PeerRefused,
-    Progress,
     Received,
+    RoundProgress,
     Send,
     StateComputed,
     StateInstalled,
     StateMissing,
-    Tick,
 )
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.ending import Ending
@@ -320,7 +318,7 @@ class RoundMachine:
                 self._members.refused(peer)
             case BytesCame(peer):
                 self._members.is_here(peer, now)
-            case Progress():
+            case RoundProgress():
                 self._heartbeats.progressed(event, now)
             case Closed(base, entry):
                 self._close(base, entry)

@@ -17,12 +17,12 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from dilocox_peer.contract import Note, Tick
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
 from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, ends_run, vote_for
 from dilocox_peer.peer.rounds.contract import (
     Action,
-    Note,
     OwnerVouched,
     PeerFound,
     PeerRefused,
@@ -30,7 +30,6 @@ from dilocox_peer.peer.rounds.contract import (
     Received,
     Send,
     TailLost,
-    Tick,
 )
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.forks import Forks

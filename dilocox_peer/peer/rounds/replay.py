@@ -8,10 +8,11 @@ fetched a state for forty rounds is forty rounds behind by then, and catches up 
 from collections.abc import Collection, Iterable
 from statistics import median
 
+from dilocox_peer.contract import Note
 from dilocox_peer.events_of_states import LinkTooSlow
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
 from dilocox_peer.peer.rounds.conduct import Conduct
-from dilocox_peer.peer.rounds.contract import FetchBlob, Note
+from dilocox_peer.peer.rounds.contract import FetchBlob
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.timing import Timing

@@ -1,8 +1,9 @@
 """What goes on at one head: our seat there, what has come of the round, ballots, and view changes. Pure."""
 
+from dilocox_peer.contract import Note
 from dilocox_peer.peer.rounds.arrivals import Arrivals
 from dilocox_peer.peer.rounds.ballots import Ballots
-from dilocox_peer.peer.rounds.contract import Action, Note
+from dilocox_peer.peer.rounds.contract import Action
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Seat

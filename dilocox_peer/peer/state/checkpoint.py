@@ -35,7 +35,7 @@ _MAX_HEADER_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedState:
     """state: None if no file verified. damaged: one line for each newer file that did not."""
 
     state: AnchorState | None
@@ -116,7 +116,7 @@ class GrowingCheckpoint:
         self._file.discard()
 
 
-def load_newest(folder: Path, run_id: RunId, layout: Layout, *, among: Collection[Digest] | None = None) -> Loaded:
+def load_newest(folder: Path, run_id: RunId, layout: Layout, *, among: Collection[Digest] | None = None) -> LoadedState:
     """The newest state in folder that verifies for this run, and what was wrong with newer files. among: the heads that it
     may be at, None: any."""
     damaged: list[str] = []
@@ -125,10 +125,10 @@ def load_newest(folder: Path, run_id: RunId, layout: Layout, *, among: Collectio
         try:
             if allowed is not None and _read_header(path)[0]["__metadata__"].get("head") not in allowed:
                 continue
-            return Loaded(read_checkpoint(path, run_id, layout), tuple(damaged))
+            return LoadedState(read_checkpoint(path, run_id, layout), tuple(damaged))
         except (StateCorrupt, OSError) as error:
             damaged.append(f"{path}: {error}")
-    return Loaded(None, tuple(damaged))
+    return LoadedState(None, tuple(damaged))
 
 
 def read_head(folder: Path, run_id: RunId, layout: Layout, head: Digest) -> AnchorState | None:

@@ -96,7 +96,7 @@ class OuterSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OwnContribution:
     """blob: the contribution. micro_batches: its weight, all that its pseudo-gradient holds, also of rounds that missed their
     certificate. raw_bytes: the pseudo-gradient's size as float32. lost: |residual|**2 / |sent|**2, what the codec left out,
     of a part of the tensors, another one each time."""
@@ -177,7 +177,7 @@ class OuterOptimizer:
     def has_offer(self) -> bool:
         return self._offered is not None
 
-    def offer(self, snapshot_N: Tensor, micro_batches: int, *, codec_of: CodecPolicy | None = None) -> Offer:
+    def offer(self, snapshot_N: Tensor, micro_batches: int, *, codec_of: CodecPolicy | None = None) -> OwnContribution:
         """The contribution of local parameters snapshot_N, with micro_batches done since the last snapshot.
 
         codec_of: of this contribution and those after it; the same object as long as it is the same codecs, as encoders
@@ -213,7 +213,7 @@ class OuterOptimizer:
         self._unsettled += micro_batches
         self._offered = _Offered(pseudo_gradient_N, blob, decays, self._unsettled)
         self._lost = min(lost / sent, 1.0) if sent > 0 else self._lost
-        return Offer(blob, self._unsettled, raw_bytes(self._layout), self._lost)
+        return OwnContribution(blob, self._unsettled, raw_bytes(self._layout), self._lost)
 
     def _lost_of(self, spec: TensorSpec, payload: bytes | bytearray, sent_N: Tensor) -> float:
         """|residual|**2 of a tensor, which is written over sent."""

@@ -20,7 +20,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.measured import Measured
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.planning.worked import Worked
-from dilocox_peer.peer.rounds.contract import Apply, BlobLost, Closed, Progress, StateComputed
+from dilocox_peer.peer.rounds.contract import Apply, BlobLost, Closed, RoundProgress, StateComputed
 from dilocox_peer.peer.training.clock import RoundClock, follows
 from dilocox_peer.peer.training.outer_contract import (
     AdoptionBegun,
@@ -48,7 +48,7 @@ from dilocox_peer.peer.training.outer_contract import (
     ToRounds,
     WithdrawOffer,
 )
-from dilocox_peer.peer.training.pace import Situation, Step, next_step
+from dilocox_peer.peer.training.pace import Duty, Situation, next_step
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry
 
@@ -186,13 +186,13 @@ class OuterLoop:
             self._measured.on_idle(now, tokens=seen.tokens)
         self._learn_plans(self._rounds.round)
         match next_step(self._situation(now, seen)):
-            case Step.FINISH:
+            case Duty.FINISH:
                 self.phase = OuterPhase.OVER
                 return [*self._hold(True), EndRun()]
-            case Step.MERGE:
+            case Duty.MERGE:
                 self.phase, self._at_work = OuterPhase.LOADING, self._waiting[0]
                 return [LoadContributions(self._at_work.certificate)]
-            case Step.CLOSE:
+            case Duty.CLOSE:
                 self.phase = OuterPhase.CLOSING
                 self._base = self._rounds.head
                 # A close that follows its merge at once is before the round machine has heard of the state.
@@ -200,9 +200,9 @@ class OuterLoop:
                 self._base_digest = self._anchor[1] if is_ours and self._anchor else self._rounds.state_digest
                 self._closing = (seen.training_round, seen.tokens, now, seen.wall_s)
                 return [CloseRound()]
-            case Step.HOLD:
+            case Duty.HOLD:
                 return self._hold(True)
-            case Step.TRAIN:
+            case Duty.TRAIN:
                 return self._hold(not self._rounds.may_train)
 
     def _situation(self, now: float, seen: Readings) -> Situation:
@@ -256,7 +256,7 @@ class OuterLoop:
         share = self._timetable.share(seen.training_round)
         halves = (seen.training_round, 2 * seen.micro_batches // share)
         told, self._told_halves = self._told_halves, max(self._told_halves, halves)
-        return ToRounds(Progress(seen.micro_batches, tell_now=halves > told, paused=seen.is_paused))
+        return ToRounds(RoundProgress(seen.micro_batches, tell_now=halves > told, paused=seen.is_paused))
 
     # ---- closing ----
 

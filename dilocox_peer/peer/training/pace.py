@@ -10,7 +10,7 @@ from typing import Literal
 Overlap = Literal["arrival", "one-step", "none"]
 
 
-class Step(Enum):
+class Duty(Enum):
     """What to do now."""
 
     TRAIN = auto()  # nothing to decide: local steps go on
@@ -44,7 +44,7 @@ class Situation:
     may_end: bool = True
 
 
-def next_step(now: Situation) -> Step:
+def next_step(now: Situation) -> Duty:
     """The step of a situation.
 
     arrival: a certificate is merged as soon as it is here; a round that is over while the last one's certificate is
@@ -52,17 +52,17 @@ def next_step(now: Situation) -> Step:
     waits for it. none: nothing is trained between the close and the merge.
     """
     if now.busy or not now.ready:
-        return Step.TRAIN
+        return Duty.TRAIN
     after_last = now.last_round is not None and now.training_round > now.last_round
     if now.waiting:
         at_its_place = now.overlap != "one-step" or now.due or after_last or now.waiting > 1
-        return Step.MERGE if at_its_place else Step.TRAIN
+        return Duty.MERGE if at_its_place else Duty.TRAIN
     if now.last_round is not None and now.merged_round >= now.last_round:
-        return Step.FINISH if now.may_end else Step.HOLD
+        return Duty.FINISH if now.may_end else Duty.HOLD
     if after_last:
-        return Step.HOLD
+        return Duty.HOLD
     if not now.due:
-        return Step.TRAIN
+        return Duty.TRAIN
     if now.may_offer:
-        return Step.CLOSE
-    return Step.HOLD if now.offered and now.overlap != "arrival" else Step.TRAIN
+        return Duty.CLOSE
+    return Duty.HOLD if now.offered and now.overlap != "arrival" else Duty.TRAIN
