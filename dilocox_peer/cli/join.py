@@ -56,6 +56,8 @@ def run_join(flags: JoinFlags) -> None:
     for path in choices.data:
         if not path.exists():
             raise ConfigError(f"--data {path} does not exist: pass a text file, a JSONL file or a folder of them")
+    if choices.gpus and choices.device != "cpu":
+        raise ConfigError("--gpus and --device both say where to compute: take one of them")
     hours = Hours.parse(flags.hours) if flags.hours is not None else None
     for flag, mbit_s in (("--max-upload", flags.at_most.max_upload), ("--max-download", flags.at_most.max_download)):
         if mbit_s is not None and not MIN_MBIT_S <= mbit_s <= 1e6:
@@ -91,7 +93,7 @@ def run_join(flags: JoinFlags) -> None:
             from dilocox_peer.peer.session import Session
 
             quiet_hivemind()
-            choices, uncompiled = _compiled_or_not(choices)
+            choices, uncompiled = _compiled_or_not(_on_cards(choices))
 
         settings = SessionSettings(
             run_id=invitation.run_id,
@@ -115,6 +117,15 @@ def run_join(flags: JoinFlags) -> None:
 
         code = run_until_stopped(work, until_stdin_closes=flags.until_stdin_closes)
     end(code)
+
+
+def _on_cards(choices: Choices) -> Choices:
+    """With --gpus as --device says it. Raises ConfigError."""
+    if not choices.gpus:
+        return choices
+    from dilocox_peer.peer.device import chosen_cards
+
+    return replace(choices, device=chosen_cards(choices.gpus))
 
 
 def _compiled_or_not(choices: Choices) -> tuple[Choices, str]:

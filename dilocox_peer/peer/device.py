@@ -21,6 +21,24 @@ def chosen_devices(wanted: str, precision: str = "float32", *, stages: int = 1) 
     return tuple(chosen_device(each, precision) for each in named)
 
 
+def cards(gpus: str) -> str:
+    """What --device is to say for `--gpus`. Raises ConfigError for what names no cards."""
+    numbers = [each.strip() for each in gpus.split(",")]
+    if not all(each.isdecimal() and len(each) < 4 for each in numbers):
+        raise ConfigError(f"--gpus {gpus}: numbers of cards with commas between, as nvidia-smi lists them, e.g. 0,1")
+    return ",".join(f"cuda:{int(each)}" for each in numbers)
+
+
+def chosen_cards(gpus: str) -> str:
+    """The same of cards that are here. Raises ConfigError."""
+    device = cards(gpus)
+    try:
+        chosen_devices(device)
+    except ConfigError as error:
+        raise ConfigError(f"--gpus {gpus}: {str(error).removeprefix('--device ')}") from None
+    return device
+
+
 def chosen_device(wanted: str, precision: str = "float32") -> str:
     """The device for `--device`; auto: cuda, xpu, mps or cpu, the first there is. Raises ConfigError when torch cannot
     compute there, in this precision."""

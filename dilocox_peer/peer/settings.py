@@ -54,6 +54,9 @@ class Choices:
     device: Annotated[
         str, Flag("cpu, cuda, cuda:N, xpu or mps; several with commas compute together; auto: the best here.")
     ] = "cpu"
+    gpus: Annotated[
+        str, Flag("Cards by number, e.g. 0,1,2,3, that compute together: --device cuda:0,cuda:1,...", shown=False)
+    ] = ""
     precision: Annotated[
         ComputePrecision,
         Flag(

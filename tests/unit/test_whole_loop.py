@@ -12,7 +12,7 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import InnerSection, Manifest, ModelSection, RoundsSection
 from dilocox_peer.model.architecture import build_model
 from dilocox_peer.model.team import Team
-from dilocox_peer.peer.device import chosen_devices
+from dilocox_peer.peer.device import cards, chosen_cards, chosen_devices
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.peer.training.whole_loop import WholeLoop
@@ -106,6 +106,21 @@ def test_what_one_device_cannot_compute_is_raised_when_all_are_done():
     second.flat_N.fill_(float("nan"))
     with pytest.raises(FloatingPointError, match="the training loss is nan"):
         team.train([batch, batch])
+
+
+def test_gpus_are_devices_by_number():
+    assert cards("0") == "cuda:0"
+    assert cards("0, 1,02") == "cuda:0,cuda:1,cuda:2"
+    for wrong in ("", "0,", "a", "0;1", "-1", "0,1234"):
+        with pytest.raises(ConfigError, match="numbers of cards with commas between"):
+            cards(wrong)
+
+
+def test_a_card_that_is_named_twice_or_is_not_here_is_told_in_the_flags_words():
+    with pytest.raises(ConfigError, match=r"^--gpus 0,0: cuda:0,cuda:0 names cuda:0 twice"):
+        chosen_cards("0,0")
+    with pytest.raises(ConfigError, match=r"^--gpus 998, 999: cuda:998 cannot be used here \("):
+        chosen_cards("998, 999")
 
 
 def test_a_device_is_named_once():
