@@ -12,7 +12,7 @@ Shape letters: B sequences, T tokens, D hidden size, V vocabulary, N parameters.
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,7 +26,17 @@ from dilocox_peer.model.borders import positions_of
 from dilocox_peer.model.families import Family, build_empty, config_from, family_of, layer_list, library, tiny_tokens
 from dilocox_peer.model.frozen import Frozen, FrozenBase, FrozenLayout
 from dilocox_peer.model.partition import Costs
-from dilocox_peer.model.stand_ins import AsTuple, Capture, Captured, Checkpointed, Headless, Inject, OnceAdded, PassOn
+from dilocox_peer.model.stand_ins import (
+    AsTuple,
+    Capture,
+    Captured,
+    Checkpointed,
+    CheckpointedFirst,
+    Headless,
+    Inject,
+    OnceAdded,
+    PassOn,
+)
 from dilocox_peer.types import Layout, ParameterRole, TensorSpec
 
 _SAME = 1e-5  # of a tiny copy's logits and gradients, cut against whole, relative to the largest
@@ -182,6 +192,7 @@ class PublishedStage(FlatStage):
         self._checkpointing = checkpointing
         self._compiled = compiled
         self._inject, self._masks = Inject(), OnceAdded()
+        self._given: Mapping[str, Tensor] = {}  # of the forward that is under way
         self._replace_layers(model)
         _fill_buffers(
             model, self.flat_N.device
@@ -216,15 +227,30 @@ class PublishedStage(FlatStage):
         ):  # of positions that restart the library makes the mask itself
             given["position_ids"] = positions_of(starts_BT)
         self._inject.hidden = None if self.layers.is_first_stage else x
+        self._given = given
+        try:
+            return self._run(given)
+        finally:
+            self._inject.hidden = None
+
+    def _run(self, given: Mapping[str, Tensor]) -> Tensor:
         try:
             output = self._base(**given, use_cache=False)
         except Captured as captured:
             return captured.hidden
         finally:
-            self._inject.hidden = None
             self._masks.forget()
         hidden_BTD: Tensor = output.last_hidden_state
         return hidden_BTD
+
+    @torch.no_grad()
+    def _before_layers(self, given: Mapping[str, Tensor]) -> Tensor:
+        """What the first layer takes in."""
+        forward, self._first.forward = self._first.forward, Capture().forward
+        try:
+            return self._run(given)
+        finally:
+            self._first.forward = forward
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         assert self.layers.is_last_stage, "logits are the last stage's"
@@ -266,12 +292,21 @@ class PublishedStage(FlatStage):
     def _wrap_layers(self, model: Any) -> None:
         """The library's own switch for checkpointing works in training mode alone, where there is dropout."""
         _, layers = layer_list(model, self._design.config)
+        self._first = layers[0]
         for layer in layers[self.layers.first : self.layers.last + 1]:
             if self._compiled:
                 layer.forward = torch.compile(layer.forward)
-            if self._checkpointing:
+            if self._checkpointing and self.layers.is_first_stage and layer is self._first:
+                layer.forward = CheckpointedFirst(layer.forward, lambda: partial(self._before_layers, self._given))
+            elif self._checkpointing:
                 layer.forward = Checkpointed(layer.forward)
             layer.forward = self._masks.before(layer.forward)
+        if (
+            self._checkpointing and self.layers.is_last_stage
+        ):  # the norm behind them keeps three times as much as a layer
+            for path in {name.rpartition(".")[0] for name in self._design.family.behind - {self._design.family.head}}:
+                norm = model.get_submodule(path)
+                norm.forward = Checkpointed(norm.forward)
 
     def _fill_parameters(self, model: Any) -> None:
         modules = dict(model.named_modules())

@@ -23,6 +23,26 @@ class Checkpointed:
         return checkpoint(self._forward, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
 
 
+class CheckpointedFirst:
+    """The first layer's, that does not keep its input either: for a backward what is before it is computed once more."""
+
+    def __init__(self, forward: Callable[..., Any], again: Callable[[], Callable[[], Tensor]]) -> None:
+        """again: of the forward that is under way, what gives the input once more, without its graph."""
+        self._forward = forward
+        self._again = again
+
+    def __call__(self, hidden_states: Tensor, *arguments: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._forward(hidden_states, *arguments, **named)
+        again, has_gradient, given = self._again(), hidden_states.requires_grad, [hidden_states]
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            hidden_BTD = given.pop() if given else again().requires_grad_(has_gradient)
+            return self._forward(hidden_BTD, *arguments, **named)
+
+        return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
+
+
 class OnceAdded:
     """The library's masks, as what attention adds (borders.as_addend), once for all layers of a forward."""
 

@@ -117,15 +117,22 @@ class LlamaStage(FlatStage):
 
     def hidden(self, x: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         sight = self._sight(x.shape[1], starts_BT)
-        hidden_BTD = F.embedding(x, self._embedding_VD) if self._embedding_VD is not None else x
-        for layer in self._layers:
+        for index in range(len(self._layers)):
             if self._checkpointing and torch.is_grad_enabled():
-                hidden_BTD = checkpoint(
-                    self._run, layer, hidden_BTD, sight, use_reentrant=False, preserve_rng_state=False
-                )
+                x = checkpoint(self._step, index, x, sight, use_reentrant=False, preserve_rng_state=False)
             else:
-                hidden_BTD = self._run(layer, hidden_BTD, sight)
-        return hidden_BTD if self._final_norm_D is None else self._norm(hidden_BTD, self._final_norm_D)
+                x = self._step(index, x, sight)
+        return x
+
+    def _step(self, index: int, x: Tensor, sight: "_Sight") -> Tensor:
+        """A layer, the first with the embedding before it and the last with the norm behind it: checkpointed in one with them, what they give is not
+        kept either."""
+        if index == 0 and self._embedding_VD is not None:
+            x = F.embedding(x, self._embedding_VD)
+        x = self._run(self._layers[index], x, sight)
+        if index == len(self._layers) - 1 and self._final_norm_D is not None:
+            x = self._norm(x, self._final_norm_D)
+        return x
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         assert self._head_VD is not None, "logits are the last stage's"

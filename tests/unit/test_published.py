@@ -209,7 +209,7 @@ def test_code_in_a_folder_is_never_run():
     assert family_of(json.dumps(config)).class_name == "LlamaForCausalLM"
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+@families
 def test_checkpointing_changes_no_bit(family: str):
     config_json = tiny_json(family)
     tensors = dict(tiny_model(config_json).named_parameters())
@@ -217,8 +217,12 @@ def test_checkpointing_changes_no_bit(family: str):
     saving = PublishedStage(design_from(config_json, num_stages=1, context=TOKENS), plain.layers, checkpointing=True)
     saving.load(plain.layout, plain.flat_N)
     inputs_BT, targets_BT = next(batches(plain.vocab_size, 1))
-    assert train_on(saving, inputs_BT, targets_BT) == train_on(plain, inputs_BT, targets_BT)
-    assert torch.equal(saving.flat_grad_N, plain.flat_grad_N)
+    starts_BT = torch.zeros_like(inputs_BT, dtype=torch.bool)
+    starts_BT[:, [0, TOKENS // 3]] = True
+    for starts in (None, *(() if family in SEE_ACROSS else (starts_BT,))):
+        losses = [train_on(each, inputs_BT, targets_BT, starts_BT=starts) for each in (saving, plain)]
+        assert losses[0] == losses[1]
+        assert torch.equal(saving.flat_grad_N, plain.flat_grad_N)
 
 
 def test_checkpointing_of_our_own_layers_changes_no_bit():
@@ -231,6 +235,30 @@ def test_checkpointing_of_our_own_layers_changes_no_bit():
         losses.append(train_on(model, inputs_BT, targets_BT))
     assert losses[0] == losses[1]
     assert torch.equal(models[0].flat_grad_N, models[1].flat_grad_N)
+
+
+def kept_bytes(model, x) -> int:
+    """Between a forward and its backward."""
+    model.hidden(x)  # the first makes what stays
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        hidden_BTD = model.hidden(x)
+    found = int(sum(each.self_cpu_memory_usage for each in profiler.key_averages()))
+    assert found >= hidden_BTD.nbytes
+    return found
+
+
+def test_with_checkpointing_a_whole_model_keeps_a_layers_width_for_each_layer_and_little_more():
+    """Neither the embedding's output nor what the last norm is made of."""
+    section = ModelSection(layers=4, hidden_size=32, heads=4, kv_heads=2, mlp_size=48, context=TOKENS)
+    tokens_BT = torch.zeros(2, TOKENS, dtype=torch.long)
+    width_bytes = tokens_BT.numel() * 32 * 4
+    assert kept_bytes(build_model(section, checkpointing=True), tokens_BT) == 4 * width_bytes
+    design = design_from(tiny_json("llama"), num_stages=1, context=TOKENS)
+    assert design.config.num_hidden_layers == 4
+    layers = LayerRange(0, 3, is_first_stage=True, is_last_stage=True)
+    published = kept_bytes(PublishedStage(design, layers, checkpointing=True), tokens_BT)
+    positions = 2 * TOKENS * design.config.head_dim * 4  # sines and cosines
+    assert published <= 5 * width_bytes + positions + 1000
 
 
 def kept_masks(model, starts_BT) -> int:
