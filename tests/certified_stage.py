@@ -54,9 +54,12 @@ class CertifiedStage:
             AnchorState.of(zero.layout, head=certificate.head, round_number=value.round, anchor=raw, momentum=raw)
         )
 
-    def round(self, closed_ms: int = 0, blobs: Mapping[PeerId, Digest] = NOTHING) -> "CertifiedStage":
-        """closed_ms: when, as all of them tell. blobs: names of their contributions; that these are 10 bytes they say."""
-        digest, report = self.states[-1].digest, Report(closed_ms=closed_ms)
+    def round(
+        self, closed_ms: int = 0, blobs: Mapping[PeerId, Digest] = NOTHING, *, uplink_kbps: int = 0
+    ) -> "CertifiedStage":
+        """closed_ms: when, as all of them tell; uplink_kbps: so does each of its own. blobs: names of their contributions; that these are
+        10 bytes they say."""
+        digest, report = self.states[-1].digest, Report(closed_ms=closed_ms, uplink_kbps=uplink_kbps)
         entries = [
             Entry(peer, 1, blobs.get(peer, sha256(peer.encode())), 10, 4, digest, report) for peer in self.roster
         ]

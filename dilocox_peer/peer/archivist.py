@@ -29,7 +29,7 @@ from dilocox_peer.model.architecture import prepare
 from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.state.archive import Archive, StageArchive, usual_bytes
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
-from dilocox_peer.peer.state.keeping import Keeping, KeepNext, LookPace, StageAccount, TailAccount, Tails
+from dilocox_peer.peer.state.keeping import Allowance, Keeping, KeepNext, LookPace, StageAccount, TailAccount, Tails
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, Agreed, States
 from dilocox_peer.peer.state.survey import Survey, look_at_all
 from dilocox_peer.store.store import Store
@@ -131,6 +131,7 @@ class Archivist:
         self._lease = lease
         self._listener = listener
         self._keeping = Keeping(quota_bytes)
+        self._allowances: list[Allowance] = []  # of each stage
         self._quota_bytes = quota_bytes
         self._kept: dict[int, Kept] = {}
         self._tips: dict[int, Agreed] = {}  # of stages that are over, as their voters name the state
@@ -176,6 +177,7 @@ class Archivist:
             )
             for stage in self._archive.stages
         ]  # fmt: skip
+        self._allowances = [Allowance(stage.layout.state_bytes) for stage in self._archive.stages]
         self._note_kept()
         self.stages = tuple(
             KeptStage(stage, survey, partial(self._reached, stage.stage))
@@ -184,7 +186,7 @@ class Archivist:
 
     async def serve(self) -> None:
         """Answers peers and readers from here on."""
-        server = BackupServer(None, certificates=tuple, kept=self._kept, on_newer=self._look_now.set)
+        server = BackupServer(None, certificates=tuple, kept=self._kept, on_newer=self._come_now)
         states = States(None, [stage.checkpoints for stage in self._archive.stages])
         self._store = Store(self._transport, [self._archive.contributions], sources=[states])
         await self._transport.serve(BACKUP_SERVICE, server.serve, right=Right.READ)
@@ -211,6 +213,10 @@ class Archivist:
         """Takes our lease back. Best effort."""
         with suppress(RunUnreachable):
             await self._directory.leave(timeout_s=1.0)
+
+    def _come_now(self, stage: int) -> None:
+        self._allowances[stage].leaving(time.monotonic())
+        self._look_now.set()
 
     async def _serve_digest(self, peer: PeerId, header: dict[str, Any]) -> Reply:
         match header:
@@ -344,6 +350,7 @@ class Archivist:
             proven.add(newest[1])
         if (tip := self._tips.get(stage.stage)) is not None and annals.holds(tip.head):
             proven.add(tip.round)
+        allowance, is_here = self._allowances[stage.stage], self._surveys[stage.stage].members_here > 0
         number_of, usual = usual_bytes(stage.following()) if newest is not None else (0, 0)
         missing = self._archive.missing(stage.stage) if newest is not None else []
         return StageAccount(
@@ -354,6 +361,7 @@ class Archivist:
             following_bytes=number_of * usual,
             missing_bytes=len(missing) * usual,
             is_broken=stage.stage in self._broken,
+            spare_bytes=allowance.spare_bytes(annals.certificates, time.monotonic()) if is_here else None,
         )
 
     # ---- what it does ----
@@ -369,6 +377,7 @@ class Archivist:
                 if state is not None and agreed is not None and archive.annals.holds(agreed.head):
                     await asyncio.to_thread(archive.save, state)
                     size_bytes += state.size_bytes
+                    self._allowances[stage].taken(state.size_bytes)
                     continue
             except OSError as error:
                 self._tell_stopped(f"{error.strerror or error}")
@@ -417,7 +426,8 @@ class Archivist:
                 try:
                     left_bytes = max(0, most_bytes - contributions.size_bytes) // BLOBS_AT_ONCE
                     donors, allowed = self._surveys[stage].donors, min(max_bytes, left_bytes)
-                    await self._store.fetch(name, donors=donors, max_bytes=allowed, timeout_s=BLOB_S)
+                    path = await self._store.fetch(name, donors=donors, max_bytes=allowed, timeout_s=BLOB_S)
+                    self._allowances[stage].taken(path.stat().st_size)
                 except (ThingUnavailable, TimeoutError):
                     self._broken.add(stage)
                 except OSError as error:

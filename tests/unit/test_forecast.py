@@ -10,14 +10,17 @@ from dilocox_peer.model.memory import StageSize
 from dilocox_peer.model.partition import Costs, cut_into, cut_of
 from dilocox_peer.peer.planning.forecast import (
     DELAY_S,
+    KEPT_SHARE,
     PIPELINE_SHARE,
     RECOMPUTED,
+    Forecast,
     Peers,
     best,
     busiest_share,
     forecast,
     operations,
 )
+from dilocox_peer.peer.state import keeping
 
 HOME = Peers(8, 20e6, 100e6, 0.05, 6000.0)
 FAST = replace(HOME, uplink_bps=1e10, downlink_bps=1e10, round_trip_s=0.0)
@@ -78,6 +81,19 @@ def test_a_peer_that_is_alone_exchanges_nothing() -> None:
         "to who keeps the run"
     )
     assert forecast(RUN, HOME).exchange_s > DELAY_S
+
+
+def test_who_keeps_the_run_takes_a_copy_or_a_tenth_of_a_line_that_is_too_narrow_for_that() -> None:
+    assert KEPT_SHARE == keeping.LINE_SHARE
+    wide, narrow = (forecast(RUN, replace(HOME, count=2, uplink_bps=bps)) for bps in (1e9, 1e6))
+    for found, copies in ((wide, 2.0), (narrow, 1 + KEPT_SHARE / found_share(narrow))):
+        sent = found.sent_bytes_a_day * found.round_s / 86400
+        assert sent == pytest.approx(copies * found.contribution_bytes, rel=0.01)
+
+
+def found_share(found: Forecast) -> float:
+    """Of a round, that the line is busy with the contribution to one other peer."""
+    return 8 * found.contribution_bytes / 1e6 / (found.setting.inner_steps * found.step_s)
 
 
 def test_memory_is_what_a_claim_reckons_and_recomputing_costs_a_third() -> None:

@@ -9,17 +9,23 @@ from hypothesis import strategies as st
 from dilocox_peer.peer.state.keeping import (
     COPY_SHARE,
     GIVE_UP_S,
+    LEAVING_S,
+    LINE_SHARE,
     LOOK_ALONE_S,
     LOOK_FIRST_S,
     LOOK_MOST_S,
+    MOST_SAVED,
     RETRY_S,
+    Allowance,
     Keeping,
     KeepNext,
     LookPace,
     StageAccount,
     TailAccount,
     Tails,
+    lines_bps,
 )
+from tests.certified_stage import ROSTER, CertifiedStage
 
 STATE = 1000
 PLENTY = 1_000_000
@@ -77,6 +83,59 @@ def test_what_failed_is_tried_again_after_a_while():
     assert keeping.next([stage(3)], 0, 10.0 + RETRY_S).copy == 3
 
 
+def test_of_lines_that_can_spare_no_contributions_states_are_copied_once_they_can_be_spared():
+    one, other = stage(9, kept=4, following_bytes=STATE, missing_bytes=STATE, spare_bytes=STATE - 1), stage(9, kept=4)
+    assert Keeping(PLENTY).next([one, other], 2 * STATE, 0.0) == KeepNext()
+    wanted = Keeping(PLENTY).next([replace(one, spare_bytes=STATE), other], 2 * STATE, 0.0)
+    assert (wanted.copy, wanted.lacking) == (9, (0, 1))
+    few = replace(one, following_bytes=100, missing_bytes=100, spare_bytes=99)
+    assert Keeping(PLENTY).next([few], 2 * STATE, 0.0).follow == ()
+    assert Keeping(PLENTY).next([replace(few, spare_bytes=100)], 2 * STATE, 0.0).follow == (0,)
+
+
+def test_the_first_state_and_the_last_are_copied_whatever_lines_can_spare():
+    assert Keeping(PLENTY).next([stage(3, spare_bytes=0)], 0, 0.0).copy == 3
+    assert Keeping(PLENTY).next([stage(9, kept=4, is_over=True, spare_bytes=0)], STATE, 0.0).copy == 9
+
+
+def certified(rounds: int, kbps: int) -> CertifiedStage:
+    made = CertifiedStage()
+    for _ in range(rounds):
+        made.round(uplink_kbps=kbps)
+    return made
+
+
+def test_a_keeper_takes_a_tenth_of_what_lines_carry_or_of_what_peers_send_one_another():
+    run, allowance = certified(1, 800), Allowance(1_000_000)
+    peers = len(run.roster)
+    line_bytes_s = peers * 800_000 / 8
+    sent_bytes = 10 * peers * (peers - 1)  # of contributions of 10 bytes
+    assert allowance.spare_bytes(run.certificates, 100.0) == int(LINE_SHARE * sent_bytes)
+    assert allowance.spare_bytes(run.certificates, 101.0) == int(LINE_SHARE * (sent_bytes + line_bytes_s))
+    allowance.taken(10_000_000)
+    run.round(uplink_kbps=800)
+    assert allowance.spare_bytes(run.certificates, 101.0) == int(LINE_SHARE * sent_bytes), "nothing is owed"
+    assert allowance.spare_bytes(run.certificates, 1e9) == MOST_SAVED * 1_000_000, "and not for ever saved up for"
+
+
+def test_nothing_is_held_back_where_lines_are_not_known_one_peer_is_left_or_one_is_about_to_leave():
+    assert Allowance(1000).spare_bytes([], 0.0) is None
+    assert Allowance(1000).spare_bytes(certified(2, 0).certificates, 0.0) is None
+    assert lines_bps(certified(2, 100).certificates) == 100_000 * len(certified(0, 0).roster)
+    alone = certified(2, 100).seized(ROSTER[0]).round(uplink_kbps=100)
+    assert lines_bps(alone.certificates) is None
+    allowance, run = Allowance(1000), certified(1, 1)
+    assert allowance.spare_bytes(run.certificates, 0.0) is not None
+    allowance.leaving(5.0)
+    assert allowance.spare_bytes(run.certificates, 5.0 + LEAVING_S - 0.1) is None
+    assert allowance.spare_bytes(run.certificates, 5.0 + LEAVING_S) is not None
+
+
+def test_lines_are_those_of_the_newest_round_behind_view_changes():
+    run = certified(2, 100).seized(*ROSTER)
+    assert lines_bps(run.certificates) == 100_000 * len(ROSTER)
+
+
 @pytest.mark.parametrize("quota", [3 * STATE, 3 * STATE - 1])
 def test_beyond_the_quota_what_is_kept_stays_and_the_reason_is_told(quota: int):
     wanted = Keeping(quota).next([stage(9, kept=4, following_bytes=STATE)], STATE, 0.0)
@@ -96,6 +155,7 @@ accounts = st.lists(
         following_bytes=st.integers(0, 3 * STATE),
         missing_bytes=st.integers(0, 3 * STATE),
         is_broken=st.booleans(),
+        spare_bytes=st.none() | st.integers(0, 3 * STATE),
     ),
     min_size=1,
     max_size=4,
@@ -112,6 +172,9 @@ def test_nothing_wanted_is_unproved_older_than_what_is_kept_or_beyond_the_quota(
         kept = {each.kept for each in stages}
         assert len(kept) > 1 or kept == {None} or max(kept) < wanted.copy
         assert used + (len(wanted.lacking) + 1) * STATE <= quota
+        is_bounded = len(kept) == 1 and None not in kept and not all(each.is_over for each in stages)
+        assert not is_bounded or all(each.can_spare(STATE) for each in stages)
+    assert all(stages[number].can_spare(stages[number].missing_bytes) for number in wanted.follow)
     assert used + sum(stages[number].missing_bytes for number in wanted.follow) <= max(quota, used)
 
 

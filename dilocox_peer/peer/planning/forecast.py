@@ -32,7 +32,9 @@ PIPELINE_SHARE = 0.97
 DELAY_S = 0.5
 """Of an exchange, beside transfer and travel: messages and the wait for the others."""
 LINE_SHARE = 0.9  # of an uplink that contributions to the roster have; keepers and newcomers get the rest beside them
-KEEPERS = 1  # that copy contributions, as the run's bootstrap does
+KEPT_SHARE = (
+    0.1  # of the line, or of what peers send one another, that who keeps the run takes at most (state/keeping.py)
+)
 CODING_S = 20e-9
 """A parameter: encoding our own contribution, looking at another's and taking the mean, on one thread."""
 SETTLED_ROUNDS = 200
@@ -125,7 +127,9 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
     setting, blob = settled(manifest, layouts[largest], replicas, left_bps, step_s, delay_s)
     exchange_s = delay_s + 8 * blob * (replicas - 1) / (LINE_SHARE * left_bps) if replicas > 1 else 0.0
     micro_batches = setting.inner_steps * inner.accumulate
-    sent_a_round = blob * (replicas - 1 + KEEPERS) + micro_batches * sent
+    spare = KEPT_SHARE * max(blob * (replicas - 1), left_bps / 8 * setting.inner_steps * step_s)
+    kept = blob if replicas == 1 else min(blob, spare)
+    sent_a_round = blob * (replicas - 1) + kept + micro_batches * sent
     round_s, least_s = setting.inner_steps * step_s, max(exchange_s, 8 * sent_a_round / peers.uplink_bps)
     if least_s > 1.001 * round_s:
         is_rounds = exchange_s == least_s or blob * (replicas - 1) > micro_batches * sent

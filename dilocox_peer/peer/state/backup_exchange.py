@@ -65,9 +65,10 @@ class BackupServer:
         *,
         certificates: Callable[[], Sequence[Certificate]],
         kept: Mapping[int, Kept],
-        on_newer: Callable[[], None] = lambda: None,
+        on_newer: Callable[[int], None] = lambda _stage: None,
     ) -> None:
-        """stage: that it trains, with these certificates; None: none. on_newer: who asks says that it has a newer round than is kept."""
+        """stage: that it trains, with these certificates; None: none. on_newer(stage): who asks says that it
+        has a newer round than is kept."""
         self._on_newer = on_newer
         self._stage = stage
         self._certificates = certificates
@@ -82,7 +83,7 @@ class BackupServer:
                     and (kept := self._kept.get(stage))
                     and newer > kept.reached
                 ):
-                    self._on_newer()
+                    self._on_newer(stage)
                 return self._summary(stage)
             case {"stage": int(stage), "want": "chain", "locator": list(heads)} if _is_locator(heads):
                 return await self._chain(stage, [Digest(head) for head in heads])

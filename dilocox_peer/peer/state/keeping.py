@@ -4,13 +4,24 @@ A stage is kept as the whole state of one round and the contributions to the rou
 tip: a contribution costs a small part of a state, so what is kept is no older than the last look, whatever a round takes. When the
 contributions have grown to half a state, or one of them is not to be had, the next state is copied: of one round in all stages, as a
 whole model is put together from one round. Copying takes at most a tenth of the time, but for the first state and the last.
+
+Whatever is copied leaves the peers by the lines that their rounds need. Of these a keeper takes a tenth: where lines are wide that is all
+contributions at once, where they are narrow it is a state every so many rounds, and what is kept is so much older. Nothing is held
+back of a stage that one peer trains alone, nor when its last peer is about to leave.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
+
+from dilocox_peer.wire.chain import Certificate
 
 FOLLOW_SHARE = 0.5  # of a state's size: more contributions than that, and a state is less to fetch for who comes
 COPY_SHARE = 0.1  # of the time
+LINE_SHARE = 0.1  # of what the peers' lines carry, or of what the peers send each other, if that is more
+MOST_SAVED = 2  # states that may be saved up for
+MOST_LOOKED_AT = 8  # certificates, for one of a round: view changes have no contributions
+LEAVING_S = 10.0  # after a peer has said that it has a newer round and leaves
 RETRY_S = 5.0
 GIVE_UP_S = 15.0  # in which a peer that was killed may be back with what it has on its disk
 LOOK_FIRST_S, LOOK_MOST_S = 1.0, 10.0  # a look comes four times a round, within these
@@ -23,7 +34,8 @@ class StageAccount:
 
     state_bytes: of a whole state. proven: rounds whose states have digests that certificates name, or at the run's end its voters.
     is_over: the last round is certified. kept: the newest round whose state is here. following_bytes: of the contributions since;
-    missing_bytes: of those that are not here. is_broken: one of them is to be had from nobody.
+    missing_bytes: of those that are not here. is_broken: one of them is to be had from nobody. spare_bytes: that its peers can spare by
+    now (Allowance), None: any number.
     """
 
     state_bytes: int
@@ -33,6 +45,57 @@ class StageAccount:
     following_bytes: int = 0
     missing_bytes: int = 0
     is_broken: bool = False
+    spare_bytes: int | None = None
+
+    def can_spare(self, num_bytes: int) -> bool:
+        return self.spare_bytes is None or num_bytes <= self.spare_bytes
+
+
+class Allowance:
+    """What a keeper may take of a stage's peers. It grows with time and with what they send one another."""
+
+    def __init__(self, state_bytes: int) -> None:
+        self._most = MOST_SAVED * state_bytes
+        self._bytes = 0.0
+        self._looked_at: float | None = None
+        self._known = 0  # certificates
+        self._leaving_until = float("-inf")
+
+    def spare_bytes(self, certificates: Sequence[Certificate], now: float) -> int | None:
+        """What they can spare by now, None: any number. certificates: of the stage, all."""
+        new, self._known = certificates[min(self._known, len(certificates)) :], len(certificates)
+        passed_s = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        line_bps = lines_bps(certificates)
+        if line_bps is None or now < self._leaving_until:
+            return None
+        earned = LINE_SHARE * max(float(sum(map(exchanged_bytes, new))), line_bps / 8 * passed_s)
+        self._bytes = min(self._bytes + earned, float(self._most))
+        return int(self._bytes)
+
+    def taken(self, num_bytes: int) -> None:
+        """So many have been fetched."""
+        self._bytes = max(0.0, self._bytes - num_bytes)
+
+    def leaving(self, now: float) -> None:
+        """A peer with a newer round than is kept is about to go."""
+        self._leaving_until = now + LEAVING_S
+
+
+def exchanged_bytes(certificate: Certificate) -> int:
+    """What the contributors to a round sent one another. What an entry says of its size is its author's word, so the median speaks for all."""
+    entries = certificate.value.entries
+    return int(median(each.size_bytes for each in entries)) * len(entries) * (len(entries) - 1) if entries else 0
+
+
+def lines_bps(certificates: Sequence[Certificate]) -> float | None:
+    """Bits a second that the lines of the newest round's contributors carry together, as they report; None: one of them does not know, or
+    one peer trains alone, whose line is free."""
+    for certificate in certificates[: -MOST_LOOKED_AT - 1 : -1]:
+        if entries := certificate.value.entries:
+            kbps = [each.report.uplink_kbps for each in entries]
+            return 1000.0 * sum(kbps) if len(kbps) > 1 and all(kbps) else None
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +135,7 @@ class Keeping:
         for number, stage in enumerate(stages):
             if stage.kept is None or stage.is_broken or not stage.missing_bytes:
                 continue
-            if stage.following_bytes > stage.state_bytes:
+            if stage.following_bytes > stage.state_bytes or not stage.can_spare(stage.missing_bytes):
                 continue  # the next state is less
             if stage.missing_bytes > room:
                 full = full or self._full(f"the contributions to stage {number}", stage.missing_bytes, used_bytes)
@@ -104,7 +167,8 @@ class Keeping:
             return newest
         has_grown = any(stage.following_bytes > FOLLOW_SHARE * stage.state_bytes for stage in stages)
         is_wanted = has_grown or any(stage.is_broken for stage in stages)
-        return newest if is_wanted and now >= self._rests_until else None
+        can_spare = all(stage.can_spare(stage.state_bytes) for stage in stages)
+        return newest if is_wanted and can_spare and now >= self._rests_until else None
 
     def _full(self, what: str, needed: int, used_bytes: int) -> str:
         gb = [f"{size / 1e9:.2f}" for size in (needed, used_bytes, self._quota_bytes)]
