@@ -34,6 +34,7 @@ from dilocox_peer.types import PeerId
 from dilocox_peer.web.durations import duration
 
 WATCH_PEER_S, WATCH_RUN_S = 1.0, 10.0
+SEEN_FROM_OUTSIDE = ("standing", "why", "loss", "tokens", "tokens_per_s", "eta_s", "times_less", "counted_share")
 MAX_NAMED = 8  # of those doubted, and of those refused: the newest
 
 
@@ -252,7 +253,7 @@ def run_summary(manifest: Manifest, seen: Sequence[SeenPeer], known: Mapping[str
         "run_name": manifest.run.name,
         "round": max([now.get("round", 0), *rounds]),
         "total_rounds": now.get("total_rounds") or manifest.rounds.total,
-        **{key: now.get(key) for key in ("standing", "why", "loss", "tokens", "tokens_per_s", "eta_s", "times_less")},
+        **{key: now.get(key) for key in SEEN_FROM_OUTSIDE},
         "stages": [
             {
                 "stage": stage,
@@ -284,6 +285,10 @@ def run_lines(manifest: Manifest, summary: Mapping[str, Any]) -> list[str]:
             f"  {summary['standing']}: {summary['why']}",
             f"  loss {_loss(summary['loss'])}, {summary['tokens']:,} tokens{left}",
         ]
+    if summary["counted_share"] is not None and summary["counted_share"] < 1:
+        lines.append(
+            f"  {summary['counted_share']:.0%} of the contributions that the last rounds could have are in them"
+        )
     for each in summary["stages"]:
         here = [True] * len(each["peers"])
         lines.append(

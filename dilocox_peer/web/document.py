@@ -142,6 +142,7 @@ class RunPage:
             "sent_bytes": round(sent),
             "allreduce_bytes": round(allreduce),
             "times_less": round(allreduce / sent, 1) if sent and allreduce else UNKNOWN,
+            "counted_share": _counted_share(self._histories),
         }
 
     def _stages(self, stages: Sequence[StageFacts]) -> list[PageDocument]:
@@ -151,6 +152,7 @@ class RunPage:
             {
                 "stage": number,
                 "round": len(self._histories[number].rounds),
+                "counted_share": _counted_share([self._histories[number]]),
                 "tokens_per_s": round(stage.tokens_per_s, 1),
                 "empty": not stage.here,
                 "thin": number in thin,
@@ -287,6 +289,12 @@ def _shown(stage: StageFacts, most: int) -> Sequence[Holder]:
     return sorted(stage.holders, key=lambda each: (each.peer not in roster, -each.tokens_per_s, each.peer))[:most]
 
 
+def _counted_share(histories: Sequence[StageHistory]) -> float | None:
+    """How many of the contributions that the rosters of the newest rounds could make are in them."""
+    counted, possible = (sum(each) for each in zip(*(history.counted for history in histories), strict=True))
+    return _rounded(counted / possible, 4) if possible else UNKNOWN
+
+
 def _loss(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(value, 4)
 
@@ -311,6 +319,11 @@ def figures(document: Mapping[str, Any]) -> list[tuple[str, str, float]]:
         ("round_seconds", "How long a round takes, the median of the newest.", now["round_s"]),
         ("eta_seconds", "Until the last round, at the pace of the newest.", now["eta_s"]),
         ("contribution_bytes", "Sent of contributions, by all.", now["sent_bytes"]),
+        (
+            "contributions_counted_share",
+            "Share that the newest rounds hold of what their rosters could make.",
+            now["counted_share"],
+        ),
         ("allreduce_bytes", "That AllReduce of float32 gradients would have sent.", now["allreduce_bytes"]),
         ("is_training", "1 while rounds are being certified.", float(now["standing"] == "training")),
         ("is_complete", "1 once the last round is certified.", float(now["standing"] == "complete")),

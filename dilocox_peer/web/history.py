@@ -12,18 +12,19 @@ from statistics import fmean, median
 
 from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.ledger import Ledger
-from dilocox_peer.types import Digest
+from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Plan
 
 MAX_POINTS = 1024  # of a curve, as the page gets it
 EXACT_POINTS = 256  # the newest, each a round; what is before them is thinned
 PACE_ROUNDS = 12  # rounds whose pace is the pace of now
+COUNTED_OF = 32  # rounds that the share of counted contributions is of
 MAX_LOSS = 1e3  # nats a token: a uniform guess among a million tokens has 14
 
 
 @dataclass(slots=True)
 class PastRound:
-    """One outer round of a stage. at_s: when it was closed (Unix seconds), 0.0 unknown. micro_batches: counted up to here, this
+    """One outer round of a stage. members: of the roster that could contribute. at_s: when it was closed (Unix seconds), 0.0 unknown. micro_batches: counted up to here, this
     round's included. loss: nats a token, None unknown. sent_bytes: of contributions, that a contributor sends if each of the others
     takes them from it once; allreduce_bytes: what a ring all-reduce of float32 gradients after each inner step would have it send."""
 
@@ -38,6 +39,7 @@ class PastRound:
     end_step: int
     sent_bytes: float
     allreduce_bytes: float
+    members: int = 0
 
 
 @dataclass
@@ -52,6 +54,7 @@ class StageHistory:
     ledger: Ledger = field(default_factory=Ledger)
     sent_bytes: float = 0.0  # of all contributors, over all rounds
     allreduce_bytes: float = 0.0
+    _roster: frozenset[PeerId] = frozenset()  # of the next round
     _heads: list[Digest] = field(default_factory=list)
     _plans: list[Plan] = field(default_factory=list)  # of round 1, 2, ... as far as they are known
 
@@ -99,6 +102,12 @@ class StageHistory:
         times = [each.at_s for each in self.rounds[-PACE_ROUNDS - 1 :] if each.at_s]
         return median(after - before for before, after in itertools.pairwise(times)) if len(times) > 1 else None
 
+    @property
+    def counted(self) -> tuple[int, int]:
+        """(contributions that the newest rounds' means are of, members of their rosters)."""
+        newest = self.rounds[-COUNTED_OF:]
+        return sum(each.contributors for each in newest), sum(each.members for each in newest)
+
     def _pace(self, counter: Callable[[PastRound], int]) -> float | None:
         timed = [each for each in self.rounds[-PACE_ROUNDS - 1 :] if each.at_s]
         if len(timed) < 2 or timed[-1].at_s <= timed[0].at_s:
@@ -109,6 +118,7 @@ class StageHistory:
         for kept in (self.rounds, self._heads, self._plans):
             kept.clear()
         self.ledger = Ledger()
+        self._roster = frozenset()
         self.sent_bytes = self.allreduce_bytes = 0.0
 
     def _take(self, certificate: Certificate, now: float) -> None:
@@ -116,6 +126,7 @@ class StageHistory:
             self._plans = [self.first_plan, self.second_plan]
         self._heads.append(certificate.head)
         value = certificate.value
+        members, self._roster = self._roster, frozenset(value.roster)
         if value.kind != "round":
             return
         plan = self.plan_for(value.round)
@@ -137,6 +148,7 @@ class StageHistory:
                 end_step=plan.end,
                 sent_bytes=sent / max(1, count),
                 allreduce_bytes=allreduce / max(1, count),
+                members=len(members | {entry.peer for entry in value.entries}),
             )
         )
         self.sent_bytes += sent

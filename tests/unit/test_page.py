@@ -10,8 +10,9 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.web.document import MAX_CONTRIBUTORS, MAX_MAP_PEERS, MAX_NAME, RunPage, figures
 from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
-from dilocox_peer.web.history import MAX_POINTS, PastRound, closed_at, loss_of, thinned
+from dilocox_peer.web.history import COUNTED_OF, MAX_POINTS, PastRound, closed_at, loss_of, thinned
 from dilocox_peer.wire.chain import Entry, Report
+from dilocox_peer.wire.declared import replaced
 from tests.simulated_run import ROUND_S, START_S, peer_names, simulated_chain, simulated_facts, simulated_manifest
 
 MANIFEST = simulated_manifest(200, 2)
@@ -82,6 +83,27 @@ def test_traffic_is_what_a_peer_sends_each_of_the_others_beside_a_ring():
     size = 2 * 40 * 6 * 5 * 40_000  # stages, rounds, contributors, each to the others, bytes
     assert document["now"]["sent_bytes"] == size
     assert document["now"]["allreduce_bytes"] == pytest.approx(40 * 2 * 5 * raw * MANIFEST.rounds.inner_steps)
+
+
+def test_the_share_of_contributions_that_counted_is_of_the_rosters_of_the_newest_rounds():
+    assert document_of()["now"]["counted_share"] == 1.0
+    chain = FACTS.stages[0].certificates
+    assert len(chain[-2].value.roster) == 6
+
+    def without(count: int, rounds: int) -> RunFacts:
+        """The last rounds lack so many contributions each."""
+        values = [replaced(each.value, entries=each.value.entries[count:]) for each in chain[-rounds:]]
+        cut = [replaced(each, value=value) for each, value in zip(chain[-rounds:], values, strict=True)]
+        return with_stage(0, certificates=(*chain[:-rounds], *cut))
+
+    document = document_of(without(2, 8))
+    assert [each["counted_share"] for each in document["stages"]] == [round(1 - 2 * 8 / (6 * COUNTED_OF), 4), 1.0]
+    assert document["now"]["counted_share"] == round(1 - 2 * 8 / (2 * 6 * COUNTED_OF), 4)
+    assert document_of(without(3, 40))["stages"][0]["counted_share"] == 0.5
+    assert ("contributions_counted_share", 0.5) in {
+        (name, value) for name, _, value in figures(document_of(without(6, 40)))
+    }
+    assert RunPage(MANIFEST).take(with_stage(0, certificates=()))["stages"][0]["counted_share"] is None
 
 
 def test_the_time_left_is_that_of_the_rounds_left_at_their_pace():

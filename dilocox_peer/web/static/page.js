@@ -106,7 +106,9 @@ function drawNow(now) {
   put("less-sub", now.times_less === null ? "nothing to send with one peer a stage" : bytes(now.sent_bytes) + " sent; AllReduce: " + bytes(now.allreduce_bytes));
   const rank = now.rank === null ? "" : " of rank " + now.rank;
   put("plan", "Now: " + count(now.inner_steps, "local step") + " a round, then pseudo-gradients as " + now.codec + rank
-    + (now.round_s === null ? "." : "; a round takes " + duration(now.round_s) + "."));
+    + (now.round_s === null ? "." : "; a round takes " + duration(now.round_s) + ".")
+    + (now.counted_share === null || now.counted_share === 1 ? ""
+      : " " + Math.floor(now.counted_share * 100) + " % of the contributions that the last rounds could have are in them."));
 }
 
 function drawPeer(peer) {
