@@ -320,7 +320,7 @@ class DataSection(_Section):
 
 
 class LimitsSection(_Section):
-    max_peers: int = Field(16, ge=1, le=64, description="peers of one stage that average together")
+    max_peers: int = Field(64, ge=1, le=64, description="peers of one stage that average together")
     norm_clip: float = Field(4.0, gt=1, description="a contribution's norm against the group's median, at most")
 
 

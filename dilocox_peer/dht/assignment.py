@@ -12,6 +12,7 @@ from statistics import fmean
 
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.types import PeerId, canonical, sha256
+from dilocox_peer.wire.chain import MAX_ROSTER
 
 PATIENCE_S = 45.0  # with an empty stage, in which whoever left may come back; for each turn before ours
 FAR, ALIKE_S = 3.0, 0.01  # of ways there and back: times the shortest, and what makes no difference
@@ -20,7 +21,7 @@ REFUSED_S = 12.0  # with one of which the leases name peers whose processes are 
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """A peer that claims a stage. fits: the stages whose memory it has. is_dialable: whether others can reach it, through a relay if
+    """A peer that claims a stage. most: peers that a stage may have. fits: the stages whose memory it has. is_dialable: whether others can reach it, through a relay if
     need be; if not it can only be an origin, which dials and is not dialled. held: the stage of which it has a state. near: those of
     the run to which its ways are short; none where all are, or nothing is known."""
 
@@ -29,22 +30,28 @@ class Claimant:
     is_dialable: bool
     held: int | None = None
     near: Collection[PeerId] = ()
+    most: int = MAX_ROSTER
 
 
 def choose_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant) -> tuple[int | None, str]:
     """(stage, why) for a peer that has none yet; None and the reason if there is none for it.
 
-    stages: every stage of the run with the leases of its peers, claimant's own left out. An empty stage is needed most,
+    stages: every stage of the run with the leases of its peers, claimant's own left out. A full one is nobody's to choose, but of who
+    has its state: it may be in the roster still. An empty stage is needed most,
     then the one with the least throughput; a peer that reports none counts as the average one. While some stage is empty, who
     holds a state goes where it is: a run that comes together again would be torn, each at another's stage. Should the empty one stay
     so, somebody moves there (EmptyStages). Of stages with as few peers that counts first which the fewest near ones hold: micro-batches
     pass between near peers.
     """
-    eligible = [stage for stage in sorted(stages) if stage in claimant.fits and (claimant.is_dialable or stage == 0)]
+    eligible = eligible_stages(stages, claimant)
     if not eligible:
         if not claimant.is_dialable and 0 in stages:
             return None, "others cannot dial this peer, so it can only hold stage 0, for which its memory is too small"
         return None, "its memory is too small for any stage"
+    roomy = [stage for stage in eligible if not is_full(stages, claimant, stage)]
+    if not roomy:
+        return None, why_full(stages, claimant, eligible)
+    eligible = roomy
     if claimant.held in eligible and not all(stages.values()):
         return claimant.held, "its state is on this disk"
     known = [lease.tokens_per_s for leases in stages.values() for lease in leases if lease.tokens_per_s > 0]
@@ -66,6 +73,31 @@ def choose_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant) -> t
     if not known:
         return chosen, f"it has the fewest peers ({peers})"
     return chosen, f"it has the least throughput ({peers}, {capacity(chosen):.0f} tokens/s)"
+
+
+def eligible_stages(stages: Mapping[int, Sequence[Lease]], claimant: Claimant) -> list[int]:
+    """Those that claimant could hold, were there a place."""
+    return [stage for stage in sorted(stages) if stage in claimant.fits and (claimant.is_dialable or stage == 0)]
+
+
+def is_full(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, stage: int) -> bool:
+    """Whether one more would be averaged with nobody: a stage has as many peers as the run allows, and claimant has no state of it.
+    Its own lease, of an earlier start, is not counted."""
+    others = sum(lease.peer != claimant.peer for lease in stages.get(stage, ()))
+    return stage != claimant.held and others >= claimant.most
+
+
+def why_full(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, wanted: Sequence[int]) -> str:
+    """That there is no place in the wanted stages, and what to do instead."""
+    which = f"stage {wanted[0]}" if len(wanted) == 1 else f"each of the {len(wanted)} stages that fit here"
+    has = f"{which} has its {claimant.most} peers, as many as the run allows (limits.max_peers): one more would train for nothing"
+    roomy = [stage for stage in eligible_stages(stages, claimant) if not is_full(stages, claimant, stage)]
+    if roomy:
+        return f"{has}; there is room in stage {', '.join(map(str, roomy))}: pass --stage {roomy[0]}, or no --stage"
+    return (
+        f"{has}; try again when one of them has left, or join another run; a run that is cut into more stages "
+        "has places for more (`dilocox-peer plan`)"
+    )
 
 
 def _lacking_near(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, eligible: Sequence[int]) -> list[int]:

@@ -5,10 +5,20 @@ Which that is, dht/assignment.py decides; here it is fed with what the machine h
 
 import asyncio
 import random
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
-from dilocox_peer.dht.assignment import Claimant, better_stage, choose_stage, nearest
+from dilocox_peer.dht.assignment import (
+    Claimant,
+    better_stage,
+    choose_stage,
+    eligible_stages,
+    is_full,
+    nearest,
+    why_full,
+)
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError
@@ -41,9 +51,10 @@ async def claim_stage(
     """A stage of the run that fits here; announced already where others might be claiming it at the same moment. held: the one of
     which a state is on this disk.
 
-    Raises ConfigError when there is none, or not room for the one that was asked for; RunUnreachable.
+    Where anybody may join, leases cost nothing, so made-up ones keep nobody out: that a stage is full is told there, and the roster
+    decides. Raises ConfigError when there is none, or not room for the one that was asked for; RunUnreachable.
     """
-    count = manifest.stages.count
+    count, most = manifest.stages.count, manifest.limits.max_peers
     if wish.stage is not None and wish.stage >= count:
         raise ConfigError(f"--stage {wish.stage}: the run has stages 0 to {count - 1}")
     room, needs = _room_and_needs(manifest, wish)
@@ -54,15 +65,31 @@ async def claim_stage(
     if insisted is not None:
         if reason := room.why_not(insisted, needs):
             raise ConfigError(reason)
+        stages = await _leases_of_all(directory, count)
+        claimant = Claimant(presence.me, fits, presence.is_dialable, held, most=most)
+        if is_full(stages, claimant, insisted):
+            _refuse_or_tell(manifest, why_full(stages, claimant, [insisted]), listener)
         if not all_loopback(presence.transport.addresses):
             await presence.reachability.ask_entries(presence.transport)
         return insisted
     await _try_to_be_dialled(presence, await _leases_of_all(directory, count), listener)
     stages = await _leases_of_all(directory, count)  # that took seconds, and others have chosen meanwhile
     near = await near_peers(presence, [lease for leases in stages.values() for lease in leases])
-    stage, why = await _claim_by_need(presence, directory, stages, fits, held, near)
+    claimant = Claimant(presence.me, fits, presence.is_dialable, held, near, most)
+    eligible = eligible_stages(stages, claimant)
+    if eligible and all(is_full(stages, claimant, each) for each in eligible):
+        _refuse_or_tell(manifest, why_full(stages, claimant, eligible), listener)
+        claimant = replace(claimant, most=sys.maxsize)
+    stage, why = await _claim_by_need(presence, directory, stages, claimant)
     listener(StageClaimed(stage, why))
     return stage
+
+
+def _refuse_or_tell(manifest: Manifest, reason: str, listener: Listener) -> None:
+    """Raises ConfigError where only who was let in can announce itself."""
+    if manifest.admission.mode != "open":
+        raise ConfigError(f"no place in run {manifest.run.name!r}: {reason}")
+    listener(Remark(f"{reason}. Leases of an open run may be made up, so this peer asks for a place all the same"))
 
 
 def fitting_stages(manifest: Manifest, wish: Wish) -> list[int]:
@@ -103,13 +130,10 @@ async def _claim_by_need(
     presence: Presence,
     directory: Directory,
     stages: dict[int, list[Lease]],
-    fits: Collection[int],
-    held: int | None,
-    near: Collection[PeerId],
+    claimant: Claimant,
 ) -> tuple[int, str]:
     """(stage, why), after those who chose at the same moment had time to be seen."""
-    me = presence.me
-    claimant = Claimant(me, fits=fits, is_dialable=presence.is_dialable, held=held, near=near)
+    me, held = claimant.peer, claimant.held
     others = {stage: [lease for lease in leases if lease.peer != me] for stage, leases in stages.items()}
     stage, why = choose_stage(others, claimant)
     if stage is None:

@@ -11,8 +11,10 @@ from dilocox_peer.dht.assignment import (
     EmptyStages,
     better_stage,
     choose_stage,
+    is_full,
     nearest,
     take_over,
+    why_full,
 )
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.types import PeerId
@@ -55,6 +57,44 @@ def test_memory_decides_what_is_eligible():
     stages = {0: [lease("a", 0)], 1: []}
     assert choose_stage(stages, claimant(fits=(0,)))[0] == 0
     assert choose_stage(stages, claimant(fits=()))[0] is None
+
+
+def full(stage: int, count: int = 4) -> list[Lease]:
+    return [lease(f"{stage}-{number}", stage, tokens_per_s=1.0) for number in range(count)]
+
+
+def capped(name: str = "me", fits=(0, 1), *, is_dialable: bool = True, held: int | None = None) -> Claimant:
+    return Claimant(PeerId(name), fits, is_dialable, held, most=4)
+
+
+def test_a_full_stage_is_not_chosen_however_little_it_does():
+    stages = {0: full(0), 1: [lease("fast", 1, tokens_per_s=1e6)]}
+    assert choose_stage(stages, capped())[0] == 1
+
+
+def test_who_finds_every_stage_full_is_told_what_to_do_instead():
+    stage, why = choose_stage({0: full(0), 1: full(1)}, capped())
+    assert stage is None
+    assert "each of the 2 stages that fit here has its 4 peers" in why
+    assert "try again when one of them has left, or join another run" in why
+
+
+def test_who_insists_on_a_full_stage_hears_which_has_room():
+    stages = {0: full(0), 1: full(1, 3), 2: []}
+    assert is_full(stages, capped(), 0)
+    assert "there is room in stage 1: pass --stage 1" in why_full(stages, capped(), [0])
+    alone = why_full(stages, capped(is_dialable=False), [0])
+    assert "room in stage" not in alone, "stage 1 would be dialled, and this peer cannot be"
+
+
+def test_who_has_the_state_of_a_full_stage_comes_back_to_it():
+    stages = {0: full(0), 1: full(1)}
+    assert choose_stage(stages, capped(held=1))[0] == 1
+
+
+def test_an_earlier_lease_of_its_own_takes_nobody_a_place():
+    stages = {0: full(0), 1: full(1)}
+    assert not is_full(stages, capped(name="0-1"), 0)
 
 
 def test_only_the_newest_moves_and_never_the_last():

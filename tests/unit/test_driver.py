@@ -25,6 +25,7 @@ from dilocox_peer.peer.rounds.contract import (
     Persist,
     Received,
     RoundProgress,
+    Send,
 )
 from dilocox_peer.peer.rounds.driver import MAX_INPUTS, RoundDriver
 from dilocox_peer.peer.rounds.durable import Durable, Votes
@@ -72,6 +73,42 @@ async def test_a_flood_of_large_messages_is_bounded_in_bytes(monkeypatch: pytest
         driver._handled(driver.inputs.get_nowait(), 1.0)
     driver.receive(PeerId("stranger"), raw)
     assert (len(handled), driver.inputs.qsize(), len(driver._sizes)) == (10, 1, 1)
+
+
+async def test_a_message_is_encoded_once_for_all_who_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, sent, encoded = asyncio.get_running_loop(), list[tuple[str, bytes]](), list[Any]()
+    first, second = (Leave(0, sha256(b"head"), 1, number) for number in (1, 2))
+    wanted = [[Send(PeerId(name), message) for message in (first, second) for name in "abc"]]
+
+    def encode(message: Any) -> bytes:
+        encoded.append(message)
+        return encode_message(message)
+
+    monkeypatch.setattr(driver_module, "encode_message", encode)
+    all_sent = asyncio.Event()
+
+    class Wire:
+        async def send(self, peer: PeerId, raw: bytes, _timeout_s: float) -> None:
+            sent.append((peer, raw))
+            if len(sent) == 6:
+                all_sent.set()
+
+    machine = SimpleNamespace(
+        handle=lambda happened, now: wanted.pop(0) if wanted else [], deadline=lambda: loop.time() + 60.0
+    )
+    driver = RoundDriver(
+        cast("Any", machine), transport=cast("Any", Wire()), blobs=NOTHING, journal=NOTHING, disk=NOTHING,
+        check_blob=NOTHING, max_blob_bytes=1, on_apply=NOTHING, on_fetch_state=NOTHING, on_change=lambda: None,
+        listener=NOTHING,
+    )  # fmt: skip
+    running = asyncio.create_task(driver.run())
+    async with asyncio.timeout(10):
+        await all_sent.wait()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    assert encoded == [first, second]
+    assert sorted(sent) == sorted((name, encode_message(each)) for each in (first, second) for name in "abc")
 
 
 async def test_a_flood_of_malformed_messages_is_told_once_a_second() -> None:

@@ -34,6 +34,12 @@ def test_thirty_of_one_range_get_a_quarter_of_the_places() -> None:
     assert len(roster) == 6 + 4
 
 
+def test_where_sixty_four_may_come_one_range_has_a_quarter_of_those_who_are_here() -> None:
+    many = tuple(PeerId(f"member{number:02d}") for number in range(40))
+    assert len(within_shares(MEMBERS, SYBILS, lambda peer: FARM if peer in SYBILS else "", 64)) == 6 + 4
+    assert len(within_shares(many, SYBILS, lambda peer: FARM if peer in SYBILS else "", 64)) == 40 + 10
+
+
 def test_peers_of_one_house_and_relayed_ones_are_not_counted_together() -> None:
     assert len(next_roster(members_that_know(range_of_sybils=""))) == 16
 

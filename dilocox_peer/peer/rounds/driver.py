@@ -44,7 +44,7 @@ from dilocox_peer.store.fetch import Fetch
 from dilocox_peer.store.pull import Pull
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.rounds import Heartbeat, decode_message, encode_message
+from dilocox_peer.wire.rounds import Heartbeat, Message, decode_message, encode_message
 
 _logger = logging.getLogger(__name__)
 
@@ -100,6 +100,7 @@ class RoundDriver:
         self._doubted_slots = asyncio.Semaphore(1)  # of those that often do not deliver: they wait for each other only
         self._bytes_at: dict[PeerId, float] = {}  # when it was told that some came
         self._outbox: Outbox | None = None
+        self._encoded: tuple[Message, bytes] | None = None  # the newest message sent: it goes to a whole roster
         self._tasks: asyncio.TaskGroup | None = None
 
     @property
@@ -208,7 +209,9 @@ class RoundDriver:
         match action:
             case Send(to, message):
                 kind = b"heartbeat" if isinstance(message, Heartbeat) else b""
-                self._outbox.post(to, encode_message(message), kind=kind)
+                if self._encoded is None or self._encoded[0] is not message:
+                    self._encoded = message, encode_message(message)
+                self._outbox.post(to, self._encoded[1], kind=kind)
             case Persist(state):
                 await self._persist(state)
             case FetchBlob():

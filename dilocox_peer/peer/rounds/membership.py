@@ -13,6 +13,7 @@ from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.rounds import Heartbeat
 
 MAX_KNOWN = 512  # peers remembered; beyond, the one silent for longest goes
+SMALL = 16  # peers of a roster: of a smaller one a quarter is reckoned as if it were so large
 
 
 @dataclass(slots=True)
@@ -38,8 +39,10 @@ def within_shares(
     stay: Iterable[PeerId], join: Iterable[PeerId], range_of: Callable[[PeerId], str], max_peers: int
 ) -> list[PeerId]:
     """Those who stay, and the newcomers as far as no range of addresses has more than a quarter of the places (two at
-    least). A peer that is in stays: where a peer is seen from may change, and a roster must not come apart by it."""
-    roster, most = list(stay), max(2, max_peers // 4)
+    least). Places that nobody has are counted up to SMALL: where 64 may come and eight are here, a quarter of 64 would be most of them.
+    A peer that is in stays: where a peer is seen from may change, and a roster must not come apart by it."""
+    roster = list(stay)
+    most = max(2, min(max_peers, max(SMALL, len(roster))) // 4)
     taken = Counter(range_of(peer) for peer in roster)
     for peer in join:
         addresses = range_of(peer)

@@ -1,0 +1,59 @@
+"""Claiming a stage where all places are taken."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dilocox_peer.config import preset
+from dilocox_peer.dht.records import Lease
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.events import Remark
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.claim import claim_stage
+from dilocox_peer.peer.settings import Wish
+from dilocox_peer.types import PeerId
+
+ME = PeerId("me")
+
+
+class Directory:
+    def __init__(self, peers: list[str]) -> None:
+        self._leases = [Lease(PeerId(name), 0, 1, (), 1, 1.0, 0, "direct", 0) for name in peers]
+
+    async def peers(self, stage: int) -> list[Lease]:
+        return [lease for lease in self._leases if lease.stage == stage]
+
+
+async def claim(mode: str, peers: list[str], *, held: int | None = None) -> tuple[int, list[Any]]:
+    manifest: Manifest = preset("tiny", limits={"max_peers": 2}, admission={"mode": mode})
+    transport = SimpleNamespace(addresses=("/ip4/127.0.0.1/tcp/1/p2p/x",))
+    presence = SimpleNamespace(me=ME, transport=transport, is_dialable=True)
+    told: list[Any] = []
+    directory = cast("Any", Directory(peers))
+    stage = await claim_stage(
+        manifest,
+        Wish(None, "cpu", None),
+        presence=cast("Any", presence),
+        directory=directory,
+        listener=told.append,
+        held=held,
+    )
+    return stage, told
+
+
+async def test_who_was_invited_to_a_full_run_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"stage 0 has its 2 peers, .*join another run"):
+        await claim("invite", ["a", "b"])
+
+
+async def test_made_up_leases_keep_nobody_out_of_an_open_run() -> None:
+    stage, told = await claim("open", ["a", "b"])
+    assert stage == 0
+    assert [type(event) for event in told] == [Remark]
+    assert "join another run" in told[0].line()
+
+
+@pytest.mark.parametrize(("peers", "held"), [(["a"], None), (["a", "me"], None), (["a", "b"], 0)])
+async def test_who_has_a_place_or_finds_one_hears_nothing(peers: list[str], held: int | None) -> None:
+    assert await claim("invite", peers, held=held) == (0, [])
