@@ -8,13 +8,14 @@ has two peers more than another that could use them.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import median
 
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.types import PeerId, canonical, sha256
 from dilocox_peer.wire.chain import MAX_ROSTER
 
 PATIENCE_S = 45.0  # with an empty stage, in which whoever left may come back; for each turn before ours
+MOST_COUNTED = 4.0  # of a peer's throughput, times the usual
 FAR, ALIKE_S = 3.0, 0.01  # of ways there and back: times the shortest, and what makes no difference
 REFUSED_S = 12.0  # with one of which the leases name peers whose processes are gone: their computers say so
 
@@ -38,7 +39,8 @@ def choose_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant) -> t
 
     stages: every stage of the run with the leases of its peers, claimant's own left out. A full one is nobody's to choose, but of who
     has its state: it may be in the roster still. An empty stage is needed most,
-    then the one with the least throughput; a peer that reports none counts as the average one. While some stage is empty, who
+    then the one with the least throughput; a peer that reports none counts as the usual one, the median of those
+    that do, and none as more than MOST_COUNTED times it: a report is a peer's own word. While some stage is empty, who
     holds a state goes where it is: a run that comes together again would be torn, each at another's stage. Should the empty one stay
     so, somebody moves there (EmptyStages). Of stages with as few peers that counts first which the fewest near ones hold: micro-batches
     pass between near peers.
@@ -55,10 +57,10 @@ def choose_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant) -> t
     if claimant.held in eligible and not all(stages.values()):
         return claimant.held, "its state is on this disk"
     known = [lease.tokens_per_s for leases in stages.values() for lease in leases if lease.tokens_per_s > 0]
-    usual = fmean(known) if known else 1.0
+    usual = median(known) if known else 1.0
 
     def capacity(stage: int) -> float:
-        return sum(lease.tokens_per_s or usual for lease in stages[stage])
+        return sum(min(lease.tokens_per_s or usual, MOST_COUNTED * usual) for lease in stages[stage])
 
     def need(stage: int) -> tuple[bool, float, bytes]:
         # The last resort is a draw of its own for every peer: those who start together spread over equal stages.

@@ -17,6 +17,7 @@ from dilocox_peer.pipeline.routes import (
     Callee,
     RoutePlan,
     Transfers,
+    believe,
     find_far,
     make_plan,
     places,
@@ -253,6 +254,7 @@ class Neighbourhood:
 
     def replan(self, reason: str, *, is_wanted: bool) -> None:
         """A new plan when it differs; is_wanted: also when it hardly does."""
+        believe(self.callees)
         find_far(self.callees, self._role.site, self._desk.now)
         plan = make_plan(self.callees)
         if is_wanted or not plan.is_near(self.plan):

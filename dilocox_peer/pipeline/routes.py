@@ -7,13 +7,15 @@ nearest. Until that is measured a callee has one micro-batch of ours at a time. 
 Two rulers. Callers, sorted by id and as long as they are fast, lie end to end on [0, 1]; so do the callees. A caller
 uses the callees that its own piece overlaps, in proportion. Every callee tells its callers their places (HopStatus), so
 all lay the same rulers without another message: 4 callers of 4 equal callees pair off, one caller of five spreads over
-all, and nobody herds. Among its callees a caller takes the one with the fewest of its own micro-batches per weight, so
+all, and nobody herds. What a peer tells of its speed counts as at most MOST_COUNTED times the median of the others: by its word alone none
+draws the others' work to itself. Among its callees a caller takes the one with the fewest of its own micro-batches per weight, so
 the flow follows what each callee really does, not what it says.
 
 Expected waits only mend: when the planned callee's exceeds the best other's by half a window of service, the
 micro-batch goes there instead. Pure: inputs and time in, choices out.
 """
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -22,6 +24,7 @@ from dataclasses import dataclass, field
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import HopStatus
 
+MOST_COUNTED = 4.0  # of a speed that a peer tells of itself, times the median of the others
 LEARNED_FROM = 32  # newest samples a learned time looks at
 LEAST_WEIGHT = 1e-6
 PLAN_MOVES = 0.1  # total weight that must have moved before a plan is replaced
@@ -87,6 +90,7 @@ class Callee:
     rtt_s: float = 0.0
     transfers: Transfers = field(default_factory=Transfers)  # of its answers
     is_far: bool = False
+    least_s: float = 0.0  # believed of what it tells of its service
     status: HopStatus | None = None
     outstanding: int = 0  # our calls that it has, from Reserve to Grad
     known_outstanding: int = 0  # the same, when its last HopStatus came
@@ -96,7 +100,9 @@ class Callee:
 
     @property
     def service_s(self) -> float:
-        return 0.0 if self.status is None else self.status.service_s
+        """As far as it is believed; 0: not known."""
+        told = 0.0 if self.status is None else self.status.service_s
+        return max(told, self.least_s) if told else 0.0
 
     def way_s(self, now: float) -> float | None:
         """What a body to it or from it takes, the slower of the two, and a round trip; None: not known."""
@@ -111,10 +117,11 @@ class Callee:
 
 
 def speeds(service_s: Sequence[float]) -> list[float]:
-    """Micro-batches a second of each; who has not measured counts as the mean of the others."""
-    known = [1.0 / seconds for seconds in service_s if seconds > 0]
-    usual = sum(known) / len(known) if known else 1.0
-    return [1.0 / seconds if seconds > 0 else usual for seconds in service_s]
+    """Micro-batches a second of each, as far as it is believed; who has not measured counts as the mean of the others."""
+    told = sorted(1.0 / seconds for seconds in service_s if seconds > 0)
+    most = MOST_COUNTED * statistics.median(told[:-1]) if len(told) > 1 else math.inf
+    usual = statistics.fmean(min(each, most) for each in told) if told else 1.0
+    return [min(1.0 / seconds, most) if seconds > 0 else usual for seconds in service_s]
 
 
 def places(service_s: Mapping[PeerId, float]) -> dict[PeerId, tuple[float, float]]:
@@ -143,6 +150,13 @@ class RoutePlan:
             return False
         moved = sum(abs(weight - other.weights[peer]) for peer, weight in self.weights.items())
         return moved < PLAN_MOVES and abs(self.width - other.width) < PLAN_MOVES * max(self.width, 1.0)
+
+
+def believe(callees: Mapping[PeerId, Callee]) -> None:
+    """Says of each callee how fast it may claim to be: a wait at one that lies would else seem to be none."""
+    told = {peer: callee.status.service_s if callee.status is not None else 0.0 for peer, callee in callees.items()}
+    for (peer, callee), speed in zip(callees.items(), speeds(list(told.values())), strict=True):
+        callee.least_s = 1.0 / speed if told[peer] else 0.0
 
 
 def find_far(callees: Mapping[PeerId, Callee], site: str, now: float) -> None:

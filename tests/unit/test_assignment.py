@@ -45,6 +45,14 @@ def test_a_peer_of_unknown_speed_counts_as_the_average_one():
     assert choose_stage(stages, claimant())[0] == 0
 
 
+def test_a_stage_does_not_stand_still_by_one_peer_s_word():
+    stages = {
+        0: [lease("a", 0, tokens_per_s=1e12)],
+        1: [lease(name, 1, tokens_per_s=100) for name in ("b", "c", "d", "e", "f")],
+    }
+    assert choose_stage(stages, claimant())[0] == 0
+
+
 def test_who_cannot_be_dialled_becomes_a_origin():
     stages = {0: [lease("a", 0)], 1: []}
     assert choose_stage(stages, claimant(is_dialable=False))[0] == 0

@@ -12,6 +12,7 @@ from dilocox_peer.peer.planning.adaptive import EFFECT_AFTER
 from dilocox_peer.peer.planning.controller import (
     BUDGET,
     HITS_UNTIL_RICHER,
+    MIN_GAIN,
     Controller,
     Limits,
     Measurement,
@@ -115,7 +116,7 @@ def test_the_link_falls_to_a_tenth_and_recovers():
     after = trace.run(200, link_bps=20e6)
     up = trace.num_changes - settled - down
     assert trace.controller.points(during) > trace.controller.points(before)
-    assert trace.controller.points(after) == trace.controller.points(before)
+    assert trace.controller.points(after) < trace.controller.points(before) + MIN_GAIN
     assert 1 <= down <= 4
     assert 1 <= up <= 6
     first = next(round_number for round_number, _, _ in trace.reasons if round_number > 60)
@@ -148,13 +149,14 @@ def test_a_link_that_keeps_changing_is_followed_ever_more_slowly():
     assert sum(counts[10:]) <= 12
 
 
-def test_a_slow_peer_among_many_does_not_decide_and_among_four_does_once():
-    many = Trace(peers=8)
-    many.run(100)
-    before = many.num_changes
-    many.run(200, slow=(0.5e6,))
-    assert many.num_changes == before
-    few = Trace(peers=4)
+def test_a_slow_peer_among_four_or_more_does_not_decide_and_among_three_does_once():
+    for peers, slow in ((8, (0.5e6,)), (8, (0.5e6, 0.1e6)), (4, (2e6,))):
+        many = Trace(peers=peers)
+        many.run(100)
+        before = many.num_changes
+        many.run(200, slow=slow)
+        assert many.num_changes == before
+    few = Trace(peers=3)
     few.run(100)
     before = few.num_changes
     few.run(300, slow=(2e6,))

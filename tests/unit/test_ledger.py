@@ -84,3 +84,13 @@ def test_the_longer_of_two_disks_counts(tmp_path: Path) -> None:
     folders = [written(tmp_path / "a", short), written(tmp_path / "b", long), written(tmp_path / "c", short)]
     text = told(*(each for folder in folders for each in ("--run-folder", folder)), "--json")
     assert json.loads(text)["stages"][0]["rounds"] == 5
+
+
+def test_a_claim_counts_as_far_as_the_mean_weighs_it() -> None:
+    """One of three says that it has done all the work there is."""
+    made = certified(1)
+    value = made.certificates[-1].value
+    claims = (2**31, 10, 12)
+    entries = [replaced(entry, micro_batches=claim) for entry, claim in zip(value.entries, claims, strict=True)]
+    ledger = Ledger.of([replaced(made.certificates[-1], value=replaced(value, entries=tuple(entries)))])
+    assert [ledger.by_peer[entry.peer].micro_batches for entry in entries] == [4 * 12, 10, 12]

@@ -344,6 +344,8 @@ def test_work_is_summed_over_whatever_branch_is_the_chain():
     assert [worked.by(number) for number in (-1, 0, 1, 2, 3)] == [0, 0, 7, 12, 12]
     worked.follow([*chain[:3], certificate(b"e", 2, 1, 1)])
     assert worked.by(2) == 9
+    worked.follow([*chain[:3], certificate(b"f", 2, 5, 4, 2**31)])
+    assert worked.by(2) == 7 + 5 + 4 + 4 * 5, "one of three claims all the work of the run"
 
 
 def test_a_peer_reports_its_steps_and_its_exchange():

@@ -4,8 +4,10 @@ import pytest
 
 from dilocox_peer.pipeline.routes import (
     MEASURED_S,
+    MOST_COUNTED,
     AnswerTimes,
     Callee,
+    believe,
     choose,
     expected_wait_s,
     find_far,
@@ -205,3 +207,20 @@ def test_a_far_callee_is_taken_when_waiting_costs_more_than_its_line() -> None:
     assert choose(known, plan, now=1.0, window=8) == (PeerId("c0"), "plan")
     known[PeerId("c0")].status = status(0.1, load=40)
     assert choose(known, plan, now=1.0, window=8) == (PeerId("c1"), "wait")
+
+
+def test_by_its_word_alone_no_callee_draws_the_work_of_all() -> None:
+    """One of four and two of eight say that they take no time at all."""
+    for count, liars in ((4, 1), (8, 2)):
+        known = callees(*[status(1e-6)] * liars, *[status(0.1)] * (count - liars))
+        believe(known)
+        plan = make_plan(known)
+        drawn = sum(plan.weights[PeerId(f"c{number}")] for number in range(liars))
+        assert drawn == pytest.approx(MOST_COUNTED * liars / (MOST_COUNTED * liars + count - liars))
+        assert expected_wait_s(known[PeerId("c0")]) == pytest.approx(0.1 / MOST_COUNTED)
+
+
+def test_callees_that_are_as_fast_as_they_say_keep_their_shares() -> None:
+    known = callees(status(0.1), status(0.2), status(0.05), status(0.0))
+    believe(known)
+    assert [each.service_s for each in known.values()] == [0.1, 0.2, 0.05, 0.0]

@@ -21,6 +21,7 @@ from dilocox_peer.peer.planning.planner import (
     Warmup,
     is_a_step,
 )
+from dilocox_peer.peer.planning.told import slow_link, told_by_most, usual_step_s
 from dilocox_peer.types import Layout
 from dilocox_peer.wire.chain import Certificate, Entry, Plan
 from dilocox_peer.wire.declared import replaced
@@ -86,7 +87,7 @@ class RankPlanner:
     def observe(self, certificate: Certificate) -> None:
         value = certificate.value
         self._continuity.observe(certificate)
-        needed = [entry.report.needed_rank for entry in value.entries if entry.report.needed_rank]
+        needed = told_by_most([entry.report.needed_rank for entry in value.entries])
         if value.kind != "round":
             return
         if not (self._continuity.is_sure and is_a_step(value.plan, replaced(value.plan, rank=self._ranks.rank))):
@@ -133,24 +134,21 @@ def controller_of(manifest: Manifest, layout: Layout) -> Controller:
 
 
 def measurement_of(round_number: int, entries: Sequence[Entry]) -> Measurement | None:
-    """What a round's contributors report, as the controller takes it; None if nobody measured a step yet.
-
-    Peers share a round's steps by their speed, so the time of a step is the harmonic mean of theirs.
-    """
+    """What a round's contributors report, as the controller takes it; None if most of them have not measured a step yet."""
     reports = [entry.report for entry in entries]
-    steps_us = [report.step_us for report in reports if report.step_us]
-    if not steps_us:
+    step_s = usual_step_s([report.step_us for report in reports])
+    if step_s is None:
         return None
     uplinks_bps = tuple(1000.0 * (report.uplink_kbps or UNMEASURED_KBPS) for report in reports)
-    exchanges_s = [report.exchange_ms / 1000 for report in reports if report.exchange_ms]
-    exchange_s = statistics.median(exchanges_s) if exchanges_s else 0.0
-    slowest_bps = sorted(uplinks_bps)[(len(uplinks_bps) - 1) // 4]
-    transfer_s = 8 * statistics.median(entry.size_bytes for entry in entries) * (len(entries) - 1) / slowest_bps
-    needed = [report.needed_rank for report in reports if report.needed_rank]
+    exchanges_ms = told_by_most([report.exchange_ms for report in reports])
+    exchange_s = statistics.median_low(exchanges_ms) / 1000 if exchanges_ms else 0.0
+    size_bytes = statistics.median(entry.size_bytes for entry in entries)
+    transfer_s = 8 * size_bytes * (len(entries) - 1) / slow_link(uplinks_bps)
+    needed = told_by_most([report.needed_rank for report in reports])
     return Measurement(
         round=round_number,
         uplinks_bps=uplinks_bps,
-        step_s=len(steps_us) / sum(1e6 / each for each in steps_us),
+        step_s=step_s,
         delay_s=max(0.0, exchange_s - transfer_s),
         residual=statistics.median_low([report.lost_permille for report in reports]) / 1000,
         needed_rank=statistics.median_low(needed) if needed else None,

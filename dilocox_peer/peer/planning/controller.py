@@ -23,14 +23,14 @@ Why it does not oscillate
 4. Better plans are taken `dwell` rounds after the last change at the earliest. One that has to be left again soon (within
    REMEMBERED_ROUNDS and four dwells) doubles the dwell, up to MAX_DWELL; one that holds for so long resets it.
 
-One slow peer among many does not decide: the plan is for the lower quartile of the links, and who misses twice takes
+One slow peer among many does not decide: the plan is for the link above the slowest quarter (told.py), and who misses twice takes
 the next leaner codec for its own blobs (`OwnCodec`); blobs describe themselves, so a round may mix them.
 """
 
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dilocox_peer.compression.contribution import blob_limits, raw_bytes
@@ -39,6 +39,7 @@ from dilocox_peer.compression.lowrank import LowRankCodec, largest_rank, matrix_
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.peer.planning.adaptive import EFFECT_AFTER, AdaptiveRank, Observation, RankSettings
 from dilocox_peer.peer.planning.plan import TOLERANCE
+from dilocox_peer.peer.planning.told import slow_link
 from dilocox_peer.types import Layout
 
 BUDGET = 0.25  # where nothing else is said
@@ -86,7 +87,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Of one round. uplinks_bps: of every contributor, as it measured it. step_s: of an inner step, mean over the peers.
+    """Of one round. uplinks_bps: of every contributor, as it measured it. step_s: of an inner step, by the speeds of
+    all peers (told.py).
 
     delay_s: what a round's averaging takes beside the transfer (messages, encode, decode). residual: |e|**2 / |sent|**2 of
     the codec in use; needed_rank: adaptive.Observation's, None where the codec is not low rank.
@@ -145,7 +147,7 @@ class Controller:
     def share(self, setting: Setting, *, link_factor: float = 1.0) -> float:
         """Communication over round time that setting would have, by the medians of the window."""
         peers = self._peers()
-        uplink = statistics.median(_lower_quartile(each.uplinks_bps) for each in self._window)
+        uplink = statistics.median(slow_link(each.uplinks_bps) for each in self._window)
         delay = statistics.median(each.delay_s for each in self._window)
         step = statistics.median(each.step_s for each in self._window)
         blob = self._bytes_of(setting.codec, setting.rank)
@@ -263,10 +265,6 @@ class OwnCodec:
         self._missed, self._made = self._missed + 1, 0
         if self._missed >= MISSES_UNTIL_LEANER:
             self._missed, self._steps = 0, min(self._steps + 1, len(LADDER) - 1)
-
-
-def _lower_quartile(values: Sequence[float]) -> float:
-    return sorted(values)[(len(values) - 1) // 4]
 
 
 def _blob_bytes(layout: Layout) -> Callable[[str, int], int]:

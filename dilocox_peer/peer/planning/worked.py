@@ -1,7 +1,11 @@
-"""How much of its work a run has done, by the certificates of a stage: the same to all who have the same chain. Pure."""
+"""How much of its work a run has done, by the certificates of a stage: the same to all who have the same chain. Pure.
+
+Work is what a peer says of itself, so it counts as in the mean: at most four times the median of a round.
+"""
 
 from collections.abc import Sequence
 
+from dilocox_peer.compression.aggregate import capped_weights
 from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate
 
@@ -21,7 +25,9 @@ class Worked:
             value = certificate.value
             before = self._sums[-1][1] if self._sums else 0
             self._heads.append(certificate.head)
-            self._sums.append((value.round, before + sum(entry.micro_batches for entry in value.entries)))
+            self._sums.append(
+                (value.round, before + sum(capped_weights([entry.micro_batches for entry in value.entries])))
+            )
 
     def by(self, round_number: int) -> int:
         """Micro-batches in the contributions of all rounds up to this one."""

@@ -8,14 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
+from dilocox_peer.compression.aggregate import capped_weights
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate
 
 
 @dataclass(slots=True)
 class Credit:
-    """Of one peer at one stage. rounds: with a contribution of its that counted. micro_batches: in them, as it claimed and a quorum
-    let stand. size_bytes: of these contributions, each once. first_round, last_round: the oldest and newest of them."""
+    """Of one peer at one stage. rounds: with a contribution of its that counted. micro_batches: in them, as it claimed, a quorum let
+    stand and the mean weighed: at most four times the median of a round. size_bytes: of these contributions, each once. first_round, last_round: the oldest and newest of them."""
 
     peer: PeerId
     first_round: int
@@ -45,15 +46,16 @@ class Ledger:
         if value.kind != "round":
             return
         self.rounds = value.round
-        for entry in value.entries:
+        weights = capped_weights([entry.micro_batches for entry in value.entries])
+        for entry, micro_batches in zip(value.entries, weights, strict=True):
             credit = self.by_peer.get(entry.peer)
             if credit is None:
                 credit = self.by_peer[entry.peer] = Credit(entry.peer, value.round)
             credit.rounds += 1
-            credit.micro_batches += entry.micro_batches
+            credit.micro_batches += micro_batches
             credit.size_bytes += entry.size_bytes
             credit.last_round = value.round
-            self.micro_batches += entry.micro_batches
+            self.micro_batches += micro_batches
 
     def ranked(self) -> list[Credit]:
         """The peer with most work counted comes first."""
