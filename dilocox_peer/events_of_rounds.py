@@ -18,6 +18,22 @@ class ContributionsMissed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerDirected(Event):
+    """The run's owner has signed what it wants of the run. applies: a certificate of our chain has it; else it is on its way there.
+    wants: in words; said: to everybody, "": nothing."""
+
+    number: int
+    applies: bool
+    wants: str
+    said: str
+
+    def line(self) -> str:
+        said = f'; the owner says: "{self.said}"' if self.said else ""
+        when = "applies" if self.applies else "is heard, and comes with one of the next rounds"
+        return f"directive {self.number} of the run's owner {when}: {self.wants}{said}"
+
+
+@dataclass(frozen=True, slots=True)
 class Credited(Event):
     """What the run's certificates count of this peer at its stage, over all its sessions. share: of the stage's, 0.0 to 1.0."""
 

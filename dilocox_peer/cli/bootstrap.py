@@ -327,13 +327,15 @@ def _registrar(
             )
         )
         return None
+    from dilocox_peer.peer.desk import OwnerRecords
     from dilocox_peer.peer.registrar import Registrar
 
     folder = flags.peer_home.run_folder(manifest.run_id)
     kept = None if archivist is None else archivist.head_of
     return Registrar(
-        manifest, key, transport=transport, directory=directory, folder=folder, listener=listener, kept=kept
-    )
+        manifest, key, transport=transport, directory=directory, folder=folder, listener=listener, kept=kept,
+        records=OwnerRecords(flags.home or default_home(), manifest.run_id),
+    )  # fmt: skip
 
 
 async def _archivist(

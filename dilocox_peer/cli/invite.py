@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dilocox_peer.admission import Gate, Grant, Revocations, Right, owner_of, when
-from dilocox_peer.cli.flags import InviteFlags, RevokeFlags
+from dilocox_peer.cli.flags_of_owner import InviteFlags, RevokeFlags
 from dilocox_peer.cli.home import default_home, owner_key_path
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError
@@ -37,7 +37,7 @@ BOOTSTRAP = "bootstrap"  # the name that one has unless it is given another
 
 def run_invite(flags: InviteFlags) -> None:
     """Prints the link, alone, and on standard error what it is good for. Raises ConfigError."""
-    manifest, owner = _owned(flags.path, flags.owner_key, flags.home)
+    manifest, owner = owned(flags.path, flags.owner_key, flags.home)
     if manifest.admission.mode == "open":
         raise ConfigError(
             f"run {manifest.run.name!r} needs no invitations, everybody may join: "
@@ -52,7 +52,7 @@ def run_invite(flags: InviteFlags) -> None:
         rights=frozenset({_right(flags.rights)}),
         issued_ms=int(now * 1000),
         expires_s=int(now) + seconds_of(flags.expires),
-        peer=None if flags.for_peer is None else _peer(flags.for_peer, "--for"),
+        peer=None if flags.for_peer is None else peer_named(flags.for_peer, "--for"),
         uses=0 if flags.for_peer is not None else (flags.uses or 1),
     ).signed_by(owner)
     addresses = _addresses(flags, manifest)
@@ -64,11 +64,11 @@ def run_revoke(flags: RevokeFlags) -> None:
     """Takes an invitation back, or puts a peer out; with a link the run is told at once. Raises ConfigError, RunUnreachable."""
     from dilocox_peer.peer.desk import OwnerRecords
 
-    manifest, owner = _owned(flags.path, flags.owner_key, flags.home)
+    manifest, owner = owned(flags.path, flags.owner_key, flags.home)
     gate = Gate.of(manifest)
     if gate is None:
         raise ConfigError(f"run {manifest.run.name!r} is open: nobody was invited, and nobody can be put out")
-    run = None if flags.link is None else _of_run(flags.link, manifest)
+    run = None if flags.link is None else of_run(flags.link, manifest)
     what, taken_back = _target(flags.target, manifest)
     records = OwnerRecords(flags.home or default_home(), manifest.run_id)
     gate.take(records.revocations(run_id=manifest.run_id, owner=owner.peer_id))
@@ -102,7 +102,8 @@ def described(grant: Grant) -> str:
     return f"invitation {whom} to {what}, until {when(grant.expires_s)}"
 
 
-def _owned(path: Path, owner_key: Path | None, home: Path | None) -> tuple[Manifest, SigningKey]:
+def owned(path: Path, owner_key: Path | None, home: Path | None) -> tuple[Manifest, SigningKey]:
+    """The run of a signed file, and the key that signed it. Raises ConfigError."""
     manifest = read_signed_manifest(path)
     key_path = owner_key_path(owner_key, home)
     owner = read_key(key_path, flag="--owner-key")
@@ -119,7 +120,8 @@ def _right(text: str) -> Right:
     return Right.JOIN if "join" in named else Right.READ
 
 
-def _peer(text: str, what: str) -> PeerId:
+def peer_named(text: str, what: str) -> PeerId:
+    """Raises ConfigError, which calls it `what`."""
     try:
         public_key_of(PeerId(text))
     except ValueError:
@@ -132,7 +134,7 @@ def _addresses(flags: InviteFlags, manifest: Manifest) -> tuple[str, ...]:
     if flags.link is not None and flags.address:
         raise ConfigError("--link and --address both say where the run is entered: pass one of them")
     if flags.link is not None:
-        return _of_run(flags.link, manifest).addresses
+        return of_run(flags.link, manifest).addresses
     if flags.address:
         return parse_multiaddrs(flags.address, "peer")
     socket = socket_path(flags.peer_home.folder)
@@ -148,7 +150,8 @@ def _addresses(flags: InviteFlags, manifest: Manifest) -> tuple[str, ...]:
     )
 
 
-def _of_run(link: str, manifest: Manifest) -> Invitation:
+def of_run(link: str, manifest: Manifest) -> Invitation:
+    """A link to this run. Raises ConfigError."""
     invitation = parse_invitation(link)
     if invitation.run_id != manifest.run_id:
         raise ConfigError(
@@ -170,7 +173,7 @@ def _target(text: str, manifest: Manifest) -> tuple[bytes, str]:
         if grant.run_id != manifest.run_id:
             raise ConfigError(f"the link is to another run, {grant.run_id[:12]}: pass that one's run file")
         return grant.grant_id, f"invitation {grant.grant_id.hex()}, and every pass made of it"
-    peer = _peer(text, "what to revoke,")
+    peer = peer_named(text, "what to revoke,")
     if peer == owner_of(manifest):
         raise ConfigError(f"{peer} is the run's owner, who cannot be put out")
     return public_key_of(peer), f"peer {peer}, whatever it was invited by until now"

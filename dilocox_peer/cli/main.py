@@ -21,18 +21,17 @@ from dilocox_peer.cli.flags import (
     ExportFlags,
     GenerateFlags,
     InitFlags,
-    InviteFlags,
     JoinFlags,
     LedgerFlags,
     PeerFlags,
     PlanFlags,
     RecoverFlags,
     ReplayFlags,
-    RevokeFlags,
     SignFlags,
     StatusFlags,
     TokenizeFlags,
 )
+from dilocox_peer.cli.flags_of_owner import InviteFlags, OwnerFlags, RevokeFlags
 from dilocox_peer.errors import DilocoxError
 
 app = typer.Typer(
@@ -112,6 +111,14 @@ def revoke(flags: RevokeFlags) -> None:
     from dilocox_peer.cli.invite import run_revoke
 
     run_revoke(flags)
+
+
+@command(app)
+def owner(flags: OwnerFlags) -> None:
+    """Say what the run's owner wants of it: pause, resume, stop, extend, rate, require, ban, unban, say. Without a word: how it stands."""
+    from dilocox_peer.cli.owner import run_owner
+
+    run_owner(flags)
 
 
 @command(app)

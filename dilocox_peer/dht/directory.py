@@ -8,7 +8,7 @@ hivemind's answer caches are off: they are not merged with what is stored, so a 
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -23,6 +23,7 @@ from dilocox_peer.dht.records import (
     Lease,
     bucket_of,
     decode_word,
+    directive_key,
     encode_word,
     lease_key,
     manifest_key,
@@ -36,6 +37,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, RunId
 from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.directives import Directive, read_directive
 from dilocox_peer.wire.records import KEEPERS, MAX_ADDRESSES
 
 if TYPE_CHECKING:
@@ -84,6 +86,8 @@ class Directory:
         self._initial_peers = initial_peers
         self._clock = clock
         self._announced: Lease | None = None
+        self.banned: Collection[PeerId] = ()
+        """Peers that the run's owner has banned: their leases are read no more."""
 
     @classmethod
     async def create(
@@ -204,6 +208,7 @@ class Directory:
         now = self._clock()
         here = [lease for lease in leases if lease.expires_s > now]
         # One that was stored before its writer was put out is still there.
+        here = [lease for lease in here if lease.peer not in self.banned]
         return [lease for lease in here if self._gate is None or not self._gate.refusal(lease.peer, Right.JOIN, now)]
 
     async def keepers(self, timeout_s: float = 10.0) -> list[Lease]:
@@ -292,6 +297,19 @@ class Directory:
                 if expires_s > self._clock():
                     words.append((decode_word(raw), expires_s - self._clock()))
         return max(words, key=lambda word: (word[0].sequence, word[1]), default=None)
+
+    async def publish_directive(self, directive: Directive, timeout_s: float = 10.0) -> None:
+        """As `publish_word`, the owner's newest directive."""
+        await self._publish(directive_key(self._run_id), directive.to_bytes(), MAX_TTL_S, "directive", timeout_s)
+
+    async def directive(self, timeout_s: float = 10.0) -> tuple[Directive, float] | None:
+        """As `word`, the owner's newest directive."""
+        key, found = directive_key(self._run_id), list[tuple[Directive, float]]()
+        for raw, expires_s in (await self._get([key], timeout_s)).get(key, {}).values():
+            with suppress(ValueError):
+                if expires_s > self._clock():
+                    found.append((read_directive(raw), expires_s - self._clock()))
+        return max(found, key=lambda each: (each[0].number, each[1]), default=None)
 
     # -- the node -----------------------------------------------------------------------------------------------------
 

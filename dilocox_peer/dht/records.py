@@ -30,7 +30,7 @@ BUCKETS = 4
 
 
 Reachability = Literal["direct", "relayed"]
-RecordKind = Literal["lease", "manifest", "revocations", "word"]
+RecordKind = Literal["lease", "manifest", "revocations", "word", "directive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +176,15 @@ def revocations_key(run_id: RunId) -> str:
     return f"dilocox/{run_id}/revocations"
 
 
+def directive_key(run_id: RunId) -> str:
+    return f"dilocox/{run_id}/directive"
+
+
 def slots(run_id: RunId) -> Iterator[Slot]:
     """Every key that exists in a run's directory."""
     yield Slot(manifest_key(run_id), "manifest")
     yield Slot(revocations_key(run_id), "revocations")
+    yield Slot(directive_key(run_id), "directive")
     for stage in range(MAX_STAGES):
         yield Slot(word_key(run_id, stage), "word", stage)
     for stage in (*range(MAX_STAGES), KEEPERS):

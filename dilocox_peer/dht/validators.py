@@ -6,7 +6,7 @@ record without one would replace the whole dictionary of everybody's records [m]
 signature over key, subkey, value and expiration; V4 it expires within MAX_TTL_S, a clock skew allowed; V5 the value is what
 the key is for, in its schema and size; V6 of a run that is not open, once its manifest is known (`set_gate`): leases and hints are
 those of peers that may join, and revocations are the owner's; V7 the owner's word on a stage (a checkpoint) is signed by the run's
-owner too, whoever hands it on, and no older than the newest known here. A record that has expired is not refused: readers drop it, and refusing it here
+owner too, whoever hands it on, and no older than the newest known here; V8 so is a directive. A record that has expired is not refused: readers drop it, and refusing it here
 would make one peer's lateness everybody's, because hivemind refuses a dictionary whole.
 """
 
@@ -35,6 +35,7 @@ from dilocox_peer.errors import ManifestMismatch
 from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest
 from dilocox_peer.signing import SIGNATURE_BYTES, SigningKey, verify
 from dilocox_peer.types import PeerId, RunId, canonical, sha256
+from dilocox_peer.wire.directives import read_directive, why_not_directive
 
 _MAX_SUBKEY_BYTES = 80
 _MAX_VALUE_BYTES = MAX_MANIFEST_BYTES + 8 + SIGNATURE_BYTES  # msgpack's head of a byte string is at most 5
@@ -67,6 +68,7 @@ class RecordValidator:
         self._verified: OrderedDict[bytes, None] = OrderedDict()
         self._gate: Gate | None = None
         self._manifest: Manifest | None = None
+        self._newest_directive = 0
         self._newest_words: dict[int, int] = {}  # sequence of the newest checkpoint of each stage
 
     def set_gate(self, gate: Gate) -> None:
@@ -93,7 +95,9 @@ class RecordValidator:
         value, signature = record.value[:-SIGNATURE_BYTES], record.value[-SIGNATURE_BYTES:]
         message = signed_bytes(record.key, record.subkey, value, record.expiration_time)
         digest = sha256(b"record", signature, message)  # of all that the rest depends on
-        if digest in self._verified and slot.kind != "word" and not self._may_be_out(slot, writer):  # a word grows old
+        if (
+            digest in self._verified and slot.kind not in ("word", "directive") and not self._may_be_out(slot, writer)
+        ):  # they grow old
             self._verified.move_to_end(digest)
             return None
         try:
@@ -133,6 +137,8 @@ class RecordValidator:
                 self._check_revocations(payload)
             case "word":
                 self._check_word(payload, slot.stage)
+            case "directive":
+                self._check_directive(payload)
 
     def _may_be_out(self, slot: Slot, writer: PeerId) -> bool:
         """Whether the gate does not let writer in, by what it has been shown: what was verified once is looked at again."""
@@ -185,6 +191,19 @@ class RecordValidator:
         if word.sequence < self._newest_words.get(stage, 0):
             raise ValueError("an older word of the owner's than one that is known here")
         self._newest_words[stage] = word.sequence
+
+    def _check_directive(self, payload: bytes) -> None:
+        directive, manifest = read_directive(payload), self._manifest
+        if manifest is None or manifest.owner_peer is None:
+            raise ValueError("a directive, before the run's settings are known here")
+        digest = sha256(b"directive", payload)
+        if digest not in self._verified:
+            if reason := why_not_directive(directive, run=manifest.digest, owner=manifest.owner_peer, verify=verify):
+                raise ValueError(reason)
+            self._remember(digest)
+        if directive.number < self._newest_directive:
+            raise ValueError("an older directive of the owner's than one that is known here")
+        self._newest_directive = directive.number
 
     def _remember(self, digest: bytes) -> None:
         self._verified[digest] = None

@@ -22,6 +22,7 @@ from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.rounds.contract import FetchState, StateComputed, StateInstalled, StateMissing
 from dilocox_peer.peer.rounds.driver import RoundDriver
+from dilocox_peer.peer.rounds.genesis import authority_of
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.seats import seat_terms
 from dilocox_peer.peer.rounds.timing import Timing
@@ -205,6 +206,7 @@ def _machine(
         stored_states=(keeper.state.head,),
         stored_blobs=keeper.blobs.held,
         run_owner=manifest.owner_peer,
+        authority=authority_of(manifest),
         max_back=manifest.rounds.checkpoint_every,
         seats=seat_terms(manifest),
         state_bytes=layout_of(manifest, stage).state_bytes,

@@ -1,7 +1,7 @@
 """Where invitations are redeemed: the part of a bootstrap that holds the run owner's key. And the owner's records on disk.
 
-The records lie in the owner's home, a folder a run: `revocations`, which `dilocox-peer revoke` writes and a bootstrap reads
-again and again; `redeemed`, a line for each use of an invitation for many, on disk before the pass is handed out. One process
+The records lie in the owner's home, a folder a run: `revocations` and `directive`, which `dilocox-peer revoke` and `owner` write
+and a bootstrap reads again and again; `redeemed`, a line for each use of an invitation for many, on disk before the pass is handed out. One process
 at a time counts: another that opens `redeemed` is refused.
 """
 
@@ -21,8 +21,9 @@ from dilocox_peer.errors import ConfigError, PeerUnavailable
 from dilocox_peer.files import replace_file
 from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.entry import ADMIT_SERVICE
-from dilocox_peer.signing import SigningKey
-from dilocox_peer.types import PeerId, RunId
+from dilocox_peer.signing import SigningKey, verify
+from dilocox_peer.types import Digest, PeerId, RunId
+from dilocox_peer.wire.directives import MAX_DIRECTIVE_BYTES, Directive, read_directive, why_not_directive
 from dilocox_peer.wire.records import MAX_GRANT_BYTES, MAX_REVOCATIONS_BYTES
 
 _REDEEMED = re.compile(r"([0-9a-f]{32}) ([1-9A-HJ-NP-Za-km-z]{46,64})")
@@ -36,6 +37,7 @@ class OwnerRecords:
         self.folder = home / "admission" / run_id[:16]
         self._revocations = self.folder / "revocations"
         self._redeemed = self.folder / "redeemed"
+        self._directive = self.folder / "directive"
 
     def revocations(self, *, run_id: RunId, owner: PeerId) -> Revocations:
         """Empty if nothing was revoked yet. Raises ConfigError when what is there cannot be read or is not the owner's."""
@@ -59,6 +61,31 @@ class OwnerRecords:
             replace_file(self._revocations, [revocations.to_bytes()])
         except OSError as error:
             raise ConfigError(f"{self._revocations} cannot be written: {error.strerror}") from None
+
+    def directive(self, *, run: Digest, owner: PeerId) -> Directive | None:
+        """None if none was signed yet. Raises ConfigError when what is there cannot be read or is not the owner's."""
+        try:
+            with self._directive.open("rb") as file:
+                raw = file.read(MAX_DIRECTIVE_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigError(f"{self._directive} cannot be read: {error.strerror}") from None
+        try:
+            directive = read_directive(raw)
+            if reason := why_not_directive(directive, run=run, owner=owner, verify=verify):
+                raise ValueError(reason)
+        except ValueError as error:
+            raise ConfigError(f"{self._directive} is no directive ({error}): move it away, and say it again") from None
+        return directive
+
+    def write_directive(self, directive: Directive) -> None:
+        """As write_revocations."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(self._directive, [directive.to_bytes()])
+        except OSError as error:
+            raise ConfigError(f"{self._directive} cannot be written: {error.strerror}") from None
 
     def open_redeemed(self) -> "Redeemed":
         """Raises ConfigError when it cannot be used, or another process uses it."""

@@ -21,8 +21,10 @@ from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.events import Failed, Listener, MessageRefused
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.transport import PeerGone, Transport
+from dilocox_peer.peer.desk import OwnerRecords
 from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.contract import (
+    OwnerSpoke,
     OwnerVouched,
     PeerFound,
     PeerRefused,
@@ -40,6 +42,7 @@ from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.directives import Directive
 from dilocox_peer.wire.rounds import decode_message, encode_message
 
 LOOK_FIRST_S = 1.0  # between two looks at a stage that has not begun
@@ -51,6 +54,7 @@ SEND_TIMEOUT_S = 5.0
 MAX_INPUTS = 256  # waiting at one notary; beyond, messages are dropped: whoever asked asks again
 RESTART_S = 5.0
 PUBLISH_S = 30.0  # a word expires after four
+RECORDS_S = 2.0  # between two looks at what the owner has written here
 
 
 class Registrar:
@@ -66,8 +70,9 @@ class Registrar:
         folder: Path,
         listener: Listener,
         kept: Callable[[int], Digest | None] | None = None,
+        records: OwnerRecords | None = None,
     ) -> None:
-        """key: of the run's owner. folder: of this run alone, for the notaries' logs. kept: of each stage the newest head that can be
+        """key: of the run's owner. folder: of this run alone, for the notaries' logs. records: where its directives are. kept: of each stage the newest head that can be
         gone on from with what is kept here; None: nothing is."""
         assert key.peer_id == manifest.owner_peer, "a key that is not the owner's"
         self._transport = transport
@@ -89,6 +94,9 @@ class Registrar:
             )
             for stage in range(manifest.stages.count)
         ]
+        self._run, self._owner, self._records = manifest.digest, key.peer_id, records
+        self.directive: Directive | None = None
+        """The newest of the owner's that is known here."""
         self._looked_at = [float("-inf")] * manifest.stages.count
         self._trouble = ""
 
@@ -110,6 +118,7 @@ class Registrar:
                     tasks.create_task(desk.run(), name=f"notary of stage {desk.stage}")
                 tasks.create_task(self._for_ever(self._keep_looking), name="notaries' looks")
                 tasks.create_task(self._for_ever(self._keep_publishing), name="the owner's word")
+                tasks.create_task(self._for_ever(self._keep_directing), name="the owner's directives")
         finally:
             self._writer.shutdown(wait=False)
 
@@ -172,6 +181,30 @@ class Registrar:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PUBLISH_S):
                     await self._news.wait()
+
+    async def _keep_directing(self) -> None:
+        """The newest directive: as it lies in the owner's records or in the directory, to the peers and into the directory."""
+        publish_at = 0.0
+        while True:
+            now = asyncio.get_running_loop().time()
+            found = None
+            if self._records is not None:
+                found = await asyncio.to_thread(self._records.directive, run=self._run, owner=self._owner)
+            if now >= publish_at:
+                with suppress(RunUnreachable):
+                    read = await self._directory.directive()
+                    if read is not None and (found is None or read[0].number > found.number):
+                        found = read[0]
+            if found is not None and (self.directive is None or found.number > self.directive.number):
+                self.directive, publish_at = found, 0.0
+                for desk in self._desks:
+                    desk.post(OwnerSpoke(found))
+            if now >= publish_at:
+                publish_at = now + PUBLISH_S
+                if self.directive is not None:
+                    with suppress(RunUnreachable):  # nobody is there to take it, or they know a newer one: again later
+                        await self._directory.publish_directive(self.directive)
+            await asyncio.sleep(RECORDS_S)
 
     def _due(self, now: float) -> list[int]:
         """The stages to look at now, those not looked at for longest first."""

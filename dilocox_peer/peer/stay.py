@@ -28,7 +28,7 @@ from dilocox_peer.peer import dialback
 from dilocox_peer.peer.arrival import arrive, held_stage, keep_greeting
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, run_joined
-from dilocox_peer.peer.claim import claim_stage, fitting_stages, wants_checkpointing
+from dilocox_peer.peer.claim import claim_stage, wants_checkpointing
 from dilocox_peer.peer.device import chosen_devices
 from dilocox_peer.peer.dialback import DialbackVerdict
 from dilocox_peer.peer.discovery import Discovery
@@ -41,7 +41,7 @@ from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.presence import Presence, Tenure
 from dilocox_peer.peer.reaching import Reaching
-from dilocox_peer.peer.reading import Data, can_read, open_data
+from dilocox_peer.peer.reading import Data, open_data
 from dilocox_peer.peer.rescue import Rescue, RunOver
 from dilocox_peer.peer.rescue import over as run_over
 from dilocox_peer.peer.rounds.contract import OwnerVouched, PeerFound
@@ -51,7 +51,8 @@ from dilocox_peer.peer.state.beginning import begin, folder_of
 from dilocox_peer.peer.state.guardian import Guardian, backup_store
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.restore import Own, find_backup
-from dilocox_peer.peer.takeover import Move, Takeover
+from dilocox_peer.peer.steering import Steering, check_welcome
+from dilocox_peer.peer.takeover import Move, Takeover, takeover_of
 from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.peer.waiting import Waiting
@@ -98,6 +99,7 @@ class _Parts:
     waiting: Waiting
     rescue: Rescue
     data: Data
+    steering: Steering
 
 
 class Stay:
@@ -155,6 +157,7 @@ class Stay:
         at.step = StartupStep.ADMISSION
         newcomer = Newcomer(self._me, settings.grant, settings.run_folder)
         admission = await come_in(newcomer, manifest, transport=transport, directory=directory)
+        await check_welcome(directory, self._me)
         held = await asyncio.to_thread(held_stage, settings.run_folder)
         if held is None and (is_over := await run_over(directory, manifest.stages.count)) is not None:
             raise is_over
@@ -327,13 +330,18 @@ class Stay:
             certificates=lambda: averaging.machine.chain,
             listener=self._listener,
         )
-        takeover = self._takeover(presence, stage, manifest, directory, conveyor) if conveyor is not None else None
-        machine = averaging.machine
+        machine, post = averaging.machine, averaging.driver.post
+        takeover = None
+        if conveyor is not None and self._settings.wish.stage is None:
+            takeover = takeover_of(presence, stage, manifest, self._settings, directory, conveyor, self._pauses)
+        steering = Steering(
+            self._me, machine=machine, post=post, directory=directory, pauses=self._pauses, conveyor=conveyor
+        )
         waiting = Waiting(manifest, stage, self._me, machine, self._listener, self._settings.link)
         rescue = Rescue(presence.endpoint, stage, machine=machine, directory=directory, times=self._resident.rescues)
         return _Parts(
             presence.transport, directory, trainer, averaging, conveyor, guardian, takeover, tenure, discovery, bulletin, waiting,
-            rescue, data,
+            rescue, data, steering,
         )  # fmt: skip
 
     def _look_at_admission(
@@ -343,24 +351,6 @@ class Stay:
             return None
         newcomer = Newcomer(self._me, None, self._settings.run_folder)
         return lambda: look_again(admission, newcomer, manifest.run.name, directory)
-
-    def _takeover(
-        self, presence: Presence, stage: int, manifest: Manifest, directory: Directory, conveyor: Conveyor
-    ) -> Takeover | None:
-        wish = self._settings.wish
-        if wish.stage is not None:
-            return None
-        reads = can_read(manifest, self._settings)
-        fits = [each for each in fitting_stages(manifest, wish) if each > 0 or reads]
-        return Takeover(
-            presence,
-            stage,
-            num_stages=manifest.stages.count,
-            fits=fits,
-            linked_stages=lambda: set(conveyor.status().linked.values()),
-            is_paused=lambda: self._pauses.is_paused,
-            directory=directory,
-        )
 
     def _conveyor(
         self, manifest: Manifest, stage: int, presence: Presence, on_failure: Callable[[str], None]
@@ -433,6 +423,7 @@ class Stay:
             asyncio.create_task(parts.tenure.renew(), name="lease"),
             asyncio.create_task(parts.discovery.run(), name="discovery"),
             asyncio.create_task(parts.guardian.run(), name="copies of other stages"),
+            asyncio.create_task(parts.steering.run(), name="directives"),
             asyncio.create_task(
                 parts.data.run(parts.averaging.machine, parts.averaging.store, parts.trainer.nudge), name="data"
             ),

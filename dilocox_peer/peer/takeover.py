@@ -15,8 +15,14 @@ from dilocox_peer.dht.assignment import Claimant, EmptyStages
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, RunUnreachable
+from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.transport import PeerRefusing
+from dilocox_peer.peer.claim import fitting_stages
+from dilocox_peer.peer.links.conveyor import Conveyor
+from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.presence import Presence
+from dilocox_peer.peer.reading import can_read
+from dilocox_peer.peer.settings import SessionSettings
 
 LOOK_S = 15.0
 UNLINKED_LOOK_S = 4.0  # while a stage beside ours is linked with nobody
@@ -106,3 +112,25 @@ class Takeover:
         if stage is None or self._is_paused():
             return None
         return Move(stage, f"nobody holds it, and stage {self._stage} has {len(stages[self._stage])} peers")
+
+
+def takeover_of(
+    presence: Presence,
+    stage: int,
+    manifest: Manifest,
+    settings: SessionSettings,
+    directory: Directory,
+    conveyor: Conveyor,
+    pauses: Pauses,
+) -> Takeover:
+    """Of a peer whose volunteer did not insist on a stage."""
+    reads = can_read(manifest, settings)
+    return Takeover(
+        presence,
+        stage,
+        num_stages=manifest.stages.count,
+        fits=[each for each in fitting_stages(manifest, settings.wish) if each > 0 or reads],
+        linked_stages=lambda: set(conveyor.status().linked.values()),
+        is_paused=lambda: pauses.is_paused,
+        directory=directory,
+    )

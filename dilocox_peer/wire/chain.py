@@ -28,6 +28,7 @@ from dilocox_peer.wire.declared import (
     encode,
     replaced,
 )
+from dilocox_peer.wire.directives import Directive
 
 MAX_ROSTER = 64  # limits.max_peers of the manifest is at most this
 
@@ -106,14 +107,15 @@ class Entry(Declared, frozen=True):
 class Value(Declared, frozen=True, dict=True):
     """What one certificate says.
 
-    height: position in the chain, from 1. round: outer rounds completed with it (a view change keeps its parent's, a round
+    what: its kind; or of a round the directive of the run's owner that applies from here on (directing.py): then its first item, a string else,
+    is that. height: position in the chain, from 1. round: outer rounds completed with it (a view change keeps its parent's, a round
     adds one, void or not). weight: sum over the chain of distinct contributors, this one included.
     roster: who may certify the next value, in order; roster[0] breaks ties. plan: of the round after the next one (a view change
     keeps its parent's). state_digest: of the anchor state at the
     parent as most of the entries report it, b"" if they report none; so state at a head is certified by the next one.
     """
 
-    kind: Kind
+    what: Kind | Directive
     height: FromOne
     round: Number
     weight: Number
@@ -124,6 +126,15 @@ class Value(Declared, frozen=True, dict=True):
 
     def __post_init__(self) -> None:
         check_digest(self.state_digest, "state digest")
+
+    @property
+    def kind(self) -> Kind:
+        return "round" if isinstance(self.what, Directive) else self.what
+
+    @property
+    def directive(self) -> Directive | None:
+        """The owner's that comes with it."""
+        return self.what if isinstance(self.what, Directive) else None
 
     @cached_property
     def _digest(self) -> Digest:

@@ -27,6 +27,7 @@ from dilocox_peer.wire.declared import (
     check_digest,
     encode,
 )
+from dilocox_peer.wire.directives import Directive
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_PAGE = 64  # certificates in a ChainPage; where they have many signatures fewer are sent (peer/rounds/healing.py)
@@ -222,9 +223,15 @@ class Proof(Placed, frozen=True, tag=16):
         return Contradiction(self.peer, self.left, self.right)
 
 
+class Directed(Placed, frozen=True, tag=17):
+    """The newest directive of the run's owner that I know."""
+
+    directive: Directive
+
+
 Message = (
     Heartbeat | Leave | Offer | Propose | Ack | Nack | Prepare | Promise
-    | ViewCall | ViewAnswer | ViewPropose | ViewSign | Cert | GetChain | ChainPage | Vouch | Proof
+    | ViewCall | ViewAnswer | ViewPropose | ViewSign | Cert | GetChain | ChainPage | Vouch | Proof | Directed
 )  # fmt: skip
 _WHAT = "a message"
 _MESSAGE = Parser[Message](Message, _WHAT, MAX_MESSAGE_BYTES)

@@ -15,6 +15,7 @@ GRANT: Final = 1  # invitations, and lists of revocations
 HELLO: Final = 1  # the first frame over a link
 FRAMES: Final = 1  # the prefix of everything larger than a message
 CONTRIBUTION: Final = 1
+DIRECTIVE: Final = 1  # what the run's owner wants, in the directory, in a message and in a certificate
 
 
 def why_not_version(what: str, theirs: int, ours: int) -> str | None:

@@ -36,6 +36,7 @@ from dilocox_peer.peer.rounds.contract import (
     StateInstalled,
     StateMissing,
 )
+from dilocox_peer.peer.rounds.directing import Authority
 from dilocox_peer.peer.rounds.durable import encode_record, load_log
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.notary import Notary, NotaryTerms
@@ -67,6 +68,7 @@ TIMING = Timing(
     ballot_cap_s=8.0, degrade_refused_s=3.0, degrade_s=8.0, view_wait_s=1.5, view_turn_s=1.5, blob_retry_s=1.0,
     state_retry_s=1.0, state_patience_s=30.0, shun_s=5.0, sync_wait_s=2.0, keep_rounds=8, replay_limit=6,
 )  # fmt: skip
+RUN = sha256(b"the simulated run")  # digest of its manifest
 MAX_BACK = 16  # rounds taken back without the owner's word
 CHECKPOINT_EVERY = 3  # rounds between two anchors on disk
 ROUND_S = 4.0
@@ -208,7 +210,7 @@ class Node:
             start_peers=world.start_peers, max_peers=world.max_peers,
             plans=world.plans, planner=Restless(self.peer, world.plans),
             durable=loaded.durable, stored_states=set(self.disk.anchors), max_back=MAX_BACK, run_owner=OWNER if world.owner is not None else None,
-            seats=world.seats, state_bytes=world.state_bytes,
+            seats=world.seats, state_bytes=world.state_bytes, authority=world.authority,
         )  # fmt: skip
         self.anchor, self.anchor_head = (FIRST_ANCHOR, GENESIS) if self.machine.head == GENESIS else (None, None)
         self.pending, self.produced, self.orphaned, self.offered = set(), set(), set(), set()
@@ -545,6 +547,7 @@ class World(Clockwork):
         self.owner: OwnerNode | None = None
         self.owner_is_gone = False
         self.seats = SeatTerms()
+        self.authority: Authority | None = None
         self.nodes: dict[PeerId, Node] = {}
         for number in range(num_peers):
             self.add_node(PeerId(f"p{number:02d}"))
@@ -610,7 +613,13 @@ class World(Clockwork):
         self.checks.begin(self.genesis())
 
     def genesis(self) -> Place:
-        return Place.genesis(0, GENESIS, PLAN.next(), OWNER if self.owner is not None else None, self.seats)
+        owner = OWNER if self.owner is not None else None
+        return Place.genesis(0, GENESIS, PLAN.next(), owner, self.seats, self.authority)
+
+    def be_directed(self) -> None:
+        """The owner's directives apply, whether or not it is there."""
+        self.authority = Authority(OWNER, RUN, verify)
+        self.checks.begin(self.genesis())
 
     def reachable(self, peer: PeerId, source: PeerId) -> Node | None:
         node = self.nodes.get(source)

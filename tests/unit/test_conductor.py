@@ -77,6 +77,7 @@ class RoundsStub:
         self.roster = (ME,)
         self.reports: dict[PeerId, tuple[int, int]] = {}
         self.plan_reason = ""
+        self.directive = None
         self.chain: tuple[Certificate, ...] = ()
 
     def working(self, _now):

@@ -61,6 +61,7 @@ class Rounds:
         self.roster: tuple[PeerId, ...] = (ME,)
         self.reports: dict[PeerId, tuple[int, int]] = {}
         self.plan_reason = ""
+        self.directive = None
         self.is_end_believed = True
         self.chain: tuple[Certificate, ...] = ()
 

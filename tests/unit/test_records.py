@@ -163,7 +163,7 @@ def test_a_tombstone_is_the_same_lease_that_has_left() -> None:
 
 def test_keys_of_a_run_are_distinct_and_no_other_run_has_them() -> None:
     keys = [slot.key for slot in slots(RUN)]
-    assert len(set(keys)) == len(keys) == 2 + MAX_STAGES * (1 + BUCKETS) + BUCKETS
+    assert len(set(keys)) == len(keys) == 3 + MAX_STAGES * (1 + BUCKETS) + BUCKETS
     assert not set(keys) & {slot.key for slot in slots(RunId("cd" * 32))}
     assert {dht_id(key) for key in keys}.isdisjoint(dht_id(lease_key(RUN, KEEPERS + 1, b)) for b in range(BUCKETS))
 

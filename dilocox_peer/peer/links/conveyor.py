@@ -9,7 +9,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -130,6 +130,10 @@ class Conveyor:
             raise DilocoxError(f"linkd did not start within {START_S:.0f} s")
         if self._start_error is not None:
             raise DilocoxError(f"the pipeline's link cannot start: {self._start_error}")
+
+    def ban(self, peers: Collection[PeerId]) -> None:
+        """Nothing of these is heard any more, by the word of the run's owner."""
+        self._greeter.banned = self._exchange.banned = peers
 
     def stop(self, timeout_s: float) -> None:
         """Ends linkd and the thread. Raises TimeoutError."""

@@ -5,7 +5,7 @@ neighbour sends is checked here, at the border: the scheduler sees no message or
 """
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 
 from dilocox_peer.admission import Admission, Right
 from dilocox_peer.contract import Note
@@ -51,6 +51,7 @@ class Exchange:
         self._body = body
         self._bodies = BodyQueue(pace, pace_in, answer_bytes=body.hidden_bytes)
         self._admission = admission
+        self.banned: Collection[PeerId] = ()  # by the run's owner
         self._listener = listener
         self.traffic = LinkTraffic()
 
@@ -61,6 +62,8 @@ class Exchange:
 
     def take(self, peer: PeerId, raw: bytes, body: memoryview, wire_s: float) -> None:
         """A frame of a neighbour, which took wire_s to come in. Raises ProtocolError, and takes nothing of it then."""
+        if peer in self.banned:
+            raise ProtocolError(peer, "the run's owner has banned it")
         if self._admission is not None:  # it was let in when it greeted; it may have been put out since
             reason = self._admission.gate.refusal(peer, Right.JOIN, time.time())
             if reason is not None:

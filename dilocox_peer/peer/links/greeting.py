@@ -1,7 +1,7 @@
 """The first frame over a link, each way: who speaks, signed by the peer's key for this link and this receiver alone."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from dilocox_peer.admission import Admission, Right
@@ -42,6 +42,7 @@ class Greeter:
         self._stage = stage
         self._incarnation = incarnation
         self._admission = admission
+        self.banned: Collection[PeerId] = ()  # by the run's owner
 
     def hello(self, to: LinkId) -> bytes:
         statement = hello_statement(self._run_id, self._link(), to, self._stage, self._incarnation)
@@ -60,6 +61,8 @@ class Greeter:
         return Hello(peer, said.stage, said.incarnation)
 
     def _why_not(self, peer: PeerId, shown: bytes) -> str | None:
+        if peer in self.banned:
+            return "the run's owner has banned it"
         if self._admission is None:
             return None
         gate, now = self._admission.gate, time.time()

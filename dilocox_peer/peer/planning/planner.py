@@ -126,12 +126,16 @@ class JudgingPlanner:
         self._continuity.observe(certificate)
         self._planner.observe(certificate)
 
-    def next(self, before: Plan) -> Plan:
-        return self._planner.next(before)
+    def next(self, before: Plan, bounds: PlanBounds | None = None) -> Plan:
+        """bounds: as they are by now, where they may be others than the planner's own: the run's owner may have made it longer."""
+        wish = self._planner.next(before)
+        if bounds is None:
+            return wish
+        return bounds.after(before, codec=wish.codec, rank=wish.rank, inner_steps=wish.inner_steps)
 
-    def why_not(self, plan: Plan, before: Plan) -> str | None:
-        """Why plan, which is within the run's bounds, is not what comes after `before`; None if it may be."""
-        wish = self.next(before)
+    def why_not(self, plan: Plan, before: Plan, bounds: PlanBounds | None = None) -> str | None:
+        """Why plan, which is within the bounds, is not what comes after `before`; None if it may be."""
+        wish = self.next(before, bounds)
         if plan == wish or (not self._planner.is_exact and (not self._continuity.is_sure or is_a_step(plan, wish))):
             return None
         return f"plans {_shown(plan)} where the certificates lead to {_shown(wish)}"

@@ -211,6 +211,8 @@ class Adoption:
         """To its child, whose contributions are all here."""
         own, entries = self.sitting.arrivals.own, certificate.value.entries
         notes = self.sitting.settle(certificate, self.now) if certificate.value.kind == "round" else []
+        if certificate.value.kind == "round":
+            self._owner.directing.certified()
         for entry in entries:
             self._holdings.certified(entry.blob, certificate.value.round)
         self._append([certificate])

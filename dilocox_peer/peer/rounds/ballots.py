@@ -33,7 +33,18 @@ from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.peer.rounds.turns import Turns
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Value
-from dilocox_peer.wire.rounds import Accepted, Ack, Nack, Prepare, Promise, Promised, Proof, Propose, Statement
+from dilocox_peer.wire.rounds import (
+    Accepted,
+    Ack,
+    Directed,
+    Nack,
+    Prepare,
+    Promise,
+    Promised,
+    Proof,
+    Propose,
+    Statement,
+)
 
 MAX_JUMP = 1 << 20  # of a ballot above the last promised: of 64 peers, one that hears nobody is there after a week
 
@@ -103,6 +114,8 @@ class Ballots:
         self.jury.proposed(sender)
         if reason := self.jury.why_not_believed(sender, value, now):
             return [], reason
+        if reason := self.jury.why_withheld(sender, message):
+            return [Send(sender, Directed(*seat.at(), each)) for each in seat.to_carry], reason
         if reason := self._members.why_crowded(seat.place.roster, value.roster, seat.owner.max_peers):
             self._conduct.strike(sender, "led", reason)
             return [], reason
@@ -391,7 +404,7 @@ class Ballots:
         return (
             not self._may_accept(value)
             or any(self._is_hopeless(entry.blob) for entry in value.entries)
-            or seat.owner.planner.why_not(value.plan, seat.place.plan) is not None
+            or seat.why_not_planned(value) is not None
             or any(self.jury.why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
         )
 
@@ -439,14 +452,17 @@ class Ballots:
         roster = self._members.next_roster(
             seat.place.roster, offered, seat.recent, me_too=True, max_peers=seat.owner.max_peers, now=now
         )
-        roster = tuple(peer for peer in roster if peer == seat.me or not self._conduct.is_proven(peer))
+        banned = () if seat.directive is None else seat.directive.banned
+        roster = tuple(
+            peer for peer in roster if peer == seat.me or not (peer in banned or self._conduct.is_proven(peer))
+        )
         entries = []
         for entry in self._entries():
             if reason := self.jury.why_not_worked(entry, now):
                 self._conduct.strike(entry.peer, "claimed", reason)
             else:
                 entries.append(entry)
-        return seat.place.round_value(entries, roster, seat.owner.planner.next(seat.place.plan))
+        return seat.place.round_value(entries, roster, seat.plan(), *seat.to_carry)
 
     def _entries(self) -> list[Entry]:
         return [entry for entry in self._arrivals.held() if entry.blob not in self._excluded]

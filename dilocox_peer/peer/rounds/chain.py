@@ -8,13 +8,15 @@ the later one, on whatever branches they are.
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
+from dilocox_peer.peer.rounds.directing import Authority
 from dilocox_peer.peer.rounds.seats import EVERYBODY, Seats, SeatTerms
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, Kind, Plan, Value, acceptance
+from dilocox_peer.wire.directives import Directive
 
 Verifier = Callable[[PeerId, bytes, bytes], bool]
 """(peer, message, signature) -> whether the signature is the peer's. signing.verify in a peer, a cheap one in the simulator."""
@@ -91,7 +93,8 @@ def majority_digest(entries: Iterable[Entry]) -> bytes:
 class Place:
     """A head with what decides about the certificates that may follow it. plan: of round `round + 2`. founder: at genesis,
     the run's owner, who alone signs the first roster; None: a run without one, which its first peers start. voters: those of
-    the roster whose votes certify, by what the chain up to here says (seats)."""
+    the roster whose votes certify, by what the chain up to here says (seats). authority: whose directives apply, directive: the newest
+    in the chain up to here."""
 
     stage: int
     head: Digest
@@ -104,14 +107,22 @@ class Place:
     founder: PeerId | None = None
     voters: tuple[PeerId, ...] = ()
     seats: Seats = EVERYBODY
+    authority: Authority | None = None
+    directive: Directive | None = None
 
     @classmethod
     def genesis(
-        cls, stage: int, head: Digest, plan: Plan, founder: PeerId | None = None, terms: SeatTerms | None = None
+        cls,
+        stage: int,
+        head: Digest,
+        plan: Plan,
+        founder: PeerId | None = None,
+        terms: SeatTerms | None = None,
+        authority: Authority | None = None,
     ) -> "Place":
         return cls(
             stage=stage, head=head, height=0, round=0, weight=0, view=0, roster=(), plan=plan, founder=founder,
-            seats=Seats(terms) if terms is not None else EVERYBODY,
+            seats=Seats(terms) if terms is not None else EVERYBODY, authority=authority,
         )  # fmt: skip
 
     def then(self, certificate: Certificate) -> "Place":
@@ -121,6 +132,7 @@ class Place:
         return Place(
             stage=certificate.stage, head=certificate.head, height=value.height, round=value.round, weight=value.weight,
             view=certificate.view, roster=value.roster, plan=value.plan, voters=seats.voters(value.roster), seats=seats,
+            authority=self.authority, directive=value.directive or self.directive,
         )  # fmt: skip
 
     @property
@@ -132,19 +144,41 @@ class Place:
         """Whose votes decide between branches that begin here: the voters; at genesis the run's owner."""
         return self.voters if self.founder is None else (self.founder,)
 
-    def round_value(self, entries: Iterable[Entry], roster: Iterable[PeerId], plan: Plan | None = None) -> Value:
+    @property
+    def directed(self) -> int:
+        """The number of the owner's newest directive in the chain; 0: there is none."""
+        return 0 if self.directive is None else self.directive.number
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run is over here because its owner wants it to be."""
+        return self.directive is not None and 0 < self.directive.stop_after <= self.round
+
+    def bounds(self, plans: PlanBounds) -> PlanBounds:
+        """What may be planned after this place, where the manifest bounds plans so."""
+        if self.directive is None or not self.directive.total_steps:
+            return plans
+        return replace(plans, total_steps=self.directive.total_steps)
+
+    def round_value(
+        self,
+        entries: Iterable[Entry],
+        roster: Iterable[PeerId],
+        plan: Plan | None = None,
+        directive: Directive | None = None,
+    ) -> Value:
         """The value of a round with these entries (any order) that makes roster the next one. plan: without one the next
-        round but two is like the one before it."""
+        round but two is like the one before it. directive: that is to apply from here on."""
         ordered = tuple(sorted(entries, key=lambda entry: entry.peer))
         return Value(
-            kind="round", height=self.height + 1, round=self.round + 1, weight=self.weight + len(ordered),
+            what=directive or "round", height=self.height + 1, round=self.round + 1, weight=self.weight + len(ordered),
             entries=ordered, roster=tuple(roster), plan=plan or self.plan.next(), state_digest=majority_digest(ordered),
         )  # fmt: skip
 
     def view_change(self, roster: Iterable[PeerId]) -> Value:
         """The void value that makes roster the next one."""
         return Value(
-            kind="epoch", height=self.height + 1, round=self.round, weight=self.weight,
+            what="epoch", height=self.height + 1, round=self.round, weight=self.weight,
             entries=(), roster=tuple(roster), plan=self.plan,
         )  # fmt: skip
 
@@ -157,6 +191,8 @@ class Place:
             return f"a roster of {len(value.roster)} peers, {len(set(value.roster))} distinct; at most {max_peers}"
         if value.weight != self.weight + len(entrants):
             return f"weight {value.weight} after {self.weight} with {len(entrants)} entries"
+        if reason := self._why_not_directed(value):
+            return reason
         if value.kind == "epoch":
             return self._why_not_view_change(value, view)
         if view != self.view:
@@ -169,7 +205,22 @@ class Place:
             return "an entry of a peer that is not in the roster"
         if value.state_digest != majority_digest(value.entries):
             return "a state digest that its entries do not report"
-        return plans.why_not(value.plan, self.plan)
+        return self.bounds(plans).why_not(value.plan, self.plan)
+
+    def _why_not_directed(self, value: Value) -> str | None:
+        """Why value does not go by what the run's owner wants."""
+        new = value.directive
+        if new is not None:
+            if self.authority is None:
+                return "a directive in a run without an owner"
+            if new.number <= self.directed:
+                return f"directive {new.number} after directive {self.directed}"
+            if reason := self.authority.why_not(new):
+                return reason
+        applies = new or self.directive
+        if applies is not None and (banned := set(applies.banned) & set(value.roster)):
+            return f"a roster with {min(banned)}, whom the run's owner has banned"
+        return None
 
     def _why_not_view_change(self, value: Value, view: int) -> str | None:
         if view <= self.view:
@@ -338,8 +389,11 @@ def suffix_of(chain: Chain, start: int, certificates: Sequence[Certificate]) -> 
 
 
 def ends_run(chain: Chain, height: int, plans: PlanBounds) -> bool:
-    """Whether the run is over at height of chain: the plan of its round ends with the run."""
+    """Whether the run is over at height of chain: the plan of its round ends with the run, or its owner does."""
     place = chain.place_at(height)
+    if place.is_stopped:
+        return True
+    plans = place.bounds(plans)
     if place.round <= 1:
         return (
             place.round == 1

@@ -10,6 +10,7 @@ from dilocox_peer.peer.rounds.durable import Durable
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry
 from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.directives import Directive
 from dilocox_peer.wire.rounds import Message
 
 # ---- what happens to it ---------------------------------------------------------------------------------------------
@@ -138,9 +139,16 @@ class OwnerVouched:
     checkpoint: Checkpoint
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerSpoke:
+    """A directive was read that claims to be the owner's (in the directory)."""
+
+    directive: Directive
+
+
 Input = (
     Tick | Received | PeerFound | PeerRefused | BytesCame | RoundProgress | Closed | BlobHeld | BlobRefused | BlobMissing
-    | BlobLost | StateInstalled | StateMissing | StateComputed | OwnerVouched | Leaving
+    | BlobLost | StateInstalled | StateMissing | StateComputed | OwnerVouched | OwnerSpoke | Leaving
 )  # fmt: skip
 
 # ---- what it wants done, in order; an action is done only when those before it are ----------------------------------

@@ -77,7 +77,6 @@ class Healing:
         self._reader = reader
         self._chain = chain
         self._forks = forks
-        self._most = reader.plans.longest_chain
         self.path: Suffix | None = None
         self._draft: Suffix | None = None
         self._growing: _Growing | None = None
@@ -171,8 +170,9 @@ class Healing:
         growing = self._grown_to(certificates[0].parent)
         if growing is None:
             return self.heard_of(sender, certificates[-1].head, now), None
-        if self._most is not None and len(growing.certificates) + len(certificates) > self._most:
-            return [], f"a chain of more than {self._most} certificates beyond ours; this run has not so many"
+        most = growing.place.bounds(self._reader.plans).longest_chain
+        if most is not None and len(growing.certificates) + len(certificates) > most:
+            return [], f"a chain of more than {most} certificates beyond ours; this run has not so many"
         if asked:
             self._growing = None  # unless there is more to come of it
         if reason := self._grow(growing, certificates, is_asked=asked):

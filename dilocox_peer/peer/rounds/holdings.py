@@ -1,11 +1,12 @@
 """Which contributions are here, which are on their way, and which are not to be had. Names only; no bytes. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from dilocox_peer.peer.rounds.contract import FetchBlob
 from dilocox_peer.peer.rounds.timing import FOREVER, Timing
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import Certificate
 
 MAX_SOURCES = 8
 
@@ -37,10 +38,13 @@ class Holdings:
         self._wanted.pop(blob, None)
         self._round_of.setdefault(blob, round_number)
 
-    def stored(self, blob: Digest, round_number: int) -> None:
-        """A file of this name is on our disk from before; that it is whole has to be found out by a fetch, should it be
-        wanted. It is forgotten like the others."""
-        self._round_of.setdefault(blob, round_number)
+    def found(self, blobs: Collection[Digest], chain: Iterable[Certificate], round_number: int) -> None:
+        """Files of these names are on our disk from before; that they are whole has to be found out by a fetch, should they be
+        wanted. They are forgotten like the others: those of no certificate of the chain with this round."""
+        if blobs:
+            of_round = {entry.blob: each.value.round for each in chain for entry in each.value.entries}
+            for blob in blobs:
+                self._round_of.setdefault(blob, of_round.get(blob, round_number))
 
     def certified(self, blob: Digest, round_number: int) -> None:
         """It is needed from this round on, also if it was met long ago: anyone may offer an old one again."""

@@ -59,7 +59,7 @@ class Jury:
     def why_not_believed(self, leader: PeerId, value: Value, now: float) -> str | None:
         """Why we do not vote for what is within the run's bounds: a plan that does not follow, or work that nobody can do."""
         seat = self._seat
-        if reason := seat.owner.planner.why_not(value.plan, seat.place.plan):
+        if reason := seat.why_not_planned(value):
             self._conduct.strike(leader, "planned", reason)
             return reason
         for entry in value.entries:
@@ -67,6 +67,16 @@ class Jury:
                 self._conduct.strike(entry.peer, "claimed", reason)
                 return f"has an entry of {entry.peer} that {reason}"
         return None
+
+    def why_withheld(self, leader: PeerId, message: Propose) -> str | None:
+        """Why we do not vote for what leaves out, by the leader's choice, the directive of the run's owner that is known here."""
+        seat = self._seat
+        if is_forced(message.promises):
+            return None
+        reason = seat.owner.directing.why_withheld(message.value.directive, seat.place.directive)
+        if reason is not None:
+            self._conduct.strike(leader, "led", reason)
+        return reason
 
     def why_not_worked(self, entry: Entry, now: float, spread: float = 1.0) -> str | None:
         """Why nobody can have done what entry claims, as far as we can know."""

@@ -42,6 +42,7 @@ from dilocox_peer.peer.rounds.contract import (
     BytesCame,
     Closed,
     Input,
+    OwnerSpoke,
     OwnerVouched,
     PeerFound,
     PeerRefused,
@@ -52,6 +53,7 @@ from dilocox_peer.peer.rounds.contract import (
     StateInstalled,
     StateMissing,
 )
+from dilocox_peer.peer.rounds.directing import Authority, Directing
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.ending import Ending
 from dilocox_peer.peer.rounds.forks import Forks
@@ -69,9 +71,10 @@ from dilocox_peer.peer.rounds.view_changes import changes_in_vain
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Plan
 from dilocox_peer.wire.checkpoints import Checkpoint
-from dilocox_peer.wire.rounds import Cert, ChainPage, GetChain, Heartbeat, Leave, Message, Offer, Proof, Vouch
+from dilocox_peer.wire.directives import Directive
+from dilocox_peer.wire.rounds import Cert, ChainPage, Directed, GetChain, Heartbeat, Leave, Message, Offer, Proof, Vouch
 
-_FROM_ANYBODY = (GetChain, ChainPage, Cert, Vouch)
+_FROM_ANYBODY = (GetChain, ChainPage, Cert, Vouch, Directed)
 
 
 class RoundMachine:
@@ -101,12 +104,13 @@ class RoundMachine:
         stored_states: Collection[Digest] = (),
         stored_blobs: Collection[Digest] = (),
         run_owner: PeerId | None = None,
+        authority: Authority | None = None,
         max_back: int | None = None,
         seats: SeatTerms | None = None,
         state_bytes: int = 0,
     ) -> None:
         """plan: of round 1. run_owner: signs the first roster and checkpoints; None: the first peers start the run, and
-        nobody vouches for it. max_back: rounds that may be taken back without the owner's word. seats: how newcomers earn a vote. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
+        nobody vouches for it. authority: whose directives apply. max_back: rounds that may be taken back without the owner's word. seats: how newcomers earn a vote. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
         stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there. state_bytes: of a whole
         state, as a donor sends it; 0: not known."""
         self._now = self._due = now
@@ -114,21 +118,16 @@ class RoundMachine:
         self._conduct = Conduct(me)
         self._owner = Owner(
             me, incarnation, sign, verify, timing, Pace(timing), rng, start_peers, max_peers, plans, judge,
-            self._conduct, itertools.count(incarnation),
+            self._conduct, itertools.count(incarnation), Directing(authority),
         )  # fmt: skip
-        genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan), run_owner, seats)
+        genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan), run_owner, seats, authority)
         self._chain = Chain(genesis_place, durable.appended if durable is not None else ())
         for certificate in self._chain.certificates[-PLANNED_FROM:]:
             judge.observe(certificate)
         self.schedule = Schedule(self._chain, plans, plan)
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
-        if stored_blobs:
-            of_round = {
-                entry.blob: each.value.round for each in self._chain.certificates for entry in each.value.entries
-            }
-            for blob in stored_blobs:
-                self._holdings.stored(blob, of_round.get(blob, self.round))
+        self._holdings.found(stored_blobs, self._chain.certificates, self.round)
         checkpoint = durable.checkpoint if durable is not None else None
         self._forks = Forks(self._chain, max_back=max_back, checkpoint=checkpoint)
         self._adoption = Adoption(
@@ -215,6 +214,11 @@ class RoundMachine:
         """The newest of the run's owner that is known here."""
         return self._forks.checkpoint
 
+    @property
+    def directive(self) -> Directive | None:
+        """The newest of the run's owner that is known here, whether or not it applies yet."""
+        return self._owner.directing.newest(self._chain.place.directive)
+
     def waits_for(self, now: float) -> Wait | None:
         """What we can do nothing without: the owner's signature, somebody who holds the run's state, the word that it is over. None: nothing."""
         if self.schedule.is_over and not self._ending.is_believed(now):
@@ -249,11 +253,7 @@ class RoundMachine:
     def reports(self) -> Mapping[PeerId, tuple[int, int]]:
         """(round in training, micro-batches done in it) as each peer last said, ourselves included. An offer says that
         its round is over, and comes before the next heartbeat."""
-        said = {peer: self._members[peer].said for peer in self._members.known}
-        reports = {peer: (each.training_round, each.micro_batches) for peer, each in said.items() if each is not None}
-        for peer in self.sitting.arrivals.offers:
-            if reports.get(peer, (0, 0))[0] < self.round + 2:
-                reports[peer] = (self.round + 2, 0)
+        reports = self._members.reports(self.sitting.arrivals.offers, self.round + 2)
         return {**reports, self._owner.peer: (self.training_round, self._heartbeats.micro_batches)}
 
     def alive(self, now: float) -> set[PeerId]:
@@ -344,19 +344,31 @@ class RoundMachine:
                     self._heartbeats.due = now  # it is taken in by what it said last
             case OwnerVouched(checkpoint):
                 return self._hear_owner(checkpoint)
+            case OwnerSpoke(directive):
+                return self._hear_directive(directive)
             case Leaving():
                 self._has_left = True
                 goodbye = Leave(*self.sitting.seat.at(), self._owner.incarnation)
-                return [*send_all(sorted({*self.roster, *self._members.alive(now)} - {self._owner.peer}), goodbye)]
+                return [*send_all(self._everybody(), goodbye)]
         return []
 
     def _hear_owner(self, checkpoint: Checkpoint, sender: PeerId | None = None) -> list[Action]:
         """A newer checkpoint is told to those here."""
         actions, reason = self._adoption.hear_owner(checkpoint)
         if actions:
-            told = {*self.roster, *self._members.alive(self._now)} - {self._owner.peer, sender}
-            actions += send_all(sorted(told), Vouch(*self.sitting.seat.at(), checkpoint))
+            actions += send_all(self._everybody(sender), Vouch(*self.sitting.seat.at(), checkpoint))
         return actions + (self._refuse(sender, reason) if reason and sender is not None else [])
+
+    def _hear_directive(self, directive: Directive, sender: PeerId | None = None) -> list[Action]:
+        """A newer one is told to those here; the next leader brings it into the chain."""
+        told, reason = self._owner.directing.hear(directive, self._chain.place.directive)
+        if told:
+            return [*send_all(self._everybody(sender), Directed(*self.sitting.seat.at(), directive))]
+        return self._refuse(sender, reason) if reason and sender is not None else []
+
+    def _everybody(self, but: PeerId | None = None) -> list[PeerId]:
+        """Those of the roster and those alive, without ourselves."""
+        return sorted({*self.roster, *self._members.alive(self._now)} - {self._owner.peer, but})
 
     def _close(self, base: Digest, entry: Entry) -> None:
         assert entry.peer == self._owner.peer, f"an offer of {entry.peer} closed by {self._owner.peer}"
@@ -396,9 +408,8 @@ class RoundMachine:
         for event in events:
             actions.append(Note(event))
             if isinstance(event, EquivocationProved) and (proof := self._conduct.proof_against(event.peer)):
-                told = sorted({*self.roster, *self._members.alive(self._now)} - {self._owner.peer, event.peer})
-                actions += send_all(told, Proof(*self.sitting.seat.at(), *proof))
-        return actions
+                actions += send_all(self._everybody(event.peer), Proof(*self.sitting.seat.at(), *proof))
+        return actions + [Note(told) for told in self._owner.directing.news(self._chain.place.directive)]
 
     @property
     def _takes_part(self) -> bool:
@@ -417,7 +428,7 @@ class RoundMachine:
 
     def _receive(self, sender: PeerId, message: Message) -> list[Action]:
         now = self._now
-        if sender == self._owner.peer:
+        if sender == self._owner.peer or (self.directive is not None and sender in self.directive.banned):
             return []
         if message.stage != self._chain.place.stage:
             return []  # who moved here from another stage may still be greeted by those it left
@@ -442,6 +453,8 @@ class RoundMachine:
                 actions += self._take_certificates(sender, message.certificates, more=message.more)
             case Vouch():
                 actions += self._hear_owner(message.checkpoint, sender)
+            case Directed():
+                actions += self._hear_directive(message.directive, sender)
             case Proof(contradiction=proof):
                 is_known = self._conduct.is_proven(proof.peer) or proof.peer not in {*self.roster, *self._members.known}
                 if not is_known and not self._conduct.accuse(proof, message.stage, self._owner.verify):

@@ -130,6 +130,15 @@ class Members:
         seen = self._seen.get(peer)
         return seen is not None and seen.said is not None and seen.said.paused
 
+    def reports(self, offered: Iterable[PeerId], after: int) -> dict[PeerId, tuple[int, int]]:
+        """(round in training, micro-batches done in it) of each as it last said; those that have offered are in round `after` at least."""
+        said = {peer: self._seen[peer].said for peer in self._seen}
+        reports = {peer: (each.training_round, each.micro_batches) for peer, each in said.items() if each is not None}
+        for peer in offered:
+            if reports.get(peer, (0, 0))[0] < after:
+                reports[peer] = (after, 0)
+        return reports
+
     def we_said(self, *, micro_batches: int, paused: bool) -> None:
         """What our own heartbeats say."""
         self._we_may_offer = not paused or micro_batches > 0

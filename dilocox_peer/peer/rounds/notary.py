@@ -23,6 +23,7 @@ from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, ends_run, vote_for
 from dilocox_peer.peer.rounds.contract import (
     Action,
+    OwnerSpoke,
     OwnerVouched,
     PeerFound,
     PeerRefused,
@@ -41,7 +42,8 @@ from dilocox_peer.peer.rounds.timing import AWAY_S, NEVER, Timing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, acceptance
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
-from dilocox_peer.wire.rounds import Cert, ChainPage, GetChain, Heartbeat, Message, Vouch
+from dilocox_peer.wire.directives import Directive
+from dilocox_peer.wire.rounds import Cert, ChainPage, Directed, GetChain, Heartbeat, Message, Vouch
 
 POLL_FIRST_S = 1.0  # between two questions to a peer, while the run has not begun
 POLL_S = 5.0
@@ -49,7 +51,7 @@ ASKED_AT_ONCE, ASKED_OF_ROSTER = 3, 2
 PATIENCE_S = 120.0  # five times what a roster waits for its quorum
 FIRST_VIEW = 1
 
-NotaryInput = Tick | PeerFound | PeerRefused | Received | OwnerVouched | TailLost
+NotaryInput = Tick | PeerFound | PeerRefused | Received | OwnerVouched | OwnerSpoke | TailLost
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class Notary:
         self._refusals = Refusals()
         self._poll_at = now
         self._heard: Checkpoint | None = None  # not ours, and not durable yet
+        self._directive: Directive | None = None  # that peers are told of
         self._now = now
 
     # ---- what Healing reads ----
@@ -166,6 +169,9 @@ class Notary:
                 actions += self._meet(peer, addresses)
             case OwnerVouched(checkpoint):
                 self._hear(checkpoint)
+            case OwnerSpoke(directive):
+                self._directive = directive
+                actions += [Send(peer, Directed(*self._at(), directive)) for peer in sorted(self._known)]
             case PeerRefused(peer):
                 self._known.pop(peer, None)
             case TailLost(head):
@@ -193,7 +199,8 @@ class Notary:
             others = self._known.keys() - set(self._chain.place.roster)
             del self._known[min(others, key=lambda each: (self._known[each].asked_at, each))]
         self._known[peer] = _Known(self._now, addresses)
-        return [self._question(peer)]
+        told = [] if self._directive is None else [Send(peer, Directed(*self._at(), self._directive))]
+        return [self._question(peer), *told]
 
     def _receive(self, sender: PeerId, message: Message) -> list[Action]:
         if message.stage != self._terms.stage:

@@ -10,11 +10,13 @@ from dilocox_peer.peer.planning.planner import JudgingPlanner
 from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Place, Verifier, by_rank, is_vote, vote_for
 from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import Persist, Send
+from dilocox_peer.peer.rounds.directing import Directing
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.justified import promise_statement
 from dilocox_peer.peer.rounds.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Certificate, Value, acceptance
+from dilocox_peer.wire.chain import Certificate, Plan, Value, acceptance
+from dilocox_peer.wire.directives import Directive
 from dilocox_peer.wire.rounds import Accepted, Message, Promised, Statement
 
 
@@ -36,6 +38,7 @@ class Owner:
     planner: JudgingPlanner
     conduct: Conduct
     orders: Iterator[int]
+    directing: Directing
 
 
 class Seat:
@@ -66,8 +69,28 @@ class Seat:
 
     @property
     def may_vote(self) -> bool:
-        """Whether it votes in ballots here: a voter that has signed no view change above."""
-        return self.is_voter and self.votes.view_change_signed <= self.place.view
+        """Whether it votes in ballots here: a voter that has signed no view change above, and that the run's owner has not banned."""
+        is_banned = self.directive is not None and self.me in self.directive.banned
+        return self.is_voter and not is_banned and self.votes.view_change_signed <= self.place.view
+
+    @property
+    def directive(self) -> Directive | None:
+        """The newest of the run's owner that is known here."""
+        return self.owner.directing.newest(self.place.directive)
+
+    @property
+    def to_carry(self) -> tuple[Directive, ...]:
+        """It, if our own proposal is to bring it into the chain."""
+        directive = self.owner.directing.to_carry(self.place.directive)
+        return () if directive is None else (directive,)
+
+    def plan(self) -> Plan:
+        """That we would propose for the round after next."""
+        return self.owner.planner.next(self.place.plan, self.place.bounds(self.owner.plans))
+
+    def why_not_planned(self, value: Value) -> str | None:
+        """Why value plans what does not follow here, or None."""
+        return self.owner.planner.why_not(value.plan, self.place.plan, self.place.bounds(self.owner.plans))
 
     def leader(self, ballot: int) -> PeerId:
         return self.order[ballot % len(self.order)]

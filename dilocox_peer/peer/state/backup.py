@@ -108,7 +108,7 @@ class Annals:
         height = self._chain.height_of(certificates[0].parent)
         if height is None:
             raise ProtocolError(sender, "certificates that follow no head of the chain asked about")
-        longest = self._plans.longest_chain
+        longest = self._chain.place_at(height).bounds(self._plans).longest_chain
         if longest is not None and height + len(certificates) > longest:
             raise ProtocolError(sender, f"a chain of more than {longest} certificates, which this run cannot have")
         place = self._chain.place_at(height)

@@ -160,7 +160,10 @@ class RoundBook:
     @property
     def may_train(self) -> bool:
         """Whether new micro-batches may begin."""
-        return not (self.held_by or self._awaits_certificate or self._timetable.is_after_last(self.round))
+        timetable, number = self._timetable, self.round
+        return not (
+            self.held_by or self._awaits_certificate or timetable.is_after_last(number) or timetable.is_held(number)
+        )
 
     def hold(self, is_held: bool, reason: HoldReason) -> None:
         (self.held_by.add if is_held else self.held_by.discard)(reason)
@@ -177,8 +180,9 @@ class RoundBook:
 
     def learning_rate_share(self, steps_done: int) -> float:
         """Share of the peak learning rate, for the next inner step."""
-        position = self._timetable.position(self.round, self.in_round / self.share)
-        share = scheduled(position, self._manifest.inner)
+        fraction = self.in_round / self.share
+        position = self._timetable.position(self.round, fraction)
+        share = scheduled(position, self._manifest.inner) * self._timetable.rate(self.round, fraction)
         # A peer that comes in after the first round has no moments yet, whether it started there or had a state installed.
         return share * ramp(steps_done) if self.certified else share
 

@@ -13,6 +13,7 @@ from dilocox_peer.peer.rounds.contract import Apply, Input
 from dilocox_peer.peer.rounds.schedule import Schedule
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry
+from dilocox_peer.wire.directives import Directive
 
 
 class AgreedRounds(Protocol):
@@ -40,6 +41,8 @@ class AgreedRounds(Protocol):
     def plan_reason(self) -> str: ...
     @property
     def chain(self) -> Sequence[Certificate]: ...
+    @property
+    def directive(self) -> Directive | None: ...
     def working(self, now: float) -> Collection[PeerId]: ...
     def may_end(self, now: float) -> bool: ...
 

@@ -322,7 +322,13 @@ class OuterLoop:
 
     def _learn_plans(self, certified: int) -> None:
         """What training may be in at this head: the round after it, and the one after that while an offer is out."""
-        self._timetable.learn({number: self._schedule.plan_for(number) for number in (certified + 1, certified + 2)})
+        coming, newest = (certified + 1, certified + 2), self._rounds.directive
+        self._timetable.learn({number: self._schedule.plan_for(number) for number in coming})
+        if newest is not None:
+            directives = {number: self._schedule.directive_for(number) for number in coming}
+            total = self._schedule.total_steps
+            assert total is not None, "a run of a manifest ends"
+            self._timetable.learn_directives(directives, total, is_lifted=not newest.paused)
         if self._timetable.goes_by_tokens:
             self._worked.follow(self._rounds.chain)
             done = self._worked.by(certified)

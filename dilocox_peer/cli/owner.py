@@ -1,0 +1,219 @@
+"""`owner`: what the run's owner wants of it, from now on. Each call signs the whole of it anew, with the next number
+(wire/directives.py): written to the owner's home, from where the bootstrap there takes it within seconds, and with a link
+into the run's directory.
+"""
+
+import asyncio
+import math
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from dilocox_peer.cli.flags_of_owner import OwnerFlags
+from dilocox_peer.cli.home import default_home
+from dilocox_peer.cli.invite import of_run, owned, peer_named
+from dilocox_peer.errors import ConfigError, RunUnreachable
+from dilocox_peer.invitation import Invitation
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.directives import MAX_BANNED, MAX_SAID, UNCHANGED, Directive, sign_directive
+
+if TYPE_CHECKING:
+    from dilocox_peer.dht.directory import Directory
+    from dilocox_peer.peer.desk import OwnerRecords
+
+AHEAD = 4  # rounds that `stop` without a number leaves: all stages hear of it before
+LOOK_S = 5.0
+
+Change = Callable[[Directive, OwnerFlags, Manifest, int], dict[str, Any]]
+
+
+def run_owner(flags: OwnerFlags) -> None:
+    """Raises ConfigError, RunUnreachable."""
+    from dilocox_peer.peer.desk import OwnerRecords
+
+    if flags.what not in CHANGES and flags.what != "show":
+        raise ConfigError(f"owner {flags.what[:40]!r}: write one of show, {', '.join(CHANGES)}")
+    if flags.cool_down and flags.what != "stop":
+        raise ConfigError("--cool-down belongs to `owner stop`: it is the last rounds before it")
+    manifest, key = owned(flags.run_file, flags.owner_key, flags.home)
+    run = None if flags.link is None else of_run(flags.link, manifest)
+    records = OwnerRecords(flags.home or default_home(), manifest.run_id)
+    if run is None:
+        said = _say(flags, manifest, key, records, None, 0)
+    else:
+        said = asyncio.run(_say_in(run, flags, manifest, key, records))
+    if said is None:
+        typer.echo("nothing is said: the run goes as its settings say")
+        return
+    typer.echo(f"directive {said.number}: {said.words()}" + (f'; you say: "{said.said}"' if said.said else ""))
+    for peer in said.banned:
+        typer.echo(f"banned: {peer}")
+    if flags.what != "show":
+        typer.echo(
+            f"written to {records.folder}, from where a bootstrap with this --home tells it within seconds"
+            + ("; told to the run" if run is not None else "")
+        )
+        typer.echo("it comes with the next round's certificate, and training goes by it from the round after next")
+
+
+def _say(
+    flags: OwnerFlags,
+    manifest: Manifest,
+    key: SigningKey,
+    records: "OwnerRecords",
+    found: Directive | None,
+    newest_round: int,
+) -> Directive | None:
+    """found: what the run knows; it may have been said from another machine."""
+    known = records.directive(run=manifest.digest, owner=key.peer_id)
+    if found is not None and (known is None or found.number > known.number):
+        known = found
+    if flags.what == "show":
+        return known
+    before = known or Directive(manifest.digest, 1)
+    changed = CHANGES[flags.what](before, flags, manifest, newest_round)
+    number = 1 if known is None else known.number + 1
+    try:
+        unsigned = replaced(before, number=number, signature=b"", **changed)
+    except ValueError as error:
+        raise ConfigError(f"owner {flags.what}: {error}") from None
+    said = sign_directive(unsigned, key.sign)
+    records.write_directive(said)
+    return said
+
+
+async def _say_in(
+    invitation: Invitation, flags: OwnerFlags, manifest: Manifest, key: SigningKey, records: "OwnerRecords"
+) -> Directive | None:
+    from dilocox_peer.cli.visit import visit
+
+    async with visit(Invitation(invitation.run_id, invitation.addresses)) as open_visit:
+        directory = open_visit.directory
+        await directory.fetch_manifest()
+        read = await directory.directive()
+        found = None if read is None else read[0]
+        said = _say(flags, manifest, key, records, found, await _newest_round(directory, manifest.stages.count))
+        if said is not None and flags.what != "show":
+            await directory.publish_directive(said)
+        return said
+
+
+async def _newest_round(directory: "Directory", num_stages: int) -> int:
+    with suppress(RunUnreachable):
+        leases = [lease for stage in range(num_stages) for lease in await directory.peers(stage, LOOK_S)]
+        return max((lease.round for lease in leases), default=0)
+    return 0
+
+
+# ---- what changes ----------------------------------------------------------------------------------------------------
+
+
+def _pause(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
+    _no_value(flags)
+    return {"paused": True}
+
+
+def _resume(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
+    _no_value(flags)
+    return {"paused": False}
+
+
+def _stop(_before: Directive, flags: OwnerFlags, _manifest: Manifest, newest_round: int) -> dict[str, Any]:
+    if flags.value == "never":
+        return {"stop_after": 0, "cool_rounds": 0}
+    if flags.value is not None:
+        after = _whole(flags, "a round")
+    elif newest_round:
+        after = newest_round + max(AHEAD, flags.cool_down)
+    else:
+        raise ConfigError(
+            "owner stop: write after which round (`owner stop 40`), or pass --link, which tells where it is"
+        )
+    return {"stop_after": after, "cool_rounds": flags.cool_down}
+
+
+def _extend(_before: Directive, flags: OwnerFlags, manifest: Manifest, _round: int) -> dict[str, Any]:
+    rounds = _whole(flags, "how many rounds the run is to have, each as long as in its settings")
+    if rounds < manifest.rounds.total:
+        raise ConfigError(
+            f"owner extend {rounds}: the run has {manifest.rounds.total} rounds; `owner stop` ends it earlier"
+        )
+    return {"total_steps": rounds * manifest.rounds.inner_steps}
+
+
+def _rate(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
+    try:
+        factor = float(flags.value or "")
+    except ValueError:
+        factor = math.nan
+    if not 1 / UNCHANGED <= factor <= 10:
+        raise ConfigError(f"owner rate {flags.value or ''}: write what the learning rate is multiplied by, 0.001 to 10")
+    return {"rate_permille": round(factor * UNCHANGED)}
+
+
+def _require(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
+    from dilocox_peer import __version__
+
+    version = _value(flags, "a version, like 0.2 (0: any)")
+    if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4}){0,2}", version):
+        raise ConfigError(f"owner require {version[:40]!r}: write a version, like 0.2 (0: any)")
+    asked = replaced(_before, least_version="" if version == "0" else version)
+    if asked.least_version and asked.why_too_old(__version__) is not None:
+        raise ConfigError(
+            f"owner require {version}: this program itself is {__version__}; update it before you ask others to"
+        )
+    return {"least_version": asked.least_version}
+
+
+def _ban(before: Directive, flags: OwnerFlags, manifest: Manifest, _round: int) -> dict[str, Any]:
+    peer = peer_named(_value(flags, "a PeerID"), "owner ban")
+    if peer == manifest.owner_peer:
+        raise ConfigError(f"{peer} is the run's owner, who cannot be banned")
+    if len({*before.banned, peer}) > MAX_BANNED:
+        raise ConfigError(
+            f"owner ban: {MAX_BANNED} are banned, and no more can be; a run by invitation suits you better"
+        )
+    return {"banned": tuple(sorted({*before.banned, peer}))}
+
+
+def _unban(before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
+    peer = _value(flags, "a PeerID")
+    if peer not in before.banned:
+        raise ConfigError(f"owner unban: {peer[:80]!r} is not banned; `dilocox-peer owner` lists who is")
+    return {"banned": tuple(each for each in before.banned if each != peer)}
+
+
+def _message(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
+    text = (flags.value or "").strip()
+    if len(text) > MAX_SAID or not text.isprintable():
+        raise ConfigError(f"owner say: one line of at most {MAX_SAID} characters")
+    return {"said": text}
+
+
+CHANGES: Mapping[str, Change] = {
+    "pause": _pause, "resume": _resume, "stop": _stop, "extend": _extend, "rate": _rate, "require": _require, "ban": _ban,
+    "unban": _unban, "say": _message,
+}  # fmt: skip
+
+
+def _no_value(flags: OwnerFlags) -> None:
+    if flags.value is not None:
+        raise ConfigError(f"owner {flags.what} takes nothing behind it, not {flags.value[:40]!r}")
+
+
+def _value(flags: OwnerFlags, what: str) -> str:
+    if not flags.value:
+        raise ConfigError(f"owner {flags.what}: write {what} behind it")
+    return flags.value
+
+
+def _whole(flags: OwnerFlags, what: str) -> int:
+    text = _value(flags, what)
+    if not text.isdecimal() or not 0 < int(text) <= 1_000_000:
+        raise ConfigError(f"owner {flags.what} {text[:40]}: write {what}, as a whole number")
+    return int(text)

@@ -1,0 +1,111 @@
+"""The owner's directives in seeded runs, with every fault of the other seeds beside them; and each rule shown to be needed."""
+
+import pytest
+
+from dilocox_peer.peer.rounds.contract import OwnerSpoke
+from dilocox_peer.peer.rounds.directing import PATIENT_FOR, Authority, Directing
+from dilocox_peer.peer.rounds.seat import Seat
+from dilocox_peer.types import PeerId
+from dilocox_peer.wire.directives import Directive, sign_directive
+
+from .directing import run_directed, said
+from .invariants import Violation
+from .world import OWNER, ROUND_S, RUN, World, sign_as
+
+BATCH = 20
+
+
+@pytest.mark.parametrize("first", range(0, 100, BATCH))
+def test_everybody_comes_to_go_by_the_newest_directive_and_by_no_forged_one(first: int) -> None:
+    outcomes = [run_directed(seed) for seed in range(first, first + BATCH)]
+    assert any(outcome.two_tongues for outcome in outcomes), "no seed in which the owner signs two with one number"
+
+
+def test_without_a_look_at_the_signature_a_forged_one_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Authority, "why_not", lambda _self, _directive: None)
+    with pytest.raises(Violation, match="has not said"):
+        _ = [run_directed(seed) for seed in range(20)]
+
+
+def test_members_vote_for_no_leader_that_leaves_out_what_all_have_known_for_some_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here every leader does: so nothing is certified any more, which is what shows that nobody votes for it."""
+    monkeypatch.setattr(Seat, "to_carry", ())
+    assert _rounds_without() <= PATIENT_FOR + 1
+    monkeypatch.setattr(Directing, "why_withheld", lambda *_: None)
+    assert _rounds_without() > 2 * PATIENT_FOR + 2
+
+
+def _rounds_without() -> int:
+    world = _settled(3)
+    for node in world.nodes.values():
+        node.feed(OwnerSpoke(said(1)))
+    before = _round(world)
+    world.run(world.now + 20 * ROUND_S)
+    return _round(world) - before
+
+
+def test_who_is_banned_is_in_no_roster_any_more_and_the_others_go_on() -> None:
+    world = _settled(4)
+    banned = sorted(world.nodes)[1]
+    directive = sign_directive(Directive(RUN, 1, banned=(banned,)), sign_as(OWNER))
+    world.nodes[PeerId("p00")].feed(OwnerSpoke(directive))
+    others = [node for node in world.nodes.values() if node.peer != banned]
+
+    def is_out() -> bool:
+        return all(node.machine is not None and banned not in node.machine.roster for node in others)
+
+    assert world.run(world.now + 20 * ROUND_S, stop=is_out)
+    before = max(node.machine.round for node in others if node.machine is not None)
+    world.run(world.now + 10 * ROUND_S)
+    for node in others:
+        assert node.machine is not None
+        assert node.machine.round > before + 3, "the others do not go on"
+        assert banned not in node.machine.roster
+
+
+def test_a_run_that_is_told_to_stop_ends_after_that_round_everywhere() -> None:
+    world = _settled(3)
+    last = _round(world) + 5
+    directive = sign_directive(Directive(RUN, 1, stop_after=last), sign_as(OWNER))
+    world.nodes[PeerId("p02")].feed(OwnerSpoke(directive))
+    world.run(world.now + 15 * ROUND_S)
+    for node in world.nodes.values():
+        assert node.machine is not None
+        assert (node.machine.round, node.machine.schedule.is_over) == (last, True)
+
+
+def test_a_run_that_is_made_longer_goes_on_to_its_new_end() -> None:
+    world = World(5, 3)
+    world.be_directed()
+    world.total_rounds = 6
+    for node in world.nodes.values():
+        node.start(sorted(world.nodes))
+    assert world.run(60 * ROUND_S, stop=lambda: _round(world) >= 2)
+    steps = 2 * world.plans.total_steps if world.plans.total_steps else 0
+    world.nodes[PeerId("p00")].feed(OwnerSpoke(sign_directive(Directive(RUN, 1, total_steps=steps), sign_as(OWNER))))
+    world.run(world.now + 40 * ROUND_S)
+    machines = [node.machine for node in world.nodes.values() if node.machine is not None]
+    assert all(machine.schedule.is_over for machine in machines)
+    assert {machine.schedule.plan_for(machine.round).end for machine in machines} == {steps}
+
+
+def _settled(num_peers: int) -> World:
+    """A world whose peers are all in one roster, and no faults."""
+    world = World(3, num_peers)
+    world.be_directed()
+    for node in world.nodes.values():
+        node.start(sorted(world.nodes))
+
+    def together() -> bool:
+        return world.shares_one_head() and all(
+            node.machine is not None and len(node.machine.roster) == num_peers for node in world.up()
+        )
+
+    assert world.run(40 * ROUND_S, stop=together)
+    return world
+
+
+def _round(world: World) -> int:
+    return max(node.machine.round for node in world.up() if node.machine is not None)
