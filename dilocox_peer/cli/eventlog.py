@@ -23,7 +23,7 @@ from rich.console import Console
 
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Event, Failed, Listener
-from dilocox_peer.peer.status import printable
+from dilocox_peer.peer.status import printable_lines
 
 MAX_LINE_BYTES = 1 << 20
 MAX_WAITING = 4096  # events, for whoever writes them
@@ -81,7 +81,7 @@ def event_printer(*, as_json: bool) -> Listener:
                 out.write(json.dumps(event.record(at_s), allow_nan=True) + "\n")
                 out.flush()
             else:
-                _write_line(event, at_s, console)
+                write_line(event, at_s, console)
 
     queued = Queued(write)
     atexit.register(queued.close)
@@ -180,9 +180,9 @@ def _kinds() -> dict[str, TypeAdapter[Any]]:
     return {kind.__name__: TypeAdapter(kind) for kind in Event.__subclasses__()}
 
 
-def _write_line(event: Event, at_s: float, console: Console) -> None:
+def write_line(event: Event, at_s: float, console: Console) -> None:
     if event.level == "debug":
         return
     stamp = time.strftime("%H:%M:%S", time.localtime(at_s))
-    text = "\n".join(printable(line, MAX_LINE_BYTES) for line in event.line().split("\n"))
+    text = printable_lines(event.line(), MAX_LINE_BYTES)
     console.print(f"{stamp} {text}", style=_STYLES[event.level], markup=False)

@@ -44,6 +44,7 @@ app = typer.Typer(
 )
 
 PROGRAM = "dilocox-peer"
+MAX_ERROR_CHARS = 4000  # of a line; a reason may come from a stranger
 
 
 def _show_version(value: bool) -> None:
@@ -258,7 +259,9 @@ def main() -> None:
     try:
         app(arguments, prog_name=PROGRAM)  # exits by itself: 0, 2 for wrong usage, or what a command said
     except DilocoxError as error:
-        typer.echo(f"{PROGRAM}: {error.line}", err=True)
+        from dilocox_peer.peer.status import printable_lines
+
+        typer.echo(printable_lines(f"{PROGRAM}: {error.line}", MAX_ERROR_CHARS), err=True)
         sys.exit(error.exit_code)
 
 

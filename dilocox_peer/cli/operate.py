@@ -29,7 +29,7 @@ from dilocox_peer.invitation import Invitation, format_invitation, parse_invitat
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import NotRunning, ask, follow, is_answered, socket_path
 from dilocox_peer.peer.planning.plan import adapts_inner_steps
-from dilocox_peer.peer.status import Status, stage_words
+from dilocox_peer.peer.status import Status, printable, stage_words
 from dilocox_peer.types import PeerId
 from dilocox_peer.web.durations import duration
 
@@ -64,6 +64,8 @@ def _socket(home: PeerHome) -> Path:
     return path
 
 
+MAX_LINE_CHARS = 4096  # a link with many addresses is one line
+
 # ---- a peer of this machine ------------------------------------------------------------------------------------------
 
 
@@ -78,7 +80,11 @@ async def _show_peer(path: Path, *, as_json: bool, watch: bool) -> None:
 
 
 def peer_lines(status: Mapping[str, Any]) -> list[str]:
-    """A peer's summary (peer/summary.py), or a bootstrap's (health.py), for a person."""
+    """A peer's summary (peer/summary.py), or a bootstrap's (health.py), for a person: what strangers wrote in it is text."""
+    return [printable(line, MAX_LINE_CHARS) for line in _peer_lines(status)]
+
+
+def _peer_lines(status: Mapping[str, Any]) -> list[str]:
     if status.get("role") == ROLE:
         return [
             f"bootstrap {short(PeerId(status['peer']))}  {judge(status)[1]}",

@@ -21,7 +21,7 @@ from dilocox_peer.cli.demo_table import size as size_of
 from dilocox_peer.cli.demo_table import sparkline
 from dilocox_peer.events import short
 from dilocox_peer.peer.contributions import Round
-from dilocox_peer.peer.status import LogLine, MapPeer, Status, stage_words
+from dilocox_peer.peer.status import LogLine, MapPeer, Status, printable, stage_words
 
 MIN_WIDTH, MIN_HEIGHT = 76, 20  # below, one panel at a time
 PANELS = ("my peer", "swarm", "rounds", "log")
@@ -470,10 +470,11 @@ def _cut(text: str, width: int) -> str:
 
 
 def _fit(line: Line, width: int) -> Line:
-    """line in exactly width cells."""
+    """line in exactly width cells, and of nothing but what is printed: this is the last that sees it before the terminal."""
     fitted: Line = []
     left = width
-    for text, style in line:
+    for words, style in line:
+        text = printable(words)
         cells = cell_len(text)
         if cells > left:
             fitted.append((_cut(text, left), style))

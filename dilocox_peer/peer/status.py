@@ -458,3 +458,12 @@ def printable(text: str, most: int = MAX_LINE) -> str:
     """text as a terminal may be given it: no control characters (a reason may come from a stranger), and not endless."""
     clean = text if text.isprintable() else "".join(each if each.isprintable() else "�" for each in text)
     return clean if len(clean) <= most else clean[: most - 1] + "…"
+
+
+def printable_lines(text: str, most: int = MAX_LINE) -> str:
+    """text of one or more lines, each printable; all but the first begin with spaces, so that a stranger's reason with a line break
+    in it does not look like another line of the log."""
+    first, *more = text.split("\n")
+    return "\n".join(
+        [printable(first, most), *("    " + printable(line.strip(), most) if line.strip() else "" for line in more)]
+    )
