@@ -4,6 +4,11 @@
     python benchmarks/homes.py b4         two stages of two peers, all four at home; b0, b1, b2: so many of them, the others public
     python benchmarks/homes.py c          a carrier's NAT, a network that lets out port 443 alone, a restricted home
     python benchmarks/homes.py d          as a; then the bootstrap with its relay is killed and started again
+    python benchmarks/homes.py m          as a, and a public member; then the bootstrap is killed for good: the member passes on
+    python benchmarks/homes.py o          as a, and no relay: nobody passes anybody on (--relay off)
+    python benchmarks/homes.py n          as a; then a home's line gets another address
+    python benchmarks/homes.py z          as a; then a home sleeps, for --sleep seconds, and wakes in another network
+    python benchmarks/homes.py i          as a, with routers that forget a flow after 20 s without a packet
 
 Real processes in network namespaces (testbed/natlab.py): needs root, iproute2 and nftables.
 """
@@ -11,6 +16,8 @@ Real processes in network namespaces (testbed/natlab.py): needs root, iproute2 a
 import argparse
 import asyncio
 import json
+import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -28,6 +35,9 @@ from dilocox_peer.manifest import Manifest
 HOMES_MEET_S = 90.0
 WATCH_S = 30.0  # after they have met
 RELAY_AWAY_S = 3.0  # and as long as it takes to start, some 7 s
+STEADY_S = 10.0  # between their meeting and a disturbance
+APART_S = 60.0  # of o, that homes which cannot meet are watched for
+SLEEP_S = 90.0
 LACKS = 77  # exit code where the machine cannot play it
 
 
@@ -45,10 +55,11 @@ class Outcome:
     stages: dict[str, int] = field(default_factory=dict)
     links: dict[str, list[str]] = field(default_factory=dict)  # of several stages: whom it is linked with
     tokens_per_s: float = 0.0  # of all origins, while it was watched
-    again_s: float | None = None  # of d: from the relay's return to the next round with everybody
+    again_s: float | None = None  # from the relay's return, or the disturbance, to the next round with everybody
+    round_then: int = 0  # the last that may have been under way at a disturbance
     reserved_s: float | None = None  # of d: from there until the slowest home had a place at the relay
     away_s: float | None = None  # of d: from the relay's end to the last reservation
-    num_lost: int = 0  # of d: rounds that a home had certified and the chain does without
+    num_lost: int = 0  # rounds that a home had certified and the chain does without
 
     @property
     def num_chains(self) -> int:
@@ -76,19 +87,28 @@ def homes(lab: NatLab, scenario: str) -> list[str]:
         for number in range(num_homes):
             lab.home(f"h{number}", 1 + number, kinds[number])
         return [*(f"p{number}" for number in range(4 - num_homes)), *(f"h{number}" for number in range(num_homes))]
-    lab.home("a", 1, Router.RESTRICTED)
+    idle_s = 20 if scenario == "i" else None
+    lab.home("a", 1, Router.RESTRICTED, idle_s=idle_s)
     if scenario == "c":
         lab.carrier("isp", 50)
         lab.home("c", 3, behind="isp")
         lab.home("e", 4, only_port=443)
         return ["a", "c", "e"]
-    lab.home("b", 2, Router.RESTRICTED)
-    lab.home("s", 5, Router.SYMMETRIC)
+    lab.home("b", 2, Router.RESTRICTED, idle_s=idle_s)
+    lab.home("s", 5, Router.SYMMETRIC, idle_s=idle_s)
+    if scenario == "m":
+        lab.public("p", 20)
+        return ["p", "a", "b", "s"]
     return ["a", "b", "s"]
 
 
 async def play(
-    scenario: str, *, log: Path | None = None, watch_s: float = WATCH_S, line: float | None = None
+    scenario: str,
+    *,
+    log: Path | None = None,
+    watch_s: float = WATCH_S,
+    line: float | None = None,
+    sleep_s: float = SLEEP_S,
 ) -> Outcome:
     """The scenario, from the first process to the last."""
     with NatLab() as lab:
@@ -100,17 +120,21 @@ async def play(
         outcome = Outcome(names, num_stages=2 if scenario.startswith("b") else 1)
         async with HomeSwarm(lab, manifest(outcome)) as swarm:
             ports = (4711, 443) if scenario == "c" else (4711,)
-            await swarm.start_bootstrap(ports=ports)
+            await swarm.start_bootstrap(ports=ports, more=("--relay", "off") if scenario == "o" else ())
             for name in names:
                 joined_at = time.monotonic()
                 await swarm.join(name)
-            if await swarm.until(lambda: _all_in_one(swarm, outcome, 0.0) is not None, HOMES_MEET_S):
+            meet_s = APART_S if scenario == "o" else HOMES_MEET_S
+            if await swarm.until(lambda: _all_in_one(swarm, outcome, 0.0) is not None, meet_s):
                 met_at = _all_in_one(swarm, outcome, 0.0)
                 assert met_at is not None
                 outcome.met_s = met_at - joined_at
             watched_from = time.monotonic()
             if scenario == "d":
                 await _restart_bootstrap(swarm, outcome)
+            elif scenario in ("m", "n", "z"):
+                await swarm.until(lambda: False, STEADY_S)
+                await _disturb(lab, swarm, outcome, scenario, sleep_s)
             await swarm.until(lambda: False, watch_s)
             _look(swarm, outcome, watched_from)
             if log is not None:
@@ -139,14 +163,46 @@ async def _restart_bootstrap(swarm: HomeSwarm, outcome: Outcome) -> None:
         outcome.num_lost += sum(record["last_round"] - record["first_round"] + 1 for _, record in kept)
 
 
-def _all_in_one(swarm: HomeSwarm, outcome: Outcome, since: float) -> float | None:
-    """When the slowest of them had heard, after since, of a round to which all of its stage contributed."""
+async def _disturb(lab: NatLab, swarm: HomeSwarm, outcome: Outcome, scenario: str, sleep_s: float) -> None:
+    """m: the bootstrap is killed; n: the line of home a gets another address; z: it sleeps. How soon all contribute again."""
+    match scenario:
+        case "m":
+            swarm.child(BOOTSTRAP).process.kill()
+        case "n":
+            lab.renumber("a", 77)
+        case _:
+            pids = lab.pids("a")
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            lab.cut("a")
+            await swarm.until(lambda: False, sleep_s)
+            lab.rehouse("a", 3)
+            lab.renumber("a", 77)
+            lab.plug_in("a")
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+    at = time.monotonic()
+    known = max(record["round"] for name in outcome.names for _, record in swarm.rounds(name))
+    outcome.round_then = known + 1  # under way: what was offered before may still be in it
+
+    def again() -> float | None:
+        return _all_in_one(swarm, outcome, at, after_round=known + 1)
+
+    if await swarm.until(lambda: again() is not None, HOMES_MEET_S):
+        outcome.again_s = (again() or at) - at
+    for name in outcome.names:
+        kept = swarm.told[name].of("BranchKept")
+        outcome.num_lost += sum(record["last_round"] - record["first_round"] + 1 for _, record in kept)
+
+
+def _all_in_one(swarm: HomeSwarm, outcome: Outcome, since: float, *, after_round: int = -1) -> float | None:
+    """When the slowest of them had heard, after since, of a round, one after after_round, to which all of its stage contributed."""
     at = []
     for name in outcome.names:
         full = [
             at_s
             for at_s, record in swarm.rounds(name)
-            if at_s > since and len(record["contributors"]) == outcome.peers_per_stage
+            if at_s > since and record["round"] > after_round and len(record["contributors"]) == outcome.peers_per_stage
         ]
         if not full:
             return None
@@ -203,6 +259,9 @@ def show(scenario: str, outcome: Outcome) -> None:
         links = f"; linked with {', '.join(outcome.links[name]) or 'nobody'}" if outcome.num_stages > 1 else ""
         stage = f" (stage {outcome.stages[name]})" if outcome.num_stages > 1 else ""
         print(f"  {name}{stage}: {rounds or 'no round'}; sees {paths or 'nobody'}{links}")
+    if scenario in ("m", "n", "z"):
+        again = "never" if outcome.again_s is None else f"{outcome.again_s:.1f} s"
+        print(f"  from then to a round with everybody: {again}; rounds lost: {outcome.num_lost}")
     if scenario == "d":
         again = "never" if outcome.again_s is None else f"{outcome.again_s:.1f} s"
         reserved = "never" if outcome.reserved_s is None else f"{outcome.reserved_s:.1f} s"
@@ -213,17 +272,19 @@ def show(scenario: str, outcome: Outcome) -> None:
 
 def main() -> int:
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("scenario", choices=("a", "b0", "b1", "b2", "b4", "c", "d"))
+    cli.add_argument("scenario", choices=("a", "b0", "b1", "b2", "b4", "c", "d", "i", "m", "n", "o", "z"))
     cli.add_argument("--log", type=Path, help="write every event of every process there")
     cli.add_argument("--json", action="store_true", help="the same once more, as the last line")
     cli.add_argument("--line", type=float, help="Mbit/s of everybody's line but the bootstrap's, each way")
     cli.add_argument("--watch", type=float, default=WATCH_S, help="seconds, after they have met")
+    cli.add_argument("--sleep", type=float, default=SLEEP_S, help="seconds, of z")
     args = cli.parse_args()
     if (lack := missing()) is not None:
         print(f"skipped: {lack}", file=sys.stderr)
         return LACKS
     print(header())
-    outcome = asyncio.run(play(args.scenario, log=args.log, watch_s=args.watch, line=args.line and args.line * 1e6))
+    line = args.line and args.line * 1e6
+    outcome = asyncio.run(play(args.scenario, log=args.log, watch_s=args.watch, line=line, sleep_s=args.sleep))
     show(args.scenario, outcome)
     if args.json:
         print(json.dumps(asdict(outcome)))

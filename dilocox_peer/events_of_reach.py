@@ -29,6 +29,14 @@ class ReachChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LineChanged(Event):
+    """This computer has other addresses than before, or slept."""
+
+    def line(self) -> str:
+        return "the line is another one, or this computer has slept: all connections are made anew"
+
+
+@dataclass(frozen=True, slots=True)
 class NobodyAnswers(Event):
     """Nobody of the run does, at any address that is known; this peer has a state of it, and opens the run by itself."""
 

@@ -216,6 +216,28 @@ class NatLab:
         """Starts it at that host, in a session of its own; `close` ends it."""
         return self._spawn(self._space(name), [str(each) for each in argv], env=env, stdout=stdout, stderr=stderr)
 
+    def renumber(self, name: str, number: int) -> None:
+        """Another line: the home's router has 31.0.NUMBER.1 from now on, and knows no flow of before."""
+        space = self._routers[name]
+        for line in sh("ip", "-n", space, "-o", "-4", "addr", "show", "dev", "wan").splitlines():
+            sh("ip", "-n", space, "addr", "del", line.split()[3], "dev", "wan")
+        sh("ip", "-n", space, "addr", "add", f"31.0.{number}.1/16", "dev", "wan")
+
+    def rehouse(self, name: str, last: int) -> None:
+        """Another address within the home: the host is 192.168.NUMBER.LAST from now on, as in another network."""
+        space = self._space(name)
+        [old] = [
+            line.split()[3] for line in sh("ip", "-n", space, "-o", "-4", "addr", "show", "dev", "eth0").splitlines()
+        ]
+        base = old.rpartition("/")[0].rpartition(".")[0]
+        sh("ip", "-n", space, "addr", "del", old, "dev", "eth0")
+        sh("ip", "-n", space, "addr", "add", f"{base}.{last}/24", "dev", "eth0")
+        sh("ip", "-n", space, "route", "replace", "default", "via", f"{base}.1")
+
+    def pids(self, name: str) -> list[int]:
+        """Of all processes at that host."""
+        return [int(pid) for pid in sh("ip", "netns", "pids", self._space(name)).split()]
+
     def cut(self, name: str) -> None:
         """Takes the cable out of the wall."""
         self._plugged(name, "down")

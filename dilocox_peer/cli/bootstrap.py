@@ -36,6 +36,7 @@ from dilocox_peer.network.p2pd import check_listenable
 from dilocox_peer.peer.control import ControlRefused, Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity, read_key
 from dilocox_peer.peer.lag import LoopLag
+from dilocox_peer.peer.settings import relay_bytes_per_s
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import RunId
 
@@ -108,6 +109,7 @@ def run_bootstrap(flags: BootstrapFlags) -> None:
         if not flags.keep:
             raise ConfigError("--web-port shows what is kept: leave --no-keep out")
         check_port(flags.web_host, flags.web_port)
+    relay_bytes_per_s(flags.relay)
     manifests = _manifests(flags.paths)
     owner_keys = _owner_keys(flags, manifests)
     parse_multiaddrs(flags.initial_peers, "peer")
@@ -241,6 +243,7 @@ async def _open(
     index: int,
 ) -> _Served:
     from dilocox_peer.dht.directory import Directory
+    from dilocox_peer.network.relaying import Relay
     from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer import dialback
     from dilocox_peer.peer.desk import Desk, OwnerRecords
@@ -258,7 +261,7 @@ async def _open(
         host_maddrs=listen,
         announce_maddrs=announce,
         runtime_dir=flags.peer_home.runtime_of(index),
-        serves_as_relay=True,  # peers behind a NAT are reached through it
+        is_public=True,
     )
     stack.push_async_callback(transport.close)
     directory = await Directory.create(transport, manifest.run_id, identity.key)
@@ -271,6 +274,10 @@ async def _open(
         await desk.beat(directory)
     await directory.publish_manifest(manifest)
     await dialback.serve(transport, right=None)
+    await dialback.serve_forgetting(transport, stack)
+    relay = Relay(transport, relay_bytes_per_s(flags.relay), is_open=lambda: True)
+    stack.push_async_callback(relay.close)
+    await relay.serve()
     archivist = await _archivist(stack, manifest, transport, directory, flags, listener) if flags.keep else None
     registrar = _registrar(manifest, owner_key, transport, directory, flags, listener, archivist)
     if registrar is not None:

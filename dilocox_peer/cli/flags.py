@@ -18,6 +18,7 @@ from dilocox_peer.peer.settings import (
     Choices,
     Column,
     ListenAddresses,
+    RelayBudget,
     TokenizerPath,
 )
 
@@ -220,6 +221,7 @@ class BootstrapFlags(OfPeer):
     evaluate: Annotated[
         bool, Flag("Evaluate what is kept on the validation split, in a process of its own.", has_opposite=True)
     ] = True
+    relay: RelayBudget = "100"
     keep_disk: Annotated[float, Flag("GB to keep of each run; two of its states need room.", least=0.001)] = 20.0
     name: Name = "bootstrap"
     home: Home = None

@@ -28,7 +28,7 @@ from dilocox_peer.invitation import parse_invitation, parse_multiaddrs
 from dilocox_peer.network.autogroup import giving_way
 from dilocox_peer.peer.control import Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.settings import Choices, SessionSettings
+from dilocox_peer.peer.settings import Choices, SessionSettings, relay_bytes_per_s
 from dilocox_peer.peer.startup import StartUp, StartupStep
 from dilocox_peer.wire.declared import MAX_SITE_CHARS, SITE
 from dilocox_peer.wire.records import MAX_PUBLIC_NAME
@@ -62,6 +62,7 @@ def run_join(flags: JoinFlags) -> None:
     for flag, mbit_s in (("--max-upload", flags.at_most.max_upload), ("--max-download", flags.at_most.max_download)):
         if mbit_s is not None and not MIN_MBIT_S <= mbit_s <= 1e6:
             raise ConfigError(f"{flag} {mbit_s:g}: at least {MIN_MBIT_S:g} Mbit/s; leave it out for no limit")
+    relay_bytes_per_s(flags.at_most.relay)
     if flags.only_idle:
         read_usage()  # or the system cannot tell
     warnings = _check_machine(home, choices.host_maddrs)

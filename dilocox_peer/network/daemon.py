@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
 from dilocox_peer.invitation import Address, parse_multiaddr
 from dilocox_peer.network.bulk import PeerGone, PeerRefusing, PeerSilent, RequestRefused, TransportDown
-from dilocox_peer.network.p2pd import FairReader, HandlerTasks, PendingCalls, diagnose, launch_command, relay_flags
+from dilocox_peer.network.p2pd import RELAY_FLAGS, FairReader, HandlerTasks, PendingCalls, diagnose, launch_command
 from dilocox_peer.network.runtime_dir import RuntimeDir
 from dilocox_peer.types import PeerId
 
@@ -71,23 +71,23 @@ class Daemon:
         initial: Sequence[Address],
         hosts: Sequence[Address],
         announced: Sequence[str],
-        is_relay: bool,
+        is_public: bool,
         timeout_s: float,
     ) -> "Daemon":
         """Raises ConfigError (address, port, folder, identity, p2pd does not start) or RunUnreachable (nobody of initial answers);
-        then, and when cancelled, nothing is left behind. is_relay: it passes on between others, see relay_flags."""
+        then, and when cancelled, nothing is left behind. is_public: others can dial it."""
         directory = RuntimeDir.open(runtime_dir, peer_id)
         output: deque[str] = deque(maxlen=20)
         started: list[P2P] = []
         try:
             p2p = await start_daemon(
-                daemon_class(directory.path, output, started, is_relay=is_relay),
+                daemon_class(directory.path, output, started),
                 initial_peers=[address.text for address in initial],
                 host_maddrs=[host.text for host in hosts],
                 announce_maddrs=list(announced) or None,
                 identity_path=str(identity_path),
                 check_if_identity_free=False,  # it reads RSA keys only, and starts a second daemon; we hold a lock on the file
-                force_reachability="public" if is_relay else None,
+                force_reachability="public" if is_public else "private",  # else it takes minutes to punch holes
                 nat_port_map=not all(host.host in ("127.0.0.1", "::1") for host in hosts),
                 startup_timeout=timeout_s,
                 persistent_conn_max_msg_size=MAX_CALL_BYTES,
@@ -251,6 +251,16 @@ class Daemon:
         _, writer = await self._request(peer, request, timeout_s)
         writer.close()
 
+    async def hang_up(self, peer: PeerId, timeout_s: float) -> None:
+        """Ends all connections with peer. Raises as `call`."""
+        from hivemind.proto import p2pd_pb2
+
+        end = p2pd_pb2.DisconnectRequest(peer=raw_peer(peer))
+        _, writer = await self._request(
+            peer, p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=end), timeout_s
+        )
+        writer.close()
+
     async def open_stream(
         self, peer: PeerId, protocol: str, timeout_s: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -351,7 +361,7 @@ def quiet_hivemind() -> None:
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)
 
 
-def daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"], *, is_relay: bool) -> type["P2P"]:
+def daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"]) -> type["P2P"]:
     """hivemind's P2P with sockets in socket_dir, p2pd started by launch_command, its lines kept in output, and every
     instance put into `started` at once: create() does not stop its p2pd when it fails or is cancelled."""
     quiet_hivemind()
@@ -368,7 +378,7 @@ def daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"], *, 
         @staticmethod
         def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
             command: list[str] = P2P._make_process_args(*args, **kwargs)
-            return launch_command([*command, *relay_flags(is_relay=is_relay)], is_relay=is_relay)
+            return launch_command([*command, *RELAY_FLAGS])
 
         def _terminate(self) -> None:
             """As hivemind's, but Popen.terminate polls before it signals: a p2pd that has just ended is reaped there, and

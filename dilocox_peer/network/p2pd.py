@@ -30,34 +30,22 @@ if (nice := os.getpriority(os.PRIO_PROCESS, 0)) > 0:
             group.write(str(nice))
     except OSError:
         pass
-if sys.argv[2]:
-    os.environ["GOMAXPROCS"] = sys.argv[2]
 if sys.platform == "linux":
     import ctypes
     PR_SET_PDEATHSIG, SIGKILL = 1, 9
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
     if os.getppid() != int(sys.argv[1]):
         sys.exit("the parent is gone")
-os.execv(sys.argv[3], sys.argv[3:])
+os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def launch_command(command: Sequence[str], *, is_relay: bool = False) -> list[str]:
-    """p2pd's command line, started through _LAUNCHER. The process keeps its pid when it becomes p2pd. is_relay: with one
-    thread, see relay_flags."""
-    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), "1" if is_relay else "", *command]
+RELAY_FLAGS: Final = ("-relayService=0",)  # one of its two relays; the other, which no flag ends, relaying.py replaces
 
 
-def relay_flags(*, is_relay: bool) -> tuple[str, ...]:
-    """What p2pd is told of passing on between others.
-
-    One that does makes two relays, one with the limits given here and one with its library's (128 KiB a circuit, two minutes); the
-    one that starts last serves, and with a single thread it is always the first of them [m]. The limits: a circuit carries a TiB
-    for a day; a peer has 64 of them, as many as a stage has members; the buffer, of which each has two, is 16 MiB if not said.
-    """
-    if not is_relay:
-        return ("-relayService=0",)
-    return ("-relayDataLimit=1099511627776", "-relayTimeLimit=24h", "-relayMaxCircuits=64", "-relayBufferSize=262144")
+def launch_command(command: Sequence[str]) -> list[str]:
+    """p2pd's command line, started through _LAUNCHER. The process keeps its pid when it becomes p2pd."""
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
 
 
 def check_listenable(address: Address, *, flag: str = "--host-maddrs") -> None:

@@ -17,7 +17,7 @@ from dilocox_peer.types import PeerId
 WANTED = 2  # so that one may go
 RENEW_S = 8.0
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 3.0
-REFUSED_RETRY_S = 60.0  # of those that have no room, or do not want to
+REFUSED_RETRY_S = 20.0  # of those that have no room, or do not want to, or do not know yet whether they are dialable
 MAX_CANDIDATES = 16
 ADDRESSES_EACH = 2  # of a relay, announced
 ENOUGH_BYTES = 64 << 20  # a circuit that carries less breaks off in the middle of a contribution
@@ -45,6 +45,7 @@ class RelayChoice:
     _relays: dict[PeerId, _Relay] = field(default_factory=dict)  # best first, as they were offered
     _announced: tuple[str, ...] = ()
     _is_needed: bool = True
+    is_told: bool = True  # whether others are to know
 
     def need(self, is_needed: bool) -> bool:
         """Whether others need a relay to dial us; else nobody is asked and nothing announced. Gives back whether that is news."""
@@ -107,7 +108,7 @@ class RelayChoice:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where those dial us who cannot do so directly."""
-        return self._announced if self._is_needed else ()
+        return self._announced if self._is_needed and self.is_told else ()
 
     def _announce(self) -> None:
         held = [text for peer in self._kept() for text in self._relays[peer].addresses[:ADDRESSES_EACH]]

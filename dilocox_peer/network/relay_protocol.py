@@ -1,21 +1,40 @@
-"""How a peer asks a relay for a reservation: the HOP protocol of circuit relay v2, as bytes. Pure.
+"""Circuit relay v2 as bytes, both sides of it: how a peer asks a relay for a reservation, and what a relay answers, and asks. Pure.
 
 With a reservation the relay passes on to us whoever dials `RELAY/p2p-circuit/p2p/US`. p2pd would ask by itself, but minutes late and
-never again after the relay has restarted [m]; so we ask, over a stream that it opens for us, and it takes the circuits.
-Source: https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md. The two messages are protobuf; what is read of them
+never again after the relay has restarted [m]; so we ask, over a stream that it opens for us, and it takes the circuits. The relay's
+part (relaying.py) is ours too: p2pd's own has no limit of rate.
+Source: https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md. The messages are protobuf; what is read of them
 is a number here and there, so no generated code.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
-PROTOCOL: Final = "/libp2p/circuit/relay/0.2.0/hop"
+PROTOCOL: Final = "/libp2p/circuit/relay/0.2.0/hop"  # of who asks a relay
+STOP_PROTOCOL: Final = "/libp2p/circuit/relay/0.2.0/stop"  # of a relay that passes somebody on
 RESERVE: Final = b"\x02\x08\x00"  # length, field 1 (type): 0 (RESERVE)
 MAX_ANSWER_BYTES: Final = 4096  # relays answer with some 300: their addresses and a signed voucher
 MAX_LENGTH_BYTES: Final = 2
+MAX_ID_BYTES: Final = 64  # of a PeerID in binary; those of RSA keys have 34, of Ed25519 keys 38
 
 _STATUS, _OK = 2, 100  # a type of message, a status
+_STOP_STATUS = 1
+
+
+class RelayStatus(IntEnum):
+    """What a relay answers."""
+
+    OK = 100
+    REFUSED = 200  # a reservation
+    FULL = 201
+    DENIED = 202
+    NOT_REACHED = 203
+    NO_RESERVATION = 204
+    MALFORMED = 400
+
+
 _REASONS = {
     200: "it refuses reservations",
     201: "it has no room for more",
@@ -61,6 +80,77 @@ def read_answer(raw: bytes) -> tuple[RelayLimit | None, str]:
         raise ValueError("a limit that is a number")
     of_circuit = dict(_fields(limit))
     return RelayLimit(num_bytes=_number(of_circuit.get(2, 0)), seconds=_number(of_circuit.get(1, 0))), ""
+
+
+# ---- the relay's part --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskPlace:
+    """Somebody asks for a reservation."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskCircuit:
+    """Somebody asks to be passed on. target: a PeerID in binary, which may be none at all."""
+
+    target: bytes
+
+
+def read_request(raw: bytes) -> AskPlace | AskCircuit:
+    """What somebody asks of a relay, without its length. Raises ValueError."""
+    fields = dict(_fields(raw))
+    if fields.get(1) == 0:
+        return AskPlace()
+    if fields.get(1) != 1:
+        raise ValueError("neither a reservation nor a connection is asked for")
+    peer = fields.get(2)
+    target = dict(_fields(peer)).get(1) if isinstance(peer, bytes) else None
+    if not isinstance(target, bytes) or not 0 < len(target) <= MAX_ID_BYTES:
+        raise ValueError("a connection with nobody")
+    return AskCircuit(target)
+
+
+def reserved_until(unix_s: int) -> bytes:
+    """The answer to who has a reservation, which is without limits of its own: the relay's budget is for all circuits together."""
+    return _with_length(_number_field(1, _STATUS) + _bytes_field(3, _number_field(1, unix_s)) + _number_field(5, _OK))
+
+
+def answered(verdict: RelayStatus) -> bytes:
+    """Any other answer of a relay."""
+    return _with_length(_number_field(1, _STATUS) + _number_field(5, verdict))
+
+
+def passed_on(source: bytes) -> bytes:
+    """What a relay says to whom it passes source on, a PeerID in binary."""
+    return _with_length(_number_field(1, 0) + _bytes_field(2, _bytes_field(1, source)))
+
+
+def is_taken(raw: bytes) -> bool:
+    """Whether the peer takes whom a relay has passed on, by its answer to that, without its length. Raises ValueError."""
+    fields = dict(_fields(raw))
+    if fields.get(1) != _STOP_STATUS:
+        raise ValueError("not a status")
+    return fields.get(4) == _OK
+
+
+def _with_length(message: bytes) -> bytes:
+    return _varint_of(len(message)) + message
+
+
+def _number_field(field: int, value: int) -> bytes:
+    return _varint_of(field << 3) + _varint_of(value)
+
+
+def _bytes_field(field: int, value: bytes) -> bytes:
+    return _varint_of(field << 3 | 2) + _varint_of(len(value)) + value
+
+
+def _varint_of(value: int) -> bytes:
+    raw = b""
+    while value > 127:
+        raw, value = raw + bytes([value & 127 | 128]), value >> 7
+    return raw + bytes([value])
 
 
 def _number(value: int | bytes) -> int:

@@ -6,12 +6,13 @@ addresses are those at which we dial it.
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError
 from dilocox_peer.invitation import parse_multiaddr
 from dilocox_peer.network import relay_protocol
-from dilocox_peer.network.bulk import PeerGone, PeerSilent
+from dilocox_peer.network.bulk import PeerGone, PeerSilent, RequestRefused
 from dilocox_peer.network.p2pd import greets
 from dilocox_peer.network.relay_choice import RelayChoice
 from dilocox_peer.types import PeerId
@@ -25,6 +26,7 @@ class Dialler(Protocol):
     @property
     def peer_id(self) -> PeerId: ...
     async def connect(self, peer: PeerId, addresses: Sequence[str], timeout_s: float = ...) -> None: ...
+    async def hang_up(self, peer: PeerId, timeout_s: float = ...) -> None: ...
     async def paths(self, timeout_s: float = ...) -> Mapping[PeerId, str]: ...
     async def open_stream(
         self, peer: PeerId, protocol: str, timeout_s: float
@@ -38,6 +40,7 @@ class Reservations:
         self._dialler = dialler
         self._choice = RelayChoice(dialler.peer_id)
         self._addresses: tuple[str, ...] = ()
+        self._silent: set[PeerId] = set()  # that did not answer the last time, on an open connection
         self._nudge = asyncio.Event()
         self.changed = asyncio.Event()
 
@@ -55,17 +58,23 @@ class Reservations:
         if self._choice.need(is_needed):
             self._note_change()
 
+    def tell(self, is_told: bool) -> None:
+        """Whether others are to know where relays pass on to us; until they are, `addresses` is empty."""
+        if self._choice.is_told != is_told:
+            self._choice.is_told = is_told
+            self._note_change()
+
     def offer(self, addresses: Sequence[str]) -> None:
         """Peers that may be relays, best first, by their addresses; relayed ones are none."""
-        candidates: dict[PeerId, list[str]] = {}
+        candidates: dict[PeerId, dict[str, None]] = {}
         for text in addresses:
             try:
                 address = parse_multiaddr(text, "lease")
             except ConfigError:
                 continue
             if not address.is_relayed and address.peer is not None:
-                candidates.setdefault(address.peer, []).append(address.text)
-        self._choice.offer(candidates)
+                candidates.setdefault(address.peer, {})[address.text] = None
+        self._choice.offer({peer: tuple(texts) for peer, texts in candidates.items()})
         self._nudge.set()
 
     async def run(self) -> None:
@@ -85,9 +94,20 @@ class Reservations:
         clock = asyncio.get_running_loop().time
         try:
             limit, _reason = await reserve(self._dialler, peer, addresses)
+        except PeerSilent:
+            if (
+                peer in self._silent
+            ):  # the second time: its connection leads nowhere, which p2pd finds out half a minute later
+                with suppress(PeerUnavailable):
+                    await self._dialler.hang_up(peer)
+            self._silent ^= {peer}
+            self._choice.failed(peer, clock())
+        except RequestRefused:  # it is there, and passes nobody on
+            self._choice.refused(peer, clock())
         except (PeerUnavailable, ProtocolError):
             self._choice.failed(peer, clock())
         else:
+            self._silent.discard(peer)
             if limit is not None:
                 self._choice.reserved(peer, limit, clock())
             else:

@@ -91,8 +91,11 @@ class Transport:
         self._message_handler: MessageHandler | None = None
         self.admission: Admission | None = None
         self._message_rates: OrderedDict[PeerId, TokenBucket] = OrderedDict()
+        self.heard: OrderedDict[PeerId, float] = (
+            OrderedDict()
+        )  # when, monotonic, the last message or byte of a body came
         self._bytes_handler: BytesHandler = lambda _peer: None
-        self._serving = Serving(limits, self.bandwidth, self._refusal, lambda peer: self._bytes_handler(peer))
+        self._serving = Serving(limits, self.bandwidth, self._refusal, self._on_bytes)
         self._is_closed = False
 
     # -- start and end ------------------------------------------------------------------------------------------------
@@ -108,12 +111,13 @@ class Transport:
         initial_peers: Sequence[str] = (),
         host_maddrs: Sequence[str] = _LOOPBACK,
         announce_maddrs: Sequence[str] = (),
-        serves_as_relay: bool = False,
+        is_public: bool = False,
         limits: TransportLimits = TransportLimits(),
         startup_timeout_s: float = 30.0,
     ) -> "Transport":
-        """A running transport. namespace: the run id; peers of another namespace are refused. serves_as_relay: it passes on, at
-        once, between peers that cannot dial one another: others can dial it (a bootstrap server).
+        """A running transport. namespace: the run id; peers of another namespace are refused. is_public: others can dial it, which
+        p2pd is told, as it takes minutes to find out (a bootstrap server); else p2pd is told that they cannot, which ends nothing
+        but its waiting before it punches holes.
 
         One reachable address of initial_peers is enough. Raises ConfigError (address, port, folder, identity, p2pd does
         not start) or RunUnreachable (nobody of initial_peers answers); then, and when cancelled, nothing is left behind.
@@ -132,7 +136,7 @@ class Transport:
             initial=[parse_multiaddr(text, "peer") for text in initial],
             hosts=hosts,
             announced=announced,
-            is_relay=serves_as_relay,
+            is_public=is_public,
             timeout_s=startup_timeout_s,
         )
         try:
@@ -248,6 +252,10 @@ class Transport:
 
     async def take_streams(self, kind: str, on_stream: OnStream, *, right: Right) -> None:
         """Streams of that kind that peers open go to on_stream(peer, reader, writer), which bounds and ends them. right: as `serve`."""
+        await self.take_protocol(self.stream_protocol(kind), on_stream, right=right)
+
+    async def take_protocol(self, protocol: str, on_stream: OnStream, *, right: Right | None) -> None:
+        """As `take_streams`, of a protocol that is not this run's alone."""
 
         async def take(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if self._is_closed or self._refusal(peer, right) is not None:
@@ -256,17 +264,24 @@ class Transport:
                 await on_stream(peer, reader, writer)
 
         self.daemon.check_up(self.peer_id)
-        await self.daemon.accept(self.stream_protocol(kind), take)
+        await self.daemon.accept(protocol, take)
 
-    async def seen_at(self, peer: PeerId, timeout_s: float = 5.0) -> list[str]:
-        """Hosts that our open connections with peer lead to, relayed ones left out."""
+    async def leads_to(self, peer: PeerId, timeout_s: float = 5.0) -> list[str]:
+        """Multiaddresses of peer's ends of our open connections with it, as we see them, relayed ones left out. Raises
+        PeerUnavailable, TimeoutError."""
         self.daemon.check_up(self.peer_id)
         async with asyncio.timeout(timeout_s):
             connections = await self.daemon.connections()
         texts = [text for connected, addresses in connections if connected == peer for text in addresses]
-        return [
-            text.split("/")[2] for text in texts if "/p2p-circuit" not in text and text.startswith(("/ip4/", "/ip6/"))
-        ]
+        return [text for text in texts if "/p2p-circuit" not in text and text.startswith(("/ip4/", "/ip6/"))]
+
+    async def seen_at(self, peer: PeerId, timeout_s: float = 5.0) -> list[str]:
+        """The hosts of `leads_to`."""
+        return [text.split("/")[2] for text in await self.leads_to(peer, timeout_s)]
+
+    async def hang_up(self, peer: PeerId, timeout_s: float = 5.0) -> None:
+        """Ends all connections with peer, and what is under way on them. Raises PeerUnavailable."""
+        await self.daemon.hang_up(peer, timeout_s)
 
     async def range_of(self, peer: PeerId) -> str:
         """The range of addresses that our connection with peer leads to; empty if that says nothing. Raises PeerUnavailable."""
@@ -286,6 +301,10 @@ class Transport:
     def set_bytes_handler(self, handler: BytesHandler) -> None:
         """handler(peer) whenever bytes of a body have come from peer, or it has acknowledged some; often, in the loop."""
         self._bytes_handler = handler
+
+    def _on_bytes(self, peer: PeerId) -> None:
+        remember(self.heard, peer, time.monotonic())
+        self._bytes_handler(peer)
 
     async def send(self, peer: PeerId, raw: bytes, timeout_s: float) -> None:
         """Hands raw to peer's message handler; returns when that has run.
@@ -314,6 +333,7 @@ class Transport:
         if (reason := self._refusal(peer, Right.JOIN)) is not None:
             raise Refusal(reason)
         self.bandwidth.bytes_received += len(raw)
+        remember(self.heard, peer, time.monotonic())
         try:
             self._message_handler(peer, raw)
         except ProtocolError as error:
@@ -391,7 +411,7 @@ class Transport:
             nonlocal seen
             self.bandwidth.bytes_received += num_bytes
             seen += num_bytes
-            self._bytes_handler(peer)
+            self._on_bytes(peer)
 
         try:
             async with asyncio.timeout(timeout_s):

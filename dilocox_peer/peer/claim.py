@@ -120,7 +120,7 @@ async def _try_to_be_dialled(presence: Presence, stages: dict[int, list[Lease]],
         return
     others = [lease for leases in stages.values() for lease in leases if lease.peer != presence.me]
     rng = random.Random(presence.incarnation)
-    again_s = 0.0 if presence.addresses_of_relays else AGAIN_S
+    again_s = 0.0 if presence.has_relays else AGAIN_S
     found = await presence.reachability.try_out(presence.transport, others, rng, again_s=again_s)
     if found is False and not presence.is_dialable:
         listener(Remark(ADVICE))

@@ -41,11 +41,13 @@ class DialPlan:
             if each.addresses != lease.addresses:
                 each.addresses, each.due_at, each.failures = lease.addresses, NEVER, 0
 
-    def due(self, connected: Collection[PeerId], now: float) -> list[tuple[PeerId, tuple[str, ...]]]:
-        """Whom to dial now, and where; each is to be followed by `dialled`. One we are connected with counts as new once."""
+    def due(
+        self, connected: Collection[PeerId], now: float, *, later: Collection[PeerId] = ()
+    ) -> list[tuple[PeerId, tuple[str, ...]]]:
+        """Whom to dial now, and where; each is to be followed by `dialled`. One we are connected with counts as new once. later: who is not dialled yet."""
         due = []
         for peer, each in self._listed.items():
-            if each.is_dialled_now or each.due_at > now or (each.was_dialled and peer in connected):
+            if peer in later or each.is_dialled_now or each.due_at > now or (each.was_dialled and peer in connected):
                 continue
             each.is_dialled_now = True
             due.append((peer, each.addresses))

@@ -3,35 +3,51 @@
 The peer that is asked dials only the host that the asker's own connection comes from, so nobody can have it knock at other machines'
 doors, a few ports of it, and says no more than yes or no. It takes a greeting of libp2p for a yes: p2pd itself would not dial
 a peer that it is connected with. linkd's port is not tried; it is reachable where p2pd's is, or a port was opened for it.
+It also says where it sees the asker: behind a router nobody else knows the address at which its connections come out.
 """
 
 import asyncio
 import ipaddress
 import random
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, suppress
 from enum import StrEnum
 from typing import Any, Final, Literal
 
 from dilocox_peer.admission import Right
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import ConfigError, DilocoxError
+from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError
 from dilocox_peer.invitation import Address, all_loopback, parse_multiaddr
-from dilocox_peer.network.bulk import Reply
+from dilocox_peer.network.bulk import Reply, RequestRefused
+from dilocox_peer.network.outside_view import OutsideView
 from dilocox_peer.network.p2pd import DIAL_S, greets
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.types import PeerId
 
 SERVICE: Final = "dial-back"
+FORGET_SERVICE: Final = (
+    "hang-up"  # asks to end all connections with the asker, who has moved, and whose old ones lead nowhere
+)
+FORGET_S = 4.0
 ASK_S = 6.0  # for all answers together
 AGAIN_S = 5.0  # after nobody could dial us, once: the router may have opened its port only now
 MAX_ASKED = 3
 MAX_ADDRESSES = 8  # in a question
 MAX_DIALLED = 3
+MAX_SEEN_CHARS = 100
+FORGET_AFTER_S = 0.1
+MAX_FORGOTTEN = 64
 ADVICE: Final = (
     "others cannot dial this peer: it goes on as with --outgoing-only, on stage 0. Open a TCP port and pass --host-maddrs and "
     "--announce-maddrs to hold any stage"
 )
+
+
+OnSeen = Callable[[PeerId, str], None]
+
+
+def _nobody_listens(_peer: PeerId, _address: str) -> None:
+    pass
 
 
 class Answer(StrEnum):
@@ -67,6 +83,7 @@ class DialbackVerdict:
     """
 
     def __init__(self, *, outgoing_only: bool) -> None:
+        self.outside = OutsideView()  # where others see us
         self._outgoing_only = outgoing_only
         self._was_dialled: bool | None = None  # None: nobody could tell
 
@@ -90,9 +107,9 @@ class DialbackVerdict:
         return self._was_dialled is True and not self._outgoing_only
 
     async def ask_entries(self, transport: Transport) -> None:
-        """Has those we came in by dial us, once; what they found counts from here on."""
+        """Has those we came in by dial us, once; what they found counts from here on, and where they see us."""
         entries = dict.fromkeys(parse_multiaddr(text, "peer").peer for text in transport.initial_peers)
-        answer = await ask(transport, [peer for peer in entries if peer is not None])
+        answer = await ask(transport, [peer for peer in entries if peer is not None], self._seen_by(transport))
         if answer is not None:
             self._was_dialled = answer
 
@@ -100,8 +117,18 @@ class DialbackVerdict:
         self, transport: Transport, leases: Sequence[Lease], rng: random.Random, *, again_s: float = AGAIN_S
     ) -> bool | None:
         """Has others dial us; what they found counts from here on. See `can_be_dialled`."""
-        self._was_dialled = await can_be_dialled(transport, leases, rng, again_s=again_s)
+        on_seen = self._seen_by(transport)
+        self._was_dialled = await can_be_dialled(transport, leases, rng, again_s=again_s, on_seen=on_seen)
         return self._was_dialled
+
+    def moved(self) -> None:
+        """We are elsewhere: what others found does not count any more."""
+        self._was_dialled = None
+        self.outside.forget()
+
+    def _seen_by(self, transport: Transport) -> "OnSeen":
+        clock = asyncio.get_running_loop().time
+        return lambda peer, address: self.outside.told(peer, address, clock(), is_named=peer in transport.named)
 
 
 async def serve(transport: Transport, *, right: Right | None = Right.READ) -> None:
@@ -112,20 +139,65 @@ async def serve(transport: Transport, *, right: Right | None = Right.READ) -> No
         for text in _texts(header):
             with suppress(ConfigError):
                 addresses.append(parse_multiaddr(text, "lease"))
-        dialled, otherwise = may_dial(addresses, await transport.seen_at(peer))
+        seen = await transport.leads_to(peer)
+        dialled, otherwise = may_dial(addresses, [text.split("/")[2] for text in seen])
         greeted = await asyncio.gather(*(greets(address) for address in dialled))
         found = (Answer.YES if any(greeted) else Answer.NO) if dialled else otherwise
-        return Reply({"answer": found.value})
+        return Reply({"answer": found.value, "seen": seen[0] if seen else ""})
 
     await transport.serve(SERVICE, answer, right=right)
 
 
+async def serve_forgetting(transport: Transport, stack: AsyncExitStack) -> None:
+    """From here on, has p2pd forget connections with who asks for it. Else what we send goes on one that leads nowhere, for half a
+    minute, though a good one is there: it cannot tell them apart."""
+    ending: set[asyncio.Task[None]] = set()
+
+    async def end(peer: PeerId) -> None:
+        await asyncio.sleep(FORGET_AFTER_S)  # the answer goes out first
+        with suppress(PeerUnavailable):
+            await transport.hang_up(peer)
+
+    async def answer(peer: PeerId, _header: dict[str, Any]) -> Reply:
+        if len(ending) < MAX_FORGOTTEN:
+            task = asyncio.create_task(end(peer), name="hang up")
+            ending.add(task)
+            task.add_done_callback(ending.discard)
+        return Reply({})
+
+    def cancel() -> None:
+        for task in ending:
+            task.cancel()
+
+    stack.callback(cancel)
+    await transport.serve(FORGET_SERVICE, answer, right=None)
+
+
+async def connect_anew(transport: Transport, peer: PeerId, addresses: Sequence[str]) -> bool:
+    """Ends our connections with peer, on both sides, and makes one: ours lead nowhere any more. Whether it is there."""
+    try:
+        await transport.hang_up(peer)
+        await transport.connect(peer, addresses, FORGET_S)
+        with suppress(RequestRefused, ProtocolError):  # of a version that does not know it
+            await transport.fetch(peer, FORGET_SERVICE, {}, max_body_bytes=0, timeout_s=FORGET_S)
+            await asyncio.sleep(2 * FORGET_AFTER_S)
+            await transport.connect(peer, addresses, FORGET_S)
+    except PeerUnavailable:
+        return False
+    return True
+
+
 async def can_be_dialled(
-    transport: Transport, leases: Sequence[Lease], rng: random.Random, *, again_s: float = AGAIN_S
+    transport: Transport,
+    leases: Sequence[Lease],
+    rng: random.Random,
+    *,
+    again_s: float = AGAIN_S,
+    on_seen: OnSeen = _nobody_listens,
 ) -> bool | None:
     """Whether those we came in by, or peers of the run, can dial us; None where nobody could tell.
 
-    leases: of others. again_s: after which they are asked once more; 0: they are not. Takes moments where the answer is yes, at
+    leases: of others. on_seen: as `ask`. again_s: after which they are asked once more; 0: they are not. Takes moments where the answer is yes, at
     most 2 * (DIAL_S + ASK_S) + again_s.
     """
     entry = list(dict.fromkeys(parse_multiaddr(text, "peer").peer for text in transport.initial_peers))
@@ -135,16 +207,17 @@ async def can_be_dialled(
         *(transport.connect(lease.peer, lease.addresses, DIAL_S) for lease in others), return_exceptions=True
     )
     asked = [peer for peer in (*entry[:1], *(lease.peer for lease in others), *entry[1:]) if peer is not None]
-    answer = await ask(transport, asked)
+    answer = await ask(transport, asked, on_seen)
     if answer is False and again_s and not all_loopback(transport.addresses):
         await asyncio.sleep(again_s)
         await transport.refresh_addresses()
-        answer = await ask(transport, asked)
+        answer = await ask(transport, asked, on_seen)
     return answer
 
 
-async def ask(transport: Transport, peers: Sequence[PeerId]) -> bool | None:
-    """Whether some of these peers can dial us; None where nobody could tell. Takes at most ASK_S."""
+async def ask(transport: Transport, peers: Sequence[PeerId], on_seen: OnSeen = _nobody_listens) -> bool | None:
+    """Whether some of these peers can dial us; None where nobody could tell. Takes at most ASK_S. on_seen(peer, address): told
+    where each of them says that it sees us."""
     question = {"addresses": [text for text in transport.addresses if "/p2p-circuit" not in text][:MAX_ADDRESSES]}
 
     async def one(peer: PeerId) -> Answer:
@@ -152,6 +225,8 @@ async def ask(transport: Transport, peers: Sequence[PeerId]) -> bool | None:
             header, _ = await transport.fetch(
                 peer, SERVICE, question, max_body_bytes=0, timeout_s=ASK_S, stall_timeout_s=ASK_S
             )
+            if isinstance(seen := header.get("seen"), str) and len(seen) <= MAX_SEEN_CHARS:
+                on_seen(peer, seen)
             return Answer(str(header.get("answer")))
         except (DilocoxError, ValueError):
             return Answer.UNKNOWN  # it is gone, or of a version that does not know the question

@@ -85,6 +85,7 @@ class Discovery:
                 self._listener(Failed("discovery", f"{error}; trying again"))
             else:
                 self._tell_swarm(seen)
+                self._reaching.listed([lease for leases in seen.values() for lease in leases])
                 await self._remember(seen)
                 await self._meet(seen[self._stage])
                 with suppress(RunUnreachable):  # nobody took it, or they know a newer one: the next look reads it

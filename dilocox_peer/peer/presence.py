@@ -44,12 +44,21 @@ class Presence:
     def addresses(self) -> tuple[str, ...]:
         """Where others dial us, those that are of use to most of them first: a lease holds a few."""
         own = self.transport.addresses
+        if self.reservations is not None and not self.reachability.is_known_direct:
+            # Where a router sends us out nobody gets in by dialling: p2pd punches there, if nobody has knocked alone.
+            outside = self.reachability.outside.hosts
+            own = tuple(text for text in own if parse_multiaddr(text, "lease").host not in outside)
         public = [text for text in own if address_range(parse_multiaddr(text, "lease").host)]
         return (*public, *self.addresses_of_relays, *(text for text in own if text not in public))
 
     @property
     def addresses_of_relays(self) -> tuple[str, ...]:
         return () if self.reservations is None else self.reservations.addresses
+
+    @property
+    def has_relays(self) -> bool:
+        """Whether some will pass others on to us, which others may not know yet."""
+        return self.reservations is not None and bool(self.reservations.held)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -60,7 +69,7 @@ class Presence:
         """Whether others may count on dialling us, through a relay if need be; it can change with our addresses."""
         if self.reachability.at(self.transport.addresses) == "direct":
             return True
-        return bool(self.addresses_of_relays) and not self.reachability.is_outgoing_only
+        return self.has_relays and not self.reachability.is_outgoing_only
 
     def lease(self, stage: int) -> Lease:
         """Of a peer that is at that stage and has done nothing there yet."""

@@ -1,30 +1,44 @@
 """How this peer and the others of its stage come to be connected: asks whether others can dial us, has relays pass on to us where
-they cannot, and dials those whom the directory lists until a connection is there.
+they cannot, is a relay itself where they can, and dials those whom the directory lists until a connection is there. Where our line is
+another one, or somebody falls silent, connections are made anew.
+
+p2pd punches a hole through two routers once, at the beginning of a connection through a relay, if both of its ends know by then
+where they come out; and a router that has seen one of them knock alone spoils it for two minutes. So p2pd is told first (outside_address.py),
+and until then nobody is told where relays pass on to us, and nobody whom only a relay leads to is dialled.
 
 The decisions are network/relay_choice.py's and dial_plan.py's; here are the clock, the tasks and p2pd.
 """
 
 import asyncio
+import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.events import Listener
-from dilocox_peer.events_of_reach import Reach, ReachChanged
-from dilocox_peer.invitation import all_loopback
+from dilocox_peer.events_of_reach import LineChanged, Reach, ReachChanged
+from dilocox_peer.invitation import address_range, all_loopback, parse_multiaddr
+from dilocox_peer.network.bulk import PeerSilent
+from dilocox_peer.network.outside_address import OutsideAddress
+from dilocox_peer.network.own_hosts import own_hosts
+from dilocox_peer.network.relaying import Relay
 from dilocox_peer.network.reservations import Reservations
-from dilocox_peer.network.transport import Transport, Via
+from dilocox_peer.network.transport import Transport
 from dilocox_peer.network.tunnels import Tunnels, own_door
 from dilocox_peer.peer.dial_plan import DialPlan
-from dilocox_peer.peer.dialback import DialbackVerdict
+from dilocox_peer.peer.dialback import SERVICE, DialbackVerdict, connect_anew
+from dilocox_peer.peer.line_watch import LineWatch
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.types import PeerId
 
 TICK_S = 2.0
+SETTLE_S = 16.0  # by then p2pd knows where we come out, or will not
 TELL_S = 10.0  # of the start: by then a relay has answered, or none will soon
 ASK_AGAIN_S = (8.0, 20.0, 60.0)  # then the last of them again and again; a router opens its port after some seconds
 DIALS_AT_ONCE = 8
+TRY_S = 6.0  # for a short question to a peer that is silent
 LOOK_EVERY_S, LOOK_MAX_S = 6.0, 60.0  # at the directory, for the newest addresses of those we miss; ever more seldom
 
 OnDialled = Callable[[PeerId, str], None]
@@ -39,12 +53,19 @@ class Reaching:
         """look_now: set when the directory should be read, for the addresses of peers that we lack a connection with."""
         self.reservations = Reservations(transport)
         self.tunnels = Tunnels(transport)
-        self.paths: Mapping[PeerId, Via] = {}
+        self.relay: Relay | None = None
+        self.paths: Mapping[PeerId, str] = {}  # as transport.paths, and "punched"
         self._transport = transport
         self._reachability = reachability
         self._look_now = look_now
         self._listener = listener
         self._plan = DialPlan(transport.peer_id)
+        self._outside = OutsideAddress(transport.peer_id)
+        self._whispering: asyncio.Task[None] | None = None
+        self._leases: Sequence[Lease] = ()
+        self._started_at = 0.0
+        self._line = LineWatch()
+        self._anew: set[PeerId] = set()  # whose connections are being made anew
         self._on_dialled: OnDialled | None = None
         self._on_paths: Callable[[], None] | None = None
         self._nudge = asyncio.Event()
@@ -54,12 +75,29 @@ class Reaching:
 
     def start(self, stack: AsyncExitStack) -> "asyncio.Task[None]":
         """It ends only by failing, or with the stack."""
+        self._started_at = asyncio.get_running_loop().time()
         self._weigh(is_settled=False)
         self.reservations.offer(self._transport.initial_peers)
         task = asyncio.create_task(self._run(), name="reaching")
         stack.callback(self.tunnels.close)
         stack.push_async_callback(_end, task)
         return task
+
+    async def pass_on(self, bytes_per_s: float | None, stack: AsyncExitStack) -> None:
+        """From here on, as long as others can dial us, we are a relay with that budget; None: we are none, and p2pd is none."""
+        self.relay = Relay(self._transport, bytes_per_s, is_open=lambda: self._is_direct)
+        stack.push_async_callback(self.relay.close)
+        with suppress(PeerUnavailable, TimeoutError):  # p2pd is gone, which others tell
+            await self.relay.serve()
+
+    def listed(self, leases: Sequence[Lease]) -> None:
+        """Peers of the run, of any stage: those that others can dial may be relays, after those that the link names. Each home asks
+        them in an order of its own, so that all have some."""
+        self._leases = leases
+        direct = [each for each in leases if not each.is_relayed and each.peer != self._transport.peer_id]
+        direct.sort(key=lambda each: hashlib.sha256(f"{self._transport.peer_id} {each.peer}".encode()).digest())
+        found = [text for each in direct for text in each.addresses]
+        self.reservations.offer((*self._transport.initial_peers, *found))
 
     def found(self, leases: Sequence[Lease], on_dialled: OnDialled, on_paths: Callable[[], None]) -> None:
         """The peers of our stage, as the directory lists them now. on_dialled: for each once it was dialled for the first time,
@@ -97,16 +135,98 @@ class Reaching:
         while True:
             self._nudge.clear()
             with suppress(TimeoutError, PeerUnavailable):
-                before, self.paths = self.paths, await self._transport.paths()
+                before, self.paths = self.paths, await self._look_at_paths()
                 if self.paths != before and self._on_paths is not None:
                     self._on_paths()
-                for peer, addresses in self._plan.due(self.paths, clock()):
+                later = () if self._may_be_met else {each.peer for each in self._leases if each.is_relayed}
+                for peer, addresses in self._plan.due(self.paths, clock(), later=later):
                     tasks.create_task(self._dial(peer, addresses), name="dial")
                 self._look_for_missing(clock())
+                self._tell_outside(tasks, clock())
+                self._watch_line(tasks, clock())
             self._weigh(is_settled=clock() - started >= TELL_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._nudge.wait()
+
+    async def _look_at_paths(self) -> dict[PeerId, str]:
+        paths: dict[PeerId, str] = {**await self._transport.paths()}
+        if self._is_direct:
+            return paths
+        relayed = {lease.peer for lease in self._leases if lease.is_relayed}
+        for peer in [peer for peer, via in paths.items() if via == "direct" and peer in relayed]:
+            if self.paths.get(peer) == "punched" or any(map(address_range, await self._transport.seen_at(peer))):
+                paths[peer] = "punched"
+        return paths
+
+    def _tell_outside(self, tasks: asyncio.TaskGroup, now: float) -> None:
+        """Has p2pd know where our connections come out, where others cannot dial us."""
+        if self._is_direct or (self._whispering is not None and not self._whispering.done()):
+            return
+        believed = self._reachability.outside.believed(now)
+        self._whispering = tasks.create_task(self._whisper(believed), name="outside address")
+
+    async def _whisper(self, address: str | None) -> None:
+        if await self._outside.tell(address, self._transport.addresses):
+            with suppress(PeerUnavailable):
+                await self._transport.refresh_addresses()
+
+    @property
+    def _may_be_met(self) -> bool:
+        """Whether it is time to be met through relays: a hole can be punched from now on, or none will."""
+        if self._outside.known is not None or self._is_direct:
+            return True
+        return asyncio.get_running_loop().time() - self._started_at > SETTLE_S
+
+    def _watch_line(self, tasks: asyncio.TaskGroup, now: float) -> None:
+        """Makes connections anew that lead nowhere, as far as can be told."""
+        if self._line.is_another(own_hosts(), now, time.time()):
+            self._reachability.moved()
+            self._listener(LineChanged())
+            for peer in self._known_addresses():
+                tasks.create_task(self._connect_anew(peer), name="connect anew")
+            return
+        silent = self._line.silent(self.paths, self._transport.heard, now)
+        relays = self.reservations.held if self._line.is_silent(self.paths, self._transport.heard, now) else ()
+        for peer in {*silent, *(relays if silent else ())}:
+            tasks.create_task(self._try_out(peer), name="try out")
+
+    async def _try_out(self, peer: PeerId) -> None:
+        is_there, began, heard = True, time.monotonic(), self._transport.heard
+        try:
+            await self._transport.fetch(peer, SERVICE, {}, max_body_bytes=0, timeout_s=TRY_S, stall_timeout_s=TRY_S)
+        except PeerSilent:
+            of_line = heard.get(peer) or max(
+                heard.values(), default=0.0
+            )  # a relay tells nothing but what others send through it
+            if of_line < began:  # else this computer is slow, or that one
+                is_there = await self._connect_anew(peer)
+        except PeerUnavailable:
+            pass  # it is there, or p2pd knows already that it is not
+        self._line.tried(peer, is_there=is_there)
+
+    async def _connect_anew(self, peer: PeerId) -> bool:
+        addresses = self._known_addresses().get(peer)
+        if addresses is None or peer in self._anew:
+            return False
+        self._anew.add(peer)
+        try:
+            async with self._slots:
+                return await connect_anew(self._transport, peer, addresses)
+        finally:
+            self._anew.discard(peer)
+            self._nudge.set()
+
+    def _known_addresses(self) -> dict[PeerId, tuple[str, ...]]:
+        """Where those we are connected with are dialled, relays first."""
+        named: dict[PeerId, list[str]] = {}
+        for text in self._transport.initial_peers:
+            if (peer := parse_multiaddr(text, "peer").peer) is not None:
+                named.setdefault(peer, []).append(text)
+        found = {peer: tuple(texts) for peer, texts in named.items()}
+        found |= {each.peer: each.addresses for each in self._leases if each.peer not in found}
+        first = [peer for peer in (*self.reservations.held, *named) if peer in found]
+        return {peer: found[peer] for peer in dict.fromkeys((*first, *found)) if peer in self.paths}
 
     def _look_for_missing(self, now: float) -> None:
         if not self._plan.missing(self.paths):
@@ -137,12 +257,16 @@ class Reaching:
                 await self._transport.refresh_addresses()
                 await self._reachability.ask_entries(self._transport)
 
+    @property
+    def _is_direct(self) -> bool:
+        return self._reachability.is_known_direct or all_loopback(self._transport.addresses)
+
     def _weigh(self, *, is_settled: bool) -> None:
-        addresses = self._transport.addresses
-        is_direct = self._reachability.is_known_direct or all_loopback(addresses)
+        is_direct = self._is_direct
         self.reservations.need(not is_direct)
+        self.reservations.tell(self._may_be_met)
         reach: Reach = "direct" if is_direct else "relayed" if self.reservations.held else "outgoing"
-        if all_loopback(addresses) or reach == self._told or (reach == "outgoing" and not is_settled):
+        if all_loopback(self._transport.addresses) or reach == self._told or (reach == "outgoing" and not is_settled):
             return
         self._told = reach
         self._listener(ReachChanged(reach, len(self.reservations.held)))

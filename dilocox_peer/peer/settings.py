@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from dilocox_peer.errors import ConfigError
 from dilocox_peer.flags import Flag
 from dilocox_peer.types import RunId
 
@@ -20,6 +21,10 @@ AnnouncedAddresses = Annotated[
     tuple[str, ...], Flag("Tell others to dial this, e.g. /ip4/PUBLIC/tcp/4711.", shown=False)
 ]
 Column = Annotated[str, Flag("Field of JSONL or column of parquet with the text.")]
+RelayBudget = Annotated[
+    str, Flag("Mbit/s to pass on for peers that nobody can dial, as upload; off: nothing.", metavar="MBIT_S")
+]
+MAX_MBIT_S = 1e6
 TokenizerPath = Annotated[
     Path | None, Flag("The run's tokenizer.json, or the folder it is in.", shown="the one kept in --home")
 ]
@@ -105,6 +110,7 @@ class AtMost:
     max_download: Annotated[
         float | None, Flag("Mbit/s for contributions, state and activations received.", shown="no limit")
     ] = None
+    relay: RelayBudget = "20"
     max_memory: Annotated[
         float | None, Flag("GB; a stage that needs more is not taken.", shown="what is free", least=0.001)
     ] = None
@@ -119,6 +125,19 @@ class AtMost:
 
         up, down = (None if mbit_s is None else mbit_s * 1e6 / 8 for mbit_s in (self.max_upload, self.max_download))
         return TransportLimits(upload_bytes_per_s=up, download_bytes_per_s=down)
+
+
+def relay_bytes_per_s(said: str) -> float | None:
+    """The budget of `--relay`; None: it passes nothing on. Raises ConfigError."""
+    if said == "off":
+        return None
+    try:
+        mbit_s = float(said)
+    except ValueError:
+        mbit_s = 0.0
+    if not 0.1 <= mbit_s <= MAX_MBIT_S:
+        raise ConfigError(f"--relay {said}: Mbit/s, at least 0.1, or off")
+    return mbit_s * 1e6 / 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from dilocox_peer.peer.reading import Data, open_data
 from dilocox_peer.peer.rescue import Rescue, RunOver
 from dilocox_peer.peer.rescue import over as run_over
 from dilocox_peer.peer.rounds.contract import OwnerVouched, PeerFound
-from dilocox_peer.peer.settings import SessionSettings
+from dilocox_peer.peer.settings import SessionSettings, relay_bytes_per_s
 from dilocox_peer.peer.startup import StartUp, StartupStep
 from dilocox_peer.peer.state.beginning import begin, folder_of
 from dilocox_peer.peer.state.guardian import Guardian, backup_store
@@ -158,6 +158,7 @@ class Stay:
         newcomer = Newcomer(self._me, settings.grant, settings.run_folder)
         admission = await come_in(newcomer, manifest, transport=transport, directory=directory)
         await check_welcome(directory, self._me)
+        await reaching.pass_on(relay_bytes_per_s(settings.at_most.relay), stack)
         held = await asyncio.to_thread(held_stage, settings.run_folder)
         if held is None and (is_over := await run_over(directory, manifest.stages.count)) is not None:
             raise is_over
@@ -166,12 +167,7 @@ class Stay:
         presence = Presence(self._me, self._incarnation, transport, *own_reach, choices.public_name, choices.site)
         if self._resident.stage is None:  # else it is ours still: our network daemon died, or it is where we move
             self._resident.stage = await claim_stage(
-                manifest,
-                self._settings.wish,
-                presence=presence,
-                directory=directory,
-                listener=self._listener,
-                held=held,
+                manifest, settings.wish, presence=presence, directory=directory, listener=self._listener, held=held
             )
         stage = self._resident.stage
         at.step = StartupStep.TEXT
@@ -243,6 +239,7 @@ class Stay:
             if (word := await directory.word(stage, timeout_s=WORD_S)) is not None:
                 averaging.driver.post(OwnerVouched(word[0]))
         await dialback.serve(transport)
+        await dialback.serve_forgetting(transport, stack)
         await parts.guardian.serve()
         await parts.tenure.announce()
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms

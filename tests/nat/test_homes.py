@@ -41,7 +41,7 @@ def test_homes_that_cannot_dial_one_another_train_one_model(scenario: str):
     for name, seen in outcome["paths"].items():
         others = {other: how for other, how in seen.items() if other != name}
         assert len(others) == len(outcome["names"]) - 1
-        assert set(others.values()) <= {"relayed", "direct"}, f"{name} sees {others}"
+        assert set(others.values()) <= {"relayed", "punched", "direct"}, f"{name} sees {others}"
 
 
 def test_a_relay_that_is_killed_and_comes_back_costs_no_round():
@@ -51,4 +51,20 @@ def test_a_relay_that_is_killed_and_comes_back_costs_no_round():
     assert outcome["away_s"] is not None
     if outcome["away_s"] < PATIENCE_S:
         assert outcome["num_lost"] == 0
+    assert len(set(outcome["heads"].values())) == 1
+
+
+def test_members_pass_on_when_the_bootstrap_is_gone_for_good():
+    outcome = played("m")
+    assert outcome["met_s"] is not None
+    assert outcome["again_s"] is not None
+    assert outcome["num_lost"] == 0
+    assert len(set(outcome["heads"].values())) == 1
+
+
+@pytest.mark.parametrize("scenario", ["n", "z"])
+def test_a_home_whose_line_changes_contributes_again(scenario: str):
+    outcome = played(scenario)
+    assert outcome["met_s"] is not None
+    assert outcome["again_s"] is not None
     assert len(set(outcome["heads"].values())) == 1

@@ -1,0 +1,142 @@
+"""Whom a relay passes on, and in which order their bytes go. Pure: requests and the time in, verdicts and grants out.
+
+The owner's budget is a rate for all circuits together. It is shared among those that send: each has its turn, a piece at a
+time, however many circuits it has, so that who floods the relay delays itself. Places are bounded: for reservations in all and for one
+host, for circuits in all, from one peer and between two.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from dilocox_peer.network.relay_protocol import RelayStatus
+from dilocox_peer.token_bucket import TokenBucket
+from dilocox_peer.types import PeerId
+
+RESERVED_S = 60.0  # our own peers ask every 8 s
+MAX_RESERVED, MAX_RESERVED_PER_HOST = 64, 8
+MAX_CIRCUITS, MAX_CIRCUITS_FROM, MAX_CIRCUITS_BETWEEN = 160, 64, 3
+MOST_PIECE_BYTES, LEAST_PIECE_BYTES = 16 * 1024, 2 * 1024
+TURNS_S = 0.1  # within which everybody that sends should have a turn
+BURST_S = 0.05
+MAX_REMEMBERED = 512
+
+
+@dataclass(slots=True)
+class RelayDesk:
+    """Reservations and circuits. is_open: whether anybody is taken who is not there yet."""
+
+    is_open: bool = True
+    _reserved: dict[PeerId, tuple[float, str]] = field(default_factory=dict)  # until when, and its host
+    _circuits: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)  # (source, target)
+
+    def reserve(self, peer: PeerId, host: str, now: float) -> RelayStatus:
+        """host: where its connection comes from; empty: it is told apart from no other."""
+        self._forget(now)
+        if peer not in self._reserved:
+            if not self.is_open:
+                return RelayStatus.REFUSED
+            of_host = sum(other == host for _, other in self._reserved.values()) if host else 0
+            if len(self._reserved) >= MAX_RESERVED or of_host >= MAX_RESERVED_PER_HOST:
+                return RelayStatus.FULL
+        self._reserved[peer] = (now + RESERVED_S, host)
+        return RelayStatus.OK
+
+    def connect(self, source: PeerId, target: PeerId, now: float) -> RelayStatus:
+        """OK counts as a circuit, until `ended`."""
+        self._forget(now)
+        if target not in self._reserved or source == target:
+            return RelayStatus.NO_RESERVATION
+        from_source = sum(num for (other, _), num in self._circuits.items() if other == source)
+        if (
+            self._circuits.total() >= MAX_CIRCUITS
+            or from_source >= MAX_CIRCUITS_FROM
+            or self._circuits[source, target] >= MAX_CIRCUITS_BETWEEN
+        ):
+            return RelayStatus.FULL
+        self._circuits[source, target] += 1
+        return RelayStatus.OK
+
+    def ended(self, source: PeerId, target: PeerId) -> None:
+        """A circuit."""
+        self._circuits[source, target] -= 1
+        if not self._circuits[source, target]:
+            del self._circuits[source, target]
+
+    @property
+    def num_reserved(self) -> int:
+        return len(self._reserved)
+
+    @property
+    def num_circuits(self) -> int:
+        return self._circuits.total()
+
+    def _forget(self, now: float) -> None:
+        self._reserved = {peer: (until, host) for peer, (until, host) in self._reserved.items() if until > now}
+
+
+class RelayTurns:
+    """The budget: pieces of bytes that wait for their turn. A ticket is a piece's, in the order of asking."""
+
+    def __init__(self, bytes_per_s: float, now: float) -> None:
+        self._rate = bytes_per_s
+        self._bucket = TokenBucket(bytes_per_s, burst=max(bytes_per_s * BURST_S, LEAST_PIECE_BYTES), now=now)
+        self._waiting: dict[PeerId, deque[tuple[int, int]]] = {}  # sender -> (ticket, bytes)
+        self._had: dict[
+            PeerId, int
+        ] = {}  # bytes of each, where who was away begins with what the others have; as in SFQ
+        self._had_last = 0
+        self._due_at: float | None = None  # when what was taken from the bucket last may go
+        self._granted: int | None = None  # the ticket that goes then
+        self._tickets = 0
+        self.num_bytes = 0  # that had their turn
+
+    def piece_bytes(self) -> int:
+        """As much as should be asked for at a time, so that nobody waits long for all others."""
+        share = int(self._rate * TURNS_S / (len(self._waiting) + 1))
+        return max(LEAST_PIECE_BYTES, min(MOST_PIECE_BYTES, share))
+
+    def ask(self, sender: PeerId, num_bytes: int) -> int:
+        """A ticket for so many bytes of that sender. Each of its circuits asks for one piece a way at a time."""
+        self._tickets += 1
+        if sender not in self._waiting:
+            self._waiting[sender] = deque()
+            self._had[sender] = max(self._had.get(sender, 0), self._had_last)
+        self._waiting[sender].append((self._tickets, num_bytes))
+        return self._tickets
+
+    def withdraw(self, sender: PeerId, ticket: int) -> None:
+        """Its circuit has ended."""
+        if (queue := self._waiting.get(sender)) is not None:
+            kept = deque(each for each in queue if each[0] != ticket)
+            if kept:
+                self._waiting[sender] = kept
+            else:
+                del self._waiting[sender]
+
+    def granted(self, now: float) -> list[int]:
+        """The tickets whose turn has come."""
+        found: list[int] = []
+        while True:
+            if self._granted is not None:
+                if self._due_at is not None and now < self._due_at:
+                    return found
+                found.append(self._granted)
+                self._granted, self._due_at = None, None
+            if not self._waiting:
+                return found
+            sender = min(self._waiting, key=self._had.__getitem__)
+            self._granted, num_bytes = self._waiting[sender].popleft()
+            if not self._waiting[sender]:
+                del self._waiting[sender]
+            self._had_last = self._had[sender]
+            self._had[sender] += num_bytes
+            if len(self._had) > MAX_REMEMBERED:
+                self._had = {
+                    each: had for each, had in self._had.items() if had > self._had_last or each in self._waiting
+                }
+            self.num_bytes += num_bytes
+            self._due_at = now + self._bucket.reserve(num_bytes, now)
+
+    def wait_s(self, now: float) -> float | None:
+        """Until `granted` has something; None: nobody waits."""
+        return None if self._granted is None or self._due_at is None else max(0.0, self._due_at - now)

@@ -1,0 +1,231 @@
+"""This peer as a relay for those that nobody can dial: circuit relay v2, served by ourselves over our own p2pd.
+
+p2pd's relay has no limit of rate, limits of a circuit that depend on a race, and serves whoever asks, whatever it is told; so we
+take its place, also where the owner wants none of it, and refuse. Here every byte that is passed
+on goes through our hands, so that the owner's budget holds, counts as upload, and is shared fairly (relay_desk.py). What passes is
+TLS between the two ends: it can be dropped or delayed here, and neither read nor changed. What is asked is a stranger's: bounded in
+size, time and number, and in a run that is not open answered as its gate says.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import base58
+
+from dilocox_peer.admission import Right
+from dilocox_peer.errors import PeerUnavailable
+from dilocox_peer.network import relay_protocol
+from dilocox_peer.network.relay_desk import MOST_PIECE_BYTES, RESERVED_S, RelayDesk, RelayTurns
+from dilocox_peer.network.relay_protocol import AskCircuit, RelayStatus
+from dilocox_peer.network.transport import Transport
+from dilocox_peer.types import PeerId
+
+ASK_S = 10.0  # for a request, and for what the target says to it
+LEAST_BYTES_PER_S = 1.0
+MAX_REQUESTS = 32  # being answered at once; others are dropped unread
+
+_CircuitEnd = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Relay:
+    """`serve`, and `close` in the end."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        bytes_per_s: float | None,
+        *,
+        is_open: Callable[[], bool],
+        right: Right | None = Right.READ,
+    ) -> None:
+        """bytes_per_s: for all that it passes on; None: it takes nobody. is_open: whether others can dial us, as far as is known now. right: as Transport.serve."""
+        self._transport = transport
+        self._is_open = is_open if bytes_per_s is not None else lambda: False
+        self._right = right
+        self._desk = RelayDesk()
+        self._turns = RelayTurns(bytes_per_s or LEAST_BYTES_PER_S, time.monotonic())
+        self._waiting: dict[int, asyncio.Future[None]] = {}  # for the turn of a ticket
+        self._asked = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_requests = 0
+        self._granting: asyncio.Task[None] | None = None
+
+    async def serve(self) -> None:
+        """From here on. Raises PeerUnavailable, TimeoutError."""
+        self._granting = asyncio.create_task(self._grant(), name="relay")
+        await self._transport.take_protocol(relay_protocol.PROTOCOL, self._on_stream, right=self._right)
+
+    async def close(self) -> None:
+        """Ends all circuits."""
+        tasks = {*self._tasks, *([self._granting] if self._granting is not None else [])}
+        self._granting = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def num_reserved(self) -> int:
+        """Peers that have a place here."""
+        return self._desk.num_reserved
+
+    @property
+    def num_circuits(self) -> int:
+        return self._desk.num_circuits
+
+    @property
+    def num_bytes(self) -> int:
+        """That were passed on."""
+        return self._turns.num_bytes
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    async def _on_stream(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or self._granting is None or self._num_requests >= MAX_REQUESTS:
+            writer.transport.abort()
+            return
+        self._tasks.add(task)
+        try:
+            self._num_requests += 1
+            try:
+                async with asyncio.timeout(2 * ASK_S):
+                    circuit = await self._answer(peer, reader, writer)
+            finally:
+                self._num_requests -= 1
+            if circuit is not None:
+                target, outside = circuit
+                try:
+                    await self._pass_on(peer, (reader, writer), target, outside)
+                finally:
+                    self._desk.ended(peer, target)
+        except (OSError, asyncio.IncompleteReadError, ValueError, PeerUnavailable):  # TimeoutError is an OSError
+            pass
+        except asyncio.CancelledError:
+            pass  # this is all that the task does, and Python 3.11 prints a traceback for a stream's cancelled handler
+        finally:
+            writer.transport.abort()
+            self._tasks.discard(task)
+
+    async def _answer(
+        self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[PeerId, _CircuitEnd] | None:
+        """What a circuit leads to, if that was asked for and has come about; it counts at the desk then."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                request = relay_protocol.read_request(await _message(reader))
+        except ValueError:
+            await _say(writer, relay_protocol.answered(RelayStatus.MALFORMED))
+            return None
+        now = time.monotonic()
+        if not isinstance(request, AskCircuit):
+            hosts = await self._transport.seen_at(peer)
+            self._desk.is_open = self._is_open() and bool(hosts)  # one that comes through a relay is passed on by that
+            host = "" if not hosts or hosts[0] in ("127.0.0.1", "::1") else hosts[0]
+            verdict = self._desk.reserve(peer, host, now)
+            until = int(time.time() + RESERVED_S)
+            is_in = verdict is RelayStatus.OK
+            await _say(writer, relay_protocol.reserved_until(until) if is_in else relay_protocol.answered(verdict))
+            return None
+        target = PeerId(base58.b58encode(request.target).decode("ascii"))
+        verdict = self._desk.connect(peer, target, now)
+        if verdict is RelayStatus.OK:
+            outside: _CircuitEnd | None = None
+            try:
+                outside = await self._reach(peer, target)
+                if outside is not None:
+                    await _say(writer, relay_protocol.answered(RelayStatus.OK))
+                    return target, outside
+                verdict = RelayStatus.NOT_REACHED
+            except BaseException:
+                if outside is not None:
+                    outside[1].transport.abort()
+                self._desk.ended(peer, target)
+                raise
+            self._desk.ended(peer, target)
+        await _say(writer, relay_protocol.answered(verdict))
+        return None
+
+    async def _reach(self, source: PeerId, target: PeerId) -> _CircuitEnd | None:
+        """A stream to the target, which takes the source; None if it is not connected with us, or does not."""
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(ASK_S):
+                if (await self._transport.paths()).get(target) != "direct":
+                    return None  # p2pd would dial it, wherever somebody says that it is
+                reader, writer = await self._transport.open_stream(target, relay_protocol.STOP_PROTOCOL, ASK_S)
+                await _say(writer, relay_protocol.passed_on(base58.b58decode(source)))
+                if relay_protocol.is_taken(await _message(reader)):
+                    pair, writer = (reader, writer), None
+                    return pair
+        except (OSError, asyncio.IncompleteReadError, ValueError, PeerUnavailable):
+            pass
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+        return None
+
+    # ---- bytes -------------------------------------------------------------------------------------------------------
+
+    async def _pass_on(self, source: PeerId, one: _CircuitEnd, target: PeerId, other: _CircuitEnd) -> None:
+        """Bytes both ways, until one of the two ends."""
+        ways = [
+            asyncio.ensure_future(self._copy(source, one[0], other[1])),
+            asyncio.ensure_future(self._copy(target, other[0], one[1])),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            for _, writer in (one, other):
+                writer.transport.abort()
+            await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _copy(self, sender: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(MOST_PIECE_BYTES):
+                view = memoryview(data)
+                while view:
+                    piece, view = view[: (most := self._turns.piece_bytes())], view[most:]
+                    await self._turn(sender, len(piece))
+                    if (wait_s := self._transport.bandwidth.reserve_upload(len(piece))) > 0:
+                        await asyncio.sleep(wait_s)
+                    writer.write(piece)
+                    await writer.drain()
+
+    async def _turn(self, sender: PeerId, num_bytes: int) -> None:
+        ticket = self._turns.ask(sender, num_bytes)
+        turn = self._waiting[ticket] = asyncio.get_running_loop().create_future()
+        self._asked.set()
+        try:
+            await turn
+        finally:
+            del self._waiting[ticket]
+            if not turn.done() or turn.cancelled():
+                self._turns.withdraw(sender, ticket)
+
+    async def _grant(self) -> None:
+        while True:
+            self._asked.clear()
+            for ticket in self._turns.granted(time.monotonic()):
+                if (turn := self._waiting.get(ticket)) is not None and not turn.done():
+                    turn.set_result(None)
+            if (wait_s := self._turns.wait_s(time.monotonic())) is None:
+                await self._asked.wait()
+            else:
+                await asyncio.sleep(wait_s)
+
+
+async def _message(reader: asyncio.StreamReader) -> bytes:
+    """Raises ValueError, IncompleteReadError, OSError."""
+    prefix = b""
+    while (length := relay_protocol.length_of(prefix)) is None:
+        prefix += await reader.readexactly(1)
+    return await reader.readexactly(length)
+
+
+async def _say(writer: asyncio.StreamWriter, raw: bytes) -> None:
+    writer.write(raw)
+    await writer.drain()

@@ -1,0 +1,71 @@
+"""When connections are made anew, and which are tried out."""
+
+from itertools import pairwise
+
+from dilocox_peer.peer.line_watch import PAUSES_S, SILENT_S, SLEPT_S, LineWatch
+from dilocox_peer.types import PeerId
+
+A, B = PeerId("a"), PeerId("b")
+HOME, CAFE = ["192.168.1.2"], ["10.0.0.7"]
+
+
+def test_the_first_line_is_no_change_and_another_address_is_one():
+    watch = LineWatch()
+    assert not watch.is_another(HOME, 0.0, 1000.0)
+    assert not watch.is_another(HOME, 2.0, 1002.0)
+    assert watch.is_another(CAFE, 4.0, 1004.0)
+    assert not watch.is_another(CAFE, 6.0, 1006.0)
+
+
+def test_a_cable_that_is_out_for_a_moment_changes_nothing_until_another_line_is_there():
+    watch = LineWatch()
+    watch.is_another(HOME, 0.0, 1000.0)
+    assert not watch.is_another([], 2.0, 1002.0)
+    assert not watch.is_another(HOME, 4.0, 1004.0)
+    assert not watch.is_another([], 6.0, 1006.0)
+    assert watch.is_another(CAFE, 8.0, 1008.0)
+
+
+def test_a_computer_that_slept_is_told_by_either_clock():
+    watch = LineWatch()
+    watch.is_another(HOME, 0.0, 1000.0)
+    assert watch.is_another(HOME, 1.0, 1000.0 + 600.0)  # asleep: its monotonic clock stood still
+    assert watch.is_another(HOME, 1.0 + SLEPT_S + 1, 1600.0 + SLEPT_S + 1)  # stopped
+    assert not watch.is_another(HOME, 3.0 + SLEPT_S, 900.0)  # somebody has set the clock back
+
+
+def test_who_is_silent_is_tried_out_and_ever_more_seldom():
+    watch, heard, times = LineWatch(), {A: 0.0, B: 0.0}, []
+    for second in range(400):
+        heard[B] = float(second)
+        found = watch.silent([A, B], heard, float(second))
+        assert B not in found
+        if A in found:
+            times.append(second)
+            watch.tried(A, is_there=False)
+    assert SILENT_S < times[0] <= SILENT_S + 2
+    gaps = [after - before for before, after in pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == PAUSES_S[-1]
+
+
+def test_who_is_heard_again_is_tried_out_at_once_when_it_is_silent_again():
+    watch, heard = LineWatch(), {A: 0.0}
+    assert watch.silent([A], heard, 10.0) == [A]
+    watch.tried(A, is_there=False)
+    heard[A] = 11.0
+    assert watch.silent([A], heard, 12.0) == []
+    assert watch.silent([A], heard, 12.0 + SILENT_S) == [A]
+
+
+def test_who_was_never_heard_or_is_not_connected_is_not_tried_out():
+    watch = LineWatch()
+    assert watch.silent([B], {A: 0.0}, 100.0) == []
+    assert watch.silent([], {A: 0.0}, 100.0) == []
+
+
+def test_our_relays_are_doubted_only_where_nobody_is_heard():
+    assert LineWatch.is_silent([A, B], {A: 0.0, B: 1.0}, SILENT_S + 2)
+    assert not LineWatch.is_silent([A, B], {A: 0.0, B: SILENT_S}, SILENT_S + 2)
+    assert not LineWatch.is_silent([], {A: 0.0}, SILENT_S + 2)
+    assert not LineWatch.is_silent([A], {}, SILENT_S + 2)
