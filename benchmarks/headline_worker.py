@@ -152,13 +152,13 @@ def emulate(batch_s: float, log: Path | None) -> None:
         models.pop((id(self), key), None)
 
     if log is not None:
-        routes, send_step = log.with_suffix(".routes").open("a", buffering=1), Downstream._send_step
+        routes, send_step = log.with_suffix(".routes").open("a", buffering=1), Downstream.send_step
 
         def send_and_note(self: Downstream, flight: Flight) -> None:
             routes.write(f"{flight.callee}\n")
             send_step(self, flight)
 
-        Downstream._send_step = send_and_note  # type: ignore[method-assign]
+        Downstream.send_step = send_and_note  # type: ignore[method-assign]
     Stage.train_micro_batch = train  # type: ignore[method-assign]
     for name, method in {
         "begin": begin,

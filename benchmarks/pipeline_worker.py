@@ -98,8 +98,8 @@ def run_stage(args: argparse.Namespace) -> dict[str, Any]:
         manifest, peer=keys[stage].peer_id, incarnation=1, corpus=corpus, stage=stage, bench=conveyor.bench,
         on_failure=failures.append,
     )  # fmt: skip
-    assert isinstance(trainer._loop, StageLoop)
-    trainer._loop._passes = EmulatedPasses(BodyFormat.of(manifest), args.compute_ms / 1e3)
+    assert isinstance(trainer.loop, StageLoop)
+    trainer.loop.passes = EmulatedPasses(BodyFormat.of(manifest), args.compute_ms / 1e3)
     conveyor.bench.set_on_work(trainer.nudge)
     trainer.start(initial_state(manifest, stage))
     conveyor.start()

@@ -1,4 +1,4 @@
-"""What members that want rounds to stop cost the others: `PYTHONPATH=. python benchmarks/stalling.py [--peers 8] [--seconds 90] [--mode MODE] [--repeats 3] [--plan fixed]`.
+"""What members that want rounds to stop cost the others: `PYTHONPATH=. python benchmarks/stalling.py [--peers 8] [--seconds 90] [--mode MODE] [--repeats 3] [--plan fixed] [--compute 0.05]`.
 
 Real processes on loopback. One of four members, or two of eight, turns hostile after some rounds (tests/hostile); the honest
 ones' rounds a minute, contributions a round and bytes a round are measured from five rounds later on, and compared
@@ -6,7 +6,7 @@ with a swarm of the same size, in the same run, in which nobody turns: `honest`.
 `absent` is a swarm of the honest ones alone: a plan is made for so many contributors as there are, so with fewer of them its
 rounds and codec are others, whatever became of the rest. CPU: of the honest peers for each micro-batch counted, all they do,
 and processors that the hostile ones take: on one machine they take them from
-the others, at home they do not.
+the others, at home they do not: with --compute a micro-batch sleeps that long, and all of them have processors to spare.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import asyncio
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -81,17 +82,23 @@ def manifest_of(plan: str, *, start_peers: int) -> Manifest:
 
 
 async def measure(
-    mode: str, *, num_peers: int, num_hostile: int, seconds: float, plan: str, turn_after: int
+    mode: str,
+    *,
+    num_peers: int,
+    num_hostile: int,
+    seconds: float,
+    plan: str,
+    turn_after: int,
+    compute_s: float,
 ) -> Measured:
     """One swarm, from its start to its end."""
     honest = [f"honest{index}" for index in range(num_peers - num_hostile)]
     hostile = [] if mode == ABSENT else [f"hostile{index}" for index in range(num_hostile)]
     async with WatchedSwarm(manifest_of(plan, start_peers=len(honest) + len(hostile))) as swarm:
         await swarm.start_bootstrap()
-        program = ("-m", "tests.hostile.member", mode, str(turn_after))
         started = await asyncio.gather(
-            *(swarm.start_peer(label) for label in honest),
-            *(swarm.start_peer(label, program=program) for label in hostile),
+            *(swarm.start_peer(label, program=program_of("honest", turn_after, compute_s)) for label in honest),
+            *(swarm.start_peer(label, program=program_of(mode, turn_after, compute_s)) for label in hostile),
         )
 
         def highest() -> int:
@@ -133,6 +140,13 @@ async def measure(
         for peer, labels in doubts.items():
             (measured.wrongly_named if peer in names else measured.named)[peer] = len(labels)
         return measured
+
+
+def program_of(mode: str, turn_after: int, compute_s: float) -> tuple[str, ...]:
+    """What Python runs. compute_s: that a micro-batch sleeps, 0: it is computed."""
+    if compute_s > 0:
+        return (str(Path(__file__).with_name("emulated_member.py")), str(compute_s), mode, str(turn_after))
+    return ("-m", "dilocox_peer") if mode == "honest" else ("-m", "tests.hostile.member", mode, str(turn_after))
 
 
 def cpu_s(pid: int) -> float:
@@ -180,6 +194,7 @@ async def run(arguments: argparse.Namespace) -> None:
         "seconds": arguments.seconds,
         "plan": arguments.plan,
         "turn_after": arguments.turn_after,
+        "compute_s": arguments.compute,
     }
     rates: dict[str, list[tuple[float, float]]] = {}
     for _ in range(arguments.repeats):
@@ -207,6 +222,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--turn-after", type=int, default=TURN_AFTER, help="rounds")
+    parser.add_argument(
+        "--compute", type=float, default=0.0, help="seconds that a micro-batch sleeps; 0: it is computed"
+    )
     parser.add_argument("--plan", choices=("adapts", "fixed"), default="adapts")
     parser.add_argument("--reasons", action="store_true", help="print why plans changed")
     parser.add_argument("--mode", action="append", choices=(ABSENT, *MODES))

@@ -173,7 +173,7 @@ class Gate:
         self.run_id = run_id
         self.owner = owner
         self.members = frozenset(members)
-        self._passes: OrderedDict[PeerId, Grant] = OrderedDict()
+        self.passes: OrderedDict[PeerId, Grant] = OrderedDict()
         self._revoked: Mapping[bytes, int] = {}
         self.revocations = Revocations(run_id, 0, ())
 
@@ -191,7 +191,7 @@ class Gate:
         put_out = self._key_revoked_ms(peer) is not None
         if peer in self.members and not put_out:
             return None
-        shown = self._passes.get(peer)
+        shown = self.passes.get(peer)
         if shown is not None:
             return self.why_not(shown, peer, right, now)
         if put_out:
@@ -200,13 +200,13 @@ class Gate:
 
     def is_out(self, peer: PeerId, now: float) -> str | None:
         """Why peer has no right left that it had, None if it has some or never had any that is known here."""
-        if peer in self.members or peer in self._passes:
+        if peer in self.members or peer in self.passes:
             return self.refusal(peer, Right.READ, now)
         return None
 
     def show(self, peer: PeerId, raw: bytes, now: float) -> str | None:
         """Takes in peer's pass; why it is worth nothing, None if it is good. Of two good ones the later issued stays."""
-        known = self._passes.get(peer)
+        known = self.passes.get(peer)
         if known is not None and known.to_bytes() == raw:  # the signature was checked
             return self.why_not(known, peer, Right.READ, now, check_signature=False)
         try:
@@ -218,10 +218,10 @@ class Gate:
         reason = self.why_not(shown, peer, Right.READ, now, check_signature=True)
         is_better = known is None or _age(known) < _age(shown) or self.why_not(known, peer, Right.READ, now) is not None
         if reason is None and is_better:
-            self._passes[peer] = shown
-            self._passes.move_to_end(peer)
-            while len(self._passes) > MAX_PASSES:
-                self._passes.popitem(last=False)
+            self.passes[peer] = shown
+            self.passes.move_to_end(peer)
+            while len(self.passes) > MAX_PASSES:
+                self.passes.popitem(last=False)
         return reason
 
     def why_not(

@@ -127,7 +127,7 @@ def run_bootstrap(flags: BootstrapFlags) -> None:
             quiet_hivemind()
 
         async def work(stop: Stop) -> None:
-            await _serve(manifests, owner_keys, identity, flags, listener, stop)
+            await serve_runs(manifests, owner_keys, identity, flags, listener, stop)
 
         code = run_until_stopped(work, until_stdin_closes=flags.until_stdin_closes)
     raise typer.Exit(code)
@@ -175,7 +175,7 @@ def _addresses(flags: BootstrapFlags, index: int) -> tuple[tuple[str, ...], tupl
     return listen, with_port_raised(parse_multiaddrs(flags.announce_maddrs, "announce"), "announce", index)
 
 
-async def _serve(
+async def serve_runs(
     manifests: Sequence[Manifest],
     owner_keys: Mapping[RunId, SigningKey],
     identity: Identity,
@@ -224,7 +224,7 @@ async def _start(
     watching = asyncio.create_task(lag.watch(), name="lag")
     stack.callback(watching.cancel)
     runs = [
-        await _open(stack, manifest, owner_keys.get(manifest.run_id), identity, flags, listener, index)
+        await open_run(stack, manifest, owner_keys.get(manifest.run_id), identity, flags, listener, index)
         for index, manifest in enumerate(manifests)
     ]
     await stack.enter_async_context(
@@ -233,7 +233,7 @@ async def _start(
     return runs
 
 
-async def _open(
+async def open_run(
     stack: AsyncExitStack,
     manifest: Manifest,
     owner_key: SigningKey | None,
@@ -242,6 +242,7 @@ async def _open(
     listener: Listener,
     index: int,
 ) -> _Served:
+    """One run at this bootstrap: its network daemon, directory, desk and keeper; what is opened goes on the stack."""
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.network.relaying import Relay
     from dilocox_peer.network.transport import Transport

@@ -269,7 +269,7 @@ def look_at_packages() -> Check:
             installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             installed[name] = None
-    return judge_packages(installed, _own_requirements())
+    return judge_packages(installed, own_requirements())
 
 
 def look_at_open_files() -> Check:
@@ -355,7 +355,7 @@ def _nearest(folder: Path) -> Path:
     return next(each for each in (folder, *folder.absolute().parents) if os.path.exists(each))
 
 
-def _own_requirements() -> dict[str, str]:
+def own_requirements() -> dict[str, str]:
     """name -> specifier, from the installed metadata; empty in a checkout that was not installed."""
     try:
         lines = importlib.metadata.requires("dilocox-peer") or []

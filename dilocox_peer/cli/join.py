@@ -180,13 +180,13 @@ async def _stay(
         if on_screen:
             stack.enter_context(_screen(observer, controls))
         if hours is not None:
-            _keep(stack, keep_hours(hours, session), "--hours", observer)
+            keep_task(stack, keep_hours(hours, session), "--hours", observer)
         if flags.only_idle:
-            _keep(stack, keep_idle(session), "--only-idle", observer)
+            keep_task(stack, keep_idle(session), "--only-idle", observer)
         await session.run(stop.wait())
 
 
-def _keep(stack: AsyncExitStack, work: Coroutine[Any, Any, None], flag: str, observer: Observer) -> None:
+def keep_task(stack: AsyncExitStack, work: Coroutine[Any, Any, None], flag: str, observer: Observer) -> None:
     """Runs it until the stack is left; should it fail, the log says so, as training goes on without it."""
 
     def tell(task: "asyncio.Task[None]") -> None:

@@ -252,7 +252,7 @@ def doctor(flags: DoctorFlags) -> None:
 
 def main() -> None:
     """Carries out what was typed. Turns every expected failure into one line on standard error and its exit code."""
-    arguments = [_with_dashes(argument) for argument in sys.argv[1:]]
+    arguments = [with_dashes(argument) for argument in sys.argv[1:]]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? where it must
@@ -265,7 +265,7 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-def _with_dashes(argument: str) -> str:
+def with_dashes(argument: str) -> str:
     """--initial_peers=X as --initial-peers=X: hivemind's and Petals' users type underscores."""
     if not argument.startswith("--"):
         return argument

@@ -104,7 +104,7 @@ class LowRankCodec:
             raise MalformedBlob(f"{self.name}: {len(payload)} bytes for shape {shape}, rank {rank} has {expected}")
         if rank == 0:
             return _Zeros()
-        parts = _Factors(payload, rows, columns, rank)
+        parts = Factors(payload, rows, columns, rank)
         parts.check(self.name)
         return _LowRankReader(parts, rows, columns, rank)
 
@@ -120,7 +120,7 @@ class _Zeros:
 class _LowRankReader:
     """The factors of one matrix; see the module for why its parts have equal bits however they are computed."""
 
-    def __init__(self, parts: "_Factors", rows: int, columns: int, rank: int) -> None:
+    def __init__(self, parts: "Factors", rows: int, columns: int, rank: int) -> None:
         top = largest_exponent(rank)
         self._columns = columns
         self._left_RM = _whole_numbers(parts.left_codes, rank, rows)
@@ -177,7 +177,7 @@ class LowRankEncoder:
 
         payload = bytearray(_payload_bytes(rows, columns, rank))
         payload[:2] = rank.to_bytes(2, "little")
-        parts = _Factors(payload, rows, columns, rank)
+        parts = Factors(payload, rows, columns, rank)
         left_RM = _quantised(left_RM, parts.left_scales, parts.left_codes, limits=_LEFT_SCALES)
         seen_RN = torch.mm(left_RM.mul(2.0**-shift), x_MN)
         gram_RR = torch.mm(left_RM, left_RM.t())
@@ -197,7 +197,7 @@ class LowRankEncoder:
         return payload if float(gain) > 0 else bytearray(2)
 
 
-class _Factors:
+class Factors:
     """Views of a payload of known rank; writable if it is."""
 
     def __init__(self, payload: bytearray | memoryview, rows: int, columns: int, rank: int) -> None:
@@ -252,7 +252,7 @@ def _unreadable(rows: int, columns: int) -> bytearray:
     """What is sent for a tensor that is not finite: of rank 1 with scales of NaN, which every decoder refuses."""
     payload = bytearray(_payload_bytes(rows, columns, 1))
     payload[:2] = b"\x01\x00"
-    _Factors(payload, rows, columns, 1).left_scales[:] = 0x7FC0
+    Factors(payload, rows, columns, 1).left_scales[:] = 0x7FC0
     return payload
 
 

@@ -77,12 +77,12 @@ class Directory:
         validator: RecordValidator,
         clock: Callable[[], float],
     ) -> None:
-        self._validator = validator
+        self.validator = validator
         self._gate: Gate | None = None
         self.node = node
         self.transport = transport
         self._run_id = run_id
-        self._key = key
+        self.key = key
         self._initial_peers = initial_peers
         self._clock = clock
         self._announced: Lease | None = None
@@ -171,7 +171,7 @@ class Directory:
     def set_gate(self, gate: Gate) -> None:
         """The run is not open: leases are stored and believed only of peers that may join, and the gate learns their passes."""
         self._gate = gate
-        self._validator.set_gate(gate)
+        self.validator.set_gate(gate)
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Directory:
 
         Also finds initial peers again that were lost (a restarted bootstrap server would else hand out an empty directory).
         """
-        assert lease.peer == self._key.peer_id, (lease.peer, self._key.peer_id)
+        assert lease.peer == self.key.peer_id, (lease.peer, self.key.peer_id)
         lease = replace(lease, addresses=_most_useful(lease.addresses), has_left=False)
         Lease.from_bytes(lease.to_bytes(), peer=lease.peer, expires_s=0.0)  # ValueError here, not a refusal everywhere
         with suppress(RunUnreachable):
@@ -217,12 +217,12 @@ class Directory:
 
     async def _write_lease(self, lease: Lease, expires_s: float, timeout_s: float) -> Lease:
         key = lease_key(self._run_id, lease.stage, bucket_of(lease.peer))
-        if await self._store(key, lease.to_bytes(), expires_s, timeout_s):
+        if await self.store(key, lease.to_bytes(), expires_s, timeout_s):
             return replace(lease, expires_s=expires_s)
         # A record of ours with a later expiry is there: a tombstone or lease of an earlier process, or our clock went back.
         own = [old.expires_s for old in await self._leases([key], timeout_s) if old.peer == lease.peer]
         later = min(max([expires_s, *own]) + 1.0, self._clock() + MAX_TTL_S)
-        if own and later > max(own) and await self._store(key, lease.to_bytes(), later, timeout_s):
+        if own and later > max(own) and await self.store(key, lease.to_bytes(), later, timeout_s):
             return replace(lease, expires_s=later)
         raise RunUnreachable(
             f"no node of the directory took our lease of stage {lease.stage}: is this computer's clock right?"
@@ -241,7 +241,7 @@ class Directory:
     async def publish_manifest(self, manifest: Manifest, timeout_s: float = 10.0) -> None:
         """Writes the manifest for MAX_TTL_S; a few peers renewing it every MAX_TTL_S / 3 are enough."""
         assert manifest.run_id == self._run_id, (manifest.run_id, self._run_id)
-        self._validator.know(manifest)
+        self.validator.know(manifest)
         await self._publish(manifest_key(self._run_id), manifest.to_bytes(), MAX_TTL_S, "manifest", timeout_s)
 
     async def fetch_manifest(self, timeout_s: float = 10.0) -> Manifest:
@@ -259,7 +259,7 @@ class Directory:
             except ManifestMismatch as error:
                 mismatch = error
             else:
-                self._validator.know(manifest)
+                self.validator.know(manifest)
                 return manifest
         raise mismatch or RunUnreachable(
             f"nobody here knows run {self._run_id[:12]}: it may be over, or the link names another run; ask its owner for a new link"
@@ -335,17 +335,17 @@ class Directory:
                 await asyncio.gather(*(greet(peer, addresses) for peer, addresses in lost.items()))
 
     async def _publish(self, key: str, raw: bytes, ttl_s: float, what: str, timeout_s: float) -> None:
-        if not await self._store(key, raw, self._clock() + ttl_s, timeout_s):
+        if not await self.store(key, raw, self._clock() + ttl_s, timeout_s):
             raise RunUnreachable(f"no node of the directory took the {what}: is this computer's clock right?")
 
-    async def _store(self, key: str, raw: bytes, expires_s: float, timeout_s: float) -> bool:
+    async def store(self, key: str, raw: bytes, expires_s: float, timeout_s: float) -> bool:
         """Whether another node took the record; alone, whether we did."""
         self._check_up()
         answers: list[bool] = []
         token = _store_answers.set(answers)
         try:
             async with asyncio.timeout(timeout_s):
-                last = bool(await self.node.store(key, raw, float(expires_s), subkey=str(self._key.peer_id)))
+                last = bool(await self.node.store(key, raw, float(expires_s), subkey=str(self.key.peer_id)))
         except TimeoutError:
             raise RunUnreachable(f"the directory took no record within {timeout_s:g} s{_RETRY_LATER}") from None
         finally:

@@ -135,7 +135,7 @@ class GuardedP2P:
         self._validator = validator
         self._clock = clock
         self._intake = Intake()
-        self._asked_back: Counter[PeerId] = Counter()
+        self.asked_back: Counter[PeerId] = Counter()
         self._turn = asyncio.Lock()  # one key is checked at a time: slices of many at once would add up
         self._slice_began_at = clock()  # of checking, since the loop had its turn
 
@@ -181,16 +181,16 @@ class GuardedP2P:
             return await handler(request, context)
         # hivemind asks back and waits seconds for it: a few who do not answer must not take everybody's place.
         peer = PeerId(str(context.remote_id))
-        if self._asked_back[peer] >= MAX_ASKED_BACK_OF_PEER or self._asked_back.total() >= MAX_ASKED_BACK:
+        if self.asked_back[peer] >= MAX_ASKED_BACK_OF_PEER or self.asked_back.total() >= MAX_ASKED_BACK:
             request.validate = False  # it is told that it could not be reached
             return await handler(request, context)
-        self._asked_back[peer] += 1
+        self.asked_back[peer] += 1
         try:
             return await handler(request, context)
         finally:
-            self._asked_back[peer] -= 1
-            if not self._asked_back[peer]:
-                del self._asked_back[peer]
+            self.asked_back[peer] -= 1
+            if not self.asked_back[peer]:
+                del self.asked_back[peer]
 
     async def _answer_find(self, handler: Callable[[Any, Any], Awaitable[Any]], request: Any, context: _Context) -> Any:
         if len(request.keys) > MAX_ASKED_KEYS:

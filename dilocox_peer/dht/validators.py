@@ -62,7 +62,7 @@ class RecordValidator:
 
     def __init__(self, run_id: RunId, key: SigningKey | None, clock: Callable[[], float] = time.time) -> None:
         self._run_id = run_id
-        self._key = key
+        self.key = key
         self._clock = clock
         self._slots = {dht_id(slot.key): slot for slot in slots(run_id)}
         self._verified: OrderedDict[bytes, None] = OrderedDict()
@@ -111,10 +111,10 @@ class RecordValidator:
 
     def sign_value(self, record: RecordLike) -> bytes:
         """The value with our signature; a record that is not ours stays as it is, and is refused by everybody."""
-        if self._key is None or _writer(record.subkey) != self._key.peer_id:
+        if self.key is None or _writer(record.subkey) != self.key.peer_id:
             return record.value
         message = signed_bytes(record.key, record.subkey, record.value, record.expiration_time)
-        return record.value + self._key.sign(message)
+        return record.value + self.key.sign(message)
 
     def strip_value(self, record: RecordLike) -> bytes:
         """The value of a valid record without its signature."""
@@ -136,7 +136,7 @@ class RecordValidator:
             case "revocations":
                 self._check_revocations(payload)
             case "word":
-                self._check_word(payload, slot.stage)
+                self.check_word(payload, slot.stage)
             case "directive":
                 self._check_directive(payload)
 
@@ -177,7 +177,8 @@ class RecordValidator:
         """The run's settings, verified: from here on what its owner has signed can be told from what not."""
         self._manifest = manifest
 
-    def _check_word(self, payload: bytes, stage: int) -> None:
+    def check_word(self, payload: bytes, stage: int) -> None:
+        """Raises ValueError unless the run's owner has signed it for that stage."""
         word, manifest = decode_word(payload), self._manifest
         if manifest is None or manifest.owner_peer is None:
             raise ValueError("the owner's word, before the run's settings are known here")

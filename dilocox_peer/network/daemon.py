@@ -42,6 +42,21 @@ Via = Literal["direct", "relayed"]
 V = TypeVar("V")
 
 
+def client_of(p2p: "P2P") -> Any:
+    """What speaks with its p2pd: calls that hivemind's own methods do not offer."""
+    return p2p._client
+
+
+def calls_under_way(p2p: "P2P") -> list[Any]:
+    """Futures of calls that were sent to its p2pd and are not answered yet."""
+    return list(client_of(p2p).control._pending_calls.values())
+
+
+def handlers_under_way(p2p: "P2P") -> list[Any]:
+    """Tasks of our handlers that answer what its p2pd has passed on."""
+    return list(client_of(p2p).control._handler_tasks)
+
+
 class Refusal(Exception):
     """What the handler of a call raises: its repr() is what hivemind sends to the caller."""
 
@@ -182,7 +197,7 @@ class Daemon:
         self.check_up(peer)
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                _, writer = await self.p2p._client.control.daemon_connector.open_connection()
+                _, writer = await client_of(self.p2p).control.daemon_connector.open_connection()
             writer.transport.abort()
         except OSError:  # TimeoutError is one
             raise TransportDown(peer, "this peer's own p2pd does not answer") from None
@@ -192,7 +207,7 @@ class Daemon:
         child = self.p2p._child
         ended = asyncio.create_task(child.wait())
         try:
-            await asyncio.wait({ended, self.p2p._client.control._read_task}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended, client_of(self.p2p).control._read_task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
         if not self._failure.done():
@@ -202,7 +217,7 @@ class Daemon:
     def _fail_pending(self, reason: str) -> None:
         from hivemind.p2p import P2PDaemonError
 
-        for call in list(self.p2p._client.control._pending_calls.values()):
+        for call in calls_under_way(self.p2p):
             if not call.done():
                 call.set_exception(P2PDaemonError(reason))
                 call.exception()  # retrieved: nobody may be left to do it
@@ -217,7 +232,7 @@ class Daemon:
             return b""
 
         async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-            await self.p2p._client.add_unary_handler(protocol, on_raw)
+            await client_of(self.p2p).add_unary_handler(protocol, on_raw)
 
     async def accept(self, protocol: str, on_stream: OnStream) -> None:
         async def on_any(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -233,7 +248,7 @@ class Daemon:
         self.check_up(peer)
         try:
             async with asyncio.timeout(timeout_s):
-                await self.p2p._client.call_unary_handler(PeerID(raw_peer(peer)), protocol, bytes(raw))
+                await client_of(self.p2p).call_unary_handler(PeerID(raw_peer(peer)), protocol, bytes(raw))
         except TimeoutError:
             raise self.unavailable(peer, PeerSilent, f"no answer within {timeout_s:g} s") from None
         except P2PHandlerError as error:
@@ -286,7 +301,7 @@ class Daemon:
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                reader, writer = await self.p2p._client.control.daemon_connector.open_connection()
+                reader, writer = await client_of(self.p2p).control.daemon_connector.open_connection()
                 await write_pbmsg(writer, request)
                 response = p2pd_pb2.Response()
                 await read_pbmsg_safe(reader, response)

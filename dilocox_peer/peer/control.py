@@ -99,7 +99,7 @@ class ControlServer:
         self._controls = controls
         self._clock = clock
         self._memory = Memory()
-        self._subscribers: set[asyncio.Queue[bytes | None]] = set()
+        self.subscribers: set[asyncio.Queue[bytes | None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -115,7 +115,7 @@ class ControlServer:
     ) -> None:
         assert self._server is not None
         self._server.close()
-        for queue in self._subscribers:
+        for queue in self.subscribers:
             _put(queue, None)
         _done, late = await asyncio.wait(self._tasks, timeout=0.5) if self._tasks else (set(), set())
         for task in late:
@@ -133,9 +133,9 @@ class ControlServer:
 
     def _publish(self, event: Event, record: dict[str, Any]) -> None:
         self._memory.keep(event, record)
-        if self._subscribers:
+        if self.subscribers:
             line = _line(record)
-            for queue in self._subscribers:
+            for queue in self.subscribers:
                 _put(queue, line)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -183,7 +183,7 @@ class ControlServer:
     async def _stream(self, writer: asyncio.StreamWriter) -> None:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_UNREAD)
         past = [_line(record) for record in self._memory.records()]
-        self._subscribers.add(queue)
+        self.subscribers.add(queue)
         try:
             await _say(writer, {"ok": True})
             writer.write(b"".join(past))
@@ -192,7 +192,7 @@ class ControlServer:
                 async with asyncio.timeout(REQUEST_S):
                     await writer.drain()
         finally:
-            self._subscribers.discard(queue)
+            self.subscribers.discard(queue)
 
 
 async def ask(path: Path, command: str) -> dict[str, Any]:

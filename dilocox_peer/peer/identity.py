@@ -45,7 +45,7 @@ class Identity:
         path = Path(path).expanduser()
         try:
             if not path.exists():
-                _create(path)
+                create_key(path)
             fd = _open_file(path, flag)
         except FileExistsError:
             raise ConfigError(f"cannot use identity {path}: {path.parent} is not a directory") from None
@@ -121,7 +121,7 @@ def decode_key(raw: bytes) -> SigningKey:
     return key
 
 
-def _create(path: Path) -> None:
+def create_key(path: Path) -> None:
     """A new key at path, unless another process was faster: then that one's stands."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -132,7 +132,7 @@ def _create(path: Path) -> None:
             file.flush()
             os.fsync(fd)
         with suppress(FileExistsError):
-            _link(temporary, path)
+            hard_link(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
@@ -142,7 +142,7 @@ def _create(path: Path) -> None:
         os.close(folder)
 
 
-def _link(source: Path, target: Path) -> None:
+def hard_link(source: Path, target: Path) -> None:
     """Gives source its final name without ever replacing a key: rename would, link does not."""
     try:
         os.link(source, target)

@@ -81,9 +81,10 @@ class Downstream:
     def send_granted(self, flight: Flight) -> None:
         """Its forward is done: the output goes out, if there is a slot for it."""
         if flight.phase is CallPhase.GRANTED:
-            self._send_step(flight)
+            self.send_step(flight)
 
-    def _send_step(self, flight: Flight) -> None:
+    def send_step(self, flight: Flight) -> None:
+        """Its output goes to the callee that granted it a slot."""
         peer, output = flight.callee, flight.output
         assert peer is not None
         assert output is not None
@@ -210,11 +211,11 @@ class Downstream:
             flight.phase = CallPhase.GRANTED
             self._desk.mark(flight, "grant")
             if flight.state is State.CALLING:
-                self._send_step(flight)
+                self.send_step(flight)
         elif flight.phase is CallPhase.SENT and flight.is_probed:  # asked whether it still knows it: it does not
             self.resent += 1
             self._desk.note(MicroBatchResent(flight.id, peer, peer, "forgotten"))
-            self._send_step(flight)
+            self.send_step(flight)
 
     def on_wait(self, peer: PeerId, message: SlotWait, _: Body | None) -> None:
         """It is alive and knows of it. One that moves up in the line is not overdue, however slow the line is."""

@@ -100,7 +100,7 @@ class Scheduler:
         self._desk = Tray(timing, now, trace=trace)
         self._slots = self.slots_type(1)
         self._known = Neighbourhood(self._desk, role, self._slots)
-        self._callers = self.callers_type(
+        self.callers = self.callers_type(
             self._desk,
             self._known,
             self._slots,
@@ -141,10 +141,10 @@ class Scheduler:
             Leaving: self._leaving,
         }
         self._of_callers: dict[type, Callable[[PeerId, Any, Body | None], None]] = {
-            hops.Reserve: self._callers.on_reserve,
-            hops.Step: self._callers.on_step,
-            hops.GradAck: self._callers.on_ack,
-            hops.Cancel: self._callers.on_cancel,
+            hops.Reserve: self.callers.on_reserve,
+            hops.Step: self.callers.on_step,
+            hops.GradAck: self.callers.on_ack,
+            hops.Cancel: self.callers.on_cancel,
         }
         self._of_callees: dict[type, Callable[[PeerId, Any, Body | None], None]] = {
             hops.SlotGrant: self._calls.on_grant,
@@ -214,7 +214,7 @@ class Scheduler:
     @property
     def duplicates(self) -> int:
         """Messages that came a second time, from either side."""
-        return self._callers.duplicates + self._calls.duplicates
+        return self.callers.duplicates + self._calls.duplicates
 
     @property
     def protocol_errors(self) -> int:
@@ -222,16 +222,16 @@ class Scheduler:
 
     @property
     def is_leaving(self) -> bool:
-        return self._callers.is_leaving
+        return self.callers.is_leaving
 
     @property
     def is_drained(self) -> bool:
         """Nothing is being computed, nothing waits for an answer."""
-        return self._running is None and not self._busy and not self._callers.flights
+        return self._running is None and not self._busy and not self.callers.flights
 
     def deadline(self) -> float:
         """When Tick is wanted."""
-        due = min(self._known.status_at, self._sweep_at, self._callers.grant_at)
+        due = min(self._known.status_at, self._sweep_at, self.callers.grant_at)
         if self._idle_since is not None:
             due = min(due, self._idle_since + self._timing.idle_step_s)
         return due
@@ -248,15 +248,15 @@ class Scheduler:
     def _tick(self, _: Tick) -> None:
         now = self._desk.now
         if now >= self._known.status_at:
-            self._callers.resize()
+            self.callers.resize()
             self._known.replan("speed", is_wanted=False)
             self._known.tell_all()
-        if now >= self._callers.grant_at:
-            self._callers.grant()
+        if now >= self.callers.grant_at:
+            self.callers.grant()
         if now >= self._sweep_at:
             self._sweep_at = now + self._timing.sweep_s
             self._calls.sweep()
-            self._callers.sweep()
+            self.callers.sweep()
 
     def _received(self, received: HopReceived) -> None:
         peer, message = received.peer, received.message
@@ -283,7 +283,7 @@ class Scheduler:
     def _linked(self, linked: Linked) -> None:
         peer = linked.peer
         if linked.stage == self._stage - 1 and peer not in self._known.callers:
-            self._callers.link(peer)
+            self.callers.link(peer)
         elif linked.stage == self._stage + 1 and peer not in self._known.callees:
             self._known.add_callee(peer)
             self._calls.unpark()
@@ -294,7 +294,7 @@ class Scheduler:
     def _unlinked(self, unlinked: Unlinked) -> None:
         peer = unlinked.peer
         self._desk.forgive(peer)
-        self._callers.unlink(peer)
+        self.callers.unlink(peer)
         callee = self._known.remove_callee(peer)
         if callee is not None:
             self._calls.lost(callee)
@@ -310,16 +310,16 @@ class Scheduler:
 
     def _set_replicas(self, replicas: Replicas) -> None:
         self._known.replicas = max(1, replicas.count)
-        self._callers.resize()
+        self.callers.resize()
 
     def _set_hold(self, hold: Hold) -> None:
         self._is_held = hold.is_held
 
     def _set_paused(self, paused: PauseWanted) -> None:
-        self._callers.pause(paused.is_paused)
+        self.callers.pause(paused.is_paused)
 
     def _leaving(self, _: Leaving) -> None:
-        self._callers.leave()
+        self.callers.leave()
 
     # ---- the next work ----
 
@@ -361,7 +361,7 @@ class Scheduler:
         micro-batch that comes at that very moment goes first."""
         if self._idle_since is None or self._desk.now < self._idle_since + self._timing.idle_step_s:
             return False
-        return self.versions.partial_step_is_possible and not self._callers.has_ready()
+        return self.versions.partial_step_is_possible and not self.callers.has_ready()
 
     def _start_forward(self) -> Work | None:
         if not self.versions.may_admit:
@@ -371,7 +371,7 @@ class Scheduler:
         return self._start_ready()
 
     def _start_ready(self) -> Work | None:
-        flight = self._callers.take_ready(self._busy)
+        flight = self.callers.take_ready(self._busy)
         if flight is None:
             return None
         body = flight.body
@@ -389,7 +389,7 @@ class Scheduler:
         limit = known.rounds.issue_limit
         return (
             not self._is_held
-            and not self._callers.is_leaving
+            and not self.callers.is_leaving
             and len(self.own) < known.window
             and (limit is None or self._issued < limit)
             and bool(known.callees)
@@ -457,7 +457,7 @@ class Scheduler:
         if flight.key is None:
             self._complete(flight)
         else:
-            self._callers.answer(flight, flight.key, done.body)
+            self.callers.answer(flight, flight.key, done.body)
         if flight.moments is not None:
             self._desk.note(MicroBatchTimed(flight.id, tuple(flight.moments.items())))
 

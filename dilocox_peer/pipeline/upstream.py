@@ -57,7 +57,7 @@ class Upstream:
         self._most_outstanding = max(max_slots, MAX_OUTSTANDING)
         self._abandon = abandon
         self.flights: dict[CallKey, Flight] = {}
-        self._ready: list[tuple[int, Flight]] = []  # heap, in the order of grants
+        self.ready: list[tuple[int, Flight]] = []  # heap, in the order of grants
         self._answers: AnswerCache[_Answer] = AnswerCache()
         self._serial = 0
         self.is_leaving = False
@@ -176,7 +176,7 @@ class Upstream:
             return
         flight.body, flight.round, flight.state = body, message.round, State.READY
         self._desk.mark(flight, "arrived")
-        heapq.heappush(self._ready, (flight.call, flight))
+        heapq.heappush(self.ready, (flight.call, flight))
         self._known.note_origin(peer, message)
         caller = self._known.callers[peer]
         if message.window != caller.window:
@@ -202,9 +202,9 @@ class Upstream:
         del self.flights[key]
         self._abandon(flight)
         self._free(key)
-        if len(self._ready) > 2 * self._slots.capacity + RECENT:  # P6: dropped ones are skipped, and do not pile up
-            self._ready = [entry for entry in self._ready if entry[1].state is State.READY]
-            heapq.heapify(self._ready)
+        if len(self.ready) > 2 * self._slots.capacity + RECENT:  # P6: dropped ones are skipped, and do not pile up
+            self.ready = [entry for entry in self.ready if entry[1].state is State.READY]
+            heapq.heapify(self.ready)
 
     def _free(self, key: CallKey) -> None:
         self._slots.release(key)
@@ -215,16 +215,16 @@ class Upstream:
 
     def has_ready(self) -> bool:
         """Whether a body waits to be computed."""
-        while self._ready and self._ready[0][1].state is not State.READY:
-            heapq.heappop(self._ready)
-        return bool(self._ready)
+        while self.ready and self.ready[0][1].state is not State.READY:
+            heapq.heappop(self.ready)
+        return bool(self.ready)
 
     def take_ready(self, busy: Container[MicroBatchId]) -> Flight | None:
         """The flight granted first whose body is here and whose id is not among the busy ones."""
         aside = []
         found = None
-        while self._ready:
-            serial, flight = heapq.heappop(self._ready)
+        while self.ready:
+            serial, flight = heapq.heappop(self.ready)
             if flight.state is not State.READY:
                 continue
             if flight.id in busy:  # P4: the same id of another caller is being computed
@@ -233,7 +233,7 @@ class Upstream:
             found = flight
             break
         for entry in aside:
-            heapq.heappush(self._ready, entry)
+            heapq.heappush(self.ready, entry)
         return found
 
     def answer(self, flight: Flight, key: CallKey, body: Body | None) -> None:

@@ -187,8 +187,8 @@ async def _sybils_get_no_seat(swarm: InviteOnly, link: str) -> None:
     async with AsyncExitStack() as stack:
         transport, directory, _ = await _outsider(swarm, link, stack, "sybils")
         for key in keys:
-            directory._key = key
-            directory._validator._key = key
+            directory.key = key
+            directory.validator.key = key
             with pytest.raises(RunUnreachable):
                 await directory.announce(
                     Lease(

@@ -194,9 +194,9 @@ async def test_a_bootstrap_that_is_stopped_while_it_starts_announces_nothing(tmp
         finally:
             ended.set()
 
-    monkeypatch.setattr(bootstrap, "_open", never)
+    monkeypatch.setattr(bootstrap, "open_run", never)
     with Identity.open(tmp_path / "identity.key") as identity:
         async with asyncio.timeout(10):
-            await bootstrap._serve([read_signed_manifest(runs[0])], {}, identity, flags, said.append, stop)
+            await bootstrap.serve_runs([read_signed_manifest(runs[0])], {}, identity, flags, said.append, stop)
     assert said == [Left("interrupted")]
     assert ended.is_set()

@@ -128,7 +128,7 @@ async def test_a_subscriber_that_does_not_read_is_hung_up_on_and_holds_up_nobody
                 running.tell(Remark("x" * 300))
             await asyncio.sleep(0)
         assert await ask(tmp_path / "s", "status")
-        assert not running._subscribers or all(queue.qsize() <= queue.maxsize for queue in running._subscribers)
+        assert not running.subscribers or all(queue.qsize() <= queue.maxsize for queue in running.subscribers)
         writer.close()
         del reader
 

@@ -115,7 +115,7 @@ def test_stages_over_linkd_equal_one_model_after_20_steps(stages: int):
             manifest_of(1), micro_batches=80, cut_like=manifest, origin=origin.key.peer_id, incarnation=INCARNATION
         )
         for (peer,) in peers:
-            loop: Any = peer.trainer._loop
+            loop: Any = peer.trainer.loop
             model = loop.current
             for spec, start, stop in model.layout.spans():
                 torch.testing.assert_close(

@@ -26,6 +26,7 @@ from dilocox_peer.dht.records import (
 from dilocox_peer.dht.validators import RecordValidator
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.manifest import Manifest, RunSection
+from dilocox_peer.network.daemon import client_of
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.signing import SigningKey
@@ -202,7 +203,7 @@ async def test_a_restarted_bootstrap_learns_the_swarm_again(make_node: MakeNode)
         identity_path, transport.peer_id, namespace=RUN, runtime_dir=transport.daemon.folder,
         host_maddrs=[f"/ip4/127.0.0.1/tcp/{port}"],
     )  # fmt: skip
-    async with again, await Directory.create(again, RUN, boot._key) as new_boot:
+    async with again, await Directory.create(again, RUN, boot.key) as new_boot:
         deadline = time.monotonic() + 20  # p2pd holds a dial back for seconds after it failed
         while len(await new_boot.peers(0)) < 2:
             assert time.monotonic() < deadline
@@ -269,7 +270,7 @@ async def attacker(make_node: MakeNode, make_transport: MakeTransport) -> tuple[
 
     own, key = await make_transport("attacker", namespace=RUN, initial_peers=transport.addresses)
     node = await DHTNode.create(p2p=own.p2p, initial_peers=list(transport.addresses), strict=False)
-    await node.protocol.call_ping((await victim.node.p2p._client.identify())[0])
+    await node.protocol.call_ping((await client_of(victim.node.p2p).identify())[0])
     attacker = Attacker(node, key.key)
     assert len(node.protocol.routing_table.peer_id_to_uid) == 2
     return attacker, boot, victim, identity.peer_id
@@ -331,7 +332,7 @@ async def test_a_bad_entry_hides_no_good_ones(attacker: Any) -> None:
     stored.store(str(evil.key.peer_id), b"junk", time.time() + 1e6)
     assert await peers_of(victim) == [peer]
     _reader_sees_it = await victim.node.protocol.call_find(
-        (await boot.node.p2p._client.identify())[0], [DHTID.generate(source=key)]
+        (await client_of(boot.node.p2p).identify())[0], [DHTID.generate(source=key)]
     )
     ((entries, _nearest),) = _reader_sees_it.values()
     assert list(dict(entries.value.items())) == [peer]
@@ -346,7 +347,7 @@ async def test_another_runs_records_are_refused(make_node: MakeNode) -> None:
     with pytest.raises(RunUnreachable, match="took the manifest"):
         await stranger.publish_manifest(other)
     assert not list(boot.node.protocol.storage.items())
-    assert not await boot._store(manifest_key(RUN), other.to_bytes(), time.time() + 60, 5)
+    assert not await boot.store(manifest_key(RUN), other.to_bytes(), time.time() + 60, 5)
 
 
 async def test_one_node_that_refuses_everything_does_not_stop_us(

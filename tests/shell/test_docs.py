@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from dilocox_peer.cli import checks, doctor
-from dilocox_peer.cli.main import _with_dashes, app
+from dilocox_peer.cli.main import app, with_dashes
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,7 +49,7 @@ def command_lines(text: str) -> list[list[str]]:
 def parse(arguments: list[str]) -> None:
     """Raises USAGE_ERROR where the command line would. Nothing is carried out."""
     group: Any = typer.main.get_command(app)
-    words = [_with_dashes(each) for each in arguments]
+    words = [with_dashes(each) for each in arguments]
     if words[0].startswith("-"):
         assert words[0] in {flag for parameter in group.params for flag in parameter.opts} | {"--help", "-h"}, words
         return

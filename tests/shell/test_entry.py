@@ -22,7 +22,7 @@ from dilocox_peer.dht.entry import (
 )
 from dilocox_peer.dht.records import MAX_TTL_S, Lease, bucket_of, dht_id, lease_key
 from dilocox_peer.dht.validators import RecordValidator
-from dilocox_peer.network.daemon import raw_peer
+from dilocox_peer.network.daemon import client_of, raw_peer
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.scan import DICTIONARY_EXT
 from dilocox_peer.signing import SigningKey
@@ -69,7 +69,7 @@ class Stranger:
         from hivemind.p2p import PeerID
 
         self.own = own
-        self.client = own.p2p._client
+        self.client = client_of(own.p2p)
         self.to = PeerID(raw_peer(to.peer_id))
 
     async def raw(self, method: str, raw: bytes) -> bytes:
@@ -185,13 +185,13 @@ async def test_a_peer_is_the_one_node_that_its_key_says(meeting: Any) -> None:
 
 async def test_a_key_has_room_for_so_many_and_always_for_our_own(meeting: Any) -> None:
     stranger, directory = meeting
-    key, records = leases(directory._key, MAX_RECORDS + 20)
+    key, records = leases(directory.key, MAX_RECORDS + 20)
     own, *others = records
     for record in others:
         await stranger.store([(key, record.subkey, record.value, record.expiration_time)])
     assert len(stored(directory)[key]) == MAX_RECORDS
     assert directory.node.protocol.storage.store_subkey(
-        next(iter(directory.node.protocol.storage.data)), str(directory._key.peer_id), own.value, own.expiration_time
+        next(iter(directory.node.protocol.storage.data)), str(directory.key.peer_id), own.value, own.expiration_time
     )
     assert len(stored(directory)[key]) == MAX_RECORDS + 1
 
@@ -243,7 +243,7 @@ async def test_who_is_asked_back_and_does_not_answer_takes_nobodys_place(meeting
     answers = await asyncio.gather(*(stranger.raw("rpc_ping", ping) for _ in range(30)))
     assert asked == MAX_ASKED_BACK_OF_PEER
     assert not any(dht_pb2.PingResponse.FromString(answer).available for answer in answers)
-    assert not directory.node.protocol.p2p._asked_back
+    assert not directory.node.protocol.p2p.asked_back
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable
+from dilocox_peer.network.daemon import calls_under_way, handlers_under_way
 from dilocox_peer.network.transport import (
     MAX_MESSAGE_BYTES,
     PeerGone,
@@ -168,8 +169,8 @@ async def test_cancelled_calls_do_not_break_the_transport(make_transport: MakeTr
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
     await client.send(server.peer_id, b"x", 5)
-    assert all(call.done() for call in client.p2p._client.control._pending_calls.values())
-    await until(lambda: not server.p2p._client.control._handler_tasks)
+    assert all(call.done() for call in calls_under_way(client.p2p))
+    await until(lambda: not handlers_under_way(server.p2p))
 
 
 # -- bulk -------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dilocox_peer.dht.directory import Directory
+from dilocox_peer.network.daemon import calls_under_way
 from dilocox_peer.network.transport import PeerGone, PeerSilent, Transport, TransportDown
 
 from .conftest import RUN, MakeTransport, PeerProcess, SpawnPeer, is_running, until
@@ -107,7 +108,7 @@ async def test_our_own_p2pd_killed_ends_every_call_and_is_reported(
             transport.fetch(remote.peer, "never", {}, max_body_bytes=0, timeout_s=30, stall_timeout_s=30)
         ),
     ]
-    await until(lambda: bool(transport.p2p._client.control._pending_calls))
+    await until(lambda: bool(calls_under_way(transport.p2p)))
     pid = transport.daemon_pid
     os.kill(pid, signal.SIGKILL)
 

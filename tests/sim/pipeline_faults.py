@@ -96,7 +96,7 @@ class _SendsUngranted(Scheduler):
         flight = self._runs
         super()._forward_done(done)
         if flight is not None and flight.state is State.CALLING and flight.phase is CallPhase.RESERVED:
-            self._calls._send_step(flight)
+            self._calls.send_step(flight)
 
 
 class _ForgetsToFree(Upstream):

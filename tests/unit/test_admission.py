@@ -205,9 +205,9 @@ def test_a_good_pass_replaces_a_newer_that_is_worth_nothing_any_more() -> None:
 def test_a_gate_keeps_so_many_passes() -> None:
     gate = gate_of()
     for number in range(MAX_PASSES + 10):  # a signature each would take long: what is kept is what matters
-        gate._passes[SigningKey(number.to_bytes(32, "big")).peer_id] = grant_of()
+        gate.passes[SigningKey(number.to_bytes(32, "big")).peer_id] = grant_of()
     gate.show(ME.peer_id, grant_of().to_bytes(), NOW)
-    assert len(gate._passes) == MAX_PASSES
+    assert len(gate.passes) == MAX_PASSES
     assert gate.refusal(ME.peer_id, Right.JOIN, NOW) is None
 
 

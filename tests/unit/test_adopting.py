@@ -81,9 +81,10 @@ async def peer(disk):
         post=posted.append, bytes_sent=lambda: 0, uplink_bps=lambda: 0.0, timetable=Timetable(MANIFEST),
         on_merged=lambda: None, listener=lambda event: None,
     )  # fmt: skip
+    keeper = SimpleNamespace(save=lambda state: done(None), arrivals=None)
     return SimpleNamespace(
-        conductor=conductor, rounds=rounds, machine=rounds, driver=SimpleNamespace(post=posted.append), posted=posted, _trainer=trainer,
-        _keeper=SimpleNamespace(save=lambda state: done(None), arrivals=None), _transport=None, _listener=None,
+        conductor=conductor, rounds=rounds, machine=rounds, driver=SimpleNamespace(post=posted.append), posted=posted, trainer=trainer,
+        keeper=keeper, _trainer=trainer, _keeper=keeper, _transport=None, _listener=None,
     )  # fmt: skip
 
 
@@ -137,7 +138,7 @@ async def test_a_merge_whose_blobs_are_being_read_is_void_too(peer, monkeypatch,
             await asyncio.sleep(0.001)
     conducting.cancel()
     await asyncio.gather(conducting, return_exceptions=True)
-    assert peer._trainer.told == ["install and keep"]
+    assert peer.trainer.told == ["install and keep"]
 
 
 async def test_a_pseudo_gradient_that_waits_to_be_settled_is_not_sent_again(peer, monkeypatch):
@@ -146,18 +147,18 @@ async def test_a_pseudo_gradient_that_waits_to_be_settled_is_not_sent_again(peer
     own = Entry(ME, 1, sha256(b"blob"), 10, 8)
     peer.conductor.on_apply(replace(APPLY, own=own))
     await Averaging.adopt_state(peer, WANTED)
-    assert peer._trainer.told == ["install"]
+    assert peer.trainer.told == ["install"]
 
 
 async def test_a_state_is_on_disk_before_the_chain_follows_it(peer, monkeypatch):
     """The machine persists the chain when it hears of the state: killed then, and the donors gone, nobody had it any more."""
     donors_give(monkeypatch, STATE)
     written: Future[Any] = Future()
-    peer._keeper.save = lambda state: written
+    peer.keeper.save = lambda state: written
     adopting = asyncio.create_task(Averaging.adopt_state(peer, WANTED))
     for _ in range(20):  # more turns of the loop than it takes
         await asyncio.sleep(0)
-    assert (peer._trainer.told, peer.posted) == (["install and keep"], [])
+    assert (peer.trainer.told, peer.posted) == (["install and keep"], [])
     written.set_result(None)
     await adopting
     assert peer.posted == [StateInstalled(STATE.head, STATE.digest)]

@@ -51,7 +51,7 @@ def test_packages_that_are_missing_are_named():
 
 def test_the_packages_of_this_environment_are_found():
     assert checks.look_at_packages().status == "ok"
-    assert set(checks.REQUIREMENTS) <= checks._own_requirements().keys()
+    assert set(checks.REQUIREMENTS) <= checks.own_requirements().keys()
 
 
 @pytest.mark.parametrize(("available", "status"), [(3000 * MB, "ok"), (500 * MB, "warn"), (450 * MB, "fail")])

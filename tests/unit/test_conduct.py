@@ -147,7 +147,7 @@ def test_what_is_remembered_is_bounded() -> None:
     conduct = Conduct(ME)
     for number in range(3 * MAX_REMEMBERED):
         conduct.undelivered(PeerId(f"p{number}"), blob(number), due_at=9.0, has_failed=False)
-    assert len(conduct._records) == MAX_REMEMBERED
+    assert conduct.num_remembered == MAX_REMEMBERED
 
 
 def test_a_proof_is_told_once_and_kept() -> None:

@@ -224,7 +224,7 @@ def test_the_sizes_it_reckons_with_are_those_of_real_blobs():
     controller = Controller(layout, START, Limits())
     for codec in (*LADDER, LOW_RANK):
         real = len(encode_contribution(layout, values, policy_named(codec, rank=8)))
-        assert real <= controller._bytes_of(codec, 8) <= 1.35 * real + 300
+        assert real <= controller.bytes_of(codec, 8) <= 1.35 * real + 300
 
 
 def test_who_misses_twice_gets_leaner_and_later_richer_again():

@@ -70,9 +70,9 @@ async def test_a_flood_of_large_messages_is_bounded_in_bytes(monkeypatch: pytest
         driver.receive(PeerId("stranger"), raw)
     assert driver.inputs.qsize() == 10
     while not driver.inputs.empty():
-        driver._handled(driver.inputs.get_nowait(), 1.0)
+        driver.handled(driver.inputs.get_nowait(), 1.0)
     driver.receive(PeerId("stranger"), raw)
-    assert (len(handled), driver.inputs.qsize(), len(driver._sizes)) == (10, 1, 1)
+    assert (len(handled), driver.inputs.qsize(), len(driver.sizes)) == (10, 1, 1)
 
 
 async def test_a_message_is_encoded_once_for_all_who_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ async def test_a_contribution_is_bounded_by_what_is_possible_whatever_an_offer_s
 
 
 async def fetched(driver: RoundDriver, wanted: FetchBlob) -> Any:
-    return await driver._fetched(wanted)
+    return await driver.fetched(wanted)
 
 
 async def test_a_source_that_sends_something_else_is_named_and_the_next_one_is_asked(tmp_path: Path) -> None:
@@ -255,9 +255,9 @@ async def test_a_message_that_finds_a_fault_in_the_machine_costs_itself_and_noth
         cast("Any", Faulty()), transport=NOTHING, blobs=NOTHING, journal=NOTHING, disk=NOTHING, check_blob=NOTHING,
         max_blob_bytes=1, on_apply=NOTHING, on_fetch_state=NOTHING, on_change=NOTHING, listener=told.append,
     )  # fmt: skip
-    assert driver._handled(Received(PeerId("stranger"), Leave(0, sha256(b"head"), 1, 1)), 1.0) == ()
+    assert driver.handled(Received(PeerId("stranger"), Leave(0, sha256(b"head"), 1, 1)), 1.0) == ()
     assert [(event.peer, event.reason) for event in told] == [("stranger", "ZeroDivisionError in handling it")]
-    assert list(driver._handled(Tick(), 2.0)) == cast("Any", [Tick()])
+    assert list(driver.handled(Tick(), 2.0)) == cast("Any", [Tick()])
 
 
 async def test_a_disk_without_room_is_told_once_and_holds_back_what_would_promise_it(

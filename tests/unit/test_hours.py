@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.cli.hours import DAY_S, Hours, keep_hours
-from dilocox_peer.cli.join import _keep
+from dilocox_peer.cli.join import keep_task
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.errors import ConfigError
 
@@ -78,7 +78,7 @@ async def test_hours_that_fail_are_told_and_do_not_end_the_peer():
 
     observer = Observer([events.append])
     async with AsyncExitStack() as stack:
-        _keep(stack, broken(), "--hours", observer)
+        keep_task(stack, broken(), "--hours", observer)
         for _ in range(3):  # turns of the loop: it begins, it fails, that is told
             await asyncio.sleep(0)
         assert [(event.where, "no clock" in event.reason) for event in events] == [("--hours", True)]

@@ -149,14 +149,14 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 def test_two_processes_that_create_at_once_agree_on_one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "identity.key"
-    link = identity_module._link
+    link = identity_module.hard_link
 
     def another_is_faster(source: Path, target: Path) -> None:
-        monkeypatch.setattr(identity_module, "_link", link)
-        identity_module._create(target)
+        monkeypatch.setattr(identity_module, "hard_link", link)
+        identity_module.create_key(target)
         link(source, target)
 
-    monkeypatch.setattr(identity_module, "_link", another_is_faster)
+    monkeypatch.setattr(identity_module, "hard_link", another_is_faster)
     with Identity.open(path) as identity:
         assert decode_key(path.read_bytes()).peer_id == identity.peer_id
     assert [entry.name for entry in tmp_path.iterdir()] == ["identity.key"]

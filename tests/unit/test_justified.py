@@ -129,4 +129,4 @@ def test_a_witness_finds_the_contradiction_and_forgets_old_ballots() -> None:
     for ballot in range(1, 100):
         statement = accepted(ballot)
         assert witness.hears(A, statement) is None
-    assert len(witness._said[A]) <= 16
+    assert len(witness.said[A]) <= 16

@@ -44,7 +44,7 @@ def test_after_a_change_to_a_branch_with_fewer_rounds_a_restart_has_its_state(tm
     keeper = opened(tmp_path)
     for round_number in (7, 8, 9):  # of the branch that is given up
         keeper.save(state_at(sha256(bytes([round_number])), round_number))
-        keeper._writer.submit(lambda: None).result()
+        keeper.writer.submit(lambda: None).result()
     keeper.save(state_at(chain[-1].head, 2))
     keeper.journal.write(Durable(0, tuple(chain), Votes(chain[-1].head)))
     keeper.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dilocox_peer.compression.codec import RememberingCodec
 from dilocox_peer.compression.contribution import ContributionEncoder, decode_contribution, encode_contribution
-from dilocox_peer.compression.lowrank import LowRankCodec, _Factors, largest_exponent, largest_rank
+from dilocox_peer.compression.lowrank import Factors, LowRankCodec, largest_exponent, largest_rank
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout
 
@@ -80,7 +80,7 @@ def test_decoding_is_exact_whole_number_arithmetic():
     """Against integers in numpy, then the same two float32 products: equal to the bit, so on every machine."""
     x = with_spectrum(0.7 ** torch.arange(60.0)) * 3.7
     payload = LowRankCodec(16).encode(x)
-    parts = _Factors(memoryview(payload), *SHAPE, 16)
+    parts = Factors(memoryview(payload), *SHAPE, 16)
 
     def codes(packed, size):
         return (np.stack([packed & 15, packed >> 4], 1).reshape(-1)[: 16 * size].astype(np.int64) - 8).reshape(16, size)

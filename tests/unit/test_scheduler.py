@@ -653,8 +653,8 @@ def test_a_caller_that_sends_and_cancels_without_end_takes_no_memory() -> None:
         bench.get(UP, Cancel(*id_of(index), index))
     machine = bench.machine
     assert machine.slots_in_use == 1
-    assert len(machine._callers._ready) < 200
-    assert len(machine._callers.flights) == 1
+    assert len(machine.callers.ready) < 200
+    assert len(machine.callers.flights) == 1
 
 
 def test_a_message_in_the_wrong_direction_is_a_protocol_error() -> None:

@@ -153,7 +153,7 @@ def test_a_forward_and_its_backward_use_the_same_weights_in_carry(seed: int):
     pipe = Pipe(manifest_of(3, schedule="carry"), limit=60)
     pipe.run(order=random.Random(seed))
     assert [loop.progress.micro_batches for loop in pipe.loops] == [60, 60, 60]
-    assert all(len(loop._passes) == 0 for loop in pipe.loops)
+    assert all(len(loop.passes) == 0 for loop in pipe.loops)
 
 
 def test_a_shift_while_forwards_are_out_reaches_the_weights_and_every_snapshot():
@@ -161,12 +161,12 @@ def test_a_shift_while_forwards_are_out_reaches_the_weights_and_every_snapshot()
     origin = pipe.loops[0]
     for _ in range(3):
         origin.train_on()  # forwards that nobody answers yet
-    before = origin._local_N().clone()
+    before = origin.local_N().clone()
     origin.shift(torch.full_like(before, 0.25), certified=1)
     assert torch.equal(origin.close().flat_N, before + 0.25)
     origin.withdraw()
     pipe.run()
-    assert origin._pending_N is None
+    assert origin.pending_N is None
 
 
 def test_a_replaced_state_counts_no_more_and_drops_the_gradient():

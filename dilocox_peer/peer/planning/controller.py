@@ -108,7 +108,7 @@ class Controller:
     def __init__(self, layout: Layout, start: Setting, limits: Limits) -> None:
         self._limits = limits
         self._raw_bytes = raw_bytes(layout)
-        self._bytes_of = _blob_bytes(layout)
+        self.bytes_of = _blob_bytes(layout)
         self._ranks = AdaptiveRank(RankSettings.of(layout, start.rank))
         self._low_rank_pays = _low_rank_pays(layout)
         self.setting = start
@@ -150,7 +150,7 @@ class Controller:
         uplink = statistics.median(slow_link(each.uplinks_bps) for each in self._window)
         delay = statistics.median(each.delay_s for each in self._window)
         step = statistics.median(each.step_s for each in self._window)
-        blob = self._bytes_of(setting.codec, setting.rank)
+        blob = self.bytes_of(setting.codec, setting.rank)
         return (delay + 8 * blob * (peers - 1) / (uplink * link_factor)) / (setting.inner_steps * step)
 
     def _peers(self) -> int:
@@ -160,13 +160,13 @@ class Controller:
 
     def contribution_bytes(self, setting: Setting) -> int:
         """The largest contribution."""
-        return self._bytes_of(setting.codec, setting.rank)
+        return self.bytes_of(setting.codec, setting.rank)
 
     def times_fewer(self, setting: Setting) -> float:
         """Bytes of a ring AllReduce of float32 gradients over what a peer sends, by the median of the window."""
         peers = self._peers()
         all_reduce = 2 * (peers - 1) / peers * self._raw_bytes * setting.inner_steps
-        return all_reduce / (self._bytes_of(setting.codec, setting.rank) * (peers - 1))
+        return all_reduce / (self.bytes_of(setting.codec, setting.rank) * (peers - 1))
 
     def excess(self, setting: Setting, *, link_factor: float = 1.0) -> float:
         """How much of what is allowed a setting takes, of time or of bytes: above 1 it should be left."""

@@ -89,6 +89,11 @@ class Conduct:
 
     # ---- what is asked ----
 
+    @property
+    def num_remembered(self) -> int:
+        """Peers of whom something is kept; at most MAX_REMEMBERED."""
+        return len(self._records)
+
     def is_proven(self, peer: PeerId) -> bool:
         """Whether it signed what no honest peer signs: it is in no roster that we write."""
         return peer in self._proven

@@ -92,7 +92,7 @@ class RoundDriver:
         self._on_change = on_change
         self._listener = listener
         self.inputs: asyncio.Queue[Input] = asyncio.Queue(MAX_INPUTS)
-        self._sizes: dict[int, int] = {}  # in wire form, of messages in the queue, by identity
+        self.sizes: dict[int, int] = {}  # in wire form, of messages in the queue, by identity
         self._queued_bytes = 0
         self._refusals = Refusals()
         self._fetching: dict[Digest, asyncio.Task[None]] = {}
@@ -129,7 +129,7 @@ class RoundDriver:
             return
         received = Received(sender, message)
         if self._put(received):
-            self._sizes[id(received)] = len(raw)
+            self.sizes[id(received)] = len(raw)
             self._queued_bytes += len(raw)
 
     def bytes_came(self, peer: PeerId) -> None:
@@ -167,19 +167,19 @@ class RoundDriver:
             self._outbox = Outbox(tasks, self._transport_send, self._on_send_failure)
             happened: Input = Tick()
             while True:
-                for action in self._handled(happened, loop.time()):
+                for action in self.handled(happened, loop.time()):
                     await self._carry_out(action)
                 self._on_change()
                 if not isinstance(happened, Tick):
                     self.inputs.task_done()
                 happened = await self._next_input()
 
-    def _handled(self, happened: Input, now: float) -> Iterable[Action]:
+    def handled(self, happened: Input, now: float) -> Iterable[Action]:
         """What the machine does about it. A fault that a message of another peer finds in the machine costs that message,
         not the process: what it would have done is not done, and nothing was promised by it."""
         if not isinstance(happened, Received):
             return self.machine.handle(happened, now)
-        self._queued_bytes -= self._sizes.pop(id(happened), 0)
+        self._queued_bytes -= self.sizes.pop(id(happened), 0)
         try:
             return self.machine.handle(happened, now)
         except Exception as error:  # the boundary to other peers
@@ -256,7 +256,7 @@ class RoundDriver:
             async with self._doubted_slots if action.doubted else self._fetch_slots:
                 try:
                     async with asyncio.timeout(action.within_s):
-                        happened = await self._fetched(action)
+                        happened = await self.fetched(action)
                 except TimeoutError:
                     happened = BlobMissing(action.blob)
                 self.post(happened)
@@ -267,7 +267,8 @@ class RoundDriver:
             if self._fetching.get(action.blob) is asyncio.current_task():
                 del self._fetching[action.blob]
 
-    async def _fetched(self, action: FetchBlob) -> Input:
+    async def fetched(self, action: FetchBlob) -> Input:
+        """The answer to it, always one of the three that the contract names."""
         loop = asyncio.get_running_loop()
         if (here := await loop.run_in_executor(self._disk, self._blobs.mapped, action.blob)) is not None:
             return BlobHeld(action.blob, len(here))

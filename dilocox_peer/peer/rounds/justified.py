@@ -103,14 +103,14 @@ class Witness:
     """
 
     def __init__(self) -> None:
-        self._said: dict[PeerId, OrderedDict[tuple[type, int], Statement]] = {}
+        self.said: dict[PeerId, OrderedDict[tuple[type, int], Statement]] = {}
 
     def hears(self, peer: PeerId, statement: Statement) -> Contradiction | None:
         """Takes a verified statement in; the contradiction that it makes with an earlier one, if any."""
         said = _read(statement.message)
         if said is None:
             return None
-        statements = self._said.setdefault(peer, OrderedDict())
+        statements = self.said.setdefault(peer, OrderedDict())
         for other in statements.values():
             heard = _read(other.message)
             assert heard is not None, "only what could be read is kept"

@@ -67,7 +67,7 @@ class Keeper:
         self.journal = Journal(folder / f"stage{stage}" / "rounds.log", manifest.genesis(stage))
         self.left = LeftBranches(folder)
         self.durable: Durable | None = self.journal.loaded.durable  # what the journal said at the start
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-checkpoint")
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-checkpoint")
         self._lock = threading.Lock()
         self._newest: AnchorState | None = None
         self._durable: Path | None = None  # the newest file that outlives a power cut
@@ -170,7 +170,7 @@ class Keeper:
             return done
         with self._lock:
             if self._newest is None:
-                self._writing = self._writer.submit(self._write)
+                self._writing = self.writer.submit(self._write)
             self._newest = state
             return self._writing
 
@@ -206,7 +206,7 @@ class Keeper:
                 with suppress(OSError):  # they cost room; the next one tries again
                     prune(path, spare=self._durable)
 
-        self._writer.submit(remove)
+        self.writer.submit(remove)
 
     def _tell_refusal(self, error: OSError) -> None:
         self._listener(Failed("checkpoint", f"{error.strerror or error}: the state is in memory only"))
@@ -215,8 +215,8 @@ class Keeper:
         """Finishes the write that runs, and the one that waits, for a second; but of a file that has grown, which outlives the
         process as it is, what a power cut may take is left."""
         self._is_closing = True
-        written = self._writer.submit(lambda: None)
-        self._writer.shutdown(wait=False)
+        written = self.writer.submit(lambda: None)
+        self.writer.shutdown(wait=False)
         with suppress(TimeoutError):
             written.result(CLOSE_S)
         self.journal.close()

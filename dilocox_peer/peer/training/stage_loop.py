@@ -90,7 +90,7 @@ class StageLoop:
         self._incarnation = incarnation
         self._corpus = corpus
         self._micro_batch_limit = micro_batch_limit
-        self._passes = Passes(BodyFormat.of(manifest))
+        self.passes = Passes(BodyFormat.of(manifest))
         first = build_model(
             manifest.model,
             layers_of(manifest, stage),
@@ -102,7 +102,7 @@ class StageLoop:
         )
         self.current, self._other = first, first.version()
         self.optimizer = InnerOptimizer(first, manifest.inner)
-        self._pending_N: Tensor | None = (
+        self.pending_N: Tensor | None = (
             None  # to be added to the current weights, or with _replaces to take their place
         )
         self._replaces = False
@@ -129,7 +129,7 @@ class StageLoop:
             return False  # an origin goes on with what is under way; what comes to a later stage waits
         work = self._bench.next_work()
         for micro_batch in self._bench.released():  # not before: the work may rest on what was released meanwhile
-            self._passes.release(micro_batch)
+            self.passes.release(micro_batch)
         started = time.perf_counter()
         done = self._do(work, started)
         self._publish()
@@ -141,19 +141,19 @@ class StageLoop:
                 return False
             case Forward():
                 body = self._forward(work)
-                self._bench.packed(work.id, self._passes.take_codec_s())
+                self._bench.packed(work.id, self.passes.take_codec_s())
                 self._bench.forward_done(work.id, body, time.perf_counter() - started)
             case Backward():
-                gradient = self._passes.backward(work.id, _bytes(work.body))
+                gradient = self.passes.backward(work.id, _bytes(work.body))
                 self._in_gradient += 1
                 self._book.done(work.loss, time.perf_counter() - started)
-                self._bench.packed(work.id, self._passes.take_codec_s())
+                self._bench.packed(work.id, self.passes.take_codec_s())
                 self._bench.backward_done(work.id, gradient, work.loss, time.perf_counter() - started)
             case Turn():
-                gradient, loss = self._passes.turn(self.current, _bytes(work.body))
+                gradient, loss = self.passes.turn(self.current, _bytes(work.body))
                 self._in_gradient += 1
                 self._book.done(loss, time.perf_counter() - started)
-                self._bench.packed(work.id, self._passes.take_codec_s())
+                self._bench.packed(work.id, self.passes.take_codec_s())
                 self._bench.backward_done(work.id, gradient, loss, time.perf_counter() - started)
             case StepNow():
                 self._step()
@@ -166,14 +166,14 @@ class StageLoop:
 
     def _forward(self, work: Forward) -> bytes:
         if work.body is not None:
-            return self._passes.forward(work.id, self.current, _bytes(work.body))
+            return self.passes.forward(work.id, self.current, _bytes(work.body))
         assert self._corpus is not None, "a forward without a body at a stage that reads no data"
         inner, model = self._manifest.inner, self._manifest.model
         inputs_BT, targets_BT = self._corpus.train_batch(
             seed=self._manifest.run.seed, peer=self._peer, incarnation=self._incarnation,
             round_number=work.round, index=work.id.index, batch=inner.micro_batch, context=model.context,
         )  # fmt: skip
-        return self._passes.begin(work.id, self.current, inputs_BT, targets_BT)
+        return self.passes.begin(work.id, self.current, inputs_BT, targets_BT)
 
     def _step(self) -> None:
         self._make_version()
@@ -187,9 +187,9 @@ class StageLoop:
 
     def _make_version(self) -> None:
         """The current weights may be changed from here on: moved to the other buffer if forwards are out on them."""
-        if not self._passes.is_used(self.current):
+        if not self.passes.is_used(self.current):
             return
-        assert not self._passes.is_used(self._other), "a third version of the weights"
+        assert not self.passes.is_used(self._other), "a third version of the weights"
         self._other.flat_N.copy_(self.current.flat_N)
         self.current, self._other = self._other, self.current
         self.optimizer.move_to(self.current)
@@ -197,18 +197,18 @@ class StageLoop:
     # ---- rounds ------------------------------------------------------------------------------------------------------
 
     def close(self) -> Snapshot:
-        snapshot = self._book.close(self._local_N().to("cpu", copy=True))
+        snapshot = self._book.close(self.local_N().to("cpu", copy=True))
         self._publish()
         return snapshot
 
     def shift(self, shift_N: Tensor, *, certified: int) -> None:
-        self._pending_N = shift_N if self._pending_N is None else self._pending_N + shift_N
+        self.pending_N = shift_N if self.pending_N is None else self.pending_N + shift_N
         self._book.move(certified)
         self._publish()
         self._bench.shifted()
 
     def replace(self, local_N: Tensor, *, certified: int) -> None:
-        self._pending_N, self._replaces = local_N, True
+        self.pending_N, self._replaces = local_N, True
         self._book.restart()
         self._book.move(certified)
         self._publish()
@@ -224,25 +224,25 @@ class StageLoop:
             self._bench.pause(is_held)
         self._publish()
 
-    def _local_N(self) -> Tensor:
+    def local_N(self) -> Tensor:
         """The local parameters with what waits to be published; not to be changed."""
-        if self._pending_N is None:
+        if self.pending_N is None:
             return self.current.flat_N
-        pending_N = self._pending_N.to(self.current.flat_N.device)
+        pending_N = self.pending_N.to(self.current.flat_N.device)
         return pending_N if self._replaces else self.current.flat_N + pending_N
 
     def _apply_pending(self) -> None:
         """Into the current weights, which no forward is out on."""
-        if self._pending_N is None:
+        if self.pending_N is None:
             return
-        pending_N = self._pending_N.to(self.current.flat_N.device)
+        pending_N = self.pending_N.to(self.current.flat_N.device)
         if self._replaces:
             self.current.flat_N.copy_(pending_N)
             self.current.zero_grad()
             self._in_gradient = 0
         else:
             self.current.flat_N.add_(pending_N)
-        self._pending_N, self._replaces = None, False
+        self.pending_N, self._replaces = None, False
 
     def _publish(self) -> None:
         may_train = self._book.may_train and (self._corpus is None or self._corpus.is_ready)

@@ -120,21 +120,21 @@ class Trainer:
         self._clock = clock
         self._failed: str | None = None
         self._lock = threading.Lock()
-        self._loop: TrainingLoop
+        self.loop: TrainingLoop
         if bench is not None:
-            self._loop = StageLoop(
+            self.loop = StageLoop(
                 manifest, stage, bench, peer=peer, incarnation=incarnation, corpus=corpus, device=devices[0], clock=clock,
                 micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base, precision=precision,
                 compiled=compiled,
             )  # fmt: skip
         else:
             assert corpus is not None
-            self._loop = WholeLoop(
+            self.loop = WholeLoop(
                 manifest, peer=peer, incarnation=incarnation, corpus=corpus, devices=devices, clock=clock,
                 micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base, precision=precision,
                 compiled=compiled,
             )  # fmt: skip
-        self._torch = Worker("dilocox-torch", self._fail, num_threads=threads, idle=self._loop.train_on)
+        self._torch = Worker("dilocox-torch", self._fail, num_threads=threads, idle=self.loop.train_on)
         self._crew = Crew(threads)
         self._executor = Worker("dilocox-outer", self._fail, num_threads=1)
 
@@ -143,7 +143,7 @@ class Trainer:
         assert self._outer is None, "already started"
         outer = self._outer = OuterOptimizer(self._outer_settings, state, crew=self._crew, grow=grow)
         self._state = state
-        self._loop.begin(outer.state.anchor_N(), state.round)
+        self.loop.begin(outer.state.anchor_N(), state.round)
         state.let_go()
         self._torch.start()
         self._executor.start()
@@ -154,7 +154,7 @@ class Trainer:
 
     def progress(self) -> Progress:
         """The latest figures, the speed as of now; cheap, any thread."""
-        return self._loop.progress.at(self._clock())
+        return self.loop.progress.at(self._clock())
 
     def state(self) -> AnchorState:
         """The agreed state after the last merge; immutable, so it can be served while training goes on."""
@@ -172,7 +172,7 @@ class Trainer:
         outer = self._started()
         with self._lock:
             self._require_room()
-            snapshot = self._torch.submit(self._loop.close)
+            snapshot = self._torch.submit(self.loop.close)
             return self._executor.submit(lambda: self._encode(outer, snapshot.result()), after=snapshot)
 
     def merge(
@@ -209,7 +209,7 @@ class Trainer:
             )
             return merged, outcome.shift_N
 
-        return self._outer_then_torch(step, lambda shift_N: self._loop.shift(shift_N, certified=round_number))
+        return self._outer_then_torch(step, lambda shift_N: self.loop.shift(shift_N, certified=round_number))
 
     def withdraw(self) -> "Future[None]":
         """The head moved under our offer: its pseudo-gradient is pending again, and its round goes on."""
@@ -219,7 +219,7 @@ class Trainer:
             outer.withdraw()
             return None, None
 
-        return self._outer_then_torch(step, lambda _: self._loop.withdraw())
+        return self._outer_then_torch(step, lambda _: self.loop.withdraw())
 
     def install(self, state: AnchorState, *, keep_pseudo_gradient: bool) -> "Future[None]":
         """Adopts another state. keep_pseudo_gradient: our unsettled pseudo-gradient stays on top of it; else local parameters become
@@ -233,20 +233,20 @@ class Trainer:
 
         def apply(local_N: Tensor) -> None:
             if keep_pseudo_gradient:
-                self._loop.shift(local_N, certified=state.round)
+                self.loop.shift(local_N, certified=state.round)
             else:
-                self._loop.replace(local_N, certified=state.round)
+                self.loop.replace(local_N, certified=state.round)
 
         return self._outer_then_torch(step, apply)
 
     def hold(self, reason: HoldReason = "rounds") -> "Future[None]":
         """No micro-batch begins from when this is done until `resume` with the same reason; calls are still carried out.
         A pause waits for the piece of work at hand alone, not for calls made before it."""
-        return self._on_torch(lambda: self._loop.set_held(True, reason), is_urgent=reason == "pause")
+        return self._on_torch(lambda: self.loop.set_held(True, reason), is_urgent=reason == "pause")
 
     def resume(self, reason: HoldReason = "rounds") -> "Future[None]":
         """Undoes `hold` for this reason, no other. Does not end the wait of overlap `none` for its certificate."""
-        return self._on_torch(lambda: self._loop.set_held(False, reason), is_urgent=reason == "pause")
+        return self._on_torch(lambda: self.loop.set_held(False, reason), is_urgent=reason == "pause")
 
     def stop(self, timeout_s: float) -> None:
         """Ends both threads after what they are at (one micro-batch, one encoding); calls still waiting fail.
