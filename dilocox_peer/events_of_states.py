@@ -143,6 +143,19 @@ class LinkTooSlow(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StageFollowed(Event):
+    """Our copy of a stage leads to this round by now; size_bytes: of the contributions that came for it."""
+
+    stage: int
+    round: int
+    size_bytes: int
+    LEVEL = "debug"
+
+    def line(self) -> str:
+        return f"our copy of stage {self.stage} leads to round {self.round}, with {self.size_bytes / 1e6:.1f} MB of contributions"
+
+
+@dataclass(frozen=True, slots=True)
 class StageCopied(Event):
     """The state of another stage is kept here. is_first: nothing was before; later ones are not for people."""
 

@@ -341,7 +341,7 @@ class PlanFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoFlags:
-    stages: Annotated[int, Flag("Pipeline stages.", least=1)] = 2
+    stages: Annotated[int, Flag("Pipeline stages.", least=1, most=32)] = 2
     replicas: Annotated[int, Flag("Peers of each stage.", least=1, most=16)] = 2
     rounds: Annotated[
         int | None, Flag("Outer rounds, if they stay as long as they begin: 128, with stages 32.", least=1)

@@ -241,6 +241,7 @@ class Stay:
         await dialback.serve(transport)
         await dialback.serve_forgetting(transport, stack)
         await parts.guardian.serve()
+        averaging.store.also_serve([parts.guardian.contributions])
         await parts.tenure.announce()
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
         self._listener(PeerStarted(self._me, manifest.run_id, stage, presence.addresses))

@@ -227,11 +227,15 @@ def test_a_run_starts_again_from_its_peers_disks_when_its_bootstrap_is_gone_for_
     asyncio.run(scenario())
 
 
-def test_a_stage_all_of_whose_peers_are_killed_goes_on_from_the_keeper() -> None:
+@pytest.mark.parametrize("has_keeper", [True, False])
+def test_a_stage_all_of_whose_peers_are_killed_goes_on_from_the_keeper_or_from_the_others_copies(
+    has_keeper: bool,
+) -> None:
     async def scenario() -> None:
-        async with Watched(preset("tiny", rounds=ROUNDS, stages={"count": 2})) as swarm:
-            bootstrap = await swarm.start_bootstrap()
-            more = ("--backup-stages", "0")  # the keeper alone has it
+        rounds = ROUNDS | {"inner_steps": 16}  # who follows looks once a second at most
+        async with Watched(preset("tiny", rounds=rounds, stages={"count": 2})) as swarm:
+            bootstrap = await swarm.start_bootstrap(*([] if has_keeper else ["--no-keep"]))
+            more = ("--backup-stages", "0" if has_keeper else "1")  # one or the other has it
             peers = {label: await swarm.start_peer(label, more=more) for label in ("a", "b", "c", "d")}
             stage_of = {label: swarm.of(label, "PeerStarted")[-1]["stage"] for label in peers}
             last = [label for label in peers if stage_of[label] == 1]
@@ -240,6 +244,10 @@ def test_a_stage_all_of_whose_peers_are_killed_goes_on_from_the_keeper() -> None
             await kill(*(peers[label] for label in last))
             killed_at = asyncio.get_running_loop().time()
             before = tip(swarm, *last)
+            came = [each for label in peers for each in swarm.of(label, "StageFollowed") if each["stage"] == 1]
+            print(
+                f"followed: {len(came)} looks, {sum(each['size_bytes'] for each in came) / 1e6:.2f} MB in {before} rounds"
+            )
             left = [label for label in peers if label not in last]
             moved = lambda: [label for label in left if swarm.of(label, "PeerStarted")[-1]["stage"] == 1]  # noqa: E731
             await swarm.until(lambda: moved() != [], [bootstrap], LONG_S)

@@ -1,17 +1,30 @@
 """A copy of another stage: proven or not there, on disk and on its way."""
 
 import random
+from pathlib import Path
 
 import pytest
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS
 from dilocox_peer.peer.rounds.patience import Patience
-from dilocox_peer.peer.state.backup import Annals, BackupStore, is_due, page_after, rest_s, stages_to_keep
+from dilocox_peer.peer.state.backup import (
+    FOLLOWERS,
+    Annals,
+    BackupStore,
+    followers,
+    is_due,
+    page_after,
+    reached_with,
+    rest_s,
+    stages_to_keep,
+)
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.signing import verify
-from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
+from dilocox_peer.wire.declared import replaced
 from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage, annals_of
 
 LIMIT = 1 << 20
@@ -184,3 +197,43 @@ def test_the_stage_with_the_fewest_peers_is_kept_and_kept_on() -> None:
     assert stages_to_keep(0, {1: 0}, (1,), 1, me) == [1]
     chosen = {stages_to_keep(0, {1: 1, 2: 1, 3: 1}, (), 1, PeerId(f"peer{number}"))[0] for number in range(30)}
     assert chosen == {1, 2, 3}, "not all peers keep the same"
+
+
+def test_a_copy_leads_as_far_as_the_contributions_beside_it(tmp_path: Path) -> None:
+    stage, store = CertifiedStage().rounds(6), BackupStore(tmp_path / "copy", MANIFEST, STAGE, verify)
+    store.save(annals_of(stage.certificates[:4]), stage.states[2])
+    since = stage.certificates[3:]
+    assert [each.value.round for each in since] == [3, 4, 5, 6]
+    first = store.load()
+    assert first is not None
+    assert first.round == 2
+    store.write_chain(annals_of(stage.certificates))
+    shelf = Shelf(tmp_path / "shelf")
+    blobs = [b"3", b"4", b"5", b"6"]
+    certificates = [_with_one(each, sha256(blob)) for each, blob in zip(since, blobs, strict=True)]
+    for blob in (b"3", b"4", b"6"):
+        shelf.put(blob)
+    assert [each.value.round for each in reached_with(certificates, shelf)] == [3, 4], (
+        "what is behind a gap leads nowhere"
+    )
+    again = store.load()
+    assert again is not None
+    assert (again.round, again.state) == (2, stage.states[2])
+
+
+def _with_one(certificate: Certificate, blob: Digest) -> Certificate:
+    [entry, *_] = certificate.value.entries
+    return replaced(certificate, value=replaced(certificate.value, entries=(replaced(entry, blob=blob),)))
+
+
+def test_all_come_to_the_same_two_who_follow_a_stage_and_others_follow_another() -> None:
+    peers = [PeerId(f"peer{number}") for number in range(20)]
+    for stage in range(4):
+        chosen = followers(stage, peers)
+        assert chosen == followers(stage, peers[::-1])
+        assert len(chosen) == FOLLOWERS
+        assert followers(stage, [peer for peer in peers if peer != chosen[0]])[0] == chosen[1], (
+            "the next takes its place"
+        )
+    assert len({tuple(followers(stage, peers)) for stage in range(4)}) > 1
+    assert followers(0, peers[:1]) == peers[:1]

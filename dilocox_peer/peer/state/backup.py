@@ -2,12 +2,15 @@
 
     folder/chain                    certificates from genesis on, as `encode_chain` writes them
     folder/checkpoints/anchor-N     the anchor state at one of their heads
+    folder/../contributions         of all copied stages: contributions to the rounds since, at who follows closely
 
 A copy counts only with its proof: every certificate verifies, and a later one names the state's digest. So whoever is
 asked for it years later, or hands it on, can be believed no more than the quorums that signed it. `Annals` is the pure
-part; `BackupStore` its disk. What is kept is what was certified when it was copied: rounds since then are lost with the stage.
+part; `BackupStore` its disk. Two peers follow each stage closely (`followers`): they take the contributions to the rounds since as well,
+so that no more than what they have not fetched yet is lost with the stage.
 """
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,6 +43,7 @@ MAX_CHAIN_BYTES = 1 << 30
 CHECKPOINTS: Final = "checkpoints"
 COPY_ROUNDS = 16
 COPY_SHARE = 0.1  # of the donor's time
+FOLLOWERS = 2  # of each stage, where nobody keeps the run
 NEWEST_TRIED = 3  # heads whose states a donor may still have on disk
 
 
@@ -215,6 +219,17 @@ def stages_to_keep(own: int, replicas: Mapping[int, int], kept: Collection[int],
     return sorted(known - {own}, key=need)[:count]
 
 
+def followers(stage: int, others: Collection[PeerId]) -> list[PeerId]:
+    """Those that take the contributions to a stage's rounds as they come. others: the peers of the other stages; all come to the same two."""
+    return sorted(others, key=lambda peer: sha256(b"follows", stage.to_bytes(4, "big"), peer.encode()))[:FOLLOWERS]
+
+
+def reached_with(certificates: Sequence[Certificate], held: Shelf) -> tuple[Certificate, ...]:
+    """As many of them, from the first on, as the contributions to are held."""
+    reached = itertools.takewhile(lambda each: all(entry.blob in held for entry in each.value.entries), certificates)
+    return tuple(reached)
+
+
 def is_due(newest: int, kept: int | None) -> bool:
     """Whether a stage's state is to be copied again. newest, kept: rounds, that it has certified and of our copy."""
     return kept is None or newest >= kept + COPY_ROUNDS
@@ -272,10 +287,19 @@ class BackupStore:
             kept.hear(checkpoint)
         return kept
 
+    @cached_property
+    def contributions(self) -> Shelf:
+        """To the rounds since the states of all stages that are kept beside this one. Raises OSError."""
+        return Shelf(self._folder.parent / "contributions")
+
     def load(self) -> Backup | None:
-        """What was saved last, verified; None if there is nothing whole."""
+        """What was saved last, verified, as far as contributions lead on; None if there is nothing whole."""
         found = self.read()
-        return Backup(found[0].up_to(found[1].head), found[1]) if found is not None else None
+        if found is None:
+            return None
+        annals, state = found
+        since = reached_with(annals.since(state.head), self.contributions)
+        return Backup(annals.up_to(state.head), state, since)
 
     def read(self) -> tuple[Annals, AnchorState] | None:
         """The same as the whole chain, proof included, and the state."""
@@ -293,6 +317,10 @@ class BackupStore:
         """Replaces what is there; killed at any point, the old one or the new one can be loaded. Raises OSError."""
         assert state.digest == annals.digest_at(state.head), "a state without its proof"
         path = write_checkpoint(self._folder / CHECKPOINTS, self._manifest.run_id, state, keep=2)
+        self.write_chain(annals)
+        keep_only(path)
+
+    def write_chain(self, annals: Annals) -> None:
+        """The chain has gone on, with the state in it. Raises OSError."""
         sweep_parts(self._folder)
         replace_file(self._folder / "chain", [encode_chain(annals.certificates)], mode=0o600)
-        keep_only(path)

@@ -1,34 +1,51 @@
 """Keeps copies of other stages' agreed states, so that a stage outlives all who train it.
 
 One stage by default. A copy is the whole state, which is as much as some dozens of contributions: so it is made anew every
-16 rounds at most, and so seldom that all who copy from one peer take no more than a tenth of its time. docs/pipeline.md.
+16 rounds at most, and so seldom that all who copy from one peer take no more than a tenth of its time. Where nobody keeps the run, two
+peers of each stage's copies also take the contributions to the rounds since, as they come, and no more than a tenth of what the
+lines of the stage carry. docs/pipeline.md.
 """
 
 import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dilocox_peer.admission import Right
+from dilocox_peer.compression.contribution import blob_limits
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt
+from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt, ThingUnavailable
 from dilocox_peer.events import Event, Failed, Listener
-from dilocox_peer.events_of_states import StageCopied
+from dilocox_peer.events_of_states import StageCopied, StageFollowed
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.rounds.patience import Patience
-from dilocox_peer.peer.state.backup import BackupStore, copy_folder, is_due, rest_s, stages_to_keep
+from dilocox_peer.peer.state.backup import (
+    BackupStore,
+    copy_folder,
+    followers,
+    is_due,
+    reached_with,
+    rest_s,
+    stages_to_keep,
+)
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain, fetch_summary
+from dilocox_peer.peer.state.keeping import Allowance, LookPace
 from dilocox_peer.peer.state.statesync import Agreed, fetch_state
 from dilocox_peer.signing import verify
+from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.store.store import Store
+from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate
 
 FIRST_COPY_S, LOOK_S = 5.0, 20.0
 ASK_S = 10.0
 COPY_TIMEOUT_S = 3600.0
+BLOB_TIMEOUT_S = 600.0
 PATIENCE_S = 60.0  # with view changes that a minority signed: two looks
 DONORS_TRIED = 3
 
@@ -65,7 +82,14 @@ class Guardian:
         self._listener = listener
         self._patience = Patience(PATIENCE_S)
         self._kept: dict[int, Kept] = {}
+        self._heads: dict[int, Digest] = {}  # of the states that are kept
+        self._allowances: dict[int, Allowance] = {}
+        self._paces: dict[int, LookPace] = {}
+        self._leases: dict[int, list[Lease]] = {}
+        self._keepers: list[Lease] = []
         self._rest_s = 0.0
+        self._copy_at = 0.0
+        self._contributions: Shelf | None = None
         self._server = BackupServer(stage, certificates=certificates, kept=self._kept)
 
     async def serve(self) -> None:
@@ -74,7 +98,7 @@ class Guardian:
             if stage != self._stage:
                 store = backup_store(self._run_folder, self._manifest, stage)
                 if (kept := await asyncio.to_thread(_kept_in, store)) is not None:
-                    self._kept[stage] = kept
+                    self._kept[stage], self._heads[stage] = kept
         await self._transport.serve(BACKUP_SERVICE, self._server.serve, right=Right.READ)
 
     async def run(self) -> None:
@@ -83,15 +107,94 @@ class Guardian:
         if not self._count:
             await asyncio.Event().wait()  # nothing to copy, only to answer
         while True:
-            self._rest_s = 0.0
             try:
-                await self._copy_all()
+                pause_s = await self._go_on()
             except (PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt) as error:
                 self._listener(Failed("copy of another stage", f"{error}; trying again"))
+                pause_s = FIRST_COPY_S
             except OSError as error:
                 self._listener(Failed("copy of another stage", f"{error.strerror or error}; trying again"))
-            pause_s = FIRST_COPY_S if not self._kept else max(LOOK_S, self._rest_s)
+                pause_s = LOOK_S
             await asyncio.sleep(pause_s * self._rng.uniform(1.0, 1.5))
+
+    async def _go_on(self) -> float:
+        """What is due by now. Seconds until the next."""
+        now = time.monotonic()
+        if now >= self._copy_at:
+            self._rest_s = 0.0
+            self._copy_at = now + FIRST_COPY_S
+            await self._copy_all()
+            self._copy_at = time.monotonic() + (max(LOOK_S, self._rest_s) if self._kept else FIRST_COPY_S)
+        pauses = [await self._follow(stage) for stage in self._followed()]
+        return max(0.0, min([self._copy_at - time.monotonic(), *pauses]))
+
+    def _followed(self) -> list[int]:
+        """The kept stages to whose rounds we take the contributions."""
+        if self._keepers:
+            return []
+        found = []
+        for stage in self._heads:
+            others = {lease.peer for other, leases in self._leases.items() if other != stage for lease in leases}
+            if self._leases.get(stage) and self._me in followers(stage, others | {self._me}):
+                found.append(stage)
+        return found
+
+    async def _follow(self, stage: int) -> float:
+        """The rounds of a stage since its state that is kept here, oldest first. Seconds until the next look. Raises as _copy does."""
+        pace, kept, head = self._paces.setdefault(stage, LookPace()), self._kept[stage], self._heads[stage]
+        store, annals = self._stores(stage), kept.annals
+        lease = self._rng.choice(self._leases[stage])
+        try:
+            await self._transport.connect(lease.peer, lease.addresses)
+            await fetch_chain(self._transport, lease.peer, annals, ASK_S)
+        except PeerUnavailable:  # it may be the stage's end: what is kept stays as it is
+            return LOOK_S / 4
+        if not annals.holds(head):  # another branch: a state of that one is copied
+            del self._kept[stage], self._heads[stage]
+            self._copy_at = 0.0
+            return 0.0
+        since, layout = annals.since(head), layout_of(self._manifest, stage)
+        allowance = self._allowances.setdefault(stage, Allowance(layout.state_bytes))
+        spare, took = allowance.spare_bytes(annals.certificates, time.monotonic()), 0
+        fetching = Store(self._transport, [store.contributions])
+        donors = [each.peer for each in self._leases[stage]]
+        with suppress(ThingUnavailable, TimeoutError):  # the next look tries again
+            for entry in (entry for each in since for entry in each.value.entries):
+                if entry.blob in store.contributions:
+                    continue
+                if spare is not None and took >= spare:
+                    break
+                path = await fetching.fetch(
+                    entry.blob, donors=donors, max_bytes=blob_limits(layout)[1], timeout_s=BLOB_TIMEOUT_S
+                )
+                took += path.stat().st_size
+        allowance.taken(took)
+        await asyncio.to_thread(store.write_chain, annals)
+        reached = reached_with(since, store.contributions)
+        number = reached[-1].value.round if reached else kept.round
+        if number > kept.reached:
+            self._listener(StageFollowed(stage, number, took))
+        self._kept[stage] = Kept(annals, kept.round, number)
+        return pace.pause_s(annals.place.round, time.monotonic(), is_complete=annals.is_over, is_alone=False)
+
+    def _stores(self, stage: int) -> BackupStore:
+        """With the shelf that is served."""
+        store = backup_store(self._run_folder, self._manifest, stage)
+        store.contributions = self.contributions
+        return store
+
+    @property
+    def contributions(self) -> Shelf:
+        """To rounds of the stages that are kept; for others to fetch. Raises OSError."""
+        if self._contributions is None:
+            self._contributions = backup_store(self._run_folder, self._manifest, self._stage).contributions
+        return self._contributions
+
+    def _let_go(self) -> None:
+        """Of contributions that lead on from no state that is here. Raises OSError."""
+        since = (each for stage, head in self._heads.items() for each in self._kept[stage].annals.since(head))
+        for name in self.contributions.held - {entry.blob for each in since for entry in each.value.entries}:
+            self.contributions.forget(name)
 
     async def _copy_all(self) -> None:
         leases = {
@@ -99,6 +202,8 @@ class Guardian:
             for stage in range(self._manifest.stages.count)
             if stage != self._stage
         }
+        self._leases = {**leases, self._stage: await self._directory.peers(self._stage)}
+        self._keepers = await self._directory.keepers()
         replicas = {stage: len(found) for stage, found in leases.items()}
         for stage in stages_to_keep(self._stage, replicas, self._kept, self._count, self._me):
             donors = leases[stage]
@@ -131,7 +236,7 @@ class Guardian:
         await fetch_chain(self._transport, lease.peer, annals)
         layout = layout_of(self._manifest, store.stage)
         for head, digest in annals.newest_proven():
-            if kept is not None and kept.annals.digest_at(head) == digest:
+            if head == self._heads.get(store.stage):
                 return False
             round_number = annals.round_at(head)
             assert round_number is not None, "a head of this chain"
@@ -142,16 +247,22 @@ class Guardian:
             if state is None:
                 continue
             await asyncio.to_thread(store.save, annals, state)
-            self._kept[store.stage] = Kept(annals, state.round, state.round)
+            self._kept[store.stage], self._heads[store.stage] = Kept(annals, state.round, state.round), state.head
+            await asyncio.to_thread(self._let_go)
             seconds = round(time.monotonic() - started, 3)
             self._listener(StageCopied(store.stage, state.round, lease.peer, state.size_bytes, seconds, kept is None))
             return True
         return False
 
 
-def _kept_in(store: BackupStore) -> Kept | None:
+def _kept_in(store: BackupStore) -> tuple[Kept, Digest] | None:
+    """And the head of the state."""
     found = store.read()
-    return Kept(found[0], found[1].round, found[1].round) if found is not None else None
+    if found is None:
+        return None
+    annals, state = found
+    reached = reached_with(annals.since(state.head), store.contributions)
+    return Kept(annals, state.round, reached[-1].value.round if reached else state.round), state.head
 
 
 def _only_failures(listener: Listener) -> Listener:

@@ -143,8 +143,8 @@ async def find_backup(
     ]
     kept = await asyncio.to_thread(copy.load)
     if kept is not None:
-        height, weight = kept.certificates[-1].value.height, kept.certificates[-1].value.weight
-        sources.append(_Source(Summary(height, kept.state.round, weight, kept.state.round), None))
+        newest = kept.chain[-1].value
+        sources.append(_Source(Summary(newest.height, kept.state.round, newest.weight, kept.round), None))
     alive = max((summary.reached for summary in living if summary is not None), default=-1)
     newest_here = max(own.round, alive + AHEAD if alive >= 0 else -1)
     newer = [source for source in sources if source.summary.reached > newest_here]
@@ -206,7 +206,7 @@ async def _judged(
             if source.lease is not None:
                 await fetch_chain(endpoint.transport, source.lease.peer, annals, CHAIN_TIMEOUT_S)
             elif kept is not None:
-                await asyncio.to_thread(annals.take, kept.certificates)
+                await asyncio.to_thread(annals.take, kept.chain)
         except (PeerUnavailable, ProtocolError) as error:
             listener(StateFetchFailed(source.lease.peer if source.lease is not None else endpoint.me, str(error)))
             return None
@@ -271,8 +271,17 @@ async def _fetch(
     if state is None or not annals.holds(state.head):
         return None
     following = annals.since(state.head) if source.summary.reached > state.round else ()
+    await asyncio.to_thread(_take_over, following, copy.contributions, own.blobs)
     since = await _with_contributions(following, donors, own.blobs, blob_limits(layout)[1], endpoint)
     return Backup(annals.up_to(state.head), state, since)
+
+
+def _take_over(certificates: Sequence[Certificate], kept: Shelf, blobs: Shelf) -> None:
+    """The contributions to these that were kept with our copy. Raises OSError."""
+    for certificate in certificates:
+        for entry in certificate.value.entries:
+            if entry.blob not in blobs and (path := kept.path(entry.blob)) is not None:
+                blobs.add(path)
 
 
 async def _with_contributions(
