@@ -57,7 +57,7 @@ class WeighedContributions:
         norm_clip: float,
         norms: Sequence[float | None] = (),
     ) -> None:
-        """Weights are micro-batches (capped). A contribution whose norm exceeds norm_clip times the group's median (scaled by its
+        """Weights are micro-batches (capped); copies count once and nothing weighs nothing (weights_of_their_own). A contribution whose norm exceeds norm_clip times the group's median (scaled by its
         micro-batches, see clip_factors) is scaled down to that. norms: those that contribution_norm gave before, in order, None
         where it was not asked: that one is decoded for its norm here. Raises MalformedBlob, also for a value that is not finite."""
         assert len(blobs) == len(micro_batches), f"{len(blobs)} blobs, {len(micro_batches)} weights"
@@ -67,7 +67,7 @@ class WeighedContributions:
         self._total = sum(micro_batches)
         self.norms: tuple[float, ...] = (0.0,) * len(blobs)
         self.clip_factors: tuple[float, ...] = (1.0,) * len(blobs)
-        if self._total == 0:
+        if self.is_void:
             return
         known = tuple(norms) or (None,) * len(blobs)
         measured = tuple(
@@ -76,6 +76,10 @@ class WeighedContributions:
         )
         if len(blobs) > 1:  # a group of one is its own median
             self.norms = measured
+            micro_batches = weights_of_their_own(blobs, measured, micro_batches)
+            self._total = sum(micro_batches)
+            if self.is_void:
+                return
             self.clip_factors = clip_factors(measured, micro_batches, norm_clip=norm_clip)
         self._shares = [
             _float32(factor * count / self._total)
@@ -131,6 +135,26 @@ def capped_weights(micro_batches: Sequence[int]) -> tuple[int, ...]:
     ordered = sorted(count for count in micro_batches if count > 0)
     most = MAX_WEIGHT * ordered[len(ordered) // 2] if ordered else 0
     return tuple(min(count, most) for count in micro_batches)
+
+
+def weights_of_their_own(
+    blobs: Sequence[Blob], norms: Sequence[float], micro_batches: Sequence[int]
+) -> tuple[int, ...]:
+    """The weights without what nobody worked for: of contributions that are the same to the byte the first of those with the
+    least claim counts, as nobody can tell whose it was, and one whose norm is 0 counts nothing."""
+    weights = [count if norm > 0.0 else 0 for count, norm in zip(micro_batches, norms, strict=True)]
+    by_norm: dict[tuple[float, int], list[int]] = {}
+    for index, (raw, norm) in enumerate(zip(blobs, norms, strict=True)):
+        if weights[index]:
+            by_norm.setdefault((norm, len(raw)), []).append(index)
+    for alike in by_norm.values():
+        kept: list[int] = []
+        for index in sorted(alike, key=lambda index: (weights[index], index)):
+            if any(memoryview(blobs[index]) == memoryview(blobs[other]) for other in kept):
+                weights[index] = 0
+            else:
+                kept.append(index)
+    return tuple(weights)
 
 
 def clip_factors(norms: Sequence[float], micro_batches: Sequence[int], *, norm_clip: float) -> tuple[float, ...]:

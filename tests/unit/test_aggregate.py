@@ -13,6 +13,7 @@ from dilocox_peer.compression.aggregate import (
     capped_weights,
     clip_factors,
     contribution_norm,
+    weights_of_their_own,
 )
 from dilocox_peer.compression.codec import CODECS, uniform_policy
 from dilocox_peer.compression.contribution import encode_contribution
@@ -118,6 +119,33 @@ def test_clip_factors_hide_the_last_bits_of_a_norm(norms, data):
     for factor in factors:
         mantissa, _ = np.frexp(factor)
         assert mantissa * CLIP_STEPS == int(mantissa * CLIP_STEPS)
+
+
+def test_a_copy_adds_nothing_to_what_it_is_a_copy_of():
+    blobs = [blob_of(pseudo_gradient(seed)) for seed in range(3)]
+    honest = mean_of(aggregate(LAYOUT, blobs, [5, 6, 7], norm_clip=4.0))
+    for claims in ((6, 6), (9, 9)):
+        copied = mean_of(aggregate(LAYOUT, [*blobs, blobs[1], bytearray(blobs[1])], [5, 6, 7, *claims], norm_clip=4.0))
+        assert torch.equal(copied, honest), "a larger claim for a copy raises nothing"
+
+
+def test_nothing_weighs_nothing_whatever_is_claimed_for_it():
+    blobs, nothing = [blob_of(pseudo_gradient(seed)) for seed in range(2)], blob_of(torch.zeros(LAYOUT.num_elements))
+    honest = mean_of(aggregate(LAYOUT, blobs, [5, 6], norm_clip=4.0))
+    assert torch.equal(mean_of(aggregate(LAYOUT, [nothing, *blobs, nothing], [20, 5, 6, 1], norm_clip=4.0)), honest)
+    assert aggregate(LAYOUT, [nothing, nothing], [5, 5], norm_clip=4.0).mean_N is None, (
+        "a void round: momentum does not coast"
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=8))
+def test_each_contribution_weighs_once_whoever_names_it(named):
+    blobs, norms = [bytes([which]) for which, _ in named], [float(which) for which, _ in named]
+    weights = weights_of_their_own(blobs, norms, [count for _, count in named])
+    for which in range(4):
+        counts = [count for each, count in named if each == which and count]
+        expected = min(counts) if which and counts else 0
+        assert sum(weight for blob, weight in zip(blobs, weights, strict=True) if blob == bytes([which])) == expected
 
 
 def test_no_one_of_three_outweighs_the_others_by_what_it_says():

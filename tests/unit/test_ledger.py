@@ -94,3 +94,12 @@ def test_a_claim_counts_as_far_as_the_mean_weighs_it() -> None:
     entries = [replaced(entry, micro_batches=claim) for entry, claim in zip(value.entries, claims, strict=True)]
     ledger = Ledger.of([replaced(made.certificates[-1], value=replaced(value, entries=tuple(entries)))])
     assert [ledger.by_peer[entry.peer].micro_batches for entry in entries] == [4 * 12, 10, 12]
+
+
+def test_one_contribution_under_two_names_is_credited_once() -> None:
+    made = certified(1)
+    value = made.certificates[-1].value
+    entries = [replaced(entry, micro_batches=8) for entry in value.entries]
+    entries[1] = replaced(entries[1], blob=entries[0].blob)
+    ledger = Ledger.of([replaced(made.certificates[-1], value=replaced(value, entries=tuple(entries)))])
+    assert [ledger.by_peer[entry.peer].micro_batches for entry in entries] == [4, 4, 8]

@@ -318,6 +318,20 @@ def test_a_blob_refused_by_the_others_is_left_out() -> None:
         assert table.noted(honest, ContributionRefused) == [ContributionRefused(PeerId("b"), 1, "malformed")]
 
 
+def test_who_offers_what_another_has_made_is_left_out() -> None:
+    """It needs no more than the offer it hears; it names the same contribution, and claims the work. Who leads is another."""
+    table = Table("a", "b", "c", "d").start()
+    leader, author, copier, _ = table.by_rank()
+    made = table.offer(author)[PeerId(author)]
+    copied = replaced(made, peer=PeerId(copier), micro_batches=64)
+    at = (0, table.machine(leader).head, table.machine(leader).view)
+    table.give(PeerId(leader), Received(PeerId(copier), Offer(*at, copied)))
+    table.offer(*(name for name in "abcd" if name not in (author, copier)))
+    table.wait(TIMING.offer_wait_start_s + 1.0)
+    assert contributors(table, leader) == sorted(set("abcd") - {copier})
+    assert table.did(author, Apply)[-1].own == made
+
+
 def test_for_a_bad_blob_that_nobody_has_offered_the_leader_that_proposes_it_answers() -> None:
     """It may name anybody as its author: entries are not signed by those they are of."""
     table = Table("a", "b", "c").start()

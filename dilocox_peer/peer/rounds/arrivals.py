@@ -129,8 +129,17 @@ class Arrivals:
         return any(self._holdings.is_under_way(entry.blob) for entry in self.offers.values())
 
     def held(self) -> list[Entry]:
-        """Offers whose contributions are here."""
-        return [entry for entry in self.offers.values() if self._holdings.has(entry.blob)]
+        """Offers whose contributions are here. Of those that name the same one, with work claimed for it, the first to be offered: who
+        hears what another has made can offer it as well, but later."""
+        first: dict[Digest, PeerId] = {}
+        for peer, entry in self.offers.items():
+            if entry.micro_batches:
+                first.setdefault(entry.blob, peer)
+        return [
+            entry
+            for peer, entry in self.offers.items()
+            if self._holdings.has(entry.blob) and first.get(entry.blob, peer) == peer
+        ]
 
     def here(self, now: float) -> dict[PeerId, float]:
         """Whose contributions are here that are worth waiting for, and since when."""

@@ -4,6 +4,7 @@ A quorum signs which contributions a round's mean is made of and with how many m
 run's settings can check every line without asking anybody.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
@@ -16,7 +17,8 @@ from dilocox_peer.wire.chain import Certificate
 @dataclass(slots=True)
 class Credit:
     """Of one peer at one stage. rounds: with a contribution of its that counted. micro_batches: in them, as it claimed, a quorum let
-    stand and the mean weighed: at most four times the median of a round. size_bytes: of these contributions, each once. first_round, last_round: the oldest and newest of them."""
+    stand and the mean weighed: at most four times the median of a round, and of one contribution under
+    several names a part. size_bytes: of these contributions, each once. first_round, last_round: the oldest and newest of them."""
 
     peer: PeerId
     first_round: int
@@ -47,7 +49,9 @@ class Ledger:
             return
         self.rounds = value.round
         weights = capped_weights([entry.micro_batches for entry in value.entries])
-        for entry, micro_batches in zip(value.entries, weights, strict=True):
+        named = Counter(entry.blob for entry in value.entries)
+        for entry, weight in zip(value.entries, weights, strict=True):
+            micro_batches = weight // named[entry.blob]
             credit = self.by_peer.get(entry.peer)
             if credit is None:
                 credit = self.by_peer[entry.peer] = Credit(entry.peer, value.round)
