@@ -2,6 +2,7 @@
 
     sudo python benchmarks/headline.py [--regimes 32 358] [--peers 2 4] [--who limit ddp powersgd diloco hivemind peers] [--rounds 8]
     sudo python benchmarks/headline.py --layouts sites homes         # two stages of two peers each
+    sudo python benchmarks/headline.py --who limit peers             # all cases, of others what was measured before: 16 minutes
 
 Real processes in network namespaces (testbed/natlab.py; needs root, iproute2 and nftables), every line shaped both ways. Compute is
 emulated: a micro-batch sleeps and leaves a gradient of full size; all else is real (headline_worker.py says who is who). A regime is
