@@ -410,7 +410,7 @@ async def _keep(runs: Sequence[_Served], listener: Listener, stopped: "asyncio.T
 
 
 def _controls(identity: Identity, runs: Sequence[_Served], lag: LoopLag, stop: Stop) -> Controls:
-    def refuse() -> str:
+    def refuse(*_: object) -> str:
         raise ControlRefused("a bootstrap trains nothing")
 
     def leave() -> str:

@@ -270,6 +270,15 @@ class PeerFlags(OfPeer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PauseFlags(OfPeer):
+    duration: Annotated[
+        str | None, Flag("And go on by itself after so long: 90m, 2h, 1d.", name="for", metavar="TIME", shown=False)
+    ] = None
+    name: Name = "default"
+    home: Home = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverFlags(OfPeer):
     tip: Annotated[str | None, Positional("Of the branch to go back to; without it: what is kept.", shown=False)] = None
     run: Annotated[str, Flag("Beginning of the run's id, of a peer of several runs.")] = ""

@@ -83,12 +83,12 @@ def run_revoke(flags: RevokeFlags) -> None:
         typer.echo(f"told to run {manifest.run_id[:12]}; its peers look every minute or two")
 
 
-def seconds_of(text: str) -> int:
-    """Of a duration like 90m, 12h, 7d or 4w. Raises ConfigError."""
+def seconds_of(text: str, flag: str = "--expires", most_days: int = MAX_DAYS) -> int:
+    """Of a duration like 90m, 12h, 7d or 4w. Raises ConfigError, which names the flag."""
     found = _DURATION.fullmatch(text)
     seconds = int(found[1]) * _UNIT_S[found[2]] if found else 0
-    if not 0 < seconds <= MAX_DAYS * 86_400:
-        raise ConfigError(f"--expires {text!r}: write a time like 90m, 12h, 7d or 4w, at most {MAX_DAYS}d")
+    if not 0 < seconds <= most_days * 86_400:
+        raise ConfigError(f"{flag} {text!r}: write a time like 90m, 12h, 7d or 4w, at most {most_days}d")
     return seconds
 
 

@@ -20,6 +20,7 @@ from dilocox_peer.cli.hours import Hours, keep_hours
 from dilocox_peer.cli.idle import keep_idle, read_usage
 from dilocox_peer.cli.lifetime import Stop, end, interruptible, run_until_stopped
 from dilocox_peer.cli.observer import Observer
+from dilocox_peer.cli.pausing import Operator
 from dilocox_peer.cli.sinks import sink_of
 from dilocox_peer.cli.terminal import Dashboard, Terminal, errors_as_events, is_interactive
 from dilocox_peer.errors import ConfigError
@@ -36,7 +37,6 @@ from dilocox_peer.wire.records import MAX_PUBLIC_NAME
 if TYPE_CHECKING:
     from dilocox_peer.peer.session import Session
 
-OPERATOR = "operator"  # who pauses by key or command; apart from the hours
 MIN_MBIT_S = 0.1  # below, a reply's pieces would come later than a fetcher waits
 LAST_WORDS = 5
 
@@ -158,21 +158,15 @@ async def _stay(
 ) -> None:
     """The session, and everything that looks at it or steers it."""
 
-    def pause() -> str:
-        session.pause(OPERATOR, "asked to")
-        return f"paused; the swarm goes on. `dilocox-peer resume{flags.peer_home.name_flag}` trains on"
-
-    def resume() -> str:
-        session.resume(OPERATOR, "asked to")
-        still = "; ".join(session.pauses.values())
-        return f"still paused: {still}" if still else "training again"
+    operator = Operator(session, flags.peer_home.name_flag, asyncio.get_running_loop().call_later)
 
     def leave() -> str:
         stop.ask("asked to leave")
         return "leaving in order"
 
-    controls = Controls(status=observer.summary, pause=pause, resume=resume, leave=leave)
+    controls = Controls(status=observer.summary, pause=operator.pause, resume=operator.resume, leave=leave)
     async with AsyncExitStack() as stack:
+        stack.callback(operator.close)
         server = await stack.enter_async_context(
             ControlServer(socket_path(flags.peer_home.folder), controls, clock=observer.clock)
         )
@@ -214,7 +208,7 @@ def _screen(observer: Observer, controls: Controls) -> Iterator[None]:
                 observer,
                 terminal,
                 on_quit=lambda: soon(controls.leave),
-                on_pause=lambda wanted: soon(controls.pause if wanted else controls.resume),
+                on_pause=lambda wanted: soon((lambda: controls.pause(None)) if wanted else controls.resume),
             ),
         ):
             yield

@@ -23,6 +23,7 @@ from dilocox_peer.cli.flags import (
     InitFlags,
     JoinFlags,
     LedgerFlags,
+    PauseFlags,
     PeerFlags,
     PlanFlags,
     RecoverFlags,
@@ -131,11 +132,11 @@ def join(flags: JoinFlags) -> None:
 
 
 @command(app)
-def pause(flags: PeerFlags) -> None:
+def pause(flags: PauseFlags) -> None:
     """Have a running peer of this machine stop training and stay: it votes, fetches and serves on."""
-    from dilocox_peer.cli.operate import send
+    from dilocox_peer.cli.operate import send_pause
 
-    send("pause", flags)
+    send_pause(flags)
 
 
 @command(app)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dilocox_peer.cli.demo_table import size as size_of
 from dilocox_peer.cli.eventlog import read_event
-from dilocox_peer.cli.flags import PeerFlags, StatusFlags
+from dilocox_peer.cli.flags import PauseFlags, PeerFlags, StatusFlags
 from dilocox_peer.cli.health import ROLE, judge
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.observer import Observer
@@ -41,6 +41,15 @@ MAX_NAMED = 8  # of those doubted, and of those refused: the newest
 def send(command: str, flags: PeerFlags) -> None:
     """One command to the peer of this home; prints what it says. Raises NotRunning, ControlRefused."""
     answer = asyncio.run(ask(_socket(flags.peer_home), command))
+    typer.echo(answer["said"])
+
+
+def send_pause(flags: PauseFlags) -> None:
+    """As `send`, of a pause that may end by itself. Raises ConfigError too."""
+    from dilocox_peer.cli.invite import seconds_of
+
+    seconds = None if flags.duration is None else seconds_of(flags.duration, "--for", 366)
+    answer = asyncio.run(ask(_socket(flags.peer_home), "pause" if seconds is None else f"pause {seconds}"))
     typer.echo(answer["said"])
 
 

@@ -1,7 +1,7 @@
 """The control socket of a running peer: one JSON object a line, over a Unix socket that its owner alone may open.
 
     {"command": "status"}      -> {"ok": true, "status": {...}}
-    {"command": "pause"}       -> {"ok": true, "said": "..."}         also resume, leave
+    {"command": "pause"}       -> {"ok": true, "said": "..."}         also resume, leave; "pause 3600": for so many seconds
     {"command": "subscribe"}   -> {"ok": true}, then an event a line: what matters of the past, and all that comes
     anything else              -> {"ok": false, "error": "..."}
 
@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import socket
 import stat
 from collections import deque
@@ -33,6 +34,7 @@ MAX_UNREAD = 2048  # lines a subscriber may be behind
 KEPT, KEPT_ROUTINE = 400, 120  # events a newcomer is told of: those worth a line, and the rest
 REQUEST_S = 10.0
 ANSWER_S = 10.0
+MAX_PAUSE_S = 366 * 86_400
 _SOCKET_PATH_BYTES = 100  # sockaddr_un holds 104 on macOS
 
 
@@ -48,10 +50,10 @@ class ControlRefused(DilocoxError):
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """What a peer lets its owner do; each returns what to say about it."""
+    """What a peer lets its owner do; each returns what to say about it. pause(seconds): None: until it is told to go on."""
 
     status: Callable[[], dict[str, Any]]
-    pause: Callable[[], str]
+    pause: Callable[[int | None], str]
     resume: Callable[[], str]
     leave: Callable[[], str]
 
@@ -171,7 +173,9 @@ class ControlServer:
                 case "status":
                     return {"ok": True, "status": self._controls.status()}
                 case "pause":
-                    return {"ok": True, "said": self._controls.pause()}
+                    return {"ok": True, "said": self._controls.pause(None)}
+                case str() if (seconds := pause_s(command)) is not None:
+                    return {"ok": True, "said": self._controls.pause(seconds)}
                 case "resume":
                     return {"ok": True, "said": self._controls.resume()}
                 case "leave":
@@ -238,6 +242,14 @@ def command_of(raw: bytes) -> str | None:
             return command
         case _:
             return None
+
+
+def pause_s(command: str) -> int | None:
+    """The seconds of a pause that ends by itself; None of any other command."""
+    name, _, number = command.partition(" ")
+    if name != "pause" or not re.fullmatch(r"[1-9][0-9]{0,8}", number) or int(number) > MAX_PAUSE_S:
+        return None
+    return int(number)
 
 
 async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -34,10 +34,10 @@ from tests.unit.dashboard_data import events, joined
 
 def controls(said: list[str]) -> Controls:
     def do(what: str):
-        def act() -> str:
+        def act(*seconds: int | None) -> str:
             if what == "leave" and "paused" in said:
                 raise DilocoxError("not now")
-            said.append(what)
+            said.append(what if seconds in ((), (None,)) else f"{what} for {seconds[0]} s")
             return f"{what} done"
 
         return act
@@ -178,3 +178,14 @@ def test_memory_keeps_who_we_are_and_forgets_old_talk():
 @pytest.mark.parametrize(("raw", "command"), [(b'{"command":"pause"}', "pause"), (b'"pause"', None), (b'{"command":"a","b":2}', None)])  # fmt: skip
 def test_a_request_is_exactly_one_command(raw, command):
     assert command_of(raw) == command
+
+
+async def test_a_pause_may_say_for_how_long(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = tmp_path / "control.sock"
+    async with server(path, said):
+        assert (await ask(path, "pause 7200"))["said"] == "paused done"
+        for wrong in ("pause 0", "pause -1", "pause 1e3", "pause 99999999999", "pause ", "resume 5"):
+            with pytest.raises(ControlRefused, match="unknown command"):
+                await ask(path, wrong)
+    assert said == ["paused for 7200 s"]

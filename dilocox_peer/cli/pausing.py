@@ -1,0 +1,59 @@
+"""`pause`, `pause --for 2h` and `resume`: the operator's part in who holds training (peer/pauses.py)."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from dilocox_peer.cli.hours import Pausable
+
+OPERATOR = "operator"  # who pauses by key or command; apart from the hours
+CallLater = Callable[[float, Callable[[], None]], "Cancellable"]
+"""(seconds, what) -> what is cancelled before its time. asyncio's."""
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Steered(Pausable, Protocol):
+    @property
+    def pauses(self) -> Mapping[str, str]: ...
+
+
+class Operator:
+    """Of one session. `pause` and `resume` return what to say about it."""
+
+    def __init__(self, session: Steered, name_flag: str, call_later: CallLater) -> None:
+        """name_flag: with which a command finds this peer."""
+        self._session = session
+        self._name_flag = name_flag
+        self._call_later = call_later
+        self._going_on: Cancellable | None = None
+
+    def pause(self, seconds: int | None = None) -> str:
+        """None: until it is told to go on. A pause replaces the one before."""
+        self.close()
+        line = f"`dilocox-peer resume{self._name_flag}` trains on"
+        if seconds is None:
+            self._session.pause(OPERATOR, "asked to")
+            return f"paused; the swarm goes on. {line}"
+        until = time.strftime("%a %H:%M", time.localtime(time.time() + seconds))
+        self._session.pause(OPERATOR, f"asked to, until {until}")
+        self._going_on = self._call_later(seconds, self._is_over)
+        return f"paused until {until}; the swarm goes on. {line} earlier"
+
+    def resume(self) -> str:
+        self.close()
+        self._session.resume(OPERATOR, "asked to")
+        still = "; ".join(self._session.pauses.values())
+        return f"still paused: {still}" if still else "training again"
+
+    def close(self) -> None:
+        """Nothing goes on by itself any more."""
+        if self._going_on is not None:
+            self._going_on.cancel()
+        self._going_on = None
+
+    def _is_over(self) -> None:
+        self._going_on = None
+        self._session.resume(OPERATOR, "the time that it was paused for is over")
