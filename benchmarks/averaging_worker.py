@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -76,11 +76,13 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
     from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer.identity import Identity
     from dilocox_peer.peer.planning.plan import PlanBounds
+    from dilocox_peer.peer.rounds.chain import Place
     from dilocox_peer.peer.rounds.contract import Apply, Closed, FetchState, PeerFound, StateComputed, StateMissing
     from dilocox_peer.peer.rounds.driver import RoundDriver
     from dilocox_peer.peer.rounds.durable import Durable
     from dilocox_peer.peer.rounds.journal import Journal
     from dilocox_peer.peer.rounds.machine import RoundMachine
+    from dilocox_peer.peer.rounds.past import Block
     from dilocox_peer.peer.rounds.timing import Timing
     from dilocox_peer.signing import verify
     from dilocox_peer.store.shelf import Shelf
@@ -91,10 +93,11 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
     class WatchedJournal(Journal):
         """Says when this peer has durably accepted a value: its ACK goes out next."""
 
-        def write(self, durable: Durable) -> None:
-            super().write(durable)
+        def write(self, durable: Durable) -> Sequence[Block]:
+            blocks = super().write(durable)
             if durable.votes.accepted is not None:
                 say("accepted", ballot=durable.votes.accepted.ballot)
+            return blocks
 
     torch.set_num_threads(1)
     loop = asyncio.get_running_loop()
@@ -170,7 +173,7 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
         machine,
         transport=transport,
         blobs=blobs,
-        journal=WatchedJournal(home / "rounds.log", genesis),
+        journal=WatchedJournal(home / "rounds.log", Place.genesis(0, genesis, Plan("fp16", 0, 1))),
         disk=disk,
         check_blob=lambda _name, raw: contribution_norm(raw, layout),
         max_blob_bytes=blob_limits(layout)[1],

@@ -20,6 +20,8 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
+    from dilocox_peer.peer.rounds.chain import Place
+    from dilocox_peer.peer.rounds.durable import Durable
     from dilocox_peer.peer.state.backup import Annals
 
 LOGS = ("rounds.log", "kept.log")  # of a peer that trains the stage, of who keeps the run
@@ -80,7 +82,7 @@ async def _from_run(link: str, reader: PeerHome, timeout_s: float) -> Books:
 
 def _from_disk(folders: Sequence[Path], manifest_path: Path | None) -> Books:
     from dilocox_peer.model.architecture import prepare
-    from dilocox_peer.peer.rounds.durable import load_log
+    from dilocox_peer.peer.rounds.genesis import genesis_of
     from dilocox_peer.peer.state.backup import Annals
     from dilocox_peer.signing import verify
 
@@ -93,8 +95,7 @@ def _from_disk(folders: Sequence[Path], manifest_path: Path | None) -> Books:
     for stage in range(manifest.stages.count):
         annals = Annals(manifest, stage, verify)
         for path in (folder / f"stage{stage}" / name for folder in folders for name in LOGS):
-            raw = _content(path)
-            durable = load_log(raw, manifest.genesis(stage)).durable if raw else None
+            durable = _durable(path, genesis_of(manifest, stage))
             if durable is None:
                 continue
             try:
@@ -114,14 +115,16 @@ def _that_is_news(chain: "Sequence[Any]", annals: "Annals") -> "Sequence[Any]":
     return () if chain and annals.holds(chain[-1].head) else chain
 
 
-def _content(path: Path) -> bytes:
-    """Empty where there is none. Raises ConfigError."""
+def _durable(path: Path, genesis: "Place") -> "Durable | None":
+    """None where there is no log. Raises ConfigError."""
+    from dilocox_peer.peer.rounds.journal import read_log
+
     try:
         if path.stat().st_size > MAX_LOG_BYTES:
             raise ConfigError(f"{path} has more than {MAX_LOG_BYTES >> 20} MiB: it is no log of rounds")
-        return path.read_bytes()
+        return read_log(path, genesis).durable
     except FileNotFoundError:
-        return b""
+        return None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 

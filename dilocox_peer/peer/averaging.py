@@ -166,7 +166,7 @@ class Averaging:
 
     async def _keep_branch(self, leaves: Sequence[Certificate]) -> None:
         """What is dropped for a better chain stays on disk. A disk that refuses is told, and does not keep us from it."""
-        chain, state = tuple(self.machine.chain), self._trainer.state()
+        chain, state = self.machine.history.as_it_is(), self._trainer.state()
         keep = partial(self._keeper.left.keep, self._run_id, chain, tuple(leaves), state)
         try:
             kept = await asyncio.get_running_loop().run_in_executor(self._disk, keep)
@@ -203,6 +203,7 @@ def _machine(
         plans=plan_bounds(manifest),
         planner=planner_of(manifest, layout_of(manifest, stage)),
         durable=keeper.durable,
+        chain=keeper.chain,
         stored_states=(keeper.state.head,),
         stored_blobs=keeper.blobs.held,
         run_owner=manifest.owner_peer,

@@ -1,9 +1,10 @@
 """What a peer reads and serves of its run's data, as the manifest and the volunteer say."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dilocox_peer.data.allotment import REMEMBERED, Handout, Stretch
@@ -20,6 +21,7 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.manifest import SHARDS, Manifest
+from dilocox_peer.peer.planning.folded import Folded
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.seeding import ShardFetcher, SharedFolders, fetch_catalogue
 from dilocox_peer.peer.settings import SessionSettings
@@ -29,6 +31,7 @@ from dilocox_peer.store.store import Source, Store
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 
+MOST_AT_ONCE = 256  # certificates followed at a look: older ones are read from the disk
 FOLLOW_S = 0.2  # how often the chain is looked at: what it hands out is for two rounds later
 
 
@@ -50,6 +53,14 @@ def can_read(manifest: Manifest, settings: SessionSettings) -> bool:
     return has_text(section.source, choices.data) and has_tokenizer(
         section, given=choices.tokenizer, kept=settings.tokenizers
     )
+
+
+@dataclass(slots=True)
+class _Handed:
+    """What certificates have handed out. own: to us, of the newest ones."""
+
+    handout: Handout
+    own: deque[tuple[Stretch, ...]] = field(default_factory=lambda: deque(maxlen=2 * REMEMBERED))
 
 
 class HasChain(Protocol):
@@ -124,8 +135,7 @@ class ShardRoom:
         self._web: _OnShelf | None = None
         self._tokens = manifest.inner.micro_batch * manifest.model.context
         self._served: list[Source] = []
-        self._heads: list[Digest] = []
-        self._own: list[tuple[Stretch, ...]] = []
+        self._handed: Folded[_Handed] | None = None  # at stage 0
 
     async def open(self) -> None:
         """Serves the folders that the volunteer has; at stage 0 gets the catalogue too, and begins to make batches ready. Raises
@@ -158,8 +168,7 @@ class ShardRoom:
                 "owner has to raise model.vocab_size"
             )
         row = UnitRow(catalogue, self._manifest.run.seed)
-        self._row = row.row
-        self._handout = Handout(self._row)
+        self._handed = Folded(lambda: _Handed(Handout(row.row)), self._hand_out)
         self.feed = Feed(
             row,
             ShardFolders(catalogue, folders, kept=shelf),
@@ -174,26 +183,28 @@ class ShardRoom:
         )
         self._fetcher = ShardFetcher(self.feed, store, catalogue, self._donors, self._listener, self._web)
 
-    def follow(self, chain: Sequence[Certificate]) -> None:
-        """The chain has changed, or may have: what it hands us now is ours."""
+    def follow(self, chain: Sequence[Certificate]) -> bool:
+        """The chain has changed, or may have: what it hands us now is ours. False: it is long and new to us, and there is more to follow;
+        what was handed out halfway is nobody's any more."""
         if self.feed is None:
-            return
-        kept = len(self._heads)
-        if kept > len(chain) or (kept and chain[kept - 1].head != self._heads[-1]):  # another branch: all anew
-            self._heads, self._own, self._handout = [], [], Handout(self._row)
-        for height in range(len(self._heads), len(chain)):
-            certificate, value = chain[height], chain[height].value
-            if value.kind == "epoch" and value.round:
-                self._handout.part(chain[height - 1].value.roster, value.roster)
-            handed = self._handout.take(
-                value.roster,
-                tokens_a_round=value.plan.inner_steps * self._manifest.inner.accumulate * self._tokens,
-                reported={entry.peer: entry.micro_batches * self._tokens for entry in value.entries},
-            )
-            self._heads.append(certificate.head)
-            self._own.append(handed.get(self._me, ()))
-        mine = tuple(stretch for each in self._own[-2 * REMEMBERED :] for stretch in each)
-        self.feed.hand(Handed(self._handout.epoch, mine))
+            return True
+        assert self._handed is not None, "a feed without a row"
+        if not self._handed.follow(chain, MOST_AT_ONCE):
+            return False
+        found = self._handed.value
+        self.feed.hand(Handed(found.handout.epoch, tuple(stretch for each in found.own for stretch in each)))
+        return True
+
+    def _hand_out(self, found: "_Handed", certificate: Certificate, before: Certificate | None) -> None:
+        value = certificate.value
+        if value.kind == "epoch" and value.round and before is not None:
+            found.handout.part(before.value.roster, value.roster)
+        handed = found.handout.take(
+            value.roster,
+            tokens_a_round=value.plan.inner_steps * self._manifest.inner.accumulate * self._tokens,
+            reported={entry.peer: entry.micro_batches * self._tokens for entry in value.entries},
+        )
+        found.own.append(handed.get(self._me, ()))
 
     async def run(self, machine: HasChain, store: Store, on_ready: Callable[[], None]) -> None:
         """As Data.run."""
@@ -203,13 +214,13 @@ class ShardRoom:
             await asyncio.Event().wait()
             return
         feed.on_ready = on_ready
-        self.follow(machine.chain)
+        is_followed = self.follow(machine.chain)
         feed.start()
         fetching = asyncio.create_task(fetcher.run(), name="shards")
         try:
             while not fetching.done():
-                await asyncio.wait({fetching}, timeout=FOLLOW_S)
-                self.follow(machine.chain)
+                await asyncio.wait({fetching}, timeout=FOLLOW_S if is_followed else 0)
+                is_followed = self.follow(machine.chain)
             fetching.result()
         finally:
             fetching.cancel()

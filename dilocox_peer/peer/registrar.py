@@ -302,7 +302,7 @@ class _Desk:
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
-        journal = await loop.run_in_executor(self._writer, Journal, self._path, self._terms.genesis.head)
+        journal = await loop.run_in_executor(self._writer, Journal, self._path, self._terms.genesis)
         try:
             notary = self._notary = self._make(journal)
             async with asyncio.TaskGroup() as tasks:
@@ -326,6 +326,7 @@ class _Desk:
             now=asyncio.get_running_loop().time(),
             wall_ms=time.time_ns() // 1_000_000,
             durable=journal.loaded.durable,
+            chain=journal.chain,
             kept=self._kept,
         )
 
@@ -336,7 +337,8 @@ class _Desk:
                 case Send(to, message):
                     outbox.post(to, encode_message(message))
                 case Persist(state):
-                    await loop.run_in_executor(self._writer, journal.write, state)
+                    if blocks := await loop.run_in_executor(self._writer, journal.write, state):
+                        notary.chain.seal(blocks)
                     if state.checkpoint is not None:
                         self._on_vouched()
                 case Note(event):

@@ -4,7 +4,7 @@ A certificate's head is the hash of (stage, parent, view, value): the ballot and
 of what was agreed, so one value certified in two ballots is one head. What may follow what is peer/rounds/chain.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -217,6 +217,13 @@ _CHAIN_FILE = Parser[ChainFile](ChainFile, "a chain", 1 << 30, version=versions.
 def encode_chain(certificates: Iterable[Certificate]) -> bytes:
     """A page of them is one reply, all of them one file."""
     return encode(ChainFile(tuple(certificates)))
+
+
+def chain_in_parts(certificates: Iterable[Certificate], count: int) -> Iterator[bytes]:
+    """What encode_chain would give of that many, certificate by certificate: a long one need not be in memory."""
+    assert count < 2**32, f"{count} certificates"
+    yield encode_chain(())[:-1] + b"\xdd" + count.to_bytes(4, "big")
+    yield from map(encode, certificates)
 
 
 def decode_chain(raw: bytes | bytearray, max_bytes: int, sender: PeerId | None = None) -> list[Certificate]:

@@ -28,5 +28,16 @@ class LogRecord(Declared, frozen=True, tag=versions.LOG):
     left: Annotated[tuple[Hash, ...], Meta(max_length=MAX_LEFT)]
 
 
+class LogBase(Declared, frozen=True, tag=versions.PAGED):
+    """That the chain's first `count` certificates, of which the last has this head, are those in the first past_bytes of the blocks
+    beside the log (peer/rounds/past.py). It comes before all records."""
+
+    count: Number
+    past_bytes: Number
+    head: Hash
+
+
+LOG_BASE = Parser[LogBase](LogBase, "a log's beginning", 256, version=versions.PAGED)
+
 # A log of before has accepted values without signature and promises; a checksum stands beside each record.
 LOG_RECORD = Parser[LogRecord](LogRecord, "a record", MAX_RECORD_BYTES, version=versions.LOG, is_canonical=False)

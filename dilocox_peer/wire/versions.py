@@ -9,6 +9,7 @@ from typing import Final
 
 ROUNDS: Final = 2  # messages about rounds; 1 had votes without an order
 LOG: Final = 2  # records of rounds.log; 1 had no checkpoint, and votes without an order
+PAGED: Final = 3  # the first record of a rounds.log whose older certificates lie in rounds.past beside it
 CHAIN: Final = 1  # a page of a chain, and the chain of a copy on disk
 RECORDS: Final = 1  # leases, and the owner's words, in the directory
 GRANT: Final = 1  # invitations, and lists of revocations

@@ -134,7 +134,7 @@ def test_a_chain_longer_than_any_list_of_a_message_is_read_back() -> None:
         place = place.then(chain[-1])
     loaded = load_log(encode_record(Durable(0, tuple(chain), Votes(place.head))), GENESIS.head)
     assert loaded.durable is not None
-    assert loaded.durable.appended == tuple(chain)
+    assert tuple(loaded.durable.appended) == tuple(chain)
 
 
 def test_heads_that_were_left_are_remembered_the_newest_of_them() -> None:

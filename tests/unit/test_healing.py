@@ -8,6 +8,7 @@ from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
 from dilocox_peer.peer.rounds.chain import Chain
 from dilocox_peer.peer.rounds.contract import Send
 from dilocox_peer.peer.rounds.forks import Forks
+from dilocox_peer.peer.rounds.founding import FOUNDED_FROM
 from dilocox_peer.peer.rounds.healing import LEAST_PAGE, PAGE_SIGNATURES, WEIGHED_FROM, Healing
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId
@@ -21,11 +22,13 @@ DONOR, LIAR = PeerId("donor"), PeerId("liar")
 
 @dataclass
 class Newcomer:
-    """At genesis, with what it reads of others. verified: signatures that it has looked at."""
+    """At genesis, with what it reads of others. verified: signatures that it has looked at. founded_from: height of the owner's word from
+    which on it keeps nothing of the chain below."""
 
     timing: Timing = field(default_factory=Timing)
     max_peers: int = 16
     plans: PlanBounds = ANY_PLAN
+    founded_from: int = FOUNDED_FROM
     verified: int = 0
     refused: list[tuple[PeerId, str]] = field(default_factory=list)
 
@@ -33,6 +36,7 @@ class Newcomer:
         self.chain = Chain(GENESIS)
         self.forks = Forks(self.chain, max_back=None)
         self.healing = Healing(self, self.chain, self.forks)
+        self.healing.founded_from = self.founded_from
         self.now = 0.0
 
     def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
@@ -160,3 +164,117 @@ def test_a_page_has_as_many_certificates_as_can_be_looked_at_at_once() -> None:
     page = page_of(many, ask).certificates
     assert LEAST_PAGE <= len(page) < MAX_PAGE
     assert sum(len(each.signatures) for each in page) <= PAGE_SIGNATURES
+
+
+# ---- a long chain that the owner has signed: nothing of it is kept in memory (founding.py) ----------------------------
+
+
+def newcomer_with_word(height: int = 390) -> Newcomer:
+    newcomer = Newcomer(founded_from=64)
+    newcomer.forks.checkpoint = checkpoint_of(LONG, height)
+    return newcomer
+
+
+def moved(newcomer: Newcomer) -> None:
+    """As adoption.py does it."""
+    assert newcomer.healing.founded is not None
+    newcomer.chain.become(newcomer.healing.founded)
+    newcomer.healing.founded = None
+    newcomer.healing.rebase()
+
+
+def test_a_newcomers_chain_becomes_what_the_owner_has_signed_and_goes_on_from_there() -> None:
+    newcomer = newcomer_with_word()
+    newcomer.read(DONOR, LONG)
+    assert newcomer.healing.founded is not None
+    assert newcomer.healing.founded.head == LONG.certificates[388].head, "the one before what is signed"
+    assert newcomer.verified == newcomer.known == 0
+    moved(newcomer)
+    newcomer.read(PeerId("another"), LONG)
+    assert newcomer.healing.path is not None
+    assert (newcomer.healing.path.ancestor, newcomer.healing.path.tip) == (389, TIP)
+
+
+def test_a_founding_goes_on_with_another_donor_and_outlives_a_newer_word() -> None:
+    newcomer = newcomer_with_word()
+    newcomer.read(DONOR, LONG, pages=3)
+    newcomer.forks.checkpoint = checkpoint_of(LONG, 398)
+    newcomer.healing.reconsider()
+    read = newcomer.read(PeerId("another"), LONG)
+    assert read == len(LONG.certificates) // MAX_PAGE + 1 - 3
+    assert newcomer.healing.founded is not None
+    assert newcomer.healing.founded.height == 397
+
+
+@pytest.mark.parametrize("cut", [400, 391, 390])
+def test_what_does_not_lead_to_the_owners_word_founds_nothing(cut: int) -> None:
+    newcomer = newcomer_with_word()
+    forged = Branch([FORGED.certificates[0], *map(unsigned, FORGED.certificates[1:cut])])
+    newcomer.read(LIAR, forged)
+    assert newcomer.healing.founded is None
+    assert newcomer.known == 0
+    assert newcomer.refused[0][0] == LIAR
+    assert newcomer.chain.store.size_bytes == 0, "nothing of it stays on the disk"
+    newcomer.read(DONOR, LONG)
+    assert newcomer.known == 401, "by its signatures now"
+    assert newcomer.verified >= 1 + 400 * 3
+
+
+@pytest.mark.parametrize("cut", [389, 100, 1])
+def test_a_made_up_chain_that_ends_below_the_word_keeps_nobody_from_founding(cut: int) -> None:
+    newcomer = newcomer_with_word()
+    forged = Branch([FORGED.certificates[0], *map(unsigned, FORGED.certificates[1:cut])])
+    newcomer.read(LIAR, forged)
+    assert newcomer.healing.founded is None
+    newcomer.read(DONOR, LONG)
+    assert newcomer.healing.founded is not None
+    assert newcomer.healing.founded.head == LONG.certificates[388].head
+    assert newcomer.verified == 0
+
+
+def test_somebody_else_in_between_costs_a_founding_nothing() -> None:
+    newcomer = newcomer_with_word()
+    newcomer.read(DONOR, LONG, pages=4)
+    newcomer.read(LIAR, FORGED)
+    newcomer.read(PeerId("behind"), Branch(LONG.certificates[:150]))
+    assert newcomer.read(DONOR, LONG) == len(LONG.certificates) // MAX_PAGE + 1 - 4
+    assert newcomer.healing.founded is not None
+    assert newcomer.verified == 0
+
+
+def test_a_donor_that_is_behind_the_word_is_followed_by_its_signatures() -> None:
+    newcomer, behind = newcomer_with_word(), Branch(LONG.certificates[:300])
+    newcomer.read(DONOR, behind)
+    newcomer.read(PeerId("one more"), behind)
+    assert newcomer.known == newcomer.verified == 0, "another may have what follows"
+    newcomer.read(DONOR, behind)
+    newcomer.read(DONOR, behind)
+    assert newcomer.healing.founded is None
+    assert newcomer.known == 300
+
+
+def test_a_donor_that_has_not_come_far_costs_a_founding_nothing() -> None:
+    newcomer = newcomer_with_word()
+    newcomer.read(DONOR, Branch(LONG.certificates[:200]))
+    newcomer.read(PeerId("one that is further"), LONG)
+    assert newcomer.healing.founded is not None
+    assert newcomer.verified == 0
+
+
+def test_a_word_for_another_branch_begins_a_founding_anew() -> None:
+    newcomer = newcomer_with_word()
+    newcomer.read(DONOR, LONG, pages=4)
+    newcomer.forks.checkpoint = checkpoint_of(FORGED, 100)
+    newcomer.healing.reconsider()
+    newcomer.read(PeerId("heir"), FORGED)
+    newcomer.read(PeerId("heir"), FORGED)
+    assert newcomer.healing.founded is not None
+    assert newcomer.healing.founded.head == FORGED.certificates[98].head
+
+
+def test_a_peer_that_has_a_chain_founds_none() -> None:
+    newcomer = newcomer_with_word()
+    newcomer.chain.append(LONG.certificates[0])
+    newcomer.read(DONOR, LONG)
+    assert newcomer.healing.founded is None
+    assert newcomer.known == 400

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dilocox_peer.peer.rounds.durable import Durable, Votes, load_log
+from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.journal import Journal
 from tests.certified_stage import MANIFEST, CertifiedStage
 
@@ -29,7 +30,7 @@ def record(stage: CertifiedStage, keep: int) -> Durable:
 
 @pytest.mark.parametrize("room", [0, 1, 7, 8, 100])
 def test_a_record_that_has_no_room_leaves_the_log_as_it_was(tmp_path: Path, room: int) -> None:
-    path, genesis, stage = tmp_path / "rounds.log", MANIFEST.genesis(1), CertifiedStage()
+    path, genesis, stage = tmp_path / "rounds.log", genesis_of(MANIFEST, 1), CertifiedStage()
     journal = Journal(path, genesis)
     journal.write(record(stage, 0))
     whole = path.read_bytes()
@@ -40,7 +41,7 @@ def test_a_record_that_has_no_room_leaves_the_log_as_it_was(tmp_path: Path, room
         assert path.read_bytes() == whole
     journal.write(record(stage, 1))
     journal.close()
-    loaded = load_log(path.read_bytes(), genesis)
+    loaded = load_log(path.read_bytes(), genesis.head)
     assert not loaded.reason
     assert loaded.durable is not None
     assert loaded.durable.appended == tuple(stage.certificates)

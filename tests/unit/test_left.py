@@ -50,11 +50,11 @@ def test_the_oldest_goes(tmp_path: Path):
 def test_half_a_branch_is_none_and_a_damaged_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stage, branches = CertifiedStage().rounds(3), LeftBranches(tmp_path)
 
-    def killed(_certificates: object) -> bytes:
+    def killed(_certificates: object, _count: int) -> bytes:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dilocox_peer.peer.state.left.encode_chain", killed)
+        patched.setattr("dilocox_peer.peer.state.left.chain_in_parts", killed)
         with pytest.raises(KeyboardInterrupt):
             keep(branches, stage)
     assert branches.found() == []

@@ -98,12 +98,15 @@ class Adoption:
         if self.anchor.is_fetching:
             return None
         place = self._chain.place
-        if not self.is_left_behind and not (place.round == 0 and self._ahead):
+        has_none = self.anchor.height is None
+        if not self.is_left_behind and not has_none and not (place.round == 0 and self._ahead):
             return "owner" if place.founder is not None else None
         path, checkpoint = self.healing.path, self._forks.checkpoint
         heads = [head for head in self._members.heads(now) if path is not None and head in path.index_of]
         if checkpoint is not None:
             heads.append(checkpoint.head)
+        if has_none:
+            heads.append(self._chain.head)
         return None if any(self._members.at(head, now) for head in heads) else "state"
 
     def has_drifted(self, child: Certificate) -> bool:
@@ -138,7 +141,8 @@ class Adoption:
         """Certificate by certificate where the contributions can be had, else by a whole state."""
         now, anchor = self.now, self.anchor
         anchor.expire(now)
-        actions: list[Action] = [*anchor.restore(now), *self._fetch_again(), *self._replay_own()]
+        actions = self._become_what_is_founded()
+        actions += [*anchor.restore(now), *self._fetch_again(), *self._replay_own()]
         while not anchor.is_fetching and ((path := self.path) is not None or not anchor.is_current):
             if path is None or not self._can_replay(path):
                 if path is not None and anchor.is_hopeless(path, now):
@@ -240,6 +244,19 @@ class Adoption:
         persist = Persist(Durable(suffix.ancestor, suffix.certificates, self._first_votes(), left=left))
         arrived = self._arrive(suffix.certificates)
         return [persist, switched, *arrived, *self._replay.why_never(self.healing.path, self.anchor.took_s)]
+
+    def _become_what_is_founded(self) -> list[Action]:
+        """A newcomer's chain becomes the one that the owner has proved (founding.py), and waits there for a state."""
+        if (founded := self.healing.founded) is None or self.anchor.is_fetching:
+            return []
+        self.healing.founded = None
+        if self._chain.height:
+            return []
+        self._chain.become(founded)
+        for certificate in self._chain.certificates[-PLANNED_FROM:]:
+            self._owner.planner.observe(certificate)
+        self.anchor.leave_behind()
+        return [Persist(Durable(0, self._chain.as_it_is(), self._first_votes())), *self._arrive(())]
 
     def _append(self, certificates: Sequence[Certificate]) -> None:
         for certificate in certificates:

@@ -12,7 +12,7 @@ from dilocox_peer.peer.rounds.chain import Chain, Suffix, place_after
 from dilocox_peer.peer.rounds.contract import FetchState
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.membership import Members
-from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.peer.rounds.timing import MAX_REPLAYED, Timing
 from dilocox_peer.types import Digest, PeerId
 
 
@@ -46,7 +46,10 @@ class Anchorage:
         self._members = members
         self._timing = timing
         self._rng = rng
-        self._stored = [height for height in range(chain.height + 1) if chain.head_at(height) in stored_states]
+        heights = map(chain.height_of, stored_states)
+        self._stored = sorted(
+            height for height in heights if height is not None and (height or chain.height <= MAX_REPLAYED)
+        )  # from the very first state nobody comes far
         self.height: int | None = 0 if chain.height == 0 else None
         self._is_computed = chain.height == 0
         self._digest = b""
@@ -89,6 +92,11 @@ class Anchorage:
     def lose(self) -> None:
         """It cannot be brought to our head: another one is needed."""
         self.height = None
+
+    def leave_behind(self) -> None:
+        """Our chain has gone on from genesis by more than anybody can replay."""
+        self.height = None
+        self._stored.clear()
 
     # ---- getting another one ----
 

@@ -13,6 +13,15 @@ from functools import cached_property
 
 from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
 from dilocox_peer.peer.rounds.directing import Authority
+from dilocox_peer.peer.rounds.past import (
+    MOST_IN_BLOCK,
+    Block,
+    BlocksInMemory,
+    BlockStore,
+    Certificates,
+    Past,
+    write_blocks,
+)
 from dilocox_peer.peer.rounds.seats import EVERYBODY, Seats, SeatTerms
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, Kind, Plan, Value, acceptance
@@ -129,9 +138,12 @@ class Place:
         """The place after certificate, which follows this one."""
         value = certificate.value
         seats = self.seats.after(value, self.voters)
+        roster = self.roster if value.roster == self.roster else value.roster  # one object for many places
+        voters = seats.voters(roster)
         return Place(
             stage=certificate.stage, head=certificate.head, height=value.height, round=value.round, weight=value.weight,
-            view=certificate.view, roster=value.roster, plan=value.plan, voters=seats.voters(value.roster), seats=seats,
+            view=certificate.view, roster=roster, plan=value.plan, seats=seats,
+            voters=self.voters if voters == self.voters else voters,
             authority=self.authority, directive=value.directive or self.directive,
         )  # fmt: skip
 
@@ -265,12 +277,19 @@ class Place:
 
 
 class Chain:
-    """Certificates from genesis on, each the child of the one before. Trusts what it is given."""
+    """Certificates from genesis on, each the child of the one before. Trusts what it is given. The newest are in memory, older ones in
+    blocks once they are sealed (past.py); reading those may raise OSError or ValueError, where a disk fails."""
 
-    def __init__(self, genesis: Place, certificates: Iterable[Certificate] = ()) -> None:
+    def __init__(
+        self, genesis: Place, certificates: Iterable[Certificate] = (), store: BlockStore | None = None
+    ) -> None:
+        """store: for blocks; None: in memory."""
+        self._past = Past(store if store is not None else BlocksInMemory())
+        self._starts: list[Place] = []  # where each block begins
+        self._newest: list[Certificate] = []
+        self._places: list[Place] = [genesis]  # from where the newest begin
         self._genesis = genesis
-        self._certificates: list[Certificate] = []
-        self._places: list[Place] = [genesis]
+        self._heads: list[Digest] = [genesis.head]
         self._heights: dict[Digest, int] = {genesis.head: 0}
         self._votes: OrderedDict[int, dict[PeerId, int]] = OrderedDict()
         self.place = genesis
@@ -283,32 +302,97 @@ class Chain:
 
     @property
     def height(self) -> int:
-        return len(self._certificates)
+        return len(self._heads) - 1
 
     @property
     def certificates(self) -> Sequence[Certificate]:
-        return self._certificates
+        """All of them, as they are by now; do not modify."""
+        return Certificates(self._past, self._newest, self._heights) if self._past.count else self._newest
+
+    def as_it_is(self) -> Sequence[Certificate]:
+        """All of them, whatever becomes of the chain: for another thread."""
+        return (
+            Certificates(self._past.copy(), list(self._newest), self._heights)
+            if self._past.count
+            else tuple(self._newest)
+        )
+
+    @property
+    def heads(self) -> Sequence[Digest]:
+        """From genesis on; do not modify."""
+        return self._heads
 
     def append(self, certificate: Certificate) -> None:
         assert certificate.parent == self.head, f"certificate {certificate.head.hex()[:8]} is no child of our head"
-        self._certificates.append(certificate)
-        self._heights[certificate.head] = self.height
+        self._newest.append(certificate)
         for latest in self._votes.values():
             _count_votes(latest, certificate)
         self.place = self.place.then(certificate)
+        self._heads.append(self.place.head)
+        self._heights[self.place.head] = self.height
         self._places.append(self.place)
+
+    def seal(self, blocks: Iterable[Block]) -> bool:
+        """Of certificates that lie in these blocks by now none is kept in memory. blocks: from the first certificate on. Whether they are
+        this chain's: it may be another branch since they were written."""
+        for block in blocks:
+            if block.stop <= self._past.count:
+                continue
+            if block.first != self._past.count or block.stop > self.height or self._heads[block.stop] != block.last:
+                return False
+            self._past.add(block)
+            self._starts.append(self._places[0])
+            self._newest = self._newest[block.count :]  # who was given the list has it still
+            self._places = self._places[block.count :]
+        return True
+
+    def seal_all_but(self, newest: int) -> None:
+        """Writes blocks itself. Raises OSError."""
+        if len(self._newest) >= newest + MOST_IN_BLOCK:
+            self.seal(write_blocks(self._past.store, self._past.count, self._newest[:-newest]))
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """Of its older certificates."""
+        return self._past.blocks
+
+    @property
+    def store(self) -> BlockStore:
+        """Where they lie, and those of another chain can."""
+        return self._past.store
+
+    def become(self, other: "Chain") -> None:
+        """From here on this is the other one, which is not used any more. It goes on from what we have."""
+        assert other.height_of(self.head) is not None, "a chain that does not hold our head"
+        self._past, self._starts, self._newest, self._places = (
+            other._past,
+            other._starts,
+            other._newest,
+            other._places,
+        )
+        self._heads, self._heights, self.place = other._heads, other._heights, other.place
+        self._votes.clear()
 
     def truncate(self, height: int) -> list[Certificate]:
         """Drop everything above height; gives back what was dropped."""
         assert 0 <= height <= self.height, f"height {height} of {self.height}"
-        dropped = self._certificates[height:]
+        dropped = list(self.certificates[height:])
         if dropped:
             self._votes.clear()
-        del self._certificates[height:]
-        del self._places[height + 1 :]
-        for certificate in dropped:
-            del self._heights[certificate.head]
-        self.place = self.place_at(height)
+        if height < self._past.count:
+            self._newest = self._past.cut(height)
+            starts = self._starts[len(self._past.blocks) :]
+            del self._starts[len(self._past.blocks) :]
+            self._places = [starts[0]]
+            for certificate in self._newest:
+                self._places.append(self._places[-1].then(certificate))
+        else:
+            del self._newest[height - self._past.count :]
+            del self._places[height - self._past.count + 1 :]
+        for head in self._heads[height + 1 :]:
+            del self._heights[head]
+        del self._heads[height + 1 :]
+        self.place = self._places[-1]
         return dropped
 
     def height_of(self, head: Digest) -> int | None:
@@ -319,20 +403,25 @@ class Chain:
         """The order of each signer's latest vote on what follows this height; kept up to date for the few heights that are asked for
         again and again, as the walk grows with the chain."""
         if height not in self._votes:
-            self._votes[height] = votes_on(self._certificates[height:])
+            self._votes[height] = votes_on(self.certificates[height:])
             if len(self._votes) > MAX_COUNTED:
                 self._votes.popitem(last=False)
         return self._votes[height]
 
     def head_at(self, height: int) -> Digest:
-        return self._certificates[height - 1].head if height else self._genesis.head
+        return self._heads[height]
 
     def place_at(self, height: int) -> Place:
-        return self._places[height]
+        first = self._past.count
+        if height >= first:
+            return self._places[height - first]
+        index = self._past.index_of(height)
+        place = self._starts[index]
+        return place_after(place, self._past.block(index)[: height - place.height])
 
     def newest_heads(self, count: int) -> tuple[Digest, ...]:
         """The last of our heads, oldest first; genesis is one."""
-        return tuple(self.head_at(height) for height in range(max(self.height - count + 1, 0), self.height + 1))
+        return tuple(self._heads[-count:])
 
     def locator(self) -> list[Digest]:
         """Heads newest first, thinning out towards genesis: enough for anyone to find a near common ancestor."""

@@ -233,9 +233,11 @@ class RoundDriver:
     async def _persist(self, state: Durable) -> None:
         """Until it is durable: what follows in the list promises it to others."""
         loop = asyncio.get_running_loop()
-        await until_written(
+        blocks = await until_written(
             lambda: loop.run_in_executor(self._writer, self._journal.write, state), "the log of rounds", self._listener
         )
+        if blocks:
+            self.machine.history.seal(blocks)
 
     async def _transport_send(self, peer: PeerId, raw: bytes) -> None:
         await self._transport.send(peer, raw, SEND_TIMEOUT_S)

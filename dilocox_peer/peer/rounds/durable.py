@@ -3,9 +3,12 @@
 What the shell does (nothing else is needed):
 - `Persist(durable)`: append `encode_record(durable)` to `rounds.log`, fsync, only then go on with the action list.
 - At start: `loaded = load_log(raw, genesis)`; hand `loaded.durable` to RoundMachine. Before that, if `loaded.reason`
-  is not empty or the file has grown (say past 16 MiB): write `encode_record(loaded.durable)` (nothing for None) to a
-  new file, fsync, rename it over the old one, fsync the folder. Cutting the file instead is enough for a torn last
+  is not empty: write `encode_record(loaded.durable)` (nothing for None) to a new file, fsync, rename it over the old
+  one, fsync the folder. Cutting the file instead is enough for a torn last
   record and not for damage: the votes that stand in for the lost ones must be durable before the damage is gone.
+- When the file has grown: older certificates go into blocks beside it (past.py), flushed; then the file is replaced by one that begins
+  with `encode_base`, which names them, and one record of the rest. Killed before the rename the old file counts, and what was
+  appended to the blocks is nobody's.
 
 A record says: keep the chain up to height `keep`, append these certificates, replace the votes. So a vote costs one
 small record, and a branch switch one larger one. A record is length (4 bytes), CRC-32 (4 bytes), msgpack payload.
@@ -16,18 +19,21 @@ votes that give none in this view change nor in the next LOST_VOTES_VIEWS.
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dilocox_peer.peer.rounds.chain import Chain
 from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate, Value
 from dilocox_peer.wire.checkpoints import Checkpoint
 from dilocox_peer.wire.declared import encode
-from dilocox_peer.wire.journal import LOG_RECORD, MAX_LEFT, LogRecord
+from dilocox_peer.wire.journal import LOG_BASE, LOG_RECORD, MAX_LEFT, LogBase, LogRecord
 from dilocox_peer.wire.rounds import Accepted
-from dilocox_peer.wire.versions import LOG
+from dilocox_peer.wire.versions import LOG, PAGED
 
 LOST_VOTES_VIEWS = 1024  # views skipped when votes may be lost: whatever was signed before is below
 _HEADER = struct.Struct(">II")
+_BASE_STARTS = b"\x94" + bytes([PAGED])
 _PAYLOAD_STARTS = b"\x9a" + bytes([LOG])  # a list of 10 fields, of which the first is the version
 
 
@@ -58,12 +64,12 @@ def newest_left(left: tuple[Digest, ...], also: tuple[Digest, ...]) -> tuple[Dig
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """One change of what is durable: keep the chain up to height keep, append, these votes. A loaded one has keep 0.
+    """One change of what is durable: keep the chain up to height keep, append, these votes. A loaded one keeps what is in blocks.
     checkpoint: the newest of the run's owner; None: as it was. left: heads at which we voted and which we left for another
     branch; of a loaded one the newest MAX_LEFT. Should it come back to one, the peer votes there no more."""
 
     keep: int
-    appended: tuple[Certificate, ...]
+    appended: Sequence[Certificate]
     votes: Votes
     checkpoint: Checkpoint | None = None
     left: tuple[Digest, ...] = ()
@@ -83,21 +89,50 @@ def encode_record(durable: Durable) -> bytes:
     votes = durable.votes
     payload = encode(
         LogRecord(
-            durable.keep, durable.appended, votes.head, votes.promised, votes.accepted, votes.view_change_signed,
+            durable.keep, tuple(durable.appended), votes.head, votes.promised, votes.accepted, votes.view_change_signed,
             votes.view_change, durable.checkpoint, durable.left,
         )
     )  # fmt: skip
     return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def load_log(raw: bytes, genesis: Digest) -> LoadedLog:
-    """The chain and votes that the records in raw add up to. genesis: the head below the first certificate."""
-    chain: list[Certificate] = []
+def encode_base(count: int, past_bytes: int, head: Digest) -> bytes:
+    """The beginning of a log whose first `count` certificates are in blocks."""
+    payload = encode(LogBase(count, past_bytes, head))
+    return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def base_of(raw: bytes) -> LogBase | None:
+    """What a log begins with, if older certificates are in blocks."""
+    payload, _ = _payload_at(raw, 0)
+    if payload is None or payload[: len(_BASE_STARTS)] != _BASE_STARTS:
+        return None
+    try:
+        return LOG_BASE.read(payload)
+    except ValueError:
+        return None
+
+
+def load_log(raw: bytes, genesis: Digest, below: Chain | None = None) -> LoadedLog:
+    """The chain and votes that the records in raw add up to. genesis: the head below the first certificate. below: the certificates
+    that base_of(raw) says are in blocks, as far as they are there: `keep` of the durable says how many of them the records leave."""
+    kept = below.height if below is not None else 0  # of those in blocks
+    chain: list[Certificate] = []  # that follow
     votes: Votes | None = None
     checkpoint: Checkpoint | None = None
     left: tuple[Digest, ...] = ()
     start, reason, damaged = 0, "", False
-    while start < len(raw):
+    if (base := base_of(raw)) is not None:
+        start = _payload_at(raw, 0)[1]
+        if below is None or (below.height, below.head) != (base.count, base.head):
+            reason, damaged = f"of {base.count} older certificates {kept} are here", True
+
+    def head_at(height: int) -> Digest:
+        if height > kept:
+            return chain[height - kept - 1].head
+        return below.head_at(height) if below is not None else genesis
+
+    while start < len(raw) and not damaged:
         payload, stop = _payload_at(raw, start)
         if payload is None:
             damaged = stop < len(raw) or _is_record_after(raw, start)
@@ -105,28 +140,28 @@ def load_log(raw: bytes, genesis: Digest) -> LoadedLog:
             break
         try:
             record = _decode_payload(payload)
-            head = chain[record.keep - 1].head if 0 < record.keep <= len(chain) else genesis
-            linked = record.keep <= len(chain) and all(
-                parent == child.parent
-                for parent, child in zip(
-                    [head, *(each.head for each in record.appended)], record.appended, strict=False
-                )
-            )
-            if not linked:
+            has_come = record.keep <= kept + len(chain)
+            heads = [head_at(record.keep), *(each.head for each in record.appended)] if has_come else []
+            if not has_come or any(
+                parent != child.parent for parent, child in zip(heads, record.appended, strict=False)
+            ):
                 raise ValueError("its certificates do not follow the chain")
         except ValueError as error:
             reason, damaged = f"record at byte {start}: {error}", True
             break
-        chain[record.keep :] = record.appended
+        if record.keep < kept:
+            kept, chain = record.keep, []
+        chain[record.keep - kept :] = record.appended
         votes, start = record.votes, stop
         checkpoint = record.checkpoint or checkpoint
         left = newest_left(left, record.left)
     if votes is None and not damaged:
         return LoadedLog(None, start, reason)
-    head = chain[-1].head if chain else genesis
+    head = head_at(kept + len(chain))
     if damaged or votes is None or votes.head != head:
-        votes = sealed_votes(head, chain[-1].view if chain else 0)
-    return LoadedLog(Durable(0, tuple(chain), votes, checkpoint, left), start, reason)
+        view = chain[-1].view if chain else below.place_at(kept).view if below is not None else 0
+        votes = sealed_votes(head, view)
+    return LoadedLog(Durable(kept, tuple(chain), votes, checkpoint, left), start, reason)
 
 
 def _payload_at(raw: bytes, start: int) -> tuple[bytes | None, int]:

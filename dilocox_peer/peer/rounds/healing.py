@@ -15,6 +15,7 @@ from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, place_after, suffix_of
 from dilocox_peer.peer.rounds.contract import Send
 from dilocox_peer.peer.rounds.forks import Forks
+from dilocox_peer.peer.rounds.founding import DEAD_ENDS, FOUNDED_FROM, Founding, any_vote
 from dilocox_peer.peer.rounds.timing import NEVER, Timing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
@@ -65,6 +66,8 @@ class Reader(Protocol):
 class Healing:
     """Foreign chains at one peer."""
 
+    founded_from = FOUNDED_FROM  # the simulator takes in short ones
+
     def __init__(
         self,
         reader: Reader,
@@ -80,6 +83,8 @@ class Healing:
         self.path: Suffix | None = None
         self._draft: Suffix | None = None
         self._growing: _Growing | None = None
+        self._founding: Founding | None = None
+        self.founded: Chain | None = None  # what ours is to become
         self._trusts_the_owner = True  # that signatures below its word need no look
         self._judged: OrderedDict[Digest, str] = OrderedDict()  # why each is not followed
         self._shunned: dict[Digest, float] = {}
@@ -129,6 +134,8 @@ class Healing:
         tips = [suffix.tip for suffix in (self._draft, self.path) if suffix is not None]
         if self._growing is not None:
             tips.insert(0, self._growing.place.head)
+        if self._founding is not None:
+            tips[:0] = self._founding.chain.locator()
         locator = tuple([*tips, *self._chain.locator()][:MAX_LOCATOR])
         place = self._chain.place
         return [Send(peer, GetChain(place.stage, place.head, place.view, locator))]
@@ -164,9 +171,13 @@ class Healing:
         if asked:
             self._asked = None
         if not certificates:
+            if asked:
+                self._end_of_founding()
             return [], None
         if (judged := self._judged.get(certificates[-1].head)) is not None:
             return [], judged or None  # said again: who shows it again is named, also if we learned later what it is
+        if asked and (answer := self._found(sender, certificates, more=more, now=now)) is not None:
+            return answer
         growing = self._grown_to(certificates[0].parent)
         if growing is None:
             return self.heard_of(sender, certificates[-1].head, now), None
@@ -201,6 +212,56 @@ class Healing:
             return [], reason
         return (self._ask_on(growing, sender, now) if more and asked else []), None
 
+    def _found(
+        self, sender: PeerId, certificates: Sequence[Certificate], *, more: bool, now: float
+    ) -> tuple[list[Send], str | None] | None:
+        """The answer to a page of the long chain that a newcomer takes in; None: it is no such page."""
+        checkpoint, founding = self._forks.checkpoint, self._founding
+        if checkpoint is None or self._chain.height or self.founded is not None or not self._trusts_the_owner:
+            return None
+        parent = certificates[0].parent
+        begins = parent == self._chain.head
+        if founding is not None:
+            if founding.chain.height >= checkpoint.height or (begins and founding.dead_ends):
+                self._give_up_founding()  # of another branch than the newest word, or nobody goes on with it
+                founding = None
+            elif parent != founding.head and founding.chain.height_of(parent) is not None:
+                self._end_of_founding()
+                return [], None
+        if founding is None:
+            if checkpoint.height < self.founded_from or not begins:
+                return None
+            founding = self._founding = Founding(self._chain.place, self._chain.store)
+        if parent != founding.head:
+            return None
+        most = founding.chain.place.bounds(self._reader.plans).longest_chain
+        if most is not None and founding.chain.height + len(certificates) > most:
+            reason: str | None = f"a chain of more than {most} certificates; this run has not so many"
+        else:
+            reason = founding.grow(certificates, checkpoint, self._reader)
+        if founding.is_done:
+            self.founded, self._founding = founding.chain, None
+            return [], None
+        if reason is None and more:
+            return self._ask(sender, now), None
+        self._end_of_founding(is_a_lie=reason is not None)
+        return [], reason
+
+    def _end_of_founding(self, *, is_a_lie: bool = False) -> None:
+        """One whom we asked for what follows has nothing that does. The next one may: if several have not, those who are here are behind
+        the owner's word, and are read by their signatures, from the beginning."""
+        if self._founding is None:
+            return
+        self._founding.dead_ends += 1
+        if is_a_lie or self._founding.dead_ends >= DEAD_ENDS:
+            self._give_up_founding()
+            self._distrust()
+
+    def _give_up_founding(self) -> None:
+        if self._founding is not None:
+            self._founding.give_up()
+        self._founding = None
+
     def _ask_on(self, growing: _Growing, sender: PeerId, now: float) -> list[Send]:
         """For what follows, of who has shown so much."""
         self._growing = growing
@@ -214,7 +275,7 @@ class Healing:
             if self._chain.height_of(certificate.head) is None:
                 is_covered = is_asked and self._trusts_the_owner and certificate.value.height <= vouched
                 reader = self._reader
-                verify = _any_vote if is_covered else reader.verify
+                verify = any_vote if is_covered else reader.verify
                 if reason := place.why_not_certificate(certificate, verify, reader.max_peers, reader.plans):
                     return reason
                 is_unsigned = is_unsigned or is_covered
@@ -311,6 +372,8 @@ class Healing:
         """Our chain has changed: what it has by now is no longer ahead."""
         self.path = self._rebased(self.path)
         self._draft = self._rebased(self._draft)
+        if self._chain.height:
+            self._give_up_founding()
         if (growing := self._growing) is not None and self._chain.height_of(
             growing.certificates[0].parent
         ) != growing.start:
@@ -341,7 +404,3 @@ class Healing:
         for head in self.path.heads:
             self._shunned[head] = now + self._reader.timing.shun_s
         self.path = None
-
-
-def _any_vote(_peer: PeerId, _message: bytes, _signature: bytes) -> bool:
-    return True

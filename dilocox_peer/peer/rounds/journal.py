@@ -1,36 +1,112 @@
-"""rounds.log on disk: the shell of durable.py. Appends and flushes; at start it reads, mends and compacts."""
+"""rounds.log on disk: the shell of durable.py. Appends and flushes; what has grown it compacts, with older certificates in rounds.past."""
 
 import os
+import threading
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from dilocox_peer.files import fsync_folder, replace_file, sweep_parts
-from dilocox_peer.peer.rounds.durable import Durable, LoadedLog, encode_record, load_log
-from dilocox_peer.types import Digest
+from dilocox_peer.peer.rounds.chain import Chain, Place
+from dilocox_peer.peer.rounds.durable import (
+    Durable,
+    LoadedLog,
+    Votes,
+    base_of,
+    encode_base,
+    encode_record,
+    load_log,
+    newest_left,
+)
+from dilocox_peer.peer.rounds.past import Block, BlockStore, Certificates, Past, blocks_in, write_blocks
+from dilocox_peer.wire.chain import Certificate
 
-COMPACT_BYTES = 16 * 1024 * 1024
+COMPACT_BYTES = 4 * 1024 * 1024  # by which the log has grown
+KEPT = 640  # newest certificates that stay in the log, and in memory: more than are replayed (replay.py)
+PAST = ".past"  # of the file of blocks beside the log
+
+
+class BlockFile:
+    """Blocks of certificates in a file that grows at its end. Any thread may read."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens or makes it. Raises OSError."""
+        self._lock = threading.Lock()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    @property
+    def size_bytes(self) -> int:
+        return os.fstat(self._file).st_size
+
+    def append(self, raw: bytes) -> int:
+        """Where it lies. Raises OSError: the file is as long as it was."""
+        with self._lock:
+            at, view, done = self.size_bytes, memoryview(raw), 0
+            try:
+                while done < len(raw):
+                    done += os.pwrite(self._file, view[done:], at + done)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._file, at)
+                raise
+            return at
+
+    def read(self, at: int, size_bytes: int) -> bytes:
+        """Raises OSError."""
+        return os.pread(self._file, size_bytes, at)
+
+    def cut(self, size_bytes: int) -> None:
+        """What comes after is nobody's. Raises OSError."""
+        if self.size_bytes > size_bytes:
+            os.ftruncate(self._file, size_bytes)
+
+    def sync(self) -> None:
+        """What was appended outlives a power cut. Raises OSError."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
 
 
 class Journal:
-    """The append-only log of one stage's rounds. Blocking: call it from a worker thread. One process owns the folder."""
+    """The append-only log of one stage's rounds. Blocking: call it from a worker thread. One process owns the folder.
 
-    def __init__(self, path: Path, genesis: Digest) -> None:
-        """Opens or makes the file; a torn, damaged or grown one is rewritten. Raises OSError."""
+    chain: what the log had when it was opened, its older certificates on the disk. store: for those of whoever goes on with it."""
+
+    def __init__(self, path: Path, genesis: Place) -> None:
+        """Opens or makes the files; a torn, damaged or grown log is rewritten. Raises OSError."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         sweep_parts(path.parent)
+        self._path = path
+        self.store = BlockFile(path.with_suffix(PAST))
         raw = path.read_bytes() if path.exists() else b""
-        self.loaded: LoadedLog = load_log(raw, genesis)
-        if self.loaded.reason or len(raw) > COMPACT_BYTES:
+        self.loaded, self.chain = _load(raw, genesis, self.store)
+        self.store.cut(base.past_bytes if (base := base_of(raw)) is not None else 0)
+        durable = self.loaded.durable
+        self._past = Past(self.store, self.chain.blocks)
+        self._newest: list[Certificate] = list(self.chain.certificates[self._past.count :])
+        self._votes = durable.votes if durable is not None else Votes(genesis.head)
+        self._checkpoint = durable.checkpoint if durable is not None else None
+        self._left = durable.left if durable is not None else ()
+        if self.loaded.reason:
             # Rewritten, not cut: after damage in the middle the loaded votes are sealed, and a second restart that found
             # a merely shorter file would not know it.
-            record = encode_record(self.loaded.durable) if self.loaded.durable is not None else b""
-            replace_file(path, [record], mode=0o600)
-        self._file = path.open("ab", buffering=0)  # what could not be written must not come out later
-        self._size_bytes = os.fstat(self._file.fileno()).st_size
+            replace_file(path, self._parts() if durable is not None else [], mode=0o600)  # else it begins anew
+        self._open()
+        self._compact_at = max(self._size_bytes, COMPACT_BYTES) if self._past.count else COMPACT_BYTES
+        self.chain.seal(self._compact_if_grown())
+        if durable is not None:
+            self.loaded = replace(self.loaded, durable=replace(durable, appended=self.chain.as_it_is()))
         fsync_folder(path.parent)
 
-    def write(self, durable: Durable) -> None:
-        """Appends one record; it is durable when this returns. Raises OSError: the log is as it was, and it may be tried again."""
+    def write(self, durable: Durable) -> Sequence[Block]:
+        """Appends one record; it is durable when this returns. Gives back the blocks that all older certificates are in, if more have
+        gone into some: a chain need not keep them in memory. Raises OSError: the log is as it was, and it may be tried again."""
+        if isinstance(durable.appended, Certificates) and durable.appended.store is self.store:
+            return self._become(durable, durable.appended)
         record = encode_record(durable)
         try:
             rest = memoryview(record)
@@ -42,6 +118,138 @@ class Journal:
                 os.ftruncate(self._file.fileno(), self._size_bytes)
             raise
         self._size_bytes += len(record)
+        self._take(durable)
+        return self._compact_if_grown()
 
     def close(self) -> None:
         self._file.close()
+        self.store.close()
+
+    def _become(self, durable: Durable, chain: Certificates) -> Sequence[Block]:
+        """The log says this chain, whose blocks are in our store already. Raises OSError: it is as it was."""
+        assert durable.keep == 0, f"a whole chain after {durable.keep} certificates"
+        before = self._past, self._newest, self._votes, self._checkpoint, self._left
+        self._past = Past(self.store, chain.blocks)
+        self._newest = chain[self._past.count :]
+        self._votes, self._checkpoint = durable.votes, durable.checkpoint or self._checkpoint
+        self._left = newest_left(self._left, durable.left)
+        try:
+            self.store.sync()
+            replace_file(self._path, self._parts(), mode=0o600)
+        except OSError:
+            self._past, self._newest, self._votes, self._checkpoint, self._left = before
+            raise
+        self._file.close()
+        self._open()
+        self._compact_at = self._size_bytes + COMPACT_BYTES
+        return list(self._past.blocks)
+
+    def _open(self) -> None:
+        self._file = self._path.open("ab", buffering=0)  # what could not be written must not come out later
+        self._size_bytes = os.fstat(self._file.fileno()).st_size
+
+    def _take(self, durable: Durable) -> None:
+        """What the log says by now."""
+        if durable.keep < self._past.count:
+            self._newest = self._past.cut(durable.keep)
+        self._newest[durable.keep - self._past.count :] = durable.appended
+        self._votes = durable.votes
+        self._checkpoint = durable.checkpoint or self._checkpoint
+        self._left = newest_left(self._left, durable.left)
+
+    def _parts(self) -> list[bytes]:
+        """The log as it would be written anew."""
+        count = self._past.count
+        rest = Durable(count, self._newest, self._votes, self._checkpoint, self._left)
+        base = [encode_base(count, self.store.size_bytes, self._past.blocks[-1].last)] if count else []
+        return [*base, encode_record(rest)]
+
+    def _compact_if_grown(self) -> Sequence[Block]:
+        """A disk that refuses leaves the log as it was; it is tried again when it has grown as much once more."""
+        if self._size_bytes < self._compact_at:
+            return ()
+        count = self._past.count
+        with suppress(OSError):
+            self._compact()
+        self._compact_at = self._size_bytes + COMPACT_BYTES
+        return list(self._past.blocks) if self._past.count != count else ()
+
+    def _compact(self) -> None:
+        before, newest = self._past.copy(), self._newest
+        old = newest[:-KEPT]
+        blocks = write_blocks(self.store, before.count, old)
+        self.store.sync()
+        try:
+            for block in blocks:
+                self._past.add(block)
+            self._newest = newest[len(old) :]
+            replace_file(self._path, self._parts(), mode=0o600)
+        except OSError:
+            self._past, self._newest = before, newest
+            raise
+        self._file.close()
+        self._open()
+
+
+def read_log(path: Path, genesis: Place) -> LoadedLog:
+    """What a log says, with all its certificates; nothing is written. Raises OSError."""
+    raw = path.read_bytes()
+    if (past := path.with_suffix(PAST)).exists() and base_of(raw) is not None:
+        store = _ReadOnly(past)
+        loaded, chain = _load(raw, genesis, store)
+        durable = loaded.durable
+        return replace(loaded, durable=replace(durable, appended=chain.as_it_is())) if durable is not None else loaded
+    return load_log(raw, genesis.head)
+
+
+class _ReadOnly:
+    """A file of blocks of somebody else's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def size_bytes(self) -> int:
+        return self._path.stat().st_size
+
+    def cut(self, size_bytes: int) -> None:
+        raise AssertionError(f"a file that is only read, to be cut to {size_bytes} bytes")
+
+    def append(self, raw: bytes) -> int:
+        raise AssertionError(f"{len(raw)} bytes for a file that is only read")
+
+    def read(self, at: int, size_bytes: int) -> bytes:
+        with self._path.open("rb") as file:
+            return os.pread(file.fileno(), size_bytes, at)
+
+
+def _load(raw: bytes, genesis: Place, store: BlockStore) -> tuple[LoadedLog, Chain]:
+    """What a log says, and the chain. Raises OSError."""
+    base, chain = base_of(raw), Chain(genesis, store=store)
+    if base is not None:
+        with suppress(ValueError):  # damaged: what is before it counts, and the log says that more is missing
+            for block, certificates in blocks_in(store, base.past_bytes):
+                _grow(chain, block, certificates)
+            if (
+                base.count < chain.height
+            ):  # blocks of a branch that was left, and nothing written since took their place
+                chain.truncate(base.count)
+    loaded = load_log(raw, genesis.head, chain if base is not None else None)
+    if (durable := loaded.durable) is None:
+        return loaded, chain
+    chain.truncate(durable.keep)
+    for certificate in durable.appended:
+        chain.append(certificate)
+    return replace(loaded, durable=replace(durable, keep=0, appended=())), chain
+
+
+def _grow(chain: Chain, block: Block, certificates: Sequence[Certificate]) -> None:
+    """Raises ValueError for a block that does not follow."""
+    if block.first > chain.height:
+        raise ValueError(f"a block after {block.first} certificates, of which {chain.height} are here")
+    chain.truncate(block.first)
+    for certificate in certificates:
+        if certificate.parent != chain.head:
+            raise ValueError("a block whose certificates do not follow each other")
+        chain.append(certificate)
+    chain.seal([block])

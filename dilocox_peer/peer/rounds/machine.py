@@ -66,7 +66,7 @@ from dilocox_peer.peer.rounds.schedule import Schedule
 from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
 from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.sitting import Sitting
-from dilocox_peer.peer.rounds.timing import CLOSE_BEHIND, Pace, Timing
+from dilocox_peer.peer.rounds.timing import CLOSE_BEHIND, MAX_REPLAYED, Pace, Timing
 from dilocox_peer.peer.rounds.view_changes import changes_in_vain
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Plan
@@ -78,7 +78,7 @@ _FROM_ANYBODY = (GetChain, ChainPage, Cert, Vouch, Directed)
 
 
 class RoundMachine:
-    """One peer of one stage. schedule: of the rounds, by the chain as it is by now."""
+    """One peer of one stage. schedule: of the rounds, by the chain as it is by now. history: that chain."""
 
     sitting_type: type[Sitting] = Sitting  # the simulator plants faulty ones
     replay_type: type[Replay] = Replay
@@ -101,6 +101,7 @@ class RoundMachine:
         plans: PlanBounds = ANY_PLAN,
         planner: Planner | None = None,
         durable: Durable | None = None,
+        chain: Chain | None = None,
         stored_states: Collection[Digest] = (),
         stored_blobs: Collection[Digest] = (),
         run_owner: PeerId | None = None,
@@ -110,7 +111,7 @@ class RoundMachine:
         state_bytes: int = 0,
     ) -> None:
         """plan: of round 1. run_owner: signs the first roster and checkpoints; None: the first peers start the run, and
-        nobody vouches for it. authority: whose directives apply. max_back: rounds that may be taken back without the owner's word. seats: how newcomers earn a vote. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave.
+        nobody vouches for it. authority: whose directives apply. max_back: rounds that may be taken back without the owner's word. seats: how newcomers earn a vote. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave. chain: that it has; None: made of it.
         stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there. state_bytes: of a whole
         state, as a donor sends it; 0: not known."""
         self._now = self._due = now
@@ -121,13 +122,14 @@ class RoundMachine:
             self._conduct, itertools.count(incarnation), Directing(authority),
         )  # fmt: skip
         genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan), run_owner, seats, authority)
-        self._chain = Chain(genesis_place, durable.appended if durable is not None else ())
+        self._chain = self.history = chain or Chain(genesis_place, durable.appended if durable is not None else ())
         for certificate in self._chain.certificates[-PLANNED_FROM:]:
             judge.observe(certificate)
         self.schedule = Schedule(self._chain, plans, plan)
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
-        self._holdings.found(stored_blobs, self._chain.certificates, self.round)
+        newest = self._chain.certificates[-2 * MAX_REPLAYED :]  # those of before were forgotten, but for a crash
+        self._holdings.found(stored_blobs, newest, self.round)
         checkpoint = durable.checkpoint if durable is not None else None
         self._forks = Forks(self._chain, max_back=max_back, checkpoint=checkpoint)
         self._adoption = Adoption(

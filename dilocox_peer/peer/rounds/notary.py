@@ -90,11 +90,12 @@ class Notary:
         now: float,
         wall_ms: int,
         durable: Durable | None = None,
+        chain: Chain | None = None,
         patience_s: float = PATIENCE_S,
         away_s: float = AWAY_S,
         kept: Callable[[], Digest | None] | None = None,
     ) -> None:
-        """sign: with the owner's key. wall_ms: the wall clock at `now`; orders and sequences are counted from it. kept: the newest head
+        """sign: with the owner's key. wall_ms: the wall clock at `now`; orders and sequences are counted from it. chain: that durable has; None: made of it. kept: the newest head
         that can be gone on from with what a keeper beside us has; None: nobody keeps the run here."""
         self._kept = kept
         assert terms.genesis.founder is not None, "a run without an owner"
@@ -109,7 +110,7 @@ class Notary:
         self._began_at = now
         self._heard_at: dict[PeerId, float] = {}  # voters
         self._wall_offset_s = wall_ms / 1000 - now
-        self._chain = Chain(terms.genesis, durable.appended if durable is not None else ())
+        self._chain = chain or Chain(terms.genesis, durable.appended if durable is not None else ())
         self._forks = Forks(self._chain, max_back=None, checkpoint=durable.checkpoint if durable is not None else None)
         self._healing = Healing(self, self._chain, self._forks, self._settled)
         self._known: dict[PeerId, _Known] = {}

@@ -79,7 +79,8 @@ class Patience:
                 has_stood = has_stood and is_theirs
                 is_believed = is_believed and (has_stood or self._are_gone(set(place.voters) - signers, now))
             if lone is None and is_view_change and not signers & set(place.voters):
-                lone = self._begin(certificate.head, place, [*chain.certificates[: path.ancestor], *path.certificates[:index]], now)  # fmt: skip
+                newest = chain.certificates[max(0, path.ancestor - 4 * MEASURED_ROUNDS) : path.ancestor]
+                lone = self._begin(certificate.head, place, [*newest, *path.certificates[:index]], now)
             place = place.then(certificate)
             if lone is not None and index == vouched and place.plan.first_step > lone.vouched:
                 lone.vouched, lone.vouched_since = place.plan.first_step, now

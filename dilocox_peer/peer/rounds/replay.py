@@ -15,11 +15,10 @@ from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import FetchBlob
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
-from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.peer.rounds.timing import MAX_REPLAYED, Timing
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate
 
-MAX_REPLAYED = 512  # rounds: each is an outer step of the whole stage
 FETCHED_AHEAD = 4  # certificates whose contributions come while the first is waited for
 
 

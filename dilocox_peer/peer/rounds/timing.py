@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dilocox_peer.peer.planning.plan import TOLERANCE
 
 NEVER, FOREVER = float("-inf"), float("inf")  # as moments
+MAX_REPLAYED = 512  # rounds: each is an outer step of the whole stage
 CLOSE_BEHIND = 2  # certificates: a newcomer that is no further behind is taken in; rounds wait for it from then on
 AWAY_S = 600.0  # of no voter heard, after which newcomers are the run: five times what a lease lives, and a router takes to restart
 LEARNED_FROM = 32  # newest samples a learned time looks at: enough for a median, short enough to follow a changed link

@@ -19,6 +19,7 @@ from dilocox_peer.events import Listener, Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.state.anchors import keep_manifest
 from dilocox_peer.peer.state.backup import Annals
@@ -44,7 +45,7 @@ class StageArchive:
         self._folder = folder / f"stage{stage}"
         self.checkpoints = self._folder / "checkpoints"
         self._states: dict[Digest, tuple[int, Digest]] = {}
-        self._journal = Journal(self._folder / "kept.log", manifest.genesis(stage))
+        self._journal = Journal(self._folder / "kept.log", genesis_of(manifest, stage))
         if (durable := self._journal.loaded.durable) is not None:
             with suppress(ProtocolError):  # a damaged log: what verifies of it is the beginning
                 self.annals.take(durable.appended)

@@ -11,7 +11,7 @@ so that no more than what they have not fetched yet is lost with the stage.
 """
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +27,7 @@ from dilocox_peer.peer.rounds.chain import Chain, Place, Verifier, ends_run, suf
 from dilocox_peer.peer.rounds.ending import unfounded
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.genesis import genesis_of
+from dilocox_peer.peer.rounds.past import Certificates
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.anchor_state import AnchorState
@@ -199,8 +200,11 @@ class Annals:
 
 def page_after(certificates: Sequence[Certificate], heads: Collection[Digest]) -> Sequence[Certificate]:
     """What follows the first of these heads that is in the chain, else all; at most a page."""
-    height_of = {certificate.head: height for height, certificate in enumerate(certificates, 1)}
-    start = next((height_of[head] for head in heads if head in height_of), 0)
+    if isinstance(certificates, Certificates):
+        height_of: Callable[[Digest], int | None] = certificates.height_of
+    else:
+        height_of = {certificate.head: height for height, certificate in enumerate(certificates, 1)}.get
+    start = next((height for head in heads if (height := height_of(head))), 0)
     stop, size_bytes = start, 0
     while stop < len(certificates) and size_bytes < MAX_PAGE_BYTES // 2:
         size_bytes += len(encode(certificates[stop]))

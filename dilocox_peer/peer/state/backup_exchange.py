@@ -106,9 +106,9 @@ class BackupServer:
         return Reply({"height": newest.height, "round": number, "weight": newest.weight, "reached": reached}, [])
 
     async def _chain(self, stage: int, heads: Sequence[Digest]) -> Reply:
-        certificates = list(self._known(stage))
+        certificates = self._known(stage)
         page = page_after(certificates, heads)
-        more = bool(page) and page[-1].value.height < len(certificates)
+        more = bool(page) and page[-1].value.height < certificates[-1].value.height
         return Reply({"more": more}, [await asyncio.to_thread(encode_chain, page)])
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ from dilocox_peer.events_of_states import CheckpointWritten
 from dilocox_peer.files import make_durable
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
+from dilocox_peer.peer.rounds.chain import Chain
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes
+from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.state.anchors import keep_manifest
 from dilocox_peer.peer.state.backup import CHECKPOINTS, Backup, copy_folder
@@ -64,7 +67,9 @@ class Keeper:
         others = (other for other in range(manifest.stages.count) if other != stage)
         self.state_folders = (self.checkpoints, *(copy_folder(folder, other) / CHECKPOINTS for other in others))
         self.blobs = Shelf(folder / f"stage{stage}" / "contributions")
-        self.journal = Journal(folder / f"stage{stage}" / "rounds.log", manifest.genesis(stage))
+        self._genesis = genesis_of(manifest, stage)
+        self.journal = Journal(folder / f"stage{stage}" / "rounds.log", self._genesis)
+        self.chain = self.journal.chain  # at the start; whoever takes it over goes on with it
         self.left = LeftBranches(folder)
         self.durable: Durable | None = self.journal.loaded.durable  # what the journal said at the start
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-checkpoint")
@@ -78,8 +83,8 @@ class Keeper:
         self._writing: Future[None] = Future()  # of _newest, while there is one
         self._layout = layout_of(manifest, stage)
         # Of our own chain alone: a branch given up for a heavier one with fewer rounds leaves files with higher numbers.
-        chain = {manifest.genesis(stage), *(each.head for each in self.durable.appended)} if self.durable else None
-        loaded = load_newest(self.checkpoints, manifest.run_id, self._layout, among=chain)
+        among = self.chain.heads if self.durable else None
+        loaded = load_newest(self.checkpoints, manifest.run_id, self._layout, among=among)
         for complaint in loaded.damaged:
             listener(Remark(f"a checkpoint is damaged and not used: {complaint}"))
         if self.journal.loaded.reason:
@@ -139,8 +144,10 @@ class Keeper:
         else:
             votes = Votes(head)
         durable = Durable(0, chain, votes, checkpoint)
-        self.journal.write(durable)
-        self.durable = durable
+        blocks = self.journal.write(durable)
+        self.chain = Chain(self._genesis, chain, self.journal.store)
+        self.chain.seal(blocks)
+        self.durable = replace(durable, appended=self.chain.as_it_is())
         write_checkpoint(self.checkpoints, self._manifest.run_id, backup.state)
         self._state = backup.state
 

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from dilocox_peer.errors import ProtocolError, StateCorrupt
@@ -26,7 +27,7 @@ from dilocox_peer.peer.state.backup import MAX_CHAIN_BYTES, Backup
 from dilocox_peer.peer.state.checkpoint import read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.types import RunId
-from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
+from dilocox_peer.wire.chain import Certificate, chain_in_parts, decode_chain
 
 MAX_KEPT = 3
 TIP_CHARS = 16
@@ -64,20 +65,19 @@ class LeftBranches:
     ) -> LeftBranch | None:
         """Keeps the branch of chain that ends with state, of which leaves are dropped; None if no round of work is lost with
         them. The oldest beyond MAX_KEPT goes, but not spare. Raises OSError."""
-        heads = [certificate.head for certificate in chain]
         worked = [each.value.round for each in leaves if each.value.entries and each.value.round <= state.round]
         if not worked or state.head not in {certificate.head for certificate in leaves}:
             return None
-        certificates = chain[: heads.index(state.head) + 1]
+        stop = next(each.value.height for each in leaves if each.head == state.head)
         tip = state.head.hex()[:TIP_CHARS]
         partial = self._folder / f".{tip}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700, parents=True)
         write_checkpoint(partial / "checkpoints", run_id, state)
         left_at_s = time.time() if now_s is None else now_s
-        about = {"stage": certificates[-1].stage, "rounds": [min(worked), max(worked)], "left_at_s": left_at_s}
+        about = {"stage": leaves[-1].stage, "rounds": [min(worked), max(worked)], "left_at_s": left_at_s}
         replace_file(partial / _ABOUT, [json.dumps(about).encode()], mode=0o600)
-        replace_file(partial / "chain", [encode_chain(certificates)], mode=0o600)
+        replace_file(partial / "chain", chain_in_parts(islice(chain, stop), stop), mode=0o600)
         final = self._folder / tip
         shutil.rmtree(final, ignore_errors=True)
         partial.replace(final)

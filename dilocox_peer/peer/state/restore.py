@@ -29,6 +29,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.rounds.durable import Durable
+from dilocox_peer.peer.rounds.founding import FOUNDED_FROM
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.backup import Annals, Backup, BackupStore
 from dilocox_peer.peer.state.backup_exchange import Summary, fetch_chain, fetch_summary, trusted_first
@@ -56,7 +57,7 @@ BLOBS_AT_ONCE = 4
 class Own:
     """What is on our own disk of the stage: its chain, a state on it, and where contributions lie."""
 
-    chain: tuple[Certificate, ...]
+    chain: Sequence[Certificate]
     state: AnchorState | None
     blobs: Shelf
 
@@ -68,7 +69,9 @@ class Own:
 
     @property
     def round(self) -> int:
-        return self.chain[-1].value.round if self.chain else 0
+        """That we can go on from: none, where a long chain is here and its state never came."""
+        is_bare = self.state is None and len(self.chain) >= FOUNDED_FROM - 1
+        return self.chain[-1].value.round if self.chain and not is_bare else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +213,7 @@ async def _judged(
         except (PeerUnavailable, ProtocolError) as error:
             listener(StateFetchFailed(source.lease.peer if source.lease is not None else endpoint.me, str(error)))
             return None
-        if own.round and not annals.holds(own.chain[-1].head):
+        if own.chain and not annals.holds(own.chain[-1].head):
             return None  # another branch than ours: the rounds weigh the two
         return _Read(source, annals)
 
