@@ -266,6 +266,20 @@ def test_the_owner_cannot_be_put_out_and_another_can(tmp_path, invite_only):
     assert SOMEBODY in done.stdout
 
 
+def test_cards_that_are_not_here_are_named_before_anybody_is_asked(tmp_path):
+    done = peer(tmp_path, "join", link_to(free_port()), "--gpus", "990,991")
+    assert_refused_at_last(done, "--gpus 990,991: cuda:990 cannot be used here")
+    done = peer(tmp_path, "join", link_to(free_port()), "--gpus", "0", "--device", "cuda")
+    assert_refused(done, 2, "--gpus and --device")
+
+
+def assert_refused_at_last(done: subprocess.CompletedProcess[str], needle: str) -> None:
+    """Behind the lines that say which step it is at."""
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr + done.stdout
+    assert needle in done.stderr.strip().splitlines()[-1]
+
+
 def test_a_missing_data_path_is_named_before_anything_starts(tmp_path):
     done = peer(tmp_path, "join", link_to(1), "--data", str(tmp_path / "nowhere"))
     assert_refused(done, 2, str(tmp_path / "nowhere"), "does not exist")
