@@ -49,6 +49,18 @@ def test_checkpointing_keeps_inputs_and_one_layer():
     assert size_of(logits_bytes=100).activation_bytes(checkpointing=True) == 3 * 10 * 500 + 7_000 + 300
 
 
+def test_beside_adapters_the_heap_keeps_free_what_a_small_loss_took():
+    def beside(logits_bytes: int) -> int:
+        sizes = (size_of(logits_bytes=logits_bytes, frozen_bytes=frozen) for frozen in (0, 1))
+        plain, lora = (size.activation_bytes(checkpointing=False) for size in sizes)
+        return lora - plain
+
+    holes = beside(0)
+    assert holes > 0
+    assert beside(32 << 20) == holes + 2 * (32 << 20)
+    assert beside((32 << 20) + 1) == holes, "a larger block goes back at once"
+
+
 def test_activations_are_those_of_the_presets_as_measured():
     """71 KB a token and layer at 125m, 171 KB at 1.3b; 24 and 21 times less with checkpointing."""
     for name, layer_bytes in (("125m", 71e3), ("1.3b", 171e3)):
