@@ -1,27 +1,34 @@
-"""A peer joins a run over a line on which a state takes many rounds: `python benchmarks/joining.py [--rounds 2 10] [--times 3]`.
+"""A peer joins a run over a line on which a state takes many rounds: `python benchmarks/joining.py [--rounds 2 10] [--times 3] [--batch-s 0.1]`.
 
 Real processes on loopback: two members train (contributions of one bit an element, so a state is as large as 30 rounds of them at
 two members), then a third joins that may download only so fast (--max-download) that the state takes --rounds of their rounds, as
 they were measured just before. It has to be in the roster after one state: rounds that were certified meanwhile are replayed.
 Printed: rounds that the copy took, and from its start until a round counts its contribution; states fetched; the members' rounds a
-minute before and meanwhile.
+minute before and meanwhile, and apart: while the joiner's process starts (it imports torch and reads text on the members'
+processors), while it copies, and from then until it is in; the share of the members' contributions that counted meanwhile.
+--batch-s: micro-batches of all three are slept through (headline_worker.py), so that they share no processor.
 Expected beforehand: states 1 each time, and until in: copy x (1 + share + share^2 ...) of the line that contributions take.
 """
 
 import argparse
 import asyncio
+import json
 import sys
+import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from headline_worker import Settings
 from swarm import WatchedSwarm, header, of_equal_rounds, spread
 
+from dilocox_peer.cli.children import Child
 from dilocox_peer.model.architecture import layout_of
 
+WORKER = str(Path(__file__).with_name("headline_worker.py"))
 WARM_UP = 40  # rounds
 MEASURED = 10
 PATIENCE_S = 600.0
@@ -35,23 +42,45 @@ class Joined:
     copy_rounds: float
     until_in_rounds: float | None
     rounds_a_minute: tuple[float, float]
+    by_phase: dict[str, float]
+    counted: float
 
 
-async def measure(rounds: float) -> Joined:
+def pace_of(certified: list[dict[str, Any]], start: float, stop: float) -> float:
+    """Rounds a minute of those that were certified in between, from the one before on; nan of none."""
+    times = [float(each["time"]) for each in certified]
+    inside = [index for index, at in enumerate(times) if index and start < at <= stop]
+    if not inside:
+        return float("nan")
+    return 60 * len(inside) / (times[inside[-1]] - times[inside[0] - 1])
+
+
+async def measure(rounds: float, *, batch_s: float, warm_up: int) -> Joined:
     manifest = of_equal_rounds(2)
     async with WatchedSwarm(manifest) as swarm:
         await swarm.start_bootstrap()
-        started = await asyncio.gather(*(swarm.start_peer(label) for label in ("one", "two")))
+        program: list[str] = ["-m", "dilocox_peer"]
+
+        async def start(label: str, *more: str) -> Child:
+            words = program
+            if batch_s:
+                settings = Settings(batch_s, 48, "sign", "off", 2, 1, 1, 0)
+                words = [WORKER, "peer", json.dumps(asdict(settings)), str(swarm.folder / f"{label}.batches")]
+            return await swarm.start_peer(label, more=more, program=words)
+
+        started = await asyncio.gather(*(start(label) for label in ("one", "two")))
 
         def certified() -> list[dict[str, Any]]:
             return swarm.of("one", "RoundCertified")
 
-        await swarm.until(lambda: len(certified()) >= WARM_UP, started, PATIENCE_S)
-        newest = [each["time"] for each in certified()[-MEASURED - 1 :]]
-        round_s = (newest[-1] - newest[0]) / MEASURED
+        await swarm.until(lambda: len(certified()) >= warm_up, started, PATIENCE_S)
+        newest = [each["time"] for each in certified()[-min(MEASURED, warm_up // 2) - 1 :]]
+        round_s = (newest[-1] - newest[0]) / (len(newest) - 1)
         down_bps = 8 * layout_of(manifest).state_bytes / (rounds * round_s)
         began, before = certified()[-1]["round"], certified()[-1]["time"]
-        joiner = await swarm.start_peer("joiner", more=("--max-download", f"{down_bps / 1e6:.3f}"))
+        called_at = time.time()
+        joiner = await start("joiner", "--max-download", f"{down_bps / 1e6:.3f}")
+        here_at = time.time()
         name = swarm.of("joiner", "PeerStarted")[0]["peer"]
 
         def is_in() -> bool:
@@ -62,11 +91,21 @@ async def measure(rounds: float) -> Joined:
         copies = swarm.of("joiner", "StateFetched")
         inside = next((each for each in certified() if name in each["contributors"]), None)
         last = inside or certified()[-1]
+        fetched_at = copies[0]["time"] if copies else last["time"]
+        phases = {
+            "starts": (called_at, here_at),
+            "copies": (here_at, fetched_at),
+            "comes in": (fetched_at, last["time"]),
+        }
+        members = {swarm.of(label, "PeerStarted")[0]["peer"] for label in ("one", "two")}
+        meanwhile = [each["contributors"] for each in certified() if called_at < each["time"] <= last["time"]]
         return Joined(
             len(copies),
             copies[0]["seconds"] / round_s if copies else float("nan"),
             None if inside is None else inside["round"] - began,
             (60 / round_s, 60 * (last["round"] - began) / (last["time"] - before)),
+            {name: pace_of(certified(), *phase) for name, phase in phases.items()},
+            sum(len(members & set(each)) for each in meanwhile) / (2 * max(1, len(meanwhile))),
         )
 
 
@@ -74,6 +113,10 @@ async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=float, nargs="+", default=[2.0, 10.0])
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument(
+        "--batch-s", type=float, default=0.0, help="that a micro-batch is slept through; 0: it is computed"
+    )
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="rounds before")
     arguments = parser.parse_args()
     print(header())
     print(
@@ -81,7 +124,9 @@ async def main() -> int:
     )
     failed = False
     for rounds in arguments.rounds:
-        each = [await measure(rounds) for _ in range(arguments.times)]
+        each = [
+            await measure(rounds, batch_s=arguments.batch_s, warm_up=arguments.warm_up) for _ in range(arguments.times)
+        ]
         until_in = [one.until_in_rounds for one in each if one.until_in_rounds is not None]
         failed |= len(until_in) < len(each) or any(one.states != 1 for one in each)
         print(
@@ -90,6 +135,12 @@ async def main() -> int:
             f"{spread([one.rounds_a_minute[0] for one in each], '.1f')};  {spread([one.rounds_a_minute[1] for one in each], '.1f')}",
             flush=True,
         )
+        for one in each:
+            paces = ", ".join(f"while it {name} {pace:.1f}" for name, pace in one.by_phase.items())
+            print(
+                f"       rounds a minute {one.rounds_a_minute[0]:.1f} before, {paces}; {one.counted:.3f} counted",
+                flush=True,
+            )
     return int(failed)
 
 
