@@ -113,12 +113,14 @@ class StageSeen(Event):
 
 @dataclass(frozen=True, slots=True)
 class Paused(Event):
-    """Training is held by the volunteer's wish; the peer stays, votes and merges."""
+    """Training is held by the volunteer's wish, or everybody's by the owner's; the peer stays, votes and merges."""
 
     reason: str
+    is_everybody: bool = False
 
     def line(self) -> str:
-        return f"paused: {self.reason}; the swarm goes on without our training"
+        goes_on = "nobody trains until it goes on" if self.is_everybody else "the swarm goes on without our training"
+        return f"paused: {self.reason}; {goes_on}"
 
 
 @dataclass(frozen=True, slots=True)

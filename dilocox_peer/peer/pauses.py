@@ -41,10 +41,10 @@ class Pauses:
     def is_paused(self) -> bool:
         return bool(self._reasons)
 
-    def pause(self, who: str, why: str) -> None:
-        """No micro-batch of ours begins until `who`, and everybody else who paused, has resumed."""
+    def pause(self, who: str, why: str, *, is_everybody: bool = False) -> None:
+        """No micro-batch of ours begins until `who`, and everybody else who paused, has resumed. is_everybody: nor of anybody's."""
         if not self._reasons:
-            self._listener(Paused(why))
+            self._listener(Paused(why, is_everybody))
             self.changed.set()
         self._reasons[who] = why
         self._settle()

@@ -277,7 +277,7 @@ class Status:
                 self.orphaned += event.orphaned_contributions
             case StageCopied(stage, number):
                 self.copies[stage] = number
-            case Paused(reason):
+            case Paused(reason, _):
                 self.paused = reason
             case Resumed():
                 self.paused = None

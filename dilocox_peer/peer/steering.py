@@ -84,7 +84,7 @@ class Steering:
         applies = machine.schedule.directive_for(machine.training_round)
         if newest.paused and applies is not None and applies.paused:
             said = f': "{newest.said}"' if newest.said else ""
-            self._pauses.pause(OWNER, f"the run's owner has paused the run{said}")
+            self._pauses.pause(OWNER, f"the run's owner has paused the run{said}", is_everybody=True)
         else:
             self._pauses.resume(OWNER, "the run's owner has the run go on")
 

@@ -82,3 +82,13 @@ def test_a_trainer_without_room_is_told_at_the_next_occasion():
     trainer.is_full = False
     pauses.pause("hours", "it is day")
     assert trainer.told == ["hold pause"]
+
+
+def test_a_pause_of_the_whole_run_does_not_say_that_the_swarm_goes_on() -> None:
+    events: list[Event] = []
+    pauses = Pauses(events.append)
+    pauses.pause("owner", "the run's owner has paused the run", is_everybody=True)
+    pauses.pause("operator", "asked to")
+    assert [event.line() for event in events] == [
+        "paused: the run's owner has paused the run; nobody trains until it goes on"
+    ]
