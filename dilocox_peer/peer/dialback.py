@@ -1,7 +1,8 @@
 """Whether others can dial us: a newcomer asks peers of its run to open a connection to the addresses it announces.
 
 The peer that is asked dials only the host that the asker's own connection comes from, so nobody can have it knock at other machines'
-doors, a few ports of it, and says no more than yes or no. It takes a greeting of libp2p for a yes: p2pd itself would not dial
+doors, a few ports of it, and says no more than yes or no. Behind one router's address are often many machines: of a range of addresses,
+and of all together, so few ports are tried in a minute that nobody looks for open ones this way. It takes a greeting of libp2p for a yes: p2pd itself would not dial
 a peer that it is connected with. linkd's port is not tried; it is reachable where p2pd's is, or a port was opened for it.
 It also says where it sees the asker: behind a router nobody else knows the address at which its connections come out.
 """
@@ -9,6 +10,8 @@ It also says where it sees the asker: behind a router nobody else knows the addr
 import asyncio
 import ipaddress
 import random
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from enum import StrEnum
@@ -17,11 +20,12 @@ from typing import Any, Final, Literal
 from dilocox_peer.admission import Right
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, DilocoxError, PeerUnavailable, ProtocolError
-from dilocox_peer.invitation import Address, all_loopback, parse_multiaddr
+from dilocox_peer.invitation import Address, address_range, all_loopback, parse_multiaddr
 from dilocox_peer.network.bulk import Reply, RequestRefused
 from dilocox_peer.network.outside_view import OutsideView
 from dilocox_peer.network.p2pd import DIAL_S, greets
 from dilocox_peer.network.transport import Transport
+from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
 
 SERVICE: Final = "dial-back"
@@ -37,6 +41,9 @@ MAX_DIALLED = 3
 MAX_SEEN_CHARS = 100
 FORGET_AFTER_S = 0.1
 MAX_FORGOTTEN = 64
+RANGE_PORTS, RANGE_PORTS_PER_S = 12.0, 0.1  # at once, and a second, of one range of addresses (/24, /48)
+ALL_PORTS, ALL_PORTS_PER_S = 120.0, 2.0  # of everybody's
+MAX_RANGES = 1024  # remembered: of one that is forgotten the budget is full again
 ADVICE: Final = (
     "others cannot dial this peer: it goes on as with --outgoing-only, on stage 0. Open a TCP port and pass --host-maddrs and "
     "--announce-maddrs to hold any stage"
@@ -66,6 +73,25 @@ def may_dial(asked: Sequence[Address], seen_at: Iterable[str]) -> tuple[tuple[Ad
     there = [address for address in asked if not address.is_relayed and _host(address.host) in hosts]
     from_outside = any(host is not None and host.is_global for host in hosts)
     return tuple(there[:MAX_DIALLED]), Answer.NO if from_outside else Answer.UNKNOWN
+
+
+class DialBudget:
+    """How many ports are tried for others. Pure: now is in seconds, of any clock that does not go back."""
+
+    def __init__(self, now: float) -> None:
+        self._all = TokenBucket(ALL_PORTS_PER_S, ALL_PORTS, now)
+        self._ranges: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def may_dial(self, addresses: Sequence[Address], now: float) -> bool:
+        """Whether all of these may be tried now; they count as tried then."""
+        for place in sorted({found for each in addresses if (found := address_range(each.host))}):
+            bucket = self._ranges.setdefault(place, TokenBucket(RANGE_PORTS_PER_S, RANGE_PORTS, now))
+            self._ranges.move_to_end(place)
+            while len(self._ranges) > MAX_RANGES:
+                self._ranges.popitem(last=False)
+            if not bucket.try_take(sum(address_range(each.host) == place for each in addresses), now):
+                return False
+        return self._all.try_take(len(addresses), now)
 
 
 def verdict(answers: Iterable[Answer]) -> bool | None:
@@ -134,6 +160,8 @@ class DialbackVerdict:
 async def serve(transport: Transport, *, right: Right | None = Right.READ) -> None:
     """Answers others from here on. right: as Transport.serve."""
 
+    budget = DialBudget(time.monotonic())
+
     async def answer(peer: PeerId, header: dict[str, Any]) -> Reply:
         addresses = []
         for text in _texts(header):
@@ -141,6 +169,8 @@ async def serve(transport: Transport, *, right: Right | None = Right.READ) -> No
                 addresses.append(parse_multiaddr(text, "lease"))
         seen = await transport.leads_to(peer)
         dialled, otherwise = may_dial(addresses, [text.split("/")[2] for text in seen])
+        if not budget.may_dial(dialled, time.monotonic()):
+            return Reply({"answer": Answer.UNKNOWN.value})
         greeted = await asyncio.gather(*(greets(address) for address in dialled))
         found = (Answer.YES if any(greeted) else Answer.NO) if dialled else otherwise
         return Reply({"answer": found.value, "seen": seen[0] if seen else ""})

@@ -3,7 +3,16 @@
 import pytest
 
 from dilocox_peer.invitation import Address, parse_multiaddr
-from dilocox_peer.peer.dialback import MAX_DIALLED, Answer, may_dial, verdict
+from dilocox_peer.peer.dialback import (
+    ALL_PORTS,
+    MAX_DIALLED,
+    RANGE_PORTS,
+    RANGE_PORTS_PER_S,
+    Answer,
+    DialBudget,
+    may_dial,
+    verdict,
+)
 from dilocox_peer.signing import SigningKey
 
 PEER = SigningKey(b"x" * 32).peer_id
@@ -44,3 +53,30 @@ def test_one_who_got_through_is_enough_and_who_cannot_tell_does_not_count():
     assert verdict([no, unknown]) is False
     assert verdict([unknown]) is None
     assert verdict([]) is None
+
+
+def test_nobody_looks_for_open_ports_behind_a_shared_address_this_way():
+    """With as many identities as it likes, from one host or from its neighbours, for an hour."""
+    budget = DialBudget(0.0)
+    tried = sum(
+        budget.may_dial([at(f"8.8.8.{second % 250}", port) for port in range(1, 1 + MAX_DIALLED)], float(second))
+        * MAX_DIALLED
+        for second in range(3600)
+    )
+    assert RANGE_PORTS <= tried <= RANGE_PORTS + 3600 * RANGE_PORTS_PER_S
+    assert budget.may_dial([at("9.9.9.9")], 3600.0), "others are dialled meanwhile"
+
+
+def test_many_ranges_at_once_have_us_try_so_many_ports_and_no_more():
+    budget = DialBudget(0.0)
+    tried = sum(
+        budget.may_dial([at(f"{first}.8.8.8")], 0.0) for first in range(11, 99) for _ in range(9) if first != 10
+    )
+    assert tried == ALL_PORTS
+    assert not budget.may_dial([at("9.9.9.9")], 0.0)
+
+
+def test_peers_of_one_house_or_machine_are_bounded_together_alone():
+    budget = DialBudget(0.0)
+    assert sum(budget.may_dial([at("127.0.0.1", port)], 0.0) for port in range(4000, 5000)) == ALL_PORTS
+    assert budget.may_dial([], 0.0), "who asks for nothing costs nothing"

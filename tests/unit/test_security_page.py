@@ -9,6 +9,7 @@ from dilocox_peer.network.serving import TransportLimits
 from dilocox_peer.network.transport import MAX_MESSAGE_BYTES
 from dilocox_peer.network.tunnels import MAX_DOORS
 from dilocox_peer.network.tunnels import MAX_STREAMS_PER_PEER as OF_A_DOOR
+from dilocox_peer.peer.dialback import ALL_PORTS, ALL_PORTS_PER_S, MAX_RANGES, RANGE_PORTS, RANGE_PORTS_PER_S
 from dilocox_peer.peer.rounds.conduct import MAX_PROVEN, MAX_REMEMBERED
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,8 @@ def test_the_bounds_are_those_of_the_code() -> None:
         f"{MAX_HEADER_BYTES >> 10} KiB, depth {MAX_HEADER_DEPTH}, {MAX_HEADER_ITEMS:,} items",
         f"{entry.MAX_RECORDS} a key, {entry.MAX_BYTES_OF_KEY >> 10} KiB a key, {entry.MAX_STORED_BYTES >> 20} MiB in all; "
         f"{entry.MAX_AT_ONCE} requests at once, {entry.MAX_AT_ONCE_OF_PEER} of one peer; {entry.MAX_NODES:,} nodes",
+        f"{RANGE_PORTS:.0f} at once and {60 * RANGE_PORTS_PER_S:.0f} a minute of a range of addresses (/24, /48), {ALL_PORTS:.0f} at once "
+        f"and {ALL_PORTS_PER_S:.0f} a second in all; {MAX_RANGES:,} ranges",
         f"{MAX_DOORS}, 64 streams, {OF_A_DOOR} of one peer",
         f"{MAX_REMEMBERED}, and {MAX_PROVEN} proofs",
     ):
