@@ -195,6 +195,16 @@ def test_a_newcomers_chain_becomes_what_the_owner_has_signed_and_goes_on_from_th
     assert (newcomer.healing.path.ancestor, newcomer.healing.path.tip) == (389, TIP)
 
 
+def test_a_page_that_comes_unasked_keeps_nobody_from_founding() -> None:
+    newcomer = newcomer_with_word()
+    newcomer.healing.on_page(PeerId("notary"), LONG.certificates[:MAX_PAGE], more=True, now=newcomer.now)
+    assert newcomer.known == 0
+    newcomer.now += 10.0
+    newcomer.read(DONOR, LONG)
+    assert newcomer.healing.founded is not None
+    assert newcomer.verified == 0
+
+
 def test_a_founding_goes_on_with_another_donor_and_outlives_a_newer_word() -> None:
     newcomer = newcomer_with_word()
     newcomer.read(DONOR, LONG, pages=3)

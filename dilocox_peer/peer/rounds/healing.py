@@ -131,7 +131,8 @@ class Healing:
 
     def _ask(self, peer: PeerId, now: float) -> list[Send]:
         self._asked, self._asked_until = peer, now + self._reader.timing.sync_wait_s
-        tips = [suffix.tip for suffix in (self._draft, self.path) if suffix is not None]
+        known = () if self._may_found() else (self._draft, self.path)
+        tips = [suffix.tip for suffix in known if suffix is not None]
         if self._growing is not None:
             tips.insert(0, self._growing.place.head)
         if self._founding is not None:
@@ -178,6 +179,8 @@ class Healing:
             return [], judged or None  # said again: who shows it again is named, also if we learned later what it is
         if asked and (answer := self._found(sender, certificates, more=more, now=now)) is not None:
             return answer
+        if not asked and self._may_found():  # pages that come unasked begin at genesis each time
+            return self.heard_of(sender, certificates[-1].head, now), None
         growing = self._grown_to(certificates[0].parent)
         if growing is None:
             return self.heard_of(sender, certificates[-1].head, now), None
@@ -212,12 +215,19 @@ class Healing:
             return [], reason
         return (self._ask_on(growing, sender, now) if more and asked else []), None
 
+    def _may_found(self) -> bool:
+        """Whether a chain is to be taken in up to the owner's word (founding.py)."""
+        checkpoint = self._forks.checkpoint
+        if checkpoint is None or checkpoint.height < self.founded_from:
+            return False
+        return not self._chain.height and self.founded is None and self._trusts_the_owner
+
     def _found(
         self, sender: PeerId, certificates: Sequence[Certificate], *, more: bool, now: float
     ) -> tuple[list[Send], str | None] | None:
         """The answer to a page of the long chain that a newcomer takes in; None: it is no such page."""
         checkpoint, founding = self._forks.checkpoint, self._founding
-        if checkpoint is None or self._chain.height or self.founded is not None or not self._trusts_the_owner:
+        if checkpoint is None or not self._may_found():
             return None
         parent = certificates[0].parent
         begins = parent == self._chain.head
@@ -229,7 +239,7 @@ class Healing:
                 self._end_of_founding()
                 return [], None
         if founding is None:
-            if checkpoint.height < self.founded_from or not begins:
+            if not begins:
                 return None
             founding = self._founding = Founding(self._chain.place, self._chain.store)
         if parent != founding.head:
