@@ -52,6 +52,7 @@ class Outcome:
     heads: dict[str, str] = field(default_factory=dict)
     counts: dict[str, dict[int, int]] = field(default_factory=dict)
     paths: dict[str, dict[str, str]] = field(default_factory=dict)
+    reach: dict[str, str] = field(default_factory=dict)  # what each says of others that dial it
     stages: dict[str, int] = field(default_factory=dict)
     links: dict[str, list[str]] = field(default_factory=dict)  # of several stages: whom it is linked with
     tokens_per_s: float = 0.0  # of all origins, while it was watched
@@ -216,6 +217,8 @@ def _look(swarm: HomeSwarm, outcome: Outcome, since: float) -> None:
     for name in outcome.names:
         outcome.stages[name] = next((record["stage"] for _, record in swarm.told[name].of("PeerStarted")), -1)
     for name in outcome.names:
+        told = swarm.told[name].of("ReachChanged")
+        outcome.reach[name] = told[-1][1]["reach"] if told else "unknown"
         of_stage = [other for other in outcome.names if outcome.stages[other] == outcome.stages[name]]
         common = set.intersection(*(set(by_round[other]) for other in of_stage))
         last = max(common, default=max(by_round[name], default=0))

@@ -35,6 +35,7 @@ KINDS = {
     "d": "restricted behind a carrier's symmetric NAT",
     "e": "lets out port 443 alone",
     "p": "a public host",
+    "v": "IPv6 alone, behind a firewall",
 }
 SETTLE_S = 75.0
 QUIET_S = 12.0  # without a change: it has settled
@@ -43,7 +44,7 @@ NAT_PEER = Path(__file__).parent / "testbed" / "nat_peer.py"
 
 
 def homes(lab: NatLab, names: Sequence[str]) -> None:
-    lab.public("boot", 9)
+    lab.public("boot", 9, ipv6=True)
     lab.carrier("isp", 50, Router.RESTRICTED)
     lab.carrier("isq", 51, Router.SYMMETRIC)
     for name in names:
@@ -61,6 +62,8 @@ def homes(lab: NatLab, names: Sequence[str]) -> None:
                 lab.home(name, number, behind="isq")
             case "e":
                 lab.home(name, number, only_port=443)
+            case "v":
+                lab.home(name, number, ipv4=False, ipv6=True)
             case "p":
                 lab.public(name, 20)
             case _:
@@ -128,6 +131,7 @@ async def play(names: Sequence[str]) -> Matrix:
                 for port in (4711, 443)
                 for flag in ("--listen", f"/ip4/0.0.0.0/tcp/{port}", "--announce", f"/ip4/31.0.0.9/tcp/{port}")
             ]
+            where += ["--listen", "/ip6/::/tcp/4711", "--announce", "/ip6/2a01:100::9/tcp/4711"]
             boot = await start(lab, "boot", Path(folder), "--bootstrap", *where)
             peers["boot"] = boot
             entries = [flag for text in boot.last["addresses"] for flag in ("--entry", text)]

@@ -29,6 +29,19 @@ class ReachChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PassingOn(Event):
+    """For how many peers that nobody can dial this one is a relay; told when it changes. num_bytes: passed on so far."""
+
+    num_peers: int
+    num_bytes: int
+
+    def line(self) -> str:
+        peers = "a peer" if self.num_peers == 1 else f"{self.num_peers} peers"
+        done = f", {self.num_bytes / 1e6:,.1f} MB so far" if self.num_bytes else ""
+        return f"passes on for {peers} that nobody can dial{done}" if self.num_peers else f"passes on for nobody{done}"
+
+
+@dataclass(frozen=True, slots=True)
 class LineChanged(Event):
     """This computer has other addresses than before, or slept."""
 

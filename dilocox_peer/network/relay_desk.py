@@ -62,8 +62,8 @@ class RelayDesk:
         if not self._circuits[source, target]:
             del self._circuits[source, target]
 
-    @property
-    def num_reserved(self) -> int:
+    def num_reserved_at(self, now: float) -> int:
+        self._forget(now)
         return len(self._reserved)
 
     @property

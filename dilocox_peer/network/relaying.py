@@ -68,7 +68,7 @@ class Relay:
     @property
     def num_reserved(self) -> int:
         """Peers that have a place here."""
-        return self._desk.num_reserved
+        return self._desk.num_reserved_at(time.monotonic())
 
     @property
     def num_circuits(self) -> int:

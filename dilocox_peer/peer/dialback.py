@@ -32,7 +32,7 @@ SERVICE: Final = "dial-back"
 FORGET_SERVICE: Final = (
     "hang-up"  # asks to end all connections with the asker, who has moved, and whose old ones lead nowhere
 )
-FORGET_S = 4.0
+FORGET_S = 8.0
 ASK_S = 6.0  # for all answers together
 AGAIN_S = 5.0  # after nobody could dial us, once: the router may have opened its port only now
 MAX_ASKED = 3

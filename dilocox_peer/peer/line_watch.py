@@ -38,7 +38,7 @@ class LineWatch:
         if not found:
             return False  # nothing can be dialled; what comes back may be the same line
         self._own = found
-        return slept or bool(before and found != before)
+        return slept or bool(before - found)  # another one beside it breaks nothing
 
     def silent(self, connected: Iterable[PeerId], heard: Mapping[PeerId, float], now: float) -> list[PeerId]:
         """The peers to try out now: those that were heard before, and are no more. heard: when, the last time. Each is to be

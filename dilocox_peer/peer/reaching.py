@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, suppress
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.events import Listener
-from dilocox_peer.events_of_reach import LineChanged, Reach, ReachChanged
+from dilocox_peer.events_of_reach import LineChanged, PassingOn, Reach, ReachChanged
 from dilocox_peer.invitation import address_range, all_loopback, parse_multiaddr
 from dilocox_peer.network.bulk import PeerSilent
 from dilocox_peer.network.outside_address import OutsideAddress
@@ -37,8 +37,9 @@ TICK_S = 2.0
 SETTLE_S = 16.0  # by then p2pd knows where we come out, or will not
 TELL_S = 10.0  # of the start: by then a relay has answered, or none will soon
 ASK_AGAIN_S = (8.0, 20.0, 60.0)  # then the last of them again and again; a router opens its port after some seconds
+ASK_MOVED_S = (4.0, 8.0)  # after our line became another one
 DIALS_AT_ONCE = 8
-TRY_S = 6.0  # for a short question to a peer that is silent
+TRY_S = 5.0  # for a short question to a peer that is silent
 LOOK_EVERY_S, LOOK_MAX_S = 6.0, 60.0  # at the directory, for the newest addresses of those we miss; ever more seldom
 
 OnDialled = Callable[[PeerId, str], None]
@@ -63,6 +64,7 @@ class Reaching:
         self._outside = OutsideAddress(transport.peer_id)
         self._whispering: asyncio.Task[None] | None = None
         self._leases: Sequence[Lease] = ()
+        self._num_passed_on = 0
         self._started_at = 0.0
         self._line = LineWatch()
         self._anew: set[PeerId] = set()  # whose connections are being made anew
@@ -145,6 +147,9 @@ class Reaching:
                 self._tell_outside(tasks, clock())
                 self._watch_line(tasks, clock())
             self._weigh(is_settled=clock() - started >= TELL_S)
+            if self.relay is not None and self.relay.num_reserved != self._num_passed_on:
+                self._num_passed_on = self.relay.num_reserved
+                self._listener(PassingOn(self._num_passed_on, self.relay.num_bytes))
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._nudge.wait()
@@ -185,6 +190,7 @@ class Reaching:
             self._listener(LineChanged())
             for peer in self._known_addresses():
                 tasks.create_task(self._connect_anew(peer), name="connect anew")
+            tasks.create_task(self._ask_where_we_are(), name="dial-back")
             return
         silent = self._line.silent(self.paths, self._transport.heard, now)
         relays = self.reservations.held if self._line.is_silent(self.paths, self._transport.heard, now) else ()
@@ -192,18 +198,23 @@ class Reaching:
             tasks.create_task(self._try_out(peer), name="try out")
 
     async def _try_out(self, peer: PeerId) -> None:
-        is_there, began, heard = True, time.monotonic(), self._transport.heard
+        began = time.monotonic()
+        is_there = await self._answers(peer) or await self._answers(peer)
+        # A relay tells nothing but what others send through it.
+        heard = self._transport.heard.get(peer) or max(self._transport.heard.values(), default=0.0)
+        if not is_there and heard < began:  # else this computer is slow, or that one
+            is_there = await self._connect_anew(peer)
+        self._line.tried(peer, is_there=is_there)
+
+    async def _answers(self, peer: PeerId) -> bool:
+        """Whether it answers a short question, or p2pd knows already that it is not there."""
         try:
             await self._transport.fetch(peer, SERVICE, {}, max_body_bytes=0, timeout_s=TRY_S, stall_timeout_s=TRY_S)
         except PeerSilent:
-            of_line = heard.get(peer) or max(
-                heard.values(), default=0.0
-            )  # a relay tells nothing but what others send through it
-            if of_line < began:  # else this computer is slow, or that one
-                is_there = await self._connect_anew(peer)
+            return False
         except PeerUnavailable:
-            pass  # it is there, or p2pd knows already that it is not
-        self._line.tried(peer, is_there=is_there)
+            pass
+        return True
 
     async def _connect_anew(self, peer: PeerId) -> bool:
         addresses = self._known_addresses().get(peer)
@@ -253,9 +264,18 @@ class Reaching:
         waits = iter(ASK_AGAIN_S)
         while True:
             await asyncio.sleep(next(waits, ASK_AGAIN_S[-1]))
-            with suppress(PeerUnavailable):
-                await self._transport.refresh_addresses()
-                await self._reachability.ask_entries(self._transport)
+            await self._ask_now()
+
+    async def _ask_now(self) -> None:
+        with suppress(PeerUnavailable, TimeoutError):
+            await self._transport.refresh_addresses()
+            await self._reachability.ask_entries(self._transport)
+
+    async def _ask_where_we_are(self) -> None:
+        """On another line, once those we ask are connected with again."""
+        for pause_s in ASK_MOVED_S:
+            await asyncio.sleep(pause_s)
+            await self._ask_now()
 
     @property
     def _is_direct(self) -> bool:

@@ -68,3 +68,10 @@ def test_a_home_whose_line_changes_contributes_again(scenario: str):
     assert outcome["met_s"] is not None
     assert outcome["again_s"] is not None
     assert len(set(outcome["heads"].values())) == 1
+
+
+def test_homes_that_cannot_meet_by_any_path_found_no_chain_and_say_so():
+    outcome = played("o")
+    assert outcome["met_s"] is None
+    assert not any(outcome["counts"].values())
+    assert set(outcome["reach"].values()) == {"outgoing"}

@@ -26,6 +26,13 @@ def test_a_cable_that_is_out_for_a_moment_changes_nothing_until_another_line_is_
     assert watch.is_another(CAFE, 8.0, 1008.0)
 
 
+def test_an_address_more_breaks_nothing_and_one_that_is_gone_may():
+    watch = LineWatch()
+    watch.is_another(HOME, 0.0, 1000.0)
+    assert not watch.is_another([*HOME, "2a01:100::5"], 2.0, 1002.0)
+    assert watch.is_another(HOME, 4.0, 1004.0)
+
+
 def test_a_computer_that_slept_is_told_by_either_clock():
     watch = LineWatch()
     watch.is_another(HOME, 0.0, 1000.0)

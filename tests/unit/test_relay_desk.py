@@ -63,9 +63,10 @@ def test_one_host_does_not_take_all_places():
 def test_places_are_bounded_and_free_again():
     desk = RelayDesk()
     found = [desk.reserve(PeerId(f"p{number}"), host(number), 0.0) for number in range(2 * MAX_RESERVED)]
-    assert found.count(RelayStatus.OK) == MAX_RESERVED == desk.num_reserved
+    assert found.count(RelayStatus.OK) == MAX_RESERVED == desk.num_reserved_at(0.0)
     assert desk.reserve(A, host(200), RESERVED_S + 1) is RelayStatus.OK
-    assert desk.num_reserved == 1
+    assert desk.num_reserved_at(RESERVED_S + 1) == 1
+    assert desk.num_reserved_at(2 * RESERVED_S + 2) == 0
 
 
 def test_circuits_are_bounded_from_one_between_two_and_in_all():
