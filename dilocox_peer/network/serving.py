@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,11 @@ class TransportLimits:
 
 
 class Serving:
-    """The replies that are being sent, or wait to be."""
+    """The replies that are being sent, or wait to be.
+
+    Members (`is_member`) have half of all places to themselves: replies may be read slowly, and identities cost nothing, so
+    without that eight strangers keep all contributions from all members for as long as a reply may take.
+    """
 
     def __init__(
         self,
@@ -56,7 +61,14 @@ class Serving:
         self._flows = Flows()
         self._under_way: dict[asyncio.Task[Any], PeerId] = {}
         self._free = asyncio.Semaphore(limits.streams)
+        self._free_for_others = asyncio.Semaphore(limits.streams)
+        self._is_member: Callable[[PeerId], bool] | None = None  # none are known: all are alike
         self._is_over = False
+
+    def set_members(self, is_member: Callable[[PeerId], bool]) -> None:
+        """From now on others than these have half of the places at most."""
+        self._is_member = is_member
+        self._free_for_others = asyncio.Semaphore(self._limits.streams // 2)
 
     def end(self) -> set[asyncio.Task[Any]]:
         """Nothing is answered any more. Gives back the tasks that end now."""
@@ -77,9 +89,8 @@ class Serving:
         """Answers the request on this stream. In a task that does nothing else."""
         task = asyncio.current_task()
         assert task is not None
-        num_serving, num_of_peer = len(self._under_way), Counter(self._under_way.values())[peer]
-        most, most_of_peer = self._limits.streams + self._limits.streams_waiting, self._limits.streams_per_peer
-        if self._is_over or num_serving >= most or num_of_peer >= 4 * most_of_peer:
+        num_of_peer, most_of_peer = Counter(self._under_way.values())[peer], self._limits.streams_per_peer
+        if self._is_over or self._is_full(peer) or num_of_peer >= 4 * most_of_peer:
             writer.transport.abort()  # a flood: not even read
             return
         self._under_way[task] = peer
@@ -93,7 +104,8 @@ class Serving:
                 if num_of_peer >= most_of_peer:
                     await send_refusal(writer, f"busy: at most {most_of_peer} fetches at once for one peer")
                     return
-            async with asyncio.timeout(self._limits.reply_timeout_s), self._free:
+            turn = nullcontext() if self._is_first(peer) else self._free_for_others
+            async with asyncio.timeout(self._limits.reply_timeout_s), turn, self._free:
                 await self._answer(peer, kind, handler, header, reader, writer)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, ProtocolError):
             writer.transport.abort()  # the fetcher is gone, frozen, or speaks something else: it sees the stream end early
@@ -104,6 +116,16 @@ class Serving:
         finally:
             writer.close()
             del self._under_way[task]
+
+    def _is_first(self, peer: PeerId) -> bool:
+        return self._is_member is not None and self._is_member(peer)
+
+    def _is_full(self, peer: PeerId) -> bool:
+        """Whether as many requests as may be are answered or wait; of others than members, half as many."""
+        most = self._limits.streams + self._limits.streams_waiting
+        if self._is_member is None or self._is_member(peer):
+            return len(self._under_way) >= most
+        return sum(not self._is_member(each) for each in self._under_way.values()) >= most // 2
 
     async def _answer(
         self,

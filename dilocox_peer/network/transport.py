@@ -302,6 +302,10 @@ class Transport:
         """handler(peer) whenever bytes of a body have come from peer, or it has acknowledged some; often, in the loop."""
         self._bytes_handler = handler
 
+    def set_members(self, is_member: Callable[[PeerId], bool]) -> None:
+        """Half of what is answered at once is kept for requests of these peers."""
+        self._serving.set_members(is_member)
+
     def _on_bytes(self, peer: PeerId) -> None:
         remember(self.heard, peer, time.monotonic())
         self._bytes_handler(peer)

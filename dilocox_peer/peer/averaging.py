@@ -120,6 +120,7 @@ class Averaging:
         """Takes messages and requests from here on; they are answered, or wait for the driver to run."""
         self._transport.set_message_handler(self.driver.receive)
         self._transport.set_bytes_handler(self.driver.bytes_came)
+        self._transport.set_members(lambda peer: peer in self.machine.roster)
         await self._transport.serve(STATE_SERVICE, self._states.serve_digest, right=Right.READ)
         await self.store.serve()
         state = self._keeper.state

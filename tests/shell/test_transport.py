@@ -103,6 +103,36 @@ async def test_a_flood_of_messages_is_refused(make_transport: MakeTransport) -> 
     assert [type(result) for result in results if result is not None] == [RequestRefused] * 2
 
 
+async def test_strangers_that_take_all_the_time_there_is_keep_no_member_from_its_contribution(
+    make_transport: MakeTransport,
+) -> None:
+    """Identities cost nothing: as many as it takes may ask, and read so slowly that nobody else is answered."""
+    limits = TransportLimits(streams=4, streams_waiting=4)
+    server, stranger = await pair(make_transport, limits=limits)
+    member, _ = await make_transport("member", initial_peers=server.addresses)
+    server.set_members(lambda peer: peer == member.peer_id)
+    asked, go_on = 0, asyncio.Event()
+
+    async def serve(peer: PeerId, _header: dict[str, Any]) -> Reply:
+        nonlocal asked
+        if peer == stranger.peer_id:
+            asked += 1
+            await go_on.wait()
+        return Reply({}, [b"contribution"])
+
+    await server.serve("blob", serve)
+    held = [
+        asyncio.create_task(stranger.fetch(server.peer_id, "blob", {}, max_body_bytes=100, timeout_s=60))
+        for _ in range(4)
+    ]
+    await until(lambda: asked == 2)
+    _, body = await member.fetch(server.peer_id, "blob", {}, max_body_bytes=100, timeout_s=10)
+    assert bytes(body) == b"contribution"
+    assert asked == 2, "half of the places are for others"
+    go_on.set()
+    assert [bytes(each) for _, each in await asyncio.gather(*held)] == [b"contribution"] * 4
+
+
 async def test_two_runs_do_not_mix(make_transport: MakeTransport) -> None:
     server, _ = await make_transport("server", namespace="cd" * 32)
     client, _ = await make_transport("client", initial_peers=server.addresses)
