@@ -4,7 +4,7 @@
 
 Six honest replicas train the tiny preset through the peer's own Stage, InnerOptimizer, codecs and OuterOptimizer; hostile members add
 contributions of their own, made with knowledge of all honest ones of the round. A rule looks at the round's blobs, says whose weigh
-nothing, and what the rest is clipped to. Printed for each pair: validation loss of the last anchor against the same honest replicas
+nothing, and what the rest is clipped to; `the mean` is what peers do, all others are without compression/agreement.py. Printed for each pair: validation loss of the last anchor against the same honest replicas
 alone (equal tokens of theirs), share of hostile contributions kept out, first round in which all were, and share of honest ones kept out.
 """
 
@@ -20,13 +20,15 @@ from learning_sim import CURVE_BYTES, Evaluator, Method, Study, batch_of, peer_n
 from swarm import header
 from torch import Tensor
 
+from dilocox_peer.compression import aggregate
+from dilocox_peer.compression.agreement import opposed
 from dilocox_peer.compression.contribution import ContributionEncoder, decode_contribution
 from dilocox_peer.config import preset
 from dilocox_peer.data.corpus import load_corpus
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import Stage, build_stage
 from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, initial_state, stage_policy
-from dilocox_peer.types import Layout
+from dilocox_peer.types import Layout, sha256
 
 HONEST = 6
 STEPS = 8  # H
@@ -133,7 +135,8 @@ def on_data(now: Situation) -> Verdict:
 
 
 RULES: dict[str, Callable[[Situation], Verdict]] = {
-    "norm clip 4": lambda now: (set(), 4.0),
+    "the mean": lambda now: (set(), 4.0),  # as peers take it
+    "norm clip 4": lambda now: (set(), 4.0),  # as it was before compression/agreement.py
     "norm clip 1": lambda now: (set(), 1.0),
     "signs": agreement_of_signs,
     "agreement": agreement,
@@ -219,10 +222,12 @@ class Trial:
             kept_out, clip = RULES[rule](now)
             out.append(kept_out)
             weights = [0 if index in kept_out else STEPS for index in range(len(blobs))]
+            aggregate.opposed = opposed if rule == "the mean" else lambda *_: frozenset()  # type: ignore[attr-defined]
             for loop, stage in zip(loops, stages, strict=True):
                 loop._settings = dataclasses.replace(self.settings, norm_clip=clip)
-                outcome = loop.merge(blobs, weights, own=True, round_number=number, head=loop.state.head)
+                outcome = loop.merge(blobs, weights, own=True, round_number=number, head=sha256(b"%d" % number))
                 stage.model.flat_N.add_(outcome.shift_N)
+                kept_out |= {index for index, factor in enumerate(outcome.clip_factors) if factor == 0.0}
         return evaluator._loss(loops[0].state.anchor_N(), CURVE_BYTES), out, told
 
     def decoded(self, blob: bytes, layout: Layout) -> Tensor:
@@ -258,7 +263,7 @@ def main() -> None:
         alone, out, _ = trial.run(None, "norm clip 4", 0)
         print(f"# seed {seed}: {HONEST} honest alone {alone:.4f} ({time.process_time() - started:.0f} s)", flush=True)
         for rule in arguments.rules.split(","):
-            if rule in ("agreement", "signs", "on data"):
+            if rule in ("the mean", "agreement", "signs", "on data"):
                 loss, out, _ = trial.run(None, rule, 0)
                 print(
                     f"{rule:12} {'nobody':14} {loss:8.4f} {loss / alone - 1:+8.1%}   honest out {len([1 for each in out for _ in each])}",

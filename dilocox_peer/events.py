@@ -375,7 +375,8 @@ class ContributionRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class ContributionClipped(Event):
-    """A contribution was too large beside the others' (limits.norm_clip) and was scaled down by factor, below 1, in the mean.
+    """A contribution was too large beside the others' (limits.norm_clip) and was scaled down by factor, below 1, in the mean; 0:
+    it pushes against the others (compression/agreement.py) and weighs nothing.
     norm: Euclidean, of all that it decodes to; median_norm: of the round's contributions, those of norm 0 left out."""
 
     peer: PeerId
@@ -386,6 +387,8 @@ class ContributionClipped(Event):
     LEVEL = "warning"
 
     def line(self) -> str:
+        if self.factor == 0.0:
+            return f"contribution of {short(self.peer)} to round {self.round} left out of the mean: it pushes against most of the others"
         return f"contribution of {short(self.peer)} to round {self.round} clipped: its norm {self.norm:.3g}, the group's median {self.median_norm:.3g}, scaled by {self.factor:.3g}"
 
 

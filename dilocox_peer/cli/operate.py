@@ -137,9 +137,14 @@ def _peer_lines(status: Mapping[str, Any]) -> list[str]:
             f"  {short(PeerId(each['peer']))} had contributions refused {_times(each['times'])}, last in round {each['round']}: {each['reason']}"
         )
     for each in status["contributions_clipped"][-MAX_NAMED:]:
+        word, why = "left out", "it pushes against most of the others"
+        if each["factor"] > 0.0:
+            word = "clipped"
+            why = (
+                f"norm {each['norm']:.3g}, the group's median {each['median_norm']:.3g}, scaled by {each['factor']:.3g}"
+            )
         lines.append(
-            f"  {short(PeerId(each['peer']))} had contributions clipped {_times(each['times'])}, last in round {each['round']}: "
-            f"norm {each['norm']:.3g}, the group's median {each['median_norm']:.3g}, scaled by {each['factor']:.3g}"
+            f"  {short(PeerId(each['peer']))} had contributions {word} {_times(each['times'])}, last in round {each['round']}: {why}"
         )
     for copy in status["copies"]:
         lines.append(f"  keeps a copy of stage {copy['stage']}, of round {copy['round']}, should nobody of it be left")

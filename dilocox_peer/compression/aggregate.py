@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dilocox_peer.compression.agreement import opposed
 from dilocox_peer.compression.contribution import Blob, Contribution, open_contribution
 from dilocox_peer.compression.reader import PIECE, TensorReader, pieces
 from dilocox_peer.types import Layout
@@ -56,10 +57,13 @@ class WeighedContributions:
         *,
         norm_clip: float,
         norms: Sequence[float | None] = (),
+        beacon: bytes = b"",
     ) -> None:
-        """Weights are micro-batches (capped); copies count once and nothing weighs nothing (weights_of_their_own). A contribution whose norm exceeds norm_clip times the group's median (scaled by its
+        """Weights are micro-batches (capped); copies count once and nothing weighs nothing (weights_of_their_own). What pushes
+        against the others weighs nothing either (agreement.py): its clip factor is 0.0. A contribution whose norm exceeds norm_clip times the group's median (scaled by its
         micro-batches, see clip_factors) is scaled down to that. norms: those that contribution_norm gave before, in order, None
-        where it was not asked: that one is decoded for its norm here. Raises MalformedBlob, also for a value that is not finite."""
+        where it was not asked: that one is decoded for its norm here. beacon: what nobody knew before all had contributed, the
+        same on all peers. Raises MalformedBlob, also for a value that is not finite."""
         assert len(blobs) == len(micro_batches), f"{len(blobs)} blobs, {len(micro_batches)} weights"
         assert all(count >= 0 for count in micro_batches), f"negative micro-batches in {micro_batches}"
         micro_batches = capped_weights(micro_batches)
@@ -77,10 +81,14 @@ class WeighedContributions:
         if len(blobs) > 1:  # a group of one is its own median
             self.norms = measured
             micro_batches = weights_of_their_own(blobs, measured, micro_batches)
+            against = opposed(layout, self._contributions, micro_batches, beacon)
+            micro_batches = [0 if index in against else count for index, count in enumerate(micro_batches)]
             self._total = sum(micro_batches)
             if self.is_void:
                 return
-            self.clip_factors = clip_factors(measured, micro_batches, norm_clip=norm_clip)
+            heard = [0.0 if index in against else norm for index, norm in enumerate(measured)]
+            factors = clip_factors(heard, micro_batches, norm_clip=norm_clip)
+            self.clip_factors = tuple(0.0 if index in against else each for index, each in enumerate(factors))
         self._shares = [
             _float32(factor * count / self._total)
             for factor, count in zip(self.clip_factors, micro_batches, strict=True)

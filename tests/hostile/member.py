@@ -31,9 +31,18 @@ SWOLLEN = 1000.0
 
 def swollen(offer: OwnContribution, layout: Layout) -> OwnContribution:
     """What it has trained, a thousand times."""
+    return _times(SWOLLEN, offer, layout)
+
+
+def turned(offer: OwnContribution, layout: Layout) -> OwnContribution:
+    """What it has trained, turned round and as long as passes unclipped."""
+    return _times(-4.0, offer, layout)
+
+
+def _times(factor: float, offer: OwnContribution, layout: Layout) -> OwnContribution:
     contribution, flat_N = open_contribution(offer.blob, layout), torch.empty(layout.num_elements)
     for start, stop, values in contribution.decode_into(torch.empty(PIECE)):
-        flat_N[start:stop] = SWOLLEN * values
+        flat_N[start:stop] = factor * values
     codecs = {spec.name: codec for spec, codec in zip(layout.tensors, contribution.codecs, strict=True)}
     return replace(offer, blob=memoryview(encode_contribution(layout, flat_N, lambda spec: codecs[spec.name])))
 
@@ -43,7 +52,11 @@ def garbled(offer: OwnContribution, layout: Layout) -> OwnContribution:
     return replace(offer, blob=offer.blob[:-1])
 
 
-CONTRIBUTIONS: dict[str, Callable[[OwnContribution, Layout], OwnContribution]] = {"swells": swollen, "garbles": garbled}
+CONTRIBUTIONS: dict[str, Callable[[OwnContribution, Layout], OwnContribution]] = {
+    "swells": swollen,
+    "turns": turned,
+    "garbles": garbled,
+}
 
 
 def _offer_otherwise(change: Callable[[OwnContribution, Layout], OwnContribution], after_round: int) -> None:

@@ -55,6 +55,7 @@ def picture_of(swarm: Watched, label: str) -> str:
     ("mode", "event", "key", "word", "mark"),
     [
         ("swells", "ContributionClipped", "contributions_clipped", "clipped", "⇣1"),
+        ("turns", "ContributionClipped", "contributions_clipped", "left out", "⇣1"),
         ("garbles", "ContributionRefused", "contributions_refused", "refused", "✖1"),
     ],
 )
@@ -75,6 +76,9 @@ def test_who_offers_too_much_or_nonsense_is_named_with_the_reason(
             )  # limits.norm_clip, for the one with most micro-batches
             assert in_status["norm"] * in_status["factor"] <= limit
             why = f"the group's median {in_status['median_norm']:.3g}"
+        elif mode == "turns":
+            assert all(each["factor"] == 0.0 for each in told)
+            why = "pushes against most of the others"
         else:
             why = "its header announces"
             assert all(why in each["reason"] for each in told)

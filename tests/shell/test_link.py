@@ -318,22 +318,22 @@ from libp2p.security.tls.transport import PROTOCOL_ID, TLSTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID, Yamux
 from multiaddr import Multiaddr
 from dilocox_peer.network.frames import pack_header
-from dilocox_peer.network.link_frames import Kind
+from dilocox_peer.network.link_frames import FrameKind
 
 def hello(role):
-    return pack_header(Kind.HELLO, {"role": role, "g": 1}, 0)
+    return pack_header(FrameKind.HELLO, {"role": role, "g": 1}, 0)
 
 FIRST = {  # what is written to each of two streams, and to the second after an answer; which must then end
     "garbage": [b"GET / HTTP/1.1\\r\\n" * 100],
-    "no hello": [pack_header(Kind.FRAME, {"h": b"x"}, 0)],
-    "hello of wrong types": [pack_header(Kind.HELLO, {"role": 1, "g": "x"}, 0)],
-    "hello with a body": [pack_header(Kind.HELLO, {"role": "bulk", "g": 1}, 1 << 20) + bytes(1 << 16)],
-    "body before the answer": [hello("bulk") + pack_header(Kind.FRAME, {"h": b"x"}, 1 << 20) + bytes(1 << 16)],
+    "no hello": [pack_header(FrameKind.FRAME, {"h": b"x"}, 0)],
+    "hello of wrong types": [pack_header(FrameKind.HELLO, {"role": 1, "g": "x"}, 0)],
+    "hello with a body": [pack_header(FrameKind.HELLO, {"role": "bulk", "g": 1}, 1 << 20) + bytes(1 << 16)],
+    "body before the answer": [hello("bulk") + pack_header(FrameKind.FRAME, {"h": b"x"}, 1 << 20) + bytes(1 << 16)],
     "two controls": [hello("control"), hello("control")],
-    "oversize at once": [hello("control"), hello("bulk") + pack_header(Kind.FRAME, {"h": b"x"}, 2**40)],
-    "oversize": [hello("bulk"), hello("control"), pack_header(Kind.FRAME, {"h": b"x"}, 2**40)],
-    "order": [hello("bulk"), hello("control") + pack_header(Kind.DIAL, {"n": "x", "a": []}, 0)],
-    "no header": [hello("bulk"), hello("control") + pack_header(Kind.FRAME, {}, 0)],
+    "oversize at once": [hello("control"), hello("bulk") + pack_header(FrameKind.FRAME, {"h": b"x"}, 2**40)],
+    "oversize": [hello("bulk"), hello("control"), pack_header(FrameKind.FRAME, {"h": b"x"}, 2**40)],
+    "order": [hello("bulk"), hello("control") + pack_header(FrameKind.DIAL, {"n": "x", "a": []}, 0)],
+    "no header": [hello("bulk"), hello("control") + pack_header(FrameKind.FRAME, {}, 0)],
 }
 
 async def main(how, address):

@@ -248,7 +248,9 @@ class OuterOptimizer:
         offered = self._offered
         if own and offered is None:
             raise RuntimeError(f"round {round_number} settles an offer of ours, and none is out")
-        weighed = WeighedContributions(self._layout, blobs, weights, norm_clip=self._settings.norm_clip, norms=norms)
+        weighed = WeighedContributions(
+            self._layout, blobs, weights, norm_clip=self._settings.norm_clip, norms=norms, beacon=head
+        )
         if weighed.is_void:
             # Anchor and momentum stay; of an offer that was in it (nobody has trained) nothing is left to settle.
             shift_N, needed = torch.zeros_like(self.anchor_N), 0

@@ -1,0 +1,96 @@
+"""Which contributions of a round push against the others: the same answer, to the bit, on every peer.
+
+Norms tell nothing of direction: two of eight that send what the others send, turned round and as long as the norm clip lets it be,
+end a run's learning (benchmarks/hostile_learning.py). So the signs of a sample of elements are compared, each contribution with
+each other one. Signs are whole numbers, and so are sums of their products: no order of adding and no processor changes them. The
+sample is drawn by a beacon that is known when all contributions are, the head of their certificate.
+
+Among the others the quarter that agrees most and the quarter that agrees least are left out: accomplices that agree with each other gain
+nothing, and who copies somebody turned round makes no outcast of it. A contribution is opposed when the rest disagrees with it by
+more than chance does (CERTAIN standard deviations) and by more than LEAST of the elements that both have. Honest peers agree, from a
+tenth to a sixth of the signs beyond chance where that was measured, less late in a run; to be opposed takes disagreement.
+Should half of all or more be opposed, nobody is: then nobody can tell which half is right.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dilocox_peer.compression.contribution import Contribution
+from dilocox_peer.compression.reader import PIECE, pieces
+from dilocox_peer.types import Layout, sha256
+
+SAMPLED = 1 << 20
+"""Elements that are looked at, about; of a smaller stage all."""
+
+MAX_PIECES = 64
+"""Pieces that are opened for it: a model has many tensors of a few elements."""
+
+CERTAIN = 6
+LEAST_PERCENT = 2
+
+_BLOCK = 1 << 16  # elements multiplied at a time: sums of as many signs are exact in float32
+
+
+def opposed(
+    layout: Layout, contributions: Sequence[Contribution], weights: Sequence[int], beacon: bytes
+) -> frozenset[int]:
+    """The places of contributions that push against the others; of those without weight nothing is asked. Fewer than half, and
+    none of fewer than three. Raises MalformedBlob."""
+    asked = [index for index, weight in enumerate(weights) if weight > 0]
+    if len(asked) < 3:
+        return frozenset()
+    agree, shared = _compared(layout, [contributions[index] for index in asked], beacon)
+    found = frozenset(asked[row] for row in range(len(asked)) if _is_opposed(agree[row], shared[row], row))
+    return found if 2 * len(found) < len(asked) else frozenset()
+
+
+def _is_opposed(agree: Sequence[int], shared: Sequence[int], row: int) -> bool:
+    """agree: with each, signs that are alike less those that are not. shared: elements that both have."""
+    pairs = [(a / s, a, s) for other, (a, s) in enumerate(zip(agree, shared, strict=True)) if other != row and s > 0]
+    if not pairs:
+        return False
+    pairs.sort()
+    quarter = len(agree) // 4
+    worst = min(max(quarter, 1), len(pairs) - 1)  # of three, one that means ill must not decide about the others
+    rest = pairs[worst : max(len(pairs) - quarter, worst + 1)]
+    total, count = sum(a for _, a, _ in rest), sum(s for _, _, s in rest)
+    return total < 0 and total * total > CERTAIN * CERTAIN * count and 100 * -total > LEAST_PERCENT * count
+
+
+def _compared(
+    layout: Layout, contributions: Sequence[Contribution], beacon: bytes
+) -> tuple[list[list[int]], list[list[int]]]:
+    num = len(contributions)
+    agree_MM, shared_MM = torch.zeros(num, num, dtype=torch.int64), torch.zeros(num, num, dtype=torch.int64)
+    decoded_X = torch.empty(PIECE)
+    for index, start, stop in _sample(layout, beacon):
+        signs_MX = torch.empty(num, stop - start, dtype=torch.int8)
+        for row, contribution in enumerate(contributions):
+            contribution.open(index).read(start, stop, decoded_X[: stop - start])
+            signs_MX[row] = torch.sign(decoded_X[: stop - start])
+        for block_MX in torch.split(signs_MX, _BLOCK, dim=1):
+            agree_MM += _products(block_MX.float())
+            shared_MM += _products(block_MX.abs().float())
+    return agree_MM.tolist(), shared_MM.tolist()
+
+
+def _products(block_MX: Tensor) -> Tensor:
+    return (block_MX @ block_MX.T).to(torch.int64)
+
+
+def _sample(layout: Layout, beacon: bytes) -> Iterator[tuple[int, int, int]]:
+    """(tensor, start, stop) of the pieces that are looked at: by the hash of the beacon and their place."""
+    ranked = sorted(
+        (sha256(b"agreement", beacon, struct.pack(">IQ", index, start)), index, start, stop)
+        for index, spec in enumerate(layout.tensors)
+        for start, stop in pieces(spec.num_elements)
+    )
+    total = 0
+    for _, index, start, stop in ranked[:MAX_PIECES]:
+        yield index, start, stop
+        total += stop - start
+        if total >= SAMPLED:
+            return

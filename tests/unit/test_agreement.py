@@ -1,0 +1,110 @@
+"""Contributions that push against the others: left out, alike on every peer, and no honest one with them."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from dilocox_peer.compression.aggregate import aggregate
+from dilocox_peer.compression.agreement import opposed
+from dilocox_peer.compression.contribution import encode_contribution, open_contribution
+from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.types import Layout
+
+LAYOUT = Layout.of([("w", (256, 192)), ("v", (64, 192)), ("norm", (192,))])
+CODECS = ("none", "int8", "int4", "topk")
+
+
+def honest(count: int, *, seed: int = 0, common: float = 0.5) -> list[Tensor]:
+    """Pseudo-gradients of as many peers: what is common to them, and noise of each."""
+    source = torch.Generator().manual_seed(seed)
+    shared_N = torch.randn(LAYOUT.num_elements, generator=source)
+    return [common * shared_N + torch.randn(LAYOUT.num_elements, generator=source) for _ in range(count)]
+
+
+def blobs_of(contributions: Sequence[Tensor], codec: str = "int8") -> list[bytes]:
+    return [bytes(encode_contribution(LAYOUT, each_N, policy_named(codec, rank=8))) for each_N in contributions]
+
+
+def found_of(contributions: Sequence[Tensor], codec: str = "int8", beacon: bytes = b"head") -> frozenset[int]:
+    opened = [open_contribution(blob, LAYOUT) for blob in blobs_of(contributions, codec)]
+    return opposed(LAYOUT, opened, [8] * len(opened), beacon)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("count", "hostile"), [(8, 1), (8, 2), (6, 1), (5, 1), (4, 1), (3, 1)])
+def test_what_turns_the_others_round_is_left_out(count: int, hostile: int, codec: str) -> None:
+    good = honest(count - hostile)
+    turned_N = -4.0 * torch.stack(good).mean(0)
+    assert found_of([*good, *[turned_N] * hostile], codec) == frozenset(range(len(good), count))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("common", [0.0, 0.1, 0.5])
+def test_no_honest_contribution_is_left_out(seed: int, common: float) -> None:
+    """Also where they agree in nothing, as late in a run, or where there are few of them."""
+    for count in (2, 3, 5, 8):
+        assert found_of(honest(count, seed=seed, common=common), "topk") == frozenset()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_who_turns_one_members_contribution_round_makes_no_outcast_of_it(codec: str) -> None:
+    good = honest(6)
+    assert found_of([*good, -good[0], -4.0 * good[0]], codec) == {6, 7}
+
+
+def test_accomplices_that_agree_with_each_other_gain_nothing() -> None:
+    good = honest(6, common=0.3)
+    turned_N = -torch.stack(good).mean(0)
+    assert found_of([turned_N, *good, turned_N]) == {0, 7}
+
+
+@pytest.mark.parametrize(("count", "hostile"), [(4, 2), (2, 1), (8, 4)])
+def test_of_two_halves_nobody_can_tell_which_is_right(count: int, hostile: int) -> None:
+    good = honest(count - hostile)
+    assert found_of([*good, *[-each_N for each_N in good[:hostile]]]) == frozenset()
+
+
+def test_the_order_of_contributions_changes_nothing() -> None:
+    good = honest(6)
+    everybody = [*good, -good[3], -torch.stack(good).mean(0)]
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(3)).tolist()
+    found = found_of([everybody[place] for place in order])
+    assert {order[index] for index in found} == {6, 7}
+
+
+def test_a_large_stage_is_looked_at_in_part_and_nobody_knows_in_which_before() -> None:
+    """What is turned round in a tensor that is not looked at costs nothing; which it is the certificate decides."""
+    layout = Layout.of([(f"t{index}", (1024, 512)) for index in range(8)])
+    good = [torch.randn(layout.num_elements) for _ in range(4)]
+    shared_N = torch.randn(layout.num_elements)
+    first = layout.num_elements // 8
+    turned_N = shared_N.clone()
+    turned_N[:first] *= -1.0
+    contributions = [shared_N + each_N for each_N in good] + [4 * turned_N]
+    opened = [
+        open_contribution(bytes(encode_contribution(layout, each_N, policy_named("int8", rank=8))), layout)
+        for each_N in contributions
+    ]
+    found = [opposed(layout, opened, [8] * 5, bytes([number])) for number in range(24)]
+    assert found.count(frozenset()) == 24, "seven eighths of it agree"
+    turned_N[: 7 * first] = -shared_N[: 7 * first]
+    opened[-1] = open_contribution(
+        bytes(encode_contribution(layout, 4 * turned_N, policy_named("int8", rank=8))), layout
+    )
+    found = [opposed(layout, opened, [8] * 5, bytes([number])) for number in range(24)]
+    assert found.count(frozenset({4})) > 12
+    assert found == [opposed(layout, opened, [8] * 5, bytes([number])) for number in range(24)]
+
+
+def test_the_mean_is_that_of_the_others_to_the_bit() -> None:
+    good = honest(5)
+    blobs = blobs_of([*good, -4.0 * good[0]])
+    weights = [8, 7, 9, 8, 8]
+    mean = aggregate(LAYOUT, blobs, [*weights, 9], norm_clip=4.0)
+    alone = aggregate(LAYOUT, blobs[:5], weights, norm_clip=4.0)
+    assert mean.clip_factors == (*alone.clip_factors, 0.0)
+    assert mean.mean_N is not None
+    assert alone.mean_N is not None
+    assert torch.equal(mean.mean_N, alone.mean_N)
