@@ -63,7 +63,14 @@ from dilocox_peer.wire.rounds import (
 
 GENESIS = sha256(b"genesis")
 PLAN = Plan("fp16", 0, 8)
-TIMING = Timing(settle_s=1.0, genesis_patience_s=2.0, offer_wait_start_s=4.0, ballot_start_s=4.0, degrade_s=20.0)
+TIMING = Timing(
+    settle_s=1.0,
+    genesis_patience_s=2.0,
+    offer_wait_start_s=4.0,
+    ballot_start_s=4.0,
+    degrade_s=20.0,
+    first_degrade_s=20.0,
+)
 
 
 def signer(peer: PeerId) -> Callable[[bytes], bytes]:
@@ -693,6 +700,28 @@ def test_a_lost_quorum_is_written_anew_after_the_time_of_a_silent_peer() -> None
     assert (table.machine("b").view, table.machine("b").roster) == (2, ("b",))
     table.offer("b")
     assert contributors(table, "b") == ["b"]
+
+
+def test_peers_that_have_never_had_a_round_together_do_not_go_on_alone() -> None:
+    """Three homes whose lines lead to the bootstrap and not to each other each made a run of its own out of the first roster."""
+    patient = replace(TIMING, first_degrade_s=200.0)
+    table = Table("a", "b", timing=patient).start()
+    table.leave_the_room(PeerId("a"))
+    table.wait(5.0)
+    table.offer("b")  # its own round is over, and there is nobody to agree with
+    table.wait(180.0)
+    assert table.machine("b").view == 1
+    table.wait(30.0)
+    assert (table.machine("b").view, table.machine("b").roster) == (2, ("b",))
+
+
+def test_after_a_round_together_a_silent_peer_is_waited_for_as_ever() -> None:
+    table = Table("a", "b", timing=replace(TIMING, first_degrade_s=200.0)).start()
+    table.offer("a", "b")
+    assert table.machine("b").round == 1
+    table.leave_the_room(PeerId("a"))
+    table.wait(40.0)
+    assert (table.machine("b").view, table.machine("b").roster) == (2, ("b",))
 
 
 def test_peers_that_refuse_connections_are_given_up_sooner() -> None:

@@ -32,6 +32,10 @@ class Timing:
     mad_factor: float = 4.0
     degrade_refused_s: float = 3.0  # no quorum, and all the absent refuse connections or said they leave
     degrade_s: float = 25.0  # no quorum otherwise, or a quorum and no progress; also at least two rounds
+    first_degrade_s: float = (
+        AWAY_S  # no quorum of the first roster before its first round: they may never have met, and each
+    )
+    # would go on alone with a run of its own
     view_wait_s: float = 3.0  # answers to a call, then signatures
     view_turn_s: float = 3.0  # the next peer in rank calls so much later
     blob_retry_s: float = 2.0

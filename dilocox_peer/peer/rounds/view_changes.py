@@ -127,14 +127,21 @@ class ViewChanges:
         return self._degrade_s()
 
     def _stuck_s(self) -> float:
-        """Patience with a quorum that makes no progress."""
-        return float((self._seat.pace.degrade_s + self._seat.pace.offer_wait_s) * 2**self._in_vain)
+        """Patience with a quorum that makes no progress; without one before the first round, with that."""
+        patience_s = float((self._seat.pace.degrade_s + self._seat.pace.offer_wait_s) * 2**self._in_vain)
+        if self._seat.place.round == 0 and self._lost_since is not None:
+            return max(patience_s, self._degrade_s())
+        return patience_s
 
     def _degrade_s(self) -> float:
-        """Short if those surely gone are enough to take the quorum away: then no waiting brings it back."""
+        """Short if those surely gone are enough to take the quorum away: then no waiting brings it back. Long before the first
+        round: peers that have never met are not a run that has lost its quorum, but lines that do not lead to each other."""
         left = {peer for peer in self._seat.place.voters if not self._members.is_surely_gone(peer)}
-        surely_lost = not is_quorum(left, self._seat.place.voters)
-        return self._seat.timing.degrade_refused_s if surely_lost else self._seat.pace.degrade_s
+        if not is_quorum(left, self._seat.place.voters):
+            return self._seat.timing.degrade_refused_s
+        if self._seat.place.round == 0:
+            return max(self._seat.timing.first_degrade_s, self._seat.pace.degrade_s)
+        return self._seat.pace.degrade_s
 
     def _genesis_overdue(self, now: float) -> float | None:
         seat = self._seat
