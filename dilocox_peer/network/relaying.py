@@ -24,6 +24,7 @@ from dilocox_peer.types import PeerId
 
 ASK_S = 10.0  # for a request, and for what the target says to it
 LEAST_BYTES_PER_S = 1.0
+IDLE_S = 120.0  # of a circuit: what peers send to know of each other that they live comes four times as often
 MAX_REQUESTS = 32  # being answered at once; others are dropped unread
 
 _CircuitEnd = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -169,13 +170,19 @@ class Relay:
     # ---- bytes -------------------------------------------------------------------------------------------------------
 
     async def _pass_on(self, source: PeerId, one: _CircuitEnd, target: PeerId, other: _CircuitEnd) -> None:
-        """Bytes both ways, until one of the two ends."""
+        """Bytes both ways, until one of the two ends, or nothing passes for IDLE_S: the place is another's then."""
+        passed = [0, 0]
         ways = [
-            asyncio.ensure_future(self._copy(source, one[0], other[1])),
-            asyncio.ensure_future(self._copy(target, other[0], one[1])),
+            asyncio.ensure_future(self._copy(source, one[0], other[1], passed, 0)),
+            asyncio.ensure_future(self._copy(target, other[0], one[1], passed, 1)),
         ]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            before = -1
+            while sum(passed) != before:
+                before = sum(passed)
+                done, _ = await asyncio.wait(ways, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    break
         finally:
             for way in ways:
                 way.cancel()
@@ -183,7 +190,10 @@ class Relay:
                 writer.transport.abort()
             await asyncio.gather(*ways, return_exceptions=True)
 
-    async def _copy(self, sender: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _copy(
+        self, sender: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passed: list[int], way: int
+    ) -> None:
+        """passed: by way, bytes that were taken."""
         with suppress(OSError):
             while data := await reader.read(MOST_PIECE_BYTES):
                 view = memoryview(data)
@@ -194,6 +204,7 @@ class Relay:
                         await asyncio.sleep(wait_s)
                     writer.write(piece)
                     await writer.drain()
+                    passed[way] += len(piece)
 
     async def _turn(self, sender: PeerId, num_bytes: int) -> None:
         ticket = self._turns.ask(sender, num_bytes)

@@ -10,7 +10,7 @@ import base58
 import pytest
 
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
-from dilocox_peer.network import relay_protocol
+from dilocox_peer.network import relay_protocol, relaying
 from dilocox_peer.network.relay_desk import BURST_S, MOST_PIECE_BYTES
 from dilocox_peer.network.relay_protocol import RelayStatus
 from dilocox_peer.network.relaying import Relay
@@ -136,6 +136,19 @@ async def test_a_target_that_left_costs_the_relay_no_circuit(
     await until(lambda: at_relay.num_circuits == 0)
     assert await asked(one, relay, connecting(private.peer_id)) == relay_protocol.answered(RelayStatus.NOT_REACHED)[1:]
     assert at_relay.num_circuits == 0
+
+
+async def test_a_circuit_that_passes_nothing_gives_its_place_back(
+    make_transport: MakeTransport, make_relay: MakeRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a few who open circuits and say nothing hold all places for as long as they like."""
+    monkeypatch.setattr(relaying, "IDLE_S", 0.5)
+    relay, at_relay = await make_relay()
+    private, _ = await make_transport("private", initial_peers=relay.addresses, announce_maddrs=NOWHERE)
+    one, _ = await make_transport("one", announce_maddrs=NOWHERE)
+    assert (await reserve(private, relay.peer_id, relay.addresses))[1] == ""
+    await one.connect(private.peer_id, [f"{relay.addresses[0]}/p2p-circuit/p2p/{private.peer_id}"])
+    await until(lambda: at_relay.num_bytes > 0 and at_relay.num_circuits == 0)
 
 
 async def test_who_passes_nobody_on_refuses_and_p2pd_does_not_do_it_instead(
