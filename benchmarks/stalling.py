@@ -12,6 +12,7 @@ the others, at home they do not: with --compute a micro-batch sleeps that long, 
 import argparse
 import asyncio
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,7 @@ class Measured:
     bytes_a_round: list[float] = field(default_factory=list)
     named: dict[str, int] = field(default_factory=dict)
     wrongly_named: dict[str, int] = field(default_factory=dict)
+    doubts_of_honest: list[str] = field(default_factory=list)  # who, why, and after which round
     cpu_s: float = 0.0  # of all honest peers
     hostile_cpu_s: float = 0.0
 
@@ -130,15 +132,23 @@ async def measure(
                     measured.contributions.append(len(names & set(each["contributors"])))
                     measured.micro_batches.append(each["micro_batches"])
                     measured.inner_steps.append(each["inner_steps"])
-            for kind in ("MemberDoubted", "EquivocationProved"):
-                for each in swarm.of(label, kind):
+            at_round = 0
+            for each in swarm.events[label]:
+                if each["event"] == "RoundCertified":
+                    at_round = each["round"]
+                elif each["event"] in ("MemberDoubted", "EquivocationProved"):
                     doubts.setdefault(each["peer"], set()).add(label)
+                    if mode == "honest" or each["peer"] in names:
+                        measured.doubts_of_honest.append(
+                            f"...{each['peer'][-4:]} {each['reason']}, after round {at_round}"
+                        )
         measured.reasons = [
             f"round {each['round']}: H {each['inner_steps']} {each['codec']} ({each['reason']})"
             for each in swarm.of(honest[0], "PlanChanged")
         ]
         for peer, labels in doubts.items():
-            (measured.wrongly_named if peer in names else measured.named)[peer] = len(labels)
+            is_honest = mode == "honest" or peer in names
+            (measured.wrongly_named if is_honest else measured.named)[peer] = len(labels)
         return measured
 
 
@@ -174,6 +184,8 @@ def row(mode: str, measured: Measured, undisturbed: Measured) -> str:
 
 def show(mode: str, measured: Measured, undisturbed: Measured, has_reasons: bool) -> None:
     print(row(mode, measured, undisturbed), flush=True)
+    for doubt, count in Counter(measured.doubts_of_honest).most_common():
+        print(f"    wrongly doubted by {count}: {doubt}")
     for reason in measured.reasons if has_reasons else ():
         print(f"    {reason}")
 

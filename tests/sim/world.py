@@ -43,7 +43,7 @@ from dilocox_peer.peer.rounds.notary import Notary, NotaryTerms
 from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
-from dilocox_peer.wire.chain import Certificate, Entry, Plan
+from dilocox_peer.wire.chain import Certificate, Entry, Plan, Report
 from dilocox_peer.wire.rounds import (
     Ack,
     Cert,
@@ -419,7 +419,8 @@ class Node:
         digest = sha256(blob)
         self.disk.blobs[digest] = blob
         self.offered = set(self.pending)
-        entry = Entry(self.peer, self.incarnation, digest, len(blob), 8, self.anchor.digest)
+        report = Report(step_us=self.world.step_us)
+        entry = Entry(self.peer, self.incarnation, digest, len(blob), 8, self.anchor.digest, report)
         self.feed(Closed(machine.head, entry))
         self._train_on_after_close()
 
@@ -540,6 +541,7 @@ class World(Clockwork):
         self.faulty = True  # the scenario's faults stop when this is cleared
         self.hindered_s = 0.0  # that healing may take longer
         self.state_bytes = 0  # as the peers know it
+        self.step_us = 0  # that an inner step takes, as all report; 0: nobody measured it
         self.at_least = 1.0  # of the rounds that quiet should bring
         self.encode_messages = False
         self._machine = machine
