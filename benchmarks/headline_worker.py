@@ -93,7 +93,8 @@ def emulate(batch_s: float, log: Path | None) -> None:
     from dilocox_peer.pipeline.downstream import Downstream
     from dilocox_peer.pipeline.flight import Flight
 
-    pattern_X = torch.randn(1 << 16, generator=torch.Generator().manual_seed(1)) * 1e-3
+    own = torch.Generator().manual_seed(os.getpid())  # what several offer alike is counted once
+    pattern_X = torch.randn(1 << 16, generator=own) * 1e-3
     file = log.open("ab", buffering=0) if log is not None else None
     models: dict[tuple[int, Any], StageModel] = {}
     hidden: dict[int, Tensor] = {}

@@ -18,6 +18,7 @@ while none was, and the seconds from Ctrl-C to the end: of the first peer in mid
 
 import argparse
 import asyncio
+import os
 import re
 import signal
 import sys
@@ -199,7 +200,8 @@ def work(seconds: float, log: Path) -> None:
     from dilocox_peer.__main__ import main as join
     from dilocox_peer.model.stage import Stage
 
-    pattern_X = torch.randn(1 << 20, generator=torch.Generator().manual_seed(1)) * 1e-3
+    own = torch.Generator().manual_seed(os.getpid())  # what several offer alike is counted once
+    pattern_X = torch.randn(1 << 20, generator=own) * 1e-3
 
     def train(self: Stage, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> float:
         began = time.time()

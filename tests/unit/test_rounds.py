@@ -8,7 +8,14 @@ from itertools import pairwise
 import pytest
 
 from dilocox_peer.contract import Leaving, Note, Tick
-from dilocox_peer.events import BranchSwitched, ContributionRefused, MessageRefused, NeighbourLost, ViewChanged
+from dilocox_peer.events import (
+    BranchSwitched,
+    ContributionRefused,
+    MemberDoubted,
+    MessageRefused,
+    NeighbourLost,
+    ViewChanged,
+)
 from dilocox_peer.events_of_rounds import ContributionsMissed
 from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.chain import vote_for
@@ -177,12 +184,13 @@ class Table:
             self.now = max(self.now, moment)
             self.give(peer, Tick())
 
-    def offer(self, *names: str, incarnation: int = 1) -> dict[PeerId, Entry]:
+    def offer(self, *names: str, incarnation: int = 1, alike: bool = False) -> dict[PeerId, Entry]:
+        """alike: all have made the same contribution."""
         entries = {}
         for name in names:
             peer = PeerId(name)
             machine = self.machines[peer]
-            blob = sha256(b"blob", peer.encode(), machine.head, bytes([incarnation]))
+            blob = sha256(b"blob", b"" if alike else peer.encode(), machine.head, bytes([incarnation]))
             self.blobs[peer].add(blob)
             entry = entries[peer] = Entry(peer, incarnation, blob, 10, 8, machine.state_digest)
             self.give(peer, Closed(machine.head, entry))
@@ -337,6 +345,15 @@ def test_who_offers_what_another_has_made_is_left_out() -> None:
     table.wait(TIMING.offer_wait_start_s + 1.0)
     assert contributors(table, leader) == sorted(set("abcd") - {copier})
     assert table.did(author, Apply)[-1].own == made
+
+
+def test_a_leader_that_names_one_of_several_that_offer_the_same_is_not_doubted() -> None:
+    """Honest peers do where nothing was learned, as from data that are all padding."""
+    table = Table("a", "b", "c", "d").start()
+    table.offer(*"abcd", alike=True)
+    table.wait(TIMING.offer_wait_start_s + 1.0)
+    assert len(contributors(table, "a")) == 1
+    assert [table.noted(name, MemberDoubted) for name in "abcd"] == [[], [], [], []]
 
 
 def test_for_a_bad_blob_that_nobody_has_offered_the_leader_that_proposes_it_answers() -> None:

@@ -149,9 +149,10 @@ class Arrivals:
             if self._holdings.has(entry.blob)
         }
 
-    def offered_by(self, blob: Digest) -> list[PeerId]:
-        """Those that offered it themselves: that an entry in a proposal names a peer proves nothing of that peer."""
-        return sorted(peer for peer, entry in self.offers.items() if entry.blob == blob)
+    def offering(self, blobs: Iterable[Digest]) -> set[PeerId]:
+        """Those that offered one of these themselves: that an entry in a proposal names a peer proves nothing of that peer."""
+        among = set(blobs)
+        return {peer for peer, entry in self.offers.items() if entry.blob in among}
 
     def _worth_waiting_for(self) -> list[tuple[PeerId, Entry]]:
         """Offers of those that keep to what they offer."""

@@ -480,7 +480,7 @@ class Ballots:
     def on_refused(self, blob: Digest, reason: str) -> list[Action]:
         """A blob that no mean can take. Those answer for it that offered it themselves, else the leader that proposes it."""
         self._holdings.refused(blob)
-        pending, guilty = self._pending, self._arrivals.offered_by(blob)
+        pending, guilty = self._pending, sorted(self._arrivals.offering([blob]))
         if not guilty and pending is not None and any(entry.blob == blob for entry in pending.value.entries):
             guilty, reason = [pending.leader], f"{reason} (it proposed it)"
         return [Note(ContributionRefused(peer, self._seat.place.round + 1, reason)) for peer in guilty]

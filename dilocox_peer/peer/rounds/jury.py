@@ -97,7 +97,10 @@ class Jury:
         if now >= (self._arrivals.offers_due if self._conduct.leads(pending.leader) else late_at):
             return False
         roster, named = self._seat.place.roster, {entry.peer for entry in pending.value.entries}
-        omitted = [since for peer, since in self._arrivals.here(now).items() if peer not in named]
+        counted = self._arrivals.offering(
+            entry.blob for entry in pending.value.entries
+        )  # of several that offer one, one is named
+        omitted = [since for peer, since in self._arrivals.here(now).items() if peer not in named | counted]
         if 3 * len(omitted) <= len(roster):
             return False
         if 3 * sum(since <= pending.since for since in omitted) > len(roster) or 3 * len(named) <= len(roster):
