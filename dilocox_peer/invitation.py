@@ -185,6 +185,16 @@ def address_range(host: str) -> str:
     return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
 
 
+def place_of(host: str) -> str:
+    """What budgets are counted by, beside peers: `address_range` of a public host, the host itself within a house. Empty for names,
+    and for this computer, where all that comes through p2pd to linkd comes from."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    return "" if address.is_loopback else address_range(host) or str(address)
+
+
 def with_any_port(maddrs: Iterable[str]) -> tuple[str, ...]:
     """Listening addresses on the same hosts, at ports of the system's choice, each host once."""
     hosts = dict.fromkeys(

@@ -167,6 +167,12 @@ class Link:
             self._dialled[neighbour] = tuple(addresses)
             self._order(FrameKind.DIAL, {"n": neighbour, "a": self._dialled[neighbour]})
 
+    def proved(self, neighbour: LinkId) -> None:
+        """The neighbour has proved who it is: what it sends from now on may be as large as agreed."""
+        with self._using:
+            self._take_fresh()
+            self._order(FrameKind.PROVED, {"n": neighbour})
+
     def hang_up(self, neighbour: LinkId) -> None:
         """Ends the link, whoever made it, and keeps none any more. The other side may dial again."""
         with self._using:

@@ -18,6 +18,8 @@ T = TypeVar("T")
 MAX_OWNER_HEADER_BYTES = MAX_HEADER_BYTES - 1024  # what the owner of a link may put into a header; ours goes around it
 SMALL_BODY_BYTES = 4096  # a body below this goes with the small frames, before large ones
 FRAME_COST_BYTES = 256  # beside its bytes: what the objects of one frame in a queue take, about
+MAX_UNPROVED_HEADER_BYTES = 8 * 1024  # of a frame on a link that has proved nothing: a greeting is smaller
+MAX_UNPROVED_BYTES = 128 * 1024  # of its frames, that the parent has not taken
 CREDIT_SHARE = (
     16  # linkd reports what it has written when it is this part of a queue: not every small frame is reported
 )
@@ -30,6 +32,7 @@ class FrameKind(IntEnum):
     CONFIG = 1  # everything in LinkSettings, and `ports` that were listened on before
     DIAL = 2  # n: link id, a: addresses
     HANG_UP = 3  # n
+    PROVED = 5  # n: it has proved who it is; before that its link holds next to nothing
     # both ways
     DATA = 4  # l: number of the link, h: the owner's header, from linkd also w: seconds on the wire; and the body
     # linkd -> peer
@@ -140,8 +143,9 @@ class ChunkReader:
     Raises ProtocolError like BufferReader. `in_frame`: the bytes so far end inside a frame.
     """
 
-    def __init__(self, max_body_bytes: int) -> None:
+    def __init__(self, max_body_bytes: int, *, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
         self.max_body_bytes = max_body_bytes  # may be raised: holds for the frames that begin after that
+        self.max_header_bytes = max_header_bytes  # as well
         self._head = bytearray()  # prefix and header of the frame that is arriving, as far as they are here
         self._prefix: Prefix | None = None
         self._header: dict[str, Any] | None = None
@@ -175,6 +179,10 @@ class ChunkReader:
         self._head += view[:taken]
         if len(self._head) == due and self._prefix is None:
             self._prefix = unpack_prefix(bytes(self._head), max_body_bytes=self.max_body_bytes)
+            if self._prefix.header_bytes > self.max_header_bytes:
+                raise ProtocolError(
+                    None, f"header of {self._prefix.header_bytes} bytes, at most {self.max_header_bytes}"
+                )
             due += self._prefix.header_bytes
         if len(self._head) == due and self._prefix is not None:
             self._header = unpack_header(bytes(self._head[PREFIX_BYTES:]))

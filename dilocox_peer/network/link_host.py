@@ -35,6 +35,8 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.utils.address_validation import expand_wildcard_address
 from multiaddr import Multiaddr
 
+from dilocox_peer.invitation import place_of
+from dilocox_peer.network.link_gate import LinkGate
 from dilocox_peer.network.link_streams import READ_BYTES, LinkLost, Stream
 
 UNSENT_BYTES = 128 * 1024  # of a connection in the kernel; a ping waits behind these at most
@@ -117,6 +119,7 @@ class Host:
     def __init__(self, key_seed: bytes, protocol: str, *, max_connections: int) -> None:
         self._protocol = TProtocol(protocol)
         self.traffic = HostTraffic()
+        self._gate = LinkGate(trio.current_time())
         key_pair = create_new_key_pair(key_seed)
         self._host = new_host(
             key_pair=key_pair,
@@ -137,12 +140,20 @@ class Host:
     async def _hold_inbound(self, stream: Any, maddr: Any, _failure: Any) -> None:
         """Called by the host for a connection that somebody made to us; it counts as one of max_connections until this ends."""
         raw = RawConnection(stream, False)
+        remote = raw.get_remote_address()
+        place = place_of(remote[0]) if remote is not None else ""
+        if not self._gate.knocks(place, trio.current_time()):
+            with suppress(Exception):
+                await raw.close()
+            return
         try:
             muxed: Any = await self._swarm.upgrade_inbound_raw_conn(raw, maddr)
             await muxed.event_closed.wait()
         except Exception:  # no TLS, no yamux, too many connections: whatever a stranger does is no fault of the host
             with suppress(Exception):
                 await raw.close()
+        finally:
+            self._gate.left(place)
 
     # Listening
 

@@ -17,7 +17,15 @@ from typing import Any
 import trio
 
 from dilocox_peer.network.frames import pack_header
-from dilocox_peer.network.link_frames import Backoff, ChunkReader, FrameKind, Verdict, header_field, judge
+from dilocox_peer.network.link_frames import (
+    MAX_UNPROVED_HEADER_BYTES,
+    Backoff,
+    ChunkReader,
+    FrameKind,
+    Verdict,
+    header_field,
+    judge,
+)
 from dilocox_peer.network.link_host import Host, abort
 from dilocox_peer.network.link_streams import (
     READ_BYTES,
@@ -37,6 +45,7 @@ DIAL_TIMEOUT_S = 10.0
 STAGGER_S = 0.5  # between the attempts at a neighbour's addresses
 OPEN_TIMEOUT_S = 10.0
 REDIAL_FIRST_S, REDIAL_MOST_S = 0.5, 15.0
+FRESH_S = 2.0  # a link that has not proved whose it is keeps its place for so long
 MAX_STREAMS = 4  # of our protocol, opened by others on one connection at once; a link has two
 STRANGER_LINES_PER_MINUTE = 20  # of the log
 
@@ -51,6 +60,7 @@ class Config:
     protocol: str
     max_body_bytes: int
     max_neighbours: int
+    max_unproved: int | None
     queue_bytes: int
     mdns: bool
     ping_s: float
@@ -109,6 +119,12 @@ class Neighbours:
         if neighbour.dialling is None:
             neighbour.dialling = trio.CancelScope()
             self._nursery.start_soon(self._keep_dialled, neighbour, neighbour.dialling)
+
+    def proved(self, link_id: str) -> None:
+        """The parent knows whose link this is."""
+        neighbour = self._neighbours.get(link_id)
+        if neighbour is not None and neighbour.link is not None:
+            neighbour.link.prove(self._config.max_body_bytes)
 
     def hang_up(self, link_id: str) -> None:
         neighbour = self._neighbours.get(link_id)
@@ -194,7 +210,7 @@ class Neighbours:
 
     async def _open(self, session: StreamPair, role: str) -> None:
         stream = await self._host.open_stream(session.conn, timeout_s=int(OPEN_TIMEOUT_S))
-        session.add(role, stream, ChunkReader(self._config.max_body_bytes), [])
+        session.add(role, stream, ChunkReader(0, max_header_bytes=MAX_UNPROVED_HEADER_BYTES), [])
         await write_whole(stream, pack_header(FrameKind.HELLO, {"role": role, "g": session.generation}, body_bytes=0))
 
     # Being dialled
@@ -232,7 +248,7 @@ class Neighbours:
 
     async def _greet(self, conn: Any, net_stream: Any) -> StreamPair:
         # The side that dials sends no body before our answer; what a stranger sends here, on any number of streams, is not kept.
-        stream, reader = net_stream.muxed_stream, ChunkReader(0)
+        stream, reader = net_stream.muxed_stream, ChunkReader(0, max_header_bytes=MAX_UNPROVED_HEADER_BYTES)
         with trio.fail_after(OPEN_TIMEOUT_S):
             hello, early = await first_frame(stream, reader)
         if hello.kind != FrameKind.HELLO:
@@ -259,8 +275,22 @@ class Neighbours:
         others = sum(other.dialling is None for other, _ in self.links.values())
         if others >= self._config.max_neighbours:
             return f"it has {others} neighbours already"
+        if (refusal := self._make_room()) is not None:
+            return refusal
         if self._outbox.cost_bytes > 2 * self._config.queue_bytes:  # or many in turn could each leave a queue behind
             return "it does not keep up with its neighbours"
+        return None
+
+    def _make_room(self) -> str | None:
+        """Ends the link of others that has owed its proof for longest, if there are as many as may be; why not, if all are fresh."""
+        most = self._config.max_unproved
+        unproved = [link for other, link in self.links.values() if other.dialling is None and not link.is_proved]
+        if most is None or len(unproved) < most:
+            return None
+        oldest = min(unproved, key=lambda link: link.began_at)
+        if trio.current_time() - oldest.began_at < FRESH_S:
+            return f"it has {len(unproved)} neighbours that have not said who they are"
+        oldest.end("did not say who it is while others waited")
         return None
 
     async def _refuse(self, session: StreamPair, reason: str) -> None:
@@ -295,14 +325,16 @@ class Neighbours:
             return "a link was made meanwhile"
         if session.generation != neighbour.generation or (neighbour.link and neighbour.link.theirs != theirs):
             return "a link was lost meanwhile"
-        for reader in session.readers.values():
-            reader.max_body_bytes = self._config.max_body_bytes
+        is_proved = self._config.max_unproved is None if neighbour.link is None else neighbour.link.is_proved
+        if is_proved:
+            session.allow(self._config.max_body_bytes)
         self._seen_at.pop(session.conn, None)
         if neighbour.link is None:
             self._num_links += 1
             link = LinkStreams(
-                self._num_links, theirs, session, queue_bytes=self._config.queue_bytes, outbox=self._outbox
-            )
+                self._num_links, theirs, session, queue_bytes=self._config.queue_bytes, outbox=self._outbox,
+                is_proved=is_proved,
+            )  # fmt: skip
             neighbour.link = link
             self.links[link.number] = (neighbour, link)
             neighbour.linked.set()

@@ -20,9 +20,10 @@ from typing import Any, Protocol
 import trio
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.network.frames import Buffer, pack_header
+from dilocox_peer.network.frames import MAX_HEADER_BYTES, Buffer, pack_header
 from dilocox_peer.network.link_frames import (
     CREDIT_SHARE,
+    MAX_UNPROVED_BYTES,
     SMALL_BODY_BYTES,
     ChunkReader,
     Frame,
@@ -69,6 +70,11 @@ class StreamPair:
 
     def add(self, role: str, stream: Stream, reader: ChunkReader, early: list[Frame]) -> None:
         self.streams[role], self.readers[role], self.early[role] = stream, reader, early
+
+    def allow(self, max_body_bytes: int) -> None:
+        """Of frames that begin from now on, with headers as large as any."""
+        for reader in self.readers.values():
+            reader.max_body_bytes, reader.max_header_bytes = max_body_bytes, MAX_HEADER_BYTES
 
     @property
     def is_complete(self) -> bool:
@@ -128,12 +134,17 @@ class ParentQueue:
 class LinkStreams:
     """From Linked to Unlinked. Limits: `queue_bytes` for what the parent queues, and for what it does not take."""
 
-    def __init__(self, number: int, theirs: int, session: StreamPair, *, queue_bytes: int, outbox: ParentQueue) -> None:
+    def __init__(
+        self, number: int, theirs: int, session: StreamPair, *, queue_bytes: int, outbox: ParentQueue, is_proved: bool
+    ) -> None:
+        """is_proved: no proof is asked of it; else `prove` says that it was given."""
         self.number = number
         self.theirs = theirs  # the other side's generation
         self.sessions = [session]
         self.undelivered = 0  # cost of what the parent has not taken
         self.reason = ""  # once it has ended
+        self.began_at = trio.current_time()
+        self.is_proved = is_proved
         self.over = trio.Event()
         self._queue_bytes = queue_bytes
         self._outbox = outbox
@@ -163,6 +174,12 @@ class LinkStreams:
             self.end("linkd ends")
             for session in self.sessions:
                 session.over.set()
+
+    def prove(self, max_body_bytes: int) -> None:
+        """It is known whose link it is: frames that begin from now on may be as large as agreed."""
+        self.is_proved = True
+        for session in self.sessions:
+            session.allow(max_body_bytes)
 
     def join(self, session: StreamPair) -> None:
         self.sessions.append(session)
@@ -263,9 +280,10 @@ class LinkStreams:
             case FrameKind.FRAME:
                 owners = header_field(frame.header, "h", bytes)
                 cost = frame_cost(len(owners), frame.body_bytes)
-                if self.undelivered + cost > self._queue_bytes:
+                most = self._queue_bytes if self.is_proved else MAX_UNPROVED_BYTES
+                if self.undelivered + cost > most:
                     self._outbox.drop(self)
-                    raise LinkLost(f"more than {self._queue_bytes} bytes from it wait to be taken")
+                    raise LinkLost(f"more than {most} bytes from it wait to be taken")
                 head = pack_header(FrameKind.DATA, {"l": self.number, "h": owners, "w": wire_s}, frame.body_bytes)
                 self._outbox.deliver([head, *frame.parts], self, cost)
             case FrameKind.PING:

@@ -74,6 +74,8 @@ class Linkd:
                 self._neighbours.dial(frame.header["n"], frame.header["a"])
             case FrameKind.HANG_UP:
                 self._neighbours.hang_up(frame.header["n"])
+            case FrameKind.PROVED:
+                self._neighbours.proved(frame.header["n"])
             case other:
                 raise AssertionError(f"the parent sent a frame of kind {other}")
 

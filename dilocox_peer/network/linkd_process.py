@@ -44,6 +44,9 @@ class LinkSettings:
     max_body_bytes: int
     queue_bytes: int  # bound of what waits for one neighbour, and of what one neighbour may make wait for us
     max_neighbours: int = 64  # links that others may make; ours are not counted
+    max_unproved: int | None = (
+        None  # of those, that have not proved who they are (Link.proved), and hold next to nothing; None: no proof is asked
+    )
     mdns: bool = False
     ping_s: float = 2.0
     dead_s: float = 15.0  # nothing heard from a neighbour for so long, or a write stuck for so long: the link is lost

@@ -109,6 +109,39 @@ def check_traffic(one: Link, two: Link) -> None:
     assert (one.of(Arrived)[-1].header, two.of(Arrived)[-1].header) == (b"back", b"there")
 
 
+def test_a_link_that_has_proved_nothing_holds_next_to_nothing(make_link: MakeLink):
+    """Its greeting comes, and no body; once the parent knows whose it is, all that was agreed."""
+    dialer, dialled = make_link("a"), make_link("b", max_unproved=2)
+    dialer.dial(dialled.link_id, dialled.addresses)
+    until(lambda: dialer.is_linked and dialled.is_linked, dialer, dialled)
+    assert dialer.send(dialled.link_id, b"greeting")
+    until(lambda: len(dialled.of(Arrived)) == 1, dialer, dialled)
+    assert dialer.send(dialled.link_id, b"", content(5000, 1))
+    until(lambda: len(dialled.of(LinkDown)) == 1, dialer, dialled)
+    assert "5000 bytes" in dialled.of(LinkDown)[0].reason
+    until(lambda: dialer.is_linked and dialled.is_linked, dialer, dialled)
+    dialled.proved(dialer.link_id)
+    check_traffic(dialer, dialled)
+
+
+def test_a_link_that_has_proved_nothing_makes_room_for_the_next(make_link: MakeLink):
+    dialled = make_link("z", max_unproved=2)
+    dialers = [make_link(name) for name in "abc"]
+    for dialer in dialers[:2]:
+        dialer.dial(dialled.link_id, dialled.addresses)
+        until(lambda: dialer.is_linked, dialled, dialer)  # noqa: B023
+    dialled.proved(dialers[1].link_id)
+    dialers[2].dial(dialled.link_id, dialled.addresses)
+    until(lambda: dialers[2].is_linked, dialled, *dialers)
+    assert not dialled.of(LinkDown), "one of two has proved who it is: there is a place"
+    late = make_link("d")
+    late.dial(dialled.link_id, dialled.addresses)
+    until(lambda: late.is_linked, dialled, late)
+    [lost] = dialled.of(LinkDown)
+    assert lost.neighbour == dialers[0].link_id
+    assert "did not say who it is" in lost.reason
+
+
 def test_frames_arrive_whole_both_ways(make_link: MakeLink):
     dialer, dialled = linked_pair(make_link)
     frames = [(b"small", b""), (b"", content(MB, 1)), (b"edge", content(4096, 2)), (b"h" * 60_000, content(2 * MB, 3))]

@@ -29,6 +29,7 @@ from dilocox_peer.peer.links.sessions import (
     LinkAction,
     LinkSessions,
     LinkState,
+    Proved,
     StartLinkd,
     Tell,
 )
@@ -249,6 +250,7 @@ class Node:
         self.dialled: dict[LinkId, tuple[str, ...]] = {}  # as network/link.py keeps it
         self.wanted: tuple[LinkId, ...] = ()
         self.scheduler: dict[PeerId, int] = {}
+        self.proved: set[LinkId] = set()  # linkd was told so, of links that are up
         self.shunned_until: dict[LinkId, float] = {}
         self.hung_up_at: dict[LinkId, float] = {}
         self.lines: deque[float] = deque()
@@ -296,8 +298,10 @@ class Node:
                     self.view[link] = wire
                 case Down(link, wire) if self.view.get(link) is wire:
                     del self.view[link]
+                    self.proved.discard(link)
                 case Ended():
                     self.view.clear()
+                    self.proved.clear()
         for heard in batch:
             self._take(heard)
             if not self.is_up:
@@ -368,6 +372,8 @@ class Node:
             match action:
                 case Greet(link):
                     self._greet(link)
+                case Proved(link):
+                    self.proved.add(link)
                 case Dial(link, addresses):
                     self.dialled[link] = addresses
                     self.linkd.dial(link)
@@ -411,6 +417,8 @@ class Node:
         link = self.sessions.link_of(peer)
         if link is None or self.world.owners.get(link) != peer or abs(stage - self.stage) != 1:
             raise Violation(f"4: {self} takes {link} for {peer} of stage {stage}")
+        if link not in self.proved:
+            raise Violation(f"13: {self} is linked over {link}, for which linkd holds next to nothing")
 
     def _linkd_again(self, life: int) -> None:
         if life != self.life or not self.is_up:

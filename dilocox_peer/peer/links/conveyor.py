@@ -34,7 +34,7 @@ from dilocox_peer.peer.links.bench import Bench, MicroBatchCounts
 from dilocox_peer.peer.links.dialling import Dial, HangUp, LinkAddress
 from dilocox_peer.peer.links.exchange import Exchange
 from dilocox_peer.peer.links.greeting import Greeter
-from dilocox_peer.peer.links.sessions import GiveUp, Greet, Hand, LinkAction, LinkSessions, StartLinkd, Tell
+from dilocox_peer.peer.links.sessions import GiveUp, Greet, Hand, LinkAction, LinkSessions, Proved, StartLinkd, Tell
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.turnstile import Delay, Turnstile, at_once
 from dilocox_peer.signing import SigningKey
@@ -45,6 +45,7 @@ _logger = logging.getLogger(__name__)
 HELLO, HOPS = b"\x01", b"\x02"
 START_S = 30.0  # of linkd, which imports py-libp2p on a busy machine
 POLL_MAX_S = 0.5
+MAX_UNPROVED = 16  # links that others made and that have not greeted yet; beyond, the oldest makes room
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Conveyor:
                 protocol=f"/dilocox/link/1/{run_id[:16]}",
                 max_body_bytes=body.step_bytes,
                 queue_bytes=2 * slots * body.step_bytes + (1 << 20),
+                max_unproved=MAX_UNPROVED,
                 mdns=mdns,
             ),
             on_log=lambda line: listener(Remark(f"linkd: {line}")),
@@ -250,6 +252,8 @@ class Conveyor:
             match action:
                 case Greet(link):
                     self._link.send(link, HELLO + self._greeter.hello(link))
+                case Proved(link):
+                    self._link.proved(link)
                 case Dial(link, addresses):
                     self._link.dial(link, addresses)
                 case HangUp(link):

@@ -21,6 +21,7 @@ A link passes through the states of MOVES, and through no others. Its promises, 
     members of the run hold all of linkd's places.
 11. Lines about strangers are at most LINES_PER_MINUTE in each minute.
 12. linkd is started again after each end, with pauses that grow, until that is no accident any more: then it is given up.
+13. linkd holds next to nothing for a link before its greeting, and is told before the scheduler that it may hold more.
 """
 
 from collections import Counter, deque
@@ -95,6 +96,13 @@ class Greet:
 
 
 @dataclass(frozen=True, slots=True)
+class Proved:
+    """It is known whose link this is: linkd may hold as much for it as was agreed."""
+
+    link: LinkId
+
+
+@dataclass(frozen=True, slots=True)
 class Hand:
     """The scheduler is to know it."""
 
@@ -120,7 +128,7 @@ class GiveUp:
     reason: str
 
 
-LinkAction = Greet | Dial | HangUp | Hand | Tell | StartLinkd | GiveUp
+LinkAction = Greet | Proved | Dial | HangUp | Hand | Tell | StartLinkd | GiveUp
 
 
 @dataclass(slots=True, eq=False)
@@ -330,6 +338,7 @@ class LinkSessions:
         out += self._move(session, Cause.GREETED, now)
         session.hello = hello
         self._settled[hello.peer] = session
+        out.append(Proved(session.link))
         out.append(Hand(contract.Linked(hello.peer, hello.stage)))
         out.append(Tell(NeighbourLinked(hello.peer, hello.stage)))
         return out
