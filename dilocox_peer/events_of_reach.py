@@ -77,3 +77,16 @@ class Starting(Event):
 
     def line(self) -> str:
         return self.step
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway(Event):
+    """By this peer alone, for so many seconds. who: a peer, or a range of addresses."""
+
+    who: str
+    reason: str
+    seconds: float
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        return f"turned away for {self.seconds:.0f} s: {self.who}, for {self.reason}"

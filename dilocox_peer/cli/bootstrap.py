@@ -265,6 +265,7 @@ async def open_run(
         is_public=True,
     )
     stack.push_async_callback(transport.close)
+    transport.doors.set_listener(listener)
     directory = await Directory.create(transport, manifest.run_id, identity.key)
     stack.push_async_callback(directory.close)
     if desk is not None:

@@ -63,14 +63,14 @@ class LocalSwarm:
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    async def start_bootstrap(self, *more: str) -> Child:
+    async def start_bootstrap(self, *more: str, program: Sequence[str] = ("-m", "dilocox_peer")) -> Child:
         """Returns when its link is there; the one of a bootstrap before counts no more. It evaluates nothing unless it is told to.
         Raises ChildEnded, TimeoutError."""
         run_file = self.folder / "run.toml"
         write_whole(run_file, to_toml(self.manifest).encode())
         self.link = ""
         child = await self.children.start(
-            "bootstrap", ["bootstrap", str(run_file), "--no-evaluate", *self.common, *more]
+            "bootstrap", ["bootstrap", str(run_file), "--no-evaluate", *self.common, *more], program=program
         )
         await self.until(lambda: bool(self.link), [child], START_S)
         return child

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dilocox_peer.admission import Gate, Revocations, Right
-from dilocox_peer.dht.entry import GuardedP2P, bound_node
+from dilocox_peer.dht.entry import Door, GuardedP2P, bound_node
 from dilocox_peer.dht.records import (
     BUCKETS,
     LEASE_TTL_S,
@@ -59,6 +59,8 @@ class Network(Protocol):
     def initial_peers(self) -> tuple[str, ...]: ...
     @property
     def is_down(self) -> bool: ...
+    @property
+    def doors(self) -> Door: ...
     async def connect(self, peer: PeerId, addresses: Sequence[str], timeout_s: float = ...) -> None: ...
 
 
@@ -115,7 +117,7 @@ class Directory:
         try:
             async with asyncio.timeout(timeout_s):
                 node = await DHTNode.create(
-                    p2p=GuardedP2P(transport.p2p, validator),  # type: ignore[arg-type, unused-ignore]
+                    p2p=GuardedP2P(transport.p2p, validator, door=transport.doors),  # type: ignore[arg-type, unused-ignore]
                     # Not random: a bootstrap server that restarts is the same node again. entry.py knows others by it.
                     node_id=DHTID.generate(source=key.public_key),
                     initial_peers=[] if is_alone else list(known),

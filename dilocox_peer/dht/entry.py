@@ -53,6 +53,10 @@ MAX_NODES = 1024  # in the routing table
 REQUESTS_PER_S, REQUESTS_BURST = 100.0, 400.0  # of one peer; a peer at work sends below one
 RECORDS_PER_REQUEST = 4  # of a store that count as one request
 MAX_AT_ONCE, MAX_AT_ONCE_OF_PEER = 128, 32
+MAX_BYTES_AT_ONCE, MAX_BYTES_AT_ONCE_OF_PEER = (
+    16 * 1024 * 1024,
+    2 * MAX_BYTES,
+)  # of requests; parsed they take some times as much
 MAX_ASKED_BACK, MAX_ASKED_BACK_OF_PEER = 32, 2  # who want to know whether they can be reached
 SLICE_S = 0.005  # of checking, before the loop has its turn
 _KNOWN_PEERS = 1024
@@ -71,6 +75,27 @@ class Refused(Exception):
 
 class Validator(Protocol):
     def validate(self, record: Any) -> bool: ...
+
+
+class Door(Protocol):
+    """What it needs of network/doors.py."""
+
+    def request(self, peer: PeerId, num_bytes: int) -> str | None: ...
+    def oversize(self, peer: PeerId) -> None: ...
+    def malformed(self, peer: PeerId) -> None: ...
+
+
+class OpenDoor:
+    """Of a directory by itself: everybody comes in."""
+
+    def request(self, _peer: PeerId, _num_bytes: int) -> str | None:
+        return None
+
+    def oversize(self, _peer: PeerId) -> None:
+        pass
+
+    def malformed(self, _peer: PeerId) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +123,21 @@ class Intake:
 
     _rates: OrderedDict[PeerId, TokenBucket] = field(default_factory=OrderedDict)
     _running: Counter[PeerId] = field(default_factory=Counter)
+    _bytes: Counter[PeerId] = field(default_factory=Counter)  # of what is running
 
-    def refusal(self, peer: PeerId, now: float) -> str | None:
+    def refusal(self, peer: PeerId, num_bytes: int, now: float) -> str | None:
         """Why peer's request is not taken now; None if it is, and then it runs until `end`."""
         if not self._rate_of(peer, now).try_take(1.0, now):
             return f"more than {REQUESTS_PER_S:g} requests a second"
         if self._running[peer] >= MAX_AT_ONCE_OF_PEER or self._running.total() >= MAX_AT_ONCE:
             return "busy"
+        if (
+            self._bytes[peer] + num_bytes > MAX_BYTES_AT_ONCE_OF_PEER
+            or self._bytes.total() + num_bytes > MAX_BYTES_AT_ONCE
+        ):
+            return "busy"
         self._running[peer] += 1
+        self._bytes[peer] += num_bytes
         return None
 
     def may_store(self, peer: PeerId, num_records: int, now: float) -> bool:
@@ -121,17 +153,21 @@ class Intake:
         self._rates.move_to_end(peer)
         return bucket
 
-    def end(self, peer: PeerId) -> None:
+    def end(self, peer: PeerId, num_bytes: int) -> None:
         self._running[peer] -= 1
+        self._bytes[peer] -= num_bytes
         if not self._running[peer]:
-            del self._running[peer]
+            del self._running[peer], self._bytes[peer]
 
 
 class GuardedP2P:
     """See the module. Whatever is not named here is the p2p's own."""
 
-    def __init__(self, p2p: Any, validator: Validator, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, p2p: Any, validator: Validator, clock: Callable[[], float] = time.monotonic, door: Door | None = None
+    ) -> None:
         self._p2p = p2p
+        self._door = door or OpenDoor()
         self._validator = validator
         self._clock = clock
         self._intake = Intake()
@@ -155,10 +191,11 @@ class GuardedP2P:
         most_bytes = MAX_BYTES if method == "rpc_store" else MAX_SMALL_BYTES
 
         async def serve(raw: bytes, remote: Any) -> bytes:
-            if len(raw) > most_bytes:
-                raise Refused(f"a request of {len(raw)} bytes, at most {most_bytes}")
             peer = PeerId(str(remote))
-            refusal = self._intake.refusal(peer, self._clock())
+            if len(raw) > most_bytes:
+                self._door.oversize(peer)
+                raise Refused(f"a request of {len(raw)} bytes, at most {most_bytes}")
+            refusal = self._door.request(peer, len(raw)) or self._intake.refusal(peer, len(raw), self._clock())
             if refusal is not None:
                 raise Refused(refusal)
             try:
@@ -166,13 +203,14 @@ class GuardedP2P:
                 try:
                     request = input_protobuf_type.FromString(raw)
                 except Exception as error:  # protobuf's DecodeError, by whichever of its implementations
+                    self._door.malformed(peer)
                     raise Refused("unreadable") from error
                 _keep_own_node_id(request.peer, remote.to_bytes())
                 response = await answer(handler, request, _Context(name, self._p2p.peer_id, remote))
                 serialized: bytes = response.SerializeToString()
                 return serialized
             finally:
-                self._intake.end(peer)
+                self._intake.end(peer, len(raw))
 
         await self._p2p._client.add_unary_handler(name, serve, **options)
 

@@ -73,6 +73,7 @@ class Daemon:
         self.folder = directory.path  # of its sockets
         self._last_failures: OrderedDict[PeerId, type[PeerUnavailable]] = OrderedDict()
         self._vias: OrderedDict[PeerId, Via] = OrderedDict()  # of each peer, when it was seen connected last
+        self.on_asking: Callable[[PeerId], None] = lambda _peer: None  # told of whom something is asked
         self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._watcher = asyncio.create_task(self._watch(), name="p2pd-watcher")
 
@@ -246,6 +247,7 @@ class Daemon:
         from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
 
         self.check_up(peer)
+        self.on_asking(peer)
         try:
             async with asyncio.timeout(timeout_s):
                 await client_of(self.p2p).call_unary_handler(PeerID(raw_peer(peer)), protocol, bytes(raw))
@@ -282,6 +284,7 @@ class Daemon:
         """To peer's handler of that protocol. Raises as `call`."""
         from hivemind.proto import p2pd_pb2
 
+        self.on_asking(peer)
         opening = p2pd_pb2.StreamOpenRequest(peer=raw_peer(peer), proto=[protocol])
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=opening)
         return await self._request(peer, request, timeout_s)

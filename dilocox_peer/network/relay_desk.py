@@ -62,6 +62,11 @@ class RelayDesk:
         if not self._circuits[source, target]:
             del self._circuits[source, target]
 
+    def has(self, peer: PeerId, now: float) -> bool:
+        """Whether it has a place, or a circuit."""
+        until, _ = self._reserved.get(peer, (float("-inf"), ""))
+        return until > now or any(peer in ends for ends in self._circuits)
+
     def num_reserved_at(self, now: float) -> int:
         self._forget(now)
         return len(self._reserved)

@@ -56,6 +56,7 @@ class Relay:
     async def serve(self) -> None:
         """From here on. Raises PeerUnavailable, TimeoutError."""
         self._granting = asyncio.create_task(self._grant(), name="relay")
+        self._transport.doors.keeper.keep(lambda peer: self._desk.has(peer, time.monotonic()))
         await self._transport.take_protocol(relay_protocol.PROTOCOL, self._on_stream, right=self._right)
 
     async def close(self) -> None:

@@ -3,22 +3,24 @@
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dilocox_peer.admission import Right
 from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.network.bandwidth import Bandwidth
 from dilocox_peer.network.bulk import Receipts, Reply, discard_request, receive_request, send_refusal, send_reply
+from dilocox_peer.network.doorkeeper import Budgeted, Budgets
 from dilocox_peer.network.flow import Flows
 from dilocox_peer.types import PeerId
 
 FetchHandler = Callable[[PeerId, dict[str, Any]], Awaitable[Reply]]
 
 _REQUEST_TIMEOUT_S = 10.0
+PATIENT_S = 1.0  # with a stranger that has a stream and asks nothing, when others wait
+SLOW_AFTER_S, SLOW_BYTES_PER_S = 30.0, 8 * 1024.0  # who reads less is served while nobody waits
 
 _logger = logging.getLogger(__name__)
 
@@ -33,17 +35,38 @@ class TransportLimits:
     handler_timeout_s: float = 30.0  # for a handler to produce its reply
     stall_timeout_s: float = 30.0  # for a fetcher to take one chunk
     reply_timeout_s: float = 3600.0  # for a whole reply
-    messages_per_s: float = 200.0  # from one peer; a swarm in training sends below 10
-    messages_burst: float = 400.0
+    allowed: Mapping[Budgeted, Budgets] = field(
+        default_factory=dict
+    )  # where other budgets than the doorkeeper's are to hold
     upload_bytes_per_s: float | None = None  # of fetched bodies and of activations, to all peers together
     download_bytes_per_s: float | None = None  # of bodies we fetch and of activations, from all peers together
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A request, from its stream's first byte to the reply's last. began: of the reply, once it is being sent, else of the stream."""
+
+    peer: PeerId
+    is_stranger: bool
+    began: float
+    is_read: bool = False
+    is_sending: bool = False
+    num_bytes: int = 0  # of the reply, that were acknowledged
+
+    def is_worth_less(self, now: float) -> bool:
+        """Whether a stranger that waits for a place may have this one: nothing was asked yet, or hardly anything is taken."""
+        took_s = now - self.began
+        if not self.is_read:
+            return took_s > PATIENT_S
+        return self.is_sending and took_s > SLOW_AFTER_S and self.num_bytes < SLOW_BYTES_PER_S * took_s
 
 
 class Serving:
     """The replies that are being sent, or wait to be.
 
     Members (`is_member`) have half of all places to themselves: replies may be read slowly, and identities cost nothing, so
-    without that eight strangers keep all contributions from all members for as long as a reply may take.
+    without that eight strangers keep all contributions from all members for as long as a reply may take. Among strangers who has not
+    said in a second what it wants, or reads next to nothing, makes room for the next.
     """
 
     def __init__(
@@ -52,14 +75,17 @@ class Serving:
         bandwidth: Bandwidth,
         refusal: Callable[[PeerId, Right | None], str | None],
         on_acknowledged: Callable[[PeerId], None],
+        on_malformed: Callable[[PeerId], None],
     ) -> None:
-        """refusal: why a peer has no answer that takes this right, or None. on_acknowledged: a peer has received more."""
+        """refusal: why a peer has no answer that takes this right, or None. on_acknowledged: a peer has received more. on_malformed: what it
+        sent in place of a request cannot be read."""
         self._limits = limits
         self._bandwidth = bandwidth
         self._refusal = refusal
         self._on_acknowledged = on_acknowledged
+        self._on_malformed = on_malformed
         self._flows = Flows()
-        self._under_way: dict[asyncio.Task[Any], PeerId] = {}
+        self._under_way: dict[asyncio.Task[Any], _UnderWay] = {}
         self._free = asyncio.Semaphore(limits.streams)
         self._free_for_others = asyncio.Semaphore(limits.streams)
         self._is_member: Callable[[PeerId], bool] | None = None  # none are known: all are alike
@@ -89,11 +115,15 @@ class Serving:
         """Answers the request on this stream. In a task that does nothing else."""
         task = asyncio.current_task()
         assert task is not None
-        num_of_peer, most_of_peer = Counter(self._under_way.values())[peer], self._limits.streams_per_peer
-        if self._is_over or self._is_full(peer) or num_of_peer >= 4 * most_of_peer:
+        num_of_peer = sum(each.peer == peer for each in self._under_way.values())
+        most_of_peer = self._limits.streams_per_peer
+        is_stranger = not self._is_first(peer)
+        if is_stranger:
+            self._make_room()
+        if self._is_over or self._is_full(is_stranger=is_stranger) or num_of_peer >= 4 * most_of_peer:
             writer.transport.abort()  # a flood: not even read
             return
-        self._under_way[task] = peer
+        mine = self._under_way[task] = _UnderWay(peer, is_stranger, time.monotonic())
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
                 if (reason := self._refusal(peer, right)) is not None:
@@ -101,13 +131,18 @@ class Serving:
                     await send_refusal(writer, reason)
                     return
                 header = await receive_request(reader)
+                mine.is_read = True
                 if num_of_peer >= most_of_peer:
                     await send_refusal(writer, f"busy: at most {most_of_peer} fetches at once for one peer")
                     return
-            turn = nullcontext() if self._is_first(peer) else self._free_for_others
+            turn = self._free_for_others if is_stranger else nullcontext()
             async with asyncio.timeout(self._limits.reply_timeout_s), turn, self._free:
-                await self._answer(peer, kind, handler, header, reader, writer)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, ProtocolError):
+                mine.began, mine.is_sending = time.monotonic(), True
+                await self._answer(mine, kind, handler, header, reader, writer)
+        except ProtocolError:
+            self._on_malformed(peer)
+            writer.transport.abort()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):
             writer.transport.abort()  # the fetcher is gone, frozen, or speaks something else: it sees the stream end early
         except asyncio.CancelledError:
             # Not raised again: this is all that the task does, and Python 3.11 prints a traceback for a stream's handler
@@ -115,27 +150,40 @@ class Serving:
             writer.transport.abort()
         finally:
             writer.close()
-            del self._under_way[task]
+            self._under_way.pop(task, None)
 
     def _is_first(self, peer: PeerId) -> bool:
         return self._is_member is not None and self._is_member(peer)
 
-    def _is_full(self, peer: PeerId) -> bool:
+    def _is_full(self, *, is_stranger: bool) -> bool:
         """Whether as many requests as may be are answered or wait; of others than members, half as many."""
         most = self._limits.streams + self._limits.streams_waiting
-        if self._is_member is None or self._is_member(peer):
+        if not is_stranger or self._is_member is None:
             return len(self._under_way) >= most
-        return sum(not self._is_member(each) for each in self._under_way.values()) >= most // 2
+        return sum(each.is_stranger for each in self._under_way.values()) >= most // 2
+
+    def _make_room(self) -> None:
+        """Ends what is worth least of strangers' requests, if they have all their places: waiting, or being answered."""
+        num_sending = self._limits.streams // (1 if self._is_member is None else 2)
+        now = time.monotonic()
+        strange = {task: each for task, each in self._under_way.items() if each.is_stranger}
+        if self._is_full(is_stranger=True) or sum(each.is_sending for each in strange.values()) >= num_sending:
+            poor = [task for task, each in strange.items() if each.is_worth_less(now)]
+            if poor:
+                poorest = min(poor, key=lambda task: (strange[task].num_bytes, strange[task].began))
+                del self._under_way[poorest]  # its place is free now; it ends with the next turn of the loop
+                poorest.cancel()
 
     async def _answer(
         self,
-        peer: PeerId,
+        asked: _UnderWay,
         kind: str,
         handler: FetchHandler,
         header: dict[str, Any],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
+        peer = asked.peer
         try:
             async with asyncio.timeout(self._limits.handler_timeout_s):
                 reply = await handler(peer, header)
@@ -156,6 +204,7 @@ class Serving:
         flow = self._flows.to(peer, is_urgent=reply.is_urgent)
 
         def on_received(num_bytes: int) -> None:
+            asked.num_bytes += num_bytes
             self._bandwidth.uplink.sent(num_bytes)
             self._on_acknowledged(peer)
 

@@ -31,9 +31,9 @@ from dilocox_peer.network.bulk import (
     send_request,
 )
 from dilocox_peer.network.daemon import Daemon, OnStream, Refusal, Via, remember
+from dilocox_peer.network.doors import Doors
 from dilocox_peer.network.p2pd import check_listenable
 from dilocox_peer.network.serving import FetchHandler, Serving, TransportLimits
-from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
 
 __all__ = [
@@ -87,15 +87,15 @@ class Transport:
         self._prefix = f"/dilocox/1/{namespace}"
         self.message_protocol = f"{self._prefix}/message"
         self.pass_protocol = f"{self._prefix}/pass"
-        self._limits = limits
         self._message_handler: MessageHandler | None = None
         self.admission: Admission | None = None
-        self._message_rates: OrderedDict[PeerId, TokenBucket] = OrderedDict()
         self.heard: OrderedDict[PeerId, float] = (
             OrderedDict()
         )  # when, monotonic, the last message or byte of a body came
         self._bytes_handler: BytesHandler = lambda _peer: None
-        self._serving = Serving(limits, self.bandwidth, self._refusal, self._on_bytes)
+        self.doors = Doors(daemon, limits.allowed)
+        self.doors.keeper.befriend(lambda peer: peer in self.named)
+        self._serving = Serving(limits, self.bandwidth, self._refusal, self._on_bytes, self.doors.malformed)
         self._is_closed = False
 
     # -- start and end ------------------------------------------------------------------------------------------------
@@ -148,6 +148,7 @@ class Transport:
         except BaseException:
             await daemon.close(timeout_s=2.0)
             raise
+        self.doors.start()
         return self
 
     async def close(self, timeout_s: float = 3.0) -> None:
@@ -159,7 +160,10 @@ class Transport:
             return
         self._is_closed = True
         tasks = self._serving.end()
-        await self.daemon.close(timeout_s)
+        try:
+            await self.doors.close()
+        finally:
+            await self.daemon.close(timeout_s)
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
 
@@ -201,7 +205,7 @@ class Transport:
 
     async def _on_pass(self, peer: PeerId, raw: bytes) -> None:
         """As _on_message."""
-        self._check_rate(peer)
+        self._check_rate(peer, len(raw))
         assert self.admission is not None
         reason = self.admission.gate.show(peer, raw, time.time())
         if reason is not None:
@@ -258,7 +262,7 @@ class Transport:
         """As `take_streams`, of a protocol that is not this run's alone."""
 
         async def take(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if self._is_closed or self._refusal(peer, right) is not None:
+            if self._is_closed or self.doors.stream(peer) is not None or self._refusal(peer, right) is not None:
                 writer.transport.abort()
             else:
                 await on_stream(peer, reader, writer)
@@ -303,8 +307,10 @@ class Transport:
         self._bytes_handler = handler
 
     def set_members(self, is_member: Callable[[PeerId], bool]) -> None:
-        """Half of what is answered at once is kept for requests of these peers."""
+        """Half of what is answered at once is kept for requests of these peers; budgets of strangers are not theirs."""
         self._serving.set_members(is_member)
+        self.doors.keeper.befriend(is_member)
+        self.doors.keeper.set_settled(lambda: is_member(self.peer_id))
 
     def _on_bytes(self, peer: PeerId) -> None:
         remember(self.heard, peer, time.monotonic())
@@ -330,8 +336,9 @@ class Transport:
     async def _on_message(self, peer: PeerId, raw: bytes) -> None:
         """Called by hivemind in a task of its own; what is raised here reaches the sender as repr()."""
         if len(raw) > MAX_MESSAGE_BYTES:
+            self.doors.oversize(peer)
             raise Refusal(f"message of {len(raw)} bytes, at most {MAX_MESSAGE_BYTES}")
-        self._check_rate(peer)
+        self._check_rate(peer, len(raw))
         if self._message_handler is None or self._is_closed:
             raise Refusal("not ready")
         if (reason := self._refusal(peer, Right.JOIN)) is not None:
@@ -346,12 +353,9 @@ class Transport:
             _logger.exception("message from %s could not be handled; it was dropped", peer)
             raise Refusal("internal error") from None
 
-    def _check_rate(self, peer: PeerId) -> None:
-        bucket = self._message_rates.get(peer)
-        if bucket is None:
-            bucket = TokenBucket(self._limits.messages_per_s, self._limits.messages_burst, time.monotonic())
-        if not remember(self._message_rates, peer, bucket).try_take(1.0, time.monotonic()):
-            raise Refusal(f"more than {self._limits.messages_per_s:g} messages a second")
+    def _check_rate(self, peer: PeerId, num_bytes: int) -> None:
+        if (reason := self.doors.message(peer, num_bytes)) is not None:
+            raise Refusal(reason)
 
     # -- bulk ---------------------------------------------------------------------------------------------------------
 
@@ -362,6 +366,9 @@ class Transport:
         """
 
         async def on_stream(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if self.doors.stream(peer) is not None:
+                writer.transport.abort()
+                return
             await self._serving.serve(peer, kind, handler, right, reader, writer)
 
         self.daemon.check_up(self.peer_id)

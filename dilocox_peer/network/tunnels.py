@@ -53,6 +53,7 @@ class Tunnels:
                 if not self._taken[peer]:
                     del self._taken[peer]
 
+        self._transport.doors.keeper.keep(lambda peer: peer in self._taken or peer in self._doors)
         await self._transport.take_streams(KIND, take, right=Right.JOIN)
 
     async def towards(self, peer: PeerId, addresses: Sequence[str]) -> str | None:

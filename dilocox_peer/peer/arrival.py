@@ -62,6 +62,7 @@ async def arrive(
             text for text in parse_multiaddrs(known, "peer") if not text.endswith(f"/p2p/{identity.peer_id}")
         )
     stack.push_async_callback(transport.close)
+    transport.doors.set_listener(listener)
     transport.named = named_peers(settings.initial_peers)  # whom we have met before is not
     await asyncio.to_thread(remember_port, settings.run_folder, transport.addresses)
     at.step = StartupStep.DIRECTORY

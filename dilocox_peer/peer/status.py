@@ -39,7 +39,7 @@ from dilocox_peer.events import (
     ViewChanged,
 )
 from dilocox_peer.events_of_data import Evaluated
-from dilocox_peer.events_of_reach import Starting
+from dilocox_peer.events_of_reach import Starting, TurnedAway
 from dilocox_peer.events_of_rounds import ContributionsMissed
 from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.contributions import Contributions, Round
@@ -118,6 +118,7 @@ class Status:
         default_factory=dict
     )  # why it is not waited for; whether that is proven
     refused: dict[PeerId, tuple[str, int]] = field(default_factory=dict)  # what was last refused of it; how often
+    turned_away: dict[str, tuple[str, float]] = field(default_factory=dict)  # by us: why, and until when
     contributions: Contributions = field(default_factory=Contributions)  # those not taken as they were
     copies: dict[int, int] = field(default_factory=dict)  # other stages of which one is kept here: its round
 
@@ -271,6 +272,8 @@ class Status:
                 self._doubt(peer, reason, is_proven=True)
             case MessageRefused(peer, reason) | StateFetchFailed(peer, reason):
                 self._refuse(peer, reason)
+            case TurnedAway(who, reason, seconds):
+                self._turn_away(who, reason, at_s + seconds, at_s)
             case ContributionRefused() | ContributionClipped() | ContributionsMissed():
                 self.contributions.take(event)
             case BranchSwitched():
@@ -408,6 +411,12 @@ class Status:
         self.refused[peer] = (printable(reason), times + 1)
         while len(self.refused) > MAX_DOUBTED:
             del self.refused[next(iter(self.refused))]
+
+    def _turn_away(self, who: str, reason: str, until_s: float, at_s: float) -> None:
+        self.turned_away = {each: why for each, why in self.turned_away.items() if why[1] > at_s and each != who}
+        self.turned_away[printable(who)] = (printable(reason), until_s)
+        while len(self.turned_away) > MAX_DOUBTED:
+            del self.turned_away[next(iter(self.turned_away))]
 
     def _here(self, peer: PeerId, stage: int | None, is_here: bool) -> None:
         if stage is None:

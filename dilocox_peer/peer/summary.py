@@ -45,6 +45,11 @@ def summary(status: Status, now: float) -> dict[str, Any]:
         "refused": [
             {"peer": peer, "reason": reason, "times": times} for peer, (reason, times) in status.refused.items()
         ],
+        "turned_away": [
+            {"who": who, "reason": reason, "for_s": round(until_s - now)}
+            for who, (reason, until_s) in status.turned_away.items()
+            if until_s > now
+        ],
         "contributions_counted": status.contributions.share,
         "contributions_missed": (
             None

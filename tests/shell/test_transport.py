@@ -12,6 +12,7 @@ import pytest
 
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.network.daemon import calls_under_way, handlers_under_way
+from dilocox_peer.network.doorkeeper import Budget, Budgeted, Budgets
 from dilocox_peer.network.transport import (
     MAX_MESSAGE_BYTES,
     PeerGone,
@@ -30,6 +31,11 @@ from .conftest import RUN, MakeTransport, is_running, until
 from .peer_process import blob, serve_blob
 
 STRANGER = SigningKey(bytes(32)).peer_id
+
+
+def flat(per_s: float, burst: float) -> Budgets:
+    """The same for everybody."""
+    return Budgets(*[Budget(per_s, burst)] * 4)
 
 
 async def pair(make_transport: MakeTransport, **options: Any) -> tuple[Transport, Transport]:
@@ -94,7 +100,7 @@ async def test_a_fault_in_a_handler_costs_one_message(
 
 
 async def test_a_flood_of_messages_is_refused(make_transport: MakeTransport) -> None:
-    limits = TransportLimits(messages_per_s=0.001, messages_burst=3)
+    limits = TransportLimits(allowed={Budgeted.MESSAGES: flat(0.001, 3)})
     server, client = await pair(make_transport, limits=limits)
     got: list[bytes] = []
     server.set_message_handler(lambda _peer, raw: got.append(raw))
@@ -189,7 +195,10 @@ async def test_peers_meet_by_the_address_of_a_lease(make_transport: MakeTranspor
 
 async def test_cancelled_calls_do_not_break_the_transport(make_transport: MakeTransport) -> None:
     """hivemind's reader dies of an answer that arrives just after its call was cancelled, and all later calls hang."""
-    server, client = await pair(make_transport, limits=TransportLimits(messages_per_s=1e6, messages_burst=1e6))
+    server, client = await pair(
+        make_transport,
+        limits=TransportLimits(allowed={Budgeted.MESSAGES: flat(1e6, 1e6), Budgeted.MESSAGE_BYTES: flat(1e9, 1e9)}),
+    )
     server.set_message_handler(lambda _peer, _raw: None)
     rng = random.Random(1)
     for _ in range(40):

@@ -113,14 +113,17 @@ async def test_a_message_is_encoded_once_for_all_who_get_it(monkeypatch: pytest.
 
 async def test_a_flood_of_malformed_messages_is_told_once_a_second() -> None:
     told: list[Any] = []
+    blamed: list[PeerId] = []
+    transport = cast("Any", SimpleNamespace(doors=SimpleNamespace(malformed=blamed.append)))
     driver = RoundDriver(
-        NOTHING, transport=NOTHING, blobs=NOTHING, journal=NOTHING, disk=NOTHING, check_blob=NOTHING, max_blob_bytes=1,
-        on_apply=NOTHING, on_fetch_state=NOTHING, on_change=NOTHING, listener=told.append,
+        NOTHING, transport=transport, blobs=NOTHING, journal=NOTHING, disk=NOTHING, check_blob=NOTHING,
+        max_blob_bytes=1, on_apply=NOTHING, on_fetch_state=NOTHING, on_change=NOTHING, listener=told.append,
     )  # fmt: skip
     for _ in range(100):
         driver.receive(PeerId("stranger"), b"junk")
     driver.receive(PeerId("another"), b"junk")
     assert [event.peer for event in told] == ["stranger", "another"]
+    assert blamed == [*[PeerId("stranger")] * 100, PeerId("another")], "each counts at the door"
 
 
 async def test_a_vote_is_on_disk_while_contributions_are_being_checked(tmp_path: Path) -> None:

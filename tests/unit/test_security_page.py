@@ -4,13 +4,18 @@ import re
 from pathlib import Path
 
 from dilocox_peer.dht import entry
+from dilocox_peer.network import doorkeeper, link_gate
+from dilocox_peer.network.doorkeeper import ALLOWED, Budgeted, Trespass
 from dilocox_peer.network.frames import MAX_HEADER_BYTES, MAX_HEADER_DEPTH, MAX_HEADER_ITEMS
+from dilocox_peer.network.link_frames import MAX_UNPROVED_BYTES, MAX_UNPROVED_HEADER_BYTES
 from dilocox_peer.network.serving import TransportLimits
 from dilocox_peer.network.transport import MAX_MESSAGE_BYTES
 from dilocox_peer.network.tunnels import MAX_DOORS
 from dilocox_peer.network.tunnels import MAX_STREAMS_PER_PEER as OF_A_DOOR
 from dilocox_peer.peer.dialback import ALL_PORTS, ALL_PORTS_PER_S, MAX_RANGES, RANGE_PORTS, RANGE_PORTS_PER_S
+from dilocox_peer.peer.links.conveyor import MAX_UNPROVED
 from dilocox_peer.peer.rounds.conduct import MAX_PROVEN, MAX_REMEMBERED
+from dilocox_peer.peer.rounds.driver import MAX_QUEUED_BYTES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "SECURITY.md").read_text()
@@ -26,14 +31,49 @@ def test_every_threat_names_tests_that_are_there() -> None:
             assert (ROOT / name).is_file(), name
 
 
+def _rates(kind: Budgeted) -> str:
+    each = ALLOWED[kind]
+    return (
+        f"a member {each.member.per_s:.0f} ({each.member.burst:,.0f} at once); a stranger {each.stranger.per_s:.0f} ({each.stranger.burst:,.0f}), "
+        f"a range {each.place.per_s:.0f} ({each.place.burst:,.0f}), all strangers {each.strangers.per_s:.0f} ({each.strangers.burst:,.0f})"
+    )
+
+
+def _mib(kind: Budgeted) -> str:
+    member, stranger, place, strangers = (
+        f"{each.per_s / (1 << 20):.0f}"
+        for each in (ALLOWED[kind].member, ALLOWED[kind].stranger, ALLOWED[kind].place, ALLOWED[kind].strangers)
+    )
+    return f"a member {member} MiB; a stranger {stranger}, a range {place}, all strangers {strangers}"
+
+
 def test_the_bounds_are_those_of_the_code() -> None:
     limits = TransportLimits()
     for told in (
-        f"{MAX_MESSAGE_BYTES >> 20} MiB; {limits.messages_per_s:.0f} a second of one peer, {limits.messages_burst:.0f} at once",
+        f"{MAX_MESSAGE_BYTES >> 20} MiB; the header is read",
+        f"{MAX_QUEUED_BYTES >> 20} MiB as they came",
+        f"messages a second | {_rates(Budgeted.MESSAGES)}",
+        f"bytes of messages a second | {_mib(Budgeted.MESSAGE_BYTES)}",
+        f"streams a second | {_rates(Budgeted.STREAMS)}",
+        f"requests to the directory | {_rates(Budgeted.REQUESTS).replace(' (400', ' a second (400', 1)}; {entry.MAX_AT_ONCE} at once, "
+        f"{entry.MAX_AT_ONCE_OF_PEER} of one peer; {entry.MAX_BYTES_AT_ONCE >> 20} MiB at once, {entry.MAX_BYTES_AT_ONCE_OF_PEER >> 20} of one peer",
+        f"{doorkeeper.MAX_STRANGERS}, {doorkeeper.MAX_STRANGERS_OF_PLACE} of a range; of more than {doorkeeper.CROWD} those that say nothing "
+        f"for {doorkeeper.PROVE_S:.0f} s go",
+        f"above {doorkeeper.DAEMON_BYTES >> 20} MiB all strangers",
+        f"{link_gate.KNOCKS_PER_S:.0f} a second ({link_gate.KNOCKS:.0f} at once) of all, {link_gate.PLACE_KNOCKS_PER_S:.0f} "
+        f"({link_gate.PLACE_KNOCKS:.0f}) of a range, {link_gate.MAX_OF_PLACE} connections of one",
+        f"of which {MAX_UNPROVED} that have not proved who they are; those hold {MAX_UNPROVED_BYTES >> 10} KiB and take frames without bodies and "
+        f"with headers of {MAX_UNPROVED_HEADER_BYTES >> 10} KiB",
+        f"{doorkeeper.MAX_KNOWN:,} peers, {doorkeeper.MAX_KNOWN:,} ranges",
+        f"A ban begins at {doorkeeper.BANNED_AT:.0f} points, which fade by one in {1 / doorkeeper.FADE_PER_S:.0f}".replace(
+            "in 2", "in two"
+        ),
+        f"{doorkeeper.POINTS[Trespass.FLOOD]:.0f} for each thing asked beyond one's own budget, "
+        f"{doorkeeper.POINTS[Trespass.MALFORMED]:.0f} for what cannot be read, {doorkeeper.POINTS[Trespass.OVERSIZE]:.0f} for what is larger",
         f"{limits.streams} at once, {limits.streams_waiting} more waiting, {limits.streams_per_peer} of one peer",
         f"{MAX_HEADER_BYTES >> 10} KiB, depth {MAX_HEADER_DEPTH}, {MAX_HEADER_ITEMS:,} items",
         f"{entry.MAX_RECORDS} a key, {entry.MAX_BYTES_OF_KEY >> 10} KiB a key, {entry.MAX_STORED_BYTES >> 20} MiB in all; "
-        f"{entry.MAX_AT_ONCE} requests at once, {entry.MAX_AT_ONCE_OF_PEER} of one peer; {entry.MAX_NODES:,} nodes",
+        f"{entry.MAX_NODES:,} nodes",
         f"{RANGE_PORTS:.0f} at once and {60 * RANGE_PORTS_PER_S:.0f} a minute of a range of addresses (/24, /48), {ALL_PORTS:.0f} at once "
         f"and {ALL_PORTS_PER_S:.0f} a second in all; {MAX_RANGES:,} ranges",
         f"{MAX_DOORS}, 64 streams, {OF_A_DOOR} of one peer",

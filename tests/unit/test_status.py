@@ -31,6 +31,7 @@ from dilocox_peer.events import (
     SwarmSeen,
 )
 from dilocox_peer.events_of_data import Evaluated
+from dilocox_peer.events_of_reach import TurnedAway
 from dilocox_peer.events_of_rounds import ContributionsMissed
 from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.status import MAX_LINE, MAX_LOG, MAX_PEERS, STALLED_S, Status, printable, stage_words
@@ -281,6 +282,21 @@ def test_whose_messages_and_states_were_refused_is_said_with_the_last_reason_and
     lines = peer_lines(summary(flood, 100.0))
     assert "  …z is not waited for: nothing" in lines
     assert "  …p999 was refused once, the last time: nothing" in lines
+
+
+def test_who_is_turned_away_is_said_until_it_is_over():
+    found = folded(
+        TurnedAway("x", "more than it may ask for, 100 times", 60.0),
+        TurnedAway("8.8.4.0/24", "what\x1b[2J cannot be read, 25 times", 1e6),
+    )
+    at_s = found.last_event_s
+    assert at_s is not None
+    assert [each["who"] for each in summary(found, at_s + 1)["turned_away"]] == ["x", "8.8.4.0/24"]
+    assert summary(found, at_s + 100)["turned_away"] == [
+        {"who": "8.8.4.0/24", "reason": "what\ufffd[2J cannot be read, 25 times", "for_s": 999_900}
+    ]
+    flood = folded(*(TurnedAway(f"p{number}", "nothing", 60.0) for number in range(1000)))
+    assert len(flood.turned_away) == 64
 
 
 def test_the_share_of_contributions_that_count_and_who_was_left_out_is_said():

@@ -125,6 +125,7 @@ class RoundDriver:
         try:
             message = decode_message(raw, sender)
         except ProtocolError as error:
+            self._transport.doors.malformed(sender)
             self._tell_refusal(sender, error.reason, asyncio.get_running_loop().time())
             return
         received = Received(sender, message)

@@ -1,0 +1,130 @@
+"""p2pd's ports under watch: doorkeeper.py's decisions, with the clock, p2pd's connections and its memory.
+
+p2pd lets in whom it likes, up to bounds of its own that do not tell one from another; so what is connected is looked at every LOOK_S,
+and whom the doorkeeper does not want is hung up on.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+import psutil
+
+from dilocox_peer.errors import PeerUnavailable
+from dilocox_peer.events import Listener
+from dilocox_peer.events_of_reach import TurnedAway
+from dilocox_peer.network.daemon import Daemon
+from dilocox_peer.network.doorkeeper import Budgeted, Budgets, Doorkeeper, Trespass
+from dilocox_peer.token_bucket import TokenBucket
+from dilocox_peer.types import PeerId
+
+LOOK_S = 2.0
+NUDGED_S = 0.25  # between two looks, when somebody was banned
+HANG_UP_S = 5.0
+HANG_UPS_AT_ONCE = 8
+
+LINES_PER_S, LINES = 0.2, 64.0  # of bans that are told: a name costs nothing, and each may be banned
+
+
+class Doors:
+    """`start` it once; `close` in the end."""
+
+    def __init__(self, daemon: Daemon, allowed: Mapping[Budgeted, Budgets]) -> None:
+        self.keeper = Doorkeeper(time.monotonic(), allowed=allowed)
+        self.num_hung_up = 0
+        self._lines = TokenBucket(LINES_PER_S, LINES, time.monotonic())
+        self._daemon = daemon
+        self._listener: Listener = lambda _event: None
+        self._nudge = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._daemon.on_asking = lambda peer: self.keeper.proved(peer, time.monotonic())
+        self._task = asyncio.create_task(self._watch(), name="doors")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def set_listener(self, listener: Listener) -> None:
+        """Told of those who are turned away, in the loop; when there are too many, not of all."""
+        self._listener = listener
+
+    # ---- what handlers ask -------------------------------------------------------------------------------------------
+
+    def message(self, peer: PeerId, num_bytes: int) -> str | None:
+        """Why a message of the peer is not looked at; None: it is, and counts."""
+        return self._asked(peer, (Budgeted.MESSAGES, 1.0), (Budgeted.MESSAGE_BYTES, float(num_bytes)))
+
+    def stream(self, peer: PeerId) -> str | None:
+        """As `message`, of a stream that the peer has opened."""
+        return self._asked(peer, (Budgeted.STREAMS, 1.0))
+
+    def request(self, peer: PeerId, num_bytes: int) -> str | None:
+        """As `message`, of a request to the directory."""
+        return self._asked(peer, (Budgeted.REQUESTS, 1.0), (Budgeted.REQUEST_BYTES, float(num_bytes)))
+
+    def oversize(self, peer: PeerId) -> None:
+        """It sent more than anything of this run has."""
+        self._blamed(peer, Trespass.OVERSIZE)
+
+    def malformed(self, peer: PeerId) -> None:
+        """It sent what cannot be read."""
+        self._blamed(peer, Trespass.MALFORMED)
+
+    def _asked(self, peer: PeerId, *wanted: tuple[Budgeted, float]) -> str | None:
+        reason = self.keeper.refusal(peer, time.monotonic(), *wanted)
+        if reason is not None:
+            self._tell()
+        return reason
+
+    def _blamed(self, peer: PeerId, trespass: Trespass) -> None:
+        self.keeper.blamed(peer, trespass, time.monotonic())
+        self._tell()
+
+    def _tell(self) -> None:
+        for ban in self.keeper.new_bans():
+            self._nudge.set()
+            if self._lines.try_take(1.0, time.monotonic()):
+                self._listener(TurnedAway(ban.who, ban.reason, ban.seconds))
+
+    # ---- connections -------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Until it is cancelled, or p2pd is gone, which others tell."""
+        while not self._daemon.is_down:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._nudge.wait()
+            self._nudge.clear()
+            with suppress(PeerUnavailable, TimeoutError, OSError):
+                await self._look()
+            await asyncio.sleep(NUDGED_S)
+
+    async def _look(self) -> None:
+        async with asyncio.timeout(HANG_UP_S):
+            connections = await self._daemon.connections()
+        hosts: dict[PeerId, list[str]] = {}
+        for peer, texts in connections:
+            hosts.setdefault(peer, []).extend(_host(text) for text in texts if "/p2p-circuit" not in text)
+        out = list(self.keeper.seen(hosts.items(), time.monotonic(), daemon_bytes=self._daemon_bytes()))
+        for at in range(0, len(out), HANG_UPS_AT_ONCE):
+            await asyncio.gather(*map(self._hang_up, out[at : at + HANG_UPS_AT_ONCE]))
+
+    async def _hang_up(self, peer: PeerId) -> None:
+        with suppress(PeerUnavailable):
+            await self._daemon.hang_up(peer, HANG_UP_S)
+            self.num_hung_up += 1
+
+    def _daemon_bytes(self) -> int:
+        try:
+            return int(psutil.Process(self._daemon.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+
+def _host(multiaddr: str) -> str:
+    parts = multiaddr.split("/")
+    return parts[2] if len(parts) > 2 and parts[1] in ("ip4", "ip6") else ""

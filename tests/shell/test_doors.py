@@ -1,0 +1,120 @@
+"""Real p2pd processes: who floods is turned away and hung up on, whom we belong with is heard all the while."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dilocox_peer.errors import PeerUnavailable
+from dilocox_peer.events import Event
+from dilocox_peer.events_of_reach import TurnedAway
+from dilocox_peer.network import doorkeeper, serving
+from dilocox_peer.network.bulk import Reply
+from dilocox_peer.network.doorkeeper import Budget, Budgeted, Budgets, Trespass
+from dilocox_peer.network.transport import RequestRefused, Transport, TransportLimits
+from dilocox_peer.types import PeerId
+
+from .conftest import MakeTransport, until
+
+LITTLE = Budgets(Budget(1e6, 1e6), Budget(1.0, 5.0), Budget(1e6, 1e6), Budget(1e6, 1e6))
+
+
+async def trio_of(make_transport: MakeTransport, **limits: Any) -> tuple[Transport, Transport, Transport]:
+    """A server, a member of its roster and a stranger, all connected."""
+    server, _ = await make_transport("server", limits=TransportLimits(**limits))
+    member, _ = await make_transport("member", initial_peers=server.addresses)
+    stranger, _ = await make_transport("stranger", initial_peers=server.addresses)
+    roster = {server.peer_id, member.peer_id}
+    server.set_members(roster.__contains__)
+    return server, member, stranger
+
+
+async def connected(server: Transport) -> set[PeerId]:
+    return {peer for peer, _ in await server.daemon.connections()}
+
+
+async def test_a_stranger_that_floods_is_turned_away_and_named_and_a_member_is_heard(
+    make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doorkeeper, "BANNED_AT", 20.0)
+    server, member, stranger = await trio_of(make_transport, allowed={Budgeted.MESSAGES: LITTLE})
+    got: list[PeerId] = []
+    told: list[Event] = []
+    server.doors.set_listener(told.append)
+    server.set_message_handler(lambda peer, _raw: got.append(peer))
+
+    async def flood() -> None:
+        for _ in range(100):
+            try:
+                await stranger.send(server.peer_id, b"x", 5)
+            except PeerUnavailable:
+                if told:
+                    return
+
+    await flood()
+    [said] = told
+    assert isinstance(said, TurnedAway)
+    assert said.who == stranger.peer_id
+    assert Trespass.FLOOD.value in said.reason
+    assert got.count(stranger.peer_id) in (5, 6)
+    async with asyncio.timeout(10):
+        while stranger.peer_id in await connected(server):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    with pytest.raises(RequestRefused, match="turned away"):
+        await stranger.send(server.peer_id, b"again", 5)
+    for _ in range(50):
+        await member.send(server.peer_id, b"x", 5)
+    assert got.count(member.peer_id) == 50
+    assert member.peer_id in await connected(server)
+
+
+async def test_a_stranger_that_is_turned_away_opens_no_stream(
+    make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, member, stranger = await trio_of(make_transport)
+    asked: list[PeerId] = []
+
+    async def serve(peer: PeerId, _header: dict[str, Any]) -> Reply:
+        asked.append(peer)
+        return Reply({}, [b"contribution"])
+
+    await server.serve("blob", serve)
+    for _ in range(10):
+        server.doors.oversize(stranger.peer_id)
+    with pytest.raises(PeerUnavailable):
+        await stranger.fetch(server.peer_id, "blob", {}, max_body_bytes=100, timeout_s=5)
+    _, body = await member.fetch(server.peer_id, "blob", {}, max_body_bytes=100, timeout_s=5)
+    assert (bytes(body), asked) == (b"contribution", [member.peer_id])
+
+
+async def test_when_p2pd_holds_too_much_strangers_are_hung_up_on(
+    make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, member, stranger = await trio_of(make_transport)
+    assert {member.peer_id, stranger.peer_id} <= await connected(server)
+    monkeypatch.setattr(doorkeeper, "DAEMON_BYTES", 1)
+    await until(lambda: server.doors.num_hung_up > 0)
+    assert await connected(server) == {member.peer_id}
+
+
+async def test_strangers_that_ask_nothing_make_room_for_one_that_does(
+    make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "PATIENT_S", 0.0)
+    server, _, stranger = await trio_of(make_transport, streams=4, streams_waiting=4)
+    newcomer, _ = await make_transport("newcomer", initial_peers=server.addresses)
+
+    async def serve(_peer: PeerId, _header: dict[str, Any]) -> Reply:
+        return Reply({}, [b"state"])
+
+    await server.serve("blob", serve)
+    opened = [
+        await stranger.open_stream(server.peer_id, server.fetch_protocol("blob"), 5) for _ in range(4)
+    ]  # all places that strangers have
+    try:
+        await asyncio.sleep(0.3)
+        _, body = await newcomer.fetch(server.peer_id, "blob", {}, max_body_bytes=100, timeout_s=5)
+        assert bytes(body) == b"state"
+    finally:
+        for _, writer in opened:
+            writer.transport.abort()
