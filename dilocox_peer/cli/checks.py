@@ -28,7 +28,6 @@ from dilocox_peer.types import PeerId
 
 CheckStatus = Literal["ok", "warn", "fail", "skipped"]
 
-DISK_BYTES_PER_PARAMETER = 40  # three checkpoints of anchor and momentum, one being written, contributions
 DISK_FLOOR_BYTES = 200_000_000
 OPEN_FILES = 1024
 LEASE_TTL_S, LEASE_AGE_S = 90.0, 35.0  # how long leases are written for, and how old one may be before it is renewed
@@ -120,9 +119,9 @@ def judge_memory(available: int, needs: Sequence[int], *, where: str) -> Check:
     return Check(name, "ok", found)
 
 
-def judge_disk(free: int, parameters: Sequence[int] | None, *, folder: Path, beside_bytes: int = 0) -> Check:
-    """beside_bytes: of weights that are not trained."""
-    need = DISK_FLOOR_BYTES + beside_bytes + (max(parameters) * DISK_BYTES_PER_PARAMETER if parameters else 0)
+def judge_disk(free: int, need: int, *, folder: Path) -> Check:
+    """need: bytes of the run's stage."""
+    need += DISK_FLOOR_BYTES
     found = f"{size(free)} free at {folder}, needs {size(need)}"
     if free < need:
         return Check("disk", "fail", found, "free some space, or pass --home on another disk")
@@ -258,7 +257,7 @@ def quick_checks(home: Path, identity_path: Path, host_maddrs: Sequence[str]) ->
         look_at_open_files(),
         look_at_key(identity_path),
         look_at_ports(host_maddrs),
-        look_at_disk(home, None),
+        look_at_disk(home),
     ]
 
 
@@ -326,11 +325,11 @@ def look_at_ports(host_maddrs: Sequence[str]) -> Check:
     return Check("ports", "ok", f"can listen on {', '.join(texts)}")
 
 
-def look_at_disk(home: Path, parameters: Sequence[int] | None, *, beside_bytes: int = 0) -> Check:
+def look_at_disk(home: Path, need: int = 0) -> Check:
     """Room at home, which need not be there yet but has to be makeable."""
     if trouble := why_not_made(home):
         return Check("disk", "fail", f"{home} cannot be made: {trouble}", "pass another --home")
-    return judge_disk(free_bytes(home), parameters, folder=home, beside_bytes=beside_bytes)
+    return judge_disk(free_bytes(home), need, folder=home)
 
 
 def free_bytes(folder: Path) -> int:

@@ -114,22 +114,21 @@ def examine(
     found.append(look_at_linkd())
     manifest: Manifest | None = None
     speeds: tuple[float, ...] = ()
+    peers = 0
     if invitation is None:
         found += [Check(name, "skipped", NO_LINK) for name in ("bootstrap", *VISIT_CHECKS)]
     else:
         on_start("the run")
         outside = asyncio.run(look_at_run(invitation, flags.host_maddrs, home))
         found += outside.found
-        manifest, speeds = outside.manifest, outside.speeds
+        manifest, speeds, peers = outside.manifest, outside.speeds, outside.peers
     on_start("memory and speed")
     if manifest is None:
         why = NO_LINK if invitation is None else "the run's settings are not known"
         found.append(Check("memory", "skipped", f"{size(available_memory())} free; {why}"))
     else:
         found += look_at_memory(manifest, flags)
-        sizes = _sizes(manifest, flags.stage)
-        beside_bytes = max(each.frozen_bytes for each in sizes)
-        disk = checks.look_at_disk(home.folder, [each.parameters for each in sizes], beside_bytes=beside_bytes)
+        disk = checks.look_at_disk(home.folder, disk_need(manifest, flags.stage, peers))
         found = [disk if check.name == "disk" else check for check in found]
     if device.status == "fail":
         found.append(Check("throughput", "skipped", "the device cannot be used"))
@@ -254,12 +253,31 @@ def look_at_memory(manifest: "Manifest", flags: DoctorFlags) -> list[Check]:
     return found
 
 
+def disk_need(manifest: "Manifest", stage: int | None, peers: int) -> int:
+    """Bytes of the stage that takes most, or of the one that is meant. peers: of the fullest stage; this one comes on top, and those
+    that the run waits for before it starts."""
+    from dilocox_peer.model.architecture import layout_of
+    from dilocox_peer.peer.planning.adaptive_planner import controller_of
+    from dilocox_peer.peer.planning.disk import disk_bytes
+
+    sizes, needs = _sizes(manifest, stage), []
+    count = min(max(peers + 1, manifest.rounds.start_peers), manifest.limits.max_peers)
+    for each in _stages(manifest, stage):
+        layout = layout_of(manifest, each)
+        controller = controller_of(manifest, layout)
+        needs.append(disk_bytes(layout.num_elements, controller.contribution_bytes(controller.setting), count))
+    return max(needs) + max(each.frozen_bytes for each in sizes)
+
+
 def _sizes(manifest: "Manifest", stage: int | None) -> list[StageSize]:
     """Of every stage, or of the one that is meant."""
+    return [StageSize.of(manifest, each) for each in _stages(manifest, stage)]
+
+
+def _stages(manifest: "Manifest", stage: int | None) -> Sequence[int]:
     if stage is not None and stage >= manifest.stages.count:
         raise ConfigError(f"--stage {stage}: the run has stages 0 to {manifest.stages.count - 1}")
-    stages = range(manifest.stages.count) if stage is None else [stage]
-    return [StageSize.of(manifest, each) for each in stages]
+    return range(manifest.stages.count) if stage is None else [stage]
 
 
 def measure(manifest: "Manifest | None", flags: DoctorFlags, speeds: Sequence[float]) -> Check:
@@ -329,11 +347,12 @@ def measured_tokens_per_s(of: "Manifest", *, device: str, threads: int, stage: i
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What was found of the run. speeds: tokens a second, as the peers say of themselves."""
+    """What was found of the run. speeds: tokens a second, as the peers say of themselves. peers: of the stage that has most."""
 
     found: list[Check]
     manifest: "Manifest | None" = None
     speeds: tuple[float, ...] = ()
+    peers: int = 0
 
 
 async def look_at_run(invitation: Invitation, host_maddrs: Sequence[str], home: PeerHome) -> Outside:
@@ -368,6 +387,7 @@ async def _look_around(open_visit: "Visit", invitation: Invitation, home: PeerHo
 
     manifest: Manifest | None = None
     leases: list[Lease] = []
+    counts: list[int] = []
 
     async def look_at_manifest() -> Check:
         nonlocal manifest
@@ -394,7 +414,6 @@ async def _look_around(open_visit: "Visit", invitation: Invitation, home: PeerHo
 
     async def look_at_peers() -> Check:
         assert manifest is not None
-        counts = []
         for stage in range(manifest.stages.count):
             of_stage = await open_visit.directory.peers(stage, RECORD_S)
             counts.append(len(of_stage))
@@ -427,7 +446,7 @@ async def _look_around(open_visit: "Visit", invitation: Invitation, home: PeerHo
     found.append(checks.judge_clock([lease.expires_s - now for lease in leases]))
     found.append(await within("direct or relayed", 2 * RECORD_S, be_dialled))
     found.append(await within("DHT round trip", 2 * RECORD_S, store_and_get))
-    return Outside(found, manifest, tuple(lease.tokens_per_s for lease in leases))
+    return Outside(found, manifest, tuple(lease.tokens_per_s for lease in leases), max(counts, default=0))
 
 
 async def _dial_all(addresses: Sequence[str]) -> Check:

@@ -13,12 +13,14 @@ from rich.console import Console
 from dilocox_peer.admission import Gate, Grant, Right
 from dilocox_peer.cli import checks
 from dilocox_peer.cli.checks import Check
-from dilocox_peer.cli.doctor import abandonable, look_at_device, measure, render, report, summary
+from dilocox_peer.cli.doctor import abandonable, disk_need, look_at_device, measure, render, report, summary
 from dilocox_peer.cli.flags import DoctorFlags
+from dilocox_peer.config import preset
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.manifest import AdmissionSection, Manifest
 from dilocox_peer.peer.footprint import available_memory
 from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.planning.disk import disk_bytes
 from dilocox_peer.signing import SigningKey
 
 MB = 10**6
@@ -63,10 +65,28 @@ def test_memory_is_by_stage(available, status):
 
 
 def test_disk(tmp_path):
-    assert checks.judge_disk(10**12, [10**9], folder=tmp_path).status == "ok"
-    assert checks.judge_disk(45 * 10**9, [10**9], folder=tmp_path).status == "warn"
-    assert checks.judge_disk(39 * 10**9, [10**9], folder=tmp_path).status == "fail"
+    assert checks.judge_disk(10**12, 40 * 10**9, folder=tmp_path).status == "ok"
+    assert checks.judge_disk(45 * 10**9, 40 * 10**9, folder=tmp_path).status == "warn"
+    assert checks.judge_disk(39 * 10**9, 40 * 10**9, folder=tmp_path).status == "fail"
     assert checks.free_bytes(tmp_path / "not" / "there") > 0
+
+
+def test_contributions_of_many_peers_take_more_of_a_disk_than_states():
+    """1.3 B parameters in int4, 16 of them: each peer keeps 16 rounds of 16 contributions."""
+    parameters, blob = 1_300_000_000, 670_000_000
+    assert disk_bytes(parameters, blob, 2) == 4 * 8 * parameters + 16 * 2 * blob
+    assert disk_bytes(parameters, blob, 16) == pytest.approx(213e9, rel=0.01)
+    assert (
+        disk_bytes(parameters, 1_000, 2) == 5 * 8 * parameters
+    )  # small ones are kept for longer, up to the size of a state
+
+
+def test_doctor_asks_for_room_by_how_many_train_there():
+    manifest = preset("tiny", compression={"codec": "none", "adapt": "off"}, limits={"max_peers": 8})
+    alone, many, too_many = (disk_need(manifest, None, peers) for peers in (0, 6, 60))
+    of_a_contribution = (many - alone) / 16 / 6
+    assert of_a_contribution == pytest.approx(4 * 252_544, rel=0.05)
+    assert too_many == pytest.approx(alone + 7 * 16 * of_a_contribution, rel=1e-6)  # no more than the run takes
 
 
 @pytest.mark.parametrize("home", ["file/home", "locked/home", "/proc/home"])
@@ -75,11 +95,11 @@ def test_a_home_that_cannot_be_made_is_no_full_disk(tmp_path, home):
     (tmp_path / "locked").mkdir(mode=0o500)
     if home == "locked/home" and os.getuid() == 0:
         pytest.skip("root may write everywhere")
-    for found in (checks.look_at_disk(tmp_path / home, None), checks.look_at_key(tmp_path / home / "identity.key")):
+    for found in (checks.look_at_disk(tmp_path / home), checks.look_at_key(tmp_path / home / "identity.key")):
         assert found.status == "fail"
         assert "cannot be made" in found.found
         assert "--home" in found.remedy
-    assert checks.look_at_disk(tmp_path / "new" / "home", None).status == "ok"
+    assert checks.look_at_disk(tmp_path / "new" / "home").status == "ok"
 
 
 @pytest.mark.parametrize(

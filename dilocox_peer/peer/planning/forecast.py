@@ -24,6 +24,7 @@ from dilocox_peer.model.memory import StageSize
 from dilocox_peer.model.partition import Costs, cut_of, usual_window
 from dilocox_peer.peer.planning.adaptive_planner import controller_of
 from dilocox_peer.peer.planning.controller import Measurement, Setting
+from dilocox_peer.peer.planning.disk import disk_bytes
 from dilocox_peer.peer.planning.plan import total_steps
 from dilocox_peer.types import Layout
 
@@ -40,7 +41,6 @@ CODING_S = 20e-9
 SETTLED_ROUNDS = 200
 MOST_ACTIVATIONS = 0.7  # of an uplink, where there is too little for both: rounds get the rest
 RECOMPUTED = 4 / 3  # of the work, with checkpointing: the forward is done twice
-DISK_BYTES = 40  # a parameter: three checkpoints, one being written, contributions
 DAY_S = 86400.0
 
 Binding = Literal["compute", "activations", "round trips", "rounds", "memory"]
@@ -143,7 +143,7 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
         replicas=replicas,
         parameters=layouts[largest].num_elements,
         memory_bytes=needed,
-        disk_bytes=DISK_BYTES * layouts[largest].num_elements,
+        disk_bytes=disk_bytes(layouts[largest].num_elements, blob, replicas),
         micro_batch_s=micro_batch_s,
         step_s=step_s,
         activation_bytes=sent,

@@ -16,6 +16,7 @@ TOLERANCE = (
     1.25  # of the share of a round that an exchange may take: beyond, another plan is made and nothing is waited for
 )
 
+KEPT_ROUNDS = 16  # contributions and certificates of so many stay servable
 MAX_RANK = 4096
 SPARE_VIEWS = 4096  # in a chain, beside one a round: far more than a run has
 MAX_CHANGE = 2  # of H from one round to the next, as a factor

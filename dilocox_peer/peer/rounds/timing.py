@@ -4,7 +4,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
-from dilocox_peer.peer.planning.plan import TOLERANCE
+from dilocox_peer.peer.planning.plan import KEPT_ROUNDS, TOLERANCE
 
 NEVER, FOREVER = float("-inf"), float("inf")  # as moments
 MAX_REPLAYED = 512  # rounds: each is an outer step of the whole stage
@@ -50,7 +50,7 @@ class Timing:
     )
     shun_s: float = 20.0
     sync_wait_s: float = 4.0  # for a page of a chain
-    keep_rounds: int = 16  # blobs and certificates of so many rounds stay servable
+    keep_rounds: int = KEPT_ROUNDS  # blobs and certificates of so many rounds stay servable
     replay_limit: int = 8  # further behind than this: a whole state instead of so many rounds' blobs
 
     @property
