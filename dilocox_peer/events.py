@@ -433,7 +433,9 @@ class TrainingProgress(Event):
     """Once a second. bytes_sent/received: payload of this peer since its start. busy: share of the last seconds spent
     computing. memory_bytes: resident, of this process and its helpers; 0 unknown. is_training: nobody holds it.
     share: micro-batches expected of it in the round. daemon_bytes: over TCP by p2pd, payload of rounds, messages, directory and
-    encryption, as of the last two seconds; 0 unknown. lag_ms: how late the event loop ran, over half a minute."""
+    encryption, as of the last two seconds; 0 unknown. lag_ms: how late the event loop ran, over half a minute.
+    upload_bps: bits a second of bodies that may leave, 0: no limit; line_bps: that the line was measured to carry, 0: not measured, or the
+    limit is the owner's. queueing_ms: how long a packet of others on the line waits behind ours."""
 
     round: int
     micro_batches: int
@@ -450,6 +452,9 @@ class TrainingProgress(Event):
     daemon_bytes_sent: int = 0
     daemon_bytes_received: int = 0
     lag_ms_max: float = 0.0
+    upload_bps: int = 0
+    line_bps: int = 0
+    queueing_ms: float = 0.0
     LEVEL = "debug"
 
 

@@ -16,6 +16,17 @@ class TokenBucket:
         self._level = burst
         self._updated = now
 
+    def change(self, rate: float, burst: float, now: float) -> None:
+        """Another rate from now on; what is left, or owed, stays."""
+        self._refill(now)
+        self.rate, self.burst = rate, burst
+        self._level = min(self._level, burst)
+
+    def owed_s(self, now: float) -> float:
+        """Seconds until nothing is owed any more of what was reserved."""
+        self._refill(now)
+        return max(0.0, -self._level / self.rate)
+
     def reserve(self, amount: float, now: float) -> float:
         """Seconds to wait before `amount` may pass; it counts as passed from now on."""
         self._refill(now)

@@ -17,6 +17,7 @@ otherwise, and without delay, unless the lab has one.
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -166,6 +167,19 @@ class NatLab:
         self._route(outside, router, host=f"192.168.{number}.2", only_port=only_port, idle_s=idle_s)
         self._routers[name] = outside
 
+    def guest(self, name: str, home: str, last: int = 3) -> None:
+        """Another host of that home, at 192.168.NUMBER.LAST, behind the same router."""
+        outside = self._routers[home]
+        [address] = [
+            line.split()[3] for line in sh("ip", "-n", outside, "-o", "-4", "addr", "show", "dev", "lan").splitlines()
+        ]
+        base = address.rpartition("/")[0].rpartition(".")[0]
+        inside = self._add(name)
+        _cable(outside, f"l{last}", inside, "eth0")
+        sh("ip", "-n", outside, "link", "set", f"l{last}", "master", "lan")
+        sh("ip", "-n", inside, "addr", "add", f"{base}.{last}/24", "dev", "eth0")
+        sh("ip", "-n", inside, "route", "add", "default", "via", f"{base}.1")
+
     def start(self) -> None:
         """Everybody is there: tells them the ways to the IPv6 homes, and starts the delays."""
         for prefix, gateway, outside in self._prefixes:
@@ -233,6 +247,12 @@ class NatLab:
         sh("ip", "-n", space, "addr", "del", old, "dev", "eth0")
         sh("ip", "-n", space, "addr", "add", f"{base}.{last}/24", "dev", "eth0")
         sh("ip", "-n", space, "route", "replace", "default", "via", f"{base}.1")
+
+    def bytes_sent(self, name: str) -> int:
+        """Of all packets that have left a home's router, or a public host."""
+        space, device = (self._routers[name], "wan") if name in self._routers else (self._space(name), "eth0")
+        [told] = json.loads(sh("ip", "-n", space, "-s", "-j", "link", "show", "dev", device))
+        return int(told["stats64"]["tx"]["bytes"])
 
     def pids(self, name: str) -> list[int]:
         """Of all processes at that host."""

@@ -117,6 +117,11 @@ def _figures(status: Status) -> tuple[Rows, Rows, list[tuple[int, int, float]]]:
             ("memory_bytes", "Resident, with helper processes.", float(progress.memory_bytes)),
             ("loop_lag_p99_seconds", "How late the event loop runs.", progress.lag_ms_p99 / 1000),
             ("loop_lag_max_seconds", "Its longest standstill of the last half minute.", progress.lag_ms_max / 1000),
+            (
+                "queueing_seconds",
+                "How long others on the line wait behind what this peer sends.",
+                progress.queueing_ms / 1000,
+            ),
         ]
     if pipeline is not None:
         counters += [

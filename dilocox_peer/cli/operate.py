@@ -29,6 +29,7 @@ from dilocox_peer.invitation import Invitation, format_invitation, parse_invitat
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import NotRunning, ask, follow, is_answered, socket_path
 from dilocox_peer.peer.planning.plan import adapts_inner_steps
+from dilocox_peer.peer.rates import upload_words
 from dilocox_peer.peer.status import Status, printable, stage_words
 from dilocox_peer.types import PeerId
 from dilocox_peer.web.durations import duration
@@ -112,6 +113,9 @@ def _peer_lines(status: Mapping[str, Any]) -> list[str]:
             f"  up {_mbit_s(status['up_bytes_per_s'])}, down {_mbit_s(status['down_bytes_per_s'])}"
             + (f"; the links carry {more:.1%} more" if more is not None else "")
         )
+        if status["upload_bps"] is not None:
+            words = upload_words(status["upload_bps"], status["line_bps"] or 0, status["queueing_ms"])
+            lines.append(f"  upload {words} on this line")
         if status["daemon_up_bytes_per_s"] is not None:
             daemon = [_mbit_s(status[f"daemon_{way}_bytes_per_s"]) for way in ("up", "down")]
             lines.append(f"  p2pd over TCP: up {daemon[0]}, down {daemon[1]}, with the rounds' part of the above")

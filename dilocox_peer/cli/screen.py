@@ -21,6 +21,7 @@ from dilocox_peer.cli.demo_table import size as size_of
 from dilocox_peer.cli.demo_table import sparkline
 from dilocox_peer.events import short
 from dilocox_peer.peer.contributions import Round
+from dilocox_peer.peer.rates import upload_words
 from dilocox_peer.peer.status import LogLine, MapPeer, Status, printable, stage_words
 
 MIN_WIDTH, MIN_HEIGHT = 76, 20  # below, one panel at a time
@@ -212,6 +213,9 @@ def _my_peer(status: Status, width: int, rows: int, now: float) -> list[Line]:
     if pipeline is not None:
         lag.append((f"   {_count(pipeline.linked, 'link')}", "" if pipeline.linked else "bold red"))
     lines.append(_row("lag p99", lag))
+    if progress.upload_bps:
+        words = upload_words(progress.upload_bps, progress.line_bps, progress.queueing_ms)
+        lines.append(_row("upload", [(words, "")]))
     if pipeline is not None:
         under_way = f"{pipeline.in_flight} under way, {pipeline.waiting} wait"
         lines.append(_row("pipeline", [(under_way, "")]))

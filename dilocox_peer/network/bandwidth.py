@@ -6,54 +6,80 @@ import time
 
 from dilocox_peer.network.bulk import CHUNK_BYTES
 from dilocox_peer.network.uplink import UplinkMeter
+from dilocox_peer.network.upload_shares import Upload, UploadShares
 from dilocox_peer.token_bucket import TokenBucket
 
-LEAST_CHUNK_BYTES = 4096
+LEAST_CHUNK_BYTES, MOST_PACED_BYTES = 2048, 16 * 1024
+CHUNK_S, LEAST_CHUNK_S = 0.01, 0.002  # of the line, that a chunk takes: others on it wait so long for it
 
 
 class Bandwidth:
-    """bytes_sent, bytes_received: messages and bodies so far. uplink: how fast bodies leave.
-
-    chunk_bytes: of a body, sent at a time: a quarter of a second's worth under a limit.
-    """
+    """bytes_sent, bytes_received: messages and bodies so far. uplink: how fast bodies leave."""
 
     def __init__(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
-        """None: no limit."""
+        """None: no limit, until there is another word about uploads by `set_upload`."""
         self.bytes_sent = 0
         self.bytes_received = 0
         self.uplink = UplinkMeter()
         self._lock = threading.Lock()
-        self._upload, self._download = (
-            TokenBucket(rate, burst=rate / 4, now=time.monotonic()) if rate is not None else None
-            for rate in (upload_bytes_per_s, download_bytes_per_s)
-        )
-        most = CHUNK_BYTES if upload_bytes_per_s is None else int(upload_bytes_per_s / 4)
-        self.chunk_bytes = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, most))
+        now = time.monotonic()
+        self._upload = UploadShares(now)
+        self._upload.set_rate(upload_bytes_per_s, now)
+        rate = download_bytes_per_s
+        self._download = TokenBucket(rate, burst=rate / 4, now=now) if rate is not None else None
+        self._turns: dict[Upload, asyncio.Lock] = {"rounds": asyncio.Lock(), "states": asyncio.Lock()}
+
+    @property
+    def upload_rate(self) -> float | None:
+        """Bytes a second; None: no limit. Any thread."""
+        return self._upload.rate
+
+    @property
+    def bytes_let_go(self) -> int:
+        """Of bodies and activations, so far."""
+        return self._upload.num_bytes
+
+    def set_upload(self, bytes_per_s: float | None) -> None:
+        """As from now on."""
+        with self._lock:
+            self._upload.set_rate(bytes_per_s, time.monotonic())
+
+    def chunk_bytes(self) -> int:
+        """Of a body, sent at a time: 16 KiB at most where there is a limit, or what a fast line carries in a moment."""
+        rate = self._upload.rate
+        if rate is None:
+            return CHUNK_BYTES
+        small = max(LEAST_CHUNK_BYTES, min(MOST_PACED_BYTES, int(rate * CHUNK_S)))
+        return max(small, min(CHUNK_BYTES, int(rate * LEAST_CHUNK_S)))
 
     def reserve_upload(self, num_bytes: int) -> float:
-        """Seconds to wait before so many bytes may go out; any thread."""
-        return self._reserve(self._upload, num_bytes)
+        """Seconds to wait before so many bytes of activations may go out; any thread."""
+        with self._lock:
+            return self._upload.reserve(num_bytes, time.monotonic())
 
     def reserve_download(self, num_bytes: int) -> float:
         """Seconds to wait before so many bytes may come in; any thread."""
-        return self._reserve(self._download, num_bytes)
+        if self._download is None:
+            return 0.0
+        with self._lock:
+            return self._download.reserve(num_bytes, time.monotonic())
 
-    async def pace_upload(self, num_bytes: int) -> None:
-        """Waits until so many bytes of a body may go out, and counts them."""
-        await _wait(self.reserve_upload(num_bytes))
+    async def pace_upload(self, num_bytes: int, kind: Upload) -> None:
+        """Waits until so many bytes of a body may go out, after those who asked before for the same kind, and counts them."""
+        self._upload.waits(kind)
+        try:
+            async with self._turns[kind]:
+                while (wait_s := self._take(num_bytes, kind)) > 0:  # noqa: ASYNC110
+                    await asyncio.sleep(wait_s)
+        finally:
+            self._upload.waits_no_more(kind)
         self.bytes_sent += num_bytes
 
     async def pace_download(self, num_bytes: int) -> None:
         """Waits after so many bytes of a body: what is not read fills the stream's window, and then its sender waits."""
-        await _wait(self.reserve_download(num_bytes))
+        if (wait_s := self.reserve_download(num_bytes)) > 0:
+            await asyncio.sleep(wait_s)
 
-    def _reserve(self, bucket: TokenBucket | None, num_bytes: int) -> float:
-        if bucket is None:
-            return 0.0
+    def _take(self, num_bytes: int, kind: Upload) -> float:
         with self._lock:
-            return bucket.reserve(num_bytes, time.monotonic())
-
-
-async def _wait(seconds: float) -> None:
-    if seconds > 0:
-        await asyncio.sleep(seconds)
+            return self._upload.take(num_bytes, kind, time.monotonic())

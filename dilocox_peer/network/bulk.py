@@ -33,6 +33,9 @@ MAX_RECEIPTS_BYTES = 64 * 1024  # that wait to be sent; of a sender that reads n
 Permit = Callable[[int], Awaitable[None]]
 """Returns when so many bytes may be sent."""
 
+ChunkSize = Callable[[], int]
+"""Bytes that should be sent at a time, by now."""
+
 Take = Callable[[bytes], Awaitable[bool]]
 """Is given a body piece by piece as it comes; False: no more is wanted."""
 
@@ -118,7 +121,7 @@ async def send_reply(
     writer: asyncio.StreamWriter,
     reply: Reply,
     *,
-    chunk_bytes: int,
+    chunk_bytes: ChunkSize,
     pace: Permit,
     stall_timeout_s: float,
     receipts: "Receipts | None" = None,
@@ -132,7 +135,7 @@ async def send_reply(
         view = memoryview(part).cast("B")
         at = 0
         while at < view.nbytes:
-            most = chunk_bytes if receipts is None else min(chunk_bytes, receipts.flow.piece_bytes)
+            most = chunk_bytes() if receipts is None else min(chunk_bytes(), receipts.flow.piece_bytes)
             chunk = view[at : at + most]
             await pace(chunk.nbytes)
             async with asyncio.timeout(stall_timeout_s):

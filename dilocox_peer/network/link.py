@@ -98,6 +98,7 @@ class Link:
         self._using = threading.Lock()  # held by the owner in every call; what follows is under it
         self._linkd: LinkdProcess | None = None
         self._dialled: dict[LinkId, tuple[str, ...]] = {}
+        self._pace = 0
         self._events: list[LinkEvent] = []
         self._was_refused = False  # a send, for want of room: poll returns when there is room
         self._selector = selectors.DefaultSelector()
@@ -158,6 +159,12 @@ class Link:
                 self._wake_in.close()
                 self._wake_out.close()
 
+    @property
+    def pid(self) -> int | None:
+        """Of linkd, where one runs."""
+        linkd = self._linkd
+        return linkd.process.pid if linkd is not None else None
+
     # The owner
 
     def dial(self, neighbour: LinkId, addresses: tuple[str, ...] | list[str]) -> None:
@@ -179,6 +186,14 @@ class Link:
             self._take_fresh()
             self._dialled.pop(neighbour, None)
             self._order(FrameKind.HANG_UP, {"n": neighbour})
+
+    def pace(self, bytes_per_s: int) -> None:
+        """Each connection sends no faster from now on; 0: no limit."""
+        with self._using:
+            self._take_fresh()
+            if bytes_per_s != self._pace:
+                self._pace = bytes_per_s
+                self._order(FrameKind.PACE, {"r": bytes_per_s})
 
     def send(self, neighbour: LinkId, header: bytes, body: Buffer | None = None) -> bool:
         """Queues a frame, or says False: there is no link to it, or too much waits for it already. Never blocks.
@@ -230,6 +245,8 @@ class Link:
         self._linkd = linkd
         self._selector.register(linkd.sock, selectors.EVENT_READ)
         self._selector.register(linkd.stderr_fd, selectors.EVENT_READ)
+        if self._pace:
+            self._order(FrameKind.PACE, {"r": self._pace})
         for neighbour, addresses in self._dialled.items():
             self._order(FrameKind.DIAL, {"n": neighbour, "a": addresses})
         for frame in linkd.early:

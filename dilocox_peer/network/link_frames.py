@@ -33,6 +33,7 @@ class FrameKind(IntEnum):
     DIAL = 2  # n: link id, a: addresses
     HANG_UP = 3  # n
     PROVED = 5  # n: it has proved who it is; before that its link holds next to nothing
+    PACE = 6  # r: bytes a second, of each connection; 0: no limit
     # both ways
     DATA = 4  # l: number of the link, h: the owner's header, from linkd also w: seconds on the wire; and the body
     # linkd -> peer

@@ -14,6 +14,7 @@ What py-libp2p 0.8.1 demands, and what happens otherwise:
 
 import os
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
@@ -36,10 +37,12 @@ from libp2p.utils.address_validation import expand_wildcard_address
 from multiaddr import Multiaddr
 
 from dilocox_peer.invitation import place_of
+from dilocox_peer.network.kernel_pace import NO_PACE, SO_MAX_PACING_RATE
 from dilocox_peer.network.link_gate import LinkGate
 from dilocox_peer.network.link_streams import READ_BYTES, LinkLost, Stream
 
 UNSENT_BYTES = 128 * 1024  # of a connection in the kernel; a ping waits behind these at most
+UNSENT_S, LEAST_UNSENT_BYTES = 0.02, 8 * 1024  # and no more than is sent in so long, where there is a pace
 # A body that comes in over a slow link wakes us for every few segments, 0.2 ms of CPU each time: more than all else. While
 # that is so we let them gather; small frames alone are never held up.
 GATHER_S, SEGMENT_BYTES, PLENTY_BYTES = 0.001, 1024, 64 * 1024
@@ -48,10 +51,12 @@ MDNS_SERVICE = "_p2p._udp.local."
 
 @dataclass(slots=True)
 class HostTraffic:
-    """Bytes through the TCP connections of a host, of TLS and yamux included, since it began."""
+    """Bytes through the TCP connections of a host, of TLS and yamux included, since it began. pace: bytes a second that each may
+    send; 0: no limit."""
 
     received: int = 0
     sent: int = 0
+    pace: int = 0
 
 
 class Wire:
@@ -62,11 +67,9 @@ class Wire:
         self._traffic = traffic
         self._is_streaming = False  # a body comes in, no faster than we read
         sock = conn.stream.stream
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            with suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        self.pace()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._conn, name)
@@ -82,6 +85,17 @@ class Wire:
     async def write(self, data: bytes) -> None:
         self._traffic.sent += len(data)
         await self._conn.write(data)
+
+    def pace(self) -> None:
+        """Has the kernel send no faster than the host may, and take little more than that."""
+        sock, rate = self._conn.stream.stream, self._traffic.pace
+        unsent = min(UNSENT_BYTES, max(LEAST_UNSENT_BYTES, int(rate * UNSENT_S))) if rate else UNSENT_BYTES
+        with suppress(OSError):
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent)
+            if sys.platform == "linux":
+                most = min(rate, NO_PACE) if rate else NO_PACE
+                sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, most.to_bytes(4, sys.byteorder))
 
     def abort(self) -> None:
         """Closes the socket. A write that is stuck in it ends, which it does for nothing else."""
@@ -184,6 +198,12 @@ class Host:
     @property
     def connections(self) -> list[Any]:
         return list(self._swarm.get_connections())
+
+    def pace(self, bytes_per_s: int) -> None:
+        """Each connection, those to come too, sends no faster; 0: no limit."""
+        self.traffic.pace = bytes_per_s
+        for conn in self.connections:
+            wire_of(conn).pace()
 
     async def dial(self, link_id: str, address: str) -> Any:
         """A connection to one address of a peer. Raises what went wrong."""

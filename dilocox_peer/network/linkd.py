@@ -76,6 +76,8 @@ class Linkd:
                 self._neighbours.hang_up(frame.header["n"])
             case FrameKind.PROVED:
                 self._neighbours.proved(frame.header["n"])
+            case FrameKind.PACE:
+                self._host.pace(frame.header["r"])
             case other:
                 raise AssertionError(f"the parent sent a frame of kind {other}")
 

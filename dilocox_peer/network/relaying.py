@@ -201,8 +201,7 @@ class Relay:
                 while view:
                     piece, view = view[: (most := self._turns.piece_bytes())], view[most:]
                     await self._turn(sender, len(piece))
-                    if (wait_s := self._transport.bandwidth.reserve_upload(len(piece))) > 0:
-                        await asyncio.sleep(wait_s)
+                    await self._transport.bandwidth.pace_upload(len(piece), "rounds")
                     writer.write(piece)
                     await writer.drain()
                     passed[way] += len(piece)

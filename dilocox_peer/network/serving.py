@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from dilocox_peer.admission import Right
@@ -214,7 +215,7 @@ class Serving:
                     writer,
                     reply,
                     chunk_bytes=self._bandwidth.chunk_bytes,
-                    pace=self._bandwidth.pace_upload,
+                    pace=partial(self._bandwidth.pace_upload, kind="rounds" if reply.is_urgent else "states"),
                     stall_timeout_s=self._limits.stall_timeout_s,
                     receipts=receipts,
                 )

@@ -4,11 +4,13 @@ Acknowledged and received bytes of its connections, TLS included, headers of TCP
 between two looks are missed. The parsing and the adding up are pure; `look` asks the kernel, in a millisecond or so.
 """
 
+import ipaddress
 import os
 import re
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST_DUMP, NLMSG_ERROR, NLMSG_DONE = 20, 0x301, 2, 3
@@ -18,21 +20,35 @@ HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, por
 REQUEST = struct.Struct(
     "=BBBxI48x"
 )  # inet_diag_req_v2: family, protocol, extensions, states, and a socket id that is ignored
-MESSAGE_BYTES, COOKIE_AT, INODE_AT = 72, 44, 68  # of inet_diag_msg
-BYTES_AT = 120  # of tcp_info, since Linux 4.1: bytes acknowledged, then received
+MESSAGE_BYTES, SOURCE_AT, TARGET_AT, COOKIE_AT, INODE_AT = 72, 8, 24, 44, 68  # of inet_diag_msg
+RTT_AT, BYTES_AT, LEAST_RTT_AT = (
+    68,
+    120,
+    148,
+)  # of tcp_info, since Linux 4.6: microseconds; bytes acknowledged, then received
 BUFFER_BYTES = 256 * 1024
 TIMEOUT_S = 1.0
+UNKNOWN_RTT = 0xFFFFFFFF
 _INODE = re.compile(r"socket:\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One of the kernel's, while it is open. cookie: no other has it."""
+    """One of the kernel's, while it is open. cookie: no other has it. rtt_s: of its last packets; least_rtt_s: in five minutes; 0 before
+    there is any."""
 
     cookie: int
     inode: int
     sent: int
     received: int
+    rtt_s: float = 0.0
+    least_rtt_s: float = 0.0
+    ends: tuple[bytes, bytes] = (b"", b"")  # their addresses, 4 or 16 bytes each
+
+    @property
+    def leaves(self) -> bool:
+        """For another network than this computer's own, over the line."""
+        return _leaves(*self.ends)
 
 
 @dataclass(slots=True)
@@ -75,11 +91,31 @@ def _connection(message: bytes) -> Connection | None:
         length, kind = struct.unpack_from("=HH", message, at)
         if length < 4:
             return None
-        if kind == INET_DIAG_INFO and length >= 4 + BYTES_AT + 16:
-            acked, received = struct.unpack_from("=QQ", message, at + 4 + BYTES_AT)
-            return Connection(cookie, inode, acked, received)
+        if kind == INET_DIAG_INFO and length >= 4 + LEAST_RTT_AT + 4:
+            info = at + 4
+            acked, received = struct.unpack_from("=QQ", message, info + BYTES_AT)
+            (rtt,), (least,) = (struct.unpack_from("=I", message, info + each) for each in (RTT_AT, LEAST_RTT_AT))
+            known = least != UNKNOWN_RTT
+            size = 16 if message[0] == socket.AF_INET6 else 4
+            return Connection(
+                cookie, inode, acked, received, rtt / 1e6 if known else 0.0, least / 1e6 if known else 0.0,
+                (message[SOURCE_AT : SOURCE_AT + size], message[TARGET_AT : TARGET_AT + size]),
+            )  # fmt: skip
         at += (length + 3) & ~3
     return None
+
+
+def _leaves(source: bytes, target: bytes) -> bool:
+    """Whether a connection between these addresses leaves the network at home."""
+    if not target:
+        return False
+    remote = ipaddress.ip_address(target)
+    if isinstance(remote, ipaddress.IPv6Address):
+        if remote.ipv4_mapped is not None:
+            remote = remote.ipv4_mapped
+        elif source[:8] == target[:8]:
+            return False
+    return not (remote.is_private or remote.is_link_local or remote.is_unspecified)
 
 
 def is_last(answer: bytes) -> bool:
@@ -95,16 +131,21 @@ def is_last(answer: bytes) -> bool:
 
 def look(pid: int) -> dict[int, tuple[int, int]]:
     """(sent, received) of the TCP connections of a process, by cookie. Empty where the system does not say."""
+    return {each.cookie: (each.sent, each.received) for each in connections_of([pid])}
+
+
+def connections_of(pids: Iterable[int]) -> list[Connection]:
+    """The TCP connections of these processes. Empty where the system does not say."""
+    inodes: set[int] = set()
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            inodes |= _inodes(pid)
+    if not inodes:
+        return []
     try:
-        inodes = _inodes(pid)
-        return {
-            each.cookie: (each.sent, each.received)
-            for family in (socket.AF_INET, socket.AF_INET6)
-            for each in _ask(family)
-            if each.inode in inodes
-        }
+        return [each for family in (socket.AF_INET, socket.AF_INET6) for each in _ask(family) if each.inode in inodes]
     except (OSError, AttributeError):  # another system, or not allowed
-        return {}
+        return []
 
 
 def _inodes(pid: int) -> set[int]:

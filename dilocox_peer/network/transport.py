@@ -34,6 +34,7 @@ from dilocox_peer.network.daemon import Daemon, OnStream, Refusal, Via, remember
 from dilocox_peer.network.doors import Doors
 from dilocox_peer.network.p2pd import check_listenable
 from dilocox_peer.network.serving import FetchHandler, Serving, TransportLimits
+from dilocox_peer.network.upload_watch import UploadWatch
 from dilocox_peer.types import PeerId
 
 __all__ = [
@@ -96,6 +97,8 @@ class Transport:
         self.doors = Doors(daemon, limits.allowed)
         self.doors.keeper.befriend(lambda peer: peer in self.named)
         self._serving = Serving(limits, self.bandwidth, self._refusal, self._on_bytes, self.doors.malformed)
+        self.line = UploadWatch(self.bandwidth, lambda: None if daemon.is_down else daemon.pid)
+        self._watching: asyncio.Task[None] | None = None
         self._is_closed = False
 
     # -- start and end ------------------------------------------------------------------------------------------------
@@ -145,6 +148,7 @@ class Transport:
                 addresses=await daemon.addresses(latest=False),
             )  # fmt: skip
             await daemon.answer(self.message_protocol, self._on_message)
+            self._watching = asyncio.create_task(self.line.run(), name="upload")
         except BaseException:
             await daemon.close(timeout_s=2.0)
             raise
@@ -164,6 +168,10 @@ class Transport:
             await self.doors.close()
         finally:
             await self.daemon.close(timeout_s)
+        if self._watching is not None:
+            self._watching.cancel()
+            tasks.add(self._watching)
+        await self.daemon.close(timeout_s)
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
 

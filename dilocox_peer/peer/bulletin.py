@@ -84,6 +84,7 @@ class Bulletin:
             self._listener(Credited(self._stage, mine.rounds, mine.micro_batches * tokens, share))
 
     def _training(self, progress: Progress) -> TrainingProgress:
+        line = self._transport.line.use
         return TrainingProgress(
             round=progress.round,
             micro_batches=progress.micro_batches,
@@ -100,6 +101,9 @@ class Bulletin:
             daemon_bytes_sent=self._tally.daemon_traffic.sent,
             daemon_bytes_received=self._tally.daemon_traffic.received,
             lag_ms_max=round(self._tally.lag.max_ms, 2),
+            upload_bps=round(8 * (line.rate or 0.0)),
+            line_bps=round(8 * line.line),
+            queueing_ms=round(1000 * line.waiting_s, 1),
         )
 
     def _tell_stage(self) -> None:

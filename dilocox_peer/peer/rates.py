@@ -69,3 +69,9 @@ class Rates:
         oldest = next(sample for sample in self._samples if newest.at_s - sample.at_s <= WINDOW_S)
         seconds = newest.at_s - oldest.at_s
         return max(0.0, (counter(newest) - counter(oldest)) / seconds) if seconds > 0 else 0.0
+
+
+def upload_words(upload_bps: int, line_bps: int, queueing_ms: float) -> str:
+    """What leaves at most, and what that does to others on the line. line_bps: 0 where it is not measured, or does not matter."""
+    of = f", {upload_bps / line_bps:.2f} of the {line_bps / 1e6:.2f} measured" if line_bps else ""
+    return f"at most {upload_bps / 1e6:.2f} Mbit/s{of}, others wait {queueing_ms:.0f} ms"

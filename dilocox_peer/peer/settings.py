@@ -105,7 +105,11 @@ class AtMost:
     """What it gives of this machine. None: no limit."""
 
     max_upload: Annotated[
-        float | None, Flag("Mbit/s for contributions, state and activations sent.", shown="no limit")
+        float | None,
+        Flag(
+            "Mbit/s for contributions, state and activations sent.",
+            shown="0.8 of what the line carries, less while others wait",
+        ),
     ] = None
     max_download: Annotated[
         float | None, Flag("Mbit/s for contributions, state and activations received.", shown="no limit")

@@ -355,8 +355,8 @@ class Stay:
     ) -> Conveyor | None:
         if manifest.stages.count == 1:
             return None
-        settings, choices = self._settings, self._settings.choices
-        return Conveyor(
+        settings, choices, transport = self._settings, self._settings.choices, presence.transport
+        conveyor = Conveyor(
             manifest,
             stage,
             key=self._resident.identity.key,
@@ -368,10 +368,13 @@ class Stay:
             on_failure=on_failure,
             trace=choices.trace,
             mdns=choices.mdns,
-            pace=presence.transport.bandwidth.reserve_upload,
-            pace_in=presence.transport.bandwidth.reserve_download,
+            pace=transport.bandwidth.reserve_upload,
+            pace_in=transport.bandwidth.reserve_download,
+            rate=lambda: transport.bandwidth.upload_rate,
             admission=presence.admission, site=choices.site,
         )  # fmt: skip
+        transport.line.include(lambda: conveyor.linkd_pid)
+        return conveyor
 
     def _from_thread(self, listener: Listener) -> Listener:
         """What other threads tell is told in the session's own, one after another."""

@@ -50,7 +50,7 @@ def wire_form(reply: Reply, *, chunk_bytes: int = 64) -> Wire:
     async def pace(num_bytes: int) -> None:
         assert num_bytes <= chunk_bytes
 
-    asyncio.run(send_reply(wire, reply, chunk_bytes=chunk_bytes, pace=pace, stall_timeout_s=1))  # type: ignore[arg-type]
+    asyncio.run(send_reply(wire, reply, chunk_bytes=lambda: chunk_bytes, pace=pace, stall_timeout_s=1))  # type: ignore[arg-type]
     return wire
 
 
@@ -186,7 +186,7 @@ async def _send(wire: Wire, body: bytes, receipts: Receipts, stall_timeout_s: fl
     async def pace(_num_bytes: int) -> None: ...
 
     await send_reply(
-        wire, Reply({}, [body]), chunk_bytes=1 << 20, pace=pace, stall_timeout_s=stall_timeout_s, receipts=receipts  # type: ignore[arg-type]
+        wire, Reply({}, [body]), chunk_bytes=lambda: 1 << 20, pace=pace, stall_timeout_s=stall_timeout_s, receipts=receipts  # type: ignore[arg-type]
     )  # fmt: skip
 
 

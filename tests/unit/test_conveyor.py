@@ -35,6 +35,8 @@ class PlayedLink:
         self.orders: list[tuple[object, ...]] = []
         self.frames: list[tuple[LinkId, bytes]] = []
         self.is_full = False
+        self.pid: int | None = 7
+        self.paced = 0
         self._batches: queue.Queue[list[LinkEvent]] = queue.Queue()
         self._is_handling = False
 
@@ -54,6 +56,9 @@ class PlayedLink:
 
     def hang_up(self, neighbour: LinkId) -> None:
         self.orders.append(("hang up", neighbour))
+
+    def pace(self, bytes_per_s: int) -> None:
+        self.paced = bytes_per_s
 
     def send(self, neighbour: LinkId, header: bytes, body: object = None) -> bool:
         if not self.is_full:
@@ -95,6 +100,7 @@ class Peer:
         self.events: list[Event] = []
         self.failures: list[str] = []
         self.links: list[PlayedLink] = []
+        self.rate: float | None = None
         self.manifest = manifest_of(2, schedule="carry")
 
         def link(settings: object, *, on_log: object) -> PlayedLink:
@@ -106,7 +112,7 @@ class Peer:
             self.conveyor = Conveyor(
                 self.manifest, 0, key=SigningKey(b"\1" * 32), run_id=self.manifest.run_id, incarnation=1,
                 link_seed=b"\2" * 32, listen=(), listener=self.events.append, on_failure=self.failures.append,
-                admission=admission,
+                admission=admission, rate=lambda: self.rate,
             )  # fmt: skip
         self.link = self.links[0]
         self.conveyor.start()
@@ -136,6 +142,15 @@ def start() -> Iterator[Callable[..., Peer]]:
 
 THEM = SigningKey(b"t" * 32)
 FRAME = HOPS + encode_hops([SlotGrant(PeerId("peer"), 1, 1, 0)])
+
+
+def test_linkd_is_told_how_fast_it_may_send_by_now(start: Callable[..., Peer]) -> None:
+    peer = start()
+    assert peer.conveyor.linkd_pid == 7
+    for rate, paced in ((None, 0), (1e6, 1_000_000), (2.5e5, 250_000), (None, 0)):
+        peer.rate = rate
+        peer.link.happens()
+        assert peer.link.paced == paced
 
 
 def test_a_neighbour_without_a_pass_is_no_neighbour_and_one_that_is_put_out_is_none_any_more(

@@ -18,6 +18,20 @@ def test_a_round_of_a_small_model_does_not_show_as_no_bytes(tmp_path):
     assert peer_lines(summary(found, 1.0))[-1].endswith("35.0 kB sent")
 
 
+def test_how_fast_it_sends_and_how_long_others_wait_is_said(tmp_path):
+    found = Status()
+    found.take(joined(stages=1, stage=0), 0.0)
+    found.take(progress(1), 1.0)
+    assert not any("others wait" in line for line in peer_lines(summary(found, 1.0)))
+    found.take(progress(2, upload_bps=8_000_000, line_bps=10_000_000, queueing_ms=3.4), 2.0)
+    assert "  upload at most 8.00 Mbit/s, 0.80 of the 10.00 measured, others wait 3 ms on this line" in peer_lines(
+        summary(found, 2.0)
+    )
+    found.take(progress(3, upload_bps=5_000_000, queueing_ms=41.0), 3.0)
+    assert "  upload at most 5.00 Mbit/s, others wait 41 ms on this line" in peer_lines(summary(found, 3.0))
+    assert summary(found, 3.0)["queueing_ms"] == 41.0
+
+
 def test_a_run_from_outside_shows_its_loss_and_the_time_left_where_it_can_be_read():
     manifest = simulated_manifest(200, 2)
     facts = simulated_facts(manifest, peers=4, rounds=40)

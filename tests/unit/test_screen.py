@@ -49,6 +49,12 @@ def test_every_picture_fills_its_size_exactly(size, view, moment):
     assert {len(line) for line in lines} == {max(20, size.width)}
 
 
+def test_how_long_others_on_the_line_wait_is_shown_where_there_is_room():
+    found, now = status()
+    found.take(progress(1, upload_bps=8_000_000, line_bps=10_000_000, queueing_ms=3.4), now)
+    assert "at most 8.00 Mbit/s, 0.80 of the 10.00" in text_of(found, now, Size(120, 40))
+
+
 def test_an_empty_stage_stands_out_also_without_colour():
     found, now = status()
     found.take(joined(stages=4), now)

@@ -81,13 +81,16 @@ class Conveyor:
         mdns: bool = False,
         pace: Delay = at_once,
         pace_in: Delay = at_once,
+        rate: Callable[[], float | None] = lambda: None,
         admission: Admission | None = None,
         site: str = "",
     ) -> None:
         """on_failure: the pipeline has ended for good, from its thread. pace, pace_in: for bodies that go out, and for those
-        that we ask for, by a grant or by a body that is answered; called by several threads. admission: of a run that is not
+        that we ask for, by a grant or by a body that is answered; called by several threads. rate: bytes a second that may go out by
+        now, for the kernel to keep to within a body; None: no limit. admission: of a run that is not
         open.
         """
+        self._rate = rate
         body = BodyFormat.of(manifest)
         slots = max_slots(manifest)
         self._listener = listener
@@ -152,6 +155,10 @@ class Conveyor:
         return self._link.link_id
 
     @property
+    def linkd_pid(self) -> int | None:
+        return self._link.pid
+
+    @property
     def addresses(self) -> tuple[str, ...]:
         return self._link.addresses
 
@@ -202,6 +209,7 @@ class Conveyor:
         is_due = self.bench.tick()
         self._carry_out(self._sessions.tick)  # after all events: what of them is not true any more is not acted on
         self._exchange.flush(self._sessions, self._deliver)
+        self._link.pace(int(self._rate() or 0))
         if events or is_due:
             self.bench.nudge()
 

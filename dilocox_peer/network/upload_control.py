@@ -1,0 +1,110 @@
+"""How fast this peer sends where its owner has said nothing: 0.8 of what its line was measured to carry, and less while others on the line
+would wait for it. Pure: what the kernel tells of our connections in, a rate out.
+
+What waits in the home's router is seen in the round trips of the packets of all our connections: it is how much longer they take
+than ever (as in LEDBAT, RFC 6817; the least of all connections that send counts, as what is slow beyond our line slows only some). While that is short the
+rate grows, slowly near what the line carries, so that it is found full now and then; when it is long, what has arrived in the last second
+is what the line carries, and we go on with 0.8 of it. Where it stays long it is others who fill the line, and we give way further.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+SHARE = 0.8  # of what the line carries
+LONG_S, SHORT_S = 0.02, 0.01  # of waiting: lower the rate; do not raise it
+START_BYTES_PER_S = 125_000.0  # a line of 1 Mbit/s up is not hurt by it for longer than a few looks
+LEAST_BYTES_PER_S, LEAST_SHARE = 16_000.0, 0.1  # a peer goes on, whatever others on its line do
+SEARCHING = 1.1  # growth a second while waits have never been long
+CREEPING, DOUBLES_S = (
+    0.01,
+    8.0,
+)  # growth a second after they were, and twice that after each so many seconds in which they are not
+RECOVERING = 4  # times as soon, far below what the line carries
+WINDOW_S, MEASURED_S = (
+    1.0,
+    0.4,
+)  # over which is told whether the rate is in use; over which what arrives of a full line is measured
+HOLD_S = 0.4  # after a lowering, before the next: what waits has to drain
+IN_USE = 0.8  # of the rate: less, and it is not the rate that limits us
+MAX_LOOK_S = 1.0  # what was seen longer ago says nothing of now
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    seconds: float
+    allowed: float  # bytes
+    let_go: int
+    arrived: int
+
+
+class UploadControl:
+    """`take` at every look; then `rate`.
+
+    rate: bytes a second. line: bytes a second that the line carries, as measured; 0: not yet. waiting_s: of a packet, anybody's, in our line.
+    """
+
+    def __init__(self) -> None:
+        self.rate = START_BYTES_PER_S
+        self.line = 0.0
+        self.waiting_s = 0.0
+        self._looks: deque[_Look] = deque()
+        self._at_s: float | None = None
+        self._was_long = False  # at the last look
+        self._is_full = False  # waits are long since before the last lowering
+        self._lowered_s = float("-inf")
+        self._clean_s = 0.0  # in use, and waits short, since then
+
+    def take(self, num_let_go: int, num_arrived: int, waiting_s: float | None, now_s: float) -> None:
+        """num_let_go: bytes under this rate since the last look; num_arrived: that others acknowledged, over the line. waiting_s: how
+        much longer than ever a round trip takes, the least of the connections that sent something since then; None: none did."""
+        seconds = now_s - self._at_s if self._at_s is not None else 0.0
+        self._at_s = now_s
+        if not 0.0 < seconds <= MAX_LOOK_S:
+            self._looks.clear()
+            self._was_long = False
+            return
+        self._looks.append(_Look(seconds, self.rate * seconds, num_let_go, num_arrived))
+        while sum(look.seconds for look in self._looks) - self._looks[0].seconds >= WINDOW_S:
+            self._looks.popleft()
+        is_long = waiting_s is not None and waiting_s > LONG_S
+        # A single long one may be a peer that acknowledges late.
+        self.waiting_s = min(waiting_s or 0.0, LONG_S) if not self._was_long else waiting_s or 0.0
+        if is_long and self._was_long:
+            self._lower(now_s)
+        elif not is_long:
+            self._is_full = False
+            if (waiting_s is None or waiting_s < SHORT_S) and self._is_in_use:
+                self._raise(seconds)
+        self._was_long = is_long
+
+    @property
+    def _is_in_use(self) -> bool:
+        return sum(look.let_go for look in self._looks) >= IN_USE * sum(look.allowed for look in self._looks)
+
+    def _carried(self) -> float:
+        """Bytes a second that arrived lately."""
+        seconds = arrived = 0.0
+        for look in reversed(self._looks):
+            seconds, arrived = seconds + look.seconds, arrived + look.arrived
+            if seconds >= MEASURED_S:
+                break
+        return arrived / seconds
+
+    def _lower(self, now_s: float) -> None:
+        if now_s - self._lowered_s < HOLD_S + 2 * self.waiting_s:
+            return
+        carried = self._carried()
+        if not self._is_full and carried >= IN_USE * SHARE * self.rate:  # it is we who fill it
+            self.line = carried
+            self.rate = min(self.rate, SHARE * carried)
+        else:
+            self.rate *= SHARE
+        self.rate = max(self.rate, LEAST_BYTES_PER_S, LEAST_SHARE * self.line)
+        self._lowered_s, self._clean_s, self._is_full = now_s, 0.0, True
+
+    def _raise(self, seconds: float) -> None:
+        self._clean_s += seconds * (RECOVERING if self.rate < self.line / 2 else 1)
+        growth = SEARCHING
+        if self._lowered_s > float("-inf"):
+            growth = min(SEARCHING, CREEPING * 2 ** (self._clean_s / DOUBLES_S))
+        self.rate *= 1 + growth * seconds

@@ -1,0 +1,76 @@
+"""How what this peer sends shares its upload: activations before rounds before states. Pure: times in, waits out.
+
+Activations are counted at once and wait for what is owed by then. Bodies of rounds go when nothing is owed, those of states when besides
+none of a round waits. So that none stands still for ever, each may take a part of what goes before it, beside it.
+"""
+
+from typing import Literal
+
+from dilocox_peer.token_bucket import TokenBucket
+
+BURST_S, LEAST_BURST_BYTES = 0.1, 16 * 1024  # saved up while nothing is sent, or we were late: a busy computer is
+ROUNDS_BESIDE = 3 / 7  # of the bytes of activations: they have 0.7 of a line that is too narrow (planning/forecast.py)
+STATES_BESIDE = 0.1  # of the bytes of rounds
+MOST_BESIDE_BYTES = 256 * 1024  # no more is saved up
+LOOK_S = 0.005  # the least wait
+
+Upload = Literal["rounds", "states"]
+
+
+class UploadShares:
+    """One line's. num_bytes: that were let go so far."""
+
+    def __init__(self, now_s: float) -> None:
+        """Without a limit, until `set_rate`."""
+        self.num_bytes = 0
+        self._bucket: TokenBucket | None = None
+        self._beside: dict[Upload, float] = {"rounds": 0.0, "states": 0.0}
+        self._num_waiting = 0  # of rounds
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes a second; None: no limit."""
+        return self._bucket.rate if self._bucket is not None else None
+
+    def set_rate(self, rate: float | None, now_s: float) -> None:
+        """Bytes a second from now on; what is owed stays owed. None: no limit."""
+        if rate is None:
+            self._bucket = None
+        elif self._bucket is None:
+            self._bucket = TokenBucket(rate, burst=max(rate * BURST_S, LEAST_BURST_BYTES), now=now_s)
+        else:
+            self._bucket.change(rate, burst=max(rate * BURST_S, LEAST_BURST_BYTES), now=now_s)
+
+    def reserve(self, num_bytes: int, now_s: float) -> float:
+        """Of activations: seconds to wait before they may go; they count as sent from now on."""
+        self.num_bytes += num_bytes
+        if self._bucket is None:
+            return 0.0
+        self._save("rounds", ROUNDS_BESIDE * num_bytes)
+        return self._bucket.reserve(num_bytes, now_s)
+
+    def waits(self, kind: Upload) -> None:
+        """A body of that kind waits from now on. Pair it with `waits_no_more`."""
+        self._num_waiting += kind == "rounds"
+
+    def waits_no_more(self, kind: Upload) -> None:
+        self._num_waiting -= kind == "rounds"
+
+    def take(self, num_bytes: int, kind: Upload, now_s: float) -> float:
+        """Of a body: 0, and they have gone; or seconds after which to ask again."""
+        bucket = self._bucket
+        if bucket is not None:
+            owed_s = bucket.owed_s(now_s)
+            gives_way = kind == "states" and self._num_waiting > 0
+            if owed_s > 0 or gives_way:
+                if self._beside[kind] < num_bytes:
+                    return max(LOOK_S, owed_s)
+                self._beside[kind] -= num_bytes
+            bucket.reserve(num_bytes, now_s)
+            if kind == "rounds":
+                self._save("states", STATES_BESIDE * num_bytes)
+        self.num_bytes += num_bytes
+        return 0.0
+
+    def _save(self, kind: Upload, num_bytes: float) -> None:
+        self._beside[kind] = min(self._beside[kind] + num_bytes, MOST_BESIDE_BYTES)

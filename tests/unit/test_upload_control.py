@@ -1,0 +1,135 @@
+"""How fast a peer sends on a line of any speed, alone on it and beside others, in a small simulation of the line."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import mean, quantiles
+
+import pytest
+
+from dilocox_peer.network.upload_control import LEAST_SHARE, LONG_S, SHARE, START_BYTES_PER_S, UploadControl
+
+MBIT = 1e6 / 8
+LOOK_S, STEP_S = 0.2, 0.005
+
+
+@dataclass
+class HomeLine:
+    """Carries so many bytes a second, first in, first out, and holds buffer_s of them. family: bytes a second that others on it send.
+    wanted: that we would."""
+
+    bytes_per_s: float
+    family: Callable[[float], float] = lambda _: 0.0
+    wanted: Callable[[float], float] = lambda _: float("inf")
+    buffer_s: float = 0.2
+    seed: int = 1
+    control: UploadControl = field(default_factory=UploadControl)
+    now: float = 0.0
+    told: list[tuple[float, float, float]] = field(
+        default_factory=list
+    )  # (when, wait of a packet, bytes a second of ours)
+
+    def run(self, until: float) -> None:
+        rng = random.Random(self.seed)
+        now = self.now
+        queue = let_go = arrived = round_trip = 0.0
+        look_at = now + LOOK_S
+        while now < until:
+            ours, theirs = min(self.control.rate, self.wanted(now)) * STEP_S, self.family(now) * STEP_S
+            room = self.bytes_per_s * (self.buffer_s + STEP_S) - queue
+            queue += min(ours + theirs, room)
+            out = min(queue, self.bytes_per_s * STEP_S)
+            queue -= out
+            mine = out * ours / (ours + theirs) if ours else 0.0
+            let_go, arrived = let_go + ours, arrived + mine
+            wait_s = queue / self.bytes_per_s
+            round_trip += 0.3 * (wait_s - round_trip)  # smoothed, as the kernel's
+            self.told.append((now, wait_s, mine / STEP_S))
+            now += STEP_S
+            if now >= look_at:
+                look_at = now + LOOK_S * (1 + 0.3 * rng.random())
+                late = 0.04 if rng.random() < 0.03 else 0.003 * rng.random()  # an acknowledgement that was held back
+                self.control.take(int(let_go), int(arrived), round_trip + late if arrived > 4096 else None, now)
+                let_go = arrived = 0.0
+        self.now = now
+
+    def share(self, since: float, until: float) -> float:
+        return mean(rate for at, _, rate in self.told if since <= at < until) / self.bytes_per_s
+
+    def waits(self, since: float, until: float) -> tuple[float, float]:
+        """95 % of them are no longer, and the longest, s."""
+        found = [wait for at, wait, _ in self.told if since <= at < until]
+        return quantiles(found, n=20)[-1], max(found)
+
+
+@pytest.mark.parametrize("mbit", [1.0, 10.0, 100.0, 1000.0])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_line_is_used_for_the_most_part_and_others_on_it_wait_little(mbit: float, seed: int) -> None:
+    line = HomeLine(mbit * MBIT, seed=seed)
+    line.run(90.0)
+    usual, longest = line.waits(20.0, 90.0)
+    assert usual < LONG_S
+    assert longest < 0.05
+    assert line.share(20.0, 90.0) > 0.8
+    assert 0.8 < line.control.line / line.bytes_per_s < 1.05
+
+
+def test_what_was_never_full_is_not_known_and_not_used_up() -> None:
+    line = HomeLine(1000 * MBIT, wanted=lambda _: 2 * MBIT)
+    line.run(60.0)
+    assert line.control.line == 0.0
+    assert line.control.rate < 2 * 2 * MBIT, "a rate that limits nothing does not grow"
+
+
+def test_it_gives_way_to_a_call() -> None:
+    line = HomeLine(10 * MBIT, family=lambda at: 3 * MBIT if 30.0 < at < 60.0 else 0.0)
+    line.run(120.0)
+    usual, longest = line.waits(32.0, 60.0)
+    assert usual < 0.03
+    assert longest < 0.1
+    assert line.share(32.0, 60.0) > 0.5
+    assert line.share(90.0, 120.0) > 0.75, "and takes what is free again"
+
+
+def test_beside_somebody_who_fills_the_line_it_goes_on_slowly_and_comes_back() -> None:
+    line = HomeLine(10 * MBIT, family=lambda at: 15 * MBIT if 30.0 < at < 60.0 else 0.0)
+    line.run(120.0)
+    assert line.control.rate >= LEAST_SHARE * line.control.line
+    assert 0.02 < line.share(40.0, 60.0) < 0.2
+    assert line.share(90.0, 120.0) > 0.7
+
+
+def test_a_line_that_has_become_slower_is_measured_again() -> None:
+    line = HomeLine(10 * MBIT)
+    line.run(60.0)
+    line.bytes_per_s = 2 * MBIT
+    line.run(120.0)
+    assert 0.8 < line.control.line / line.bytes_per_s < 1.05
+    assert line.waits(80.0, 120.0)[0] < LONG_S
+
+
+def test_one_late_acknowledgement_lowers_nothing_and_two_do() -> None:
+    control = UploadControl()
+    at = 0.0
+    for waiting_s in (0.0, 0.0, 0.2, 0.0, 0.2, 0.0):
+        control.take(0, 0, waiting_s, at)
+        at += LOOK_S
+    assert control.rate == START_BYTES_PER_S
+    assert control.waiting_s == 0.0
+    for _ in range(2):
+        control.take(0, 0, 0.2, at)
+        at += LOOK_S
+    assert control.rate == pytest.approx(SHARE * START_BYTES_PER_S), "others fill the line: we sent nothing"
+    assert control.line == 0.0
+    assert control.waiting_s == 0.2
+
+
+def test_after_a_pause_what_was_seen_before_does_not_count() -> None:
+    control = UploadControl()
+    control.take(0, 0, None, 0.0)
+    control.take(25_000, 25_000, 0.2, 0.2)
+    control.take(25_000, 25_000, 0.2, 60.0)
+    control.take(25_000, 25_000, 0.2, 60.2)
+    assert control.rate == START_BYTES_PER_S, "the first of two that are long"
+    control.take(25_000, 25_000, 0.2, 60.4)
+    assert control.rate < START_BYTES_PER_S
