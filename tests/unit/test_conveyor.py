@@ -57,6 +57,8 @@ class PlayedLink:
     def hang_up(self, neighbour: LinkId) -> None:
         self.orders.append(("hang up", neighbour))
 
+    def proved(self, neighbour: LinkId) -> None: ...
+
     def pace(self, bytes_per_s: int) -> None:
         self.paced = bytes_per_s
 
