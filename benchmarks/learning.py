@@ -10,6 +10,7 @@ Each finished run is a line in --out, so the study may be interrupted; --resume 
     python benchmarks/learning.py --list
     python benchmarks/learning.py --methods gates --seeds 0,1,2 --resume
     python benchmarks/learning.py --methods lr-adamw,lr-muon --seeds 0        learning rates of the references
+    python benchmarks/learning.py --methods slices --seeds 0,1,2 --replicas 4 (16, 32)    results in slices
     python benchmarks/learning.py --table                                     from what --out holds
 """
 
@@ -74,7 +75,16 @@ def _methods() -> dict[str, list[Method]]:
         adamw,
         replace(adamw, name="pair-adamw-int2-halved", moments="bfloat16", residual="bfloat16"),
     ]
+    slices = replace(sparse, name="slices", copies=2)
     groups = {
+        "slices": [  # docs/decisions/0022: the exact mean, everybody's contribution to everybody, and results in slices
+            replace(sparse, name="exact-H8", codec="none"),
+            replace(sparse, name="all-topk-H8"),
+            replace(slices, name="slices-topk-sign-H8", owner_codec="sign"),
+            replace(slices, name="slices-topk-int2-H8", owner_codec="int2"),
+            replace(slices, name="slices-int2-int2-H8", codec="int2", owner_codec="int2"),
+            replace(slices, name="slices-int2-int4-H8", codec="int2", owner_codec="int4"),
+        ],
         "halved": halved,
         "halved-long": [replace(each, name=each.name.replace("pair", "long"), steps_share=1.0) for each in halved],
         "reference": [ADAMW, MUON],

@@ -63,7 +63,7 @@ class Method:
 
     What the swarm's protocol does not have, to see what it would bring: island: replicas that train as one, on the draws of
     all of them, with nothing counted inside. owner_codec: reduce-scatter, where the owner of each part sends its mean on in
-    this codec and keeps what that loses. momentum_codec: Muon's momentum goes with the pseudo-gradient, and its mean replaces it.
+    this codec and keeps what that loses; copies: how many owners of a part each contribution goes to. momentum_codec: Muon's momentum goes with the pseudo-gradient, and its mean replaces it.
     """
 
     name: str
@@ -90,13 +90,14 @@ class Method:
     momentum_codec: str = ""
     moments: str = "float32"
     residual: str = "float32"
+    copies: int = 1
 
     def key(self) -> str:
         """Equal for methods that compute the same, whatever their name. Fields newer than the first results count only
         where they are set."""
         fields = dataclasses.asdict(self)
         del fields["name"]
-        for newer in ("island", "owner_codec", "momentum_codec", "moments", "residual"):
+        for newer in ("island", "owner_codec", "momentum_codec", "moments", "residual", "copies"):
             if fields[newer] == type(self).__dataclass_fields__[newer].default:
                 del fields[newer]
         return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()[:16]
@@ -392,8 +393,8 @@ class Swarm:
             sizes = [size + more for size, more in zip(sizes, momentum_sizes, strict=True)]
         if self._owner:
             blobs, weights = (self._owner.blob(blobs, weights),), (sum(weights),)
-            # A peer sends each other owner that one's part, and each other peer its own part of the mean.
-            sizes = [(size + len(blobs[0])) // self._count for size in sizes]
+            # A peer sends each other owner that one's part (its deputy too, where there are two), and each other peer its own part of the mean.
+            sizes = [(self._method.copies * size + len(blobs[0])) // self._count for size in sizes]
         self._bytes += bytes_of_round(sizes)
         self._pending = Pending(self._round, blobs, weights, self._tick, everybody, momenta)
 

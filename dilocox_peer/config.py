@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from dilocox_peer.complaints import first_error
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest, first_error
+from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest
 
 PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     # Learns readable structure of source code on two laptop cores in minutes; what `demo` trains.

@@ -18,6 +18,19 @@ class ContributionsMissed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class AveragesDiffer(Event):
+    """Members came to different results of one slice of a round: one of them, or its machine, is wrong, and what the others say counts.
+    said: peer, the statement that it signed (AverageSaid) and the signature, both in hex: the proof."""
+
+    round: int
+    slice: int
+    said: tuple[tuple[PeerId, str, str], ...]
+
+    def line(self) -> str:
+        return f"slice {self.slice} of round {self.round}: {', '.join(short(peer) for peer, _, _ in self.said)} do not come to the same"
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerDirected(Event):
     """The run's owner has signed what it wants of the run. applies: a certificate of our chain has it; else it is on its way there.
     wants: in words; said: to everybody, "": nothing."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
+from dilocox_peer.complaints import first_error
 from dilocox_peer.errors import ManifestMismatch
 from dilocox_peer.signing import PUBLIC_KEY_BYTES, SigningKey, peer_id_of, public_key_of, verify_key
 from dilocox_peer.small_files import SmallFile, small_file
@@ -247,6 +248,13 @@ class RoundsSection(_Section):
         0, ge=0, description="warm-up: H of the first rounds, doubling at 3, 6, 12 ... % of the run; 0: none"
     )
     start_peers: int = Field(1, ge=1, le=64, description="peers a stage waits for before its first round")
+    averaging: Literal["all-to-all", "slices"] = Field(
+        "all-to-all",
+        description="all-to-all: everybody fetches every contribution; slices: each peer averages its slices, from four peers on",
+    )
+    slices: int = Field(
+        16, ge=4, le=64, description="of averaging in slices: how many; a peer averages two of n of them"
+    )
     checkpoint_every: Positive = Field(
         8,
         description="outer rounds between two checkpoints that the owner's key signs; nobody goes back further without one",
@@ -398,6 +406,12 @@ class Manifest(_Section):
             )
         if stages.blocks and (len(stages.blocks) != stages.count or sum(stages.blocks) != layers):
             raise ValueError(f"stages.blocks {list(stages.blocks)} must be {stages.count} numbers that sum to {layers}")
+        if self.rounds.averaging == "slices" and (
+            self.compression.adapt != "off" or self.compression.codec == "lowrank-int4"
+        ):
+            raise ValueError(
+                'rounds.averaging "slices" needs compression.adapt "off" and another codec than lowrank-int4'
+            )
         if isinstance(self.model, PublishedSection):
             if not stages.blocks:
                 raise ValueError("stages.blocks: a published model's cut is written out, as its hashes belong to it")
@@ -406,8 +420,15 @@ class Manifest(_Section):
         return self
 
     def signed_bytes(self) -> bytes:
-        """What the owner signs and the run id hashes: every field but the signature, in schema order."""
-        return canonical(["dilocox-manifest", *_pairs(self.model_dump(exclude={"owner": {"signature"}}))])
+        """What the owner signs and the run id hashes: every field but the signature, in schema order; of fields newer than the first
+        runs those that are not at their default, so that these runs stay what they are."""
+        return canonical(
+            ["dilocox-manifest", *_pairs(self.model_dump(exclude={"owner": {"signature"}, **self._unused}))]
+        )
+
+    @property
+    def _unused(self) -> dict[str, Any]:
+        return {} if self.rounds.averaging == "slices" else {"rounds": {"averaging", "slices"}}
 
     @property
     def digest(self) -> Digest:
@@ -442,7 +463,7 @@ class Manifest(_Section):
 
     def to_bytes(self) -> bytes:
         """The wire form (JSON, UTF-8)."""
-        return self.model_dump_json().encode()
+        return self.model_dump_json(exclude=self._unused).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes, *, run_id: RunId) -> "Manifest":
@@ -467,19 +488,6 @@ class Manifest(_Section):
                 f"the manifest of run {run_id[:12]} does not carry its owner's signature: do not join it"
             )
         return manifest
-
-
-def first_error(error: ValidationError) -> str:
-    """The first of pydantic's complaints as 'field: reason (got ...)'."""
-    first = error.errors(include_url=False)[0]
-    loc = [part for index, part in enumerate(first["loc"]) if index != 1 or part not in ("llama", "transformers")]
-    where = ".".join(str(part) for part in loc) or "the file"
-    if first["type"] == "extra_forbidden":
-        return f"{where}: unknown field"
-    got = json.dumps(first["input"], default=str)
-    shown = "" if len(got) > 60 or first["type"] == "missing" else f" (got {got})"
-    reason = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {reason[:1].lower()}{reason[1:]}{shown}"
 
 
 def _pairs(section: dict[str, Any]) -> list[list[Any]]:

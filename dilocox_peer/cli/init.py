@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from dilocox_peer.cli.flags import AdmissionMode, InitFlags, SignFlags
 from dilocox_peer.cli.home import owner_key_path, tokenizers_folder
+from dilocox_peer.complaints import first_error
 from dilocox_peer.config import PUBLISHED_PRESETS, defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
 from dilocox_peer.errors import ConfigError
@@ -20,7 +21,6 @@ from dilocox_peer.manifest import (
     DataSection,
     Manifest,
     PublishedSection,
-    first_error,
 )
 from dilocox_peer.model.partition import cut_into, idle_warning
 from dilocox_peer.peer.identity import Identity

@@ -114,8 +114,9 @@ def _keep_present(
 def _vouch(keeper: "Keeper", manifest: "Manifest", backup: "Backup", owner: SigningKey) -> Checkpoint:
     """The owner's word for the branch, newer than what this peer has heard of it."""
     from dilocox_peer.peer.planning.plan import plan_bounds
-    from dilocox_peer.peer.rounds.chain import Chain, ends_run
+    from dilocox_peer.peer.rounds.chain import Chain
     from dilocox_peer.peer.rounds.genesis import genesis_of
+    from dilocox_peer.peer.rounds.schedule import ends_run
 
     stage = backup.certificates[-1].stage
     chain = Chain(genesis_of(manifest, stage), backup.certificates)

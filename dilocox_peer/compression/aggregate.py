@@ -90,8 +90,7 @@ class WeighedContributions:
             factors = clip_factors(heard, micro_batches, norm_clip=norm_clip)
             self.clip_factors = tuple(0.0 if index in against else each for index, each in enumerate(factors))
         self._shares = [
-            _float32(factor * count / self._total)
-            for factor, count in zip(self.clip_factors, micro_batches, strict=True)
+            share_of(factor, count, self._total) for factor, count in zip(self.clip_factors, micro_batches, strict=True)
         ]
 
     @property
@@ -194,13 +193,23 @@ def contribution_norm(raw: Blob, layout: Layout) -> float:
 
 
 def _norm(contribution: Contribution) -> float:
+    return math.sqrt(squared_norm(contribution))
+
+
+def squared_norm(contribution: Contribution) -> float:
+    """The sum of the squares of what it decodes to, equal bits on every peer. Raises MalformedBlob: also a full check of it."""
     lanes, wide_X = torch.zeros(_LANES, dtype=torch.float64), torch.empty(PIECE, dtype=torch.float64)
     for start, stop, values in contribution.decode_into(torch.empty(PIECE)):
         wide = wide_X[: stop - start].copy_(values)
         for squared in torch.split(wide, _LANES):
             # The square of a float32 is exact in float64, so a fused operation rounds as two do.
             lanes[: len(squared)].addcmul_(squared, squared)
-    return math.sqrt(math.fsum(lanes.tolist()))
+    return math.fsum(lanes.tolist())
+
+
+def share_of(factor: float, count: int, total: int) -> float:
+    """Of a contribution in the mean, as a float32."""
+    return _float32(factor * count / total)
 
 
 def _rounded_down(factor: float) -> float:

@@ -121,20 +121,7 @@ class ContributionEncoder:
     def joined(self, payloads: list[bytes | bytearray]) -> memoryview:
         """The blob of these payloads, one for each tensor; takes them over, and gives each one's memory back once it is copied.
         Does not hold the GIL for the whole."""
-        layout, sizes = self._layout, tuple(len(payload) for payload in payloads)
-        names = tuple(self._codec_of(spec).name for spec in layout.tensors)
-        header = encode(ContributionHeader(versions.CONTRIBUTION, layout.digest(), names, sizes))
-        beginning = _LENGTH.pack(len(header)) + header
-        blob = np.empty(len(beginning) + sum(sizes), np.uint8)
-        blob[: len(beginning)] = np.frombuffer(beginning, np.uint8)
-        at = len(beginning)
-        payloads.reverse()
-        while payloads:
-            payload = payloads.pop()
-            if payload:
-                np.copyto(blob[at : at + len(payload)], np.frombuffer(payload, np.uint8))
-            at += len(payload)
-        return blob.data.toreadonly()
+        return join_payloads(self._layout, self._codec_of, payloads)
 
     def _encoder(self, spec: TensorSpec, codec: TensorCodec) -> TensorEncoder:
         if not isinstance(codec, RememberingCodec):
@@ -144,6 +131,24 @@ class ContributionEncoder:
             encoder = codec.encoder()
             self._encoders[spec.name] = (codec, encoder)
         return encoder
+
+
+def join_payloads(layout: Layout, codec_of: CodecPolicy, payloads: list[bytes | bytearray]) -> memoryview:
+    """The blob of these payloads, one for each tensor of layout, by the policy's codecs. See ContributionEncoder.joined."""
+    sizes = tuple(len(payload) for payload in payloads)
+    names = tuple(codec_of(spec).name for spec in layout.tensors)
+    header = encode(ContributionHeader(versions.CONTRIBUTION, layout.digest(), names, sizes))
+    beginning = _LENGTH.pack(len(header)) + header
+    blob = np.empty(len(beginning) + sum(sizes), np.uint8)
+    blob[: len(beginning)] = np.frombuffer(beginning, np.uint8)
+    at = len(beginning)
+    payloads.reverse()
+    while payloads:
+        payload = payloads.pop()
+        if payload:
+            np.copyto(blob[at : at + len(payload)], np.frombuffer(payload, np.uint8))
+        at += len(payload)
+    return blob.data.toreadonly()
 
 
 def encode_contribution(layout: Layout, flat_N: Tensor, codec_of: CodecPolicy) -> bytes:

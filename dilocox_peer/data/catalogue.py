@@ -13,9 +13,9 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dilocox_peer.complaints import first_error
 from dilocox_peer.data.tokenizer import id_type
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.manifest import first_error
 
 CATALOGUE_FILE = "catalogue.json"
 MAX_CATALOGUE_BYTES = 64 << 20

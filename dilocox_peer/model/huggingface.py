@@ -20,8 +20,9 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from dilocox_peer.complaints import first_error
 from dilocox_peer.errors import ConfigError, StateCorrupt
-from dilocox_peer.manifest import NUM_BYTES, DataSection, ModelSection, PublishedSection, first_error
+from dilocox_peer.manifest import NUM_BYTES, DataSection, ModelSection, PublishedSection
 from dilocox_peer.model.adapters import PEFT_FILES
 from dilocox_peer.model.weights import CONFIG, INDEX, SMALL_FILES, WEIGHTS, Precision
 from dilocox_peer.model.whole import Origin, WholeModel, union

@@ -33,6 +33,7 @@ from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.known_norms import KnownNorms
 from dilocox_peer.peer.training.outer_contract import Origins
+from dilocox_peer.peer.training.slice_desk import SliceDesk, contribution_layout, num_slices
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.signing import verify
 from dilocox_peer.store.store import Store
@@ -71,7 +72,7 @@ class Averaging:
         self._disk = disk
         self._tally = tally
         self._listener = listener
-        self._layout = layout_of(manifest, stage)
+        self._layout = contribution_layout(manifest, stage)
         self._norms = KnownNorms(self._layout)
         self.machine = _machine(presence, stage, manifest, keeper, sign)
         self._states = States(trainer.state, keeper.state_folders)
@@ -91,6 +92,7 @@ class Averaging:
             on_fetch_state=self.adopt_state,
             on_change=lambda: self.conductor.on_change(),
             listener=listener,
+            slices=_slice_desk(manifest, stage, keeper),
         )
         self.conductor = Conductor(
             me=presence.me,
@@ -212,7 +214,17 @@ def _machine(
         max_back=manifest.rounds.checkpoint_every,
         seats=seat_terms(manifest),
         state_bytes=layout_of(manifest, stage).state_bytes,
+        slices=num_slices(manifest),
     )
+
+
+def _slice_desk(manifest: Manifest, stage: int, keeper: Keeper) -> SliceDesk | None:
+    if not (count := num_slices(manifest)):
+        return None
+    return SliceDesk(
+        layout_of(manifest, stage), count, codec=manifest.compression.codec, norm_clip=manifest.limits.norm_clip,
+        blobs=keeper.blobs,
+    )  # fmt: skip
 
 
 def _origins(conveyor: Conveyor) -> Callable[[], Origins]:

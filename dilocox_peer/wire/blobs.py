@@ -1,11 +1,13 @@
-"""The header of a contribution: what makes the blob describe itself. Its sizes are checked against the layout by
+"""The header of a contribution, and the table of one in slices: what makes the blob describe itself. Its sizes are checked against the layout by
 compression/contribution.py, which knows it; the bytes are at most as many as that layout's header takes."""
 
+import math
 from typing import Annotated, Final
 
 from msgspec import Meta
 
 from dilocox_peer.wire import versions
+from dilocox_peer.wire.chain import MAX_SLICES
 from dilocox_peer.wire.declared import Declared, Hash, Number, Parser
 
 CONTRIBUTION_NAME: Final = "dilocox-contribution"
@@ -23,4 +25,32 @@ class ContributionHeader(Declared, frozen=True, tag=CONTRIBUTION_NAME):
 
 CONTRIBUTION_HEADER = Parser[ContributionHeader](
     ContributionHeader, "a header", MAX_HEADER_BYTES, version=versions.CONTRIBUTION, name=CONTRIBUTION_NAME
+)
+
+TABLE_NAME: Final = "dilocox-slices"
+MAX_TABLE_BYTES = 128 + 48 * MAX_SLICES
+
+
+class SlicePart(Declared, frozen=True):
+    """One slice of a contribution: its blob, and the square of the norm of what it decodes to."""
+
+    blob: Hash
+    size_bytes: Number
+    squared: Annotated[float, Meta(ge=0)]
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.squared):
+            raise ValueError("a norm that is not finite")
+
+
+class SliceTable(Declared, frozen=True, tag=TABLE_NAME):
+    """A contribution in slices. layout: of the whole, cut as the run cuts it."""
+
+    version: int
+    layout: Hash
+    parts: Annotated[tuple[SlicePart, ...], Meta(min_length=1, max_length=MAX_SLICES)]
+
+
+SLICE_TABLE = Parser[SliceTable](
+    SliceTable, "a table of slices", MAX_TABLE_BYTES, version=versions.CONTRIBUTION, name=TABLE_NAME
 )

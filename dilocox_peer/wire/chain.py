@@ -6,7 +6,7 @@ of what was agreed, so one value certified in two ballots is one head. What may 
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -31,6 +31,9 @@ from dilocox_peer.wire.declared import (
 from dilocox_peer.wire.directives import Directive
 
 MAX_ROSTER = 64  # limits.max_peers of the manifest is at most this
+MAX_SLICES = 64  # of a stage's vector
+VOUCHING = 2  # peers whose word makes a slice's result
+RESULTS_TAG: Final = 64  # beside directives, whose tag is their version
 
 Kind = Literal["round", "epoch"]
 CodecName = Annotated[str, Meta(min_length=1, max_length=32, pattern=PLAIN)]
@@ -104,18 +107,64 @@ class Entry(Declared, frozen=True):
         check_digest(self.state_digest, "state digest")
 
 
+SliceNumber = Annotated[int, Meta(ge=0, lt=MAX_SLICES)]
+
+
+class Result(Declared, frozen=True):
+    """What a slice of a round's contributions came to. blob: their mean with the residual named base (b"": with none), encoded; residual:
+    the name of what encoding lost. by: who says so, and their signatures of AverageSaid."""
+
+    blob: Hash
+    size_bytes: Number
+    base: HashOrNone
+    residual: Hash
+    by: Annotated[tuple[tuple[PeerName, Signature], ...], Meta(min_length=VOUCHING, max_length=VOUCHING)]
+
+    def __post_init__(self) -> None:
+        check_digest(self.base, "residual")
+
+    @property
+    def outcome(self) -> "SliceOutcome":
+        return SliceOutcome(self.blob, self.size_bytes, self.base, self.residual)
+
+
+class SliceOutcome(NamedTuple):
+    """Of a slice, as whoever averaged it says: the fields of Result."""
+
+    blob: Digest
+    size_bytes: int
+    base: bytes
+    residual: Digest
+
+
+class Averaged(Declared, frozen=True, tag=RESULTS_TAG):
+    """Of a round whose contributions were averaged in slices: of each slice what it came to. directive: as in Value."""
+
+    results: Annotated[tuple[Result, ...], Meta(min_length=1, max_length=MAX_SLICES)]
+    directive: Directive | None = None
+
+
+class Thing(NamedTuple):
+    """What has to be held to apply a certificate. slice: of a result; None: it is a whole contribution. holder: who has made it."""
+
+    name: Digest
+    size_bytes: int
+    holder: PeerId
+    slice: int | None = None
+
+
 class Value(Declared, frozen=True, dict=True):
     """What one certificate says.
 
-    what: its kind; or of a round the directive of the run's owner that applies from here on (directing.py): then its first item, a string else,
-    is that. height: position in the chain, from 1. round: outer rounds completed with it (a view change keeps its parent's, a round
+    what: its kind; or of a round the directive of the run's owner that applies from here on (directing.py), or the results of its
+    slices: then its first item, a string else, is that. height: position in the chain, from 1. round: outer rounds completed with it (a view change keeps its parent's, a round
     adds one, void or not). weight: sum over the chain of distinct contributors, this one included.
     roster: who may certify the next value, in order; roster[0] breaks ties. plan: of the round after the next one (a view change
     keeps its parent's). state_digest: of the anchor state at the
     parent as most of the entries report it, b"" if they report none; so state at a head is certified by the next one.
     """
 
-    what: Kind | Directive
+    what: Kind | Directive | Averaged
     height: FromOne
     round: Number
     weight: Number
@@ -129,12 +178,31 @@ class Value(Declared, frozen=True, dict=True):
 
     @property
     def kind(self) -> Kind:
-        return "round" if isinstance(self.what, Directive) else self.what
+        return self.what if isinstance(self.what, str) else "round"
 
     @property
     def directive(self) -> Directive | None:
         """The owner's that comes with it."""
+        if isinstance(self.what, Averaged):
+            return self.what.directive
         return self.what if isinstance(self.what, Directive) else None
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """Of each slice, where the round was averaged in slices."""
+        return self.what.results if isinstance(self.what, Averaged) else ()
+
+    @cached_property
+    def things(self) -> tuple[Thing, ...]:
+        """What has to be held to apply it: the results of its slices, else its contributions."""
+        if results := self.results:
+            return tuple(Thing(each.blob, each.size_bytes, each.by[0][0], index) for index, each in enumerate(results))
+        return tuple(Thing(entry.blob, entry.size_bytes, entry.peer) for entry in self.entries)
+
+    @property
+    def blobs(self) -> tuple[Digest, ...]:
+        """Their names."""
+        return tuple(thing.name for thing in self.things)
 
     @cached_property
     def _digest(self) -> Digest:
@@ -181,7 +249,7 @@ class Said(Declared, frozen=True):
 
 
 class Acceptance(Said, frozen=True, tag="dilocox-accept"):
-    """I accept the value in the ballot, and hold every blob of it."""
+    """I accept the value in the ballot, and hold everything that is needed to apply it."""
 
     value: Hash
 
@@ -198,8 +266,31 @@ class PromiseSaid(Said, frozen=True, tag="dilocox-promise"):
 
 
 def acceptance(stage: int, parent: Digest, view: int, ballot: int, value: Value) -> bytes:
-    """The bytes a peer signs to accept a value in a ballot. Holding every blob of it is part of what it signs."""
+    """The bytes a peer signs to accept a value in a ballot. Holding all that applying it takes is part of what it signs."""
     return encode(Acceptance(stage, parent, view, ballot, value.digest()))
+
+
+class AverageSaid(Declared, frozen=True, tag="dilocox-average"):
+    """These inputs (inputs_of) came to this in the slice; I hold the result and what its encoding lost."""
+
+    stage: StageNumber
+    head: Hash
+    inputs: Hash
+    slice: SliceNumber
+    blob: Hash
+    size_bytes: Number
+    base: HashOrNone
+    residual: Hash
+
+
+def average_statement(stage: int, head: Digest, inputs: Digest, index: int, outcome: SliceOutcome) -> bytes:
+    """The bytes that whoever averages a slice signs."""
+    return encode(AverageSaid(stage, head, inputs, index, *outcome))
+
+
+def inputs_of(entries: Iterable[Entry]) -> Digest:
+    """The name of what is averaged."""
+    return sha256(encode(("dilocox-inputs", tuple(entries))))
 
 
 # ---- many of them ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from msgspec import Meta
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire import versions
-from dilocox_peer.wire.chain import MAX_ROSTER, Certificate, Entry, MicroBatches, Value
+from dilocox_peer.wire.chain import MAX_ROSTER, MAX_SLICES, Certificate, Entry, MicroBatches, SliceNumber, Value
 from dilocox_peer.wire.checkpoints import Checkpoint
 from dilocox_peer.wire.declared import (
     MAX_SIGNATURE_BYTES,
@@ -229,9 +229,44 @@ class Directed(Placed, frozen=True, tag=17):
     directive: Directive
 
 
+class Gathered(Placed, frozen=True, tag=18):
+    """Of these contributions I hold every slice that is mine to average."""
+
+    tables: Annotated[tuple[Hash, ...], Meta(max_length=MAX_ROSTER)]
+
+
+class Inputs(Placed, frozen=True, tag=19):
+    """The leader of ballot asks for these to be averaged."""
+
+    ballot: Number
+    entries: Annotated[tuple[Entry, ...], Meta(min_length=1, max_length=MAX_ROSTER)]
+
+
+class Average(Declared, frozen=True):
+    """What a slice came to, signed over chain.average_statement."""
+
+    slice: SliceNumber
+    blob: Hash
+    size_bytes: Number
+    base: HashOrNone
+    residual: Hash
+    signature: Signature
+
+    def __post_init__(self) -> None:
+        check_digest(self.base, "residual")
+
+
+class Averages(Placed, frozen=True, tag=20):
+    """What I have averaged of these inputs."""
+
+    inputs: Hash
+    averages: Annotated[tuple[Average, ...], Meta(min_length=1, max_length=MAX_SLICES)]
+
+
 Message = (
     Heartbeat | Leave | Offer | Propose | Ack | Nack | Prepare | Promise
     | ViewCall | ViewAnswer | ViewPropose | ViewSign | Cert | GetChain | ChainPage | Vouch | Proof | Directed
+    | Gathered | Inputs | Averages
 )  # fmt: skip
 _WHAT = "a message"
 _MESSAGE = Parser[Message](Message, _WHAT, MAX_MESSAGE_BYTES)

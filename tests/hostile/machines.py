@@ -3,7 +3,7 @@
 Each class is honest until `has_turned`; then it may send anything that it can sign.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from dilocox_peer.peer.planning.plan import PlanBounds
@@ -11,6 +11,7 @@ from dilocox_peer.peer.planning.planner import FixedPlanner, Planner
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import is_quorum
 from dilocox_peer.peer.rounds.contract import Action, Closed, Input, Received, Send
+from dilocox_peer.peer.rounds.drafting import Drafts
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.sitting import Sitting
 from dilocox_peer.types import Digest, PeerId, sha256
@@ -178,9 +179,13 @@ class _Lies(Ballots):
         return actions, reason
 
 
-class _Omits(Ballots):
-    def _entries(self) -> list[Entry]:
+class _Empty(Drafts):
+    def entries(self, excluded: Collection[Digest], now: float) -> list[Entry]:
         return []
+
+
+class _Omits(Ballots):
+    drafts_type = _Empty
 
 
 class IgnoresAccepted(Hostile):

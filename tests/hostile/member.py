@@ -64,9 +64,9 @@ def _offer_otherwise(change: Callable[[OwnContribution, Layout], OwnContribution
 
     class Changed(OuterOptimizer):
         def offer(
-            self, snapshot_N: Tensor, micro_batches: int, *, codec_of: CodecPolicy | None = None
+            self, snapshot_N: Tensor, micro_batches: int, *, codec_of: CodecPolicy | None = None, sliced: bool = False
         ) -> OwnContribution:
-            offer = super().offer(snapshot_N, micro_batches, codec_of=codec_of)
+            offer = super().offer(snapshot_N, micro_batches, codec_of=codec_of, sliced=sliced)
             return change(offer, self.state.layout) if self.state.round >= after_round else offer
 
     trainer.OuterOptimizer = Changed  # type: ignore[attr-defined]

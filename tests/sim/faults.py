@@ -40,7 +40,7 @@ class _IgnoresAccepted(Ballots):
     jury_type = _Credulous
 
 
-class _AcksEarly(Ballots):
+class AcksEarly(Ballots):
     def _may_accept(self, value: Value) -> bool:
         return True
 
@@ -96,7 +96,7 @@ def _with(
 
 FAULTS: dict[str, type[RoundMachine]] = {
     "a leader that ignores accepted values": _with("IgnoresAccepted", ballots_=_IgnoresAccepted),
-    "ACK before holding the blobs": _with("AcksEarly", ballots_=_AcksEarly),
+    "ACK before holding the blobs": _with("AcksEarly", ballots_=AcksEarly),
     "ACK without Persist": _with("ForgetsToPersist", ballots_=_ForgetsToPersist),
     "PROMISE without Persist": _with("ForgetsPromise", ballots_=_ForgetsPromise),
     "VIEW signature without Persist": _with("SignsViewChangesUnbacked", view_changes_=_SignsViewChangesUnbacked),

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from dilocox_peer.events import Event
 from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.chain import Place, Verifier, is_quorum, order_of
+from dilocox_peer.peer.rounds.contract import AverageSlice, FetchBlob
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Plan, Value
 from dilocox_peer.wire.checkpoints import Checkpoint
-from dilocox_peer.wire.rounds import Ack, Cert, Message, Prepare, Promise, Propose, ViewSign
+from dilocox_peer.wire.rounds import Ack, Averages, Cert, Message, Prepare, Promise, Propose, ViewSign
 
 if TYPE_CHECKING:
     from .world import Node
@@ -63,7 +64,12 @@ class Invariants:
         self._signed_views: dict[tuple[PeerId, Digest, int], Digest] = {}
         self._at: dict[PeerId, Digest] = {}
         self.events: list[tuple[PeerId, Event]] = []
+        self.holds: Callable[[PeerId, Digest], bool] = lambda _peer, _blob: False  # on its disk
         self.rounds = 0
+        self.sliced = 0  # of these, in slices
+        self.fetches: dict[str, int] = {}
+        self.num_averaged = 0
+        self.lost_residuals = 0  # results that went on without the residual of the one before
         self.max_ballot = 0
         self._led: dict[tuple[Digest, int], set[int]] = {}  # ballots in which somebody asked, by (head, view)
         self._is_quiet = False
@@ -86,6 +92,16 @@ class Invariants:
         on_disk = self._durable.get(node.peer)
         if on_disk is not None and on_disk[0] != node.machine.head:
             raise Violation(f"durability: {node.peer} restarted at another head than the one it made durable")
+
+    # ---- averaging in slices ----
+
+    def fetched(self, node: "Node", action: FetchBlob, blob: bytes) -> None:
+        """Counts what is sent, by kind."""
+        kind = "whole" if action.part is None else action.part.kind
+        self.fetches[kind] = self.fetches.get(kind, 0) + 1
+
+    def averaged(self, node: "Node", action: AverageSlice) -> None:
+        self.num_averaged += 1
 
     def noted(self, node: "Node", event: Event) -> None:
         if not self._is_honest(node.peer):
@@ -149,6 +165,13 @@ class Invariants:
                     raise Violation(f"I1: two certificates on one head in view {certificate.view}")
                 self.forks += 1
             self.rounds += 1
+            self.sliced += bool(certificate.value.results)
+            for index, result in enumerate(certificate.value.results):
+                assert place.sharing is not None, "results of a run that averages all to all"
+                if result.base != (base := place.sharing.base(index)):
+                    self.lost_residuals += 1
+                    if any(self.holds(peer, Digest(base)) for peer, _ in result.by if self._is_honest(peer)):
+                        raise Violation(f"slice {index} went on without the residual that is here")
             self.max_ballot = max(self.max_ballot, certificate.ballot)
             self._check_ballots(certificate, place.voters)
         else:
@@ -253,6 +276,12 @@ class Invariants:
                 said = -1 if message.accepted is None else message.accepted.ballot
                 if earlier and max(earlier) > said:
                     raise Violation(f"{node.peer} forgot what it accepted in ballot {max(earlier)}")
+            case Averages():
+                for average in message.averages:
+                    if not {average.blob, average.residual} <= node.disk.blobs.keys():
+                        raise Violation(
+                            f"{node.peer} vouched for slice {average.slice} without holding it and what it lost"
+                        )
             case ViewSign():
                 self._check_view_change(node, message.head, message.number, message.value)
             case Cert():
@@ -276,7 +305,7 @@ class Invariants:
             raise Violation(f"{node.peer} accepted two values in ballot {ballot}")
 
     def _check_holds(self, node: "Node", value: Value) -> None:
-        if any(entry.blob not in node.disk.blobs for entry in value.entries):
+        if any(name not in node.disk.blobs for name in value.blobs):
             raise Violation(f"I3: {node.peer} accepted a value without holding its blobs")
 
     def _check_view_change(self, node: "Node", head: Digest, number: int, digest: Digest) -> None:

@@ -268,8 +268,8 @@ class OuterNode(Node):
                 def back() -> None:
                     self.book.move(self.book.certified)
                     self.offered = set()
-                    if forget is not None:
-                        self.disk.blobs.pop(forget, None)
+                    for name in forget:
+                        self.disk.blobs.pop(name, None)
                     self._done(OfferBack())
 
                 self._call(_Call(0.02, lambda: None, back))
@@ -283,7 +283,7 @@ class OuterNode(Node):
     def _load(self, certificate: Certificate) -> None:
         for entry in certificate.value.entries:
             if entry.blob not in self.disk.blobs:
-                self._done(ContributionsLoaded(entry))
+                self._done(ContributionsLoaded(entry.blob))
                 return
         self._done(ContributionsLoaded(None))
 

@@ -19,6 +19,7 @@ from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
+    AverageSlice,
     BlobHeld,
     BlobMissing,
     BlobRefused,
@@ -32,6 +33,7 @@ from dilocox_peer.peer.rounds.contract import (
     Persist,
     Received,
     Send,
+    SliceAveraged,
     StateComputed,
     StateInstalled,
     StateMissing,
@@ -43,7 +45,7 @@ from dilocox_peer.peer.rounds.notary import Notary, NotaryTerms
 from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
-from dilocox_peer.wire.chain import Certificate, Entry, Plan, Report
+from dilocox_peer.wire.chain import Certificate, Entry, Plan, Report, SliceOutcome
 from dilocox_peer.wire.rounds import (
     Ack,
     Cert,
@@ -92,8 +94,15 @@ class Anchor:
         parts = list(blobs)
         if not parts:
             return self
+        if any(kind_of(part) == "lie" for part in parts):
+            raise Violation("a certified result that is no mean")
+        if kind_of(parts[0]) == "result":
+            if len({frozenset(units_of(part)) for part in parts}) != 1:
+                raise Violation("results of other contributions in one certificate")
+            if [slice_of(part) for part in parts] != list(range(len(parts))):
+                raise Violation("a slice that is there twice, or not at all")
         units = set(self.units)
-        for part in parts:
+        for part in parts[:1] if kind_of(parts[0]) == "result" else parts:
             carried = units_of(part)  # also of a malformed one: a quorum that refuses none of its own may certify it
             if units & carried:
                 raise Violation(f"I4: pseudo-gradient applied twice: {sorted(units & carried)[:3]}")
@@ -109,15 +118,38 @@ def blob_of(units: Iterable[Unit], malformed: bool) -> bytes:
     return canonical(["bad" if malformed else "movement", [list(unit) for unit in sorted(units)]])
 
 
+def slices_of(units: Iterable[Unit], count: int, malformed: bool) -> tuple[bytes, list[bytes]]:
+    """The table of a contribution in slices, and these."""
+    shown = [list(unit) for unit in sorted(units)]
+    slices = [canonical(["slice", shown, index]) for index in range(count)]
+    return canonical(["bad" if malformed else "table", shown, [sha256(each) for each in slices]]), slices
+
+
+def kind_of(blob: bytes) -> str:
+    kind: str = msgpack.unpackb(blob)[0]
+    return kind
+
+
 def units_of(blob: bytes) -> set[Unit]:
-    """The units a contribution carries."""
-    _, units = msgpack.unpackb(blob)
+    """The units a contribution carries, or a slice of it, or a result."""
+    units = msgpack.unpackb(blob)[1]
     return {(unit[0], unit[1], unit[2]) for unit in units}
 
 
+def slice_of(blob: bytes) -> int:
+    """Of a slice or a result."""
+    index: int = msgpack.unpackb(blob)[2]
+    return index
+
+
+def parts_of(blob: bytes) -> tuple[Digest, ...]:
+    """The slices that a table names."""
+    unpacked = msgpack.unpackb(blob)
+    return tuple(map(Digest, unpacked[2])) if unpacked[0] in ("table", "bad") and len(unpacked) > 2 else ()
+
+
 def is_malformed(blob: bytes) -> bool:
-    kind, _ = msgpack.unpackb(blob)
-    return bool(kind == "bad")
+    return kind_of(blob) == "bad"
 
 
 def sign_as(peer: PeerId) -> Callable[[bytes], bytes]:
@@ -170,6 +202,7 @@ class Node:
         self.incarnation = 0
         self.start_peers = 0  # that its process waits for
         self.malformed = False
+        self.lies = False  # about what a slice comes to
         self.gone_for_good = False
         self.crash_after: int | None = None
         self.anchor: Anchor | None = None
@@ -210,7 +243,7 @@ class Node:
             start_peers=world.start_peers, max_peers=world.max_peers,
             plans=world.plans, planner=Restless(self.peer, world.plans),
             durable=loaded.durable, stored_states=set(self.disk.anchors), max_back=MAX_BACK, run_owner=OWNER if world.owner is not None else None,
-            seats=world.seats, state_bytes=world.state_bytes, authority=world.authority,
+            seats=world.seats, state_bytes=world.state_bytes, authority=world.authority, slices=world.slices,
         )  # fmt: skip
         self.anchor, self.anchor_head = (FIRST_ANCHOR, GENESIS) if self.machine.head == GENESIS else (None, None)
         self.pending, self.produced, self.orphaned, self.offered = set(), set(), set(), set()
@@ -290,6 +323,8 @@ class Node:
                 if action.within_s is not None:
                     delay_s = min(delay_s, action.within_s)
                 self.later(delay_s, lambda: self._fetched_blob(action, serial))
+            case AverageSlice():
+                self.later(world.rng.random() * MAX_APPLY_S, lambda: self._average(action))
             case Apply():
                 self.queue.append(action)
                 self._apply_next()
@@ -308,7 +343,7 @@ class Node:
         del self.fetches[action.blob]
         blob = self.disk.blobs.get(action.blob)
         if blob is not None:  # verified when it was stored, or our own
-            self.feed(BlobHeld(action.blob, len(blob)))
+            self.feed(BlobHeld(action.blob, len(blob), parts_of(blob)))
             return
         for source in action.sources:
             if blob is None and (node := world.reachable(self.peer, source)) is not None:
@@ -319,7 +354,27 @@ class Node:
             self.feed(BlobRefused(action.blob, "malformed"))
         else:
             self.disk.blobs[action.blob] = blob
-            self.feed(BlobHeld(action.blob, len(blob)))
+            self.world.checks.fetched(self, action, blob)
+            self.feed(BlobHeld(action.blob, len(blob), parts_of(blob)))
+
+    def _average(self, action: AverageSlice) -> None:
+        """As a peer does: with what is on its disk alone."""
+        blobs = self.disk.blobs
+        tables = [blobs.get(entry.blob) for entry in action.entries]
+        slices = [blobs.get(parts_of(table)[action.slice]) for table in tables if table is not None]
+        base = blobs.get(Digest(action.base)) if action.base else b""
+        if None in tables or None in slices or base is None:
+            raise Violation(f"{self.peer} is to average a slice that it does not hold")
+        units = sorted(unit for each in slices if each is not None for unit in units_of(each))
+        kind = "lie" if self.lies else "result"
+        shown = [list(unit) for unit in units]
+        result = canonical([kind, shown, action.slice, sha256(base), self.peer if self.lies else ""])
+        residual = canonical(["residual", [], action.slice, sha256(result)])
+        for blob in (result, residual):
+            blobs[sha256(blob)] = blob
+        outcome = SliceOutcome(sha256(result), len(result), action.base, sha256(residual))
+        self.world.checks.averaged(self, action)
+        self.feed(SliceAveraged(action.inputs, action.slice, outcome))
 
     def fetch_state(self, action: FetchState) -> None:
         """A donor gives what it has when asked: a snapshot, however long the transfer takes."""
@@ -377,14 +432,14 @@ class Node:
         if self.anchor is None or self.anchor_head != certificate.parent:
             raise Violation(f"{self.peer} is to apply a certificate that does not follow its anchor")
         blobs = []
-        for entry in certificate.value.entries:
-            if entry.blob not in self.disk.blobs:
+        for name in certificate.value.blobs:
+            if name not in self.disk.blobs:
                 if not self.world.is_honest(self.peer):  # alone, it certified what it never had
                     self.gone_for_good = True
                     self.crash()
                     return
-                raise Violation(f"{self.peer} is to apply a certificate without holding {entry.blob.hex()[:8]}")
-            blobs.append(self.disk.blobs[entry.blob])
+                raise Violation(f"{self.peer} is to apply a certificate without holding {name.hex()[:8]}")
+            blobs.append(self.disk.blobs[name])
         self.anchor = self.anchor.after(blobs)
         self.anchor_head = certificate.head
         if action.own is not None:
@@ -415,13 +470,18 @@ class Node:
         if not machine.is_ready or machine.has_offered or machine.schedule.is_over or self.anchor is None:
             self.train_on()
             return
-        blob = blob_of(self.pending, self.malformed)
+        slices: list[bytes] = []
+        if machine.is_sliced:
+            blob, slices = slices_of(self.pending, self.world.slices, self.malformed)
+        else:
+            blob = blob_of(self.pending, self.malformed)
         digest = sha256(blob)
-        self.disk.blobs[digest] = blob
+        for each in (blob, *slices):
+            self.disk.blobs[sha256(each)] = each
         self.offered = set(self.pending)
         report = Report(step_us=self.world.step_us)
         entry = Entry(self.peer, self.incarnation, digest, len(blob), 8, self.anchor.digest, report)
-        self.feed(Closed(machine.head, entry))
+        self.feed(Closed(machine.head, entry, tuple(map(sha256, slices))))
         self._train_on_after_close()
 
     def _train_on_after_close(self) -> None:
@@ -544,6 +604,7 @@ class World(Clockwork):
         self.step_us = 0  # that an inner step takes, as all report; 0: nobody measured it
         self.at_least = 1.0  # of the rounds that quiet should bring
         self.encode_messages = False
+        self.slices = 0  # in which contributions are averaged; 0: all to all
         self._machine = machine
         self.checks = Invariants(GENESIS, PLAN.next(), verify, lambda: self.plans, self.is_honest, lambda: self.now)
         self.owner: OwnerNode | None = None
@@ -616,7 +677,13 @@ class World(Clockwork):
 
     def genesis(self) -> Place:
         owner = OWNER if self.owner is not None else None
-        return Place.genesis(0, GENESIS, PLAN.next(), owner, self.seats, self.authority)
+        return Place.genesis(0, GENESIS, PLAN.next(), owner, self.seats, self.authority, self.slices)
+
+    def be_sliced(self, count: int) -> None:
+        """The run averages in slices."""
+        self.slices = count
+        self.checks.begin(self.genesis())
+        self.checks.holds = lambda peer, blob: blob in self.nodes[peer].disk.blobs
 
     def be_directed(self) -> None:
         """The owner's directives apply, whether or not it is there."""

@@ -44,9 +44,11 @@ class TrainerStub:
     def progress(self):
         return self.at
 
-    def close(self):
+    def close(self, *, sliced=False):
         self.told.append("close")
-        encoded = done(SimpleNamespace(train_loss=2.5, blob=b"b", micro_batches=self.weight, lost=0.0, raw_bytes=8))
+        encoded = done(
+            SimpleNamespace(train_loss=2.5, blob=b"b", micro_batches=self.weight, lost=0.0, raw_bytes=8, slices=())
+        )
         return encoded if self.encoding is None else self.encoding
 
     def merge(self, blobs, _weights, *, round_number, **_named):
@@ -71,7 +73,7 @@ class RoundsStub:
     def __init__(self):
         self.head, self.round, self.state_digest = PLACE.head, 0, b""
         self.may_train = self.may_offer = True
-        self.has_offered = False
+        self.has_offered = self.is_sliced = False
         plan = first_plan(MANIFEST)
         self.schedule: Any = SimpleNamespace(last_round=2, expected_rounds=9, plan_for=lambda _number: plan)
         self.roster = (ME,)

@@ -8,9 +8,9 @@ import pytest
 
 from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.planning.timetable import Timetable
-from dilocox_peer.peer.rounds.chain import Chain, Place, ends_run
+from dilocox_peer.peer.rounds.chain import Chain, Place
 from dilocox_peer.peer.rounds.directing import PATIENT_FOR, Authority, Directing
-from dilocox_peer.peer.rounds.schedule import Schedule
+from dilocox_peer.peer.rounds.schedule import Schedule, ends_run
 from dilocox_peer.peer.steering import why_unwelcome
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Plan, Value

@@ -55,7 +55,7 @@ class Rounds:
     def __init__(self) -> None:
         self.head, self.round, self.state_digest = PLACE.head, 0, b""
         self.may_train = self.may_offer = True
-        self.has_offered = False
+        self.has_offered = self.is_sliced = False
         plan = first_plan(MANIFEST)
         self.schedule: Any = SimpleNamespace(last_round=9, expected_rounds=9, plan_for=lambda _number: plan)
         self.roster: tuple[PeerId, ...] = (ME,)
@@ -162,7 +162,7 @@ def test_a_close_that_came_too_late_is_taken_back_and_is_no_exchange():
     peer = Peer()
     assert peer.on(Glance(), micro_batches=SHARE) == [CloseRound()]
     assert peer.on(peer.certified()) == []  # one piece of work at a time
-    assert peer.on(peer.encoded(), 5.0) == [WithdrawOffer(BLOB)]
+    assert peer.on(peer.encoded(), 5.0) == [WithdrawOffer((BLOB,))]
     [load] = peer.on(OfferBack(), 5.0)
     assert isinstance(load, LoadContributions)
     peer.on(ContributionsLoaded(None), 5.0)
@@ -176,7 +176,7 @@ def test_the_contribution_of_an_idle_peer_is_not_deleted_when_it_came_too_late()
     peer = Peer()
     peer.on(Glance(), micro_batches=SHARE)
     peer.certified()
-    assert peer.on(peer.encoded(micro_batches=0)) == [WithdrawOffer(None)]
+    assert peer.on(peer.encoded(micro_batches=0)) == [WithdrawOffer(())]
 
 
 def test_nothing_is_closed_or_merged_while_a_state_is_fetched_and_what_it_leaves_behind_is_never_merged():

@@ -217,8 +217,8 @@ class Adoption:
         notes = self.sitting.settle(certificate, self.now) if certificate.value.kind == "round" else []
         if certificate.value.kind == "round":
             self._owner.directing.certified()
-        for entry in entries:
-            self._holdings.certified(entry.blob, certificate.value.round)
+        for name in certificate.value.blobs:
+            self._holdings.certified(name, certificate.value.round)
         self._append([certificate])
         self.anchor.applying(self._chain.height)
         persist = Persist(Durable(self._chain.height - 1, (certificate,), self._first_votes()))
@@ -283,6 +283,8 @@ class Adoption:
             if each.value.kind == "epoch":
                 reason = "the run starts" if each.value.height == 1 else "the old roster no longer certified"
                 actions.append(Note(ViewChanged(each.view, each.value.roster, reason)))
+        if (sharing := self._chain.place.sharing) is not None:  # whoever averages the next one needs them
+            self._holdings.stay((result.residual for result in sharing.results), self._chain.place.round + 1)
         if old := self._holdings.forget_before(*self._replay.first_kept()):
             actions.append(ForgetBlobs(old))
         return actions

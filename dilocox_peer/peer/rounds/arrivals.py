@@ -9,13 +9,14 @@ from collections.abc import Iterable, Sequence
 
 from dilocox_peer.contract import Note
 from dilocox_peer.events_of_rounds import ContributionsMissed
-from dilocox_peer.peer.rounds.contract import Action
+from dilocox_peer.peer.rounds.averages import Slicing
+from dilocox_peer.peer.rounds.contract import Action, BlobPart
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Certificate, Entry
+from dilocox_peer.wire.chain import Certificate, Entry, Thing
 from dilocox_peer.wire.rounds import Offer
 
 MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is normal, a stream of them is not
@@ -24,8 +25,12 @@ MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is norm
 class Arrivals:
     """Of one (head, view) at one peer. ended_at: when the round ended here, by our clock; None: it goes on."""
 
-    def __init__(self, seat: Seat, members: Members, holdings: Holdings, now: float) -> None:
+    def __init__(
+        self, seat: Seat, members: Members, holdings: Holdings, now: float, slicing: Slicing | None = None
+    ) -> None:
+        """slicing: where the round is averaged in slices: a contribution is here when those have it whose slices they are."""
         self._seat = seat
+        self._slicing = slicing
         self._members = members
         self._holdings = holdings
         self._conduct = seat.owner.conduct
@@ -66,16 +71,31 @@ class Arrivals:
             return [], "too many incarnations on one head"
         self._incarnations[sender] = self._incarnations.get(sender, 0) + 1
         self.offers[sender] = entry
-        if self._holdings.has(entry.blob):
+        if self._is_here(entry.blob, now):
             self._held_at.setdefault(entry.blob, now)
         return self.want(entry, (sender,), now), None
 
     def on_held(self, blob: Digest, now: float) -> None:
         """Learns how late contributions come; the blob counts, not its announcement."""
+        if self._slicing is not None and (blob in self._held_at or not self._slicing.has(blob, now)):
+            return
         self._held_at.setdefault(blob, now)
         for peer, entry in self.offers.items():
             if entry.blob == blob and peer != self._seat.me:
                 self._seat.pace.observe_offer(self.since_end(now))
+
+    def look(self, now: float) -> None:
+        """Whether contributions in slices are here by now: it depends on what others say."""
+        for entry in self.offers.values() if self._slicing is not None else ():
+            self.on_held(entry.blob, now)
+
+    def _is_here(self, blob: Digest, now: float) -> bool:
+        return self._holdings.has(blob) if self._slicing is None else self._slicing.has(blob, now)
+
+    def _is_under_way(self, blob: Digest, now: float) -> bool:
+        if self._slicing is None:
+            return self._holdings.is_under_way(blob)
+        return self._slicing.is_under_way(blob, now)
 
     # ---- when the round ends, and what is waited for then ----
 
@@ -85,7 +105,7 @@ class Arrivals:
         whose offers we may have missed."""
         waited = self._conduct.waited_for(self._seat.place.roster)
         entries = {entry.peer: entry for entry in (*proposed, *self.offers.values())}
-        here = {peer for peer, entry in entries.items() if peer in waited and self._holdings.has(entry.blob)}
+        here = {peer for peer, entry in entries.items() if peer in waited and self._is_here(entry.blob, now)}
         expected = here | {peer for peer in waited if self._members.may_offer(peer, now)}
         return 3 * len(here) > len(expected) or now >= self._enough_at
 
@@ -98,6 +118,8 @@ class Arrivals:
         self.ended_at = now
         self.offers_due = now + self._seat.pace.offer_wait_s
         self._blobs_due = now + self._seat.pace.exchange_wait_s
+        if self._slicing is not None:
+            self._slicing.late_at = self._blobs_due
 
     def since_end(self, now: float) -> float:
         """Seconds, 0 while the round goes on."""
@@ -115,7 +137,7 @@ class Arrivals:
         if self.ended_at is None or now >= self._blobs_due:
             return False
         return any(
-            self._holdings.is_under_way(entry.blob) and self._members.is_alive(peer, now)
+            self._is_under_way(entry.blob, now) and self._members.is_alive(peer, now)
             for peer, entry in self._worth_waiting_for()
         )
 
@@ -125,10 +147,10 @@ class Arrivals:
             return self._enough_at
         return min((each for each in (self.offers_due, self._blobs_due) if each > now), default=FOREVER)
 
-    def are_under_way(self) -> bool:
-        return any(self._holdings.is_under_way(entry.blob) for entry in self.offers.values())
+    def are_under_way(self, now: float) -> bool:
+        return any(self._is_under_way(entry.blob, now) for entry in self.offers.values())
 
-    def held(self) -> list[Entry]:
+    def held(self, now: float) -> list[Entry]:
         """Offers whose contributions are here. Of those that name the same one, with work claimed for it, the first to be offered: who
         hears what another has made can offer it as well, but later."""
         first: dict[Digest, PeerId] = {}
@@ -138,7 +160,7 @@ class Arrivals:
         return [
             entry
             for peer, entry in self.offers.items()
-            if self._holdings.has(entry.blob) and first.get(entry.blob, peer) == peer
+            if self._is_here(entry.blob, now) and first.get(entry.blob, peer) == peer
         ]
 
     def here(self, now: float) -> dict[PeerId, float]:
@@ -146,7 +168,7 @@ class Arrivals:
         return {
             peer: self._held_at.get(entry.blob, now)
             for peer, entry in self._worth_waiting_for()
-            if self._holdings.has(entry.blob)
+            if self._is_here(entry.blob, now)
         }
 
     def offering(self, blobs: Iterable[Digest]) -> set[PeerId]:
@@ -167,19 +189,35 @@ class Arrivals:
         self.again_at = now + self._seat.jittered(self._seat.timing.retry_s)
         return [*send_all(self._seat.others, Offer(*self._seat.at(), self.own))]
 
-    def want(self, entry: Entry, sources: Sequence[PeerId], now: float, *, elsewhere: bool = False) -> list[Action]:
-        """The fetch of a contribution to start now, if any."""
+    def want(self, entry: Entry, sources: Sequence[PeerId], now: float) -> list[Action]:
+        """The fetch of an offered contribution to start now, if any; of one in slices that of its table."""
+        part = None if self._slicing is None else BlobPart("table")
+        return self.want_thing(Thing(entry.blob, entry.size_bytes, entry.peer), sources, now, part=part)
+
+    def want_thing(
+        self,
+        thing: Thing,
+        sources: Sequence[PeerId],
+        now: float,
+        *,
+        elsewhere: bool = False,
+        part: BlobPart | None = None,
+    ) -> list[Action]:
+        """The fetch of what a proposal names, or of part, to start now, if any."""
         others = (peer for peer in sources if peer != self._seat.me)
-        is_doubted = self._conduct.is_doubted(entry.peer) or self._conduct.owes(entry.peer)
+        is_doubted = self._conduct.is_doubted(thing.holder) or self._conduct.owes(thing.holder)
+        if thing.slice is not None:
+            is_doubted, part = False, BlobPart("result", thing.slice)
         return [
             *self._holdings.want(
-                entry.blob,
+                thing.name,
                 others,
                 round_number=self._seat.place.round + 1,
                 now=now,
                 within_s=self._seat.pace.exchange_s,
                 doubted=is_doubted and len(sources) == 1,
                 elsewhere=elsewhere,
+                part=part,
             )
         ]
 
@@ -194,7 +232,7 @@ class Arrivals:
             offer = self.offers.get(peer)
             if offer is None and not self._members.may_offer(peer, now):
                 continue
-            if (offer is None or not self._holdings.has(offer.blob)) and self._members.is_alive(peer, now):
+            if (offer is None or not self._is_here(offer.blob, now)) and self._members.is_alive(peer, now):
                 self._seat.pace.observe_offer(now - self.ended_at)
 
     def settle(self, certified: Sequence[Entry], now: float) -> None:
@@ -208,10 +246,10 @@ class Arrivals:
             if entry is None:
                 if now >= self.offers_due and peer not in contributors and self._members.may_offer(peer, now):
                     conduct.silent(peer)
-            elif self._holdings.has(entry.blob) or peer in contributors:
+            elif self._is_here(entry.blob, now) or peer in contributors:
                 conduct.delivered(peer)
             else:
-                is_under_way = self._holdings.is_under_way(entry.blob)
+                is_under_way = self._is_under_way(entry.blob, now)
                 conduct.undelivered(peer, entry.blob, due_at=now + seat.pace.exchange_s, has_failed=not is_under_way)
         for entry in certified:
             conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)
@@ -241,6 +279,6 @@ class Arrivals:
             return "was refused"
         if (came_at := self._held_at.get(entry.blob)) is not None:
             return f"came {self.since_end(came_at):.1f} s after the first, too late for the leader"
-        if self._holdings.is_under_way(entry.blob):
+        if self._is_under_way(entry.blob, now):
             return f"was on its way {waited_s:.1f} s after the first"
         return "was not to be had"

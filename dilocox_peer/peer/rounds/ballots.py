@@ -15,14 +15,13 @@ believe in jury.py; a proposal that leaves out what we hold is accepted only whe
 Invariants: promised never falls; accepted.ballot <= promised; one value a ballot; Persist precedes what it backs.
 """
 
-from collections.abc import Collection
-
 from dilocox_peer.contract import Note
 from dilocox_peer.events import ContributionRefused
 from dilocox_peer.peer.rounds.arrivals import Arrivals
-from dilocox_peer.peer.rounds.chain import is_quorum
+from dilocox_peer.peer.rounds.averages import Slicing
 from dilocox_peer.peer.rounds.conduct import REFUSED_SPREAD
 from dilocox_peer.peer.rounds.contract import Action, Send
+from dilocox_peer.peer.rounds.drafting import Drafts
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.justified import promise_statement
@@ -37,6 +36,7 @@ from dilocox_peer.wire.rounds import (
     Accepted,
     Ack,
     Directed,
+    Inputs,
     Nack,
     Prepare,
     Promise,
@@ -53,14 +53,25 @@ class Ballots:
     """The ballots of one (head, view) at one peer. `certificate` is set once a ballot of ours has its quorum."""
 
     jury_type: type[Jury] = Jury  # the simulator plants a credulous one
+    drafts_type: type[Drafts] = Drafts
 
-    def __init__(self, seat: Seat, arrivals: Arrivals, members: Members, holdings: Holdings, now: float) -> None:
+    def __init__(
+        self,
+        seat: Seat,
+        arrivals: Arrivals,
+        members: Members,
+        holdings: Holdings,
+        now: float,
+        slicing: Slicing | None = None,
+    ) -> None:
         self._seat = seat
         self._arrivals = arrivals
         self._members = members
         self._holdings = holdings
         self._conduct = seat.owner.conduct
         self.jury = self.jury_type(seat, arrivals, now)
+        self._slicing = slicing
+        self._drafts = self.drafts_type(seat, arrivals, members, self.jury, slicing)
         self._turns = Turns(seat, members)
         self.certificate: Certificate | None = None
         self._lead: Lead | None = None
@@ -87,13 +98,13 @@ class Ballots:
         if reason := self._why_not_led(sender, ballot):
             return [], f"proposes in ballot {ballot}, {reason}"
         if ballot < seat.votes.promised:
-            return [self._nack(sender, ballot, ())], None
+            return [self._seat.nack(sender, ballot, ())], None
         accepted = seat.votes.accepted
         if accepted is not None and accepted.ballot == ballot:
             if accepted.value != value:
                 self.jury.hear_leader(message, sender)
                 return [], f"a second value in ballot {ballot}"
-            return [self._ack(sender, ballot, value)], None
+            return [self._seat.ack(sender, ballot, value)], None
         pending = self._pending
         if pending is not None and (pending.ballot, pending.value) == (ballot, value):
             return [], None
@@ -114,6 +125,8 @@ class Ballots:
         self.jury.proposed(sender)
         if reason := self.jury.why_not_believed(sender, value, now):
             return [], reason
+        if self._slicing is not None and (reason := self._slicing.why_not_vouched(value)):
+            return [], reason
         if reason := self.jury.why_withheld(sender, message):
             return [Send(sender, Directed(*seat.at(), each)) for each in seat.to_carry], reason
         if reason := self._members.why_crowded(seat.place.roster, value.roster, seat.owner.max_peers):
@@ -125,6 +138,17 @@ class Ballots:
         self._turns.follow(ballot, now)
         # The leader may not have heard what we can prove.
         return [Send(sender, Proof(*seat.at(), *proof)) for proof in guilty if proof is not None], None
+
+    def on_inputs(self, sender: PeerId, message: Inputs, now: float) -> tuple[list[Action], str | None]:
+        """A leader is having its contributions averaged: it has its time."""
+        if self._slicing is None or message.ballot < self._seat.votes.promised:
+            return [], None
+        if reason := self._why_not_led(sender, message.ballot):
+            return [], f"names inputs in ballot {message.ballot}, {reason}"
+        is_news, reason = self._slicing.on_inputs(sender, message, now)
+        if is_news:
+            self._turns.goes_on(now)
+        return [], reason
 
     def on_ack(self, sender: PeerId, message: Ack) -> str | None:
         lead, seat = self._lead, self._seat
@@ -153,7 +177,7 @@ class Ballots:
                 lead.outbid_at = min(lead.outbid_at, now + self._seat.jittered(self._seat.timing.retry_s))
         elif lead.value is not None:
             lead.nackers.add(sender)
-            for blob in set(message.blobs) & {entry.blob for entry in lead.value.entries}:
+            for blob in set(message.blobs) & set(lead.value.blobs):
                 lead.nacked.setdefault(blob, set()).add(sender)
 
     def on_prepare(self, sender: PeerId, message: Prepare, now: float) -> tuple[list[Action], str | None]:
@@ -162,11 +186,11 @@ class Ballots:
         if reason:
             return [], f"prepares ballot {ballot}, {reason}"
         if ballot < seat.votes.promised:
-            return [self._nack(sender, ballot, ())], None
+            return [self._seat.nack(sender, ballot, ())], None
         actions: list[Action] = []
         if ballot > seat.votes.promised:
             if not self.jury.heeds(sender, ballot, now, late_at=self._turns.due):
-                return [self._nack(sender, ballot, ())] if self.jury.is_answered(sender) else [], None
+                return [self._seat.nack(sender, ballot, ())] if self.jury.is_answered(sender) else [], None
             actions.append(seat.vote(promised=ballot))
         self._turns.follow(ballot, now)
         promised = seat.promise(ballot, seat.votes.accepted)
@@ -210,6 +234,8 @@ class Ballots:
         """Everything that is due. Call after every input; cheap when nothing is."""
         if self.certificate is not None:
             return []
+        if self._slicing is not None and self._slicing.has_news():
+            self._turns.goes_on(now)
         if self._arrivals.ended_at is None and self._seat.is_member:
             proposed = () if self._pending is None else self._pending.value.entries
             if self._arrivals.has_ended(proposed, now):
@@ -245,7 +271,8 @@ class Ballots:
             self._pending = None
             return []
         if self._may_accept(pending.value):
-            if self.jury.puts_off(pending, now, late_at=self._turns.due):
+            is_early = self._slicing is not None and self._slicing.is_early(pending.value, now)
+            if is_early or self.jury.puts_off(pending, now, late_at=self._turns.due):
                 return []
             self._pending = None
             self.jury.accepted_of.add(pending.leader)
@@ -255,26 +282,22 @@ class Ballots:
             accepted = Accepted(pending.ballot, pending.value, pending.signature, pending.promises)
             return [
                 *self._backed(seat.vote(promised=pending.ballot, accepted=accepted)),
-                self._ack(pending.leader, pending.ballot, pending.value),
+                self._seat.ack(pending.leader, pending.ballot, pending.value),
             ]
         actions: list[Action] = []
-        for entry in pending.value.entries:
+        for thing in pending.value.things:
             is_slow = now - pending.since >= seat.pace.ballot_s / 2  # whoever it was asked of first
-            sources = [entry.peer, pending.leader, *seat.others]
-            actions += self._arrivals.want(entry, self._conduct.best_first(sources), now, elsewhere=is_slow)
-        bad = {
-            entry.blob
-            for entry in pending.value.entries
-            if self._holdings.is_refused(entry.blob) or self._holdings.failures(entry.blob)
-        }
+            sources = [thing.holder, pending.leader, *seat.others]
+            actions += self._arrivals.want_thing(thing, self._conduct.best_first(sources), now, elsewhere=is_slow)
+        bad = {name for name in pending.value.blobs if self._holdings.is_refused(name) or self._holdings.failures(name)}
         if bad - pending.nacked:
             pending.nacked |= bad
-            actions.append(self._nack(pending.leader, pending.ballot, tuple(sorted(bad))))
+            actions.append(self._seat.nack(pending.leader, pending.ballot, tuple(sorted(bad))))
         return actions
 
     def _may_accept(self, value: Value) -> bool:
         """Holding every blob is part of what an ACK says."""
-        return self._holdings.has_all(entry.blob for entry in value.entries)
+        return self._holdings.has_all(value.blobs)
 
     def _backed(self, persist: Action) -> list[Action]:
         """The Persist that must precede the ACK."""
@@ -290,7 +313,7 @@ class Ballots:
             return self._propose(lead, interrupted.value, now)
         if self._turns.is_first and seat.leader(0) == seat.me and self._is_all_in(now):
             if seat.votes.promised == 0 and seat.votes.accepted is None:
-                return self._propose(Lead(0, now), self._own_value(now), now)
+                return self._propose_own(Lead(0, now), now)
             return self._lead_above(seat.votes.promised, now)  # a promise from before a restart forbids ballot 0
         if now < self._turns.due:
             # A leader proposes when the offers are in, or late. Waiting for late alone would in a first round, where nothing is
@@ -306,7 +329,11 @@ class Ballots:
         """All of the roster that are here have offered and their blobs too; or it is late and there is something."""
         if self._arrivals.is_awaiting(now):
             return False
-        return bool(self._entries()) or not self._arrivals.are_under_way() or now >= self._turns.due
+        return (
+            bool(self._drafts.entries(self._excluded, now))
+            or not self._arrivals.are_under_way(now)
+            or now >= self._turns.due
+        )
 
     def _awaits_blobs(self, now: float) -> bool:
         return self._turns.ballot == 0 and self._arrivals.is_awaiting_blobs(now)
@@ -336,10 +363,10 @@ class Ballots:
         actions: list[Action] = []
         if lead.value is None:
             actions += self._choose(lead, now)
-        elif self._is_quorum(lead.acks):
+        elif self._seat.is_quorum(lead.acks):
             self.certificate = seat.certificate(lead.value, lead.acks, view=seat.place.view, ballot=lead.ballot)
             return []
-        elif lead.nacked.keys() - self._excluded and not self._is_quorum(self._could_ack(lead, now)):
+        elif lead.nacked.keys() - self._excluded and not self._seat.is_quorum(self._could_ack(lead, now)):
             # Those that most refuse: one member alone does not talk everybody's contributions out of the round.
             refusals = {blob: len(peers) for blob, peers in lead.nacked.items() if blob not in self._excluded}
             self._excluded |= {blob for blob, count in refusals.items() if count == max(refusals.values())}
@@ -356,13 +383,13 @@ class Ballots:
 
     def _choose(self, lead: Lead, now: float) -> list[Action]:
         """With a quorum of promises: the accepted value of the highest ballot, else one of our own."""
-        if not self._is_quorum(lead.promises):
+        if not self._seat.is_quorum(lead.promises):
             return []
         late = lead.started_at + (self._turns.due - lead.started_at) / 2
         heeded = self._promises_without_hindrance(lead, now)
         forced = self._forced_value(heeded)
         are_more_to_come = any(peer not in lead.promises for peer in self._could_ack(lead, now))
-        if not self._is_quorum(heeded):
+        if not self._seat.is_quorum(heeded):
             if now < late and are_more_to_come:
                 return []
             heeded = lead.promises
@@ -373,15 +400,15 @@ class Ballots:
         if forced is not None:
             sources = [peer for peer in sorted(lead.promises) if lead.promises[peer] is not None]
             actions: list[Action] = []
-            for entry in forced.entries:
-                givers = self._conduct.best_first([*sources, entry.peer, *self._seat.others])
-                actions += self._arrivals.want(entry, givers, now)
+            for thing in forced.things:
+                givers = self._conduct.best_first([*sources, thing.holder, *self._seat.others])
+                actions += self._arrivals.want_thing(thing, givers, now)
             if self._may_accept(forced):
                 actions += self._propose(lead, forced, now)
             return actions
-        if not self._entries() and self._arrivals.are_under_way() and now < late:
+        if not self._drafts.entries(self._excluded, now) and self._arrivals.are_under_way(now) and now < late:
             return []
-        return self._propose(lead, self._own_value(now), now)
+        return self._propose_own(lead, now)
 
     def _promises_without_hindrance(self, lead: Lead, now: float) -> dict[PeerId, Accepted | None]:
         """The promises without any value, if they are a quorum; else those without the values whose blobs are not here, bad or
@@ -391,7 +418,7 @@ class Ballots:
         vote of a leader for its own bad blob, or for nothing at all, would come back in every later ballot.
         """
         free: dict[PeerId, Accepted | None] = {peer: None for peer, each in lead.promises.items() if each is None}
-        if self._is_quorum(free):
+        if self._seat.is_quorum(free):
             return free
         return {
             peer: accepted
@@ -403,7 +430,7 @@ class Ballots:
         seat = self._seat
         return (
             not self._may_accept(value)
-            or any(self._is_hopeless(entry.blob) for entry in value.entries)
+            or any(self._is_hopeless(name) for name in value.blobs)
             or seat.why_not_planned(value) is not None
             or any(self.jury.why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
         )
@@ -431,7 +458,7 @@ class Ballots:
             actions += self._backed(seat.vote(promised=lead.ballot, accepted=accepted))
         lead.acks[seat.me] = signature
         self._turns.proposed(lead.ballot, now)
-        if self._is_quorum(lead.acks):
+        if self._seat.is_quorum(lead.acks):
             self.certificate = seat.certificate(value, lead.acks, view=seat.place.view, ballot=lead.ballot)
             return actions
         return [*actions, *send_all(seat.others, Propose(*seat.at(), lead.ballot, value, signature, lead.shown))]
@@ -447,41 +474,15 @@ class Ballots:
     def _could_ack(self, lead: Lead, now: float) -> set[PeerId]:
         return {peer for peer in self._seat.order if peer not in lead.nackers and self._members.is_alive(peer, now)}
 
-    def _own_value(self, now: float) -> Value:
-        seat, offered = self._seat, self._arrivals.offers.keys()
-        roster = self._members.next_roster(
-            seat.place.roster, offered, seat.recent, me_too=True, max_peers=seat.owner.max_peers, now=now
-        )
-        banned = () if seat.directive is None else seat.directive.banned
-        roster = tuple(
-            peer for peer in roster if peer == seat.me or not (peer in banned or self._conduct.is_proven(peer))
-        )
-        entries = []
-        for entry in self._entries():
-            if reason := self.jury.why_not_worked(entry, now):
-                self._conduct.strike(entry.peer, "claimed", reason)
-            else:
-                entries.append(entry)
-        return seat.place.round_value(entries, roster, seat.plan(), *seat.to_carry)
-
-    def _entries(self) -> list[Entry]:
-        return [entry for entry in self._arrivals.held() if entry.blob not in self._excluded]
-
-    def _is_quorum(self, peers: Collection[PeerId]) -> bool:
-        return is_quorum(peers, self._seat.place.voters)
-
-    def _ack(self, to: PeerId, ballot: int, value: Value) -> Action:
-        signature = self._seat.signature(value, view=self._seat.place.view, ballot=ballot)
-        return Send(to, Ack(*self._seat.at(), ballot, value.digest(), signature))
-
-    def _nack(self, to: PeerId, ballot: int, blobs: tuple[Digest, ...]) -> Action:
-        return Send(to, Nack(*self._seat.at(), ballot, self._seat.votes.promised, blobs))
+    def _propose_own(self, lead: Lead, now: float) -> list[Action]:
+        value, actions = self._drafts.next(lead.ballot, self._excluded, now)
+        return actions if value is None else self._propose(lead, value, now)
 
     def on_refused(self, blob: Digest, reason: str) -> list[Action]:
         """A blob that no mean can take. Those answer for it that offered it themselves, else the leader that proposes it."""
         self._holdings.refused(blob)
         pending, guilty = self._pending, sorted(self._arrivals.offering([blob]))
-        if not guilty and pending is not None and any(entry.blob == blob for entry in pending.value.entries):
+        if not guilty and pending is not None and blob in pending.value.blobs:
             guilty, reason = [pending.leader], f"{reason} (it proposed it)"
         return [Note(ContributionRefused(peer, self._seat.place.round + 1, reason)) for peer in guilty]
 

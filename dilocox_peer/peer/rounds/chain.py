@@ -23,8 +23,9 @@ from dilocox_peer.peer.rounds.past import (
     write_blocks,
 )
 from dilocox_peer.peer.rounds.seats import EVERYBODY, Seats, SeatTerms
+from dilocox_peer.peer.rounds.slices import Sharing
 from dilocox_peer.types import Digest, PeerId, sha256
-from dilocox_peer.wire.chain import Certificate, Entry, Kind, Plan, Value, acceptance
+from dilocox_peer.wire.chain import Averaged, Certificate, Entry, Kind, Plan, Result, Value, acceptance
 from dilocox_peer.wire.directives import Directive
 
 Verifier = Callable[[PeerId, bytes, bytes], bool]
@@ -103,7 +104,7 @@ class Place:
     """A head with what decides about the certificates that may follow it. plan: of round `round + 2`. founder: at genesis,
     the run's owner, who alone signs the first roster; None: a run without one, which its first peers start. voters: those of
     the roster whose votes certify, by what the chain up to here says (seats). authority: whose directives apply, directive: the newest
-    in the chain up to here."""
+    in the chain up to here. sharing: of a run that averages in slices."""
 
     stage: int
     head: Digest
@@ -118,6 +119,7 @@ class Place:
     seats: Seats = EVERYBODY
     authority: Authority | None = None
     directive: Directive | None = None
+    sharing: Sharing | None = None
 
     @classmethod
     def genesis(
@@ -128,10 +130,12 @@ class Place:
         founder: PeerId | None = None,
         terms: SeatTerms | None = None,
         authority: Authority | None = None,
+        slices: int = 0,
     ) -> "Place":
         return cls(
             stage=stage, head=head, height=0, round=0, weight=0, view=0, roster=(), plan=plan, founder=founder,
             seats=Seats(terms) if terms is not None else EVERYBODY, authority=authority,
+            sharing=Sharing(slices) if slices else None,
         )  # fmt: skip
 
     def then(self, certificate: Certificate) -> "Place":
@@ -145,7 +149,13 @@ class Place:
             view=certificate.view, roster=roster, plan=value.plan, seats=seats,
             voters=self.voters if voters == self.voters else voters,
             authority=self.authority, directive=value.directive or self.directive,
+            sharing=self.sharing and self.sharing.after(value),
         )  # fmt: skip
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether the next round is averaged in slices."""
+        return self.sharing is not None and self.sharing.is_used(self.roster)
 
     @property
     def is_genesis(self) -> bool:
@@ -178,12 +188,13 @@ class Place:
         roster: Iterable[PeerId],
         plan: Plan | None = None,
         directive: Directive | None = None,
+        results: tuple[Result, ...] = (),
     ) -> Value:
         """The value of a round with these entries (any order) that makes roster the next one. plan: without one the next
-        round but two is like the one before it. directive: that is to apply from here on."""
+        round but two is like the one before it. directive: that is to apply from here on. results: of its slices."""
         ordered = tuple(sorted(entries, key=lambda entry: entry.peer))
         return Value(
-            what=directive or "round", height=self.height + 1, round=self.round + 1, weight=self.weight + len(ordered),
+            what=Averaged(results, directive) if results else directive or "round", height=self.height + 1, round=self.round + 1, weight=self.weight + len(ordered),
             entries=ordered, roster=tuple(roster), plan=plan or self.plan.next(), state_digest=majority_digest(ordered),
         )  # fmt: skip
 
@@ -217,6 +228,8 @@ class Place:
             return "an entry of a peer that is not in the roster"
         if value.state_digest != majority_digest(value.entries):
             return "a state digest that its entries do not report"
+        if reason := (self.sharing or Sharing(0)).why_not(value, self.roster if self.sharing else ()):
+            return reason
         return self.bounds(plans).why_not(value.plan, self.plan)
 
     def _why_not_directed(self, value: Value) -> str | None:
@@ -475,22 +488,3 @@ def suffix_of(chain: Chain, start: int, certificates: Sequence[Certificate]) -> 
     while shared < len(certificates) and chain.height_of(certificates[shared].head) is not None:
         shared += 1
     return Suffix(start + shared, tuple(certificates[shared:]))
-
-
-def ends_run(chain: Chain, height: int, plans: PlanBounds) -> bool:
-    """Whether the run is over at height of chain: the plan of its round ends with the run, or its owner does."""
-    place = chain.place_at(height)
-    if place.is_stopped:
-        return True
-    plans = place.bounds(plans)
-    if place.round <= 1:
-        return (
-            place.round == 1
-            and plans.total_steps is not None
-            and chain.place_at(0).plan.first_step >= plans.total_steps
-        )
-    for below in range(height, -1, -1):
-        earlier = chain.place_at(below)
-        if earlier.round <= place.round - 2:
-            return plans.is_last(earlier.plan)
-    return False

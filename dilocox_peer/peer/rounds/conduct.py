@@ -12,8 +12,9 @@ whoever led. So an honest peer that earns strikes on a bad link loses nothing bu
     outbid     it asked for more ballots than its budget, or got promises and proposed nothing
     planned    it proposed a plan that the certificates do not lead to
     claimed    it claimed work that nobody can have done
+    averaged   what it said a slice came to was not what others came to: it averages none meanwhile
 
-The last four put a peer off for PUT_OFF_ROUNDS rounds, twice as long each time: its turn is not waited for, and ballots it
+The last five put a peer off for PUT_OFF_ROUNDS rounds, twice as long each time: its turn is not waited for, and ballots it
 asks for are heeded only when it is their time by our own clock. A ballot of its that is certified takes one back.
 """
 
@@ -28,7 +29,7 @@ from dilocox_peer.peer.rounds.justified import why_guilty
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.rounds import Contradiction
 
-Fault = Literal["led", "outbid", "planned", "claimed"]
+Fault = Literal["led", "outbid", "planned", "claimed", "averaged"]
 
 MAX_REMEMBERED = 512  # peers; those in the roster are looked at in every round and so stay
 MAX_PROVEN = 512
@@ -132,6 +133,11 @@ class Conduct:
         record = self._records.get(peer)
         put_off = record is not None and any(self._is_put_off(record, fault) for fault in record.put_off)
         return not put_off and peer not in self._proven
+
+    def averages(self, peer: PeerId) -> bool:
+        """Whether slices are left to it."""
+        record = self._records.get(peer)
+        return not self.is_doubted(peer) and not (record is not None and self._is_put_off(record, "averaged"))
 
     def _is_put_off(self, record: _Record, fault: Fault) -> bool:
         return self._rounds < record.put_off.get(fault, -1)

@@ -4,11 +4,12 @@ The same contract holds in the simulator (tests/sim) and in the peer (averaging.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dilocox_peer.contract import Leaving, Note, Tick
 from dilocox_peer.peer.rounds.durable import Durable
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Certificate, Entry
+from dilocox_peer.wire.chain import Certificate, Entry, SliceOutcome
 from dilocox_peer.wire.checkpoints import Checkpoint
 from dilocox_peer.wire.directives import Directive
 from dilocox_peer.wire.rounds import Message
@@ -71,18 +72,22 @@ class RoundProgress:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Local training of the round is over and its encoded pseudo-gradient is stored as `entry.blob` (held from now on)."""
+    """Local training of the round is over and its encoded pseudo-gradient is stored as `entry.blob` (held from now on); where it is in
+    slices that is its table, and parts are theirs."""
 
     base: Digest
     entry: Entry
+    parts: tuple[Digest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BlobHeld:
-    """A fetched blob was verified (hash, shape, finite, norm) and is durable here. size_bytes: as it is, whatever its offer said."""
+    """A fetched blob was verified (hash, shape, finite, norm) and is durable here. size_bytes: as it is, whatever its offer said.
+    parts: the slices that a table names."""
 
     blob: Digest
     size_bytes: int
+    parts: tuple[Digest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,16 @@ class BlobLost:
 
     blob: Digest
     certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class SliceAveraged:
+    """An AverageSlice is done: the result and what its encoding lost are durable here. outcome: None if what it takes is not here any
+    more, or no good (then BlobRefused has said so of the contribution)."""
+
+    inputs: Digest
+    slice: int
+    outcome: SliceOutcome | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +163,7 @@ class OwnerSpoke:
 
 Input = (
     Tick | Received | PeerFound | PeerRefused | BytesCame | RoundProgress | Closed | BlobHeld | BlobRefused | BlobMissing
-    | BlobLost | StateInstalled | StateMissing | StateComputed | OwnerVouched | OwnerSpoke | Leaving
+    | BlobLost | SliceAveraged | StateInstalled | StateMissing | StateComputed | OwnerVouched | OwnerSpoke | Leaving
 )  # fmt: skip
 
 # ---- what it wants done, in order; an action is done only when those before it are ----------------------------------
@@ -170,17 +185,38 @@ class Persist:
 
 
 @dataclass(frozen=True, slots=True)
+class BlobPart:
+    """What a blob is that is no whole contribution. table: whose slice it is."""
+
+    kind: Literal["table", "slice", "result", "residual"]
+    slice: int = 0
+    table: Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FetchBlob:
     """Get the blob from our own disk or any of the sources (in this order), verify it; answer BlobHeld, BlobRefused or
     BlobMissing, in the end always one of them.
 
     within_s: then it is missing; None: no hurry, a certificate needs it. doubted: it comes from one that often does not
-    deliver, and must not take the room of others'."""
+    deliver, and must not take the room of others'. part: what it is, if not a whole contribution."""
 
     blob: Digest
     sources: tuple[PeerId, ...]
     within_s: float | None = None
     doubted: bool = False
+    part: BlobPart | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AverageSlice:
+    """Average a slice of these contributions, all of whose slices of that number are held, with the residual named base (b"": none), which
+    is held; answered by SliceAveraged."""
+
+    inputs: Digest
+    slice: int
+    entries: tuple[Entry, ...]
+    base: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,4 +258,4 @@ class ForgetBlobs:
     blobs: tuple[Digest, ...]
 
 
-Action = Send | Persist | FetchBlob | Apply | FetchState | ForgetBlobs | Note
+Action = Send | Persist | FetchBlob | AverageSlice | Apply | FetchState | ForgetBlobs | Note

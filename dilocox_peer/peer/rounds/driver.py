@@ -7,10 +7,10 @@ machine waited for those it would send no heartbeats, and the others would think
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from dilocox_peer.contract import Note, Tick
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError, ThingUnavailable
@@ -19,8 +19,10 @@ from dilocox_peer.network.transport import PeerGone, Transport
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
+    AverageSlice,
     BlobHeld,
     BlobMissing,
+    BlobPart,
     BlobRefused,
     BytesCame,
     FetchBlob,
@@ -32,6 +34,7 @@ from dilocox_peer.peer.rounds.contract import (
     Received,
     RoundProgress,
     Send,
+    SliceAveraged,
     StateMissing,
 )
 from dilocox_peer.peer.rounds.disk import until_written
@@ -62,6 +65,14 @@ CheckBlob = Callable[[Digest, memoryview], object]
 """Raises MalformedBlob when a blob of that name is no acceptable contribution. Runs in a worker thread."""
 
 
+class Slices(Protocol):
+    """Of a run that averages in slices (peer/training/slice_desk.py). Blocking: called in worker threads."""
+
+    def max_bytes(self, part: BlobPart) -> int: ...
+    def check(self, blob: memoryview, part: BlobPart) -> tuple[Digest, ...]: ...
+    def average(self, action: AverageSlice) -> Sequence[Input]: ...
+
+
 class RoundDriver:
     """The shell of one RoundMachine. inputs: what waits for it, in order."""
 
@@ -79,6 +90,7 @@ class RoundDriver:
         on_fetch_state: Callable[[FetchState], Awaitable[None]],
         on_change: Callable[[], None],
         listener: Listener,
+        slices: Slices | None = None,
     ) -> None:
         self.machine = machine
         self._transport = transport
@@ -87,6 +99,7 @@ class RoundDriver:
         self._disk = disk
         self._check_blob = check_blob
         self._max_blob_bytes = max_blob_bytes
+        self._slices = slices
         self._on_apply = on_apply
         self._on_fetch_state = on_fetch_state
         self._on_change = on_change
@@ -191,10 +204,12 @@ class RoundDriver:
     @asynccontextmanager
     async def _journal_thread(self) -> AsyncIterator[None]:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-journal")
+        self._averager = ThreadPoolExecutor(1, thread_name_prefix="dilocox-slices")
         try:
             yield
         finally:
             self._writer.shutdown(wait=False)
+            self._averager.shutdown(wait=False, cancel_futures=True)
 
     async def _next_input(self) -> Input:
         deadline = self.machine.deadline()
@@ -220,6 +235,8 @@ class RoundDriver:
                     slow.cancel()  # other sources instead; the fetch that is started now answers
                 name = f"fetch {action.blob.hex()[:8]}"
                 self._fetching[action.blob] = self._tasks.create_task(self._fetch_blob(action), name=name)
+            case AverageSlice():
+                self._tasks.create_task(self._average(action), name=f"average slice {action.slice}")
             case Apply():
                 self._on_apply(action)
             case FetchState():
@@ -274,18 +291,19 @@ class RoundDriver:
         """The answer to it, always one of the three that the contract names."""
         loop = asyncio.get_running_loop()
         if (here := await loop.run_in_executor(self._disk, self._blobs.mapped, action.blob)) is not None:
-            return BlobHeld(action.blob, len(here))
+            is_table = action.part is not None and action.part.kind == "table"
+            return BlobHeld(action.blob, len(here), self._checked(action, here) if is_table else ())
         partial = await loop.run_in_executor(self._disk, self._blobs.partial, action.blob)
         resumed = await loop.run_in_executor(self._disk, partial.resumed)
 
-        size_bytes = 0
+        size_bytes, parts = 0, tuple[Digest, ...]()
 
         def check_and_store() -> None:
-            nonlocal size_bytes
+            nonlocal size_bytes, parts
             try:
                 view = partial.view()
                 size_bytes = len(view)
-                self._check_blob(action.blob, view)
+                parts = self._checked(action, view)
             except MalformedBlob:
                 partial.discard()
                 raise
@@ -295,7 +313,7 @@ class RoundDriver:
             Fetch(action.blob, action.sources, tries=1, resumed=resumed),
             partial,
             transport=self._transport,
-            max_bytes=self._max_blob_bytes,  # not what an offer says: it may name a blob of another's
+            max_bytes=self._most_bytes(action.part),  # not what an offer says: it may name a blob of another's
             timeout_s=BLOB_TIMEOUT_S,
             stall_s=BLOB_STALL_S,
             finish=check_and_store,
@@ -307,7 +325,27 @@ class RoundDriver:
             return BlobMissing(action.blob)
         except MalformedBlob as error:  # the author's fault, not the sources'
             return BlobRefused(action.blob, str(error))
-        return BlobHeld(action.blob, size_bytes)
+        return BlobHeld(action.blob, size_bytes, parts)
+
+    def _most_bytes(self, part: BlobPart | None) -> int:
+        return self._max_blob_bytes if part is None or self._slices is None else self._slices.max_bytes(part)
+
+    def _checked(self, action: FetchBlob, view: memoryview) -> tuple[Digest, ...]:
+        """The slices that it names, of a table. Raises MalformedBlob. In a worker thread."""
+        if action.part is not None and self._slices is not None:
+            return self._slices.check(view, action.part)
+        self._check_blob(action.blob, view)
+        return ()
+
+    async def _average(self, action: AverageSlice) -> None:
+        assert self._slices is not None, "a run that averages all to all"
+        try:
+            happened = await asyncio.get_running_loop().run_in_executor(self._averager, self._slices.average, action)
+        except Exception as error:  # a task boundary: the next in order averages it
+            self._note_failure("averaging a slice", error)
+            happened = (SliceAveraged(action.inputs, action.slice, None),)
+        for each in happened:
+            self.post(each)
 
     def _on_source_failed(self, source: PeerId, reason: str, is_lying: bool) -> None:
         if is_lying:

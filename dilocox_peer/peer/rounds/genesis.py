@@ -14,7 +14,13 @@ def genesis_of(manifest: Manifest, stage: int) -> Place:
     second_plan = FixedPlanner(plan_bounds(manifest)).next(first_plan(manifest))
     authority = authority_of(manifest)
     return Place.genesis(
-        stage, manifest.genesis(stage), second_plan, manifest.owner_peer, seat_terms(manifest), authority
+        stage,
+        manifest.genesis(stage),
+        second_plan,
+        manifest.owner_peer,
+        seat_terms(manifest),
+        authority,
+        manifest.rounds.slices if manifest.rounds.averaging == "slices" else 0,
     )
 
 

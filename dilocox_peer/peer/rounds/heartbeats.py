@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 
 from dilocox_peer.contract import Note
 from dilocox_peer.events import NeighbourLost, NeighbourSeen
+from dilocox_peer.peer.rounds.anchorage import Anchorage
+from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.contract import Action, RoundProgress
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Owner, send_all
@@ -33,6 +35,14 @@ class Heartbeats:
         """Our round is over."""
         self.micro_batches = 0
         self._members.we_said(micro_batches=0, paused=self.is_paused)
+
+    def now(self, place: Place, training_round: int, anchor: Anchorage) -> Heartbeat:
+        """What we say of ourselves at this place."""
+        return Heartbeat(
+            place.stage, place.head, place.view, incarnation=self._owner.incarnation, height=place.height,
+            round=place.round, weight=place.weight, training_round=training_round, micro_batches=self.micro_batches,
+            ready=anchor.is_computed, state_digest=anchor.digest, paused=self.is_paused,
+        )  # fmt: skip
 
     def beat(self, roster: Iterable[PeerId], heartbeat: Callable[[], Heartbeat], now: float) -> list[Action]:
         """Every beat to the roster and to whoever is alive, now and then to the silent ones."""

@@ -3,12 +3,13 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from dilocox_peer.peer.rounds.contract import FetchBlob
+from dilocox_peer.peer.rounds.contract import BlobPart, FetchBlob
 from dilocox_peer.peer.rounds.timing import FOREVER, Timing
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Certificate
+from dilocox_peer.wire.chain import Certificate, Entry, Thing
 
 MAX_SOURCES = 8
+PASSING_ROUNDS = 2  # that slices of contributions stay to be had: whoever doubts a result can look
 
 
 @dataclass(slots=True)
@@ -30,19 +31,35 @@ class Holdings:
         self._round_of: dict[Digest, int] = {}
         self._certified: set[Digest] = set()
         self._sizes: dict[Digest, int] = {}
+        self._parts: dict[Digest, tuple[Digest, ...]] = {}
+        self._passing: set[Digest] = set()
 
-    def held(self, blob: Digest, round_number: int, size_bytes: int) -> None:
-        """size_bytes: as it is, not as an offer has it."""
+    def held(self, blob: Digest, round_number: int, size_bytes: int, parts: tuple[Digest, ...] = ()) -> None:
+        """size_bytes: as it is, not as an offer has it. parts: the slices that a table names."""
         self._held.add(blob)
+        if parts:
+            self._parts[blob] = parts
+            self._passing.add(blob)
         self._sizes[blob] = size_bytes
         self._wanted.pop(blob, None)
         self._round_of.setdefault(blob, round_number)
+
+    def held_all(self, things: Iterable[Thing], round_number: int) -> None:
+        for thing in things:
+            self.held(thing.name, round_number, thing.size_bytes)
+
+    def held_own(self, entry: Entry, round_number: int, parts: tuple[Digest, ...]) -> None:
+        """Our contribution, and its slices."""
+        self.held(entry.blob, round_number, entry.size_bytes, parts)
+        for part in parts:
+            self.held(part, round_number, 0)
+        self._passing.update(parts)
 
     def found(self, blobs: Collection[Digest], chain: Iterable[Certificate], round_number: int) -> None:
         """Files of these names are on our disk from before; that they are whole has to be found out by a fetch, should they be
         wanted. They are forgotten like the others: those of no certificate of the chain with this round."""
         if blobs:
-            of_round = {entry.blob: each.value.round for each in chain for entry in each.value.entries}
+            of_round = {name: each.value.round for each in chain for name in each.value.blobs}
             for blob in blobs:
                 self._round_of.setdefault(blob, of_round.get(blob, round_number))
 
@@ -50,6 +67,20 @@ class Holdings:
         """It is needed from this round on, also if it was met long ago: anyone may offer an old one again."""
         self._round_of[blob] = max(self._round_of.get(blob, round_number), round_number)
         self._certified.add(blob)
+
+    def pass_by(self, blobs: Iterable[Digest]) -> None:
+        """What is needed for a few rounds alone."""
+        self._passing.update(blobs)
+
+    def stay(self, blobs: Iterable[Digest], round_number: int) -> None:
+        """These are needed in this round still, if they are here."""
+        for blob in blobs:
+            if blob in self._round_of:
+                self._round_of[blob] = max(self._round_of[blob], round_number)
+
+    def parts_of(self, table: Digest) -> tuple[Digest, ...]:
+        """The slices that a table names which was held here."""
+        return self._parts.get(table, ())
 
     def refused(self, blob: Digest) -> None:
         self._refused.add(blob)
@@ -95,6 +126,7 @@ class Holdings:
         within_s: float | None = None,
         doubted: bool = False,
         elsewhere: bool = False,
+        part: BlobPart | None = None,
     ) -> list[FetchBlob]:
         """The fetch to start now, if any: nothing for a blob that is held, refused, under way or failed just now.
 
@@ -106,17 +138,25 @@ class Holdings:
             return []
         wanted.under_way, wanted.elsewhere = True, elsewhere
         self._round_of.setdefault(blob, round_number)
-        return [FetchBlob(blob, tuple(dict.fromkeys(sources))[:MAX_SOURCES], within_s, doubted)]
+        if part is not None and part.kind != "result":
+            self._passing.add(blob)
+        return [FetchBlob(blob, tuple(dict.fromkeys(sources))[:MAX_SOURCES], within_s, doubted, part)]
 
-    def forget_before(self, certified: int, others: int) -> tuple[Digest, ...]:
-        """Drops those certified before the one round, and those that nobody certified first met before the other; gives them back,
-        sorted."""
-        old = sorted(
-            blob for blob, met in self._round_of.items() if met < (certified if blob in self._certified else others)
-        )
+    def forget_before(self, certified: int, others: int, passing: int) -> tuple[Digest, ...]:
+        """Drops those certified before the one round, those that nobody certified first met before the other, and of these what passes by
+        before the third; gives them back, sorted."""
+
+        def first(blob: Digest) -> int:
+            if blob in self._certified:
+                return certified
+            return max(others, passing) if blob in self._passing else others
+
+        old = sorted(blob for blob, met in self._round_of.items() if met < first(blob))
         for blob in old:
             del self._round_of[blob]
             self._sizes.pop(blob, None)
+            self._parts.pop(blob, None)
+            self._passing.discard(blob)
             self._certified.discard(blob)
             self._held.discard(blob)
             self._refused.discard(blob)

@@ -8,6 +8,7 @@ file. This file puts its parts together; docs/protocol.md tells the story:
     heartbeats.py  what we say of ourselves        ballots.py       which offers make the next certificate
     holdings.py    which blobs are here            arrivals.py      what came of the round
     timing.py      bounds and learned times        turns.py         whose turn it is to lead
+    slices.py      whose slices are whose          averages.py      what slices came to
     schedule.py    plans, and the last round       view_changes.py  a new roster when the quorum is lost, and at genesis
     chain.py       what was agreed               adoption.py  how the chain moves, and the anchor with it:
     conduct.py     who is waited for               healing.py       other chains, and the best of them
@@ -18,7 +19,7 @@ file. This file puts its parts together; docs/protocol.md tells the story:
                                                    anchorage.py     which anchor we hold, and getting another one whole
 
 The chain (what was agreed; `head`) and the anchor we hold are kept apart. While a better chain is known and not adopted, we
-certify nothing. Invariants (checked after every simulated event): I1-I5 and I7-I8 of docs/protocol.md.
+certify nothing. Invariants: docs/protocol.md.
 """
 
 import itertools
@@ -49,6 +50,7 @@ from dilocox_peer.peer.rounds.contract import (
     Received,
     RoundProgress,
     Send,
+    SliceAveraged,
     StateComputed,
     StateInstalled,
     StateMissing,
@@ -69,7 +71,7 @@ from dilocox_peer.peer.rounds.sitting import Sitting
 from dilocox_peer.peer.rounds.timing import CLOSE_BEHIND, MAX_REPLAYED, Pace, Timing
 from dilocox_peer.peer.rounds.view_changes import changes_in_vain
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Certificate, Entry, Plan
+from dilocox_peer.wire.chain import Certificate, Plan
 from dilocox_peer.wire.checkpoints import Checkpoint
 from dilocox_peer.wire.directives import Directive
 from dilocox_peer.wire.rounds import Cert, ChainPage, Directed, GetChain, Heartbeat, Leave, Message, Offer, Proof, Vouch
@@ -109,9 +111,10 @@ class RoundMachine:
         max_back: int | None = None,
         seats: SeatTerms | None = None,
         state_bytes: int = 0,
+        slices: int = 0,
     ) -> None:
         """plan: of round 1. run_owner: signs the first roster and checkpoints; None: the first peers start the run, and
-        nobody vouches for it. authority: whose directives apply. max_back: rounds that may be taken back without the owner's word. seats: how newcomers earn a vote. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave. chain: that it has; None: made of it.
+        nobody vouches for it. slices: in which the run averages; 0: all to all. authority: whose directives apply. max_back: rounds that may be taken back without the owner's word. seats: how newcomers earn a vote. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave. chain: that it has; None: made of it.
         stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there. state_bytes: of a whole
         state, as a donor sends it; 0: not known."""
         self._now = self._due = now
@@ -121,7 +124,9 @@ class RoundMachine:
             me, incarnation, sign, verify, timing, Pace(timing), rng, start_peers, max_peers, plans, judge,
             self._conduct, itertools.count(incarnation), Directing(authority),
         )  # fmt: skip
-        genesis_place = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan), run_owner, seats, authority)
+        genesis_place = Place.genesis(
+            stage, genesis, FixedPlanner(plans).next(plan), run_owner, seats, authority, slices
+        )
         self._chain = self.history = chain or Chain(genesis_place, durable.appended if durable is not None else ())
         for certificate in self._chain.certificates[-PLANNED_FROM:]:
             judge.observe(certificate)
@@ -143,14 +148,11 @@ class RoundMachine:
             sit=self._sit_down, durable=durable, now=now,
         )  # fmt: skip
         if durable is not None and durable.votes.accepted is not None:
-            for entry in durable.votes.accepted.value.entries:
-                self._holdings.held(entry.blob, self.round + 1, entry.size_bytes)
+            self._holdings.held_all(durable.votes.accepted.value.things, self.round + 1)
         self._ending = Ending(me, self._chain, self._forks, self._members, now)
         self._heartbeats = Heartbeats(self._owner, self._members, now)
         self._refusals = Refusals()
         self._has_left = False
-
-    # ---- what the session reads ----
 
     @property
     def head(self) -> Digest:
@@ -197,8 +199,7 @@ class RoundMachine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the anchor at `head` is ours, or will be once the Applies already given are done: no FetchState is
-        needed. False: training makes no sense, its pseudo-gradient could not be offered."""
+        """Whether the anchor at `head` is ours, or will be once the Applies already given are done: no FetchState is needed."""
         return self._adoption.anchor.is_current
 
     def is_wanted(self, head: Digest) -> bool:
@@ -237,6 +238,11 @@ class RoundMachine:
         return self._members.unreached()
 
     @property
+    def is_sliced(self) -> bool:
+        """Whether the next round is averaged in slices."""
+        return self._chain.place.is_sliced
+
+    @property
     def has_offered(self) -> bool:
         """Whether our contribution on top of `head` is out and not settled yet."""
         return self.sitting.arrivals.own is not None
@@ -253,8 +259,7 @@ class RoundMachine:
 
     @property
     def reports(self) -> Mapping[PeerId, tuple[int, int]]:
-        """(round in training, micro-batches done in it) as each peer last said, ourselves included. An offer says that
-        its round is over, and comes before the next heartbeat."""
+        """(round in training, micro-batches done in it) as each peer last said or its offer says, ourselves included."""
         reports = self._members.reports(self.sitting.arrivals.offers, self.round + 2)
         return {**reports, self._owner.peer: (self.training_round, self._heartbeats.micro_batches)}
 
@@ -276,8 +281,6 @@ class RoundMachine:
     def plan_reason(self) -> str:
         """Why our planner last decided otherwise than before."""
         return self._owner.planner.reason
-
-    # ---- what happens ----
 
     def handle(self, event: Input, now: float) -> list[Action]:
         """What is to be done about event, in order. now: monotonic seconds, never less than before."""
@@ -322,10 +325,10 @@ class RoundMachine:
                 self._members.is_here(peer, now)
             case RoundProgress():
                 self._heartbeats.progressed(event, now)
-            case Closed(base, entry):
-                self._close(base, entry)
-            case BlobHeld(blob, size_bytes):
-                self._holdings.held(blob, self.round + 1, size_bytes)
+            case Closed():
+                self._close(event)
+            case BlobHeld(blob, size_bytes, parts):
+                self._holdings.held(blob, self.round + 1, size_bytes, parts)
                 self.sitting.arrivals.on_held(blob, now)
                 self._conduct.came(blob)
             case BlobRefused(blob, reason):
@@ -333,6 +336,9 @@ class RoundMachine:
             case BlobMissing(blob):
                 self._holdings.missing(blob, now)
                 self._conduct.failed(blob, self._members.alive(now))
+            case SliceAveraged():
+                if self.sitting.slicing is not None:
+                    return self.sitting.slicing.averaged(event)
             case BlobLost(blob, certificate):
                 self._holdings.lost(blob)
                 self._adoption.lack(certificate)
@@ -372,11 +378,12 @@ class RoundMachine:
         """Those of the roster and those alive, without ourselves."""
         return sorted({*self.roster, *self._members.alive(self._now)} - {self._owner.peer, but})
 
-    def _close(self, base: Digest, entry: Entry) -> None:
+    def _close(self, closed: Closed) -> None:
+        entry = closed.entry
         assert entry.peer == self._owner.peer, f"an offer of {entry.peer} closed by {self._owner.peer}"
         self._heartbeats.closed()
-        if base == self.head and not self.has_offered and not self.schedule.is_over:
-            self._holdings.held(entry.blob, self.round + 1, entry.size_bytes)
+        if closed.base == self.head and not self.has_offered and not self.schedule.is_over:
+            self._holdings.held_own(entry, self.round + 1, closed.parts)
             self.sitting.ballots.offer(entry, self._now)
 
     def _go_on(self) -> list[Action]:
@@ -426,8 +433,6 @@ class RoundMachine:
         in_vain = changes_in_vain(self._chain.certificates)
         return self.sitting_type(seat, self._members, self._holdings, self._now, in_vain=in_vain)
 
-    # ---- messages ----
-
     def _receive(self, sender: PeerId, message: Message) -> list[Action]:
         now = self._now
         if sender == self._owner.peer or (self.directive is not None and sender in self.directive.banned):
@@ -450,9 +455,10 @@ class RoundMachine:
                 if (page := self._adoption.healing.page_after(message.locator)) is not None:
                     actions.append(Send(sender, page))
             case Cert():
-                actions += self._take_certificates(sender, (message.certificate,), more=False)
+                page = ChainPage(*self.sitting.seat.at(), (message.certificate,), more=False)
+                actions += self._take_page(sender, page)
             case ChainPage():
-                actions += self._take_certificates(sender, message.certificates, more=message.more)
+                actions += self._take_page(sender, message)
             case Vouch():
                 actions += self._hear_owner(message.checkpoint, sender)
             case Directed():
@@ -471,8 +477,8 @@ class RoundMachine:
                     actions += self.sitting.arrivals.on_offer(sender, message, now)[0]
         return actions
 
-    def _take_certificates(self, sender: PeerId, certificates: Sequence[Certificate], *, more: bool) -> list[Action]:
-        questions, reason = self._adoption.healing.on_page(sender, certificates, more=more, now=self._now)
+    def _take_page(self, sender: PeerId, page: ChainPage) -> list[Action]:
+        questions, reason = self._adoption.healing.on_page(sender, page.certificates, more=page.more, now=self._now)
         return [*questions, *(self._refuse(sender, reason) if reason else [])]
 
     def _tell_where_we_are(self, peer: PeerId, head: Digest) -> list[Action]:
@@ -491,9 +497,4 @@ class RoundMachine:
         return [Note(MessageRefused(peer, reason))] if self._refusals.is_due(peer, self._now) else []
 
     def _heartbeat(self) -> Heartbeat:
-        place = self._chain.place
-        return Heartbeat(
-            *self.sitting.seat.at(), incarnation=self._owner.incarnation, height=place.height, round=place.round,
-            weight=place.weight, training_round=self.training_round, micro_batches=self._heartbeats.micro_batches,
-            ready=self._adoption.anchor.is_computed, state_digest=self.state_digest, paused=self._heartbeats.is_paused,
-        )  # fmt: skip
+        return self._heartbeats.now(self._chain.place, self.training_round, self._adoption.anchor)

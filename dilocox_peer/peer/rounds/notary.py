@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from dilocox_peer.contract import Note, Tick
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
 from dilocox_peer.peer.planning.plan import PlanBounds
-from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, ends_run, vote_for
+from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, vote_for
 from dilocox_peer.peer.rounds.contract import (
     Action,
     OwnerSpoke,
@@ -38,6 +38,7 @@ from dilocox_peer.peer.rounds.healing import Healing
 from dilocox_peer.peer.rounds.membership import MAX_KNOWN, within_shares
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.refusals import Refusals
+from dilocox_peer.peer.rounds.schedule import ends_run
 from dilocox_peer.peer.rounds.timing import AWAY_S, NEVER, Timing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, acceptance

@@ -12,8 +12,8 @@ from dilocox_peer.contract import Note
 from dilocox_peer.events_of_states import LinkTooSlow
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
 from dilocox_peer.peer.rounds.conduct import Conduct
-from dilocox_peer.peer.rounds.contract import FetchBlob
-from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.contract import BlobPart, FetchBlob
+from dilocox_peer.peer.rounds.holdings import PASSING_ROUNDS, Holdings
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.timing import MAX_REPLAYED, Timing
 from dilocox_peer.types import PeerId
@@ -63,24 +63,20 @@ class Replay:
 
     def _to_fetch(self, path: Suffix) -> int:
         """Bytes, about: what an entry says of its size is its author's word, so the median speaks for all."""
-        sizes = [entry.size_bytes for certificate in path.certificates for entry in certificate.value.entries]
-        missing = sum(
-            not self._holdings.has(entry.blob)
-            for certificate in path.certificates
-            for entry in certificate.value.entries
-        )
+        sizes = [thing.size_bytes for certificate in path.certificates for thing in certificate.value.things]
+        missing = sum(not self._holdings.has(name) for each in path.certificates for name in each.value.blobs)
         return missing * int(median(sizes)) if sizes else 0
 
-    def first_kept(self) -> tuple[int, int]:
-        """The first round whose contributions are kept for those who are behind; and of what nobody has certified."""
+    def first_kept(self) -> tuple[int, int, int]:
+        """The first round whose contributions are kept for those who are behind; of what nobody has certified; and of what passes by."""
         recent = self._chain.place.round - self._timing.keep_rounds + 1
         first, total = recent, 0
         for certificate in reversed(self._chain.certificates[-MAX_REPLAYED:]):
-            total += sum(self._holdings.size_of(entry.blob) for entry in certificate.value.entries)
+            total += sum(self._holdings.size_of(name) for name in certificate.value.blobs)
             if total > self._state_bytes:
                 break
             first = min(first, certificate.value.round)
-        return first, recent
+        return first, recent, self._chain.place.round - PASSING_ROUNDS + 1
 
     def want(self, certificates: Iterable[Certificate], now: float) -> list[FetchBlob]:
         """Fetches what is missing of them."""
@@ -88,19 +84,22 @@ class Replay:
         here = self._members.alive(now)
         for certificate in certificates:
             signers = [peer for peer, _ in certificate.signatures]
-            for entry in certificate.value.entries:
-                sources = self._sources(entry.peer, signers, here)
-                actions += self._holdings.want(entry.blob, sources, round_number=certificate.value.round, now=now)
+            for thing in certificate.value.things:
+                sources = self._sources(thing.holder, signers, here)
+                part = None if thing.slice is None else BlobPart("result", thing.slice)
+                actions += self._holdings.want(
+                    thing.name, sources, round_number=certificate.value.round, now=now, part=part
+                )
         return actions
 
     def is_lost(self, certificate: Certificate) -> bool:
         """Whether a contribution to it is not to be had."""
         tries = self._timing.blob_tries
-        blobs = [entry.blob for entry in certificate.value.entries]
+        blobs = certificate.value.blobs
         return any(self._holdings.is_refused(blob) or self._holdings.failures(blob) >= tries for blob in blobs)
 
     def is_here(self, certificate: Certificate) -> bool:
-        return self._holdings.has_all(entry.blob for entry in certificate.value.entries)
+        return self._holdings.has_all(certificate.value.blobs)
 
     def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
         """Those here first, a dead one costs a dial; among them the author, then who signed that it holds the blob."""

@@ -77,3 +77,22 @@ class Schedule:
             return self.last_round or stop
         planned = place.round + 2 - (place.plan.end - total) // place.plan.inner_steps
         return planned if stop is None else min(stop, planned)
+
+
+def ends_run(chain: Chain, height: int, plans: PlanBounds) -> bool:
+    """Whether the run is over at height of chain: the plan of its round ends with the run, or its owner does."""
+    place = chain.place_at(height)
+    if place.is_stopped:
+        return True
+    plans = place.bounds(plans)
+    if place.round <= 1:
+        return (
+            place.round == 1
+            and plans.total_steps is not None
+            and chain.place_at(0).plan.first_step >= plans.total_steps
+        )
+    for below in range(height, -1, -1):
+        earlier = chain.place_at(below)
+        if earlier.round <= place.round - 2:
+            return plans.is_last(earlier.plan)
+    return False

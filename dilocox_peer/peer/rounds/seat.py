@@ -1,13 +1,13 @@
 """A peer's seat at one head: who it is, where it is, what it has voted there. Shared by ballots.py and view_changes.py."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.planning.planner import JudgingPlanner
-from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Place, Verifier, by_rank, is_vote, vote_for
+from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Place, Verifier, by_rank, is_quorum, is_vote, vote_for
 from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import Persist, Send
 from dilocox_peer.peer.rounds.directing import Directing
@@ -17,7 +17,7 @@ from dilocox_peer.peer.rounds.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Plan, Value, acceptance
 from dilocox_peer.wire.directives import Directive
-from dilocox_peer.wire.rounds import Accepted, Message, Promised, Statement
+from dilocox_peer.wire.rounds import Accepted, Ack, Message, Nack, Promised, Statement
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,17 @@ class Seat:
 
     def certificate(self, value: Value, signatures: dict[PeerId, bytes], *, view: int, ballot: int) -> Certificate:
         return Certificate(self.place.stage, self.place.head, view, ballot, value, tuple(sorted(signatures.items())))
+
+    def is_quorum(self, peers: Collection[PeerId]) -> bool:
+        return is_quorum(peers, self.place.voters)
+
+    def ack(self, to: PeerId, ballot: int, value: Value) -> Send:
+        """Only after the Persist that backs it."""
+        signature = self.signature(value, view=self.place.view, ballot=ballot)
+        return Send(to, Ack(*self.at(), ballot, value.digest(), signature))
+
+    def nack(self, to: PeerId, ballot: int, blobs: tuple[Digest, ...]) -> Send:
+        return Send(to, Nack(*self.at(), ballot, self.votes.promised, blobs))
 
     def jittered(self, seconds: float) -> float:
         """Up to a fifth longer, so that peers do not act in step."""

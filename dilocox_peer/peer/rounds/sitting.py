@@ -2,6 +2,7 @@
 
 from dilocox_peer.contract import Note
 from dilocox_peer.peer.rounds.arrivals import Arrivals
+from dilocox_peer.peer.rounds.averages import Slicing
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.contract import Action
 from dilocox_peer.peer.rounds.holdings import Holdings
@@ -12,6 +13,9 @@ from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.rounds import (
     Ack,
+    Averages,
+    Gathered,
+    Inputs,
     Message,
     Nack,
     Offer,
@@ -24,19 +28,23 @@ from dilocox_peer.wire.rounds import (
     ViewSign,
 )
 
+_OF_MEMBERS = (Offer, Gathered, Inputs, Averages)  # whether or not they vote
+
 
 class Sitting:
     """Of one (head, view) at one peer. Nothing of it is left when the head moves."""
 
     ballots_type: type[Ballots] = Ballots  # the simulator plants faulty ones
     view_changes_type: type[ViewChanges] = ViewChanges
+    slicing_type: type[Slicing] = Slicing
 
     def __init__(self, seat: Seat, members: Members, holdings: Holdings, now: float, *, in_vain: int) -> None:
         """in_vain: view changes in a row that led here."""
         self.seat = seat
         self._began_at = now
-        self.arrivals = Arrivals(seat, members, holdings, now)
-        self.ballots = self.ballots_type(seat, self.arrivals, members, holdings, now)
+        self.slicing = self.slicing_type(seat, members, holdings, now) if seat.place.is_sliced else None
+        self.arrivals = Arrivals(seat, members, holdings, now, self.slicing)
+        self.ballots = self.ballots_type(seat, self.arrivals, members, holdings, now, self.slicing)
         self.view_changes = self.view_changes_type(seat, self.arrivals, members, now, in_vain=in_vain)
 
     def hear(self, sender: PeerId, message: Message, now: float) -> tuple[list[Action], str | None]:
@@ -44,11 +52,17 @@ class Sitting:
         ballots, view_changes = self.ballots, self.view_changes
         if isinstance(message, ViewCall | ViewAnswer | ViewPropose | ViewSign):
             view_changes.watch(now)
-        elif not self.seat.may_vote and not (isinstance(message, Offer) and self.seat.is_member):
+        elif not self.seat.may_vote and not (isinstance(message, _OF_MEMBERS) and self.seat.is_member):
             return [], None
         match message:
             case Offer():
                 return self.arrivals.on_offer(sender, message, now)
+            case Gathered() if self.slicing is not None:
+                self.slicing.on_gathered(sender, message)
+            case Inputs():
+                return ballots.on_inputs(sender, message, now)
+            case Averages() if self.slicing is not None:
+                return self.slicing.on_averages(sender, message)
             case Propose():
                 return ballots.on_propose(sender, message, now)
             case Ack():
@@ -72,15 +86,20 @@ class Sitting:
     def advance(self, now: float) -> list[Action]:
         """All that is due by now."""
         self.view_changes.watch(now)
-        return [*self.ballots.advance(now), *self.view_changes.advance(now)]
+        actions: list[Action] = []
+        if self.slicing is not None:
+            actions += self.slicing.advance(self.arrivals.offers.values(), now)
+            self.arrivals.look(now)
+        return [*actions, *self.ballots.advance(now), *self.view_changes.advance(now)]
 
     def certificate(self, sent_ahead: Digest | None) -> Certificate | None:
         """What has its quorum here. sent_ahead: the head of one that nobody can follow, which is no reason not to go on."""
         ours, other = self.ballots.certificate, self.view_changes.certificate
         return other if ours is None or (ours.head == sent_ahead and other is not None) else ours
 
-    def deadlines(self, now: float) -> tuple[float, float]:
-        return self.ballots.deadline(now), self.view_changes.deadline(now)
+    def deadlines(self, now: float) -> tuple[float, ...]:
+        slicing = () if self.slicing is None else (self.slicing.deadline(now),)
+        return self.ballots.deadline(now), self.view_changes.deadline(now), *slicing
 
     def settle(self, certificate: Certificate, now: float) -> list[Note]:
         """The round here is certified: how long it took, and what it tells of the others."""
@@ -88,6 +107,8 @@ class Sitting:
         pace.observe_round(now - self._began_at)
         self.arrivals.observe_missing(now)
         notes = self.ballots.settle(certificate, now)
+        if self.slicing is not None:
+            self.slicing.settle(certificate, now)
         if self.ballots.proposed_at is not None:
             pace.observe_ballot(now - self.ballots.proposed_at)
         return notes

@@ -104,7 +104,7 @@ class StageArchive:
         if reached is None:
             return None
         for certificate in self.following():
-            if any(entry.blob not in held for entry in certificate.value.entries):
+            if any(name not in held for name in certificate.value.blobs):
                 break
             reached = certificate.head, certificate.value.round
         return reached
@@ -156,7 +156,7 @@ class Archive:
 
     def let_go(self) -> None:
         """Of contributions that lead on from no state that is here. Raises OSError."""
-        wanted = {entry.blob for stage in self.stages for each in stage.wanted[1] for entry in each.value.entries}
+        wanted = {name for stage in self.stages for each in stage.wanted[1] for name in each.value.blobs}
         for name in self.contributions.held - wanted:
             self.contributions.forget(name)
 
@@ -166,8 +166,8 @@ class Archive:
 
     def missing(self, stage: int) -> list[Digest]:
         """The contributions to the stage since its newest state that are not here, oldest first."""
-        entries = (entry for each in self.stages[stage].following() for entry in each.value.entries)
-        return [entry.blob for entry in entries if entry.blob not in self.contributions]
+        names = (name for each in self.stages[stage].following() for name in each.value.blobs)
+        return [name for name in names if name not in self.contributions]
 
     def close(self) -> None:
         for stage in self.stages:
@@ -177,7 +177,7 @@ class Archive:
 def usual_bytes(certificates: Iterable[Certificate]) -> tuple[int, int]:
     """(number of the contributions to them, bytes of a usual one): what an entry says of its size is its author's word, so the median
     speaks for all."""
-    sizes = [entry.size_bytes for each in certificates for entry in each.value.entries]
+    sizes = [thing.size_bytes for each in certificates for thing in each.value.things]
     return len(sizes), int(median(sizes)) if sizes else 0
 
 

@@ -23,12 +23,13 @@ from dilocox_peer.files import replace_file, sweep_parts
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.planning.plan import plan_bounds
-from dilocox_peer.peer.rounds.chain import Chain, Place, Verifier, ends_run, suffix_of
+from dilocox_peer.peer.rounds.chain import Chain, Place, Verifier, suffix_of
 from dilocox_peer.peer.rounds.ending import unfounded
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.past import Certificates
 from dilocox_peer.peer.rounds.patience import Patience
+from dilocox_peer.peer.rounds.schedule import ends_run
 from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.store.shelf import Shelf
@@ -230,7 +231,7 @@ def followers(stage: int, others: Collection[PeerId]) -> list[PeerId]:
 
 def reached_with(certificates: Sequence[Certificate], held: Shelf) -> tuple[Certificate, ...]:
     """As many of them, from the first on, as the contributions to are held."""
-    reached = itertools.takewhile(lambda each: all(entry.blob in held for entry in each.value.entries), certificates)
+    reached = itertools.takewhile(lambda each: all(name in held for name in each.value.blobs), certificates)
     return tuple(reached)
 
 

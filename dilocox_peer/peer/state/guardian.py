@@ -159,13 +159,13 @@ class Guardian:
         fetching = Store(self._transport, [store.contributions])
         donors = [each.peer for each in self._leases[stage]]
         with suppress(ThingUnavailable, TimeoutError):  # the next look tries again
-            for entry in (entry for each in since for entry in each.value.entries):
-                if entry.blob in store.contributions:
+            for name in (name for each in since for name in each.value.blobs):
+                if name in store.contributions:
                     continue
                 if spare is not None and took >= spare:
                     break
                 path = await fetching.fetch(
-                    entry.blob, donors=donors, max_bytes=blob_limits(layout)[1], timeout_s=BLOB_TIMEOUT_S
+                    name, donors=donors, max_bytes=blob_limits(layout)[1], timeout_s=BLOB_TIMEOUT_S
                 )
                 took += path.stat().st_size
         allowance.taken(took)
@@ -193,7 +193,7 @@ class Guardian:
     def _let_go(self) -> None:
         """Of contributions that lead on from no state that is here. Raises OSError."""
         since = (each for stage, head in self._heads.items() for each in self._kept[stage].annals.since(head))
-        for name in self.contributions.held - {entry.blob for each in since for entry in each.value.entries}:
+        for name in self.contributions.held - {name for each in since for name in each.value.blobs}:
             self.contributions.forget(name)
 
     async def _copy_all(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dilocox_peer.wire.chain import Certificate
+from dilocox_peer.wire.chain import VOUCHING, Certificate
 
 FOLLOW_SHARE = 0.5  # of a state's size: more contributions than that, and a state is less to fetch for who comes
 COPY_SHARE = 0.1  # of the time
@@ -84,7 +84,12 @@ class Allowance:
 
 def exchanged_bytes(certificate: Certificate) -> int:
     """What the contributors to a round sent one another. What an entry says of its size is its author's word, so the median speaks for all."""
-    entries = certificate.value.entries
+    entries, results = certificate.value.entries, certificate.value.results
+    if results:  # each slice to its two, and what it came to to all others
+        shared = VOUCHING * sum(each.size_bytes for each in entries) + len(entries) * sum(
+            each.size_bytes for each in results
+        )
+        return shared * (len(entries) - 1) // len(entries)
     return int(median(each.size_bytes for each in entries)) * len(entries) * (len(entries) - 1) if entries else 0
 
 

@@ -282,8 +282,8 @@ async def _fetch(
 def _take_over(certificates: Sequence[Certificate], kept: Shelf, blobs: Shelf) -> None:
     """The contributions to these that were kept with our copy. Raises OSError."""
     for certificate in certificates:
-        for entry in certificate.value.entries:
-            if entry.blob not in blobs and (path := kept.path(entry.blob)) is not None:
+        for name in certificate.value.blobs:
+            if name not in blobs and (path := kept.path(name)) is not None:
                 blobs.add(path)
 
 
@@ -302,7 +302,7 @@ async def _with_contributions(
 
     had: list[Certificate] = []
     for certificate in certificates:
-        if not all(await asyncio.gather(*(is_here(entry.blob) for entry in certificate.value.entries))):
+        if not all(await asyncio.gather(*(is_here(name) for name in certificate.value.blobs))):
             break
         had.append(certificate)
     return tuple(had)

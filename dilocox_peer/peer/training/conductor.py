@@ -46,7 +46,7 @@ from dilocox_peer.peer.training.outer_loop import PULSE_S, OuterLoop
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Certificate, Entry
+from dilocox_peer.wire.chain import Certificate
 
 
 class Conductor:
@@ -76,6 +76,7 @@ class Conductor:
         """In the loop that it runs in. norm_of: of a contribution, where it is known. post: to the round machine. on_merged: the anchor has moved. origins: of a later stage.
         is_paused: the volunteer's wish; a paused peer merges what the others certify, and closes what it had trained before."""
         self._trainer = trainer
+        self._rounds = rounds
         self._blobs = blobs
         self._disk = disk
         self._norm_of = norm_of
@@ -177,29 +178,30 @@ class Conductor:
     async def _do(self, work: OuterWork) -> OuterInput:
         match work:
             case CloseRound():
-                closing = await asyncio.wrap_future(self._trainer.close())
-                blob = closing.blob
-                digest = await until_written(
-                    lambda: self._loop.run_in_executor(self._disk, self._blobs.put, blob),
+                closing = await asyncio.wrap_future(self._trainer.close(sliced=self._rounds.is_sliced))
+                written = (*closing.slices, closing.blob)
+                digests = await until_written(
+                    lambda: self._loop.run_in_executor(self._disk, lambda: [self._blobs.put(blob) for blob in written]),
                     "our contribution",
                     self._listener,
                 )
                 return RoundEncoded(
-                    digest,
-                    len(closing.blob),
+                    digests[-1],
+                    sum(map(len, written)),
                     closing.raw_bytes,
                     closing.micro_batches,
                     closing.train_loss,
                     closing.lost,
+                    tuple(digests[:-1]),
                 )
             case WithdrawOffer(forget):
                 await asyncio.wrap_future(self._trainer.withdraw())
-                if forget is not None:
-                    await self._loop.run_in_executor(self._disk, self._blobs.forget, forget)
+                for name in forget:
+                    await self._loop.run_in_executor(self._disk, self._blobs.forget, name)
                 return OfferBack()
             case LoadContributions(certificate):
                 loaded = await self._loop.run_in_executor(self._disk, self._read, certificate)
-                if isinstance(loaded, Entry):
+                if isinstance(loaded, bytes):
                     return ContributionsLoaded(loaded)
                 self._loaded = loaded
                 return ContributionsLoaded(None)
@@ -209,7 +211,8 @@ class Conductor:
                     self._trainer.merge(
                         blobs,
                         [entry.micro_batches for entry in value.entries],
-                        norms=[self._norm_of(entry.blob) for entry in value.entries],
+                        norms=() if value.results else [self._norm_of(entry.blob) for entry in value.entries],
+                        are_results=bool(value.results),
                         own=own,
                         round_number=value.round,
                         head=certificate.head,
@@ -219,12 +222,12 @@ class Conductor:
             case _:
                 assert_never(work)
 
-    def _read(self, certificate: Certificate) -> list[memoryview] | Entry:
-        """The blobs, in order and memory-mapped, or the entry whose blob is not there any more."""
+    def _read(self, certificate: Certificate) -> list[memoryview] | Digest:
+        """The blobs, in order and memory-mapped, or the name of one that is not there any more."""
         blobs = []
-        for entry in certificate.value.entries:
-            blob = self._blobs.mapped(entry.blob)
+        for name in certificate.value.blobs:
+            blob = self._blobs.mapped(name)
             if blob is None:
-                return entry
+                return name
             blobs.append(blob)
         return blobs

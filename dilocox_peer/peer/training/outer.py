@@ -48,6 +48,7 @@ from dilocox_peer.compression.feedback import decay_by_codec, residual_after, wi
 from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.compression.reader import PIECE, TensorReader, pieces
+from dilocox_peer.compression.slices import CertifiedMean, cut, joined, sliced_payloads, table_of
 from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.adamw import StochasticRounding
@@ -57,6 +58,7 @@ from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.peer.planning.adaptive import needed_rank
 from dilocox_peer.peer.training.anchor_state import AnchorState, GrowingInMemory, GrowingState, buffer_of
 from dilocox_peer.peer.training.crew import Crew, Scratch
+from dilocox_peer.peer.training.slice_desk import num_slices
 from dilocox_peer.store.outline import Outline, num_chunks
 from dilocox_peer.types import Digest, Layout, TensorSpec, sha256
 
@@ -75,6 +77,7 @@ class OuterSettings:
     """learning_rate and momentum: of the outer Nesterov step. norm_clip: limits.norm_clip of the manifest.
 
     residual_decay: of every tensor; None: each by its codec (feedback.py). is_residual_halved: kept in bfloat16, rounded stochastically.
+    slices: in which the run averages; 0: all to all.
     """
 
     learning_rate: float
@@ -83,6 +86,7 @@ class OuterSettings:
     residual_decay: float | None = None
     norm_clip: float = 4.0
     is_residual_halved: bool = False
+    slices: int = 0
 
     @classmethod
     def of(cls, manifest: Manifest) -> "OuterSettings":
@@ -92,12 +96,13 @@ class OuterSettings:
             codec_of=stage_policy(manifest.compression.codec, manifest.compression.rank),
             norm_clip=manifest.limits.norm_clip,
             is_residual_halved=manifest.compression.residual == "bfloat16",
+            slices=num_slices(manifest),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class OwnContribution:
-    """blob: the contribution. micro_batches: its weight, all that its pseudo-gradient holds, also of rounds that missed their
+    """blob: the contribution; of one in slices its table. micro_batches: its weight, all that its pseudo-gradient holds, also of rounds that missed their
     certificate. raw_bytes: the pseudo-gradient's size as float32. lost: |residual|**2 / |sent|**2, what the codec left out,
     of a part of the tensors, another one each time."""
 
@@ -105,6 +110,7 @@ class OwnContribution:
     micro_batches: int
     raw_bytes: int
     lost: float
+    slices: tuple[memoryview, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +127,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Offered:
-    """decays: of each tensor's residual, as it was added to what blob encodes."""
+    """decays: of each tensor's residual, as it was added to what contribution encodes."""
 
     pseudo_gradient_N: Tensor
-    blob: memoryview
+    contribution: Contribution
     decays: tuple[float, ...]
     micro_batches: int
 
@@ -152,14 +158,17 @@ class OuterOptimizer:
         self._settings = settings
         self._crew = crew or Crew()
         self._grow: Grow = grow or (lambda head, number: GrowingInMemory(state.layout, head, number))
-        self._layout = state.layout
+        self._cut = cut(state.layout, settings.slices) if settings.slices else None
+        self._layout = (
+            state.layout if self._cut is None else self._cut.layout
+        )  # the same vector, in tensors or their parts
         self._state = state
         self.anchor_N, self._momentum_N = state.shared()  # never written to
         self.residual_N = self._no_residual()
         self._rounding = StochasticRounding(PIECE if settings.is_residual_halved else 0)
         self._merges = 0
         self._codec_of = settings.codec_of
-        self._encoder = ContributionEncoder(state.layout, settings.codec_of)
+        self._encoder = ContributionEncoder(self._layout, settings.codec_of)
         self._unsettled = 0
         self._offered: _Offered | None = None
         self._turn, self._lost = 0, 0.0
@@ -177,11 +186,13 @@ class OuterOptimizer:
     def has_offer(self) -> bool:
         return self._offered is not None
 
-    def offer(self, snapshot_N: Tensor, micro_batches: int, *, codec_of: CodecPolicy | None = None) -> OwnContribution:
+    def offer(
+        self, snapshot_N: Tensor, micro_batches: int, *, codec_of: CodecPolicy | None = None, sliced: bool = False
+    ) -> OwnContribution:
         """The contribution of local parameters snapshot_N, with micro_batches done since the last snapshot.
 
         codec_of: of this contribution and those after it; the same object as long as it is the same codecs, as encoders
-        that remember start anew with another. Takes snapshot_N over. Raises RuntimeError if an offer is out: merge or
+        that remember start anew with another. sliced: in slices. Takes snapshot_N over. Raises RuntimeError if an offer is out: merge or
         withdraw it first.
         """
         if self._offered is not None:
@@ -209,11 +220,18 @@ class OuterOptimizer:
                 sent += float(torch.dot(part_N, part_N))
                 lost += self._lost_of(spec, payloads[-1], part_N)
         del sent_X
-        blob = self._encoder.joined(payloads)
-        self._unsettled += micro_batches
-        self._offered = _Offered(pseudo_gradient_N, blob, decays, self._unsettled)
         self._lost = min(lost / sent, 1.0) if sent > 0 else self._lost
-        return OwnContribution(blob, self._unsettled, raw_bytes(self._layout), self._lost)
+        slices: tuple[memoryview, ...] = ()
+        if sliced:
+            assert self._cut is not None, "a run that averages all to all"
+            slices = sliced_payloads(self._cut, self._codec_of, payloads)
+            blob, contribution = memoryview(table_of(self._cut, slices)), joined(self._cut, slices)
+        else:
+            blob = self._encoder.joined(payloads)
+            contribution = open_contribution(blob, self._layout)
+        self._unsettled += micro_batches
+        self._offered = _Offered(pseudo_gradient_N, contribution, decays, self._unsettled)
+        return OwnContribution(blob, self._unsettled, raw_bytes(self._layout), self._lost, slices)
 
     def _lost_of(self, spec: TensorSpec, payload: bytes | bytearray, sent_N: Tensor) -> float:
         """|residual|**2 of a tensor, which is written over sent."""
@@ -235,10 +253,12 @@ class OuterOptimizer:
         head: Digest,
         rank_in_use: int = 0,
         norms: Sequence[float | None] = (),
+        are_results: bool = False,
     ) -> Outcome:
         """One certificate: its blobs and their micro-batches in its order. own: whether our offer is among them.
         rank_in_use: of low rank, where the rank that the mean needs is to be measured; 0: it is not.
-        norms: those of the blobs that are known (aggregate.py).
+        norms: those of the blobs that are known (aggregate.py). are_results: the blobs are not those of the contributions, but what the slices
+        of their mean came to.
 
         No blobs is a void round: anchor and momentum stay as they are (momentum without a gradient would coast).
         An offer that is not among them is withdrawn: its pseudo-gradient goes with the next one.
@@ -248,9 +268,14 @@ class OuterOptimizer:
         offered = self._offered
         if own and offered is None:
             raise RuntimeError(f"round {round_number} settles an offer of ours, and none is out")
-        weighed = WeighedContributions(
-            self._layout, blobs, weights, norm_clip=self._settings.norm_clip, norms=norms, beacon=head
-        )
+        weighed: WeighedContributions | CertifiedMean
+        if are_results:
+            assert self._cut is not None, "results of a run that averages all to all"
+            weighed = CertifiedMean(self._cut, blobs, len(weights))
+        else:
+            weighed = WeighedContributions(
+                self._layout, blobs, weights, norm_clip=self._settings.norm_clip, norms=norms, beacon=head
+            )
         if weighed.is_void:
             # Anchor and momentum stay; of an offer that was in it (nobody has trained) nothing is left to settle.
             shift_N, needed = torch.zeros_like(self.anchor_N), 0
@@ -278,7 +303,7 @@ class OuterOptimizer:
 
     def _step(
         self,
-        weighed: WeighedContributions,
+        weighed: WeighedContributions | CertifiedMean,
         settled: _Offered | None,
         shift_N: Tensor,
         growing: GrowingState,
@@ -290,7 +315,7 @@ class OuterOptimizer:
         lr, mu = self._settings.learning_rate, self._settings.momentum
         measured = self._measured_tensors(round_number) if rank_in_use else frozenset[str]()
         mean_N = torch.zeros(self._layout.num_elements if measured else 0)  # touched only where it is measured
-        own = None if settled is None else open_contribution(settled.blob, self._layout)
+        own = None if settled is None else settled.contribution
 
         def step(piece: "_Piece", scratch: Scratch) -> None:
             part = slice(piece.first + piece.start, piece.first + piece.stop)
@@ -321,7 +346,10 @@ class OuterOptimizer:
         return needed
 
     def _opened(
-        self, weighed: WeighedContributions, own: Contribution | None, group: Sequence[tuple[int, int]]
+        self,
+        weighed: WeighedContributions | CertifiedMean,
+        own: Contribution | None,
+        group: Sequence[tuple[int, int]],
     ) -> list["_Piece"]:
         """The pieces of the tensors of that group."""
         found: dict[int, tuple[TensorMean, TensorReader | None]] = {}
@@ -347,7 +375,7 @@ class OuterOptimizer:
         return Outline(size_bytes, tuple(digests))
 
     def _settle(self, offered: _Offered) -> None:
-        contribution, decoded_X = open_contribution(offered.blob, self._layout), torch.empty(PIECE)
+        contribution, decoded_X = offered.contribution, torch.empty(PIECE)
         for index, (spec, first, _stop) in enumerate(self._layout.spans()):
             reader = contribution.open(index)
             for start, stop in pieces(spec.num_elements):
@@ -377,7 +405,7 @@ class OuterOptimizer:
     def install(self, state: AnchorState, *, keep_pseudo_gradient: bool) -> Tensor:
         """Adopts state. Returns what to do with the local parameters: with keep_pseudo_gradient the shift to add to them, so
         that a - w stays; else their new values, and pseudo-gradient, residual and counts start from nothing."""
-        assert state.layout == self._layout, "a state of another layout"
+        assert state.layout == self._state.layout, "a state of another layout"
         anchor_N, momentum_N = state.shared()
         self._offered = None
         local_N = anchor_N - self.anchor_N if keep_pseudo_gradient else anchor_N.clone()

@@ -12,7 +12,7 @@ from dilocox_peer.events import Event
 from dilocox_peer.peer.rounds.contract import Apply, Input
 from dilocox_peer.peer.rounds.schedule import Schedule
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Certificate, Entry
+from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.directives import Directive
 
 
@@ -31,6 +31,8 @@ class AgreedRounds(Protocol):
     def may_offer(self) -> bool: ...
     @property
     def has_offered(self) -> bool: ...
+    @property
+    def is_sliced(self) -> bool: ...
     @property
     def roster(self) -> Sequence[PeerId]: ...
     @property
@@ -85,7 +87,8 @@ class CertificateHere:
 
 @dataclass(frozen=True, slots=True)
 class RoundEncoded:
-    """Answers CloseRound: our contribution is on disk. train_loss: nan without a micro-batch. lost: what the codec left out."""
+    """Answers CloseRound: our contribution is on disk. train_loss: nan without a micro-batch. lost: what the codec left out.
+    parts: its slices, where it is in slices: then blob is their table."""
 
     blob: Digest
     size_bytes: int
@@ -93,6 +96,7 @@ class RoundEncoded:
     micro_batches: int
     train_loss: float
     lost: float
+    parts: tuple[Digest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +106,9 @@ class OfferBack:
 
 @dataclass(frozen=True, slots=True)
 class ContributionsLoaded:
-    """Answers LoadContributions. missing: the entry whose blob is gone from disk; None: all are at hand."""
+    """Answers LoadContributions. missing: what is gone from disk; None: all are at hand."""
 
-    missing: Entry | None
+    missing: Digest | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +183,10 @@ class CloseRound:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawOffer:
-    """The head moved while we encoded: the pseudo-gradient is pending again. forget: the contribution to delete. Answered by
+    """The head moved while we encoded: the pseudo-gradient is pending again. forget: of the contribution, to delete. Answered by
     OfferBack."""
 
-    forget: Digest | None
+    forget: tuple[Digest, ...]
 
 
 @dataclass(frozen=True, slots=True)

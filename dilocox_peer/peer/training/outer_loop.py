@@ -266,7 +266,7 @@ class OuterLoop:
             # A certificate came in while we encoded: the pseudo-gradient stays and goes with the next contribution. What idle
             # peers send is alike to the byte: it may be another's, and needed.
             self.phase = OuterPhase.WITHDRAWING
-            return [WithdrawOffer(closed.blob if closed.micro_batches else None)]
+            return [WithdrawOffer((closed.blob, *closed.parts) if closed.micro_batches else ())]
         self.phase = OuterPhase.IDLE
         round_number, tokens, started_s, wall_s = self._closing
         report = self._measured.on_close(
@@ -280,11 +280,11 @@ class OuterLoop:
             self._me, self._incarnation, closed.blob, closed.size_bytes, closed.micro_batches, self._base_digest, report
         )
         told = RoundClosed(round_number, closed.micro_batches, closed.train_loss, closed.size_bytes, closed.raw_bytes)
-        return [ToRounds(Closed(self._base, entry)), ToListener(told)]
+        return [ToRounds(Closed(self._base, entry, closed.parts)), ToListener(told)]
 
     # ---- merging ----
 
-    def _loaded(self, missing: Entry | None) -> list[OuterAction]:
+    def _loaded(self, missing: Digest | None) -> list[OuterAction]:
         self._expect(OuterPhase.LOADING)
         self.phase, apply = OuterPhase.IDLE, self._at_work
         assert apply is not None
@@ -298,12 +298,12 @@ class OuterLoop:
         self.phase = OuterPhase.MERGING
         return [MergeRound(apply.certificate, apply.own is not None)]
 
-    def _lose(self, entry: Entry, certificate: Certificate) -> list[OuterAction]:
+    def _lose(self, blob: Digest, certificate: Certificate) -> list[OuterAction]:
         """Has a contribution fetched once more; it is merged when it is here, and training goes on until then."""
-        self.lost = entry.blob
-        name, number = entry.blob.hex()[:12], certificate.value.round
+        self.lost = blob
+        name, number = blob.hex()[:12], certificate.value.round
         reason = f"contribution {name} of round {number} is gone from disk; it is fetched again"
-        return [ToRounds(BlobLost(entry.blob, certificate)), ToListener(Failed("merge", reason))]
+        return [ToRounds(BlobLost(blob, certificate)), ToListener(Failed("merge", reason))]
 
     def _moved(self, merged: AnchorMoved, now: float, seen: Readings) -> list[OuterAction]:
         self._expect(OuterPhase.MERGING)

@@ -50,7 +50,8 @@ U = TypeVar("U")
 @dataclass(frozen=True, slots=True)
 class Closing:
     """The offered contribution of a round. micro_batches: its weight, that of missed rounds included. train_loss: mean
-    over this round's micro-batches, nan if there were none. lost: what the codec left out of it (outer.Offer)."""
+    over this round's micro-batches, nan if there were none. lost: what the codec left out of it (outer.Offer). slices: of one in slices,
+    whose table blob then is."""
 
     round: int
     blob: memoryview
@@ -58,6 +59,7 @@ class Closing:
     train_loss: float
     raw_bytes: int
     lost: float
+    slices: tuple[memoryview, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +168,14 @@ class Trainer:
         """Why a thread gave up, or None."""
         return self._failed
 
-    def close(self) -> "Future[Closing]":
-        """Ends the round being trained and encodes its contribution; the next round begins at once, or with overlap
+    def close(self, *, sliced: bool = False) -> "Future[Closing]":
+        """Ends the round being trained and encodes its contribution, in slices or whole; the next round begins at once, or with overlap
         `none` after the merge. The Future fails with RuntimeError if an offer is out: merge or withdraw it first."""
         outer = self._started()
         with self._lock:
             self._require_room()
             snapshot = self._torch.submit(self.loop.close)
-            return self._executor.submit(lambda: self._encode(outer, snapshot.result()), after=snapshot)
+            return self._executor.submit(lambda: self._encode(outer, snapshot.result(), sliced), after=snapshot)
 
     def merge(
         self,
@@ -184,9 +186,10 @@ class Trainer:
         round_number: int,
         head: Digest,
         norms: Sequence[float | None] = (),
+        are_results: bool = False,
     ) -> "Future[Merged]":
         """Applies a certificate: its blobs and their micro-batches in its order; own: whether our offer is among them. norms: those
-        of the blobs that are known.
+        of the blobs that are known. are_results: see OuterOptimizer.merge.
 
         No blobs: a void round, or a certificate that only moves the head. Done when anchor and local parameters are
         (`state` is new a little earlier, `progress` not later). If the round was not closed here yet, it is over now
@@ -201,8 +204,9 @@ class Trainer:
             plan = self._timetable.plan(round_number)
             rank = plan.rank if self._watches_rank and plan.codec == LOW_RANK else 0
             outcome = outer.merge(
-                blobs, weights, own=own, round_number=round_number, head=head, rank_in_use=rank, norms=norms
-            )
+                blobs, weights, own=own, round_number=round_number, head=head, rank_in_use=rank, norms=norms,
+                are_results=are_results,
+            )  # fmt: skip
             self._state = outcome.state
             merged = Merged(
                 round_number, outcome.state.digest, outcome.norms, outcome.clip_factors, outcome.needed_rank
@@ -260,11 +264,12 @@ class Trainer:
         for worker in (self._torch, self._executor):
             worker.join(max(0.0, deadline - time.monotonic()))
 
-    def _encode(self, outer: OuterOptimizer, snapshot: Snapshot) -> Closing:
+    def _encode(self, outer: OuterOptimizer, snapshot: Snapshot, sliced: bool) -> Closing:
         """In the outer thread."""
         plan = self._timetable.plan(snapshot.round)
         codec = plan.codec if self._own_codec is None else self._own_codec.codec(plan.codec)
-        offer = outer.offer(snapshot.flat_N, snapshot.new_micro_batches, codec_of=self._policy(codec, plan.rank))
+        policy = self._policy(codec, plan.rank)
+        offer = outer.offer(snapshot.flat_N, snapshot.new_micro_batches, codec_of=policy, sliced=sliced)
         return Closing(
             round=snapshot.round,
             blob=offer.blob,
@@ -272,6 +277,7 @@ class Trainer:
             train_loss=snapshot.train_loss,
             raw_bytes=offer.raw_bytes,
             lost=offer.lost,
+            slices=offer.slices,
         )
 
     def _policy(self, codec: str, rank: int) -> CodecPolicy:

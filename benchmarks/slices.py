@@ -1,0 +1,90 @@
+"""What a peer sends a round when a run averages in slices, beside all to all: real peers on this machine.
+
+    python benchmarks/slices.py [--peers 4] [--rounds 12] [--codec int4] [--slices 16] [--modes slices,all-to-all]
+
+A peer's bytes are those of its messages and of what it served (the RoundCertified event), without frames; of the rounds from the fourth
+to the last but one, over all peers. The bound in slices: 1.1 x (2 contributions + 1 result). Expected beforehand: (n - 1) / n of that bound's
+2 contributions and 1 result, and messages. seconds: between two rounds. CPU: of each peer's process and its network daemon, a round.
+"""
+
+import argparse
+import asyncio
+import itertools
+import statistics
+
+import psutil
+from swarm import WatchedSwarm, header
+
+from dilocox_peer.config import preset
+from dilocox_peer.peer.rounds.durable import load_log
+
+FIRST = 4
+
+
+async def measure(mode: str, arguments: argparse.Namespace) -> str:
+    rounds = {
+        "total": 100_000, "inner_steps": arguments.inner_steps, "start_peers": arguments.peers, "averaging": mode,
+        "slices": arguments.slices,
+    }  # fmt: skip
+    settings = preset("tiny", rounds=rounds, compression={"codec": arguments.codec, "adapt": "off"})
+    labels = [f"peer{index}" for index in range(arguments.peers)]
+    async with WatchedSwarm(settings) as swarm:
+        await swarm.start_bootstrap()
+        peers = [await swarm.start_peer(label) for label in labels]
+
+        def reached(number: int) -> bool:
+            return all(any(r["round"] >= number for r in swarm.of(label, "RoundCertified")) for label in labels)
+
+        await swarm.until(lambda: reached(FIRST), peers, 300)
+        before = [_cpu_s(peer.process.pid) for peer in peers]
+        first = max(swarm.of(labels[0], "RoundCertified")[-1]["round"], FIRST)
+        await swarm.until(lambda: reached(first + arguments.rounds), peers, 1200)
+        cpu = [(_cpu_s(peer.process.pid) - was) for peer, was in zip(peers, before, strict=True)]
+        sent: list[int] = []
+        gaps: list[float] = []
+        missing = 0
+        for label in labels:
+            of_label = [r for r in swarm.of(label, "RoundCertified") if FIRST < r["round"] < first + arguments.rounds]
+            sent += [record["bytes_sent"] for record in of_label]
+            missing += sum(arguments.peers - len(record["contributors"]) for record in of_label)
+            gaps += [b["time"] - a["time"] for a, b in itertools.pairwise(of_label)]
+        contribution = statistics.median(r["blob_bytes"] for label in labels for r in swarm.of(label, "RoundClosed"))
+        (log,) = swarm.folder.glob(f"**/{labels[0]}/**/stage0/rounds.log")
+        durable = load_log(log.read_bytes(), swarm.manifest.genesis(0)).durable
+        assert durable is not None
+        results = [sum(each.size_bytes for each in c.value.results) for c in durable.appended if c.value.results]
+        result = statistics.median(results) if results else 0.0
+        digests = {(r["round"], r["anchor_digest"]) for label in labels for r in swarm.of(label, "RoundCertified")}
+        assert len(digests) == len({number for number, _ in digests}), "anchors differ"
+    bound = 1.1 * (2 * contribution + result) if mode == "slices" else (arguments.peers - 1) * contribution
+    mean = statistics.mean(sent)
+    return (
+        f"{mode:>10}  n={arguments.peers}  contribution {contribution / 1e3:.1f} kB, result {result / 1e3:.1f} kB; sent a peer and round: "
+        f"mean {mean / 1e3:.1f} kB (median {statistics.median(sent) / 1e3:.1f}, most {max(sent) / 1e3:.1f}); "
+        f"{'bound' if mode == 'slices' else 'n - 1 copies'} {bound / 1e3:.1f} kB; round {statistics.median(gaps):.2f} s; "
+        f"CPU a peer and round {statistics.mean(cpu) / arguments.rounds:.2f} s; contributions missing {missing} of {len(sent) * arguments.peers}"
+    )
+
+
+def _cpu_s(pid: int) -> float:
+    """Of a process and those below it."""
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--inner-steps", type=int, default=32)
+    parser.add_argument("--codec", default="int4")
+    parser.add_argument("--slices", type=int, default=16)
+    parser.add_argument("--modes", default="slices,all-to-all")
+    arguments = parser.parse_args()
+    print(header())
+    for mode in arguments.modes.split(","):
+        print(asyncio.run(measure(mode, arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""A contribution in slices, each of which decodes alone, and the mean of one slice.
+
+The vector is cut at rows of its tensors into slices of about equal length: so the parts of tensors make a layout of their own over the
+same vector, and each slice is a run of its tensors, encoded as a contribution of that layout (contribution.py). All codecs can that
+encode a part of a matrix as they encode the whole; low rank cannot. A table names the slices; its hash is the contribution's name.
+
+What of the rules of a mean (aggregate.py) needs the whole vector is in the tables, which everybody has: norms, as the root of the slices'
+squares, each of which whoever averages that slice has checked; weights; copies, as tables that are the same. What pushes against the
+others is found slice by slice, in the slice's own sample. So whoever averages a slice needs nothing of the other slices.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dilocox_peer.compression.aggregate import (
+    TensorMean,
+    capped_weights,
+    clip_factors,
+    share_of,
+    squared_norm,
+    weights_of_their_own,
+)
+from dilocox_peer.compression.agreement import opposed
+from dilocox_peer.compression.codec import CodecPolicy
+from dilocox_peer.compression.contribution import (
+    Blob,
+    Contribution,
+    encode_contribution,
+    join_payloads,
+    open_contribution,
+)
+from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
+from dilocox_peer.compression.reader import pieces
+from dilocox_peer.errors import MalformedBlob
+from dilocox_peer.types import Layout, TensorSpec, sha256
+from dilocox_peer.wire import versions
+from dilocox_peer.wire.blobs import SLICE_TABLE, SlicePart, SliceTable
+from dilocox_peer.wire.declared import encode
+
+RESULT_CODEC = {
+    "none": "none", "fp16": "fp16", "int8": "int8", "int4": "int4", "int2": "int4", "sign": "int2", "topk": "int2",
+}  # fmt: skip
+"""Of a mean, by the codec of contributions. A mean of sparse contributions is dense; one of many deserves a finer code than each of them, as
+it is sent once."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A stage's vector in slices. layout: of the whole, its tensors cut. slices: of each its own; tensor i of it is tensor firsts + i of
+    the whole. starts: where in the vector each begins."""
+
+    layout: Layout
+    slices: tuple[Layout, ...]
+    firsts: tuple[int, ...]
+    starts: tuple[int, ...]
+
+
+def cut(layout: Layout, count: int) -> Cut:
+    """The layout in count slices; of a small stage some are empty."""
+    total = layout.num_elements
+    ends = [total * (index + 1) // count for index in range(count)]
+    parts: list[list[TensorSpec]] = [[] for _ in range(count)]
+    index = 0
+    for spec, first, _stop in layout.spans():
+        rows = spec.shape[0] if spec.shape else 1
+        width = spec.num_elements // rows if rows else 0
+        row = 0
+        while row < rows and width:
+            while index < count - 1 and first + row * width >= ends[index]:
+                index += 1
+            until = rows if index == count - 1 else min(rows, -(-(ends[index] - first) // width))
+            shape = (until - row, *spec.shape[1:]) if spec.shape else ()
+            parts[index].append(TensorSpec(f"{spec.name}[{row}]", shape, spec.role))
+            row = until
+    slices = tuple(Layout(tuple(each)) for each in parts)
+    whole = Layout(tuple(spec for each in slices for spec in each.tensors))
+    assert whole.num_elements == total, "a tensor without elements"
+    firsts = tuple(accumulate((len(each.tensors) for each in slices), initial=0))[:-1]
+    starts = tuple(accumulate((each.num_elements for each in slices), initial=0))[:-1]
+    return Cut(whole, slices, firsts, starts)
+
+
+# ---- a contribution -------------------------------------------------------------------------------------------------
+
+
+def sliced_payloads(cut_: Cut, codec_of: CodecPolicy, payloads: list[bytes | bytearray]) -> tuple[memoryview, ...]:
+    """The slices' blobs of a contribution whose tensors, as they are cut, were encoded to these payloads; takes them over."""
+    blobs = []
+    for layout, first in zip(cut_.slices, cut_.firsts, strict=True):
+        blobs.append(join_payloads(layout, codec_of, payloads[first : first + len(layout.tensors)]))
+        payloads[first : first + len(layout.tensors)] = [b""] * len(layout.tensors)
+    return tuple(blobs)
+
+
+def table_of(cut_: Cut, blobs: Sequence[Blob]) -> bytes:
+    """The table of a contribution whose slices these blobs are."""
+    parts = tuple(
+        SlicePart(sha256(blob), len(blob), squared_norm(open_contribution(blob, layout)))
+        for blob, layout in zip(blobs, cut_.slices, strict=True)
+    )
+    return encode(SliceTable(versions.CONTRIBUTION, cut_.layout.digest(), parts))
+
+
+def read_table(raw: Blob, cut_: Cut) -> SliceTable:
+    """Raises MalformedBlob for what is no table of a contribution to this stage."""
+    try:
+        table = SLICE_TABLE.read(bytes(raw))
+    except ValueError as error:
+        raise MalformedBlob(str(error)) from None
+    if table.layout != cut_.layout.digest() or len(table.parts) != len(cut_.slices):
+        raise MalformedBlob("made for another layout, or other slices of it")
+    return table
+
+
+def check_part(blob: Blob, layout: Layout, part: SlicePart) -> None:
+    """Whether blob is what a table says of a slice. Decodes it. Raises MalformedBlob."""
+    if len(blob) != part.size_bytes:
+        raise MalformedBlob(f"a slice of {len(blob)} bytes, its table says {part.size_bytes}")
+    if squared_norm(open_contribution(blob, layout)) != part.squared:
+        raise MalformedBlob("a slice of another norm than its table says")
+
+
+def joined(cut_: Cut, blobs: Sequence[Blob]) -> Contribution:
+    """The contribution whose slices these blobs are. Raises MalformedBlob."""
+    opened = [open_contribution(blob, layout) for blob, layout in zip(blobs, cut_.slices, strict=True)]
+    return Contribution(
+        cut_.layout,
+        tuple(codec for each in opened for codec in each.codecs),
+        tuple(payload for each in opened for payload in each.payloads),
+    )
+
+
+class CertifiedMean:
+    """The mean that a certificate's results are, to be read as WeighedContributions are (aggregate.py). norms, clip_factors: of the
+    contributions; not known here."""
+
+    is_void = False
+
+    def __init__(self, cut_: Cut, blobs: Sequence[Blob], num_contributions: int) -> None:
+        """Raises MalformedBlob."""
+        self._whole = joined(cut_, blobs)
+        self.norms = (0.0,) * num_contributions
+        self.clip_factors = (1.0,) * num_contributions
+
+    def open(self, index: int) -> TensorMean:
+        """A tensor of the cut layout. Raises MalformedBlob."""
+        return TensorMean([self._whole.open(index)], [1.0])
+
+    def let_go(self, index: int) -> None:
+        """That tensor was read."""
+        self._whole.let_go(index)
+
+
+# ---- the mean of a slice --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SliceInput:
+    """One of the contributions: its table, as it is, and the slice's blob."""
+
+    table: bytes
+    squared: tuple[float, ...]
+    blob: Blob
+    micro_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class AveragedSlice:
+    """blob: the mean and the residual before, encoded. residual: what that lost, float32, little-endian."""
+
+    blob: bytes
+    residual: bytes
+
+
+def average_slice(
+    layout: Layout,
+    inputs: Sequence[SliceInput],
+    *,
+    norm_clip: float,
+    codec_of: CodecPolicy,
+    residual: Blob,
+    beacon: bytes,
+) -> AveragedSlice:
+    """Equal bytes on every machine, from equal inputs in equal order. residual: what was lost before, b"": nothing. beacon: known to nobody
+    before all had contributed. Raises MalformedBlob."""
+    residual_N = _residual(residual, layout)
+    sent_N = torch.empty_like(residual_N)
+    _mean(layout, inputs, norm_clip=norm_clip, beacon=beacon, out_N=sent_N)
+    for (_spec, start, stop), decay in zip(layout.spans(), decay_by_codec(layout, codec_of), strict=True):
+        with_feedback(sent_N[start:stop], residual_N[start:stop], decay, out=sent_N[start:stop])
+    blob = encode_contribution(layout, sent_N, codec_of)
+    _decode(open_contribution(blob, layout), residual_N)
+    lost = residual_after(sent_N, residual_N).numpy().astype("<f4", copy=False)
+    return AveragedSlice(blob, lost.tobytes())
+
+
+def check_residual(raw: Blob, layout: Layout) -> None:
+    """Raises MalformedBlob for what cannot be what an encoding of this slice lost."""
+    _residual(raw, layout)
+
+
+def _residual(raw: Blob, layout: Layout) -> Tensor:
+    if not len(raw):
+        return torch.zeros(layout.num_elements)
+    if len(raw) != 4 * layout.num_elements:
+        raise MalformedBlob(f"a residual of {len(raw)} bytes for {layout.num_elements} elements")
+    values = torch.from_numpy(np.frombuffer(raw, "<f4").astype(np.float32))
+    if not bool(torch.isfinite(values).all()):
+        raise MalformedBlob("a residual that is not finite")
+    return values
+
+
+def _mean(layout: Layout, inputs: Sequence[SliceInput], *, norm_clip: float, beacon: bytes, out_N: Tensor) -> None:
+    """As aggregate.py has it, of one slice: in the inputs' order, a multiplication and an addition each on its own."""
+    out_N.zero_()
+    norms = [math.sqrt(math.fsum(each.squared)) for each in inputs]
+    counts = capped_weights([each.micro_batches for each in inputs])
+    contributions = [open_contribution(each.blob, layout) for each in inputs]
+    factors: Sequence[float] = (1.0,) * len(inputs)
+    if len(inputs) > 1:
+        counts = weights_of_their_own([each.table for each in inputs], norms, counts)
+        against = opposed(layout, contributions, counts, beacon)
+        counts = tuple(0 if index in against else count for index, count in enumerate(counts))
+        heard = [0.0 if index in against else norm for index, norm in enumerate(norms)]
+        factors = clip_factors(heard, counts, norm_clip=norm_clip)
+    if not (total := sum(counts)):
+        return
+    decoded_N = torch.empty_like(out_N)
+    for contribution, factor, count in zip(contributions, factors, counts, strict=True):
+        _decode(contribution, decoded_N)
+        out_N.add_(decoded_N.mul_(share_of(factor, count, total)))
+
+
+def _decode(contribution: Contribution, out_N: Tensor) -> None:
+    for index, (spec, start, _stop) in enumerate(contribution.layout.spans()):
+        reader = contribution.open(index)
+        for first, last in pieces(spec.num_elements):
+            reader.read(first, last, out_N[start + first : start + last])

@@ -1,0 +1,424 @@
+"""Averaging in slices at one head: which slices are here, what they came to, and what a member makes of the others' word. Pure.
+
+    offers' tables come (arrivals.py) -> whoever a slice is drawn to fetches that slice of each, and says of which contributions it holds all
+    that is its own (Gathered) -> the leader names the inputs (Inputs) -> they average, and sign what it came to (Averages) -> where two say
+    the same it is a result, which all fetch -> the leader proposes inputs and results (ballots.py)
+
+Nothing here is agreed on: what two members have signed, of all that a member heard of a slice, is what it votes for. One that is gone, or says
+nothing, is stepped in for by the next in order (slices.py), by each member's own clock; so is one that another contradicts: then the third
+decides. Two signatures under different results of one slice stay as a proof that one of the two peers, or its machine, is wrong.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dilocox_peer.contract import Note
+from dilocox_peer.events_of_rounds import AveragesDiffer
+from dilocox_peer.peer.rounds.contract import Action, AverageSlice, BlobPart, SliceAveraged
+from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.seat import Seat, send_all
+from dilocox_peer.peer.rounds.slices import ranked
+from dilocox_peer.peer.rounds.timing import FOREVER
+from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import (
+    VOUCHING,
+    Certificate,
+    Entry,
+    Result,
+    SliceOutcome,
+    Value,
+    average_statement,
+    inputs_of,
+)
+from dilocox_peer.wire.rounds import Average, Averages, Gathered, Inputs
+
+MAX_ASKED = 4  # inputs that one leader may name at one head
+TRIES = 2  # of a residual that nobody gives; then its slice goes on without
+
+
+@dataclass(slots=True)
+class _Named:
+    """Inputs that a leader has named. said: of each slice, who says what, with its signature. told: how much of ours."""
+
+    entries: tuple[Entry, ...]
+    leader: PeerId
+    since: float
+    said: dict[int, dict[PeerId, tuple[SliceOutcome, bytes]]] = field(default_factory=dict)
+    under_way: set[int] = field(default_factory=set)
+    settled: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    told: set[tuple[int, frozenset[PeerId]]] = field(default_factory=set)
+    again_at: float = FOREVER
+    is_news: bool = False
+
+
+class Slicing:
+    """Of one (head, view) at one peer, where its round is averaged in slices."""
+
+    def __init__(self, seat: Seat, members: Members, holdings: Holdings, now: float) -> None:
+        sharing = seat.place.sharing
+        assert sharing is not None, "a run that averages all to all"
+        self._seat = seat
+        self._members = members
+        self._holdings = holdings
+        self._sharing = sharing
+        self._orders = ranked(sharing, seat.place.roster)
+        self._gathered: dict[PeerId, frozenset[Digest]] = {}
+        self._batches: dict[Digest, _Named] = {}
+        self._current: Digest | None = None
+        self._named: dict[PeerId, int] = {}
+        self._told_at = now
+        self._asked_at = now
+        self._drawn_at: tuple[float, int] = (now, -1)
+        self._drawn: dict[int, list[PeerId]] = {}
+        self._num_heard = 0
+        self.late_at = FOREVER  # contributions on their way are waited for no longer
+
+    # ---- whose slices they are ----
+
+    def drawn_to(self, index: int, now: float) -> list[PeerId]:
+        """The members that are to average a slice, as far as we know: the first two in order that are here, one more for every one of them that
+        lets the others wait, or that another contradicts."""
+        if self._drawn_at != (now, self._num_heard):  # it is asked many times in a moment
+            self._drawn_at, self._drawn = (now, self._num_heard), {}
+        if index not in self._drawn:
+            self._drawn[index] = self._draw(index, now)
+        return self._drawn[index]
+
+    def _draw(self, index: int, now: float) -> list[PeerId]:
+        batch = None if self._current is None else self._batches[self._current]
+        wanted = VOUCHING
+        if batch is not None and index not in batch.settled:
+            wanted += int((now - batch.since) / self._patience_s)
+            wanted += max(0, len({outcome for outcome, _ in batch.said.get(index, {}).values()}) - 1)
+            wanted += sum(self._holdings.is_refused(outcome.blob) for outcome, _ in batch.said.get(index, {}).values())
+        here = (peer for peer in self._orders[index] if self._may_average(peer, now))
+        return [peer for peer, _ in zip(here, range(wanted), strict=False)]
+
+    def _may_average(self, peer: PeerId, now: float) -> bool:
+        if peer == self._seat.me:
+            return True
+        if not self._members.is_alive(peer, now) or not self._seat.owner.conduct.averages(peer):
+            return False
+        return now < self.late_at or bool(self._gathered.get(peer))
+
+    @property
+    def _patience_s(self) -> float:
+        return max(self._seat.pace.ballot_s / 2, (self._seat.pace.round_s or 0.0) / 8)
+
+    def _own(self, now: float) -> list[int]:
+        """Slices that are ours to average."""
+        return [index for index in range(self._sharing.count) if self._seat.me in self.drawn_to(index, now)]
+
+    # ---- what of the contributions is here, as arrivals.py asks ----
+
+    def has(self, table: Digest, now: float) -> bool:
+        """Whether a contribution can be averaged: all whose slices they are hold theirs of it; when it is late, one of them for each slice."""
+        if not self._holdings.has(table):
+            return False
+        pairs = [self.drawn_to(index, now) for index in range(self._sharing.count)]
+        holders = {peer for peer, tables in self._gathered.items() if table in tables}
+        if now >= self.late_at:
+            return all(any(peer in holders for peer in pair) for pair in pairs)
+        return all(peer in holders for peer in {peer for pair in pairs for peer in pair})
+
+    def is_under_way(self, table: Digest, now: float) -> bool:
+        if self._holdings.is_refused(table) or self.has(table, now):
+            return False
+        return self._holdings.has(table) or self._holdings.is_under_way(table)
+
+    # ---- what comes in ----
+
+    def on_gathered(self, sender: PeerId, message: Gathered) -> None:
+        if sender in self._seat.place.roster:
+            self._num_heard += 1
+            self._gathered[sender] = frozenset(message.tables)
+
+    def on_inputs(self, sender: PeerId, message: Inputs, now: float) -> tuple[bool, str | None]:
+        """From the leader of its ballot. Whether it is news, or why it is refused."""
+        name = inputs_of(message.entries)
+        self._num_heard += 1
+        if name in self._batches:
+            self._current = name
+            return False, None
+        peers = [entry.peer for entry in message.entries]
+        if peers != sorted(set(peers)) or not set(peers) <= set(self._seat.place.roster):
+            return False, "inputs that are no contributions of the roster, in order"
+        if self._named.get(sender, 0) >= MAX_ASKED:
+            return False, "names inputs again and again"
+        self._named[sender] = self._named.get(sender, 0) + 1
+        self._batches[name] = _Named(message.entries, sender, now)
+        self._current = name
+        return True, None
+
+    def on_averages(self, sender: PeerId, message: Averages) -> tuple[list[Action], str | None]:
+        batch = self._batches.get(message.inputs)
+        if batch is None or sender not in self._seat.place.roster:
+            return [], None  # it is said again
+        self._num_heard += 1
+        actions: list[Action] = []
+        for each in message.averages:
+            outcome = SliceOutcome(each.blob, each.size_bytes, each.base, each.residual)
+            if each.slice >= self._sharing.count or outcome.base not in (b"", self._sharing.base(each.slice)):
+                return actions, f"a slice {each.slice}, or a residual of it, that there is not"
+            if sender in (said := batch.said.setdefault(each.slice, {})):
+                continue
+            if not self._is_signed(sender, message.inputs, each.slice, outcome, each.signature):
+                return actions, "a signature that does not verify"
+            said[sender] = outcome, each.signature
+            batch.is_news = True
+            actions += self._told_apart(batch, each.slice)
+        return actions, None
+
+    def averaged(self, done: SliceAveraged) -> list[Action]:
+        """We have averaged a slice, or could not."""
+        inputs, index, outcome = done.inputs, done.slice, done.outcome
+        if (batch := self._batches.get(inputs)) is None:
+            return []
+        self._num_heard += 1
+        batch.under_way.discard(index)
+        if outcome is None:
+            batch.failed.add(index)  # the next in order steps in, or other inputs are named
+            return []
+        place, owner, round_number = self._seat.place, self._seat.owner, self._seat.place.round + 1
+        self._holdings.held(outcome.blob, round_number, outcome.size_bytes)
+        self._holdings.held(outcome.residual, round_number, 0)
+        self._holdings.pass_by([outcome.residual])
+        statement = average_statement(place.stage, place.head, inputs, index, outcome)
+        batch.said.setdefault(index, {})[self._seat.me] = outcome, owner.sign(statement)
+        batch.is_news = True
+        batch.again_at = 0.0  # tell the others
+        return self._told_apart(batch, index)
+
+    def _is_signed(self, peer: PeerId, inputs: Digest, index: int, outcome: SliceOutcome, signature: bytes) -> bool:
+        place = self._seat.place
+        statement = average_statement(place.stage, place.head, inputs, index, outcome)
+        return self._seat.owner.verify(peer, statement, signature)
+
+    def _told_apart(self, batch: _Named, index: int) -> list[Action]:
+        """News of members that came to different results from the same."""
+        by_outcome: dict[SliceOutcome, list[PeerId]] = {}
+        for peer, (outcome, _) in batch.said[index].items():
+            by_outcome.setdefault(outcome, []).append(peer)
+        groups = dict.fromkeys((outcome.base for outcome in by_outcome), 0)
+        for outcome in by_outcome:
+            groups[outcome.base] += 1
+        if max(groups.values()) < 2:
+            return []
+        key = index, frozenset(batch.said[index])
+        if key in batch.told:
+            return []
+        batch.told.add(key)
+        place = self._seat.place
+        shown = tuple(
+            (peer, average_statement(place.stage, place.head, inputs_of(batch.entries), index, outcome).hex(), signature.hex())
+            for peer, (outcome, signature) in sorted(batch.said[index].items())
+        )  # fmt: skip
+        return [Note(AveragesDiffer(place.round + 1, index, shown))]
+
+    # ---- what follows ----
+
+    def advance(self, offers: Iterable[Entry], now: float) -> list[Action]:
+        """All that is due by now. offers: that are known."""
+        if not self._seat.is_member:
+            return []
+        batch = None if self._current is None else self._batches[self._current]
+        entries = {entry.blob: entry for entry in (*(batch.entries if batch else ()), *offers)}
+        own = self._own(now)
+        actions: list[Action] = []
+        for entry in entries.values():
+            actions += self._want_slices(entry, own, now)
+        gathered = frozenset(table for table in entries if self._is_gathered(table, own))
+        me, pace = self._seat.me, self._seat.jittered(self._seat.timing.retry_s)
+        is_all = gathered and len(gathered) == len(entries)
+        if gathered != self._gathered.get(me, frozenset()) and (is_all or now >= self._told_at + pace / 4):
+            self._told_at = now - 2 * pace
+        if gathered and now >= self._told_at + pace:
+            self._told_at = now
+            actions += send_all(self._seat.others, Gathered(*self._seat.at(), tuple(sorted(gathered))))
+        if gathered != self._gathered.get(me):
+            self._num_heard += 1
+        self._gathered[me] = gathered
+        if batch is not None and self._current is not None:
+            actions += self._average(self._current, batch, own, now)
+            actions += self._tell(self._current, batch, now)
+            actions += self._want_results(batch, now)
+        return actions
+
+    def deadline(self, now: float) -> float:
+        retry_s = self._seat.timing.retry_s
+        return now + retry_s / 2 if self._gathered.get(self._seat.me) or self._current is not None else FOREVER
+
+    def _is_gathered(self, table: Digest, own: Sequence[int]) -> bool:
+        parts = self._holdings.parts_of(table)
+        return bool(parts) and self._holdings.has(table) and self._holdings.has_all(parts[index] for index in own)
+
+    def _want_slices(self, entry: Entry, own: Sequence[int], now: float) -> list[Action]:
+        parts, actions = self._holdings.parts_of(entry.blob), list[Action]()
+        if not parts or self._holdings.is_refused(entry.blob):
+            return []
+        holders = [peer for peer, tables in self._gathered.items() if entry.blob in tables and peer != self._seat.me]
+        for index in own:
+            if self._holdings.has(parts[index]):
+                continue
+            drawn = [peer for peer in self.drawn_to(index, now) if peer in holders]
+            actions += self._want(
+                parts[index], BlobPart("slice", index, entry.blob), [entry.peer, *drawn, *holders], now
+            )
+        return actions
+
+    def _want(self, name: Digest, part: BlobPart, sources: Iterable[PeerId], now: float) -> list[Action]:
+        others = self._seat.owner.conduct.best_first(peer for peer in sources if peer != self._seat.me)
+        within_s = self._seat.pace.exchange_s
+        return [
+            *self._holdings.want(
+                name, others, round_number=self._seat.place.round + 1, now=now, within_s=within_s, part=part
+            )
+        ]
+
+    def _average(self, inputs: Digest, batch: _Named, own: Sequence[int], now: float) -> list[Action]:
+        tables, actions = [entry.blob for entry in batch.entries], list[Action]()
+        if any(not self._is_gathered(table, ()) for table in tables):
+            return []
+        for index in own:
+            if index in batch.under_way | batch.failed or self._seat.me in batch.said.get(index, {}):
+                continue
+            if not self._holdings.has_all(self._holdings.parts_of(table)[index] for table in tables):
+                continue
+            base = self._sharing.base(index)
+            if base and not self._holdings.has(Digest(base)):
+                result = self._sharing.results[index]
+                holders = [peer for peer, _ in result.by]
+                actions += self._want(Digest(base), BlobPart("residual", index), [*holders, *self._seat.others], now)
+                if self._holdings.failures(Digest(base)) < TRIES and not self._holdings.is_refused(Digest(base)):
+                    continue
+                base = b""
+            batch.under_way.add(index)
+            actions.append(AverageSlice(inputs, index, batch.entries, base))
+        return actions
+
+    def _tell(self, inputs: Digest, batch: _Named, now: float) -> list[Action]:
+        mine = {index: said[self._seat.me] for index, said in batch.said.items() if self._seat.me in said}
+        if not mine or now < batch.again_at or batch.under_way:
+            return []
+        batch.again_at = now + self._seat.jittered(self._seat.timing.retry_s)
+        averages = tuple(Average(index, *outcome, signature) for index, (outcome, signature) in sorted(mine.items()))
+        return [*send_all(self._seat.others, Averages(*self._seat.at(), inputs, averages))]
+
+    def _want_results(self, batch: _Named, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for index in range(self._sharing.count):
+            if (result := self._result(batch, index)) is not None:
+                self._num_heard += index not in batch.settled
+                batch.settled.add(index)
+                by = [peer for peer, _ in result.by]
+                actions += self._want(result.blob, BlobPart("result", index), [*by, *self._seat.others], now)
+        return actions
+
+    # ---- what became of it ----
+
+    def settle(self, certificate: Certificate, now: float) -> None:
+        """The round is certified: who let the others wait for its slices, and who said that they came to something else."""
+        value, conduct = certificate.value, self._seat.owner.conduct
+        if (batch := self._batches.get(inputs_of(value.entries))) is None:
+            return
+        drawn = {peer for index in range(self._sharing.count) for peer in self._orders[index][:VOUCHING]}
+        if now >= self.late_at:
+            for peer in sorted(drawn - {self._seat.me}):
+                if self._members.is_alive(peer, now) and not self._gathered.get(peer):
+                    conduct.silent(peer)
+        for index, result in enumerate(value.results):
+            for peer, (outcome, _) in batch.said.get(index, {}).items():
+                if outcome != result.outcome and outcome.base == result.base:
+                    conduct.strike(peer, "averaged", f"came to another result of slice {index} than others did")
+
+    # ---- what it comes to ----
+
+    def has_news(self) -> bool:
+        """Whether something was averaged since this was asked last."""
+        batch = None if self._current is None else self._batches[self._current]
+        if batch is None or not batch.is_news:
+            return False
+        batch.is_news = False
+        return True
+
+    def _result(self, batch: _Named, index: int) -> Result | None:
+        """What two say, and not as many another thing."""
+        by_outcome: dict[SliceOutcome, list[PeerId]] = {}
+        for peer, (outcome, _) in batch.said.get(index, {}).items():
+            if not self._holdings.is_refused(outcome.blob):
+                by_outcome.setdefault(outcome, []).append(peer)
+        counts = sorted((len(peers) for peers in by_outcome.values()), reverse=True)
+        if not counts or counts[0] < VOUCHING or (len(counts) > 1 and counts[0] == counts[1]):
+            return None
+        outcome, peers = max(by_outcome.items(), key=lambda item: len(item[1]))
+        first = sorted(peers, key=self._orders[index].index)[:VOUCHING]
+        return Result(*outcome, tuple((peer, batch.said[index][peer][1]) for peer in first))
+
+    def results(self, entries: Sequence[Entry]) -> tuple[Result, ...] | None:
+        """What these contributions came to, if all of it is known and here."""
+        if (batch := self._batches.get(inputs_of(entries))) is None:
+            return None
+        found = [self._result(batch, index) for index in range(self._sharing.count)]
+        results = tuple(result for result in found if result is not None)
+        if len(results) < len(found) or not self._holdings.has_all(result.blob for result in results):
+            return None
+        return results
+
+    def ask(self, ballot: int, entries: Sequence[Entry], now: float) -> list[Action]:
+        """We lead: have these averaged. Again and again until it is done."""
+        name = inputs_of(entries)
+        message = Inputs(*self._seat.at(), ballot, tuple(entries))
+        if name not in self._batches:
+            self._batches[name] = _Named(tuple(entries), self._seat.me, now)
+        elif self._current == name and now < self._asked_at + self._seat.timing.retry_s:
+            return []
+        self._num_heard += name != self._current
+        self._current, self._asked_at = name, now
+        return [*send_all(self._seat.others, message)]
+
+    def asked(self, entries: Sequence[Entry], now: float) -> Sequence[Entry]:
+        """What a leader that would have these averaged names: what was named before, while that has its time, if it is most of these."""
+        batch = None if self._current is None else self._batches[self._current]
+        if batch is None or now >= batch.since + 8 * self._patience_s or 3 * len(batch.entries) < 2 * len(entries):
+            return entries
+        return entries if any(self._holdings.is_refused(each.blob) for each in batch.entries) else batch.entries
+
+    # ---- what is voted for ----
+
+    def why_not_vouched(self, value: Value) -> str | None:
+        """Why we do not vote for these results: a signature that is none, or we heard as many say otherwise."""
+        if not value.results:
+            return None
+        inputs = inputs_of(value.entries)
+        batch = self._batches.get(inputs)
+        for index, result in enumerate(value.results):
+            said: Mapping[PeerId, tuple[SliceOutcome, bytes]] = batch.said.get(index, {}) if batch is not None else {}
+            for peer, signature in result.by:
+                if said.get(peer) == (result.outcome, signature):
+                    continue
+                if not self._is_signed(peer, inputs, index, result.outcome, signature):
+                    return f"a result of slice {index} that {peer} has not signed"
+            supporters = {peer for peer, _ in result.by} | {p for p, (o, _) in said.items() if o == result.outcome}
+            others: dict[SliceOutcome, int] = {}
+            for peer, (outcome, _) in said.items():
+                if outcome != result.outcome and peer not in supporters:
+                    others[outcome] = others.get(outcome, 0) + 1
+            if max(others.values(), default=0) >= len(supporters):
+                return f"a result of slice {index} that as many contradict"
+        return None
+
+    def is_early(self, value: Value, now: float) -> bool:
+        """Whether it has results by members whose turn it is not: others that are here come before them, and have not said what they
+        came to. Later it is voted for all the same."""
+        if not value.results or now >= self.late_at + 2 * self._patience_s:
+            return False
+        batch = self._batches.get(inputs_of(value.entries))
+        for index, result in enumerate(value.results):
+            by, order = {peer for peer, _ in result.by}, self._orders[index]
+            said = batch.said.get(index, {}).keys() if batch is not None else ()
+            before = order[: max(order.index(peer) for peer in by)]
+            if any(peer not in by and peer not in said and self._may_average(peer, now) for peer in before):
+                return True
+        return False

@@ -1,0 +1,90 @@
+"""Which members average which slice of a stage's vector, and what a certificate of results must be. Pure values.
+
+A slice has two averagers, a first and a deputy, drawn from the roster so that all come to the same ones: who vouched for its last result goes on
+with it, as they hold its residual, as long as they have no more slices than their share; the others by rendezvous hash. A member whose line
+is much slower than the others', as the last certificate's reports have it, gets none. Behind the two stand all others, in order.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import VOUCHING, Result, Value
+
+ALL_TO_ALL = 3  # members up to which everybody takes everybody's whole contribution: no more bytes, and fewer steps
+SLOW = 4  # times slower than the median line: owns nothing, while enough others are there
+ENOUGH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How a stage's vector is shared out at a place of its chain. count: slices. results: the newest in the chain. slow: members."""
+
+    count: int
+    results: tuple[Result, ...] = ()
+    slow: frozenset[PeerId] = frozenset()
+
+    def after(self, value: Value) -> "Sharing":
+        """At the place after a certificate of this value."""
+        lines = {entry.peer: entry.report.uplink_kbps for entry in value.entries if entry.report.uplink_kbps}
+        slow = self.slow
+        if lines:
+            usual = median_low(lines.values())
+            slow = frozenset(peer for peer, kbps in lines.items() if SLOW * kbps < usual)
+        results = value.results or self.results
+        return self if (results, slow) == (self.results, self.slow) else Sharing(self.count, results, slow)
+
+    def is_used(self, roster: Sequence[PeerId]) -> bool:
+        """Whether the members of this roster average in slices."""
+        return len(roster) > ALL_TO_ALL
+
+    def base(self, index: int) -> bytes:
+        """The name of the residual that goes with the next mean of a slice; b"": there is none yet."""
+        return self.results[index].residual if self.results else b""
+
+    def why_not(self, value: Value, roster: Sequence[PeerId]) -> str | None:
+        """Why these are not the results that a round of this roster has, or None. Signatures are not looked at."""
+        if not value.entries or not self.is_used(roster):
+            return "results of a round that has none" if value.results else None
+        if len(value.results) != self.count:
+            return f"{len(value.results)} results of {self.count} slices"
+        for index, result in enumerate(value.results):
+            by = [peer for peer, _ in result.by]
+            if len(set(by)) != VOUCHING or not set(by) <= set(roster):
+                return f"a result of slice {index} that no two members vouch for"
+            if result.base not in (b"", self.base(index)):
+                return f"a result of slice {index} with a residual that was never certified"
+        return None
+
+
+def ranked(sharing: Sharing, roster: Collection[PeerId]) -> tuple[tuple[PeerId, ...], ...]:
+    """Of each slice all members in the order in which they are to average it: the first, the deputy, those that step in."""
+    able = [peer for peer in sorted(roster) if peer not in sharing.slow]
+    if len(able) < min(ENOUGH, len(roster)):
+        able = sorted(roster)
+    share = -(-VOUCHING * sharing.count // len(able))
+    load: Counter[PeerId] = Counter()
+    pairs: list[list[PeerId]] = [[] for _ in range(sharing.count)]
+    for pair, result in zip(pairs, sharing.results, strict=False):
+        for peer, _ in result.by:
+            if peer in able and load[peer] < share:
+                pair.append(peer)
+                load[peer] += 1
+    orders = []
+    for index, pair in enumerate(pairs):
+        drawn = sorted(able, key=lambda peer: _draw(index, peer), reverse=True)
+        while len(pair) < min(VOUCHING, len(able)):
+            free = [peer for peer in drawn if peer not in pair]
+            peer = next((each for each in free if load[each] < share), None) or min(free, key=lambda each: load[each])
+            pair.append(peer)
+            load[peer] += 1
+        others = [peer for peer in drawn if peer not in pair]
+        behind = sorted(set(roster) - set(able), key=lambda peer: _draw(index, peer), reverse=True)
+        orders.append((*pair, *others, *behind))
+    return tuple(orders)
+
+
+def _draw(index: int, peer: PeerId) -> bytes:
+    return sha256(b"slice", index.to_bytes(2, "big"), peer.encode())

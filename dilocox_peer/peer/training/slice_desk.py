@@ -1,0 +1,123 @@
+"""What a peer does with slices: checks those that come, and averages its own. Blocking; from worker threads.
+
+What others send is hostile: a table is no larger than one can be, a slice is what its table says of it to the last bit of its norm, a result
+decodes to a slice, a residual is finite and as long as its slice. All are named by their hash, which whoever fetched them has checked.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from dilocox_peer.compression.aggregate import squared_norm
+from dilocox_peer.compression.contribution import blob_limits, open_contribution
+from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.compression.slices import (
+    RESULT_CODEC,
+    SliceInput,
+    average_slice,
+    check_part,
+    check_residual,
+    cut,
+    read_table,
+)
+from dilocox_peer.errors import MalformedBlob
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.architecture import layout_of
+from dilocox_peer.peer.rounds.contract import AverageSlice, BlobPart, BlobRefused, SliceAveraged
+from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.types import Digest, Layout
+from dilocox_peer.wire.blobs import MAX_TABLE_BYTES, SliceTable
+from dilocox_peer.wire.chain import SliceOutcome, inputs_of
+
+MAX_CHECKED = 1 << 14  # slices of tables whose norm is known to be what the table says
+
+
+class SliceDesk:
+    """Of one stage. blobs: where tables, slices, results and residuals lie."""
+
+    def __init__(self, layout: Layout, count: int, *, codec: str, norm_clip: float, blobs: Shelf) -> None:
+        """layout: of the whole. codec: of contributions."""
+        self._cut = cut(layout, count)
+        self._codec_of = policy_named(RESULT_CODEC[codec])
+        self._norm_clip = norm_clip
+        self._blobs = blobs
+        self._checked: OrderedDict[tuple[Digest, int], None] = OrderedDict()
+
+    def max_bytes(self, part: BlobPart) -> int:
+        """That a blob may have."""
+        if part.kind == "table":
+            return MAX_TABLE_BYTES
+        layout = self._cut.slices[part.slice]
+        return 4 * layout.num_elements if part.kind == "residual" else blob_limits(layout)[1]
+
+    def check(self, blob: memoryview, part: BlobPart) -> tuple[Digest, ...]:
+        """The slices that it names, of a table. Raises MalformedBlob."""
+        match part.kind:
+            case "table":
+                return tuple(each.blob for each in read_table(blob, self._cut).parts)
+            case "slice":
+                assert part.table is not None, "a slice of no table"
+                self._check_slice(part.table, self._table(part.table), part.slice, blob, anew=True)
+            case "result":
+                squared_norm(open_contribution(blob, self._cut.slices[part.slice]))
+            case "residual":
+                check_residual(blob, self._cut.slices[part.slice])
+        return ()
+
+    def average(self, action: AverageSlice) -> Sequence[BlobRefused | SliceAveraged]:
+        """Both blobs are durable then. What is no longer here, or no good, is told. Raises OSError."""
+        index, none = action.slice, SliceAveraged(action.inputs, action.slice, None)
+        assert inputs_of(action.entries) == action.inputs, "other inputs"
+        inputs: list[SliceInput] = []
+        for entry in action.entries:
+            try:
+                table = self._table(entry.blob)
+                blob = self._mapped(table.parts[index].blob)
+                self._check_slice(entry.blob, table, index, blob)
+            except MalformedBlob as error:
+                return BlobRefused(entry.blob, str(error)), none
+            except KeyError:
+                return (none,)
+            squared = tuple(part.squared for part in table.parts)
+            inputs.append(SliceInput(bytes(self._mapped(entry.blob)), squared, blob, entry.micro_batches))
+        try:
+            residual = self._mapped(Digest(action.base)) if action.base else b""
+            averaged = average_slice(
+                self._cut.slices[index], inputs, norm_clip=self._norm_clip, codec_of=self._codec_of, residual=residual,
+                beacon=action.inputs,
+            )  # fmt: skip
+        except (KeyError, MalformedBlob):
+            return (none,)
+        result, lost = self._blobs.put(averaged.blob), self._blobs.put(averaged.residual)
+        outcome = SliceOutcome(result, len(averaged.blob), action.base, lost)
+        return (SliceAveraged(action.inputs, index, outcome),)
+
+    def _table(self, name: Digest) -> SliceTable:
+        return read_table(self._mapped(name), self._cut)
+
+    def _mapped(self, name: Digest) -> memoryview:
+        """Raises KeyError when it is not here."""
+        if (blob := self._blobs.mapped(name)) is None:
+            raise KeyError(name)
+        return blob
+
+    def _check_slice(
+        self, name: Digest, table: SliceTable, index: int, blob: memoryview, *, anew: bool = False
+    ) -> None:
+        """Once: what else may have brought the same bytes here was checked for another table, or none."""
+        if (name, index) in self._checked and not anew:
+            return
+        check_part(blob, self._cut.slices[index], table.parts[index])
+        self._checked[name, index] = None
+        while len(self._checked) > MAX_CHECKED:
+            self._checked.popitem(last=False)
+
+
+def num_slices(manifest: Manifest) -> int:
+    """In which the run averages; 0: all to all."""
+    return manifest.rounds.slices if manifest.rounds.averaging == "slices" else 0
+
+
+def contribution_layout(manifest: Manifest, stage: int) -> Layout:
+    """Of a contribution to the stage: its tensors, cut where the run averages in slices."""
+    layout, count = layout_of(manifest, stage), num_slices(manifest)
+    return cut(layout, count).layout if count else layout

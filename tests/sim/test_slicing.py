@@ -1,0 +1,106 @@
+"""Averaging in slices holds its promises under faults: seeds, planted faults, and owner and deputy killed at each step."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from dilocox_peer.peer.rounds.contract import Action, AverageSlice, FetchBlob, Send
+from dilocox_peer.peer.rounds.slices import ranked
+from dilocox_peer.wire.rounds import Ack, Averages, Gathered, Offer
+
+from .invariants import Violation
+from .scenario import round_of, starter
+from .slicing import run_seed
+from .slicing_faults import FAULTS
+from .world import Node, World
+
+BATCH = 20
+SEARCHED = 40
+BY_LIARS = {"of two that differ the first is believed": 5}  # every so many seeds has one
+
+
+@pytest.mark.parametrize("first", range(0, 200, BATCH))
+def test_every_invariant_holds_in_twenty_seeds(first: int) -> None:
+    sliced = 0
+    for seed in range(first, first + BATCH):
+        _, world = run_seed(seed)
+        sliced += world.checks.sliced
+    assert sliced > BATCH, "rounds are averaged in slices"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_is_caught(fault: str) -> None:
+    for seed in range(0, SEARCHED * BY_LIARS.get(fault, 1), BY_LIARS.get(fault, 1)):
+        try:
+            run_seed(seed, machine=FAULTS[fault])
+        except Violation:
+            return
+    pytest.fail(f"{fault}: not caught in {SEARCHED} seeds")
+
+
+def _offers(action: Action) -> bool:
+    return isinstance(action, Send) and isinstance(action.message, Offer)
+
+
+def _fetches(kind: str, action: Action) -> bool:
+    return isinstance(action, FetchBlob) and action.part is not None and action.part.kind == kind
+
+
+def _says(message: type[Gathered | Averages | Ack], action: Action) -> bool:
+    return isinstance(action, Send) and isinstance(action.message, message)
+
+
+STEPS: dict[str, Callable[[Action], bool]] = {
+    "offers": _offers,
+    "fetches a table": partial(_fetches, "table"),
+    "fetches a slice": partial(_fetches, "slice"),
+    "says what it has gathered": partial(_says, Gathered),
+    "averages": lambda action: isinstance(action, AverageSlice),
+    "says what it came to": partial(_says, Averages),
+    "fetches a result": partial(_fetches, "result"),
+    "votes": partial(_says, Ack),
+}
+
+
+def _killed_at(node: Node, is_step: Callable[[Action], bool]) -> None:
+    """Ends the node for good when it is about to do such a thing."""
+    carry_out = node.carry_out
+
+    def watched(action: Action) -> None:
+        if is_step(action):
+            node.gone_for_good = True
+            node.crash()
+        else:
+            carry_out(action)
+
+    node.carry_out = watched  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("who", [(0,), (1,), (0, 1)], ids=["owner", "deputy", "both"])
+@pytest.mark.parametrize("step", STEPS)
+def test_who_averages_a_slice_may_die_at_any_step(step: str, who: tuple[int, ...]) -> None:
+    world = World(3, 7)
+    world.be_sliced(4)
+    world.start_peers = 7
+    for node in world.nodes.values():
+        world.at(world.rng.random(), starter(world, node))
+    assert world.run(60.0, stop=lambda: world.checks.sliced >= 2)
+    place = world.up()[0].machine
+    assert place is not None
+    sharing = place.sitting.seat.place.sharing
+    assert sharing is not None
+    order = ranked(sharing, place.roster)[0]
+    victims = [world.nodes[order[rank]] for rank in who]
+    for node in victims:
+        _killed_at(node, STEPS[step])
+    before, started = round_of(world), world.now
+    world.run(started + 60.0, stop=lambda: not any(node.is_up for node in victims))
+    assert not any(node.is_up for node in victims), "it came to that step"
+    died, reached = world.now, round_of(world)
+    assert world.run(died + 40.0, stop=lambda: min(_rounds(world)) >= reached + 3), f"stuck after {before}"
+    assert world.checks.sliced >= 4
+
+
+def _rounds(world: World) -> list[int]:
+    return [node.machine.round for node in world.up() if node.machine is not None]

@@ -1,0 +1,67 @@
+"""Real peers that average in slices: they learn, agree to the bit, and lose an owner of slices in mid-round without losing a round."""
+
+import asyncio
+import signal
+from collections import defaultdict
+
+import pytest
+
+from dilocox_peer.config import preset
+from dilocox_peer.peer.rounds.durable import load_log
+from dilocox_peer.wire.chain import Certificate
+from tests.swarm.watched import LONG_S, Watched
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+SLICES = 8
+
+
+def test_an_owner_of_slices_that_is_killed_in_mid_round_costs_a_detour():
+    async def scenario() -> None:
+        rounds = {"total": 10_000, "inner_steps": 8, "start_peers": 5, "averaging": "slices", "slices": SLICES}
+        settings = preset("tiny", rounds=rounds, compression={"codec": "int4", "adapt": "off"})
+        async with Watched(settings) as swarm:
+            await swarm.start_bootstrap()
+            labels = [f"peer{index}" for index in range(5)]
+            peers = [await swarm.start_peer(label) for label in labels]
+            await swarm.until(lambda: min(map(swarm.round_of, labels)) >= 4, peers, LONG_S)
+            before = _chain(swarm, "peer0")
+            assert all(len(each.value.results) == SLICES for each in before if each.value.entries), (
+                "rounds have results"
+            )
+            ids = {swarm.of(label, "PeerStarted")[-1]["peer"]: label for label in labels}
+            owner = ids[before[-1].value.results[0].by[0][0]]
+
+            # In mid-round: the others have closed it, and what they offer is being averaged.
+            closed = {label: len(swarm.of(label, "RoundClosed")) for label in labels}
+            await swarm.until(lambda: len(swarm.of(owner, "RoundClosed")) > closed[owner], peers, LONG_S)
+            victim = peers[labels.index(owner)]
+            victim.process.send_signal(signal.SIGKILL)
+            survivors = [label for label in labels if label != owner]
+            here = [peer for peer in peers if peer is not victim]
+            reached = max(map(swarm.round_of, survivors))
+            await swarm.until(lambda: min(map(swarm.round_of, survivors)) >= reached + 4, here, LONG_S)
+
+            digests: dict[int, set[str]] = defaultdict(set)
+            for label in labels:
+                for record in swarm.of(label, "RoundCertified"):
+                    digests[record["round"]].add(record["anchor_digest"])
+            assert all(len(each) == 1 for each in digests.values()), "equal to the bit"
+            after = _chain(swarm, survivors[0])[len(before) :]
+            sliced = [each.value for each in after if each.value.results]
+            assert sliced, "rounds go on in slices"
+            dead = swarm.of(owner, "PeerStarted")[-1]["peer"]
+            last = sliced[-1]
+            assert dead not in {peer for result in last.results for peer, _ in result.by}
+            losses = [record["train_loss"] for record in swarm.of(survivors[0], "RoundClosed")]
+            assert losses[-1] < losses[0]
+
+    asyncio.run(scenario())
+
+
+def _chain(swarm: Watched, label: str) -> list[Certificate]:
+    """The certificates that a peer has on its disk."""
+    (log,) = swarm.folder.glob(f"**/{label}/**/stage0/rounds.log")
+    loaded = load_log(log.read_bytes(), swarm.manifest.genesis(0))
+    assert loaded.durable is not None
+    return list(loaded.durable.appended)

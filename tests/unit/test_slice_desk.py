@@ -1,0 +1,172 @@
+"""What a peer does with slices: the outer loops of four peers and their desks, from offers to the next anchor; and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.compression.slices import cut, joined, read_table
+from dilocox_peer.errors import MalformedBlob
+from dilocox_peer.peer.rounds.contract import AverageSlice, BlobPart, BlobRefused, SliceAveraged
+from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings
+from dilocox_peer.peer.training.slice_desk import SliceDesk
+from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.types import Digest, Layout, PeerId, TensorSpec, sha256
+from dilocox_peer.wire.chain import Entry, SliceOutcome, inputs_of
+from dilocox_peer.wire.declared import encode, replaced
+
+LAYOUT = Layout((TensorSpec("w", (40, 30)), TensorSpec("b", (9,), "vector")))
+SIZE, SLICES, PEERS = LAYOUT.num_elements, 4, 4
+
+
+def head(number: int) -> Digest:
+    return sha256(number.to_bytes(8, "big"))
+
+
+class Peer:
+    """An outer loop, its local parameters, a desk and a disk."""
+
+    def __init__(self, number: int, folder: Path, codec: str) -> None:
+        zeros = bytes(4 * SIZE)
+        state = AnchorState.of(LAYOUT, head=head(0), round_number=0, anchor=zeros, momentum=zeros)
+        self.outer = OuterOptimizer(OuterSettings(0.7, 0.6, policy_named(codec), slices=SLICES), state)
+        self.local = torch.zeros(SIZE)
+        self.blobs = Shelf(folder / str(number))
+        self.desk = SliceDesk(LAYOUT, SLICES, codec=codec, norm_clip=4.0, blobs=self.blobs)
+        self.number = number
+        self.policy = policy_named(codec)
+
+    def offer(self, round_number: int) -> tuple[Entry, list[bytes]]:
+        generator = torch.Generator().manual_seed(100 * round_number + self.number)
+        self.local += 0.01 * torch.randn(SIZE, generator=generator)
+        own = self.outer.offer(self.local.clone(), 8, codec_of=self.policy, sliced=True)
+        blobs = [bytes(blob) for blob in (*own.slices, own.blob)]
+        for blob in blobs:
+            self.blobs.put(blob)
+        return Entry(PeerId(f"p{self.number}"), 1, sha256(own.blob), sum(map(len, blobs)), own.micro_batches), blobs
+
+
+def swarm(folder: Path, codec: str = "int4") -> list[Peer]:
+    return [Peer(number, folder, codec) for number in range(PEERS)]
+
+
+def averaged(peer: Peer, entries: list[Entry], index: int, base: bytes) -> SliceOutcome:
+    (done,) = peer.desk.average(AverageSlice(inputs_of(entries), index, tuple(entries), base))
+    assert isinstance(done, SliceAveraged)
+    assert done.outcome is not None
+    return done.outcome
+
+
+@pytest.mark.parametrize("codec", ["int4", "int2", "topk"])
+def test_four_peers_come_to_one_anchor_by_results_and_lose_nothing(tmp_path: Path, codec: str) -> None:
+    peers = swarm(tmp_path, codec)
+    bases = [b""] * SLICES
+    for round_number in range(1, 6):
+        before_N = peers[0].outer.anchor_N.clone()
+        offers = [peer.offer(round_number) for peer in peers]
+        entries = [entry for entry, _ in offers]
+        for peer in peers:
+            for _, blobs in offers:
+                for blob in blobs:
+                    peer.blobs.put(blob)
+        results: list[bytes] = []
+        for index in range(SLICES):
+            first, deputy = (peers[(index + rank) % PEERS] for rank in range(2))
+            outcome = averaged(first, entries, index, bases[index])
+            assert outcome == averaged(deputy, entries, index, bases[index])
+            mapped = deputy.blobs.mapped(outcome.blob)
+            assert mapped is not None
+            results.append(bytes(mapped))
+            bases[index] = outcome.residual
+        digests = set()
+        for peer in peers:
+            outcome_of_merge = peer.outer.merge(
+                [memoryview(each) for each in results], [8] * PEERS, own=True, round_number=round_number,
+                head=head(round_number), are_results=True,
+            )  # fmt: skip
+            peer.local += outcome_of_merge.shift_N
+            digests.add(outcome_of_merge.state.digest)
+            assert outcome_of_merge.norms == (0.0,) * PEERS
+        assert len(digests) == 1, "equal to the bit"
+        assert not torch.equal(peers[0].outer.anchor_N, before_N)
+    assert all(peer.outer.unsettled_micro_batches == 0 for peer in peers)
+
+
+def test_what_was_offered_and_the_residual_add_up(tmp_path: Path) -> None:
+    peer = swarm(tmp_path, "int2")[0]
+    entry, blobs = peer.offer(1)
+    wanted = -peer.local  # the anchor is 0: pseudo-gradient
+    result = averaged(peer, [entry], 0, b"")
+    results = [averaged(peer, [entry], index, b"").blob for index in range(SLICES)]
+    assert results[0] == result.blob
+    views = [peer.blobs.mapped(name) for name in results]
+    peer.outer.merge(views, [8], own=True, round_number=1, head=head(1), are_results=True)  # type: ignore[arg-type]
+    whole = cut(LAYOUT, SLICES)
+    sent = torch.cat([v.clone() for _, _, v in joined(whole, blobs[:-1]).decode_into(torch.empty(1 << 19))])
+    assert torch.allclose(sent + peer.outer.residual_N, wanted, atol=1e-6)
+
+
+def test_a_whole_contribution_of_the_same_run_is_merged_where_three_are_left(tmp_path: Path) -> None:
+    peers = swarm(tmp_path)[:3]
+    blobs = []
+    for peer in peers:
+        peer.local += 0.01 * torch.randn(SIZE, generator=torch.Generator().manual_seed(peer.number))
+        blobs.append(peer.outer.offer(peer.local.clone(), 8).blob)
+    digests = {peer.outer.merge(blobs, [8] * 3, own=True, round_number=1, head=head(1)).state.digest for peer in peers}
+    assert len(digests) == 1
+
+
+def test_a_desk_takes_what_is_right_and_nothing_else(tmp_path: Path) -> None:
+    peer, other = swarm(tmp_path)[:2]
+    entry, blobs = other.offer(1)
+    *slices, table = blobs
+    peer.blobs.put(table)
+    names = peer.desk.check(memoryview(table), BlobPart("table"))
+    assert names == tuple(map(sha256, slices))
+    for index, blob in enumerate(slices):
+        assert peer.desk.check(memoryview(blob), BlobPart("slice", index, entry.blob)) == ()
+        assert len(blob) <= peer.desk.max_bytes(BlobPart("slice", index, entry.blob))
+        assert peer.desk.check(memoryview(blob), BlobPart("result", index)) == ()
+    for blob, part in (
+        (slices[0], BlobPart("table")),
+        (slices[1], BlobPart("slice", 0, entry.blob)),
+        (slices[1], BlobPart("result", 0)),
+        (slices[0] + b"\0", BlobPart("result", 0)),
+        (b"", BlobPart("slice", 0, entry.blob)),
+        (b"\xff" * 8, BlobPart("residual", 0)),
+    ):
+        with pytest.raises(MalformedBlob):
+            peer.desk.check(memoryview(blob), part)
+    assert len(table) <= peer.desk.max_bytes(BlobPart("table"))
+
+
+def test_a_contribution_whose_table_lies_about_a_norm_is_refused_by_whoever_averages_it(tmp_path: Path) -> None:
+    peer, liar = swarm(tmp_path)[:2]
+    own, own_blobs = peer.offer(1)
+    entry, blobs = liar.offer(1)
+    table = read_table(blobs[-1], cut(LAYOUT, SLICES))
+    parts = (replaced(table.parts[0], squared=table.parts[0].squared / 2), *table.parts[1:])
+    lied = encode(replaced(table, parts=parts))
+    for blob in (*blobs[:-1], lied):
+        peer.blobs.put(blob)
+    entries = [own, replaced(entry, blob=sha256(lied))]
+    told = peer.desk.average(AverageSlice(inputs_of(entries), 0, tuple(entries), b""))
+    assert told == (
+        BlobRefused(sha256(lied), "a slice of another norm than its table says"),
+        SliceAveraged(inputs_of(entries), 0, None),
+    )
+    honest = peer.desk.average(AverageSlice(inputs_of(entries), 1, tuple(entries), b""))
+    assert isinstance(honest[0], SliceAveraged), "of another slice it says the truth"
+    assert len(own_blobs) == SLICES + 1
+
+
+def test_what_is_gone_from_the_disk_is_told(tmp_path: Path) -> None:
+    peer = swarm(tmp_path)[0]
+    entry, blobs = peer.offer(1)
+    none = SliceAveraged(inputs_of([entry]), 2, None)
+    action = AverageSlice(inputs_of([entry]), 2, (entry,), sha256(b"a residual that nobody has"))
+    assert peer.desk.average(action) == (none,)
+    peer.blobs.forget(sha256(blobs[2]))
+    assert peer.desk.average(AverageSlice(inputs_of([entry]), 2, (entry,), b"")) == (none,)
