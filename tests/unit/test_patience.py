@@ -109,6 +109,18 @@ def test_a_lone_branch_counts_no_faster_than_a_run_can_go(is_in_two_parts: bool)
     assert believed == [free, free + pace, free + 2 * pace, 30]
 
 
+def test_a_restart_makes_a_lone_branch_no_faster() -> None:
+    """Who has followed its beginning and comes back believes as much of the rest as who has just seen it begin."""
+    certificates = slow(CertifiedStage(), 5).seized(A).seized(B).rounds(30).certificates
+    followed = Chain(GENESIS, certificates[:9])
+    patience = Patience(30.0, are_away=lambda _voters, _now: True, are_gone=lambda _voters, _now: True)
+    believed = []
+    for now in (START_S, START_S + A_ROUND_S):
+        found = patience.settled(followed, Suffix(9, tuple(certificates[9:])), None, now)
+        believed.append(0 if found is None else len(found.certificates))
+    assert believed == [patience_module.FREE_ROUNDS, patience_module.FREE_ROUNDS + int(patience_module.PACE)]
+
+
 def test_what_the_owner_has_signed_of_a_lone_branch_counts_and_the_rest_from_there_on() -> None:
     patience = Patience(30.0, are_gone=lambda _voters, _now: True)
     stage = slow(CertifiedStage(), 5).seized(A).seized(B).rounds(30)

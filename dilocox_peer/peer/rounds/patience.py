@@ -7,7 +7,7 @@ voters who have not signed it are surely gone, no majority is out of sight: it c
 
 Of a branch that begins with one no voter signed ("lone") nobody knows but its own signers: they may be newcomers who go on with a run that
 everybody has left, or a stranger who signs a thousand rounds in a second, up to the end. What follows is believed no faster than PACE
-times as the run went before, by the clocks of those who contributed.
+times as the run went before, by the clocks of those who contributed. After a restart that is counted anew from where our chain ends.
 """
 
 from collections import OrderedDict
@@ -26,6 +26,7 @@ MAX_REMEMBERED = 1024  # view changes
 PACE = 8.0  # newcomers may have faster machines
 FREE_ROUNDS = 4  # of a lone branch, which count at once
 MEASURED_ROUNDS = 16
+READ_BACK = 512  # certificates of our own chain that are looked at for the beginning of a lone branch
 
 
 @dataclass(slots=True)
@@ -62,15 +63,20 @@ class Patience:
         self._are_gone = are_gone
         self._since: OrderedDict[Digest, float] = OrderedDict()
         self._lone: OrderedDict[Digest, _Lone] = OrderedDict()
+        self._has_read = False  # what our chain had when it was first seen
 
     def settled(self, chain: Chain, path: Suffix, checkpoint: Checkpoint | None, now: float) -> Suffix | None:
         """The path from chain as far as it is to be believed by now; None: not at all. now: monotonic seconds."""
         place, settled, is_believed = chain.place_at(path.ancestor), 0, True
         vouched = -1 if checkpoint is None else path.index_of.get(checkpoint.head, -1)
+        if not self._has_read:
+            self._has_read = True
+            self._read(chain, now)
         lone = self._lone_below(chain, path.ancestor)
         for index, certificate in enumerate(path.certificates):
             signers = {peer for peer, _ in certificate.signatures}
             is_view_change = certificate.value.kind == "epoch" and not place.is_genesis
+            is_lone = is_view_change and not signers & set(place.voters)
             if index > vouched and is_view_change and not is_quorum(signers, place.voters):
                 has_stood = (
                     now - self._seen(certificate.head, now) >= self._seconds
@@ -78,7 +84,7 @@ class Patience:
                 is_theirs = bool(signers & set(place.voters)) or self._are_away(place.voters, now)
                 has_stood = has_stood and is_theirs
                 is_believed = is_believed and (has_stood or self._are_gone(set(place.voters) - signers, now))
-            if lone is None and is_view_change and not signers & set(place.voters):
+            if lone is None and is_lone:
                 newest = chain.certificates[max(0, path.ancestor - 4 * MEASURED_ROUNDS) : path.ancestor]
                 lone = self._begin(certificate.head, place, [*newest, *path.certificates[:index]], now)
             place = place.then(certificate)
@@ -88,6 +94,16 @@ class Patience:
                 is_believed = is_believed and place.plan.first_step <= lone.allowed(now)
             settled += is_believed
         return path.up_to(path.heads[settled - 1]) if settled else None
+
+    def _read(self, chain: Chain, now: float) -> None:
+        """Of a chain from before a restart: what it has is believed, and what follows it is a lone branch's if its last part is."""
+        for height in range(max(1, chain.height - READ_BACK), chain.height):
+            place, certificate = chain.place_at(height), chain.certificates[height]
+            signers = {peer for peer, _ in certificate.signatures}
+            if certificate.value.kind == "epoch" and not signers & set(place.voters):
+                newest = chain.certificates[max(0, height - 4 * MEASURED_ROUNDS) : height]
+                self._begin(certificate.head, chain.place, newest, now)
+                return
 
     def _lone_below(self, chain: Chain, height: int) -> _Lone | None:
         """Where the chain up to height has left its voters, as far as that was seen here."""
