@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer.archivist import Archivist
     from dilocox_peer.peer.desk import Desk
+    from dilocox_peer.peer.lookout import Lookout
     from dilocox_peer.peer.registrar import Registrar
 
 DEFAULT_PORT = 4711
@@ -64,6 +65,7 @@ class _Served:
     desk: "Desk | None"  # of a run that is not open
     beaten_at: float  # monotonic; of the last beat that went well
     archivist: "Archivist | None" = None  # with --keep
+    lookout: "Lookout | None" = None  # for what is kept
     connections: int = 0
     trouble: str = ""
     failed: "asyncio.Task[str]" = field(init=False)
@@ -287,7 +289,10 @@ async def open_run(
             archivist.on_tail_lost = registrar.tail_lost
         registering = asyncio.create_task(registrar.run(), name="notaries")
         stack.push_async_callback(_end, registering)
-    served = _Served(manifest, transport, directory, desk, beaten_at=time.monotonic(), archivist=archivist)
+    lookout = await _lookout(stack, manifest, transport, archivist, listener)
+    served = _Served(
+        manifest, transport, directory, desk, beaten_at=time.monotonic(), archivist=archivist, lookout=lookout
+    )
     stack.callback(served.failed.cancel)
     return served
 
@@ -296,7 +301,11 @@ def _page(
     runs: Sequence[_Served], flags: BootstrapFlags, listener: Listener
 ) -> AbstractAsyncContextManager[str] | None:
     """The page of what is kept, while it is entered; its address. None: there is to be none."""
-    kept = [(served.archivist, served.link) for served in runs if served.archivist is not None]
+    kept = [
+        (each.archivist, each.link, each.lookout)
+        for each in runs
+        if each.archivist is not None and each.lookout is not None
+    ]
     if flags.web_port is None:
         return None
     if not kept:
@@ -387,6 +396,28 @@ async def _archivist(
         evaluation = Evaluation(archivist, folder, tokenizers, listener)
         stack.push_async_callback(_end, asyncio.create_task(evaluation.run(), name="evaluation"))
     return archivist
+
+
+async def _lookout(
+    stack: AsyncExitStack,
+    manifest: Manifest,
+    transport: "Transport",
+    archivist: "Archivist | None",
+    listener: Listener,
+) -> "Lookout | None":
+    """Says that this bootstrap is there, and, where it keeps the run, tells what is wrong with that."""
+    from dilocox_peer.peer.lookout import answer_who_asks, entry_health, lookout_of_keeper
+
+    if archivist is None:
+        await answer_who_asks(transport, entry_health)
+        return None
+    lookout = lookout_of_keeper(
+        transport, manifest, kept_round=lambda: archivist.round, look_again=archivist.look_soon, listener=listener,
+        leases=lambda: {kept.stage: kept.leases for kept in archivist.stages if kept.was_read},
+    )  # fmt: skip
+    await lookout.serve()
+    stack.push_async_callback(_end, asyncio.create_task(lookout.run(), name="health of the run"))
+    return lookout
 
 
 async def _end(task: "asyncio.Task[None]") -> None:

@@ -5,7 +5,7 @@ Of runs that anybody may read; of others, and where the model cannot be built he
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dilocox_peer.errors import ConfigError, RunUnreachable
@@ -13,6 +13,8 @@ from dilocox_peer.manifest import Manifest
 
 if TYPE_CHECKING:
     from dilocox_peer.cli.visit import Visit
+    from dilocox_peer.dht.records import Lease
+    from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer.state.survey import Survey
     from dilocox_peer.web.document import RunPage
 
@@ -22,10 +24,16 @@ LOOK_S = 30.0  # for chains that are read from their beginning; of thousands of 
 class Onlooker:
     """`look` again and again; the chains are read once."""
 
-    def __init__(self, page: "RunPage", surveys: "Sequence[Survey]", link: str) -> None:
+    def __init__(
+        self, page: "RunPage", surveys: "Sequence[Survey]", link: str, transport: "Transport", manifest: Manifest
+    ) -> None:
+        from dilocox_peer.peer.lookout import lookout_of_visitor
+
         self._page = page
         self._surveys = surveys
         self._link = link
+        self._found: Mapping[int, Sequence[Lease]] = {}  # as the directory was read last
+        self._lookout = lookout_of_visitor(transport, manifest, leases=lambda: self._found)
 
     @classmethod
     async def of(cls, open_visit: "Visit", manifest: Manifest, link: str) -> "Onlooker | None":
@@ -43,7 +51,7 @@ class Onlooker:
         found = surveys(
             manifest, transport=open_visit.transport, directory=open_visit.directory, listener=lambda _event: None
         )
-        return cls(RunPage(manifest), found, link)
+        return cls(RunPage(manifest), found, link, open_visit.transport, manifest)
 
     async def look(self) -> dict[str, Any] | None:
         """The run as its page has it (web/document.py); None when it cannot be read now."""
@@ -65,4 +73,6 @@ class Onlooker:
             )
             for survey in self._surveys
         ]
-        return self._page.take(RunFacts(time.time(), self._link, stages))
+        self._found = {survey.stage: survey.leases for survey in self._surveys}
+        troubles = await self._lookout.look_once()
+        return self._page.take(RunFacts(time.time(), self._link, stages, troubles=troubles))

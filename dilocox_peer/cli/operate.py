@@ -35,7 +35,17 @@ from dilocox_peer.types import PeerId
 from dilocox_peer.web.durations import duration
 
 WATCH_PEER_S, WATCH_RUN_S = 1.0, 10.0
-SEEN_FROM_OUTSIDE = ("standing", "why", "loss", "tokens", "tokens_per_s", "eta_s", "times_less", "counted_share")
+SEEN_FROM_OUTSIDE = (
+    "standing",
+    "why",
+    "loss",
+    "tokens",
+    "tokens_per_s",
+    "eta_s",
+    "times_less",
+    "counted_share",
+    "troubles",
+)
 MAX_NAMED = 8  # of those doubted, and of those refused: the newest
 
 
@@ -119,6 +129,7 @@ def _peer_lines(status: Mapping[str, Any]) -> list[str]:
         if status["daemon_up_bytes_per_s"] is not None:
             daemon = [_mbit_s(status[f"daemon_{way}_bytes_per_s"]) for way in ("up", "down")]
             lines.append(f"  p2pd over TCP: up {daemon[0]}, down {daemon[1]}, with the rounds' part of the above")
+    lines += trouble_lines(status["troubles"])
     lines += [
         stage_line(
             each["stage"],
@@ -165,6 +176,11 @@ def _peer_lines(status: Mapping[str, Any]) -> list[str]:
             f"  {share:.0%} of the contributions to the last rounds counted; round {missed['round']} went without {named}"
         )
     return lines
+
+
+def trouble_lines(troubles: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is wrong with the run, a line each."""
+    return [f"  {'!' if each['stops'] else '-'} {each['cause']}: {each['next']}" for each in troubles[:MAX_NAMED]]
 
 
 def _times(number: int) -> str:
@@ -309,6 +325,7 @@ def run_lines(manifest: Manifest, summary: Mapping[str, Any]) -> list[str]:
             f"  {summary['standing']}: {summary['why']}",
             f"  loss {_loss(summary['loss'])}, {summary['tokens']:,} tokens{left}",
         ]
+    lines += trouble_lines(summary["troubles"] or ())
     if summary["counted_share"] is not None and summary["counted_share"] < 1:
         lines.append(
             f"  {summary['counted_share']:.0%} of the contributions that the last rounds could have are in them"

@@ -12,6 +12,7 @@ from dilocox_peer.events import Listener
 
 if TYPE_CHECKING:
     from dilocox_peer.peer.archivist import Archivist
+    from dilocox_peer.peer.lookout import Lookout
 
 
 def check_port(host: str, port: int) -> None:
@@ -29,18 +30,19 @@ def check_port(host: str, port: int) -> None:
 
 @asynccontextmanager
 async def page_of(
-    kept: "Sequence[tuple[Archivist, Callable[[], str]]]", *, host: str, port: int, listener: Listener
+    kept: "Sequence[tuple[Archivist, Callable[[], str], Lookout]]", *, host: str, port: int, listener: Listener
 ) -> AsyncIterator[str]:
-    """The page's address, where it is served until the block ends. kept: the runs, open, and what gives the link that others join each
-    with. Raises ConfigError: it cannot listen there."""
+    """The page's address, where it is served until the block ends. kept: the runs, open, what gives the link that others join each
+    with, and what looks out for its troubles. Raises ConfigError: it cannot listen there."""
     from dilocox_peer.web.document import RunPage
     from dilocox_peer.web.server import PageServer
     from dilocox_peer.web.watcher import RunWatcher
 
-    pages = {archivist.manifest.run_id: RunPage(archivist.manifest) for archivist, _ in kept}
+    pages = {archivist.manifest.run_id: RunPage(archivist.manifest) for archivist, _, _ in kept}
     with PageServer(pages, host=host, port=port, listener=listener) as server:
         watchers = [
-            RunWatcher(archivist, link, partial(server.show, archivist.manifest.run_id)) for archivist, link in kept
+            RunWatcher(archivist, link, lookout, partial(server.show, archivist.manifest.run_id))
+            for archivist, link, lookout in kept
         ]
         tasks = [asyncio.create_task(watcher.run(), name="the run's page") for watcher in watchers]
         try:

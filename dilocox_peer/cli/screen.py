@@ -19,6 +19,7 @@ from rich.style import Style
 
 from dilocox_peer.cli.demo_table import size as size_of
 from dilocox_peer.cli.demo_table import sparkline
+from dilocox_peer.cli.trouble_strip import trouble_strip
 from dilocox_peer.events import short
 from dilocox_peer.peer.contributions import Round
 from dilocox_peer.peer.rates import upload_words
@@ -58,10 +59,13 @@ def render(status: Status, size: Size, now: float, view: View = View()) -> "Pict
         panel = 1
     if view.help:
         lines = _box("help", _help(view, width - 4), width, body)
-    elif panel is not None:
-        lines = _single(panel, status, width, body, now, view)
     else:
-        lines = _four(status, width, body, now, view)
+        strip = trouble_strip(status, width, now, most=max(1, body // 6, min(3, body // 3)))
+        room = body - len(strip)
+        shown = (
+            _four(status, width, room, now, view) if panel is None else _single(panel, status, width, room, now, view)
+        )
+        lines = [*strip, *shown]
     picture = [_header(status, width, now, view), *lines, _footer(status, width, view)]
     return Picture([_fit(line, width) for line in picture])
 

@@ -149,16 +149,21 @@ def take_over(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: i
     Peers that can be spared go in order: of the stages with the most peers, there the newest. The oldest that can be dialled
     stays, unless somebody else does.
     """
-    spare: list[tuple[int, int, PeerId]] = []
-    for leases in stages.values():
-        movable = sorted((-lease.incarnation, lease.peer) for lease in leases if lease.is_reachable)
-        spare += [(-len(leases), *each) for each in movable[: len(leases) - 1]]
-    order = [peer for _, _, peer in sorted(spare)]
+    order = spare_order(stages)
     empty = [stage for stage in sorted(stages) if not stages[stage] and stage in claimant.fits]
     if not empty or not claimant.is_dialable or claimant.peer not in order or not stages[mine]:
         return None, 0
     turn, which = divmod(order.index(claimant.peer), len(empty))
     return empty[which], turn
+
+
+def spare_order(stages: Mapping[int, Sequence[Lease]]) -> list[PeerId]:
+    """The peers that their stages can spare, in the order in which they move to an empty one."""
+    spare: list[tuple[int, int, PeerId]] = []
+    for leases in stages.values():
+        movable = sorted((-lease.incarnation, lease.peer) for lease in leases if lease.is_reachable)
+        spare += [(-len(leases), *each) for each in movable[: max(0, len(leases) - 1)]]
+    return [peer for _, _, peer in sorted(spare)]
 
 
 class EmptyStages:

@@ -82,6 +82,11 @@ class KeptStage:
         return self._survey.leases
 
     @property
+    def was_read(self) -> bool:
+        """Whether the directory was, for these."""
+        return self._survey.has_looked
+
+    @property
     def reached(self) -> Collection[PeerId]:
         """Those of them that there was a connection with then."""
         return self._survey.reached

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.errors import ConfigError, RunUnreachable, StateCorrupt
-from dilocox_peer.events import Listener
+from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt
+from dilocox_peer.events import Listener, short
 from dilocox_peer.events_of_reach import NobodyAnswers
 from dilocox_peer.files import replace_file
 from dilocox_peer.invitation import all_loopback, parse_multiaddr, parse_multiaddrs
@@ -22,9 +22,11 @@ from dilocox_peer.network.p2pd import check_listenable
 from dilocox_peer.network.transport import Transport, named_peers
 from dilocox_peer.peer.acquaintances import read_acquaintances
 from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.lookout import ask_how_it_is
 from dilocox_peer.peer.settings import SessionSettings
 from dilocox_peer.peer.startup import StartUp, StartupStep
 from dilocox_peer.peer.state.anchors import kept_manifest
+from dilocox_peer.peer.swarm_health import CLOCK_S
 
 PORT_FILE = "port"
 GREET_S = 3.0  # between two tries of all known addresses, while nobody is there
@@ -77,6 +79,8 @@ async def arrive(
     try:
         fetched = await directory.fetch_manifest()
     except RunUnreachable:
+        if (reason := await why_clock(transport)) is not None:
+            raise RunUnreachable(reason) from None
         if manifest is None:
             raise
         await directory.publish_manifest(manifest)
@@ -84,6 +88,23 @@ async def arrive(
     if is_alone:
         listener(NobodyAnswers(len(set(transport.initial_peers))))
     return Arrival(transport, directory, fetched, is_alone)
+
+
+async def why_clock(transport: Transport) -> str | None:
+    """What to say of our clock, if it is so far from that of the peers which the link names that the run's records look as if they were
+    of another time."""
+    for peer in sorted(transport.named):
+        try:
+            _, ahead_s = await ask_how_it_is(transport, peer)
+        except (PeerUnavailable, ProtocolError):
+            continue
+        if abs(ahead_s) > CLOCK_S:
+            side = "behind" if ahead_s > 0 else "ahead of"
+            return (
+                f"this computer's clock is {abs(ahead_s):.0f} s {side} that of the bootstrap {short(peer)}, so that the run's records "
+                "look as if they were of another time: set it right (`timedatectl set-ntp true`), then join again"
+            )
+    return None
 
 
 async def keep_greeting(directory: Directory, look_now: Callable[[], object]) -> None:

@@ -69,6 +69,7 @@ class Discovery:
         self._look_at_admission = look_at_admission
         self._listener = listener
         self._remembered = read_acquaintances(acquaintances)
+        self.seen: dict[int, list[Lease]] = {}  # of each stage, as it was last read
 
     async def run(self) -> None:
         """Looks until cancelled; a look that fails is told and followed by the next. Raises RunRefused."""
@@ -84,6 +85,7 @@ class Discovery:
             except RunUnreachable as error:
                 self._listener(Failed("discovery", f"{error}; trying again"))
             else:
+                self.seen = {**self.seen, **seen}
                 self._tell_swarm(seen)
                 self._reaching.listed([lease for leases in seen.values() for lease in leases])
                 await self._remember(seen)

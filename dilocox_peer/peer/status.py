@@ -39,6 +39,7 @@ from dilocox_peer.events import (
     ViewChanged,
 )
 from dilocox_peer.events_of_data import Evaluated
+from dilocox_peer.events_of_health import NOTES, Trouble, TroublesSeen
 from dilocox_peer.events_of_reach import Starting, TurnedAway
 from dilocox_peer.events_of_rounds import ContributionsMissed
 from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
@@ -120,6 +121,8 @@ class Status:
     refused: dict[PeerId, tuple[str, int]] = field(default_factory=dict)  # what was last refused of it; how often
     turned_away: dict[str, tuple[str, float]] = field(default_factory=dict)  # by us: why, and until when
     contributions: Contributions = field(default_factory=Contributions)  # those not taken as they were
+    troubles: tuple[Trouble, ...] = ()  # what is wrong with the run, the worst first
+    troubles_at_s: float = 0.0  # when that was told
     copies: dict[int, int] = field(default_factory=dict)  # other stages of which one is kept here: its round
 
     # ---- what is read ------------------------------------------------------------------------------------------------
@@ -181,6 +184,9 @@ class Status:
             return "wait", f"paused: {self.paused}"
         if self.progress is not None and now - self.last_event_s > SILENT_S:
             return "bad", f"no word for {now - self.last_event_s:.0f} s"
+        worst = self.troubles[0] if self.troubles else None
+        if worst is not None and worst.stops:
+            return "wait" if worst.kind == "waiting" else "bad", self.trouble_words(worst, now)
         if self.progress is None or not self.progress.tokens:
             return "wait", self._why_not_training()
         idle_s = now - self.last_work_s if self.last_work_s is not None else 0.0
@@ -188,9 +194,13 @@ class Status:
             return "bad", f"stalled: no micro-batch for {idle_s:.0f} s{self._stall_cause()}"
         if self.progress.lag_ms_p99 > LAG_MS:
             return "warn", "the network waits for the CPU"
-        if empty := self.empty_stages():
-            return "warn", f"nobody holds stage {', '.join(map(str, empty))}"
+        if worst is not None and worst.kind not in NOTES:
+            return "warn", self.trouble_words(worst, now)
         return "ok", "ok"
+
+    def trouble_words(self, trouble: Trouble, now: float) -> str:
+        """One of `troubles`, and what happens next, as of now."""
+        return trouble.words(max(0.0, now - self.troubles_at_s))
 
     def of_stage(self, stage: int) -> list[MapPeer]:
         """The peers known of a stage, ourselves included: who counts first, then by PeerID."""
@@ -278,6 +288,8 @@ class Status:
                 self.contributions.take(event)
             case BranchSwitched():
                 self.orphaned += event.orphaned_contributions
+            case TroublesSeen(troubles):
+                self.troubles, self.troubles_at_s = troubles, at_s
             case StageCopied(stage, number):
                 self.copies[stage] = number
             case Paused(reason, _):
@@ -310,6 +322,7 @@ class Status:
         """The session begins, perhaps again: what was counted since the last beginning counts no more."""
         self.rates.clear()
         self.progress = self.pipeline = None
+        self.troubles = ()
         self.left = None
         self.last_work_s = at_s
         for peer in self.peers.values():

@@ -25,6 +25,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import prepare
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer import dialback
+from dilocox_peer.peer.ails import Ails
 from dilocox_peer.peer.arrival import arrive, held_stage, keep_greeting
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, run_joined
@@ -37,6 +38,7 @@ from dilocox_peer.peer.farewell import HAND_OVER_S, hand_over
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.lingering import linger
 from dilocox_peer.peer.links.conveyor import Conveyor
+from dilocox_peer.peer.lookout import Lookout, heeding, lookout_of_peer
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.presence import Presence, Tenure
@@ -51,7 +53,7 @@ from dilocox_peer.peer.state.beginning import begin, folder_of
 from dilocox_peer.peer.state.guardian import Guardian, backup_store
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.restore import Own, find_backup
-from dilocox_peer.peer.steering import Steering, check_welcome
+from dilocox_peer.peer.steering import OWNER, Steering, check_welcome
 from dilocox_peer.peer.takeover import Move, Takeover, takeover_of
 from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.training.trainer import Trainer
@@ -100,6 +102,7 @@ class _Parts:
     rescue: Rescue
     data: Data
     steering: Steering
+    lookout: Lookout
 
 
 class Stay:
@@ -109,7 +112,8 @@ class Stay:
         self._resident = resident
         self._settings = resident.settings
         self._me = resident.identity.peer_id
-        self._listener = resident.listener
+        self._ails = Ails(self._me)
+        self._listener = heeding(self._ails, resident.listener)
         self._tally = resident.tally
         self._pauses = resident.pauses
         self._incarnation = incarnation
@@ -240,6 +244,7 @@ class Stay:
                 averaging.driver.post(OwnerVouched(word[0]))
         await dialback.serve(transport)
         await dialback.serve_forgetting(transport, stack)
+        await parts.lookout.serve()
         await parts.guardian.serve()
         averaging.store.also_serve([parts.guardian.contributions])
         await parts.tenure.announce()
@@ -337,9 +342,13 @@ class Stay:
         )
         waiting = Waiting(manifest, stage, self._me, machine, self._listener, self._settings.link)
         rescue = Rescue(presence.endpoint, stage, machine=machine, directory=directory, times=self._resident.rescues)
+        lookout = lookout_of_peer(
+            presence.transport, stage, manifest, machine=machine, conveyor=conveyor, ails=self._ails, leases=lambda: discovery.seen,
+            is_paused=lambda: bool(self._pauses.reasons.keys() - {OWNER}), moves=takeover is not None, look_again=self._look_now.set, listener=self._listener,
+        )  # fmt: skip
         return _Parts(
             presence.transport, directory, trainer, averaging, conveyor, guardian, takeover, tenure, discovery, bulletin, waiting,
-            rescue, data, steering,
+            rescue, data, steering, lookout,
         )  # fmt: skip
 
     def _look_at_admission(
@@ -425,6 +434,7 @@ class Stay:
             asyncio.create_task(parts.discovery.run(), name="discovery"),
             asyncio.create_task(parts.guardian.run(), name="copies of other stages"),
             asyncio.create_task(parts.steering.run(), name="directives"),
+            asyncio.create_task(parts.lookout.run(), name="health of the run"),
             asyncio.create_task(
                 parts.data.run(parts.averaging.machine, parts.averaging.store, parts.trainer.nudge), name="data"
             ),

@@ -84,6 +84,17 @@ def summary(status: Status, now: float) -> dict[str, Any]:
             for peer, each in status.contributions.by_peer.items()
             if each.clipped is not None
         ],
+        "troubles": [
+            {
+                "kind": each.kind,
+                "stage": each.stage,
+                "peers": list(each.peers),
+                "stops": each.stops,
+                "cause": each.cause,
+                "next": each.next_words(max(0.0, now - status.troubles_at_s)),
+            }
+            for each in status.troubles
+        ],
         "copies": [{"stage": stage, "round": number} for stage, number in sorted(status.copies.items())],
         "swarm": [
             {

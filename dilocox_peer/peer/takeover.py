@@ -18,7 +18,7 @@ from dilocox_peer.errors import PeerUnavailable, RunUnreachable
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.transport import PeerRefusing
 from dilocox_peer.peer.claim import fitting_stages
-from dilocox_peer.peer.links.conveyor import Conveyor
+from dilocox_peer.peer.links.conveyor import Conveyor, ConveyorStatus
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.reading import can_read
@@ -27,6 +27,9 @@ from dilocox_peer.peer.settings import SessionSettings
 LOOK_S = 15.0
 UNLINKED_LOOK_S = 4.0  # while a stage beside ours is linked with nobody
 DIAL_S, MAX_DIALLED = 3.0, 8
+SILENT_S = (
+    30.0  # a neighbour that says nothing for so long stands still, though linkd, a process of its own, holds the link
+)
 STAGES_A_LOOK = 4  # a look at more of them comes as much more seldom
 
 
@@ -114,6 +117,11 @@ class Takeover:
         return Move(stage, f"nobody holds it, and stage {self._stage} has {len(stages[self._stage])} peers")
 
 
+def _speaking(status: ConveyorStatus, now: float) -> set[int]:
+    """The stages of linked peers that are heard."""
+    return {stage for peer, stage in status.linked.items() if now - status.heard.get(peer, now) < SILENT_S}
+
+
 def takeover_of(
     presence: Presence,
     stage: int,
@@ -130,7 +138,7 @@ def takeover_of(
         stage,
         num_stages=manifest.stages.count,
         fits=[each for each in fitting_stages(manifest, settings.wish) if each > 0 or reads],
-        linked_stages=lambda: set(conveyor.status().linked.values()),
+        linked_stages=lambda: _speaking(conveyor.status(), time.monotonic()),
         is_paused=lambda: pauses.is_paused,
         directory=directory,
     )

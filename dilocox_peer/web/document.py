@@ -27,6 +27,7 @@ MAX_CONTRIBUTORS = 512
 MAX_NAME = 64
 MAX_NAMES = 4096  # remembered, of peers that have left
 STALLED_ROUNDS, STALLED_S = 4.0, 60.0  # so many times as long as a round takes, and no less: the run stands
+MAX_TROUBLES = 16
 UNKNOWN: Final = None
 
 PageDocument = dict[str, Any]
@@ -121,6 +122,16 @@ class RunPage:
             "kept_round": facts.kept_round,
             "standing": standing.word,
             "why": standing.why,
+            "troubles": [
+                {
+                    "kind": each.kind,
+                    "stage": each.stage,
+                    "stops": each.stops,
+                    "cause": each.cause,
+                    "next": each.next_words(facts.troubles_age_s),
+                }
+                for each in facts.troubles[:MAX_TROUBLES]
+            ],
             "round": last.number if last is not None else 0,
             "total_rounds": first.expected_rounds,
             "rounds_by_stage": [len(history.rounds) for history in self._histories],
@@ -233,23 +244,15 @@ class RunPage:
             model = "its model is to be had with the line below" if is_here else "its last round is not kept here yet"
             return Standing("complete", f"the run is over: {model}")
         empty = [str(number) for number, stage in enumerate(facts.stages) if not stage.here]
-        if len(empty) == len(facts.stages):
+        worst = facts.troubles[0] if facts.troubles else None
+        if len(empty) == len(facts.stages) and (worst is None or worst.kind in {"empty", "waiting"}):
             kept = f"is kept up to round {facts.kept_round}, and goes on from there with who joins"
             if not facts.kept_round:
                 kept = "waits for somebody who has it" if first.rounds else "begins with those who join"
             return Standing("empty", f"nobody is here: the run {kept}")
-        if empty:
-            return Standing("stalled", f"nobody holds stage {', '.join(empty)}: the run waits for a peer to take it")
-        paused = [
-            str(number) for number, stage in enumerate(facts.stages) if not any(holder.works for holder in stage.here)
-        ]
-        if paused:
-            return Standing("stalled", f"everybody of stage {', '.join(paused)} has paused")
+        if worst is not None and worst.stops:
+            return Standing("waiting" if worst.kind == "waiting" else "stalled", worst.words(facts.troubles_age_s))
         if not first.rounds:
-            wanted = self._manifest.rounds.start_peers
-            here = min(len(stage.here) for stage in facts.stages)
-            if here < wanted:
-                return Standing("waiting", f"{here} of the {wanted} peers a stage that the run begins with are here")
             return Standing("waiting", "the first round is under way")
         since_s = facts.at_s - first.rounds[-1].at_s
         patience_s = max(STALLED_S, STALLED_ROUNDS * (first.round_s() or 0.0))
@@ -316,6 +319,7 @@ def figures(document: Mapping[str, Any]) -> list[tuple[str, str, float]]:
         ("peers", "That announce to hold a stage.", now["peers"]),
         ("peers_paused", "Those of them that hold training.", now["peers_paused"]),
         ("contributors", "Peers with at least one counted contribution.", document["contributors"]["count"]),
+        ("troubles", "That are known of now.", len(now["troubles"])),
         ("round_seconds", "How long a round takes, the median of the newest.", now["round_s"]),
         ("eta_seconds", "Until the last round, at the pace of the newest.", now["eta_s"]),
         ("contribution_bytes", "Sent of contributions, by all.", now["sent_bytes"]),

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dilocox_peer.events_of_health import Trouble
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate
 
@@ -55,10 +56,12 @@ class StageFacts:
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """One look at a run. at_s: when (Unix seconds). link: that others join with. validation: losses by round, nats a token.
-    kept_round: the newest that is kept here, 0: none."""
+    kept_round: the newest that is kept here, 0: none. troubles: what is wrong, the worst first, told troubles_age_s ago."""
 
     at_s: float
     link: str
     stages: Sequence[StageFacts]
     validation: Mapping[int, float] = field(default_factory=dict)
     kept_round: int = 0
+    troubles: Sequence[Trouble] = ()
+    troubles_age_s: float = 0.0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.peer.archivist import Archivist, KeptStage
+from dilocox_peer.peer.lookout import Lookout
 from dilocox_peer.types import PeerId
 from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
 
@@ -15,9 +16,12 @@ LOOK_S = 2.0  # between two documents, and two looks at the run: the page is nev
 class RunWatcher:
     """`run` until cancelled. link: for others to join with, as it is now. show: is given what is known, every LOOK_S."""
 
-    def __init__(self, archivist: Archivist, link: Callable[[], str], show: Callable[[RunFacts], None]) -> None:
+    def __init__(
+        self, archivist: Archivist, link: Callable[[], str], lookout: Lookout, show: Callable[[RunFacts], None]
+    ) -> None:
         self._archivist = archivist
         self._link = link
+        self._lookout = lookout
         self._show = show
 
     async def run(self) -> None:
@@ -28,23 +32,25 @@ class RunWatcher:
             await asyncio.sleep(LOOK_S)
 
     def _facts(self, now: float) -> RunFacts:
+        silent = {peer for each in self._lookout.troubles if each.kind in {"silent", "frozen"} for peer in each.peers}
         return RunFacts(
             now,
             self._link(),
-            tuple(map(_stage, self._archivist.stages)),
+            tuple(_stage(kept, silent) for kept in self._archivist.stages),
             {event.round: event.val_loss for event in self._archivist.evaluations},
             self._archivist.round,
+            self._lookout.troubles,
+            max(0.0, time.monotonic() - self._lookout.told_at),
         )
 
 
-def _stage(kept: KeptStage) -> StageFacts:
-    return StageFacts(
-        tuple(kept.certificates), holders_of(kept.leases, kept.reached), kept.roster, is_over=kept.is_over
-    )
+def _stage(kept: KeptStage, silent: Collection[PeerId]) -> StageFacts:
+    here = {*kept.reached} - {*silent}
+    return StageFacts(tuple(kept.certificates), holders_of(kept.leases, here), kept.roster, is_over=kept.is_over)
 
 
 def holders_of(leases: Iterable[Lease], reached: Collection[PeerId]) -> tuple[Holder, ...]:
-    """reached: those of them that there is a connection with."""
+    """reached: those of them that there is a connection with, and that are not silent."""
     here = set(reached)
     return tuple(
         Holder(

@@ -17,6 +17,7 @@ HELLO: Final = 1  # the first frame over a link
 FRAMES: Final = 1  # the prefix of everything larger than a message
 CONTRIBUTION: Final = 1
 DIRECTIVE: Final = 1  # what the run's owner wants, in the directory, in a message and in a certificate
+HEALTH: Final = 1  # how a peer says that it is
 
 
 def why_not_version(what: str, theirs: int, ours: int) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dilocox_peer.events import Event
+from dilocox_peer.events_of_health import Trouble
 from dilocox_peer.web.document import RunPage
 from dilocox_peer.web.facts import RunFacts
 from dilocox_peer.web.server import PageServer
@@ -58,9 +59,12 @@ async def test_it_shows_the_run_and_what_is_new(browser: Browser, served: PageSe
     assert await tab.run("document.querySelectorAll('#newest tr').length") == 12
     assert "dilocox-peer join dilocox://" in await tab.run("document.getElementById('join').textContent")
     one = [replace(FACTS.stages[0], holders=FACTS.stages[0].holders[:1]), replace(FACTS.stages[1], holders=())]
-    served.show(MANIFEST.run_id, replace(FACTS, stages=one))
+    troubles = [Trouble("empty", 1, stops=True), Trouble("thin", 0, (FACTS.stages[0].holders[0].peer,))]
+    served.show(MANIFEST.run_id, replace(FACTS, stages=one, troubles=troubles))
     await tab.until("document.getElementById('word').textContent === 'stalled'", 5.0)
     assert await tab.run("document.querySelectorAll('#stages li').length") == 1
+    assert "nobody holds stage 1" in await tab.run("document.getElementById('why').textContent")
+    assert "stage 0 has one peer" in await tab.run("document.getElementById('troubles').textContent")
     assert "EMPTY" in await tab.run("document.querySelector('.stage.none').textContent")
     assert tab.complaints == []
     assert all(request.startswith(served.url) for request in tab.requests), tab.requests

@@ -394,7 +394,7 @@ class Node:
                 case Hand(contract.RoundTrip(peer, _)):
                     if peer not in self.scheduler:
                         raise Violation(f"2: {self} tells the scheduler a round trip to {peer}, which it does not know")
-                case Tell(Failed() as event) if not event.reason.startswith("linkd ended"):
+                case Tell(Failed()):
                     self.lines.append(self.world.now)
                 case StartLinkd(pause_s):
                     self.num_blocks += 1

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.events_of_health import Trouble
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.web.document import MAX_CONTRIBUTORS, MAX_MAP_PEERS, MAX_NAME, RunPage, figures
 from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
@@ -144,17 +145,34 @@ def test_a_long_curve_is_thinned_and_its_newest_part_is_not():
     ("facts", "word", "why"),
     [
         (FACTS, "training", "certified"),
-        (with_stage(1, holders=()), "stalled", "nobody holds stage 1"),
-        (replace(FACTS, stages=[replace(each, holders=()) for each in FACTS.stages]), "empty", "nobody is here"),
         (
-            with_stage(0, holders=[replace(each, is_paused=True) for each in FACTS.stages[0].holders]),
+            replace(FACTS, troubles=[Trouble("empty", 1, stops=True, helper=PeerId("somebody"), in_s=40.0)]),
             "stalled",
-            "everybody of stage 0 has paused",
+            "nobody holds stage 1: …somebody takes it in about 40 s",
         ),
         (
-            with_stage(1, holders=[replace(each, answers=False) for each in FACTS.stages[1].holders]),
+            replace(
+                FACTS,
+                troubles=[Trouble("empty", 1, stops=True, helper=PeerId("somebody"), in_s=40.0)],
+                troubles_age_s=12.0,
+            ),
             "stalled",
-            "nobody holds stage 1",
+            "in about 28 s",
+        ),
+        (
+            replace(FACTS, troubles=[Trouble("waiting", 0, stops=True, number=1, of=2)]),
+            "waiting",
+            "has 1 of the 2 peers",
+        ),
+        (replace(FACTS, troubles=[Trouble("thin", 1, (PeerId("somebody"),))]), "training", "certified"),
+        (replace(FACTS, stages=[replace(each, holders=()) for each in FACTS.stages]), "empty", "nobody is here"),
+        (
+            replace(
+                with_stage(0, holders=[replace(each, answers=False) for each in FACTS.stages[0].holders]),
+                troubles=[Trouble("frozen", 0, (FACTS.stages[0].holders[0].peer,), stops=True)],
+            ),
+            "stalled",
+            "nobody of stage 0 answers",
         ),
         (replace(FACTS, at_s=FACTS.at_s + 600), "stalled", "no round was certified for 10 minutes"),
         (

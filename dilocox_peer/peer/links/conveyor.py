@@ -16,6 +16,7 @@ from typing import assert_never
 from dilocox_peer.admission import Admission
 from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.events import Listener, Remark
+from dilocox_peer.events_of_health import LinkProcessEnded
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.activations import BodyFormat, Bytes
 from dilocox_peer.network.link import (
@@ -50,10 +51,11 @@ MAX_UNPROVED = 16  # links that others made and that have not greeted yet; beyon
 
 @dataclass(frozen=True)
 class ConveyorStatus:
-    """What a screen shows of the pipeline. linked: stages of the neighbours; rtt_s: by neighbour; bytes: with headers, and
+    """What a screen shows of the pipeline. linked: stages of the neighbours; heard: when the last frame of each came (monotonic); rtt_s: by neighbour; bytes: with headers, and
     wire_bytes: what linkd's connections carry for them, by its last count, 0 before that."""
 
     linked: Mapping[PeerId, int]
+    heard: Mapping[PeerId, float]
     rtt_s: Mapping[PeerId, float]
     bytes_sent: int
     bytes_received: int
@@ -171,8 +173,10 @@ class Conveyor:
     def status(self) -> ConveyorStatus:
         traffic = self._exchange.traffic
         with self._lock:
+            linked = self._sessions.linked
             return ConveyorStatus(
-                linked=self._sessions.linked,
+                linked=linked,
+                heard={peer: at for peer in linked if (at := self._exchange.heard.get(peer)) is not None},
                 rtt_s=self._sessions.rtt_s,
                 bytes_sent=traffic.sent,
                 bytes_received=traffic.received,
@@ -273,6 +277,7 @@ class Conveyor:
                 case StartLinkd(pause_s):
                     if not self._stopped.wait(pause_s):
                         self._link.restart(START_S)  # from this thread, which lives as long as linkd is needed
+                        self._listener(LinkProcessEnded("", is_back=True))
                 case GiveUp(reason):
                     raise DilocoxError(reason)
                 case _:

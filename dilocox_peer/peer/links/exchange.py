@@ -5,6 +5,7 @@ neighbour sends is checked here, at the border: the scheduler sees no message or
 """
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Container
 
 from dilocox_peer.admission import Admission, Right
@@ -28,6 +29,8 @@ from dilocox_peer.wire.hops import (
     decode_hops,
     encode_hops,
 )
+
+MAX_HEARD = 512  # neighbours remembered
 
 Deliver = Callable[[PeerId, bytes, Bytes | None], bool]
 """Sends a header and a body to a peer; False: it does not go."""
@@ -54,6 +57,7 @@ class Exchange:
         self.banned: Collection[PeerId] = ()  # by the run's owner
         self._listener = listener
         self.traffic = LinkTraffic()
+        self.heard: OrderedDict[PeerId, float] = OrderedDict()  # when the last frame of each came (monotonic)
 
     @property
     def opens_at(self) -> float:
@@ -77,6 +81,10 @@ class Exchange:
         elif len(body):
             raise ProtocolError(peer, f"{len(body)} bytes behind a message that has none")
         self.traffic.received += len(raw) + len(body)
+        self.heard[peer] = time.monotonic()
+        self.heard.move_to_end(peer)
+        while len(self.heard) > MAX_HEARD:
+            self.heard.popitem(last=False)
         for message in messages:
             if isinstance(message, Cancel | Refuse):
                 self._bodies.drop(peer, message.id, message.call)

@@ -31,6 +31,7 @@ from enum import Enum
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.events import Event, Failed, NeighbourLinked, NeighbourUnlinked
+from dilocox_peer.events_of_health import LinkProcessEnded
 from dilocox_peer.peer.links.dialling import Dial, Dialling, HangUp, LinkAddress
 from dilocox_peer.peer.links.greeting import Hello
 from dilocox_peer.peer.links.shunned import Shunned
@@ -278,7 +279,7 @@ class LinkSessions:
 
     def linkd_ended(self, reason: str, now: float) -> list[LinkAction]:
         """All links are gone with it. It dials again what it had dialled, once it is started again."""
-        out: list[LinkAction] = [Tell(Failed("pipeline", f"linkd ended ({reason}); starting it again"))]
+        out: list[LinkAction] = [Tell(LinkProcessEnded(reason))]
         for link in list(self._sessions):
             out += self._end(link, "our own linkd ended", now)
         self._restarts.append(now)

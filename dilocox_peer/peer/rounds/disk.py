@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from dilocox_peer.events import Failed, Listener
+from dilocox_peer.events import Listener
+from dilocox_peer.events_of_health import DiskRefused
 
 DISK_RETRY_S = 2.0
 
@@ -20,10 +21,14 @@ async def until_written(write: Callable[[], Awaitable[Written]], what: str, list
     told = ""
     while True:
         try:
-            return await write()
+            written = await write()
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             if reason != told:
-                listener(Failed(what, f"{reason}; free some space: this peer goes on as soon as it can write"))
+                listener(DiskRefused(what, reason))
             told = reason
             await asyncio.sleep(DISK_RETRY_S)
+        else:
+            if told:
+                listener(DiskRefused(what, told, is_over=True))
+            return written

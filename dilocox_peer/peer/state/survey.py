@@ -79,6 +79,7 @@ class Survey:
         self._looked_at = float("-inf")
         self._reached: list[PeerId] = []
         self._leases: Sequence[Lease] = ()
+        self.has_looked = False  # at the directory
         self._keepers: dict[PeerId, int] = {}  # those reached, and the rounds of the states they have
         self._failed: dict[PeerId, int] = {}  # times; who fails is asked after the others
 
@@ -229,6 +230,7 @@ class Survey:
         self._reached = [peer for peer in reached if peer is not None]
         self._listed = listed
         self._leases = [lease for lease in leases if not lease.has_left]
+        self.has_looked = True
         self._keepers = dict(each for each in kept if each is not None)
         known = {*self._reached, *self._keepers}
         self._failed = {peer: times for peer, times in self._failed.items() if peer in known}

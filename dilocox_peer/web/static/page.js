@@ -88,6 +88,7 @@ function drawNow(now) {
   put("word", now.standing);
   put("why", now.why);
   at("why").className = "note " + now.standing;
+  drawTroubles(now.troubles.filter(each => each.cause + ": " + each.next !== now.why));
   put("kept", now.kept_round ? "The newest round (" + whole.format(now.kept_round) + " is kept here), as a folder for transformers:" : "The newest round, as a folder for transformers:");
   const share = now.total_steps ? Math.min(1, now.steps / now.total_steps) : 0;
   at("progress").value = share;
@@ -109,6 +110,15 @@ function drawNow(now) {
     + (now.round_s === null ? "." : "; a round takes " + duration(now.round_s) + ".")
     + (now.counted_share === null || now.counted_share === 1 ? ""
       : " " + Math.floor(now.counted_share * 100) + " % of the contributions that the last rounds could have are in them."));
+}
+
+function drawTroubles(troubles) {
+  const said = JSON.stringify(troubles.map(each => [each.cause, each.next]));
+  if (drawn.troubles === said) return;
+  drawn.troubles = said;
+  at("troubles").hidden = !troubles.length;
+  at("troubles").replaceChildren(...troubles.map(each =>
+    made("li", each.stops ? "stops" : ["thin", "slow"].includes(each.kind) ? "" : "warns", made("strong", "", each.cause), ": " + each.next)));
 }
 
 function drawPeer(peer) {

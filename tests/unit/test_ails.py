@@ -1,0 +1,50 @@
+"""What a peer knows to be wrong with itself, and for how long."""
+
+from dilocox_peer.events import ContributionRefused, EquivocationProved, Event
+from dilocox_peer.events_of_data import ShardFetched, ShardRefused
+from dilocox_peer.events_of_health import DiskRefused, LinkProcessEnded
+from dilocox_peer.events_of_rounds import ContributionsMissed
+from dilocox_peer.peer.ails import LATE_S, REFUSED_S, Ails
+from dilocox_peer.types import PeerId
+from dilocox_peer.wire.health import MAX_ACCUSED, Accusation
+
+ME = PeerId("me")
+
+
+def after(*events: Event) -> Ails:
+    found = Ails(ME)
+    for event in events:
+        found.take(event, 0.0)
+    return found
+
+
+def test_a_full_disk_ails_until_all_that_waited_is_written():
+    found = after(DiskRefused("rounds.log", "no space"), DiskRefused("contribution", "no space"))
+    assert found.now(0.0) == ("disk",)
+    found.take(DiskRefused("rounds.log", "no space", is_over=True), 1.0)
+    assert found.now(1.0) == ("disk",)
+    found.take(DiskRefused("contribution", "no space", is_over=True), 2.0)
+    assert found.now(2.0) == ()
+
+
+def test_linkd_ails_until_it_is_back_and_data_until_a_shard_comes():
+    assert after(LinkProcessEnded("killed")).now(0.0) == ("links",)
+    assert after(LinkProcessEnded("killed"), LinkProcessEnded("", is_back=True)).now(0.0) == ()
+    assert after(ShardRefused("x", "its hash is another")).now(0.0) == ("data",)
+    assert after(ShardRefused("x", "its hash is another"), ShardFetched("y", 1, 1.0)).now(0.0) == ()
+
+
+def test_one_late_contribution_is_an_accident_and_two_within_a_minute_are_the_line():
+    late = ContributionsMissed(3, ((ME, "came 2.0 s after the first, too late for the leader"),))
+    assert after(late).now(0.0) == ()
+    assert after(late, late).now(0.0) == ("line",)
+    assert after(late, late).now(LATE_S + 1) == ()
+    assert after(ContributionsMissed(3, ((PeerId("other"), "came late"),)), late).now(0.0) == ()
+
+
+def test_who_is_caught_is_named_for_good_and_whose_contributions_are_refused_for_a_while():
+    found = after(EquivocationProved(PeerId("a"), "two votes"), ContributionRefused(PeerId("b"), 1, "not finite"))
+    assert found.accused(0.0) == (Accusation(PeerId("a"), "proven"), Accusation(PeerId("b"), "refused"))
+    assert found.accused(REFUSED_S + 1) == (Accusation(PeerId("a"), "proven"),)
+    many = after(*(EquivocationProved(PeerId(f"p{number}"), "x") for number in range(100)))
+    assert len(many.accused(0.0)) == MAX_ACCUSED
