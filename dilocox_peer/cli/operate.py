@@ -45,6 +45,8 @@ SEEN_FROM_OUTSIDE = (
     "times_less",
     "counted_share",
     "troubles",
+    "owner_wants",
+    "owner_says",
 )
 MAX_NAMED = 8  # of those doubted, and of those refused: the newest
 
@@ -129,7 +131,7 @@ def _peer_lines(status: Mapping[str, Any]) -> list[str]:
         if status["daemon_up_bytes_per_s"] is not None:
             daemon = [_mbit_s(status[f"daemon_{way}_bytes_per_s"]) for way in ("up", "down")]
             lines.append(f"  p2pd over TCP: up {daemon[0]}, down {daemon[1]}, with the rounds' part of the above")
-    lines += trouble_lines(status["troubles"])
+    lines += [*owner_lines(status), *trouble_lines(status["troubles"])]
     lines += [
         stage_line(
             each["stage"],
@@ -176,6 +178,14 @@ def _peer_lines(status: Mapping[str, Any]) -> list[str]:
             f"  {share:.0%} of the contributions to the last rounds counted; round {missed['round']} went without {named}"
         )
     return lines
+
+
+def owner_lines(known: Mapping[str, Any]) -> list[str]:
+    """What the run's owner wants of it beyond its settings, and says."""
+    if known["owner_wants"] is None:
+        return []
+    said = f'; says: "{known["owner_says"]}"' if known["owner_says"] else ""
+    return [f"  the run's owner has it: {known['owner_wants']}{said}"]
 
 
 def trouble_lines(troubles: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -325,7 +335,7 @@ def run_lines(manifest: Manifest, summary: Mapping[str, Any]) -> list[str]:
             f"  {summary['standing']}: {summary['why']}",
             f"  loss {_loss(summary['loss'])}, {summary['tokens']:,} tokens{left}",
         ]
-    lines += trouble_lines(summary["troubles"] or ())
+    lines += [*owner_lines(summary), *trouble_lines(summary["troubles"] or ())]
     if summary["counted_share"] is not None and summary["counted_share"] < 1:
         lines.append(
             f"  {summary['counted_share']:.0%} of the contributions that the last rounds could have are in them"

@@ -41,7 +41,7 @@ from dilocox_peer.events import (
 from dilocox_peer.events_of_data import Evaluated
 from dilocox_peer.events_of_health import NOTES, Trouble, TroublesSeen
 from dilocox_peer.events_of_reach import Starting, TurnedAway
-from dilocox_peer.events_of_rounds import ContributionsMissed
+from dilocox_peer.events_of_rounds import ContributionsMissed, OwnerDirected
 from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.contributions import Contributions, Round
 from dilocox_peer.peer.rates import Rates
@@ -121,6 +121,7 @@ class Status:
     refused: dict[PeerId, tuple[str, int]] = field(default_factory=dict)  # what was last refused of it; how often
     turned_away: dict[str, tuple[str, float]] = field(default_factory=dict)  # by us: why, and until when
     contributions: Contributions = field(default_factory=Contributions)  # those not taken as they were
+    directive: OwnerDirected | None = None  # the owner's newest
     troubles: tuple[Trouble, ...] = ()  # what is wrong with the run, the worst first
     troubles_at_s: float = 0.0  # when that was told
     copies: dict[int, int] = field(default_factory=dict)  # other stages of which one is kept here: its round
@@ -288,6 +289,8 @@ class Status:
                 self.contributions.take(event)
             case BranchSwitched():
                 self.orphaned += event.orphaned_contributions
+            case OwnerDirected():
+                self.directive = event
             case TroublesSeen(troubles):
                 self.troubles, self.troubles_at_s = troubles, at_s
             case StageCopied(stage, number):

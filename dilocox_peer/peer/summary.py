@@ -95,6 +95,8 @@ def summary(status: Status, now: float) -> dict[str, Any]:
             }
             for each in status.troubles
         ],
+        "owner_wants": status.directive.wants if status.directive is not None else None,
+        "owner_says": status.directive.said if status.directive is not None else "",
         "copies": [{"stage": stage, "round": number} for stage, number in sorted(status.copies.items())],
         "swarm": [
             {

@@ -117,6 +117,7 @@ class RunPage:
         speed = first.micro_batches_per_s()
         losses = [each.loss for each in first.rounds[-8:] if each.loss is not None]
         newest = max(facts.validation, default=None)
+        directive = first.directive
         return {
             "at_s": round(facts.at_s, 1),
             "kept_round": facts.kept_round,
@@ -136,7 +137,9 @@ class RunPage:
             "total_rounds": first.expected_rounds,
             "rounds_by_stage": [len(history.rounds) for history in self._histories],
             "steps": first.steps_done,
-            "total_steps": first.bounds.total_steps,
+            "total_steps": first.total_steps,
+            "owner_wants": UNKNOWN if directive is None else printable(directive.words()),
+            "owner_says": "" if directive is None else printable(directive.said),
             "tokens": last.micro_batches * self._tokens if last is not None else 0,
             "tokens_per_s": UNKNOWN if speed is None or standing.word != "training" else round(speed * self._tokens, 1),
             "loss": _loss(losses[-1]) if losses else UNKNOWN,
@@ -250,6 +253,8 @@ class RunPage:
             if not facts.kept_round:
                 kept = "waits for somebody who has it" if first.rounds else "begins with those who join"
             return Standing("empty", f"nobody is here: the run {kept}")
+        if first.directive is not None and first.directive.paused:
+            return Standing("paused", "the run's owner has paused it: it goes on when the owner says so")
         if worst is not None and worst.stops:
             return Standing("waiting" if worst.kind == "waiting" else "stalled", worst.words(facts.troubles_age_s))
         if not first.rounds:
@@ -263,10 +268,13 @@ class RunPage:
     def _eta_s(self, now: float) -> float | None:
         """Until the last round, at the pace of the newest ones; None while it is not known."""
         first = self._histories[0]
-        pace, total = first.steps_per_s(), first.bounds.total_steps
-        if not pace or total is None:
+        pace, total = first.steps_per_s(), first.total_steps
+        if not pace:
             return None
-        return max(0.0, (total - first.steps_done) / pace - max(0.0, now - first.rounds[-1].at_s))
+        steps = [] if total is None else [total - first.steps_done]
+        if first.last_round is not None:
+            steps.append((first.last_round - len(first.rounds)) * first.plan_for(len(first.rounds) + 1).inner_steps)
+        return max(0.0, min(steps) / pace - max(0.0, now - first.rounds[-1].at_s)) if steps else None
 
 
 def thin_stages(stages: Sequence[StageFacts]) -> set[int]:

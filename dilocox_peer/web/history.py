@@ -14,6 +14,7 @@ from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.ledger import Ledger
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Plan
+from dilocox_peer.wire.directives import Directive
 
 MAX_POINTS = 1024  # of a curve, as the page gets it
 EXACT_POINTS = 256  # the newest, each a round; what is before them is thinned
@@ -54,6 +55,7 @@ class StageHistory:
     ledger: Ledger = field(default_factory=Ledger)
     sent_bytes: float = 0.0  # of all contributors, over all rounds
     allreduce_bytes: float = 0.0
+    directive: Directive | None = None  # of the run's owner, the newest that the chain has
     _roster: frozenset[PeerId] = frozenset()  # of the next round
     _heads: list[Digest] = field(default_factory=list)
     _plans: list[Plan] = field(default_factory=list)  # of round 1, 2, ... as far as they are known
@@ -80,14 +82,25 @@ class StageHistory:
     @property
     def expected_rounds(self) -> int | None:
         """How many the run will have, if they stay as long as they are; None: it has no end."""
-        total = self.bounds.total_steps
+        total, last = self.total_steps, self.last_round
         if total is None:
-            return None
+            return last
         number = max(1, len(self.rounds))
         while number < len(self._plans) and self._plans[number - 1].end < total:
             number += 1
         plan = self.plan_for(number)
-        return number + max(0, -(-(total - plan.end) // plan.inner_steps))
+        expected = number + max(0, -(-(total - plan.end) // plan.inner_steps))
+        return expected if last is None else min(expected, last)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Inner steps that the run lasts, as its settings or its owner have it; None: it has no end."""
+        return (self.directive.total_steps or self.bounds.total_steps) if self.directive else self.bounds.total_steps
+
+    @property
+    def last_round(self) -> int | None:
+        """After which the owner has it end; None: not before all steps are done."""
+        return (self.directive.stop_after or None) if self.directive else None
 
     def steps_per_s(self) -> float | None:
         """Pace of the newest rounds; None while there are no two with a time."""
@@ -118,7 +131,7 @@ class StageHistory:
         for kept in (self.rounds, self._heads, self._plans):
             kept.clear()
         self.ledger = Ledger()
-        self._roster = frozenset()
+        self._roster, self.directive = frozenset(), None
         self.sent_bytes = self.allreduce_bytes = 0.0
 
     def _take(self, certificate: Certificate, now: float) -> None:
@@ -126,6 +139,7 @@ class StageHistory:
             self._plans = [self.first_plan, self.second_plan]
         self._heads.append(certificate.head)
         value = certificate.value
+        self.directive = value.directive or self.directive
         members, self._roster = self._roster, frozenset(value.roster)
         if value.kind != "round":
             return

@@ -3,8 +3,11 @@
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.operate import peer_lines, run_lines, run_summary
 from dilocox_peer.events import SeenPeer
+from dilocox_peer.events_of_health import Trouble, TroublesSeen
+from dilocox_peer.events_of_rounds import OwnerDirected
 from dilocox_peer.peer.status import Status
 from dilocox_peer.peer.summary import summary
+from dilocox_peer.types import PeerId
 from dilocox_peer.web.document import RunPage
 from tests.simulated_run import simulated_facts, simulated_manifest
 from tests.unit.dashboard_data import certified, joined, progress
@@ -30,6 +33,22 @@ def test_how_fast_it_sends_and_how_long_others_wait_is_said(tmp_path):
     found.take(progress(3, upload_bps=5_000_000, queueing_ms=41.0), 3.0)
     assert "  upload at most 5.00 Mbit/s, others wait 41 ms on this line" in peer_lines(summary(found, 3.0))
     assert summary(found, 3.0)["queueing_ms"] == 41.0
+
+
+def test_status_says_what_the_owner_wants_and_what_is_wrong():
+    found = Status()
+    found.take(joined(stages=2, stage=0), 0.0)
+    found.take(OwnerDirected(3, applies=True, wants="learning rate x 0.5", said="thank you all"), 1.0)
+    late = PeerId("12D3KooWzzzzZZZZ")
+    found.take(
+        TroublesSeen((Trouble("empty", 1, stops=True, helper=late, in_s=40.0), Trouble("thin", 0, (late,)))), 1.0
+    )
+    lines = peer_lines(summary(found, 11.0))
+    assert lines[1:4] == [
+        '  the run\'s owner has it: learning rate x 0.5; says: "thank you all"',
+        "  ! nobody holds stage 1: …zzzzZZZZ takes it in about 30 s",
+        "  - stage 0 has one peer (…zzzzZZZZ), where others have more: should it go, the run waits until another takes its place",
+    ]
 
 
 def test_a_run_from_outside_shows_its_loss_and_the_time_left_where_it_can_be_read():

@@ -14,6 +14,7 @@ from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
 from dilocox_peer.web.history import COUNTED_OF, MAX_POINTS, PastRound, closed_at, loss_of, thinned
 from dilocox_peer.wire.chain import Entry, Report
 from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.directives import Directive
 from tests.simulated_run import ROUND_S, START_S, peer_names, simulated_chain, simulated_facts, simulated_manifest
 
 MANIFEST = simulated_manifest(200, 2)
@@ -209,6 +210,28 @@ def test_a_stage_that_one_more_loss_would_empty_is_thin():
     assert [stage["thin"] for stage in document_of(one)["stages"]] == [False, True]
     gone = with_stage(1, holders=[replace(each, answers=False) for each in FACTS.stages[1].holders])
     assert [stage["empty"] for stage in document_of(gone)["stages"]] == [False, True]
+
+
+def directed(**wants) -> RunFacts:
+    """With the owner's directive in the newest certificate of stage 0."""
+    chain = FACTS.stages[0].certificates
+    directive = Directive(sha256(b"run"), 3, **wants)
+    last = replaced(chain[-1], value=replaced(chain[-1].value, what=directive))
+    return with_stage(0, certificates=(*chain[:-1], last))
+
+
+def test_what_the_owner_wants_is_on_the_page_and_in_its_forecast():
+    now = document_of(directed(stop_after=50, said="thank you all"))["now"]
+    assert (now["owner_wants"], now["owner_says"]) == ("ends after round 50", "thank you all")
+    assert now["total_rounds"] == 50
+    assert now["eta_s"] == pytest.approx(10 * ROUND_S - 5)
+    longer = document_of(directed(total_steps=300 * 16))["now"]
+    assert (longer["total_rounds"], longer["total_steps"]) == (300, 300 * 16)
+    assert longer["eta_s"] == pytest.approx(260 * ROUND_S - 5)
+    paused = document_of(directed(paused=True))["now"]
+    assert (paused["standing"], paused["eta_s"]) == ("paused", None)
+    assert "the run's owner has paused it" in paused["why"]
+    assert document_of()["now"]["owner_wants"] is None
 
 
 # -- strangers ---------------------------------------------------------------------------------------------------------

@@ -88,6 +88,9 @@ function drawNow(now) {
   put("word", now.standing);
   put("why", now.why);
   at("why").className = "note " + now.standing;
+  const wants = [now.owner_wants, now.owner_says ? "“" + now.owner_says + "”" : ""].filter(Boolean).join(" · ");
+  at("owner").hidden = !wants;
+  put("owner", wants ? "The run’s owner: " + wants : "");
   drawTroubles(now.troubles.filter(each => each.cause + ": " + each.next !== now.why));
   put("kept", now.kept_round ? "The newest round (" + whole.format(now.kept_round) + " is kept here), as a folder for transformers:" : "The newest round, as a folder for transformers:");
   const share = now.total_steps ? Math.min(1, now.steps / now.total_steps) : 0;
