@@ -25,7 +25,7 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "rounds": {"total": 1600, "inner_steps": 8},
         "compression": {"codec": "topk"},
     },
-    # A quarter of an hour on a desktop: 12.7 M parameters.
+    # 9.6 M parameters; `dilocox-peer plan` says for how long on which machines.
     "small": {
         "model": {"layers": 6, "hidden_size": 384, "heads": 6, "kv_heads": 2, "mlp_size": 1024, "context": 256},
         "inner": {"learning_rate": 1e-3, "micro_batch": 8},

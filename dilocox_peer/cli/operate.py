@@ -119,6 +119,7 @@ def _peer_lines(status: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"  {stage_words(status['stage'], status['stages'])}, round {status['round']}/{status['total_rounds']}, "
             f"{status['tokens_per_s']:,.0f} tokens/s, busy {status['busy']:.0%}, loss {_loss(status['train_loss'])}"
+            + ("" if status["eta_s"] is None else f", about {duration(status['eta_s'])} left")
         )
         more = status["link_overhead"]
         lines.append(

@@ -19,11 +19,13 @@ from rich.style import Style
 
 from dilocox_peer.cli.demo_table import size as size_of
 from dilocox_peer.cli.demo_table import sparkline
+from dilocox_peer.cli.screen_help import help_lines
 from dilocox_peer.cli.trouble_strip import trouble_strip
 from dilocox_peer.events import short
 from dilocox_peer.peer.contributions import Round
 from dilocox_peer.peer.rates import upload_words
 from dilocox_peer.peer.status import LogLine, MapPeer, Status, printable, stage_words
+from dilocox_peer.web.durations import duration
 
 MIN_WIDTH, MIN_HEIGHT = 76, 20  # below, one panel at a time
 PANELS = ("my peer", "swarm", "rounds", "log")
@@ -58,7 +60,7 @@ def render(status: Status, size: Size, now: float, view: View = View()) -> "Pict
     if panel is None and (width < MIN_WIDTH or height < MIN_HEIGHT):
         panel = 1
     if view.help:
-        lines = _box("help", _help(view, width - 4), width, body)
+        lines = _box("help", help_lines(width - 4, view.quit_word, may_pause=view.may_pause), width, body)
     else:
         strip = trouble_strip(status, width, now, most=max(1, body // 6, min(3, body // 3)))
         room = body - len(strip)
@@ -102,7 +104,13 @@ def _four(status: Status, width: int, height: int, now: float, view: View) -> li
     ]
     return [
         *beside,
-        *_box("3 rounds", _rounds(status, width - 4, rounds - 2, view), width, rounds, right=_loss_word(status)),
+        *_box(
+            _rounds_title(status, now),
+            _rounds(status, width - 4, rounds - 2, view),
+            width,
+            rounds,
+            right=_loss_word(status),
+        ),
         *_box("4 log", _log(status, width - 4, log - 2, view), width, log),
     ]
 
@@ -116,7 +124,9 @@ def _single(panel: Panel, status: Status, width: int, height: int, now: float, v
         case 2:
             return _box(title, _swarm(status, inner, rows), width, height, right=_swarm_word(status))
         case 3:
-            return _box(title, _rounds(status, inner, rows, view), width, height, right=_loss_word(status))
+            return _box(
+                _rounds_title(status, now), _rounds(status, inner, rows, view), width, height, right=_loss_word(status)
+            )
         case 4:
             return _box(title, _log(status, inner, rows, view, wrap=True), width, height)
 
@@ -155,32 +165,6 @@ def _footer(status: Status, width: int, view: View) -> Line:
     for key, word in keys:
         line += [(key, "bold"), (f" {word}   ", "dim")]
     return line
-
-
-def _help(view: View, width: int) -> list[Line]:
-    rows = [
-        ("q", f"{view.quit_word}" + (": in order, what is agreed is kept" if view.quit_word == "leave" else "")),
-        ("p", "pause training, or resume it; a paused peer votes and merges on" if view.may_pause else ""),
-        ("1 2 3 4", "one panel alone; the same key again, or 0: all four"),
-        ("l", "the log alone"),
-        ("?", "this"),
-        ("", ""),
-        ("◆ ★ ● ○", "this peer; its stage's leader; heard by us; only announced"),
-        ("◌ ‖ ✖", "reached through a relay; paused; gone"),
-        ("thin", "a stage with one peer where others have more, or of less than half the usual speed"),
-        ("≥", "the speed of a stage where somebody has not said theirs yet"),
-        ("", ""),
-        ("who", "contributions in the certificate, of the roster"),
-        ("delay", "from our own close of a round to the merge of its certificate; training goes on meanwhile"),
-        ("* ✖ ⇣", "of a round: without our own contribution; one was refused; one was too large and clipped"),
-        ("less", "bytes of a float32 ring all-reduce after every inner step, for each byte this peer sent"),
-    ]
-    return [
-        [(f"{'' if index else key:<9}", "bold"), (piece, "")]
-        for key, text in rows
-        if key or not text
-        for index, piece in enumerate(textwrap.wrap(text, max(10, width - 9)) or [""])
-    ]
 
 
 # ---- panels ----------------------------------------------------------------------------------------------------------
@@ -316,6 +300,11 @@ def _glyph(peer: MapPeer, status: Status) -> Span:
     if peer.reachability == "relayed":
         return "◌", colour
     return ("●" if peer.is_here else "○"), colour
+
+
+def _rounds_title(status: Status, now: float) -> str:
+    left_s = status.time_left_s(now)
+    return "3 rounds" if left_s is None else f"3 rounds, about {duration(left_s)} left"
 
 
 def _rounds(status: Status, width: int, rows: int, view: View) -> list[Line]:

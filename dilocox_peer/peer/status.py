@@ -45,6 +45,7 @@ from dilocox_peer.events_of_rounds import ContributionsMissed, OwnerDirected
 from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.contributions import Contributions, Round
 from dilocox_peer.peer.rates import Rates
+from dilocox_peer.peer.time_left import time_left_s
 from dilocox_peer.types import PeerId
 
 MAX_ROUNDS = 256
@@ -198,6 +199,11 @@ class Status:
         if worst is not None and worst.kind not in NOTES:
             return "warn", self.trouble_words(worst, now)
         return "ok", "ok"
+
+    def time_left_s(self, now: float) -> float | None:
+        """Until the run's last round; None: not known, or nobody trains."""
+        stands = any(each.stops for each in self.troubles)
+        return None if stands or self.complete is not None else time_left_s(self.rounds, self.total_rounds, now)
 
     def trouble_words(self, trouble: Trouble, now: float) -> str:
         """One of `troubles`, and what happens next, as of now."""
