@@ -452,4 +452,4 @@ def _controls(identity: Identity, runs: Sequence[_Served], lag: LoopLag, stop: S
     def status() -> dict[str, Any]:
         return report(identity.peer_id, [served.health() for served in runs], lag)
 
-    return Controls(status=status, pause=refuse, resume=refuse, leave=leave)
+    return Controls(status=status, pause=refuse, resume=refuse, leave=leave, finish=leave)

@@ -252,7 +252,10 @@ class JoinFlags(OfPeer):
     nice: Annotated[int, Flag("Give way to other programs; 19: to all.", least=0, most=19)] = 0
     at_most: AtMost
     hours: Annotated[
-        str | None, Flag("Train only then, local time, e.g. 22:00-07:00; paused otherwise.", shown=False)
+        str | None,
+        Flag(
+            "Train only then, local time, e.g. 22:00-07:00, or mon-fri 22:00-07:00, sat-sun 00:00-24:00.", shown=False
+        ),
     ] = None
     only_idle: Annotated[bool, Flag("Train only while other programs leave the processor alone.")] = False
     home: Home = None
@@ -274,6 +277,13 @@ class PauseFlags(OfPeer):
     duration: Annotated[
         str | None, Flag("And go on by itself after so long: 90m, 2h, 1d.", name="for", metavar="TIME", shown=False)
     ] = None
+    name: Name = "default"
+    home: Home = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveFlags(OfPeer):
+    finish: Annotated[bool, Flag("Not before what it has trained so far counts in a round.")] = False
     name: Name = "default"
     home: Home = None
 

@@ -14,6 +14,7 @@ import typer
 
 from dilocox_peer.cli.checks import Check, one_line, quick_checks
 from dilocox_peer.cli.eventlog import EventFile, event_printer
+from dilocox_peer.cli.finishing import Finishing
 from dilocox_peer.cli.flags import JoinFlags
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.hours import Hours, keep_hours
@@ -164,7 +165,15 @@ async def _stay(
         stop.ask("asked to leave")
         return "leaving in order"
 
-    controls = Controls(status=observer.summary, pause=operator.pause, resume=operator.resume, leave=leave)
+    finishing = Finishing(stop.ask)
+    observer.add(finishing.take)
+    controls = Controls(
+        status=observer.summary,
+        pause=operator.pause,
+        resume=operator.resume,
+        leave=leave,
+        finish=finishing.begin,
+    )
     async with AsyncExitStack() as stack:
         stack.callback(operator.close)
         server = await stack.enter_async_context(

@@ -22,6 +22,7 @@ from dilocox_peer.cli.flags import (
     GenerateFlags,
     InitFlags,
     JoinFlags,
+    LeaveFlags,
     LedgerFlags,
     PauseFlags,
     PeerFlags,
@@ -148,11 +149,11 @@ def resume(flags: PeerFlags) -> None:
 
 
 @command(app)
-def leave(flags: PeerFlags) -> None:
+def leave(flags: LeaveFlags) -> None:
     """Have a running peer of this machine leave in order, as Ctrl-C there does."""
     from dilocox_peer.cli.operate import send
 
-    send("leave", flags)
+    send("finish" if flags.finish else "leave", flags)
 
 
 @command(app)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dilocox_peer.cli.demo_table import size as size_of
 from dilocox_peer.cli.eventlog import read_event
-from dilocox_peer.cli.flags import PauseFlags, PeerFlags, StatusFlags
+from dilocox_peer.cli.flags import LeaveFlags, PauseFlags, PeerFlags, StatusFlags
 from dilocox_peer.cli.health import ROLE, judge
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.observer import Observer
@@ -51,7 +51,7 @@ SEEN_FROM_OUTSIDE = (
 MAX_NAMED = 8  # of those doubted, and of those refused: the newest
 
 
-def send(command: str, flags: PeerFlags) -> None:
+def send(command: str, flags: PeerFlags | LeaveFlags) -> None:
     """One command to the peer of this home; prints what it says. Raises NotRunning, ControlRefused."""
     answer = asyncio.run(ask(_socket(flags.peer_home), command))
     typer.echo(answer["said"])

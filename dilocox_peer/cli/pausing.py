@@ -36,11 +36,11 @@ class Operator:
         line = f"`dilocox-peer resume{self._name_flag}` trains on"
         if seconds is None:
             self._session.pause(OPERATOR, "asked to")
-            return f"paused; the swarm goes on. {line}"
+            return f"paused; this peer votes and merges on. {line}"
         until = time.strftime("%a %H:%M", time.localtime(time.time() + seconds))
         self._session.pause(OPERATOR, f"asked to, until {until}")
         self._going_on = self._call_later(seconds, self._is_over)
-        return f"paused until {until}; the swarm goes on. {line} earlier"
+        return f"paused until {until}; this peer votes and merges on. {line} earlier"
 
     def resume(self) -> str:
         self.close()

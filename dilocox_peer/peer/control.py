@@ -1,7 +1,7 @@
 """The control socket of a running peer: one JSON object a line, over a Unix socket that its owner alone may open.
 
     {"command": "status"}      -> {"ok": true, "status": {...}}
-    {"command": "pause"}       -> {"ok": true, "said": "..."}         also resume, leave; "pause 3600": for so many seconds
+    {"command": "pause"}       -> {"ok": true, "said": "..."}         also resume, leave, finish; "pause 3600": for so many seconds
     {"command": "subscribe"}   -> {"ok": true}, then an event a line: what matters of the past, and all that comes
     anything else              -> {"ok": false, "error": "..."}
 
@@ -57,6 +57,7 @@ class Controls:
     pause: Callable[[int | None], str]
     resume: Callable[[], str]
     leave: Callable[[], str]
+    finish: Callable[[], str]
 
 
 def socket_path(peer_folder: Path) -> Path:
@@ -181,9 +182,11 @@ class ControlServer:
                     return {"ok": True, "said": self._controls.resume()}
                 case "leave":
                     return {"ok": True, "said": self._controls.leave()}
+                case "finish":
+                    return {"ok": True, "said": self._controls.finish()}
         except DilocoxError as error:
             return {"ok": False, "error": str(error)}
-        return {"ok": False, "error": "unknown command: use status, pause, resume, leave or subscribe"}
+        return {"ok": False, "error": "unknown command: use status, pause, resume, leave, finish or subscribe"}
 
     async def _stream(self, writer: asyncio.StreamWriter) -> None:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_UNREAD)

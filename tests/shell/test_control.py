@@ -42,7 +42,13 @@ def controls(said: list[str]) -> Controls:
 
         return act
 
-    return Controls(status=lambda: {"phase": "training"}, pause=do("paused"), resume=do("resumed"), leave=do("leave"))
+    return Controls(
+        status=lambda: {"phase": "training"},
+        pause=do("paused"),
+        resume=do("resumed"),
+        leave=do("leave"),
+        finish=do("finish"),
+    )
 
 
 def server(path: Path, said: list[str] | None = None) -> ControlServer:
@@ -56,9 +62,10 @@ async def test_commands_are_carried_out_and_answered(tmp_path):
         assert (await ask(tmp_path / "s", "pause"))["said"] == "paused done"
         with pytest.raises(ControlRefused, match="not now"):
             await ask(tmp_path / "s", "leave")
+        assert (await ask(tmp_path / "s", "finish"))["said"] == "finish done"
         with pytest.raises(ControlRefused, match="unknown command"):
             await ask(tmp_path / "s", "explode")
-    assert said == ["paused"]
+    assert said == ["paused", "finish"]
     assert not (tmp_path / "s").exists()
 
 

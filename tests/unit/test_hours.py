@@ -1,4 +1,4 @@
-"""The volunteer's hours: which seconds of a day they hold, when that changes, and what is no schedule."""
+"""The volunteer's hours: which seconds of a week they hold, when that changes, and what is no schedule."""
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.cli.hours import DAY_S, Hours, keep_hours
+from dilocox_peer.cli.hours import DAY_S, WEEK_S, Hours, keep_hours
 from dilocox_peer.cli.join import keep_task
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.errors import ConfigError
@@ -27,23 +27,57 @@ def test_hours_within_a_day_may_end_with_it():
     hours = Hours.parse("9:30-24:00")
     assert [hours.has(second) for second in (0, 9.4 * HOUR, 9.5 * HOUR, DAY_S - 1)] == [False, False, True, True]
     assert hours.until_change_s(DAY_S - 1) == 1
-    assert str(hours) == "09:30-24:00"
+    assert str(hours) == "9:30-24:00"
 
 
-@pytest.mark.parametrize("text", ["", "22-7", "22:00", "25:00-07:00", "22:60-07:00", "07:00-07:00", "00:00-24:00", "a:b-c:d", "24:30-07:00"])  # fmt: skip
+def test_days_of_the_week_have_their_own():
+    hours = Hours.parse("mon-fri 22:00-07:00, Sat-Sun 00:00-24:00")
+    friday, saturday, sunday = (day * DAY_S for day in (4, 5, 6))
+    at = {0: False, 7.5 * HOUR: False, 22 * HOUR: True, DAY_S: True, DAY_S + 7 * HOUR: False, friday + 21 * HOUR: False}
+    assert {second: hours.has(second) for second in at} == {**at, 0: False}
+    assert hours.has(friday + 23 * HOUR)
+    assert hours.until_change_s(friday + 22 * HOUR) == 2 * HOUR + 2 * DAY_S, "the night and the weekend are one stretch"
+    assert all(hours.has(second) for second in (saturday, saturday + 12 * HOUR, sunday, sunday + 23.9 * HOUR))
+    assert not hours.has(WEEK_S), "Monday's first hours are not the weekend's"
+    assert hours.until_change_s(0) == 22 * HOUR
+
+
+def test_a_night_that_begins_on_sunday_ends_on_monday():
+    hours = Hours.parse("fri-sun 23:00-05:00")
+    assert [hours.has(day * DAY_S + second) for day, second in ((0, 4 * HOUR), (0, 5 * HOUR), (6, 23 * HOUR), (5, 4 * HOUR), (4, 4 * HOUR))] == [
+        True, False, True, True, False,
+    ]  # fmt: skip
+    assert hours.until_change_s(6 * DAY_S + 23 * HOUR) == 6 * HOUR
+    assert Hours.parse("sun-mon 1:00-2:00").has(HOUR)
+    assert Hours.parse("sun-mon 1:00-2:00").has(6 * DAY_S + HOUR)
+    assert not Hours.parse("sun-mon 1:00-2:00").has(2 * DAY_S + HOUR)
+
+
+@pytest.mark.parametrize("text", ["", "22-7", "22:00", "25:00-07:00", "22:60-07:00", "07:00-07:00", "00:00-24:00", "a:b-c:d", "24:30-07:00", "mo 1:00-2:00", "mon-fri", "mon 1:00-1:00", "1:00-2:00,", "mon-sun 00:00-24:00", "00:00-12:00, 12:00-24:00"])  # fmt: skip
 def test_what_is_no_schedule_is_refused_in_one_line(text):
     with pytest.raises(ConfigError, match=r"--hours .*") as error:
         Hours.parse(text)
     assert "\n" not in str(error.value)
 
 
-@given(begin=st.integers(0, 1439), end=st.integers(0, 1440), second=st.integers(0, DAY_S - 1))
-def test_has_changes_exactly_when_it_says(begin, end, second):
-    if begin % 1440 == end % 1440:
+@given(
+    spans=st.lists(
+        st.tuples(st.sampled_from(["", "mon ", "tue-thu ", "sat-mon "]), st.integers(0, 1439), st.integers(0, 1440)),
+        min_size=1,
+        max_size=4,
+    ),
+    second=st.integers(0, WEEK_S - 1),
+)
+def test_has_changes_exactly_when_it_says(spans, second):
+    text = ", ".join(
+        f"{days}{begin // 60:02}:{begin % 60:02}-{end // 60:02}:{end % 60:02}" for days, begin, end in spans
+    )
+    try:
+        hours = Hours.parse(text)
+    except ConfigError:
         return
-    hours = Hours(60 * begin, 60 * end)
     wait_s = hours.until_change_s(second)
-    assert 0 < wait_s <= DAY_S
+    assert 0 < wait_s <= WEEK_S
     assert hours.has(second + wait_s) != hours.has(second)
     assert hours.has(second + wait_s - 1) == hours.has(second)
 
