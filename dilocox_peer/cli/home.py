@@ -18,6 +18,14 @@ def default_home() -> Path:
     return Path(data_home).expanduser() / "dilocox-peer"
 
 
+def config_path() -> tuple[Path, bool]:
+    """The file of settings, and whether somebody has named it: $DILOCOX_CONFIG, else config.toml in $XDG_CONFIG_HOME/dilocox-peer."""
+    if named := os.environ.get("DILOCOX_CONFIG"):
+        return Path(named).expanduser(), True
+    config_home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(config_home).expanduser() / "dilocox-peer" / "config.toml", False
+
+
 @dataclass(frozen=True, slots=True)
 class PeerHome:
     """The folder of one peer: its identity, its runtime files (sockets), and one folder for each run."""

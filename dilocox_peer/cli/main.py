@@ -13,6 +13,7 @@ import typer
 
 from dilocox_peer import __version__
 from dilocox_peer.cli.command import PREFIX, command
+from dilocox_peer.cli.config_file import read_config
 from dilocox_peer.cli.flags import (
     BootstrapFlags,
     DemoFlags,
@@ -34,6 +35,7 @@ from dilocox_peer.cli.flags import (
     TokenizeFlags,
 )
 from dilocox_peer.cli.flags_of_owner import InviteFlags, OwnerFlags, RevokeFlags
+from dilocox_peer.cli.home import config_path
 from dilocox_peer.errors import DilocoxError
 
 app = typer.Typer(
@@ -259,7 +261,10 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? where it must
     try:
-        app(arguments, prog_name=PROGRAM)  # exits by itself: 0, 2 for wrong usage, or what a command said
+        path, is_named = config_path()
+        settings = read_config(path, typer.main.get_command(app), is_named=is_named)
+        # It exits by itself: 0, 2 for wrong usage, or what a command said.
+        app(arguments, prog_name=PROGRAM, default_map=settings)
     except DilocoxError as error:
         from dilocox_peer.peer.status import printable_lines
 
