@@ -289,6 +289,15 @@ class LeaveFlags(OfPeer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceFlags(OfPeer):
+    what: Annotated[str, Positional("install, uninstall or show.", metavar="WHAT")]
+    link: Annotated[str | None, Positional("The dilocox:// link to join.", shown=False)] = None
+    start: Annotated[bool, Flag("Start it now, and with every session.", has_opposite=True)] = True
+    name: Name = "default"
+    home: Home = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverFlags(OfPeer):
     tip: Annotated[str | None, Positional("Of the branch to go back to; without it: what is kept.", shown=False)] = None
     run: Annotated[str, Flag("Beginning of the run's id, of a peer of several runs.")] = ""

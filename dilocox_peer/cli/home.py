@@ -22,8 +22,12 @@ def config_path() -> tuple[Path, bool]:
     """The file of settings, and whether somebody has named it: $DILOCOX_CONFIG, else config.toml in $XDG_CONFIG_HOME/dilocox-peer."""
     if named := os.environ.get("DILOCOX_CONFIG"):
         return Path(named).expanduser(), True
-    config_home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(config_home).expanduser() / "dilocox-peer" / "config.toml", False
+    return config_home() / "dilocox-peer" / "config.toml", False
+
+
+def config_home() -> Path:
+    """$XDG_CONFIG_HOME, else ~/.config."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
 
 
 @dataclass(frozen=True, slots=True)

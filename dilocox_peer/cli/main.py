@@ -30,6 +30,7 @@ from dilocox_peer.cli.flags import (
     PlanFlags,
     RecoverFlags,
     ReplayFlags,
+    ServiceFlags,
     SignFlags,
     StatusFlags,
     TokenizeFlags,
@@ -156,6 +157,14 @@ def leave(flags: LeaveFlags) -> None:
     from dilocox_peer.cli.operate import send
 
     send("finish" if flags.finish else "leave", flags)
+
+
+@command(app)
+def service(flags: ServiceFlags) -> None:
+    """Have a peer start with your session and again after a crash, without root: systemd's user manager, launchd."""
+    from dilocox_peer.cli.service import run_service
+
+    run_service(flags)
 
 
 @command(app)

@@ -1,0 +1,168 @@
+"""`service install LINK`: a peer that starts with its user's session and again after a crash, without root: a unit of systemd's user manager, a launchd
+agent on macOS. What stands in the file is made here, purely; system-wide units are in deploy/."""
+
+import os
+import plistlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from dilocox_peer.cli.flags import ServiceFlags
+from dilocox_peer.cli.home import config_home
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.invitation import parse_invitation
+
+LABEL = "org.dilocox.peer"
+ASK_S = 20.0
+RESTART_S = 15
+
+
+def run_service(flags: ServiceFlags) -> None:
+    """Raises ConfigError."""
+    is_mac = sys.platform == "darwin"
+    name = flags.peer_home.folder.name
+    path = agent_path(name) if is_mac else unit_path(name)
+    match flags.what:
+        case "install":
+            _install(flags, path, is_mac=is_mac)
+        case "uninstall":
+            if not path.exists():
+                raise ConfigError(f"{path} does not exist: no service of {name!r} is installed")
+            _tell(stop_commands(path, name, is_mac=is_mac))
+            path.unlink()
+            typer.echo(f"{path} is removed; key and state stay")
+        case "show":
+            if not path.exists():
+                raise ConfigError(f"{path} does not exist: `dilocox-peer service install LINK` writes it")
+            typer.echo(f"# {path}\n{path.read_text()}")
+        case _:
+            raise ConfigError(f"service {flags.what}: use install, uninstall or show")
+
+
+def _install(flags: ServiceFlags, path: Path, *, is_mac: bool) -> None:
+    name = flags.peer_home.folder.name
+    if flags.link is None:
+        raise ConfigError("service install: give the link that the peer joins")
+    parse_invitation(flags.link)
+    arguments = [*program(), "join", flags.link, "--name", name, "--plain"]
+    if flags.home is not None:
+        arguments += ["--home", str(flags.home.absolute())]
+    content = plist(name, arguments) if is_mac else unit(name, arguments).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.chmod(0o600)  # an invitation is in it
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}") from None
+    typer.echo(f"{path} is written; flags stand in config.toml, which `join` reads (docs/deployment.md)")
+    commands = start_commands(path, name, is_mac=is_mac)
+    if not flags.start:
+        typer.echo("start it with: " + " && ".join(" ".join(each) for each in commands))
+        return
+    if reason := _tell(commands):
+        raise ConfigError(
+            f"it is written, and not started ({reason}): {' && '.join(' '.join(each) for each in commands)}"
+        )
+    typer.echo("started; `dilocox-peer status` says how it does" + (f" --name {name}" if name != "default" else ""))
+    if not is_mac:
+        typer.echo("`loginctl enable-linger` has it go on when you log out")
+
+
+def _tell(commands: Sequence[Sequence[str]]) -> str:
+    """Runs them in turn; why one of them failed, empty if none did."""
+    for command in commands:
+        if shutil.which(command[0]) is None:
+            return f"{command[0]} is not here"
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
+        except subprocess.TimeoutExpired:
+            return f"{command[0]} does not answer"
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            return f"{command[0]} says: {said[0][:200] if said else f'exit code {done.returncode}'}"
+    return ""
+
+
+# ---- pure ---------------------------------------------------------------------------------------------------------------
+
+
+def start_commands(path: Path, name: str, *, is_mac: bool) -> list[list[str]]:
+    if is_mac:
+        return [["launchctl", "bootstrap", f"gui/{os.getuid()}", str(path)]]
+    return [["systemctl", "--user", "daemon-reload"], ["systemctl", "--user", "enable", "--now", path.name]]
+
+
+def stop_commands(path: Path, name: str, *, is_mac: bool) -> list[list[str]]:
+    if is_mac:
+        return [["launchctl", "bootout", f"gui/{os.getuid()}/{LABEL}.{name}"]]
+    return [["systemctl", "--user", "disable", "--now", path.name]]
+
+
+def unit_path(name: str) -> Path:
+    return config_home() / "systemd" / "user" / f"dilocox-peer-{name}.service"
+
+
+def agent_path(name: str) -> Path:
+    return Path("~/Library/LaunchAgents").expanduser() / f"{LABEL}.{name}.plist"
+
+
+def program() -> list[str]:
+    """How this program is started, by absolute paths."""
+    typed = shutil.which(sys.argv[0]) if sys.argv else None
+    if typed is not None and Path(typed).name == "dilocox-peer":
+        return [str(Path(typed).absolute())]
+    return [sys.executable, "-m", "dilocox_peer"]
+
+
+def unit(name: str, arguments: Sequence[str]) -> str:
+    """Of systemd's user manager; each argument quoted as it reads them."""
+    return f"""# Written by `dilocox-peer service install`; `dilocox-peer service uninstall` takes it away.
+[Unit]
+Description=dilocox-peer {name}
+# Never gives up: a machine may be without network for a day.
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+ExecStart={" ".join(map(quoted, arguments))}
+Restart=on-failure
+RestartSec={RESTART_S}
+# 2: wrong settings, 4: refused by the run. Trying again would not help.
+RestartPreventExitStatus=2 4
+# SIGTERM to the main process alone, which ends its helpers in order; what is left after that is killed.
+KillMode=mixed
+TimeoutStopSec=20
+# Whoever uses the machine goes first.
+Nice=10
+UMask=0077
+NoNewPrivileges=yes
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def quoted(argument: str) -> str:
+    """As systemd reads a word of ExecStart: in double quotes, with what it would replace doubled."""
+    plain = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{plain}"'
+
+
+def plist(name: str, arguments: Sequence[str]) -> bytes:
+    """Of launchd: starts at login, and again when it did not end well. Exit codes cannot be told apart there."""
+    return plistlib.dumps(
+        {
+            "Label": f"{LABEL}.{name}",
+            "ProgramArguments": list(arguments),
+            "RunAtLoad": True,
+            "KeepAlive": {"SuccessfulExit": False},
+            "ThrottleInterval": RESTART_S,
+            "ProcessType": "Background",
+            "Umask": 0o077,
+        }
+    )

@@ -1,0 +1,102 @@
+"""`service`: what it writes systemd and launchd read as it was meant, and says what could not be started."""
+
+import os
+import plistlib
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from dilocox_peer.cli.main import app
+from dilocox_peer.cli.service import plist, quoted, unit
+from dilocox_peer.invitation import Invitation, format_invitation
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import RunId
+
+PEER = SigningKey(bytes(32)).peer_id
+LINK = format_invitation(Invitation(RunId("ab" * 32), (f"/ip4/127.0.0.1/tcp/4711/p2p/{PEER}",)))
+
+
+def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dilocox_peer", "service", *arguments, "--home", str(tmp_path / "home")],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="launchd's agents are written there")
+def test_it_writes_a_unit_that_starts_this_program_and_takes_it_away(tmp_path):
+    done = run(tmp_path, "install", LINK, "--no-start", "--name", "a")
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "systemd" / "user" / "dilocox-peer-a.service"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "an invitation is a secret"
+    assert "systemctl --user enable --now dilocox-peer-a.service" in done.stdout
+    line = next(line for line in path.read_text().splitlines() if line.startswith("ExecStart="))
+    words = shlex.split(line.removeprefix("ExecStart="))
+    assert Path(words[0]).is_absolute()
+    join = words[words.index("join") + 1 :]
+    group: Any = typer.main.get_command(app)
+    given = group.commands["join"].make_context("join", list(join)).params
+    assert (given["link"], given["name"], given["plain"], given["home"]) == (LINK, "a", True, tmp_path / "home")
+    assert path.read_text() in run(tmp_path, "show", "--name", "a").stdout
+    if shutil.which("systemd-analyze"):
+        found = subprocess.run(
+            ["systemd-analyze", "verify", "--user", str(path)], capture_output=True, text=True, timeout=60
+        )
+        assert [line for line in found.stderr.splitlines() if path.name in line] == []
+    assert run(tmp_path, "uninstall", "--name", "a").returncode == 0
+    assert not path.exists()
+
+
+def test_what_cannot_be_done_is_one_line(tmp_path):
+    for arguments, said in (
+        (("install",), "give the link"),
+        (("install", "no link"), "dilocox://"),
+        (("uninstall",), "no service of 'default' is installed"),
+        (("show",), "does not exist"),
+        (("explode",), "use install, uninstall or show"),
+    ):
+        done = run(tmp_path, *arguments)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert said in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="of systemd")
+def test_where_nothing_can_be_started_it_says_so_and_how(tmp_path):
+    environment = {
+        **os.environ,
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "XDG_RUNTIME_DIR": str(tmp_path),
+        "DBUS_SESSION_BUS_ADDRESS": "unix:path=/nowhere",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "dilocox_peer", "service", "install", LINK],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
+    assert done.returncode == 2
+    assert "it is written, and not started" in done.stderr
+    assert "systemctl --user enable --now dilocox-peer-default.service" in done.stderr
+
+
+def test_an_agent_of_launchd_has_the_same_words():
+    found = plistlib.loads(plist("a", ["/bin/dilocox-peer", "join", LINK]))
+    assert found["ProgramArguments"] == ["/bin/dilocox-peer", "join", LINK]
+    assert found["Label"] == "org.dilocox.peer.a"
+    assert found["KeepAlive"] == {"SuccessfulExit": False}
+    assert found["RunAtLoad"] is True
+
+
+@pytest.mark.parametrize("argument", ["/a b/c", 'say "x"', "100%", "$HOME", "back\\slash", "é"])
+def test_nothing_that_is_typed_is_read_otherwise_by_systemd(argument):
+    words = shlex.split(quoted(argument))
+    assert [word.replace("%%", "%").replace("$$", "$") for word in words] == [argument]
+    assert quoted(argument) in unit("a", [argument])
