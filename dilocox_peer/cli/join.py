@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dilocox_peer.cli.checks import Check, one_line, quick_checks
+from dilocox_peer.cli.detaching import detached
 from dilocox_peer.cli.eventlog import EventFile, event_printer
 from dilocox_peer.cli.finishing import Finishing
 from dilocox_peer.cli.flags import JoinFlags
@@ -66,6 +67,9 @@ def run_join(flags: JoinFlags) -> None:
     relay_bytes_per_s(flags.at_most.relay)
     if flags.only_idle:
         read_usage()  # or the system cannot tell
+    if flags.detach:
+        detached(home, has_log_file=flags.log_file is not None)
+        return
     warnings = _check_machine(home, choices.host_maddrs)
     home.make()
     observer = Observer()

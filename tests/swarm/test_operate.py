@@ -112,6 +112,45 @@ def test_others_do_not_wait_for_a_paused_head_and_it_comes_back():
     asyncio.run(scenario())
 
 
+def until_it_says(log: Path, what: str) -> None:
+    deadline = time.monotonic() + LONG_S
+    while what not in (log.read_text() if log.exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def test_a_detached_peer_goes_on_without_its_terminal_and_is_sent_away():
+    async def scenario() -> None:
+        async with Watched(manifest_of(1)) as swarm:
+            await swarm.start_bootstrap()
+            home = ("--home", str(swarm.folder), "--name", "away")
+            code, said = await operate(swarm, "join", swarm.link, "--detach", *home, "--host-maddrs", LOOPBACK)
+            assert code == 0, said
+            assert "`dilocox-peer leave --name away` ends it" in said
+            code, again = await operate(swarm, "join", swarm.link, "--detach", *home, "--host-maddrs", LOOPBACK)
+            assert code == 2
+            assert "a peer runs here as 'away' already" in again
+            log = swarm.folder / "peers" / "away" / "log.jsonl"
+            await asyncio.to_thread(until_it_says, log, '"RoundCertified"')
+            [peer] = [
+                each
+                for each in psutil.process_iter(["cmdline"])
+                if "--no-detach" in (each.info["cmdline"] or []) and str(swarm.folder) in (each.info["cmdline"] or [])
+            ]
+            assert os.getsid(peer.pid) == peer.pid
+            helpers = [peer, *family(peer.pid)]
+            code, said = await operate(swarm, "leave", "--finish", *home)
+            assert code == 0
+            assert "leaves once round" in said
+            assert_gone(helpers)
+            assert "finished round" in [json.loads(line) for line in log.read_text().splitlines()][-1]["reason"]
+            code, said = await operate(swarm, "join", "dilocox://x", "--detach", *home)
+            assert code == 2
+            assert len(said.splitlines()) == 1
+
+    asyncio.run(scenario())
+
+
 # ---- in a terminal ---------------------------------------------------------------------------------------------------
 
 
