@@ -22,6 +22,16 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TextSampled(Event):
+    """What a round's anchor goes on with after a piece of text that is held out."""
+
+    round: int
+    prompt: str
+    text: str
+    LEVEL = "debug"
+
+
+@dataclass(frozen=True, slots=True)
 class DataMeasured(Event):
     """Entropies of the validation split in nats a token: what guessing by counts of tokens (pairs) would reach."""
 

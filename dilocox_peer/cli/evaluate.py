@@ -20,6 +20,7 @@ from dilocox_peer.admission import Right
 from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.flags import EvaluateFlags
 from dilocox_peer.cli.lifetime import Stop, run_until_stopped
+from dilocox_peer.cli.sampling_of_run import RunSampler
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Event, Failed, Left, Listener, Remark, RunComplete
 from dilocox_peer.events_of_data import DataMeasured, Evaluated
@@ -195,6 +196,7 @@ class Evaluator:
         first = [await asyncio.to_thread(initial_state, manifest, stage) for stage in stages] if begins_here else []
         anchors = Anchors(first)
         averages: list[AnchorAverage] = []
+        sampler = RunSampler(tokenizer) if flags.is_run_folder else None
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(look(anchors), name="look for states")
@@ -224,7 +226,13 @@ class Evaluator:
                     mean = [(each.layout, average.mean_N()) for each, average in zip(states, averages, strict=True)]
                     average_loss, *_ = await asyncio.to_thread(evaluate, mean)
                 bits = loss * num_tokens / max(num_bytes, 1) / math.log(2)
-                self._listener(Evaluated(states[0].round, loss, num_bytes, average_loss, bits, corpus.unit))
+                number = states[0].round
+                self._listener(Evaluated(number, loss, num_bytes, average_loss, bits, corpus.unit))
+                if sampler is not None and number and not averages and (is_last or sampler.is_due()):
+                    held_out = corpus.validation_batches(limit, batch=1, context=manifest.model.context)
+                    found = await asyncio.to_thread(sampler.sample, whole.model, held_out, number)
+                    if found is not None:
+                        self._listener(found)
                 if is_last:
                     for state in states:
                         self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))

@@ -15,7 +15,7 @@ from dilocox_peer.cli.children import Children
 from dilocox_peer.cli.eventlog import read_event, read_event_file
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark
-from dilocox_peer.events_of_data import Evaluated
+from dilocox_peer.events_of_data import Evaluated, TextSampled
 from dilocox_peer.peer.archivist import Archivist
 from dilocox_peer.peer.footprint import available_memory
 
@@ -92,6 +92,8 @@ class Evaluation:
 
     def _take(self, _label: str, record: dict[str, Any]) -> None:
         match read_event(record):
+            case (TextSampled() as sampled, _):
+                self._archivist.sampled = sampled
             case (Evaluated() as event, wall_time_s) if event.round > self._newest:
                 self._archivist.evaluations.append(event)
                 self._listener(event)

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dilocox_peer.cli.flags import GenerateFlags
+from dilocox_peer.cli.sampling_of_run import harmless
 from dilocox_peer.cli.source import load_model, tokenizer_of
 from dilocox_peer.errors import ConfigError
 
@@ -48,11 +49,6 @@ def prompt_ids(tokenizer: "Tokenizer", prompt: bytes) -> list[int]:
     ids = tokenizer.encode([prompt])[0].tolist()
     first = tokenizer.eos if tokenizer.bos is None else tokenizer.bos  # the last of the document before, in training
     return [*([] if first is None else [first]), *ids] or tokenizer.encode([b"\n"])[0].tolist()
-
-
-def harmless(text: str) -> str:
-    """text without what could move a terminal's cursor or worse: who trained a model may have taught it that."""
-    return "".join(character if character.isprintable() or character in "\n\t" else "�" for character in text)
 
 
 def _use_threads(threads: int | None, num_parameters: int) -> None:

@@ -22,7 +22,7 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import PROTOCOL_VERSION, Lease
 from dilocox_peer.errors import ProtocolError, RunUnreachable, StateCorrupt, ThingUnavailable
 from dilocox_peer.events import Event, Failed, Listener
-from dilocox_peer.events_of_data import Evaluated
+from dilocox_peer.events_of_data import Evaluated, TextSampled
 from dilocox_peer.events_of_states import KeepingStopped, RunKept
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import prepare
@@ -108,7 +108,7 @@ class KeptStage:
 
 
 class Archivist:
-    """`open`, `serve`, then `run`. stages: what is kept, once it is open. evaluations: of the newest rounds on the validation split,
+    """`open`, `serve`, then `run`. sampled: text of one of the newest rounds, where somebody draws some. stages: what is kept, once it is open. evaluations: of the newest rounds on the validation split,
     where somebody evaluates them."""
 
     def __init__(
@@ -130,6 +130,7 @@ class Archivist:
         self.manifest = manifest
         self.stages: tuple[KeptStage, ...] = ()
         self.evaluations: deque[Evaluated] = deque(maxlen=MAX_EVALUATIONS)
+        self.sampled: TextSampled | None = None
         self._transport = transport
         self._directory = directory
         self._folder = folder

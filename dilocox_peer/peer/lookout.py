@@ -29,7 +29,7 @@ from dilocox_peer.wire.records import KEEPERS
 SERVICE = "health"
 LOOK_S = 1.0
 CONNECT_S, ANSWER_S = 4.0, 5.0
-SETTLE_S = 1.5  # what is over sooner is not told
+SETTLE_S = 1.0  # what is over sooner is not told
 LOOK_AGAIN_S = 10.0  # at the directory, while something is wrong
 MAX_ASKED_ONCE = 64
 DRIFT_S = 5.0  # by which a forecast has to change to be told again

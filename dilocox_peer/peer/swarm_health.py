@@ -22,7 +22,7 @@ ASK_EVERY_S = 3.0
 ASKS_A_LOOK = (
     8  # at most so many are asked at one look, of which there is one a second: larger swarms are gone round more slowly
 )
-SILENT_S = 6.0  # without a sign of life, an unanswered question among it
+SILENT_S = 5.5  # without a sign of life, an unanswered question among it
 REMEMBERED_S = 30.0  # that the directory has not, after its last sign of life
 UNANSWERED_S = 2.5  # a question that is out for so long
 GAP_S = 3.0  # between two looks: we ourselves stood still, and nobody is silent for that

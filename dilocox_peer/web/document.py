@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from dilocox_peer.compression.contribution import raw_bytes
 from dilocox_peer.compression.ladder import LOW_RANK
+from dilocox_peer.events_of_data import TextSampled
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
@@ -28,6 +29,7 @@ MAX_NAME = 64
 MAX_NAMES = 4096  # remembered, of peers that have left
 STALLED_ROUNDS, STALLED_S = 4.0, 60.0  # so many times as long as a round takes, and no less: the run stands
 MAX_TROUBLES = 16
+MAX_SAMPLE = 1000  # characters of each part
 UNKNOWN: Final = None
 
 PageDocument = dict[str, Any]
@@ -83,6 +85,7 @@ class RunPage:
             "run": self._run(facts),
             "now": self._now(facts),
             "stages": self._stages(facts.stages),
+            "sample": _sample(facts.sampled),
             "history": self._history,
             "contributors": self._contributors,
         }
@@ -298,6 +301,13 @@ def _shown(stage: StageFacts, most: int) -> Sequence[Holder]:
         return stage.holders
     roster = set(stage.roster)
     return sorted(stage.holders, key=lambda each: (each.peer not in roster, -each.tokens_per_s, each.peer))[:most]
+
+
+def _sample(sampled: TextSampled | None) -> PageDocument:
+    """What the model writes: text of who trained it, shown as text."""
+    if sampled is None:
+        return {"round": UNKNOWN, "prompt": "", "text": ""}
+    return {"round": sampled.round, "prompt": sampled.prompt[-MAX_SAMPLE:], "text": sampled.text[:MAX_SAMPLE]}
 
 
 def _counted_share(histories: Sequence[StageHistory]) -> float | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dilocox_peer.events_of_data import TextSampled
 from dilocox_peer.events_of_health import Trouble
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate
@@ -63,5 +64,6 @@ class RunFacts:
     stages: Sequence[StageFacts]
     validation: Mapping[int, float] = field(default_factory=dict)
     kept_round: int = 0
+    sampled: TextSampled | None = None
     troubles: Sequence[Trouble] = ()
     troubles_age_s: float = 0.0

@@ -39,6 +39,7 @@ class RunWatcher:
             tuple(_stage(kept, silent) for kept in self._archivist.stages),
             {event.round: event.val_loss for event in self._archivist.evaluations},
             self._archivist.round,
+            self._archivist.sampled,
             self._lookout.troubles,
             max(0.0, time.monotonic() - self._lookout.told_at),
         )

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.events_of_data import TextSampled
 from dilocox_peer.events_of_health import Trouble
 from dilocox_peer.types import PeerId, sha256
-from dilocox_peer.web.document import MAX_CONTRIBUTORS, MAX_MAP_PEERS, MAX_NAME, RunPage, figures
+from dilocox_peer.web.document import MAX_CONTRIBUTORS, MAX_MAP_PEERS, MAX_NAME, MAX_SAMPLE, RunPage, figures
 from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
 from dilocox_peer.web.history import COUNTED_OF, MAX_POINTS, PastRound, closed_at, loss_of, thinned
 from dilocox_peer.wire.chain import Entry, Report
@@ -232,6 +233,14 @@ def test_what_the_owner_wants_is_on_the_page_and_in_its_forecast():
     assert (paused["standing"], paused["eta_s"]) == ("paused", None)
     assert "the run's owner has paused it" in paused["why"]
     assert document_of()["now"]["owner_wants"] is None
+
+
+def test_what_the_model_writes_is_on_the_page_and_bounded():
+    assert document_of()["sample"]["round"] is None
+    sample = document_of(replace(FACTS, sampled=TextSampled(38, "def ", "f(x):\n" * 1000)))["sample"]
+    assert (sample["round"], sample["prompt"]) == (38, "def ")
+    assert sample["text"].startswith("f(x):\nf(x):")
+    assert len(sample["text"]) == MAX_SAMPLE
 
 
 # -- strangers ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.cli.generate import harmless, prompt_ids
+from dilocox_peer.cli.generate import prompt_ids
+from dilocox_peer.cli.sampling_of_run import EVERY_S, REST, TOKENS, RunSampler, harmless
 from dilocox_peer.data.tokenizer import BYTE_TOKENIZER
 from dilocox_peer.manifest import ModelSection
 from dilocox_peer.model.architecture import LayerRange
@@ -115,3 +116,32 @@ def test_a_character_cut_off_by_the_end_is_replaced_there_only():
 
 def test_a_model_cannot_steer_the_terminal():
     assert harmless("a\x1b[2Jb\x07\r\n\té") == "a�[2Jb��\n\té"
+
+
+def test_text_of_a_run_is_drawn_now_and_then_and_no_longer_than_allowed(model):
+    now = 0.0
+    sampler = RunSampler(BYTE_TOKENIZER, clock=lambda: now)
+    batch = torch.tensor([[~ord("a"), *b"bc def "]]), torch.zeros(1, 8)
+    first = sampler.sample(model, [batch], 7)
+    assert first is not None
+    assert (first.round, first.prompt) == (7, "abc def ")
+    assert 0 < len(first.text) <= TOKENS
+    assert first == sampler.sample(model, [batch], 7), "what differs from round to round is the model"
+    assert not sampler.is_due()
+    now += EVERY_S
+    assert sampler.is_due()
+    assert sampler.sample(model, [], 7) is None
+
+    def slow() -> float:
+        nonlocal now
+        now += 1.0
+        return now
+
+    slower = RunSampler(BYTE_TOKENIZER, clock=slow)
+    cut = slower.sample(model, [batch], 7)
+    assert cut is not None
+    assert len(cut.text) < TOKENS / 2, "as far as it came"
+    began = now
+    while not slower.is_due():
+        pass
+    assert now - began > REST * 15

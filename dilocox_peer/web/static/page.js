@@ -56,6 +56,7 @@ function draw() {
   if (changed("run")) drawRun(state.run);
   if (changed("runs")) drawRuns(state.runs || []);
   drawNow(state.now);
+  if (changed("sample")) drawSample(state.sample);
   if (changed("stages")) drawStages(state.stages);
   if (changed("contributors")) drawContributors();
   if (changed("history")) { drawCurve(); drawRounds(); }
@@ -113,6 +114,14 @@ function drawNow(now) {
     + (now.round_s === null ? "." : "; a round takes " + duration(now.round_s) + ".")
     + (now.counted_share === null || now.counted_share === 1 ? ""
       : " " + Math.floor(now.counted_share * 100) + " % of the contributions that the last rounds could have are in them."));
+}
+
+function drawSample(sample) {
+  at("sample-card").hidden = sample.round === null;
+  if (sample.round === null) return;
+  put("sample-note", "After round " + whole.format(sample.round) + ", going on from a piece of text that it was not trained on (in grey):");
+  put("sample-prompt", sample.prompt);
+  put("sample-text", sample.text);
 }
 
 function drawTroubles(troubles) {
