@@ -276,12 +276,21 @@ class Conveyor:
                     self._listener(event)
                 case StartLinkd(pause_s):
                     if not self._stopped.wait(pause_s):
-                        self._link.restart(START_S)  # from this thread, which lives as long as linkd is needed
-                        self._listener(LinkProcessEnded("", is_back=True))
+                        self._start_linkd()
                 case GiveUp(reason):
                     raise DilocoxError(reason)
                 case _:
                     assert_never(action)
+
+    def _start_linkd(self) -> None:
+        """Again, from this thread, which lives as long as linkd is needed. Ended in its start it has ended once more."""
+        try:
+            self._link.restart(START_S)
+        except LinkFailed as error:
+            reason = str(error)
+            self._carry_out(lambda now: self._sessions.linkd_ended(reason, now))
+        else:
+            self._listener(LinkProcessEnded("", is_back=True))
 
     def _deliver(self, peer: PeerId, header: bytes, body: Bytes | None) -> bool:
         link = self._sessions.link_of(peer)
