@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dilocox_peer.events import Event, NeighbourLinked, NeighbourUnlinked
+from dilocox_peer.events_of_health import LinkProcessEnded
 from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.links.dialling import LinkAddress
@@ -133,6 +134,19 @@ def test_a_killed_linkd_is_started_again_and_every_micro_batch_is_counted_once()
         wait_until(lambda: origin.saw(NeighbourLinked) >= 4)
         wait_until(lambda: origin.trainer.progress().micro_batches == 400)
         assert origin.conveyor.status().micro_batches.completed == 400
+
+
+def test_a_linkd_that_is_killed_in_its_start_is_started_once_more():
+    with running(manifest_of(2), [1, 1], limit=60) as ((origin,), (later,)):
+        wait_until(lambda: origin.trainer.progress().micro_batches > 5)
+        known = linkds()
+        os.kill(later.first_linkd, signal.SIGKILL)
+        wait_until(lambda: bool(linkds() - known))
+        for pid in linkds() - known:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: origin.trainer.progress().micro_batches == 60)
+        told = [event.is_back for event in later.events if isinstance(event, LinkProcessEnded)]
+        assert told == [False, False, True]
 
 
 def test_a_peer_of_a_later_stage_that_ends_is_replaced_by_the_other():
