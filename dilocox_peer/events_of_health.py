@@ -24,7 +24,7 @@ NOTES = {"thin", "slow"}  # nothing is lost yet
 class Trouble:
     """stage: None: of none. peers: those that it is about. stops: the run stands as long as it lasts. helper: who takes the stage, in about
     in_s seconds from when this was told; None: nobody can. number, of: waiting: peers that are here, that it takes; clock: seconds
-    that it is ahead, or behind if negative; hostile, refused: peers of its stage that say so, of those that say anything."""
+    that it is ahead, or behind if negative."""
 
     kind: TroubleKind
     stage: int | None = None
@@ -80,10 +80,6 @@ def _of_clock(trouble: Trouble) -> str:
     return f"the clock of {_named(trouble.peers)} is {abs(trouble.number)} s {side} the others'"
 
 
-def _they_say(trouble: Trouble) -> str:
-    return f"{trouble.number} of the {trouble.of} peers of its stage that were asked"
-
-
 _CAUSES: dict[TroubleKind, Callable[[Trouble], str]] = {
     "empty": lambda it: f"nobody holds stage {it.stage}" + (f", {_named(it.peers)} is gone" if it.peers else ""),
     "frozen": lambda it: f"nobody of stage {it.stage} answers{_alone(it)}",
@@ -99,8 +95,8 @@ _CAUSES: dict[TroubleKind, Callable[[Trouble], str]] = {
     "clock": _of_clock,
     "clocks": lambda it: f"the clocks of {' and '.join(map(short, it.peers))} are {abs(it.number)} s apart",
     "bootstrap": lambda it: f"the bootstrap {_named(it.peers)} does not answer",
-    "hostile": lambda it: f"{_whose(it)} is proven hostile, say {_they_say(it)}",
-    "refused": lambda it: f"what {_whose(it)} sends is refused, say {_they_say(it)}",
+    "hostile": lambda it: f"{_whose(it)} is proven hostile, as its stage says",
+    "refused": lambda it: f"what {_whose(it)} sends is refused, as its stage says",
 }  # fmt: skip
 
 

@@ -340,7 +340,7 @@ class SwarmHealth:
             for (peer, kind), accusers in sorted(by_kind.items()):
                 judges = len(speaking.keys() - {peer})
                 if self.me in accusers or 2 * len(accusers) >= judges:
-                    found.append(Trouble(kind, stage.number, (peer,), number=len(accusers), of=judges))
+                    found.append(Trouble(kind, stage.number, (peer,)))
         return found
 
     def _helper(self, stage: _Stage, now: float) -> tuple[PeerId | None, float]:

@@ -13,7 +13,8 @@ import pytest
 
 from dilocox_peer.contract import Note, Tick
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError
-from dilocox_peer.events import Failed, MessageRefused, Remark
+from dilocox_peer.events import MessageRefused, Remark
+from dilocox_peer.events_of_health import DiskRefused
 from dilocox_peer.peer.rounds import disk as disk_module
 from dilocox_peer.peer.rounds import driver as driver_module
 from dilocox_peer.peer.rounds.contract import (
@@ -306,5 +307,5 @@ async def test_a_disk_without_room_is_told_once_and_holds_back_what_would_promis
     with suppress(asyncio.CancelledError):
         await running
     assert tries == 6
-    assert [type(event) for event in told] == [Failed, Remark]
+    assert [type(event) for event in told] == [DiskRefused, DiskRefused, Remark]
     assert "no space left on device" in told[0].line()

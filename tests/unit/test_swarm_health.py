@@ -283,8 +283,7 @@ def test_a_hostile_peer_is_named_where_most_of_its_stage_say_so():
     hostile = next(each for each in run.second(4) if each.kind == "hostile")
     assert hostile.peers == (PeerId("liar"),)
     assert (
-        hostile.words()
-        == "…liar (stage 0) is proven hostile, say 1 of the 2 peers of its stage that were asked: it is left out of its stage's rosters"
+        hostile.words() == "…liar (stage 0) is proven hostile, as its stage says: it is left out of its stage's rosters"
     )
 
 
