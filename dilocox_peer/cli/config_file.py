@@ -12,7 +12,7 @@ $XDG_CONFIG_HOME/dilocox-peer (home.py). Its values are taken exactly as the sam
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from dilocox_peer.errors import ConfigError
 MAX_BYTES = 1 << 20
 
 
-def read_config(path: Path, group: Any, *, is_named: bool) -> dict[str, dict[str, Any]]:
-    """command -> parameter -> value, for click's default_map. group: the program's commands, of click. is_named: somebody gave this path, so
+def read_config(path: Path, group: Callable[[], Any], *, is_named: bool) -> dict[str, dict[str, Any]]:
+    """command -> parameter -> value, for click's default_map. group: gives the program's commands, of click. is_named: somebody gave this path, so
     it has to be there. Raises ConfigError."""
     try:
         raw = path.read_bytes()[: MAX_BYTES + 1]
@@ -38,7 +38,8 @@ def read_config(path: Path, group: Any, *, is_named: bool) -> dict[str, dict[str
         tables = tomllib.loads(raw.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} is no TOML: {error}") from None
-    return {command: _of_command(path, command, table, group) for command, table in tables.items()}
+    commands = group()
+    return {command: _of_command(path, command, table, commands) for command, table in tables.items()}
 
 
 def _of_command(path: Path, name: str, table: object, group: Any) -> dict[str, Any]:

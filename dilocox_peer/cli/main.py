@@ -271,7 +271,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? where it must
     try:
         path, is_named = config_path()
-        settings = read_config(path, typer.main.get_command(app), is_named=is_named)
+        settings = read_config(path, lambda: typer.main.get_command(app), is_named=is_named)
         # It exits by itself: 0, 2 for wrong usage, or what a command said.
         app(arguments, prog_name=PROGRAM, default_map=settings)
     except DilocoxError as error:

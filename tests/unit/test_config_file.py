@@ -25,7 +25,7 @@ def typed(command: str, *arguments: str, settings: dict[str, Any] | None = None)
 def settings_of(tmp_path: Path, text: str) -> dict[str, dict[str, Any]]:
     path = tmp_path / "config.toml"
     path.write_text(text)
-    return read_config(path, GROUP, is_named=True)
+    return read_config(path, lambda: GROUP, is_named=True)
 
 
 def test_a_file_is_as_good_as_flags(tmp_path):
@@ -97,9 +97,9 @@ def test_what_is_no_setting_is_refused_with_where_it_stands(text, said, tmp_path
 
 
 def test_a_file_that_nobody_named_may_be_missing(tmp_path):
-    assert read_config(tmp_path / "none.toml", GROUP, is_named=False) == {}
+    assert read_config(tmp_path / "none.toml", lambda: GROUP, is_named=False) == {}
     with pytest.raises(ConfigError, match="does not exist"):
-        read_config(tmp_path / "none.toml", GROUP, is_named=True)
+        read_config(tmp_path / "none.toml", lambda: GROUP, is_named=True)
 
 
 def test_the_program_reads_it(tmp_path, monkeypatch):
