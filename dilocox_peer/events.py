@@ -119,11 +119,7 @@ class Paused(Event):
     is_everybody: bool = False
 
     def line(self) -> str:
-        goes_on = (
-            "nobody trains until it goes on"
-            if self.is_everybody
-            else "this peer trains nothing, and votes and merges on"
-        )
+        goes_on = "nobody trains until it goes on" if self.is_everybody else "this peer votes and merges on"
         return f"paused: {self.reason}; {goes_on}"
 
 

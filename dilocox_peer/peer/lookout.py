@@ -196,14 +196,15 @@ class Lookout:
         )
 
 
-def heeding(ails: Ails, listener: Listener) -> Listener:
-    """listener, and ails hears everything too."""
+def heeding(me: PeerId, listener: Listener) -> tuple[Ails, Listener]:
+    """What ails this peer, from all that it tells from here on with this listener, which passes it on."""
+    ails = Ails(me)
 
     def tell(event: Event) -> None:
         ails.take(event, time.monotonic())
         listener(event)
 
-    return tell
+    return ails, tell
 
 
 def lookout_of_peer(

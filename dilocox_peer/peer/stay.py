@@ -25,7 +25,6 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import prepare
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer import dialback
-from dilocox_peer.peer.ails import Ails
 from dilocox_peer.peer.arrival import arrive, held_stage, keep_greeting
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, run_joined
@@ -112,8 +111,7 @@ class Stay:
         self._resident = resident
         self._settings = resident.settings
         self._me = resident.identity.peer_id
-        self._ails = Ails(self._me)
-        self._listener = heeding(self._ails, resident.listener)
+        self._ails, self._listener = heeding(self._me, resident.listener)
         self._tally = resident.tally
         self._pauses = resident.pauses
         self._incarnation = incarnation
