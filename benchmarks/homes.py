@@ -8,6 +8,8 @@
     python benchmarks/homes.py o          as a, and no relay: nobody passes anybody on (--relay off)
     python benchmarks/homes.py n          as a; then a home's line gets another address
     python benchmarks/homes.py z          as a; then a home sleeps, for --sleep seconds, and wakes in another network
+    python benchmarks/homes.py 6          a restricted home whose line carries packets of 1,280 bytes, a symmetric one, and one with IPv6 alone
+    python benchmarks/homes.py u          two stages of two peers; two homes whose routers open ports (UPnP, NAT-PMP: needs miniupnpd), two that do not
     python benchmarks/homes.py i          as a, with routers that forget a flow after 20 s without a packet
 
 Real processes in network namespaces (testbed/natlab.py): needs root, iproute2 and nftables.
@@ -17,6 +19,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -27,7 +30,7 @@ from statistics import median
 
 from swarm import header
 from testbed.home_swarm import BOOTSTRAP, HomeSwarm
-from testbed.natlab import NatLab, Router, missing
+from testbed.natlab import IGD, NatLab, Opens, Router, missing
 
 from dilocox_peer.config import preset
 from dilocox_peer.manifest import Manifest
@@ -60,6 +63,8 @@ class Outcome:
     round_then: int = 0  # the last that may have been under way at a disturbance
     reserved_s: float | None = None  # of d: from there until the slowest home had a place at the relay
     away_s: float | None = None  # of d: from the relay's end to the last reservation
+    opened: dict[str, list[int]] = field(default_factory=dict)  # ports that routers opened for linkd
+    dialled: dict[str, int] = field(default_factory=dict)  # connections that are open to these ports
     num_lost: int = 0  # rounds that a home had certified and the chain does without
 
     @property
@@ -79,7 +84,7 @@ def manifest(outcome: Outcome) -> Manifest:
 
 
 def homes(lab: NatLab, scenario: str) -> list[str]:
-    lab.public(BOOTSTRAP, 9)
+    lab.public(BOOTSTRAP, 9, ipv6=scenario == "6")
     if scenario.startswith("b"):
         kinds = [Router.RESTRICTED, Router.SYMMETRIC, Router.RESTRICTED, Router.RESTRICTED]
         num_homes = int(scenario[1:])
@@ -89,6 +94,18 @@ def homes(lab: NatLab, scenario: str) -> list[str]:
             lab.home(f"h{number}", 1 + number, kinds[number])
         return [*(f"p{number}" for number in range(4 - num_homes)), *(f"h{number}" for number in range(num_homes))]
     idle_s = 20 if scenario == "i" else None
+    if scenario == "6":
+        lab.home("a", 1, Router.RESTRICTED)
+        lab.set_mtu("a", 1280)
+        lab.home("s", 5, Router.SYMMETRIC)
+        lab.home("v", 6, ipv4=False, ipv6=True)
+        return ["a", "s", "v"]
+    if scenario == "u":
+        lab.home("h0", 1, opens=Opens.UPNP)
+        lab.home("h1", 2, Router.SYMMETRIC)
+        lab.home("h2", 3, opens=Opens.NAT_PMP)
+        lab.home("h3", 4, Router.SYMMETRIC)
+        return ["h0", "h1", "h2", "h3"]
     lab.home("a", 1, Router.RESTRICTED, idle_s=idle_s)
     if scenario == "c":
         lab.carrier("isp", 50)
@@ -118,10 +135,14 @@ async def play(
         if line is not None:
             for name in names:
                 lab.set_rate(name, up=line, down=line)
-        outcome = Outcome(names, num_stages=2 if scenario.startswith("b") else 1)
+        outcome = Outcome(names, num_stages=2 if scenario[0] in "bu" else 1)
         async with HomeSwarm(lab, manifest(outcome)) as swarm:
             ports = (4711, 443) if scenario == "c" else (4711,)
-            await swarm.start_bootstrap(ports=ports, more=("--relay", "off") if scenario == "o" else ())
+            await swarm.start_bootstrap(
+                ports=ports,
+                more=("--relay", "off") if scenario == "o" else (),
+                host_6="2a01:100::9" if scenario == "6" else None,
+            )
             for name in names:
                 joined_at = time.monotonic()
                 await swarm.join(name)
@@ -234,6 +255,9 @@ def _look(swarm: HomeSwarm, outcome: Outcome, since: float) -> None:
         progress = [record for at_s, record in swarm.told[name].of("TrainingProgress") if at_s > since]
         if progress and outcome.stages[name] == 0:
             outcome.tokens_per_s += median(record["tokens_per_s"] for record in progress)
+        outcome.opened[name] = [record["port"] for _, record in swarm.told[name].of("PortOpened")]
+        if outcome.opened[name]:
+            outcome.dialled[name] = swarm.lab.connections(name, outcome.opened[name][-1])
         seen = swarm.told[name].of("SwarmSeen")
         if seen:
             outcome.paths[name] = {named.get(peer["peer"], "?"): peer["reachability"] for peer in seen[-1][1]["peers"]}
@@ -262,6 +286,9 @@ def show(scenario: str, outcome: Outcome) -> None:
         links = f"; linked with {', '.join(outcome.links[name]) or 'nobody'}" if outcome.num_stages > 1 else ""
         stage = f" (stage {outcome.stages[name]})" if outcome.num_stages > 1 else ""
         print(f"  {name}{stage}: {rounds or 'no round'}; sees {paths or 'nobody'}{links}")
+    for name, ports in outcome.opened.items():
+        if ports:
+            print(f"  {name}: the router has opened {ports}, {outcome.dialled[name]} connections come in there")
     if scenario in ("m", "n", "z"):
         again = "never" if outcome.again_s is None else f"{outcome.again_s:.1f} s"
         print(f"  from then to a round with everybody: {again}; rounds lost: {outcome.num_lost}")
@@ -275,7 +302,7 @@ def show(scenario: str, outcome: Outcome) -> None:
 
 def main() -> int:
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("scenario", choices=("a", "b0", "b1", "b2", "b4", "c", "d", "i", "m", "n", "o", "z"))
+    cli.add_argument("scenario", choices=("6", "a", "b0", "b1", "b2", "b4", "c", "d", "i", "m", "n", "o", "u", "z"))
     cli.add_argument("--log", type=Path, help="write every event of every process there")
     cli.add_argument("--json", action="store_true", help="the same once more, as the last line")
     cli.add_argument("--line", type=float, help="Mbit/s of everybody's line but the bootstrap's, each way")
@@ -284,6 +311,9 @@ def main() -> int:
     args = cli.parse_args()
     if (lack := missing()) is not None:
         print(f"skipped: {lack}", file=sys.stderr)
+        return LACKS
+    if args.scenario == "u" and shutil.which(IGD) is None:
+        print(f"skipped: needs {IGD} (Debian: miniupnpd-nftables)", file=sys.stderr)
         return LACKS
     print(header())
     line = args.line and args.line * 1e6

@@ -42,6 +42,18 @@ class PassingOn(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PortOpened(Event):
+    """The router has a port of its own lead to linkd's. way: how it was asked."""
+
+    host: str
+    port: int
+    way: str
+
+    def line(self) -> str:
+        return f"the router has opened port {self.port} of {self.host} for the neighbours of the pipeline ({self.way})"
+
+
+@dataclass(frozen=True, slots=True)
 class LineChanged(Event):
     """This computer has other addresses than before, or slept."""
 

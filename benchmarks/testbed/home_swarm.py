@@ -59,16 +59,22 @@ class HomeSwarm:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     async def start_bootstrap(
-        self, host: str = "31.0.0.9", ports: Sequence[int] = (4711,), more: Sequence[str] = ()
+        self,
+        host: str = "31.0.0.9",
+        ports: Sequence[int] = (4711,),
+        more: Sequence[str] = (),
+        host_6: str | None = None,
     ) -> Child:
-        """At the public host BOOTSTRAP, with the owner's key; returns when its link is there."""
+        """At the public host BOOTSTRAP, at host_6 too, with the owner's key; returns when its link is there."""
         run_file = self.folder / "run.toml"
         write_whole(run_file, to_toml(self.manifest).encode())
         self.link = ""
+        ends = [("/ip4/0.0.0.0", f"/ip4/{host}")] + ([("/ip6/::", f"/ip6/{host_6}")] if host_6 is not None else [])
         where = [
             flag
             for port in ports
-            for flag in ("--host-maddrs", f"/ip4/0.0.0.0/tcp/{port}", "--announce-maddrs", f"/ip4/{host}/tcp/{port}")
+            for own, outside in ends
+            for flag in ("--host-maddrs", f"{own}/tcp/{port}", "--announce-maddrs", f"{outside}/tcp/{port}")
         ]
         child = await self._start(BOOTSTRAP, ["bootstrap", str(run_file), *where, *more])
         await self.until(lambda: bool(self.link), START_S)

@@ -24,6 +24,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,16 @@ class Router(StrEnum):
     RESTRICTED = "restricted"  # the port is kept, and only who was sent to may answer: most routers at home
     SYMMETRIC = "symmetric"  # another outside port for every flow: nobody can guess it
     REJECTS = "rejects"  # as restricted, but what comes unasked is answered with a reset
+
+
+class Opens(StrEnum):
+    """How a router may be asked to open a port: miniupnpd, with one of its protocols."""
+
+    UPNP = "UPnP"
+    NAT_PMP = "NAT-PMP"
+
+
+IGD = "miniupnpd"  # Debian: miniupnpd-nftables
 
 
 def missing() -> str | None:
@@ -93,6 +104,8 @@ class NatLab:
         self._prefixes: list[tuple[str, str, str]] = []  # (IPv6 prefix, gateway, the gateway's namespace)
         self._carriers: dict[str, _Carrier] = {}
         self._routers: dict[str, str] = {}  # of a home, by its name
+        self._opening: dict[str, Opens] = {}  # routers that open ports
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{self._name}-")
 
     def __enter__(self) -> Self:
         sweep()
@@ -133,13 +146,14 @@ class NatLab:
         behind: str | None = None,
         only_port: int | None = None,
         idle_s: int | None = None,
+        opens: Opens | None = None,
         ipv4: bool = True,
         ipv6: bool = False,
     ) -> None:
         """A host at 192.168.NUMBER.2 behind a router at 31.0.NUMBER.1, or behind a carrier's.
 
         only_port: the only TCP port outside that may be dialled. idle_s: after so long without a packet the router forgets a flow, and
-        drops what comes then. ipv6: the host has 2a01:100:NUMBER:1::2 too, behind a stateful firewall.
+        drops what comes then. opens: ports, for who asks so (needs miniupnpd); it begins with `start`. ipv6: the host has 2a01:100:NUMBER:1::2 too, behind a stateful firewall.
         """
         outside = self._add(f"{name}-r")
         if behind is not None:
@@ -166,6 +180,8 @@ class NatLab:
             self._prefixes.append((f"{within}::/64", f"2a01:100:{number:x}::1", outside))
         self._route(outside, router, host=f"192.168.{number}.2", only_port=only_port, idle_s=idle_s)
         self._routers[name] = outside
+        if opens is not None:
+            self._opening[outside] = opens
 
     def guest(self, name: str, home: str, last: int = 3) -> None:
         """Another host of that home, at 192.168.NUMBER.LAST, behind the same router."""
@@ -187,6 +203,8 @@ class NatLab:
                 if space != outside:
                     device = "wan" if space.endswith("-r") or space in self._carrier_spaces else "eth0"
                     sh("ip", "-n", space, "-6", "route", "replace", prefix, "via", gateway, "dev", device, check=False)
+        for number, (space, opens) in enumerate(self._opening.items()):
+            self._open_ports(space, opens, number)
         if not self._delay_ms:
             return
         ready, said = os.pipe()
@@ -248,6 +266,20 @@ class NatLab:
         sh("ip", "-n", space, "addr", "add", f"{base}.{last}/24", "dev", "eth0")
         sh("ip", "-n", space, "route", "replace", "default", "via", f"{base}.1")
 
+    def set_mtu(self, name: str, mtu: int) -> None:
+        """Of a home's line, outside of its router, which tells both ends so when they connect, as most routers do."""
+        space = self._routers[name]
+        sh("ip", "-n", space, "link", "set", "wan", "mtu", mtu)
+        clamp = ["tcp", "flags", "syn", "tcp", "option", "maxseg", "size", "set", mtu - 40]
+        sh("ip", "netns", "exec", space, "nft", "insert", "rule", "inet", "firewall", "through", *clamp)
+
+    def connections(self, name: str, port: int) -> int:
+        """Of TCP, open, from outside of that host to that port of it."""
+        seen = sh(
+            "ip", "netns", "exec", self._space(name), "ss", "-Htn", "state", "established", f"( sport = :{port} )"
+        )
+        return sum(not line.split()[-1].startswith(("127.", "[::1]")) for line in seen.splitlines())
+
     def bytes_sent(self, name: str) -> int:
         """Of all packets that have left a home's router, or a public host."""
         space, device = (self._routers[name], "wan") if name in self._routers else (self._space(name), "eth0")
@@ -283,6 +315,7 @@ class NatLab:
         for space in reversed(self._spaces):
             remove(space)
         self._spaces = []
+        self._folder.cleanup()
 
     # -- how it is made ---------------------------------------------------------------------------------------------------
 
@@ -315,6 +348,31 @@ class NatLab:
         self._spaces.append(space)
         sh("ip", "-n", space, "link", "set", "lo", "up")
         return space
+
+    def _open_ports(self, space: str, opens: Opens, number: int) -> None:
+        config = Path(self._folder.name) / f"igd{number}.conf"
+        config.write_text(
+            f"""
+            ext_ifname=wan
+            listening_ip=lan
+            enable_upnp={"yes" if opens is Opens.UPNP else "no"}
+            enable_natpmp={"yes" if opens is Opens.NAT_PMP else "no"}
+            secure_mode=yes
+            upnp_table_name=igd
+            upnp_nat_table_name=igd
+            lease_file={config}.leases
+            uuid=00000000-0000-0000-0000-{number:012d}
+            allow 1024-65535 0.0.0.0/0 1024-65535
+            deny 0-65535 0.0.0.0/0 0-65535
+        """.replace("            ", "")
+        )
+        _nft(space, IGD_RULES)
+        self._spawn(
+            space,
+            [IGD, "-d", "-f", str(config), "-P", f"{config}.pid"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
 
     def _plug(self, space: str, device: str, address: str | None, address_6: str | None) -> None:
         """Connects a device of that namespace with the Internet."""
@@ -355,8 +413,23 @@ class NatLab:
             tracked = "net.netfilter.nf_conntrack_tcp"
             knobs += [f"{tracked}_timeout_established={idle_s}", f"{tracked}_loose=0"]
         sh("ip", "netns", "exec", space, "sysctl", "-qw", *knobs)
-        rules = _rules(router, host=host, only_port=only_port)
-        subprocess.run(["ip", "netns", "exec", space, "nft", "-f", "-"], input=rules, text=True, check=True)
+        _nft(space, _rules(router, host=host, only_port=only_port))
+
+
+IGD_RULES = """
+    table inet igd {
+      chain miniupnpd {}
+      chain prerouting_miniupnpd {}
+      chain postrouting_miniupnpd {}
+      chain forward { type filter hook forward priority -1; policy accept; jump miniupnpd; }
+      chain prerouting { type nat hook prerouting priority -101; policy accept; jump prerouting_miniupnpd; }
+      chain postrouting { type nat hook postrouting priority 99; policy accept; jump postrouting_miniupnpd; }
+    }
+"""
+
+
+def _nft(space: str, rules: str) -> None:
+    subprocess.run(["ip", "netns", "exec", space, "nft", "-f", "-"], input=rules, text=True, check=True)
 
 
 def _rules(router: Router, *, host: str | None, only_port: int | None) -> str:

@@ -15,6 +15,7 @@ from dilocox_peer.events import Failed, Listener
 from dilocox_peer.invitation import address_range, parse_multiaddr, visible_at
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.endpoint import Endpoint
+from dilocox_peer.network.port_opener import PortOpener
 from dilocox_peer.network.reservations import Reservations
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.dialback import DialbackVerdict
@@ -37,6 +38,7 @@ class Presence:
     reachability: DialbackVerdict
     admission: Admission | None = None  # of a run that is not open
     reservations: Reservations | None = None  # None: others reach us directly or not at all
+    ports: PortOpener | None = None
     public_name: str = ""
     site: str = ""
 
@@ -139,6 +141,8 @@ class Tenure:
         changed = [self._pauses.changed]
         if self._presence.reservations is not None:
             changed.append(self._presence.reservations.changed)
+        if self._presence.ports is not None:
+            changed.append(self._presence.ports.changed)
         waits = {asyncio.ensure_future(event.wait()) for event in changed}
         try:
             await asyncio.wait(waits, timeout=LEASE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -160,8 +164,8 @@ class Tenure:
         if self._conveyor is None:
             return lease
         link = PeerId(self._conveyor.link_id)
-        return replace(
-            lease,
-            link=link,
-            link_addresses=visible_at(self._conveyor.addresses, lease.addresses, link)[:MAX_ADDRESSES],
-        )
+        visible = visible_at(self._conveyor.addresses, lease.addresses, link)
+        if self._presence.ports is not None and (opened := self._presence.ports.port) is not None:
+            there = f"/ip4/{opened.host}/tcp/{opened.port}/p2p/{link}"
+            visible = (there, *(text for text in visible if text != there))
+        return replace(lease, link=link, link_addresses=visible[:MAX_ADDRESSES])

@@ -18,11 +18,12 @@ from contextlib import AsyncExitStack, suppress
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.events import Listener
-from dilocox_peer.events_of_reach import LineChanged, PassingOn, Reach, ReachChanged
+from dilocox_peer.events_of_reach import LineChanged, PassingOn, PortOpened, Reach, ReachChanged
 from dilocox_peer.invitation import address_range, all_loopback, parse_multiaddr
 from dilocox_peer.network.bulk import PeerSilent
 from dilocox_peer.network.outside_address import OutsideAddress
 from dilocox_peer.network.own_hosts import own_hosts
+from dilocox_peer.network.port_opener import PortOpener
 from dilocox_peer.network.relaying import Relay
 from dilocox_peer.network.reservations import Reservations
 from dilocox_peer.network.transport import Transport
@@ -54,6 +55,9 @@ class Reaching:
         """look_now: set when the directory should be read, for the addresses of peers that we lack a connection with."""
         self.reservations = Reservations(transport)
         self.tunnels = Tunnels(transport)
+        self.ports = PortOpener(
+            self._link_port, lambda opened: listener(PortOpened(opened.host, opened.port, opened.way))
+        )
         self.relay: Relay | None = None
         self.paths: Mapping[PeerId, str] = {}  # as transport.paths, and "punched"
         self._transport = transport
@@ -67,6 +71,7 @@ class Reaching:
         self._num_passed_on = 0
         self._started_at = 0.0
         self._line = LineWatch()
+        self._conveyor: Conveyor | None = None
         self._anew: set[PeerId] = set()  # whose connections are being made anew
         self._on_dialled: OnDialled | None = None
         self._on_paths: Callable[[], None] | None = None
@@ -109,7 +114,8 @@ class Reaching:
         self._nudge.set()
 
     async def take_links(self, conveyor: Conveyor) -> None:
-        """From here on neighbours that cannot dial our linkd reach it through p2pd."""
+        """From here on neighbours that cannot dial our linkd reach it through p2pd, and the router is asked for a port that leads to it."""
+        self._conveyor = conveyor
         with suppress(PeerUnavailable, TimeoutError):  # p2pd is gone, which others tell
             await self.tunnels.serve(lambda: own_door(conveyor.addresses))
 
@@ -129,6 +135,8 @@ class Reaching:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.reservations.run(), name="reservations")
             tasks.create_task(self._keep_asking(), name="dial-back")
+            if not all_loopback(self._transport.addresses):
+                tasks.create_task(self.ports.run(), name="port")
             await self._keep_dialling(tasks)
 
     async def _keep_dialling(self, tasks: asyncio.TaskGroup) -> None:
@@ -164,6 +172,12 @@ class Reaching:
                 paths[peer] = "punched"
         return paths
 
+    def _link_port(self) -> int | None:
+        """Linkd's, where others than this computer can dial it."""
+        addresses = () if self._conveyor is None else self._conveyor.addresses
+        parsed = [parse_multiaddr(text, "lease") for text in addresses]
+        return next((each.port for each in parsed if each.host_kind == "ip4" and each.host != "127.0.0.1"), None)
+
     def _tell_outside(self, tasks: asyncio.TaskGroup, now: float) -> None:
         """Has p2pd know where our connections come out, where others cannot dial us."""
         if self._is_direct or (self._whispering is not None and not self._whispering.done()):
@@ -187,6 +201,7 @@ class Reaching:
         """Makes connections anew that lead nowhere, as far as can be told."""
         if self._line.is_another(own_hosts(), now, time.time()):
             self._reachability.moved()
+            self.ports.moved()
             self._listener(LineChanged())
             for peer in self._known_addresses():
                 tasks.create_task(self._connect_anew(peer), name="connect anew")

@@ -165,7 +165,7 @@ class Stay:
         if held is None and (is_over := await run_over(directory, manifest.stages.count)) is not None:
             raise is_over
         at.step = StartupStep.CLAIM
-        own_reach = (self._resident.reachability, admission, reaching.reservations)
+        own_reach = (self._resident.reachability, admission, reaching.reservations, reaching.ports)
         presence = Presence(self._me, self._incarnation, transport, *own_reach, choices.public_name, choices.site)
         if self._resident.stage is None:  # else it is ours still: our network daemon died, or it is where we move
             self._resident.stage = await claim_stage(

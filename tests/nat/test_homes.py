@@ -75,3 +75,12 @@ def test_homes_that_cannot_meet_by_any_path_found_no_chain_and_say_so():
     assert outcome["met_s"] is None
     assert not any(outcome["counts"].values())
     assert set(outcome["reach"].values()) == {"outgoing"}
+
+
+def test_a_router_that_can_opens_a_port_for_the_neighbours_of_the_pipeline():
+    outcome = played("u")
+    assert len(set(outcome["heads"].values())) == outcome["num_stages"]
+    for name in ("h0", "h2"):
+        assert len(outcome["opened"][name]) == 1
+        assert outcome["dialled"][name] > 0
+    assert outcome["opened"]["h1"] == outcome["opened"]["h3"] == []
