@@ -97,6 +97,9 @@ class Serving:
         self._is_member = is_member
         self._free_for_others = asyncio.Semaphore(self._limits.streams // 2)
 
+    def is_serving(self, peer: PeerId) -> bool:
+        return any(each.peer == peer for each in self._under_way.values())
+
     def end(self) -> set[asyncio.Task[Any]]:
         """Nothing is answered any more. Gives back the tasks that end now."""
         self._is_over = True

@@ -8,7 +8,7 @@ decided elsewhere. Importing this module does not import hivemind (that pulls in
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -99,6 +99,7 @@ class Transport:
         self._serving = Serving(limits, self.bandwidth, self._refusal, self._on_bytes, self.doors.malformed)
         self.line = UploadWatch(self.bandwidth, lambda: None if daemon.is_down else daemon.pid)
         self._watching: asyncio.Task[None] | None = None
+        self._fetching: Counter[PeerId] = Counter()
         self._is_closed = False
 
     # -- start and end ------------------------------------------------------------------------------------------------
@@ -291,6 +292,10 @@ class Transport:
         """The hosts of `leads_to`."""
         return [text.split("/")[2] for text in await self.leads_to(peer, timeout_s)]
 
+    def is_busy(self, peer: PeerId) -> bool:
+        """Whether something is fetched of peer, or by it."""
+        return self._fetching[peer] > 0 or self._serving.is_serving(peer)
+
     async def hang_up(self, peer: PeerId, timeout_s: float = 5.0) -> None:
         """Ends all connections with peer, and what is under way on them. Raises PeerUnavailable."""
         await self.daemon.hang_up(peer, timeout_s)
@@ -432,6 +437,7 @@ class Transport:
             seen += num_bytes
             self._on_bytes(peer)
 
+        self._fetching[peer] += 1
         try:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await self.daemon.open_stream(peer, self.fetch_protocol(kind), stall_timeout_s)
@@ -452,6 +458,10 @@ class Transport:
         except PeerGone:
             await self.daemon.check(peer)  # the stream of our own killed p2pd ends just like the peer's
             raise
+        finally:
+            self._fetching[peer] -= 1
+            if not self._fetching[peer]:
+                del self._fetching[peer]
         return reply
 
     def fetch_protocol(self, kind: str) -> str:

@@ -1,16 +1,22 @@
 """Which peers of our stage are to be dialled, and when: all of them, for as long as the directory lists them. Pure.
 
 A connection that is lost is made anew, at the addresses of the newest lease: a relay that was started again, or a home with another
-address, cuts nobody off for longer than it takes to announce it.
+address, cuts nobody off for longer than it takes to announce it. One that a relay passes on is made anew, ever more seldom, where it may be better
+then: soon with who can be dialled by now; by one of the two where p2pd may punch a hole, once routers have forgotten the last try.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.types import PeerId
 
 FIRST_RETRY_S, MAX_RETRY_S = 4.0, 60.0
+BETTER_S, PUNCH_S, MOST_BETTER_S = (
+    15.0,
+    150.0,
+    1800.0,
+)  # from a relayed connection to the first try of a better one; between two
 MAX_LISTED = 512
 NEVER = float("-inf")
 
@@ -22,6 +28,9 @@ class _Listed:
     failures: int = 0
     is_dialled_now: bool = False
     was_dialled: bool = False
+    is_direct: bool = False  # others can dial it
+    better_at: float = NEVER  # when a relayed connection is made anew; NEVER: there is none
+    num_tries: int = 0  # of a better one
 
 
 class DialPlan:
@@ -40,6 +49,8 @@ class DialPlan:
             each = self._listed[lease.peer] = known.get(lease.peer) or _Listed(lease.addresses)
             if each.addresses != lease.addresses:
                 each.addresses, each.due_at, each.failures = lease.addresses, NEVER, 0
+            if each.is_direct is not (is_direct := lease.reachability == "direct"):
+                each.is_direct, each.better_at, each.num_tries = is_direct, NEVER, 0
 
     def due(
         self, connected: Collection[PeerId], now: float, *, later: Collection[PeerId] = ()
@@ -61,6 +72,29 @@ class DialPlan:
         each.failures = 0 if is_there else min(each.failures + 1, 16)
         each.due_at = now + min(FIRST_RETRY_S * 2 ** max(0, each.failures - 1), MAX_RETRY_S)
         return is_first
+
+    def to_better(
+        self, paths: Mapping[PeerId, str], now: float, *, may_punch: bool
+    ) -> list[tuple[PeerId, tuple[str, ...]]]:
+        """With whom a relayed connection is to be made anew now, and where it is dialled then. may_punch: our p2pd knows where we come
+        out; of two such peers the one of the smaller name does it, as routers spoil a hole that both begin."""
+        due = []
+        for peer, each in self._listed.items():
+            if (path := paths.get(peer)) != "relayed":
+                each.better_at = NEVER
+                if path is not None:  # else a try has just ended the connection
+                    each.num_tries = 0
+                continue
+            first_s = BETTER_S if each.is_direct else PUNCH_S
+            if each.better_at == NEVER:
+                each.better_at = now + min(first_s * 2**each.num_tries, MOST_BETTER_S)
+            if now < each.better_at or not (each.is_direct or (may_punch and self._me < peer)):
+                continue
+            each.num_tries = min(each.num_tries + 1, 16)
+            each.better_at = now + min(first_s * 2**each.num_tries, MOST_BETTER_S)
+            direct = tuple(text for text in each.addresses if "/p2p-circuit" not in text)
+            due.append((peer, direct if each.is_direct and direct else each.addresses))
+        return due
 
     def missing(self, connected: Collection[PeerId]) -> list[PeerId]:
         """Those in the directory that were dialled, and that we are not connected with."""

@@ -23,6 +23,7 @@ from dilocox_peer.invitation import address_range, all_loopback, parse_multiaddr
 from dilocox_peer.network.bulk import PeerSilent
 from dilocox_peer.network.outside_address import OutsideAddress
 from dilocox_peer.network.own_hosts import own_hosts
+from dilocox_peer.network.p2pd import greets
 from dilocox_peer.network.port_opener import PortOpener
 from dilocox_peer.network.relaying import Relay
 from dilocox_peer.network.reservations import Reservations
@@ -41,6 +42,7 @@ ASK_AGAIN_S = (8.0, 20.0, 60.0)  # then the last of them again and again; a rout
 ASK_MOVED_S = (4.0, 8.0)  # after our line became another one
 DIALS_AT_ONCE = 8
 TRY_S = 5.0  # for a short question to a peer that is silent
+IDLE_MAX_S, IDLE_LOOK_S = 10.0, 0.1  # that a moment is waited for in which nothing is fetched of a peer
 LOOK_EVERY_S, LOOK_MAX_S = 6.0, 60.0  # at the directory, for the newest addresses of those we miss; ever more seldom
 
 OnDialled = Callable[[PeerId, str], None]
@@ -151,6 +153,9 @@ class Reaching:
                 later = () if self._may_be_met else {each.peer for each in self._leases if each.is_relayed}
                 for peer, addresses in self._plan.due(self.paths, clock(), later=later):
                     tasks.create_task(self._dial(peer, addresses), name="dial")
+                may_punch = not self._is_direct and self._outside.known is not None
+                for peer, addresses in self._plan.to_better(self.paths, clock(), may_punch=may_punch):
+                    tasks.create_task(self._better(peer, addresses), name="better")
                 self._look_for_missing(clock())
                 self._tell_outside(tasks, clock())
                 self._watch_line(tasks, clock())
@@ -239,6 +244,27 @@ class Reaching:
         try:
             async with self._slots:
                 return await connect_anew(self._transport, peer, addresses)
+        finally:
+            self._anew.discard(peer)
+            self._nudge.set()
+
+    async def _better(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Makes a relayed connection anew, between two contributions if there is such a moment. addresses: direct ones, or of relays
+        alone."""
+        direct = [parse_multiaddr(text, "lease") for text in addresses if "/p2p-circuit" not in text]
+        if direct and not any(await asyncio.gather(*map(greets, direct))):
+            return  # others can dial it there; we cannot, as over IPv6 alone
+        until = time.monotonic() + IDLE_MAX_S
+        while self._transport.is_busy(peer) and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(IDLE_LOOK_S)
+        if peer in self._anew:
+            return
+        self._anew.add(peer)
+        try:
+            async with self._slots:
+                with suppress(PeerUnavailable):
+                    await self._transport.hang_up(peer)
+                    await self._transport.connect(peer, addresses)
         finally:
             self._anew.discard(peer)
             self._nudge.set()

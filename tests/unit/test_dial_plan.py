@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.peer.dial_plan import FIRST_RETRY_S, MAX_RETRY_S, DialPlan
+from dilocox_peer.peer.dial_plan import BETTER_S, FIRST_RETRY_S, MAX_RETRY_S, MOST_BETTER_S, PUNCH_S, DialPlan
 from dilocox_peer.types import PeerId
 
 ME, A, B = PeerId("me"), PeerId("a"), PeerId("b")
@@ -81,3 +81,65 @@ def test_who_is_listed_no_more_is_forgotten():
     assert not plans.dialled(A, 0.0, is_there=True)
     assert plans.missing(set()) == []
     assert dialled(plans, set(), 1000.0) == []
+
+
+def relayed(peer: PeerId) -> Lease:
+    return replace(lease(peer, f"/relay/p2p-circuit/{peer}"), reachability="relayed")
+
+
+def bettered(of: DialPlan, paths: dict[PeerId, str], until: float, *, may_punch: bool = True) -> list[float]:
+    """When A is, looked at every second."""
+    return [
+        at for at in range(int(until)) if any(peer == A for peer, _ in of.to_better(paths, at, may_punch=may_punch))
+    ]
+
+
+def test_a_relayed_connection_with_who_can_be_dialled_by_now_is_made_anew_and_directly():
+    plans = plan(lease(A, "/one", "/relay/p2p-circuit/a"))
+    assert plans.to_better({A: "relayed"}, 0.0, may_punch=False) == []
+    assert plans.to_better({A: "relayed"}, BETTER_S, may_punch=False) == [(A, ("/one",))]
+
+
+def test_what_becomes_no_better_is_tried_ever_more_seldom():
+    times = bettered(plan(lease(A)), {A: "relayed"}, 6 * MOST_BETTER_S)
+    gaps = [later - before for before, later in pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == MOST_BETTER_S
+    assert len(gaps) > 6
+
+
+def test_a_hole_is_tried_again_by_one_of_the_two_and_not_before_routers_have_forgotten():
+    mine, theirs = plan(relayed(A), relayed(B)), DialPlan(B)
+    theirs.listed([relayed(A)])
+    assert bettered(mine, {A: "relayed"}, 2 * PUNCH_S) == [], "A is the smaller name of the two"
+    assert bettered(theirs, {A: "relayed"}, 2 * PUNCH_S) == []
+    smaller = DialPlan(PeerId("Z"))
+    smaller.listed([relayed(A)])
+    assert bettered(smaller, {A: "relayed"}, 2 * PUNCH_S) == [PUNCH_S]
+    blind = DialPlan(PeerId("Z"))
+    blind.listed([relayed(A)])
+    assert bettered(blind, {A: "relayed"}, 2 * PUNCH_S, may_punch=False) == []
+
+
+def test_a_connection_that_is_direct_or_lost_is_left_alone():
+    plans = plan(lease(A))
+    for path in ({A: "direct"}, {A: "punched"}, {}):
+        assert bettered(plans, path, 10 * MOST_BETTER_S) == []
+    plans.to_better({A: "relayed"}, 0.0, may_punch=True)
+    plans.to_better({A: "punched"}, BETTER_S, may_punch=True)
+    assert plans.to_better({A: "relayed"}, BETTER_S + 1, may_punch=True) == [], "it counts from the beginning"
+
+
+def test_a_try_that_ends_the_connection_counts_all_the_same():
+    """Else one that comes to nothing would be made every fifteen seconds."""
+    plans, times = plan(lease(A)), []
+    path: dict[PeerId, str] = {A: "relayed"}
+    for at in range(int(4 * MOST_BETTER_S)):
+        if plans.to_better(path, at, may_punch=True):
+            times.append(at)
+            path = {}
+        elif not path and at >= times[-1] + 3:
+            path = {A: "relayed"}
+    gaps = [later - before for before, later in pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] >= MOST_BETTER_S
