@@ -100,6 +100,11 @@ class RelayChoice:
             relay.failures = min(relay.failures + 1, 16)
             self._announce()
 
+    def lost(self, peer: PeerId, now: float) -> None:
+        """The connection with it is: it is asked at once, if it has us."""
+        if (relay := self._relays.get(peer)) is not None and relay.limit is not None:
+            relay.due_at = min(relay.due_at, now)
+
     @property
     def held(self) -> tuple[PeerId, ...]:
         """The relays that pass on to us, those to announce first."""

@@ -5,7 +5,7 @@ addresses are those at which we dial it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -36,8 +36,12 @@ class Dialler(Protocol):
 class Reservations:
     """`run` until cancelled. `addresses` are to be announced; `changed` is set whenever they are others."""
 
-    def __init__(self, dialler: Dialler) -> None:
+    def __init__(self, dialler: Dialler, on_regained: Callable[[PeerId], None] = lambda _relay: None) -> None:
+        """on_regained: told of a relay that has us again after the connection with it was lost."""
         self._dialler = dialler
+        self._on_regained = on_regained
+        self._lost: set[PeerId] = set()
+        self._seen: set[PeerId] = set()  # those that have us that were connected with at the last look
         self._choice = RelayChoice(dialler.peer_id)
         self._addresses: tuple[str, ...] = ()
         self._silent: set[PeerId] = set()  # that did not answer the last time, on an open connection
@@ -58,6 +62,19 @@ class Reservations:
         if self._choice.need(is_needed):
             self._note_change()
 
+    def look(self, connected: Collection[PeerId]) -> None:
+        """connected: whom we have a connection with, as of now. Relays that are lost are asked at once."""
+        held = set(self._choice.held)
+        lost = (held & self._seen) - set(
+            connected
+        )  # one that was connected with since the last look may have us already
+        self._seen = held & set(connected)
+        for peer in lost:
+            self._choice.lost(peer, asyncio.get_running_loop().time())
+        if lost:
+            self._lost |= lost
+            self._nudge.set()
+
     def tell(self, is_told: bool) -> None:
         """Whether others are to know where relays pass on to us; until they are, `addresses` is empty."""
         if self._choice.is_told != is_told:
@@ -75,6 +92,7 @@ class Reservations:
             if not address.is_relayed and address.peer is not None:
                 candidates.setdefault(address.peer, {})[address.text] = None
         self._choice.offer({peer: tuple(texts) for peer, texts in candidates.items()})
+        self._lost &= candidates.keys()
         self._nudge.set()
 
     async def run(self) -> None:
@@ -110,6 +128,9 @@ class Reservations:
             self._silent.discard(peer)
             if limit is not None:
                 self._choice.reserved(peer, limit, clock())
+                if peer in self._lost:
+                    self._lost.discard(peer)
+                    self._on_regained(peer)
             else:
                 self._choice.refused(peer, clock())
         self._note_change()

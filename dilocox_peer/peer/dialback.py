@@ -173,7 +173,7 @@ async def serve(transport: Transport, *, right: Right | None = Right.READ) -> No
             return Reply({"answer": Answer.UNKNOWN.value})
         greeted = await asyncio.gather(*(greets(address) for address in dialled))
         found = (Answer.YES if any(greeted) else Answer.NO) if dialled else otherwise
-        return Reply({"answer": found.value, "seen": seen[0] if seen else ""})
+        return Reply({"answer": found.value, "seen": seen[-1] if seen else ""})  # by its newest connection
 
     await transport.serve(SERVICE, answer, right=right)
 

@@ -12,7 +12,7 @@ The decisions are network/relay_choice.py's and dial_plan.py's; here are the clo
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 
 from dilocox_peer.dht.records import Lease
@@ -43,6 +43,8 @@ ASK_MOVED_S = (4.0, 8.0)  # after our line became another one
 DIALS_AT_ONCE = 8
 TRY_S = 5.0  # for a short question to a peer that is silent
 IDLE_MAX_S, IDLE_LOOK_S = 10.0, 0.1  # that a moment is waited for in which nothing is fetched of a peer
+LOOKED_S = 10.0  # that a relay's new connection counts as such
+MOVES_S = 60.0  # between two times at which all connections are made anew because others see us elsewhere
 LOOK_EVERY_S, LOOK_MAX_S = 6.0, 60.0  # at the directory, for the newest addresses of those we miss; ever more seldom
 
 OnDialled = Callable[[PeerId, str], None]
@@ -55,7 +57,7 @@ class Reaching:
         self, transport: Transport, reachability: DialbackVerdict, *, look_now: asyncio.Event, listener: Listener
     ) -> None:
         """look_now: set when the directory should be read, for the addresses of peers that we lack a connection with."""
-        self.reservations = Reservations(transport)
+        self.reservations = Reservations(transport, on_regained=self._regained)
         self.tunnels = Tunnels(transport)
         self.ports = PortOpener(
             self._link_port, lambda opened: listener(PortOpened(opened.host, opened.port, opened.way))
@@ -75,6 +77,10 @@ class Reaching:
         self._line = LineWatch()
         self._conveyor: Conveyor | None = None
         self._anew: set[PeerId] = set()  # whose connections are being made anew
+        self._regained_relays: set[PeerId] = set()  # since the last look
+        self._looked_from: set[PeerId] = set()  # relays whose connections were made anew lately
+        self._comes_out = ""  # the host at which our connections do, as others saw it last
+        self._moved_at = float("-inf")
         self._on_dialled: OnDialled | None = None
         self._on_paths: Callable[[], None] | None = None
         self._nudge = asyncio.Event()
@@ -206,16 +212,50 @@ class Reaching:
         """Makes connections anew that lead nowhere, as far as can be told."""
         if self._line.is_another(own_hosts(), now, time.time()):
             self._reachability.moved()
-            self.ports.moved()
-            self._listener(LineChanged())
-            for peer in self._known_addresses():
-                tasks.create_task(self._connect_anew(peer), name="connect anew")
+            self._all_anew(tasks, now)
             tasks.create_task(self._ask_where_we_are(), name="dial-back")
             return
+        if self._comes_out_elsewhere(now):
+            self._all_anew(tasks, now, but=self._looked_from)
+            return
+        self.reservations.look(self.paths.keys() | self._anew)
+        while self._regained_relays:
+            tasks.create_task(self._look_from(self._regained_relays.pop()), name="dial-back")
         silent = self._line.silent(self.paths, self._transport.heard, now)
         relays = self.reservations.held if self._line.is_silent(self.paths, self._transport.heard, now) else ()
         for peer in {*silent, *(relays if silent else ())}:
             tasks.create_task(self._try_out(peer), name="try out")
+
+    def _all_anew(self, tasks: asyncio.TaskGroup, now: float, *, but: Collection[PeerId] = ()) -> None:
+        self._moved_at = now
+        self.ports.moved()
+        self._listener(LineChanged())
+        for peer in self._known_addresses():
+            if peer not in but:
+                tasks.create_task(self._connect_anew(peer), name="connect anew")
+
+    def _comes_out_elsewhere(self, now: float) -> bool:
+        """Whether our router has another address: connections of before lead nowhere, and only new ones tell."""
+        believed = self._reachability.outside.believed(now)
+        if believed is None:
+            return False
+        before, self._comes_out = self._comes_out, parse_multiaddr(believed, "announce").host
+        # Some carriers have each connection come out at another of their addresses.
+        return before not in ("", self._comes_out) and now - self._moved_at > MOVES_S
+
+    def _regained(self, relay: PeerId) -> None:
+        self._regained_relays.add(relay)
+        self._nudge.set()
+
+    async def _look_from(self, relay: PeerId) -> None:
+        """Where a relay that was lost sees us now. It may have another connection with us, of before, which leads nowhere, and would
+        pass others on there."""
+        if await self._connect_anew(relay):
+            self._looked_from.add(relay)
+            await self._ask_now()
+            self._nudge.set()
+            await asyncio.sleep(LOOKED_S)
+            self._looked_from.discard(relay)
 
     async def _try_out(self, peer: PeerId) -> None:
         began = time.monotonic()

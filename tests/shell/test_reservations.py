@@ -67,6 +67,30 @@ async def test_a_peer_is_reached_through_the_relay_that_has_it(
         await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_a_relay_whose_connection_is_lost_is_asked_at_once_and_its_return_is_told(
+    make_transport: MakeTransport, make_relay: MakeRelay
+) -> None:
+    relay, _ = await make_relay()
+    private, _ = await make_transport("private", initial_peers=relay.addresses, announce_maddrs=NOWHERE)
+    regained: list[PeerId] = []
+    reservations = Reservations(private, on_regained=regained.append)
+    reservations.offer(relay.addresses)
+    running = asyncio.create_task(reservations.run())
+    try:
+        await until(lambda: reservations.held == (relay.peer_id,), timeout_s=10)
+        reservations.look(())  # it was not connected with at an earlier look
+        reservations.look(await private.paths())
+        await private.hang_up(relay.peer_id)
+        reservations.look(())
+        await until(lambda: bool(regained), timeout_s=15)
+        reservations.look(await private.paths())
+        assert relay.peer_id in await private.paths()
+        assert regained == [relay.peer_id]
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_the_owners_budget_holds_for_what_is_passed_on(
     make_transport: MakeTransport, make_relay: MakeRelay
 ) -> None:

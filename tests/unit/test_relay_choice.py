@@ -52,6 +52,18 @@ def test_nobody_is_asked_twice_at_once():
     assert asked(relays, 100.0) == []
 
 
+def test_a_relay_that_is_lost_is_asked_at_once_and_one_that_does_not_have_us_when_its_turn_comes():
+    relays = choice("a", "b")
+    relays.due(0.0)
+    relays.reserved(PeerId("a"), LARGE, 0.0)
+    relays.refused(PeerId("b"), 0.0)
+    for name in ("a", "b", "c"):
+        relays.lost(PeerId(name), 1.0)
+    assert asked(relays, 1.0) == ["a"]
+    relays.lost(PeerId("a"), 1.5)
+    assert asked(relays, 1.5) == [], "it is being asked"
+
+
 def test_a_reservation_is_renewed():
     relays = choice("a")
     relays.due(0.0)
