@@ -18,12 +18,13 @@ from dilocox_peer.events_of_reach import NobodyAnswers
 from dilocox_peer.files import replace_file
 from dilocox_peer.invitation import all_loopback, parse_multiaddr, parse_multiaddrs
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.network.own_hosts import own_hosts
 from dilocox_peer.network.p2pd import check_listenable
 from dilocox_peer.network.transport import Transport, named_peers
 from dilocox_peer.peer.acquaintances import read_acquaintances
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.lookout import ask_how_it_is
-from dilocox_peer.peer.settings import SessionSettings
+from dilocox_peer.peer.settings import ANY_PORT, SessionSettings
 from dilocox_peer.peer.startup import StartUp, StartupStep
 from dilocox_peer.peer.state.anchors import kept_manifest
 from dilocox_peer.peer.swarm_health import CLOCK_S
@@ -124,7 +125,9 @@ async def _transport(settings: SessionSettings, identity: Identity, known: Seque
         identity.peer_id,
         namespace=settings.run_id,
         initial_peers=known,
-        host_maddrs=await asyncio.to_thread(on_the_port_of_before, choices.host_maddrs, settings.run_folder),
+        host_maddrs=await asyncio.to_thread(
+            on_the_port_of_before, where_to_listen(choices.host_maddrs, own_hosts()), settings.run_folder
+        ),
         announce_maddrs=choices.announce_maddrs,
         runtime_dir=settings.runtime_dir,
         limits=settings.at_most.limits,
@@ -153,6 +156,14 @@ def held_stage(run_folder: Path) -> int | None:
             with suppress(OSError):
                 found.append((path.stat().st_mtime, int(number)))
     return max(found)[1] if found else None
+
+
+def where_to_listen(host_maddrs: Sequence[str], own: Sequence[str]) -> tuple[str, ...]:
+    """As the volunteer says; who says nothing listens on IPv6 too where this computer has no other way out. own: addresses that it sends
+    from. Beside IPv4 it does not: peers that have that alone are most, and to them an address of IPv6 is none."""
+    if tuple(host_maddrs) == ANY_PORT and own and all(":" in each for each in own):
+        return (*ANY_PORT, "/ip6/::/tcp/0")
+    return tuple(host_maddrs)
 
 
 def on_the_port_of_before(host_maddrs: Sequence[str], run_folder: Path) -> tuple[str, ...]:

@@ -102,6 +102,12 @@ def verdict(answers: Iterable[Answer]) -> bool | None:
     return False if Answer.NO in found else None
 
 
+def for_most(answer: bool | None, addresses: Sequence[str]) -> bool | None:
+    """The verdict, for others who have IPv4 alone, as most do: they do not dial who has IPv6 alone."""
+    seen = {text.split("/")[1] for text in addresses if not text.startswith(("/ip4/127.", "/ip6/::1/"))}
+    return False if answer and seen == {"ip6"} else answer
+
+
 class DialbackVerdict:
     """What others are told of dialling us: the volunteer's word, the verdict of those who tried, or what our addresses say.
 
@@ -137,14 +143,15 @@ class DialbackVerdict:
         entries = dict.fromkeys(parse_multiaddr(text, "peer").peer for text in transport.initial_peers)
         answer = await ask(transport, [peer for peer in entries if peer is not None], self._seen_by(transport))
         if answer is not None:
-            self._was_dialled = answer
+            self._was_dialled = for_most(answer, transport.addresses)
 
     async def try_out(
         self, transport: Transport, leases: Sequence[Lease], rng: random.Random, *, again_s: float = AGAIN_S
     ) -> bool | None:
         """Has others dial us; what they found counts from here on. See `can_be_dialled`."""
         on_seen = self._seen_by(transport)
-        self._was_dialled = await can_be_dialled(transport, leases, rng, again_s=again_s, on_seen=on_seen)
+        answer = await can_be_dialled(transport, leases, rng, again_s=again_s, on_seen=on_seen)
+        self._was_dialled = for_most(answer, transport.addresses)
         return self._was_dialled
 
     def moved(self) -> None:

@@ -33,7 +33,7 @@ def played(scenario: str) -> dict[str, Any]:
     return outcome
 
 
-@pytest.mark.parametrize("scenario", ["a", "b2", "b4", "c"])
+@pytest.mark.parametrize("scenario", ["a", "b2", "b4", "c", "6"])
 def test_homes_that_cannot_dial_one_another_train_one_model(scenario: str):
     outcome = played(scenario)
     assert outcome["met_s"] is not None

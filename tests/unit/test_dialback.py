@@ -3,6 +3,7 @@
 import pytest
 
 from dilocox_peer.invitation import Address, parse_multiaddr
+from dilocox_peer.peer.arrival import where_to_listen
 from dilocox_peer.peer.dialback import (
     ALL_PORTS,
     MAX_DIALLED,
@@ -10,9 +11,11 @@ from dilocox_peer.peer.dialback import (
     RANGE_PORTS_PER_S,
     Answer,
     DialBudget,
+    for_most,
     may_dial,
     verdict,
 )
+from dilocox_peer.peer.settings import ANY_PORT
 from dilocox_peer.signing import SigningKey
 
 PEER = SigningKey(b"x" * 32).peer_id
@@ -32,6 +35,37 @@ def test_only_the_host_that_the_asker_comes_from_is_dialled():
 def test_a_name_and_a_relay_are_not_dialled():
     relayed = parse_multiaddr(f"/ip4/8.8.8.8/tcp/1/p2p/{PEER}/p2p-circuit/p2p/{PEER}", "lease")
     assert may_dial([at("example.org", kind="dns4"), relayed], ["8.8.8.8"])[0] == ()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "counts"),
+    [
+        (["/ip4/127.0.0.1/tcp/1"], True),  # all of the run is on this computer
+        (["/ip4/31.0.0.9/tcp/1"], True),
+        (["/ip4/127.0.0.1/tcp/1", "/ip6/2a01:100::9/tcp/1"], False),
+        (["/ip4/31.0.0.9/tcp/1", "/ip6/2a01:100::9/tcp/1"], True),
+        (["/dns4/example.org/tcp/1"], True),
+        ([], True),
+    ],
+)
+def test_who_is_dialled_over_ipv6_alone_is_not_dialled_by_most(addresses: list[str], counts: bool):
+    assert for_most(True, addresses) is counts
+    assert for_most(False, addresses) is False
+    assert for_most(None, addresses) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "listened"),
+    [
+        (["192.168.1.2"], ANY_PORT),
+        (["192.168.1.2", "2a01:100::9"], ANY_PORT),
+        (["2a01:100::9"], (*ANY_PORT, "/ip6/::/tcp/0")),
+        ([], ANY_PORT),
+    ],
+)
+def test_a_computer_with_ipv6_alone_listens_there(own: list[str], listened: tuple[str, ...]):
+    assert where_to_listen(ANY_PORT, own) == listened
+    assert where_to_listen(("/ip4/0.0.0.0/tcp/4712",), own) == ("/ip4/0.0.0.0/tcp/4712",)
 
 
 def test_a_few_ports_at_most():
