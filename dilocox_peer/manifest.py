@@ -475,13 +475,16 @@ class Manifest(_Section):
             raise ManifestMismatch(f"manifest of {len(raw)} bytes; at most {MAX_MANIFEST_BYTES} are read")
         try:
             manifest = cls.model_validate_json(raw)
+            found = manifest.run_id
+        except OverflowError:  # of a number that fits in no field on the wire
+            raise ManifestMismatch("the manifest has a number beyond 64 bits: it was tampered with") from None
         except ValidationError as error:
             raise ManifestMismatch(
                 f"the manifest has {first_error(error)}: this peer and the run are of different versions, or it was tampered with"
             ) from None
-        if manifest.run_id != run_id:
+        if found != run_id:
             raise ManifestMismatch(
-                f"the manifest received is of run {manifest.run_id[:12]}, the link names {run_id[:12]}: ask for a new link"
+                f"the manifest received is of run {found[:12]}, the link names {run_id[:12]}: ask for a new link"
             )
         if not manifest.is_signed:
             raise ManifestMismatch(
