@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.int8_blocks import Int8Blocks, largest_bfloat16
+from dilocox_peer.model.int8_blocks import Int8Blocks, largest_bfloat16, squares_bfloat16
 from dilocox_peer.types import IGNORED
 
 Form = Literal["int8", "bf16", "fp32"]
@@ -132,6 +132,19 @@ class BodyFormat:
         if largest > MAX_MAGNITUDE:
             return f"activations of {largest:.1e}, at most {MAX_MAGNITUDE:.1e}"
         return self._why_not_targets(view[self.hidden_bytes :]) if is_step else None
+
+    def strength(self, body: Bytes) -> float:
+        """The root of the mean square of the activations or the gradient in a body that why_not lets pass; in the form int8 of the largest that its scales
+        allow. No torch, so any thread may ask."""
+        view = memoryview(body)[: self.hidden_bytes]
+        match self.form:
+            case "fp32":
+                values = np.frombuffer(view, "<f4")
+                return math.sqrt(float(np.dot(values, values)) / len(values))
+            case "bf16":
+                return math.sqrt(squares_bfloat16(view) / (self.rows * self.width))
+            case "int8":
+                return self._blocks.strength(view)
 
     def _why_not_targets(self, view: memoryview) -> str | None:
         if not self._counts(view).any():

@@ -12,6 +12,7 @@ benchmarks/activations.py.
 Shape letters: R rows (tokens), D width, O outlier channels, S blocks of a row, K channels of a block.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,6 +87,15 @@ class Int8Blocks:
         scales = largest_bfloat16(view[middle : self._codes_at])
         return max(largest_bfloat16(view[first:middle]), 127 * scales, key=lambda each: (each != each, each))
 
+    def strength(self, view: memoryview) -> float:
+        """The root of the mean square of what unpacking gives where every code is the largest."""
+        first, middle = self.num_outliers * _BF16, self._scales_at
+        of_scales = squares_bfloat16(view[middle : self._codes_at]) / max(1, self.rows * self.num_scales)
+        squares = squares_bfloat16(view[first:middle]) + 127.0**2 * of_scales * self.rows * (
+            self.width - self.num_outliers
+        )
+        return math.sqrt(squares / (self.rows * self.width))
+
     def unpack(self, view: memoryview, device: torch.device) -> Tensor:
         """(R, D) float32, new. The body was accepted by why_not."""
         first, outliers = self.num_outliers * _BF16, self.num_outliers
@@ -111,6 +121,12 @@ class Int8Blocks:
 
 def _bfloat16(raw: memoryview) -> Tensor:
     return torch.from_numpy(np.frombuffer(raw, "<i2").astype(np.int16)).view(torch.bfloat16).float()
+
+
+def squares_bfloat16(raw: memoryview) -> float:
+    """The sum of the squares."""
+    values = (np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return float(np.dot(values, values))
 
 
 def largest_bfloat16(raw: memoryview) -> float:

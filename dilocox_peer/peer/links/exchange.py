@@ -17,6 +17,7 @@ from dilocox_peer.peer.links.bench import Bench
 from dilocox_peer.peer.links.body_queue import BodyQueue
 from dilocox_peer.peer.links.link_traffic import LinkTraffic
 from dilocox_peer.pipeline import contract
+from dilocox_peer.pipeline.likeness import Likeness
 from dilocox_peer.pipeline.turnstile import Delay
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import (
@@ -56,6 +57,7 @@ class Exchange:
         self._admission = admission
         self.banned: Collection[PeerId] = ()  # by the run's owner
         self._listener = listener
+        self._activations, self._gradients = Likeness("activations"), Likeness("a gradient")
         self.traffic = LinkTraffic()
         self.heard: OrderedDict[PeerId, float] = OrderedDict()  # when the last frame of each came (monotonic)
 
@@ -76,6 +78,9 @@ class Exchange:
         last = messages[-1]
         if isinstance(last, Step | Grad):
             reason = self._body.why_not(body, is_step=isinstance(last, Step))
+            if reason is None:
+                likeness = self._activations if isinstance(last, Step) else self._gradients
+                reason = likeness.why_not(peer, self._body.strength(body))
             if reason is not None:
                 raise ProtocolError(peer, reason)
         elif len(body):

@@ -1,0 +1,52 @@
+"""How strong the bodies of neighbours are, and which are not like what is seen of the others. Pure.
+
+A body's size and that it is finite follow from the run; that it is what the model computes cannot be told from it. But its strength (the root
+of its mean square) can be compared with that of others: micro-batches of one moment are much alike, and so are replicas of one stage. So a body
+that is MOST times as strong as what is usual is refused. Usual is the median of what each neighbour sent last, everybody's own median counting once,
+and not the one's that is judged, once another is known: so nobody raises it by itself, nor by sending more. One alone is compared with its own past; of two, who have no majority, each with the stronger of both, or the one could
+have the other refused by sending next to nothing.
+"""
+
+from collections import OrderedDict, deque
+from statistics import median
+
+from dilocox_peer.types import PeerId
+
+MOST = 8.0  # times
+REMEMBERED = 32  # bodies of a peer
+LEAST_SEEN = 4  # of a peer, before it says what is usual
+MAX_PEERS = 256
+
+
+class Likeness:
+    """Of one kind of body: activations from those before us, or gradients from those behind."""
+
+    def __init__(self, what: str) -> None:
+        """what: to name it by."""
+        self._what = what
+        self._seen: OrderedDict[PeerId, deque[float]] = OrderedDict()
+
+    def why_not(self, peer: PeerId, strength: float) -> str | None:
+        """Why a body of peer is not taken; None if it is, and then it is remembered."""
+        usual = self.usual(peer)
+        if usual is not None and strength > MOST * usual:
+            return f"{self._what} of strength {strength:.2g}, where {usual:.2g} is usual"
+        if strength > 0.0:  # nothing at all says nothing of what is usual
+            self._seen.setdefault(peer, deque(maxlen=REMEMBERED)).append(strength)
+            self._seen.move_to_end(peer)
+            while len(self._seen) > MAX_PEERS:
+                self._seen.popitem(last=False)
+        return None
+
+    @property
+    def num_known(self) -> int:
+        """Peers that are remembered."""
+        return len(self._seen)
+
+    def usual(self, peer: PeerId) -> float | None:
+        """What a body of peer is compared with; None as long as too little is known."""
+        known = {each: median(seen) for each, seen in self._seen.items() if len(seen) >= LEAST_SEEN}
+        others = [each for other, each in known.items() if other != peer]
+        if len(others) > 1:
+            return median(others)
+        return max([*others, *([known[peer]] if peer in known else [])], default=None)
