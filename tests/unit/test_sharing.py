@@ -1,12 +1,13 @@
 """Whose slices are whose: everybody comes to the same, the work is shared out, and what is certified stays where its residual is."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Place
-from dilocox_peer.peer.rounds.slices import Sharing, ranked
+from dilocox_peer.peer.rounds.slices import Sharing, averagers, ranked
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import (
     Averaged,
@@ -101,10 +102,13 @@ def _certificate(here: Place, value: Value) -> Certificate:
     [
         (lambda results: results[:3], "3 results of 4 slices"),
         (lambda results: (), "0 results of 4 slices"),
-        (lambda results: (*results[:3], replaced(results[3], by=(results[3].by[0],) * 2)), "no two members"),
+        (
+            lambda results: (*results[:3], replaced(results[3], by=(results[3].by[0],) * 2)),
+            "no two of those who may average",
+        ),
         (
             lambda results: (*results[:3], replaced(results[3], by=(results[3].by[0], (PEERS[60], SIGNED)))),
-            "no two members",
+            "no two of those who may average",
         ),
         (lambda results: (replaced(results[0], base=sha256(b"made up")), *results[1:]), "never certified"),
     ],
@@ -114,6 +118,19 @@ def test_other_results_may_not_follow(change, reason: str) -> None:
     results = change(value.results)
     changed = replaced(value, what=Averaged(results) if results else "round")
     assert reason in str(here.why_not(changed, 1, 64))
+
+
+def test_members_without_a_vote_average_nothing() -> None:
+    """In an open run newcomers cost nothing to make: two that vouch for one slice would write what they like into the model."""
+    here, value = valid(size=8)
+    few = replace(here, voters=PEERS[4:8])
+    assert set(averagers(few.roster, few.voters)) == set(PEERS[4:8])
+    assert any({peer for peer, _ in each.by} & set(PEERS[:4]) for each in value.results)
+    assert "no two of those who may average" in str(few.why_not(value, 1, 64))
+    orders = ranked(few.sharing or Sharing(0), averagers(few.roster, few.voters))
+    results = tuple(result(index, order[:2]) for index, order in enumerate(orders))
+    assert few.why_not(replaced(value, what=Averaged(results)), 1, 64) is None
+    assert set(averagers(PEERS[:8], PEERS[:2])) == set(PEERS[:8]), "two cannot decide between two"
 
 
 def test_three_average_all_to_all_and_so_does_a_run_without_slices() -> None:

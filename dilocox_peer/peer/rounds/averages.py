@@ -18,7 +18,7 @@ from dilocox_peer.peer.rounds.contract import Action, AverageSlice, BlobPart, Sl
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Seat, send_all
-from dilocox_peer.peer.rounds.slices import ranked
+from dilocox_peer.peer.rounds.slices import averagers, ranked
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import (
@@ -63,7 +63,7 @@ class Slicing:
         self._members = members
         self._holdings = holdings
         self._sharing = sharing
-        self._orders = ranked(sharing, seat.place.roster)
+        self._orders = ranked(sharing, averagers(seat.place.roster, seat.place.voters))
         self._gathered: dict[PeerId, frozenset[Digest]] = {}
         self._batches: dict[Digest, _Named] = {}
         self._current: Digest | None = None
@@ -154,8 +154,8 @@ class Slicing:
 
     def on_averages(self, sender: PeerId, message: Averages) -> tuple[list[Action], str | None]:
         batch = self._batches.get(message.inputs)
-        if batch is None or sender not in self._seat.place.roster:
-            return [], None  # it is said again
+        if batch is None or sender not in self._orders[0]:
+            return [], None  # it is said again, or counts for nothing
         self._num_heard += 1
         actions: list[Action] = []
         for each in message.averages:

@@ -228,7 +228,7 @@ class Place:
             return "an entry of a peer that is not in the roster"
         if value.state_digest != majority_digest(value.entries):
             return "a state digest that its entries do not report"
-        if reason := (self.sharing or Sharing(0)).why_not(value, self.roster if self.sharing else ()):
+        if reason := (self.sharing or Sharing(0)).why_not(value, self.roster if self.sharing else (), self.voters):
             return reason
         return self.bounds(plans).why_not(value.plan, self.plan)
 

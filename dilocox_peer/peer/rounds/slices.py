@@ -1,8 +1,9 @@
 """Which members average which slice of a stage's vector, and what a certificate of results must be. Pure values.
 
-A slice has two averagers, a first and a deputy, drawn from the roster so that all come to the same ones: who vouched for its last result goes on
+A slice has two averagers, a first and a deputy, drawn from the voters so that all come to the same ones: who vouched for its last result goes on
 with it, as they hold its residual, as long as they have no more slices than their share; the others by rendezvous hash. A member whose line
-is much slower than the others', as the last certificate's reports have it, gets none. Behind the two stand all others, in order.
+is much slower than the others', as the last certificate's reports have it, gets none. Behind the two stand all other voters, in order. Members without
+a vote average nothing: in an open run newcomers cost nothing to make, and two of them would write what they like into the slices drawn to them.
 """
 
 from collections import Counter
@@ -44,23 +45,29 @@ class Sharing:
         """The name of the residual that goes with the next mean of a slice; b"": there is none yet."""
         return self.results[index].residual if self.results else b""
 
-    def why_not(self, value: Value, roster: Sequence[PeerId]) -> str | None:
+    def why_not(self, value: Value, roster: Sequence[PeerId], voters: Sequence[PeerId]) -> str | None:
         """Why these are not the results that a round of this roster has, or None. Signatures are not looked at."""
         if not value.entries or not self.is_used(roster):
             return "results of a round that has none" if value.results else None
         if len(value.results) != self.count:
             return f"{len(value.results)} results of {self.count} slices"
+        able = set(averagers(roster, voters))
         for index, result in enumerate(value.results):
             by = [peer for peer, _ in result.by]
-            if len(set(by)) != VOUCHING or not set(by) <= set(roster):
-                return f"a result of slice {index} that no two members vouch for"
+            if len(set(by)) != VOUCHING or not set(by) <= able:
+                return f"a result of slice {index} that no two of those who may average vouch for"
             if result.base not in (b"", self.base(index)):
                 return f"a result of slice {index} with a residual that was never certified"
         return None
 
 
+def averagers(roster: Sequence[PeerId], voters: Sequence[PeerId]) -> Sequence[PeerId]:
+    """The members that may average: those with a vote, where there are enough that a third of them decides between two."""
+    return voters if len(voters) > VOUCHING else roster
+
+
 def ranked(sharing: Sharing, roster: Collection[PeerId]) -> tuple[tuple[PeerId, ...], ...]:
-    """Of each slice all members in the order in which they are to average it: the first, the deputy, those that step in."""
+    """Of each slice all of roster, those who may average, in the order in which they are to do it: the first, the deputy, those that step in."""
     able = [peer for peer in sorted(roster) if peer not in sharing.slow]
     if len(able) < min(ENOUGH, len(roster)):
         able = sorted(roster)
