@@ -40,6 +40,15 @@ def test_with_nothing_under_way_it_goes_at_once():
         assert len(reasons) == 1
 
 
+def test_a_round_that_is_closed_and_not_certified_is_waited_for():
+    finishing, reasons = asked()
+    finishing.take(certified(31))
+    finishing.take(progress(0, round_number=33, micro_batches=0))
+    assert "leaves once round 32 is certified" in finishing.begin()
+    finishing.take(certified(32))
+    assert reasons == ["finished round 32"]
+
+
 def test_without_being_asked_nobody_goes():
     finishing, reasons = asked()
     finishing.take(progress(0))
