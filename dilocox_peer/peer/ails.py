@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 from dilocox_peer.events import ContributionRefused, EquivocationProved, Event
-from dilocox_peer.events_of_data import ShardFetched, ShardRefused
+from dilocox_peer.events_of_data import ShardRefused
 from dilocox_peer.events_of_health import DiskRefused, LinkProcessEnded
 from dilocox_peer.events_of_rounds import ContributionsMissed
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.health import MAX_ACCUSED, Accusation, Ail
 
-REFUSED_S = 60.0  # so long after its last contribution that was refused a peer is named for it
+REFUSED_S = 60.0  # so long after its last contribution, or file of data, that was refused a peer is named for it
 LATE_S = 60.0  # and ourselves for one that came too late
 LATE_TIMES = 2  # within that time: one alone is an accident
 
@@ -21,7 +21,7 @@ class Ails:
     me: PeerId
     _disk: set[str] = field(default_factory=set)  # what waits to be written
     _has_links: bool = True
-    _data: bool = False
+    _data_at: float = float("-inf")  # when a file of its data was refused, the last time
     _late_at: list[float] = field(default_factory=list)
     _proven: dict[PeerId, None] = field(default_factory=dict)
     _refused: dict[PeerId, float] = field(default_factory=dict)
@@ -33,9 +33,7 @@ class Ails:
             case LinkProcessEnded(_, is_back):
                 self._has_links = is_back
             case ShardRefused():
-                self._data = True
-            case ShardFetched():
-                self._data = False
+                self._data_at = now
             case EquivocationProved(peer, _):
                 self._proven[peer] = None
                 while len(self._proven) > MAX_ACCUSED:
@@ -58,7 +56,7 @@ class Ails:
             (bool(self._disk), "disk"),
             (not self._has_links, "links"),
             (is_late, "line"),
-            (self._data, "data"),
+            (now - self._data_at <= REFUSED_S, "data"),
         ]
         return tuple(ail for is_so, ail in found if is_so)
 

@@ -1,7 +1,7 @@
 """What a peer knows to be wrong with itself, and for how long."""
 
 from dilocox_peer.events import ContributionRefused, EquivocationProved, Event
-from dilocox_peer.events_of_data import ShardFetched, ShardRefused
+from dilocox_peer.events_of_data import ShardRefused
 from dilocox_peer.events_of_health import DiskRefused, LinkProcessEnded
 from dilocox_peer.events_of_rounds import ContributionsMissed
 from dilocox_peer.peer.ails import LATE_S, REFUSED_S, Ails
@@ -27,11 +27,11 @@ def test_a_full_disk_ails_until_all_that_waited_is_written():
     assert found.now(2.0) == ()
 
 
-def test_linkd_ails_until_it_is_back_and_data_until_a_shard_comes():
+def test_linkd_ails_until_it_is_back_and_data_for_a_minute():
     assert after(LinkProcessEnded("killed")).now(0.0) == ("links",)
     assert after(LinkProcessEnded("killed"), LinkProcessEnded("", is_back=True)).now(0.0) == ()
     assert after(ShardRefused("x", "its hash is another")).now(0.0) == ("data",)
-    assert after(ShardRefused("x", "its hash is another"), ShardFetched("y", 1, 1.0)).now(0.0) == ()
+    assert after(ShardRefused("x", "its hash is another")).now(REFUSED_S + 1) == ()
 
 
 def test_one_late_contribution_is_an_accident_and_two_within_a_minute_are_the_line():
