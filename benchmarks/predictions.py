@@ -1,0 +1,123 @@
+"""Whether the time that a run is said to take still is the time that it takes.
+
+    python benchmarks/predictions.py [--rounds 60] [--peers 2] [--stages 1] [--preset tiny] [--inner-steps 8]
+
+A real run on loopback from its first round to its last. After every round from the fifth on each peer's status (peer/time_left.py) and the run's
+page (web/document.py) are asked how long it still takes; when the run is over, that is compared with what it took. The last tenth of the
+rounds is left out: seconds of a few seconds tell nothing. Expected beforehand: the pace of twelve
+rounds is that of the next ones within some per cent where nothing else runs on the machine.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from dilocox_peer.cli.eventlog import read_event
+from dilocox_peer.cli.local_swarm import LocalSwarm
+from dilocox_peer.config import preset
+from dilocox_peer.events import RoundCertified
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.partition import cut_into
+from dilocox_peer.peer.status import Status
+
+FIRST = 5  # round from which it is asked
+PAGE_S = 1.0
+LONG_S = 3600.0
+
+
+class Forecast(LocalSwarm):
+    """A swarm whose peers' statuses are folded here, and asked after each round."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.statuses: dict[str, Status] = {}
+        self.told: dict[str, list[tuple[int, float, float]]] = {}  # by who: (round, when, seconds left)
+        self.over_at: dict[str, float] = {}
+        super().__init__(manifest, self._keep)
+
+    def _keep(self, label: str, record: dict[str, Any]) -> None:
+        found = read_event(record)
+        if found is None or label == "bootstrap":
+            return
+        event, at_s = found
+        status = self.statuses.setdefault(label, Status())
+        status.take(event, at_s)
+        if isinstance(event, RoundCertified):
+            self.over_at[label] = at_s
+            left_s = status.time_left_s(at_s)
+            if left_s is not None and event.round >= FIRST:
+                self.told.setdefault(label, []).append((event.round, at_s, left_s))
+
+    async def watch_page(self, port: int) -> None:
+        def read() -> dict[str, Any] | None:
+            with (
+                suppress(OSError, ValueError),
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/api/state", timeout=5) as answer,
+            ):
+                return dict(json.load(answer)["now"])
+            return None
+
+        last = 0
+        while True:
+            now = await asyncio.to_thread(read)
+            if now is not None and now["eta_s"] is not None and now["round"] >= FIRST and now["round"] != last:
+                last = now["round"]
+                self.told.setdefault("the page", []).append((last, now["at_s"], now["eta_s"]))
+            await asyncio.sleep(PAGE_S)
+
+
+async def run(flags: argparse.Namespace) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    rounds = {"total": flags.rounds, "inner_steps": flags.inner_steps, "start_peers": flags.peers}
+    manifest = preset(flags.preset, rounds=rounds)
+    if flags.stages > 1:
+        manifest = cut_into(manifest, flags.stages)
+    async with Forecast(manifest) as swarm:
+        await swarm.start_bootstrap("--web-port", str(port))
+        places = [(f"s{stage}p{number}", stage) for number in range(flags.peers) for stage in range(flags.stages)]
+        began = time.time()
+        children = await asyncio.gather(*(swarm.start_peer(label, stage=stage) for label, stage in places))
+        watching = asyncio.create_task(swarm.watch_page(port))
+        async with asyncio.timeout(LONG_S):
+            await asyncio.gather(*(child.process.wait() for child in children))
+        watching.cancel()
+        over_at = max(swarm.over_at.values())
+        print(f"# {flags.rounds} rounds in {over_at - began:.0f} s", flush=True)
+        for who, told in sorted(swarm.told.items()):
+            counted = [each for each in told if each[0] <= 0.9 * flags.rounds]
+            errors = [(number, left_s / (over_at - at_s) - 1) for number, at_s, left_s in counted]
+            sizes = sorted(abs(error) for _, error in errors)
+            first = ", ".join(f"r{number} {error:+.0%}" for number, error in errors[:3])
+            print(
+                f"{who:<9} {len(errors)} forecasts: off by {statistics.median(sizes):.1%} (median), {sizes[-1]:.1%} (most), "
+                f"within 20 %: {sum(size <= 0.2 for size in sizes) / len(sizes):.0%}; the first: {first}",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--peers", type=int, default=2, help="of each stage")
+    parser.add_argument("--stages", type=int, default=1)
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--inner-steps", type=int, default=8)
+    flags = parser.parse_args()
+    print(f"# load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
+    asyncio.run(run(flags))
+
+
+if __name__ == "__main__":
+    main()
