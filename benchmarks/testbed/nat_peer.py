@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from dilocox_peer.dht.records import PROTOCOL_VERSION, Lease
+from dilocox_peer.network.own_hosts import own_hosts
 from dilocox_peer.network.relaying import Relay
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer import dialback
+from dilocox_peer.peer.arrival import where_to_listen
 from dilocox_peer.peer.dialback import DialbackVerdict
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.reaching import Reaching
+from dilocox_peer.peer.settings import ANY_PORT
 from dilocox_peer.types import PeerId, RunId
 
 RUN = RunId("cd" * 32)
@@ -48,7 +51,7 @@ async def main(args: argparse.Namespace) -> None:
             namespace=RUN,
             runtime_dir=args.folder / "run",
             initial_peers=args.entry,
-            host_maddrs=args.listen or ["/ip4/0.0.0.0/tcp/0"],
+            host_maddrs=args.listen or where_to_listen(ANY_PORT, own_hosts()),
             announce_maddrs=args.announce,
             is_public=args.bootstrap,
         )
