@@ -1,0 +1,509 @@
+"""Floods of every port of a live swarm, from fifty identities: what is left of training, what memory grows to, who is turned away.
+
+    python benchmarks/floods.py [--seconds 120] [--identities 50] [--ports messages,halves,...] [--together]
+
+A real bootstrap and three real peers (two of stage 0, one of stage 1) train on loopback. The flooders have the run's link and nothing
+else; each has a p2pd and a PeerID of its own, and a link identity for linkd. Ports are flooded one after another, or all of them
+--together:
+
+    messages      40 a second of each, of 200 bytes that mean nothing
+    large         of a MiB, two a second of each
+    halves        messages that are begun and not ended: 4 MiB are announced, half of one is sent, eight at once of each
+    directory     pings and finds, 40 a second of each
+    fetches       streams to every service with half a request, eight at once of each
+    dial-back     asked for eight ports of the target's host, 10 a second of each
+    connections   TCP connections to p2pd and linkd that say nothing or half a greeting of TLS, 5 a second of each
+    links         handshakes with linkd, and frames before any greeting
+
+Before, during and after each: tokens a second of all peers (from their own reports), memory of each process, who was turned away. Ends
+with 1 unless training kept 0.8 of before, was at 0.8 again within 10 s of the flood's end, nobody honest was turned away or hung up
+on for good, and memory kept to SECURITY.md's bounds. The flooders share one core at the lowest priority, as they would have
+machines of their own; what they take of this one even so is counted against the swarm. All of 127.0.0.1 is one computer, where no
+budget of ranges holds: fifty names are told apart, and have what strangers have in common.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # where it is started by its path from elsewhere
+
+import psutil
+from fuzz import Looks, Target
+from swarm import WatchedSwarm, header, spread
+
+from dilocox_peer.config import preset
+from dilocox_peer.errors import RunUnreachable
+from dilocox_peer.invitation import parse_invitation, parse_multiaddr
+from dilocox_peer.model.partition import with_cut
+from dilocox_peer.network.doorkeeper import DAEMON_BYTES
+
+PORTS = ("messages", "large", "halves", "directory", "fetches", "dial-back", "connections", "links")
+CALM_S = 20.0  # of looking before each flood
+AFTER_S = 20.0
+RECOVERED_WITHIN_S = 10.0
+LEAST_SHARE = 0.8
+WINDOW_S = 5.0
+SEND_S = 10.0
+HOLD_S = 8.0
+MOST_GROWTH = {"itself": 96 << 20, "linkd": 96 << 20, "p2pd": DAEMON_BYTES}
+SERVICES = ("dial-back", "store", "state", "backup", "hang-up")
+
+
+@dataclass
+class Tally:
+    """What was sent, by port, and what became of it."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+
+class Flooder:
+    """One identity. port: what it floods now; empty: it rests."""
+
+    def __init__(self, transport: Any, targets: list[Target], tally: Tally, seed: int) -> None:
+        self._transport, self._targets, self._tally = transport, targets, tally
+        self._rng = random.Random(seed)
+        self.ports: tuple[str, ...] = ()
+
+    async def meet(self) -> None:
+        for target in self._targets:
+            with suppress(Exception):
+                await self._transport.connect(str(target.peer), target.addresses, 10.0)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        do: dict[str, tuple[float, int, Callable[[Target], Awaitable[object]]]] = {
+            "messages": (40.0, 8, self._message),
+            "large": (2.0, 2, self._large),
+            "halves": (8.0, 8, self._half),
+            "directory": (40.0, 8, self._directory),
+            "fetches": (8.0, 8, self._fetch),
+            "dial-back": (10.0, 4, self._dial_back),
+            "connections": (5.0, 5, self._connection),
+        }
+        async with asyncio.TaskGroup() as tasks:
+            for port, (per_s, most, act) in do.items():
+                tasks.create_task(self._keep_on(port, per_s, most, act))
+
+    async def _keep_on(self, port: str, per_s: float, most: int, act: Callable[[Target], Awaitable[object]]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            running: set[asyncio.Task[None]] = set()
+            while True:
+                await asyncio.sleep((0.5 + self._rng.random()) / per_s if port in self.ports else 0.5)
+                if port in self.ports and len(running) < most:
+                    task = tasks.create_task(self._counted(port, act))
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+
+    async def _counted(self, port: str, act: Callable[[Target], Awaitable[object]]) -> None:
+        target = self._rng.choice(self._targets)
+        try:
+            async with asyncio.timeout(SEND_S):
+                await act(target)
+            outcome = "taken"
+        except TimeoutError:
+            outcome = "no answer in time"
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            outcome = "".join("N" if each.isdigit() else each for each in text)[-60:]
+        self._tally.sent[port] += 1
+        self._tally.outcomes[f"{port}: {outcome}"] += 1
+
+    async def _message(self, target: Target) -> None:
+        protocol = self._transport.message_protocol
+        await self._transport.daemon.call(str(target.peer), protocol, self._rng.randbytes(200), SEND_S)
+
+    async def _large(self, target: Target) -> None:
+        protocol = self._transport.message_protocol
+        await self._transport.daemon.call(str(target.peer), protocol, bytes(1 << 20), SEND_S)
+
+    async def _half(self, target: Target) -> None:
+        protocol = self._transport.message_protocol
+        _, writer = await self._transport.daemon.open_stream(str(target.peer), protocol, SEND_S)
+        try:
+            writer.write(b"\xff\xff\xff\x01" + bytes(1 << 19))  # 4 MiB are to come
+            await writer.drain()
+            await asyncio.sleep(HOLD_S)
+        finally:
+            writer.transport.abort()
+
+    async def _directory(self, target: Target) -> None:
+        from hivemind.proto import dht_pb2
+
+        if self._rng.random() < 0.5:
+            method, request = "rpc_ping", dht_pb2.PingRequest()
+        else:
+            method, request = "rpc_find", dht_pb2.FindRequest(keys=[self._rng.randbytes(20) for _ in range(8)])
+        await self._transport.p2p._client.call_unary_handler(
+            target.peer, f"DHTProtocol.{method}", request.SerializeToString()
+        )
+
+    async def _fetch(self, target: Target) -> None:
+        from dilocox_peer.network.frames import pack_header
+
+        protocol = self._transport.fetch_protocol(self._rng.choice(SERVICES))
+        _, writer = await self._transport.daemon.open_stream(str(target.peer), protocol, SEND_S)
+        try:
+            writer.write(pack_header(1, {"name": bytes(32), "more": bytes(1000)}, 0)[:600])
+            await writer.drain()
+            await asyncio.sleep(HOLD_S)
+        finally:
+            writer.transport.abort()
+
+    async def _dial_back(self, target: Target) -> None:
+        from dilocox_peer.peer.dialback import SERVICE
+
+        me = self._transport.peer_id
+        asked = [f"/ip4/127.0.0.1/tcp/{self._rng.randrange(1024, 65536)}/p2p/{me}" for _ in range(8)]
+        await self._transport.fetch(str(target.peer), SERVICE, {"addresses": asked}, max_body_bytes=0, timeout_s=SEND_S)
+
+    async def _connection(self, target: Target) -> None:
+        text = self._rng.choice([*target.addresses, *(target.link[1] if target.link else [])])
+        address = parse_multiaddr(text, "lease")
+        _, writer = await asyncio.open_connection(address.host, address.port)
+        try:
+            writer.write(self._rng.choice((b"", b"\x13/multistream/1.0.0\n\x0b/tls/1.0.0\n\x16\x03\x01")))
+            await writer.drain()
+            await asyncio.sleep(HOLD_S)
+        finally:
+            writer.transport.abort()
+
+
+@asynccontextmanager
+async def flooders(link: str, count: int, targets: list[Target], tally: Tally) -> AsyncIterator[list[Flooder]]:
+    from dilocox_peer.network.transport import Transport
+    from dilocox_peer.peer.identity import Identity
+
+    invitation = parse_invitation(link)
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dilocox-floods-")))
+        made: list[Flooder] = []
+        for index in range(count):
+            identity = stack.enter_context(Identity.open(folder / f"{index}" / "identity.key"))
+            for attempt in range(5):
+                try:
+                    transport = await Transport.create(
+                        identity.path, identity.peer_id, namespace=invitation.run_id, initial_peers=invitation.addresses,
+                        runtime_dir=folder / f"{index}" / "runtime", startup_timeout_s=60.0,
+                    )  # fmt: skip
+                    break
+                except RunUnreachable:  # of a machine that has too much to do
+                    if attempt == 4:
+                        raise
+            stack.push_async_callback(transport.close)
+            made.append(Flooder(transport, targets, tally, index))
+            await made[-1].meet()
+        yield made
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+
+
+def flood_links(link_id: str, address: str, run_id: str, count: int) -> None:
+    """The process that floods a linkd: so many identities, again and again, until its input ends. Says how many links it tried."""
+    import logging
+
+    import trio
+
+    from dilocox_peer.network.frames import pack_header
+    from dilocox_peer.network.link_frames import FrameKind
+    from dilocox_peer.network.link_host import Host, abort
+
+    logging.disable(logging.CRITICAL)
+    protocol = f"/dilocox/link/1/{run_id[:16]}"
+    seeds = [secrets.token_bytes(32) for _ in range(count)]
+    tried = 0
+
+    async def one(seed: bytes) -> None:
+        nonlocal tried
+        host = Host(seed, protocol, max_connections=4)
+        async with host.run([]):
+            with trio.move_on_after(SEND_S), suppress(Exception):
+                conn = await host.dial(link_id, address)
+                try:
+                    streams = {role: await host.open_stream(conn, timeout_s=5) for role in ("control", "bulk")}
+                    for role, stream in streams.items():
+                        await stream.write(pack_header(FrameKind.HELLO, {"role": role, "g": time.time_ns()}, 0))
+                    for _ in range(200):  # before any greeting
+                        await streams["control"].write(pack_header(FrameKind.FRAME, {"h": bytes(4000)}, 0))
+                    await streams["bulk"].write(pack_header(FrameKind.FRAME, {"h": b""}, 1 << 20) + bytes(1 << 16))
+                    await trio.sleep(HOLD_S)
+                finally:
+                    abort(conn)
+        tried += 1
+        print(tried, flush=True)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def forever(seed: bytes) -> None:
+                while True:
+                    with suppress(Exception, BaseExceptionGroup):
+                        await one(seed)
+                    await trio.sleep(0.5)
+
+            for seed in seeds:
+                nursery.start_soon(forever, seed)
+            await trio.to_thread.run_sync(sys.stdin.read)
+            nursery.cancel_scope.cancel()
+
+    with suppress(Exception, BaseExceptionGroup):
+        trio.run(main)
+
+
+@asynccontextmanager
+async def link_flooders(targets: list[Target], run_id: str, count: int, tally: Tally) -> AsyncIterator[None]:
+    children: list[asyncio.subprocess.Process] = []
+    readers = []
+
+    async def read(child: asyncio.subprocess.Process) -> None:
+        assert child.stdout is not None
+        while await child.stdout.readline():
+            tally.sent["links"] += 1
+
+    linked = [target.link for target in targets if target.link is not None]
+    for link_id, [address, *_] in linked:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, __file__, "--flood-links", link_id, address, run_id, str(max(1, count // len(linked))),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        children.append(child)
+        readers.append(asyncio.create_task(read(child)))
+    try:
+        yield
+    finally:
+        for child in children:
+            with suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+        for reader in readers:
+            reader.cancel()
+
+
+# -- the swarm --------------------------------------------------------------------------------------------------------
+
+
+def give_way(swarm: set[int]) -> None:
+    """Ourselves and our p2pds, which have processors of their own elsewhere: one core here, at the lowest priority."""
+    core = sorted(os.sched_getaffinity(0))[-1:]
+    ours = [each for each in psutil.Process().children() if each.pid not in swarm]
+    for each in (psutil.Process(), *ours):
+        with suppress(psutil.Error):
+            each.nice(19)
+            each.cpu_affinity(core)
+
+
+PEERS = {"peer0": 0, "peer1": 0, "peer2": 1}
+
+
+@dataclass
+class Seen:
+    """Of one flood. tokens: a second, of all peers together."""
+
+    port: str
+    before: float
+    during: float
+    recovered_s: float | None
+    growth: dict[str, dict[str, int]]
+    honest_turned_away: int
+    turned_away: int
+
+    @property
+    def share(self) -> float:
+        return self.during / self.before if self.before else 0.0
+
+    @property
+    def is_well(self) -> bool:
+        kept = all(
+            grown <= MOST_GROWTH.get(name, 96 << 20) for parts in self.growth.values() for name, grown in parts.items()
+        )
+        recovered = self.recovered_s is not None and self.recovered_s <= RECOVERED_WITHIN_S
+        return self.share >= LEAST_SHARE and recovered and kept and not self.honest_turned_away
+
+    def row(self) -> str:
+        mb = {
+            name: max((parts.get(name, 0) for parts in self.growth.values()), default=0) / 2**20
+            for name in ("itself", "p2pd", "linkd")
+        }
+        recovered = "never" if self.recovered_s is None else f"{self.recovered_s:.1f} s"
+        return (
+            f"{self.port:12} {self.before:8.0f} {self.during:8.0f} {self.share:6.2f} {recovered:>8}   "
+            f"{mb['itself']:6.1f} {mb['p2pd']:6.1f} {mb['linkd']:6.1f}   {self.turned_away:5d} {self.honest_turned_away:3d}"
+            f"   {'well' if self.is_well else 'NOT WELL'}"
+        )
+
+
+class Watched:
+    """What the swarm's events say of training, over time; the loop's clock."""
+
+    def __init__(self, swarm: WatchedSwarm) -> None:
+        self._swarm = swarm
+        self.samples: list[tuple[float, int]] = []  # when, tokens of all peers so far
+
+    async def run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            tokens = 0
+            for label in PEERS:
+                told = self._swarm.of(label, "TrainingProgress")
+                tokens += told[-1]["tokens"] if told else 0
+            self.samples.append((clock(), tokens))
+            await asyncio.sleep(0.5)
+
+    def rate(self, start: float, stop: float) -> float:
+        within = [sample for sample in self.samples if start <= sample[0] <= stop]
+        if len(within) < 2:
+            return 0.0
+        return (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0])
+
+
+async def find_targets(swarm: WatchedSwarm) -> list[Target]:
+    from hivemind.p2p import PeerID
+
+    from dilocox_peer.cli.visit import visit
+
+    invitation = parse_invitation(swarm.link)
+    first = parse_multiaddr(invitation.addresses[0], "peer").peer
+    targets = [Target("bootstrap", PeerID.from_base58(str(first)), list(invitation.addresses), SERVICES)]
+    async with visit(invitation) as open_visit, asyncio.timeout(60):
+        leases: list[Any] = []
+        while len(leases) < len(PEERS):
+            leases = [lease for stage in range(2) for lease in await open_visit.directory.peers(stage)]
+    names = {swarm.of(label, "PeerStarted")[-1]["peer"]: label for label in PEERS}
+    for lease in leases:
+        link = (str(lease.link), list(lease.link_addresses)) if lease.link else None
+        peer = PeerID.from_base58(str(lease.peer))
+        targets.append(Target(names[lease.peer], peer, list(lease.addresses), SERVICES, link))
+    return targets
+
+
+async def flood(arguments: argparse.Namespace) -> tuple[list[Seen], Tally]:
+    manifest = with_cut(
+        preset(
+            "tiny",
+            model={"layers": 2},
+            stages={"count": 2},
+            rounds={"total": 1_000_000, "inner_steps": 16, "start_peers": 1},
+        )
+    )
+    tally, found = Tally(), []
+    clock = asyncio.get_running_loop().time
+    async with WatchedSwarm(manifest) as swarm:
+        children = {"bootstrap": await swarm.start_bootstrap()}
+        for label, stage in PEERS.items():
+            children[label] = await swarm.start_peer(label, stage=stage)
+        needed = list(children.values())
+        await swarm.until(lambda: min(len(swarm.of(label, "RoundCertified")) for label in PEERS) >= 3, needed, 180)
+        targets = await find_targets(swarm)
+        honest = {str(target.peer) for target in targets}
+        looks = {label: Looks(child.process.pid) for label, child in children.items()}
+        watched = Watched(swarm)
+        watching = asyncio.create_task(watched.run())
+        own = {child.process.pid for child in children.values()}
+        async with flooders(swarm.link, arguments.identities, targets, tally) as made, AsyncExitStack() as stack:
+            give_way(own)
+            fire = [asyncio.create_task(each.run()) for each in made]
+            stack.callback(lambda: [each.cancel() for each in fire])
+            phases = [arguments.ports] if arguments.together else [(port,) for port in arguments.ports]
+            for ports in phases:
+                await asyncio.sleep(CALM_S)
+                for look in looks.values():
+                    look.resident.clear()
+                    look.look()
+                known = {label: len(swarm.events[label]) for label in children}
+                began = clock()
+                async with AsyncExitStack() as links:
+                    if "links" in ports:
+                        run_id = str(swarm.manifest.run_id)
+                        await links.enter_async_context(link_flooders(targets, run_id, arguments.identities, tally))
+                    for each in made:
+                        each.ports = ports
+                    while clock() - began < arguments.seconds:
+                        await asyncio.sleep(1.0)
+                        for look in looks.values():
+                            look.look()
+                    for each in made:
+                        each.ports = ()
+                ended = clock()
+                await asyncio.sleep(AFTER_S)
+                before, during = watched.rate(began - CALM_S, began), watched.rate(began, ended)
+                recovered = next(
+                    (
+                        at / 2
+                        for at in range(int(2 * (AFTER_S - WINDOW_S)) + 1)
+                        if watched.rate(ended + at / 2, ended + at / 2 + WINDOW_S) >= LEAST_SHARE * before
+                    ),
+                    None,
+                )
+                turned = [
+                    record["who"]
+                    for label in children
+                    for record in swarm.events[label][known[label] :]
+                    if record["event"] == "TurnedAway"
+                ]
+                growth = {
+                    label: {name: max(values) - values[0] for name, values in look.resident.items()}
+                    for label, look in looks.items()
+                }
+                seen = Seen(
+                    "all together" if arguments.together else ports[0], before, during, recovered, growth,
+                    sum(who in honest for who in turned), len(turned),
+                )  # fmt: skip
+                found.append(seen)
+                print(seen.row(), flush=True)
+        watching.cancel()
+        alive = {label: child.process.returncode is None for label, child in children.items()}
+        assert all(alive.values()), alive
+        lags = {
+            label: [record["lag_ms_max"] for record in swarm.of(label, "TrainingProgress") if "lag_ms_max" in record]
+            for label in PEERS
+        }
+        for label, values in lags.items():
+            if values:
+                print(f"# {label}: standstill of the loop, ms, {spread(values, '.0f')}")
+    return found, tally
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--identities", type=int, default=50)
+    parser.add_argument("--ports", type=lambda text: tuple(text.split(",")), default=PORTS)
+    parser.add_argument("--together", action="store_true")
+    parser.add_argument("--flood-links", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.flood_links:
+        link_id, address, run_id, count = arguments.flood_links
+        flood_links(link_id, address, run_id, int(count))
+        return
+    if unknown := set(arguments.ports) - set(PORTS):
+        parser.error(f"no such port: {', '.join(sorted(unknown))}")
+    print(header())
+    print(
+        "flood        tokens/s before, during, share, again after   grown MB: peer, p2pd, linkd   turned away, honest"
+    )
+    found, tally = asyncio.run(flood(arguments))
+    for what, number in sorted(tally.sent.items()):
+        print(f"# {number:8d}  {what}")
+    for what, number in tally.outcomes.most_common(30):
+        print(f"# {number:8d}  {what}")
+    is_well = all(seen.is_well for seen in found)
+    print("well" if is_well else "NOT WELL")
+    sys.exit(0 if is_well else 1)
+
+
+if __name__ == "__main__":
+    main()
