@@ -1,4 +1,4 @@
-"""Real peers that average in slices: they learn, agree to the bit, and lose an owner of slices in mid-round without losing a round."""
+"""Real peers that average in slices: they learn, agree to the bit, and lose whoever averages a slice in mid-round without stopping."""
 
 import asyncio
 import signal
@@ -11,12 +11,12 @@ from dilocox_peer.peer.rounds.durable import load_log
 from dilocox_peer.wire.chain import Certificate
 from tests.swarm.watched import LONG_S, Watched
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SLICES = 8
 
 
-def test_an_owner_of_slices_that_is_killed_in_mid_round_costs_a_detour():
+def test_who_averages_a_slice_and_is_killed_in_mid_round_costs_a_detour_and_comes_back():
     async def scenario() -> None:
         rounds = {"total": 10_000, "inner_steps": 8, "start_peers": 5, "averaging": "slices", "slices": SLICES}
         settings = preset("tiny", rounds=rounds, compression={"codec": "int4", "adapt": "off"})
@@ -42,21 +42,43 @@ def test_an_owner_of_slices_that_is_killed_in_mid_round_costs_a_detour():
             reached = max(map(swarm.round_of, survivors))
             await swarm.until(lambda: min(map(swarm.round_of, survivors)) >= reached + 4, here, LONG_S)
 
-            digests: dict[int, set[str]] = defaultdict(set)
-            for label in labels:
-                for record in swarm.of(label, "RoundCertified"):
-                    digests[record["round"]].add(record["anchor_digest"])
-            assert all(len(each) == 1 for each in digests.values()), "equal to the bit"
+            assert all(len(each) == 1 for each in _digests(swarm, labels).values()), "equal to the bit"
             after = _chain(swarm, survivors[0])[len(before) :]
             sliced = [each.value for each in after if each.value.results]
             assert sliced, "rounds go on in slices"
             dead = swarm.of(owner, "PeerStarted")[-1]["peer"]
             last = sliced[-1]
             assert dead not in {peer for result in last.results for peer, _ in result.by}
+
+            # It comes back with what it holds, replays results, and counts again.
+            back = await swarm.start_peer(owner)
+
+            def counts_again() -> bool:
+                return dead in swarm.of(survivors[0], "RoundCertified")[-1]["contributors"]
+
+            await swarm.until(counts_again, [*here, back], LONG_S)
+            goal = swarm.round_of(survivors[0]) + 1
+            await swarm.until(lambda: swarm.round_of(owner) >= goal, [*here, back], LONG_S)
+            assert all(len(each) == 1 for each in _digests(swarm, labels).values()), "equal to the bit"
+            # Whoever keeps the run follows it by results too.
+            await swarm.until(lambda: _kept(swarm) > reached, [*here, back], LONG_S)
             losses = [record["train_loss"] for record in swarm.of(survivors[0], "RoundClosed")]
             assert losses[-1] < losses[0]
 
     asyncio.run(scenario())
+
+
+def _kept(swarm: Watched) -> int:
+    return max((record["round"] for record in swarm.of("bootstrap", "RunKept")), default=0)
+
+
+def _digests(swarm: Watched, labels: list[str]) -> dict[int, set[str]]:
+    """Of each round the anchors that peers came to."""
+    digests: dict[int, set[str]] = defaultdict(set)
+    for label in labels:
+        for record in swarm.of(label, "RoundCertified"):
+            digests[record["round"]].add(record["anchor_digest"])
+    return digests
 
 
 def _chain(swarm: Watched, label: str) -> list[Certificate]:

@@ -167,7 +167,6 @@ class Slicing:
             if not self._is_signed(sender, message.inputs, each.slice, outcome, each.signature):
                 return actions, "a signature that does not verify"
             said[sender] = outcome, each.signature
-            batch.is_news = True
             actions += self._told_apart(batch, each.slice)
         return actions, None
 
@@ -187,7 +186,6 @@ class Slicing:
         self._holdings.pass_by([outcome.residual])
         statement = average_statement(place.stage, place.head, inputs, index, outcome)
         batch.said.setdefault(index, {})[self._seat.me] = outcome, owner.sign(statement)
-        batch.is_news = True
         batch.again_at = 0.0  # tell the others
         return self._told_apart(batch, index)
 
@@ -310,7 +308,9 @@ class Slicing:
         actions: list[Action] = []
         for index in range(self._sharing.count):
             if (result := self._result(batch, index)) is not None:
-                self._num_heard += index not in batch.settled
+                if index not in batch.settled:
+                    self._num_heard += 1
+                    batch.is_news = True  # once a slice: whoever says it piece by piece holds nobody up
                 batch.settled.add(index)
                 by = [peer for peer, _ in result.by]
                 actions += self._want(result.blob, BlobPart("result", index), [*by, *self._seat.others], now)
@@ -336,7 +336,7 @@ class Slicing:
     # ---- what it comes to ----
 
     def has_news(self) -> bool:
-        """Whether something was averaged since this was asked last."""
+        """Whether a slice's result is known that was not when this was asked last."""
         batch = None if self._current is None else self._batches[self._current]
         if batch is None or not batch.is_news:
             return False

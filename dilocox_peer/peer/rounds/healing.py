@@ -18,7 +18,7 @@ from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.founding import DEAD_ENDS, FOUNDED_FROM, Founding, any_vote
 from dilocox_peer.peer.rounds.timing import NEVER, Timing
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Certificate
+from dilocox_peer.wire.chain import VOUCHING, Certificate
 from dilocox_peer.wire.rounds import MAX_LOCATOR, MAX_PAGE, ChainPage, GetChain
 
 MAX_JUDGED = 1024  # heads remembered as worse than ours
@@ -156,7 +156,7 @@ class Healing:
         page: list[Certificate] = []
         signatures = 0
         for certificate in self._chain.certificates[height : height + MAX_PAGE]:
-            signatures += len(certificate.signatures)
+            signatures += len(certificate.signatures) + VOUCHING * len(certificate.value.results)
             if signatures > PAGE_SIGNATURES and len(page) >= LEAST_PAGE:
                 break
             page.append(certificate)
