@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dilocox_peer.config import PRESETS, preset
-from dilocox_peer.errors import ManifestMismatch
+from dilocox_peer.errors import ConfigError, ManifestMismatch
 from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest
 from dilocox_peer.signing import SigningKey
 
@@ -58,3 +58,21 @@ def test_unknown_fields_are_refused_so_that_versions_do_not_mix_silently():
     document["rounds"]["speed"] = 3
     with pytest.raises(ManifestMismatch, match=r"rounds\.speed: unknown field"):
         Manifest.from_bytes(json.dumps(document).encode(), run_id=manifest.run_id)
+
+
+def test_a_run_that_averages_all_to_all_is_the_run_it_was_before_there_were_slices():
+    plain, sliced = (
+        preset("tiny", rounds={"averaging": averaging}, compression={"codec": "int4", "adapt": "off"})
+        for averaging in ("all-to-all", "slices")
+    )
+    assert b"averaging" not in plain.to_bytes() + plain.signed_bytes()
+    assert b"averaging" in sliced.to_bytes()
+    assert plain.run_id != sliced.run_id
+    for manifest in (plain, sliced):
+        assert Manifest.model_validate_json(manifest.to_bytes()) == manifest
+
+
+@pytest.mark.parametrize("compression", [{"codec": "int4"}, {"codec": "lowrank-int4", "adapt": "off"}])
+def test_slices_are_refused_where_they_cannot_be(compression):
+    with pytest.raises(ConfigError, match="slices"):
+        preset("tiny", rounds={"averaging": "slices"}, compression=compression)

@@ -34,6 +34,7 @@ from dilocox_peer.wire.chain import (
 from dilocox_peer.wire.rounds import Average, Averages, Gathered, Inputs
 
 MAX_ASKED = 4  # inputs that one leader may name at one head
+MAX_DOUBLED = 3  # what is here is said again after one, two, four and eight times the usual time, then so often
 TRIES = 2  # of a residual that nobody gives; then its slice goes on without
 
 
@@ -49,7 +50,7 @@ class _Named:
     settled: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     told: set[tuple[int, frozenset[PeerId]]] = field(default_factory=set)
-    again_at: float = FOREVER
+    is_untold: bool = False  # something of ours
     is_news: bool = False
 
 
@@ -68,7 +69,7 @@ class Slicing:
         self._batches: dict[Digest, _Named] = {}
         self._current: Digest | None = None
         self._named: dict[PeerId, int] = {}
-        self._told_at = now
+        self._told_at, self._num_told = now, 0
         self._asked_at = now
         self._drawn_at: tuple[float, int] = (now, -1)
         self._drawn: dict[int, list[PeerId]] = {}
@@ -135,22 +136,22 @@ class Slicing:
             self._num_heard += 1
             self._gathered[sender] = frozenset(message.tables)
 
-    def on_inputs(self, sender: PeerId, message: Inputs, now: float) -> tuple[bool, str | None]:
-        """From the leader of its ballot. Whether it is news, or why it is refused."""
+    def on_inputs(self, sender: PeerId, message: Inputs, now: float) -> tuple[list[Action], str | None]:
+        """From the leader of its ballot, which may lack what we have said: it hears that again."""
         name = inputs_of(message.entries)
         self._num_heard += 1
         if name in self._batches:
             self._current = name
-            return False, None
+            return self._said_again(name, [sender]), None
         peers = [entry.peer for entry in message.entries]
         if peers != sorted(set(peers)) or not set(peers) <= set(self._seat.place.roster):
-            return False, "inputs that are no contributions of the roster, in order"
+            return [], "inputs that are no contributions of the roster, in order"
         if self._named.get(sender, 0) >= MAX_ASKED:
-            return False, "names inputs again and again"
+            return [], "names inputs again and again"
         self._named[sender] = self._named.get(sender, 0) + 1
-        self._batches[name] = _Named(message.entries, sender, now)
+        self._batches[name] = _Named(message.entries, sender, now, is_news=True)
         self._current = name
-        return True, None
+        return [], None
 
     def on_averages(self, sender: PeerId, message: Averages) -> tuple[list[Action], str | None]:
         batch = self._batches.get(message.inputs)
@@ -186,7 +187,7 @@ class Slicing:
         self._holdings.pass_by([outcome.residual])
         statement = average_statement(place.stage, place.head, inputs, index, outcome)
         batch.said.setdefault(index, {})[self._seat.me] = outcome, owner.sign(statement)
-        batch.again_at = 0.0  # tell the others
+        batch.is_untold = True
         return self._told_apart(batch, index)
 
     def _is_signed(self, peer: PeerId, inputs: Digest, index: int, outcome: SliceOutcome, signature: bytes) -> bool:
@@ -228,21 +229,29 @@ class Slicing:
         for entry in entries.values():
             actions += self._want_slices(entry, own, now)
         gathered = frozenset(table for table in entries if self._is_gathered(table, own))
-        me, pace = self._seat.me, self._seat.jittered(self._seat.timing.retry_s)
-        is_all = gathered and len(gathered) == len(entries)
-        if gathered != self._gathered.get(me, frozenset()) and (is_all or now >= self._told_at + pace / 4):
-            self._told_at = now - 2 * pace
-        if gathered and now >= self._told_at + pace:
-            self._told_at = now
-            actions += send_all(self._seat.others, Gathered(*self._seat.at(), tuple(sorted(gathered))))
-        if gathered != self._gathered.get(me):
-            self._num_heard += 1
-        self._gathered[me] = gathered
+        actions += self._say_gathered(gathered, gathered == entries.keys(), now)
         if batch is not None and self._current is not None:
             actions += self._average(self._current, batch, own, now)
-            actions += self._tell(self._current, batch, now)
+            if batch.is_untold and not batch.under_way:
+                batch.is_untold = False
+                actions += self._said_again(self._current, self._seat.others)
             actions += self._want_results(batch, now)
         return actions
+
+    def _say_gathered(self, gathered: frozenset[Digest], is_all: bool, now: float) -> list[Action]:
+        """At once when it is all that was offered, else soon; later now and then, as messages are lost."""
+        me, retry_s = self._seat.me, self._seat.timing.retry_s
+        if gathered != self._gathered.get(me, frozenset()):
+            self._num_heard += 1
+            self._num_told = 0
+            self._gathered[me] = gathered
+        waits_s = retry_s / 4 if self._num_told == 0 else retry_s * (1 << min(self._num_told - 1, MAX_DOUBLED))
+        if not gathered or (
+            now < self._told_at + self._seat.jittered(waits_s) and not (is_all and self._num_told == 0)
+        ):
+            return []
+        self._told_at, self._num_told = now, self._num_told + 1
+        return [*send_all(self._seat.others, Gathered(*self._seat.at(), tuple(sorted(gathered))))]
 
     def deadline(self, now: float) -> float:
         retry_s = self._seat.timing.retry_s
@@ -296,13 +305,14 @@ class Slicing:
             actions.append(AverageSlice(inputs, index, batch.entries, base))
         return actions
 
-    def _tell(self, inputs: Digest, batch: _Named, now: float) -> list[Action]:
-        mine = {index: said[self._seat.me] for index, said in batch.said.items() if self._seat.me in said}
-        if not mine or now < batch.again_at or batch.under_way:
+    def _said_again(self, inputs: Digest, to: Iterable[PeerId]) -> list[Action]:
+        """What we came to."""
+        said = sorted(self._batches[inputs].said.items())
+        mine = {index: by[self._seat.me] for index, by in said if self._seat.me in by}
+        if not mine:
             return []
-        batch.again_at = now + self._seat.jittered(self._seat.timing.retry_s)
-        averages = tuple(Average(index, *outcome, signature) for index, (outcome, signature) in sorted(mine.items()))
-        return [*send_all(self._seat.others, Averages(*self._seat.at(), inputs, averages))]
+        averages = tuple(Average(index, *outcome, signature) for index, (outcome, signature) in mine.items())
+        return [*send_all(to, Averages(*self._seat.at(), inputs, averages))]
 
     def _want_results(self, batch: _Named, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -367,16 +377,27 @@ class Slicing:
         return results
 
     def ask(self, ballot: int, entries: Sequence[Entry], now: float) -> list[Action]:
-        """We lead: have these averaged. Again and again until it is done."""
+        """We lead: have these averaged. Those whose word is missing are asked again and again."""
         name = inputs_of(entries)
         message = Inputs(*self._seat.at(), ballot, tuple(entries))
+        asked: Iterable[PeerId] = self._seat.others
         if name not in self._batches:
             self._batches[name] = _Named(tuple(entries), self._seat.me, now)
-        elif self._current == name and now < self._asked_at + self._seat.timing.retry_s:
-            return []
+        elif self._current == name:
+            if now < self._asked_at + self._seat.timing.retry_s:
+                return []
+            batch = self._batches[name]
+            open_ones = (index for index in range(self._sharing.count) if index not in batch.settled)
+            lacking = {
+                peer
+                for index in open_ones
+                for peer in self.drawn_to(index, now)
+                if peer not in batch.said.get(index, {})
+            }
+            asked = sorted(lacking - {self._seat.me})
         self._num_heard += name != self._current
         self._current, self._asked_at = name, now
-        return [*send_all(self._seat.others, message)]
+        return [*send_all(asked, message)]
 
     def asked(self, entries: Sequence[Entry], now: float) -> Sequence[Entry]:
         """What a leader that would have these averaged names: what was named before, while that has its time, if it is most of these."""

@@ -145,10 +145,7 @@ class Ballots:
             return [], None
         if reason := self._why_not_led(sender, message.ballot):
             return [], f"names inputs in ballot {message.ballot}, {reason}"
-        is_news, reason = self._slicing.on_inputs(sender, message, now)
-        if is_news:
-            self._turns.goes_on(now)
-        return [], reason
+        return self._slicing.on_inputs(sender, message, now)
 
     def on_ack(self, sender: PeerId, message: Ack) -> str | None:
         lead, seat = self._lead, self._seat
