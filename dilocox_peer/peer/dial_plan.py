@@ -87,11 +87,11 @@ class DialPlan:
                 continue
             first_s = BETTER_S if each.is_direct else PUNCH_S
             if each.better_at == NEVER:
-                each.better_at = now + min(first_s * 2**each.num_tries, MOST_BETTER_S)
+                each.better_at = now + (_pause_s(each.num_tries) if each.num_tries else first_s)
             if now < each.better_at or not (each.is_direct or (may_punch and self._me < peer)):
                 continue
             each.num_tries = min(each.num_tries + 1, 16)
-            each.better_at = now + min(first_s * 2**each.num_tries, MOST_BETTER_S)
+            each.better_at = now + _pause_s(each.num_tries)
             direct = tuple(text for text in each.addresses if "/p2p-circuit" not in text)
             due.append((peer, direct if each.is_direct and direct else each.addresses))
         return due
@@ -99,3 +99,8 @@ class DialPlan:
     def missing(self, connected: Collection[PeerId]) -> list[PeerId]:
         """Those in the directory that were dialled, and that we are not connected with."""
         return [peer for peer, each in self._listed.items() if each.was_dialled and peer not in connected]
+
+
+def _pause_s(num_tries: int) -> float:
+    """After so many tries of a better connection: routers remember each for two minutes, and spoil a direct one from the same port too."""
+    return min(PUNCH_S * 2.0 ** (num_tries - 1), MOST_BETTER_S)
