@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from dilocox_peer.peer.rounds import ballots, chain, forks, view_changes
+from dilocox_peer.peer.rounds import chain, forks, view_changes
+from dilocox_peer.peer.rounds import seat as seats_of_a_head
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import Place, Suffix
 from dilocox_peer.peer.rounds.contract import Action, FetchState, Input, Persist
@@ -161,7 +162,7 @@ def wrong_quorum(rule) -> Iterator[None]:
     """The protocol under test counts quorums by this rule; the invariants keep the right one."""
     with (
         patch.object(chain, "is_quorum", rule),
-        patch.object(ballots, "is_quorum", rule),
+        patch.object(seats_of_a_head, "is_quorum", rule),
         patch.object(view_changes, "is_quorum", rule),
     ):
         yield
