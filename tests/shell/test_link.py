@@ -127,16 +127,16 @@ def test_a_link_that_has_proved_nothing_holds_next_to_nothing(make_link: MakeLin
 def test_a_link_that_has_proved_nothing_makes_room_for_the_next(make_link: MakeLink):
     dialled = make_link("z", max_unproved=2)
     dialers = [make_link(name) for name in "abc"]
-    for dialer in dialers[:2]:
+    for number, dialer in enumerate(dialers[:2], 1):
         dialer.dial(dialled.link_id, dialled.addresses)
-        until(lambda: dialer.is_linked, dialled, dialer)  # noqa: B023
+        until(lambda: dialer.is_linked and len(dialled.of(LinkUp)) == number, dialled, dialer)  # noqa: B023
     dialled.proved(dialers[1].link_id)
     dialers[2].dial(dialled.link_id, dialled.addresses)
     until(lambda: dialers[2].is_linked, dialled, *dialers)
     assert not dialled.of(LinkDown), "one of two has proved who it is: there is a place"
     late = make_link("d")
     late.dial(dialled.link_id, dialled.addresses)
-    until(lambda: late.is_linked, dialled, late)
+    until(lambda: late.is_linked and bool(dialled.of(LinkDown)), dialled, late)
     [lost] = dialled.of(LinkDown)
     assert lost.neighbour == dialers[0].link_id
     assert "did not say who it is" in lost.reason
