@@ -80,15 +80,20 @@ async def pinged(lab: NatLab, seconds: float) -> UplinkSeen:
     return UplinkSeen(times, len(lines) - len(times))
 
 
+def build(lab: NatLab) -> None:
+    """The home with its family, a bootstrap, and two peers outside."""
+    lab.public(BOOTSTRAP, 9)
+    for number, name in enumerate(OUTSIDE):
+        lab.public(name, 20 + number)
+    lab.home(HOME, 1)
+    lab.guest(FAMILY, HOME)
+    lab.start()
+    lab.set_rate(HOME, up=UP, down=DOWN, queue_ms=BUFFER_MS)
+
+
 async def play(stages: int, flags: Sequence[str], *, delay_ms: float, warm_s: float, seconds: float) -> UplinkSeen:
     with NatLab(delay_ms=delay_ms) as lab:
-        lab.public(BOOTSTRAP, 9)
-        for number, name in enumerate(OUTSIDE):
-            lab.public(name, 20 + number)
-        lab.home(HOME, 1)
-        lab.guest(FAMILY, HOME)
-        lab.start()
-        lab.set_rate(HOME, up=UP, down=DOWN, queue_ms=BUFFER_MS)
+        build(lab)
         async with HomeSwarm(lab, manifest(stages)) as swarm:
             await swarm.start_bootstrap(more=("--no-keep",))
             await asyncio.gather(
@@ -124,13 +129,7 @@ async def play(stages: int, flags: Sequence[str], *, delay_ms: float, warm_s: fl
 
 async def fetches(flags: Sequence[str], *, delay_ms: float, warm_s: float, seconds: float) -> UplinkSeen:
     with NatLab(delay_ms=delay_ms) as lab, tempfile.TemporaryDirectory(prefix="dilocox-line-") as folder:
-        lab.public(BOOTSTRAP, 9)
-        for number, name in enumerate(OUTSIDE):
-            lab.public(name, 20 + number)
-        lab.home(HOME, 1)
-        lab.guest(FAMILY, HOME)
-        lab.start()
-        lab.set_rate(HOME, up=UP, down=DOWN, queue_ms=BUFFER_MS)
+        build(lab)
         last: dict[str, dict[str, Any]] = {}
         use: list[dict[str, Any]] = []
         reading: list[asyncio.Task[None]] = []

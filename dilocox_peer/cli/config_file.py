@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from dilocox_peer.errors import ConfigError
 
 MAX_BYTES = 1 << 20
@@ -57,8 +59,8 @@ def _of_command(path: Path, name: str, table: object, group: Any) -> dict[str, A
             raise ConfigError(f"{path}: [{name}] {key} is no flag of `{name}`{_meant(_spelled(key), by_name)}")
         try:
             parameter.process_value(context, _as_typed(value))
-        except Exception as error:  # click's, of whatever type the flag has
-            reason = " ".join(str(getattr(error, "message", error)).split())
+        except typer.BadParameter as error:
+            reason = " ".join(error.message.split())
             raise ConfigError(f"{path}: [{name}] {key} = {value!r}: {reason}") from None
         found[parameter.name] = _as_typed(value)
     return found
