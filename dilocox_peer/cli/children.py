@@ -65,7 +65,7 @@ class Children:
             stderr=asyncio.subprocess.STDOUT,
             limit=MAX_LINE_BYTES,
             start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "DILOCOX_CONFIG": os.devnull},  # a volunteer's settings are not theirs
         )  # fmt: skip
         child = Child(label, process)
         child.reader = asyncio.create_task(self._read(child), name=f"read {label}")

@@ -1,58 +1,78 @@
 """`join --detach`: the peer goes on in the background, in a session of its own, and the terminal is free as soon as it is up."""
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import typer
 
 from dilocox_peer.cli.home import PeerHome
-from dilocox_peer.errors import ConfigError
-from dilocox_peer.peer.control import is_answered, socket_path
+from dilocox_peer.errors import ConfigError, DilocoxError
+from dilocox_peer.peer.control import ask, is_answered, socket_path
 
-UP_S = 60.0  # by then the peer answers on its socket, or has ended with a reason
+UP_S = 60.0  # by then the peer is up, or has ended with a reason
 LOOK_S = 0.1
+LAST_WORDS = "last_words"  # in the peer's folder: what it said last on its standard error
 LOG = "log.jsonl"  # in the peer's folder, if no other is named
 FLAG = "--detach"
 MAX_SAID = 2000
 
 
 def detached(home: PeerHome, *, has_log_file: bool) -> None:
-    """Starts what was typed once more, without the flag; returns when it answers. Raises ConfigError; a child that ends at once ends this
-    process with its words and its exit code."""
+    """Starts what was typed once more, without the flag; returns when it has a stage, or still looks for one after UP_S. Raises ConfigError; a child
+    that ends before that ends this process with its words and its exit code; Ctrl-C ends both."""
     if is_answered(socket_path(home.folder)):
         raise ConfigError(f"a peer runs here as {home.folder.name!r} already: pass another --name")
     home.make()
     arguments = [each for each in sys.argv[1:] if each.replace("_", "-") != FLAG] + ["--no-detach", "--plain"]
     if not has_log_file:
         arguments += ["--log-file", str(home.folder / LOG)]
-    with tempfile.TemporaryFile() as said:
+    with (home.folder / LAST_WORDS).open("w+b") as said:
         child = subprocess.Popen(
             [sys.executable, "-m", "dilocox_peer", *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
         )  # fmt: skip
-        deadline = time.monotonic() + UP_S
-        while time.monotonic() < deadline:
-            if (code := child.poll()) is not None:
-                said.seek(0)
-                typer.echo(
-                    said.read(MAX_SAID).decode(errors="replace").rstrip() or f"it ended with exit code {code}", err=True
-                )
-                raise typer.Exit(code or 1)
-            if is_answered(socket_path(home.folder)):
-                break
-            time.sleep(LOOK_S)
-        else:
-            os.killpg(child.pid, 15)
-            raise ConfigError(
-                f"the peer did not answer within {UP_S:.0f} s, and was ended: start it without {FLAG} to see why"
-            )
+        try:
+            code = _wait(child, socket_path(home.folder))
+        except KeyboardInterrupt:
+            os.killpg(child.pid, signal.SIGTERM)
+            raise
+        if code is not None:
+            said.seek(0)
+            words = said.read(MAX_SAID).decode(errors="replace").rstrip()
+            typer.echo(words or f"it ended with exit code {code}", err=True)
+            raise typer.Exit(code or 1)
+    if not is_answered(socket_path(home.folder)):
+        os.killpg(child.pid, signal.SIGTERM)
+        raise ConfigError(
+            f"the peer did not answer within {UP_S:.0f} s, and was ended: start it without {FLAG} to see why"
+        )
     name = home.name_flag
     log = "" if has_log_file else f"; its log: {_shown(home.folder / LOG)}"
     typer.echo(f"in the background{log}. `dilocox-peer dashboard{name}` shows it, `dilocox-peer leave{name}` ends it")
+
+
+def _wait(child: "subprocess.Popen[bytes]", path: Path) -> int | None:
+    """Until it has a stage, or UP_S are over: None; or its exit code."""
+    deadline = time.monotonic() + UP_S
+    while time.monotonic() < deadline:
+        if (code := child.poll()) is not None:
+            return code
+        if is_answered(path) and _has_stage(path):
+            return None
+        time.sleep(LOOK_S)
+    return None
+
+
+def _has_stage(path: Path) -> bool:
+    try:
+        return asyncio.run(ask(path, "status"))["status"]["stage"] is not None
+    except DilocoxError:
+        return False  # it is just starting, or ending
 
 
 def _shown(path: Path) -> str:

@@ -262,10 +262,12 @@ def disk_need(manifest: "Manifest", stage: int | None, peers: int) -> int:
 
     sizes, needs = _sizes(manifest, stage), []
     count = min(max(peers + 1, manifest.rounds.start_peers), manifest.limits.max_peers)
+    copied = max(each.parameters for each in _sizes(manifest, None)) if manifest.stages.count > 1 else 0
     for each in _stages(manifest, stage):
         layout = layout_of(manifest, each)
         controller = controller_of(manifest, layout)
-        needs.append(disk_bytes(layout.num_elements, controller.contribution_bytes(controller.setting), count))
+        blob = controller.contribution_bytes(controller.setting)
+        needs.append(disk_bytes(layout.num_elements, blob, count, copied=copied))
     return max(needs) + max(each.frozen_bytes for each in sizes)
 
 

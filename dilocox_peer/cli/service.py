@@ -48,7 +48,7 @@ def _install(flags: ServiceFlags, path: Path, *, is_mac: bool) -> None:
     if flags.link is None:
         raise ConfigError("service install: give the link that the peer joins")
     parse_invitation(flags.link)
-    arguments = [*program(), "join", flags.link, "--name", name, "--plain"]
+    arguments = [*program(), "join", flags.link, "--name", name, "--plain", "--no-detach"]
     if flags.home is not None:
         arguments += ["--home", str(flags.home.absolute())]
     content = plist(name, arguments) if is_mac else unit(name, arguments).encode()
@@ -94,7 +94,9 @@ def _tell(commands: Sequence[Sequence[str]]) -> str:
 def start_commands(path: Path, name: str, *, is_mac: bool) -> list[list[str]]:
     if is_mac:
         return [["launchctl", "bootstrap", f"gui/{os.getuid()}", str(path)]]
-    return [["systemctl", "--user", "daemon-reload"], ["systemctl", "--user", "enable", "--now", path.name]]
+    systemctl = ["systemctl", "--user"]
+    # restart: of one that runs with another link, enable --now changes nothing.
+    return [[*systemctl, "daemon-reload"], [*systemctl, "enable", path.name], [*systemctl, "restart", path.name]]
 
 
 def stop_commands(path: Path, name: str, *, is_mac: bool) -> list[list[str]]:

@@ -11,7 +11,7 @@ thinks of another. Bans are one's own. They are shown, and told to nobody, as a 
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from types import MappingProxyType
@@ -144,6 +144,7 @@ class Doorkeeper:
         self._common = _Standing(faded_at=now)  # of all strangers
         self._is_settled: Callable[[], bool] = lambda: False
         self._seen: dict[PeerId, _Seen] = {}
+        self._connected: Collection[PeerId] = ()  # as they were last seen
         self._are_friends: list[Callable[[PeerId], bool]] = []
         self._are_kept: list[Callable[[PeerId], bool]] = []
         self._news: list[Ban] = []
@@ -197,14 +198,20 @@ class Doorkeeper:
         return _of(self._common, kind, _times(allowed.strangers, times), now).try_take(amount, now)
 
     def proved(self, peer: PeerId, now: float) -> None:
-        """It has spoken, or we have asked something of it."""
-        if (seen := self._seen.get(peer)) is not None:
-            seen.proved_at = now
+        """It has spoken, or we have asked something of it; also before its connection was seen."""
+        self._seen.setdefault(peer, _Seen(now, "")).proved_at = now
+
+    def is_seen(self, peer: PeerId) -> bool:
+        """Whether it is known where its connection comes from: before, what it does counts for no range."""
+        return peer in self._connected
 
     # ---- trespasses and bans ---------------------------------------------------------------------------------------------
 
     def blamed(self, peer: PeerId, trespass: Trespass, now: float) -> None:
-        """It did that. Points count for its range as well; a member has them and stays."""
+        """It did that. Points count for its range as well; a member has them and stays. What one still sends that is turned away is not
+        its neighbours' doing."""
+        if self.is_stranger(peer) and self._why_banned(peer, now) is not None:
+            return
         self._add(self._record(self._peers, peer, now), peer, trespass, BANNED_AT, now)
         if self.is_stranger(peer) and (place := self._place(peer)):
             self._add(self._record(self._places, place, now), place, trespass, PLACE_BANNED_AT, now)
@@ -259,6 +266,7 @@ class Doorkeeper:
         relays alone. daemon_bytes: of memory that p2pd has."""
         found = {peer: next((place for each in hosts if (place := place_of(each))), "") for peer, hosts in connections}
         self._seen = {peer: self._still(peer, place, now) for peer, place in found.items()}
+        self._connected = found.keys()
         strangers = [peer for peer in found if self.is_stranger(peer)]
         out = {peer: reason for peer in strangers if (reason := self._why_banned(peer, now)) is not None}
         strangers = [

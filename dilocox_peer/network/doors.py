@@ -75,6 +75,8 @@ class Doors:
         self._blamed(peer, Trespass.MALFORMED)
 
     def _asked(self, peer: PeerId, *wanted: tuple[Budgeted, float]) -> str | None:
+        if not self.keeper.is_seen(peer):
+            self._nudge.set()
         reason = self.keeper.refusal(peer, time.monotonic(), *wanted)
         if reason is not None:
             self._tell()

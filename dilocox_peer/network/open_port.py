@@ -1,8 +1,8 @@
 """Asks the router to have a port of its own lead to one of ours: by NAT-PMP, else by UPnP.
 
-    python -m dilocox_peer.network.open_port PORT OUTSIDE SECONDS PARENT     (started by port_opener.py, never by hand)
+    python -m dilocox_peer.network.open_port PORT OUTSIDE SECONDS PARENT WAY     (started by port_opener.py, never by hand)
 
-OUTSIDE: the port of the router wished for. SECONDS 0: to close it again. Says what is open in a line, or nothing. A process of its own: what answers to UPnP is anybody on the
+OUTSIDE: the port of the router wished for. SECONDS 0: to close it again. WAY: NAT-PMP or UPnP alone, or any. Says what is open in a line, or nothing. A process of its own: what answers to UPnP is anybody on the
 local network, and its XML is read by a library in C.
 """
 
@@ -19,6 +19,7 @@ from typing import NamedTuple
 from dilocox_peer.invitation import address_range
 from dilocox_peer.network import nat_pmp
 
+ANY_WAY, NAT_PMP, UPNP = "any", "NAT-PMP", "UPnP"
 WAITS_S = (0.25, 0.5, 1.0)  # for an answer to a packet
 DISCOVER_MS = 2000
 OTHER_PORTS = 3  # that are tried where somebody has ours
@@ -61,7 +62,7 @@ def by_nat_pmp(router: tuple[str, int], port: int, wished: int, seconds: int) ->
         request = nat_pmp.ask_mapping(port, wished if seconds else 0, seconds)
         for answer in ask(request):
             if (mapped := nat_pmp.read_mapping(answer, port)) is not None:
-                return RouterPort("NAT-PMP", host, mapped.port, mapped.seconds)
+                return RouterPort(NAT_PMP, host, mapped.port, mapped.seconds)
     return None
 
 
@@ -82,13 +83,14 @@ def by_upnp(port: int, wished: int, seconds: int) -> RouterPort | None:
         for lease in (seconds, 0):  # some know none but for ever: they are closed by us
             with suppress(Exception):
                 if router.addportmapping(outside, "TCP", router.lanaddr, port, "dilocox-peer", "", lease):
-                    return RouterPort("UPnP", host, outside, seconds)
+                    return RouterPort(UPNP, host, outside, seconds)
     return None
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     port, wished, seconds, parent = (int(each) for each in sys.argv[1:5])
+    way = sys.argv[5]
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -96,11 +98,10 @@ def main() -> None:
         sys.exit("the parent is gone")
     found = None
     with suppress(OSError):
-        if (router := gateway(ROUTES.read_text())) is not None:
+        if way != UPNP and (router := gateway(ROUTES.read_text())) is not None:
             found = by_nat_pmp((router, nat_pmp.PORT), port, wished, seconds)
-    if found is None or (
-        seconds and not address_range(found.host)
-    ):  # of a router behind another, the port leads nowhere
+    is_nowhere = found is None or (seconds and not address_range(found.host))
+    if way != NAT_PMP and is_nowhere:  # of a router behind another, the port leads nowhere
         with suppress(Exception):  # no router, or one that refuses: the peer is reached by other ways
             found = by_upnp(port, wished, seconds)
     if seconds and found is not None and address_range(found.host):

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from dilocox_peer.network.open_port import ANY_WAY
 from dilocox_peer.network.port_lease import LEASE_S, OpenPort, PortLease
 
 LOOK_S = 2.0  # whether the port is another one
 TELL_S = 20.0  # of the process, on a busy machine
-CLOSE_S = 3.0
+CLOSE_S = 4.5  # Python's start, the search for a router that speaks UPnP, and what it is told
 MAX_SAID_BYTES = 1000
 
 
@@ -46,7 +47,7 @@ class PortOpener:
                     self._lease.moved(clock())
                 if own is not None and self._lease.is_due(clock()):
                     wished = own if self.port is None else self.port.port
-                    said = await _ask(own, wished, int(LEASE_S), TELL_S)
+                    said = await _ask(own, wished, int(LEASE_S), TELL_S, ANY_WAY)
                     if said is not None:
                         self._lease.opened(*said, clock())
                     else:
@@ -59,13 +60,13 @@ class PortOpener:
                 await asyncio.sleep(LOOK_S)
         finally:
             if self._for is not None and (opened := self.port) is not None:
-                await _ask(self._for, opened.port, 0, CLOSE_S)
+                await _ask(self._for, opened.port, 0, CLOSE_S, opened.way)
 
 
-async def _ask(port: int, wished: int, seconds: int, timeout_s: float) -> tuple[OpenPort, float] | None:
-    """What is open now, and for how long."""
+async def _ask(port: int, wished: int, seconds: int, timeout_s: float, way: str) -> tuple[OpenPort, float] | None:
+    """What is open now, and for how long. way: that the router is asked in."""
     command = [sys.executable, "-m", "dilocox_peer.network.open_port"]
-    command += [str(each) for each in (port, wished, seconds, os.getpid())]
+    command += [str(each) for each in (port, wished, seconds, os.getpid(), way)]
     nowhere, process = asyncio.subprocess.DEVNULL, None
     try:
         async with asyncio.timeout(timeout_s):

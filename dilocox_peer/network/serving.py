@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from dilocox_peer.admission import Right
@@ -122,7 +121,7 @@ class Serving:
         num_of_peer = sum(each.peer == peer for each in self._under_way.values())
         most_of_peer = self._limits.streams_per_peer
         is_stranger = not self._is_first(peer)
-        if is_stranger:
+        if is_stranger and not self._is_over and num_of_peer < most_of_peer:
             self._make_room()
         if self._is_over or self._is_full(is_stranger=is_stranger) or num_of_peer >= 4 * most_of_peer:
             writer.transport.abort()  # a flood: not even read
@@ -204,7 +203,8 @@ class Serving:
             _logger.exception("fetch of %s by %s could not be served", kind, peer)
             await send_refusal(writer, "internal error")
             return
-        self._bandwidth.uplink.begin(time.monotonic())
+        asked.began = time.monotonic()
+        self._bandwidth.uplink.begin(asked.began)
         flow = self._flows.to(peer, is_urgent=reply.is_urgent)
 
         def on_received(num_bytes: int) -> None:
@@ -212,13 +212,18 @@ class Serving:
             self._bandwidth.uplink.sent(num_bytes)
             self._on_acknowledged(peer)
 
+        async def pace(num_bytes: int) -> None:
+            since = time.monotonic()
+            await self._bandwidth.pace_upload(num_bytes, "rounds" if reply.is_urgent else "states")
+            asked.began += time.monotonic() - since  # it was us who took the time, not who reads
+
         try:
             async with Receipts(reader, flow, on_received) as receipts:
                 await send_reply(
                     writer,
                     reply,
                     chunk_bytes=self._bandwidth.chunk_bytes,
-                    pace=partial(self._bandwidth.pace_upload, kind="rounds" if reply.is_urgent else "states"),
+                    pace=pace,
                     stall_timeout_s=self._limits.stall_timeout_s,
                     receipts=receipts,
                 )

@@ -100,6 +100,7 @@ class Transport:
         self.line = UploadWatch(self.bandwidth, lambda: None if daemon.is_down else daemon.pid)
         self._watching: asyncio.Task[None] | None = None
         self._fetching: Counter[PeerId] = Counter()
+        self.doors.keeper.keep(self.is_busy)
         self._is_closed = False
 
     # -- start and end ------------------------------------------------------------------------------------------------
@@ -165,14 +166,13 @@ class Transport:
             return
         self._is_closed = True
         tasks = self._serving.end()
+        if self._watching is not None:
+            self._watching.cancel()
+            tasks.add(self._watching)
         try:
             await self.doors.close()
         finally:
             await self.daemon.close(timeout_s)
-        if self._watching is not None:
-            self._watching.cancel()
-            tasks.add(self._watching)
-        await self.daemon.close(timeout_s)
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
 

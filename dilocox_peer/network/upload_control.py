@@ -2,7 +2,7 @@
 would wait for it. Pure: what the kernel tells of our connections in, a rate out.
 
 What waits in the home's router is seen in the round trips of the packets of all our connections: it is how much longer they take
-than ever (as in LEDBAT, RFC 6817; the least of all connections that send counts, as what is slow beyond our line slows only some). While that is short the
+than at least in the last minutes (as in LEDBAT, RFC 6817; the least of all connections that send counts, as what is slow beyond our line slows only some). While that is short the
 rate grows, slowly near what the line carries, so that it is found full now and then; when it is long, what has arrived in the last second
 is what the line carries, and we go on with 0.8 of it. Where it stays long it is others who fill the line, and we give way further.
 """
@@ -56,7 +56,7 @@ class UploadControl:
 
     def take(self, num_let_go: int, num_arrived: int, waiting_s: float | None, now_s: float) -> None:
         """num_let_go: bytes under this rate since the last look; num_arrived: that others acknowledged, over the line. waiting_s: how
-        much longer than ever a round trip takes, the least of the connections that sent something since then; None: none did."""
+        much longer than at least in the last minutes a round trip takes, the least of the connections that sent something since then; None: none did."""
         seconds = now_s - self._at_s if self._at_s is not None else 0.0
         self._at_s = now_s
         if not 0.0 < seconds <= MAX_LOOK_S:

@@ -1,7 +1,8 @@
 """How what this peer sends shares its upload: activations before rounds before states. Pure: times in, waits out.
 
 Activations are counted at once and wait for what is owed by then. Bodies of rounds go when nothing is owed, those of states when besides
-none of a round waits. So that none stands still for ever, each may take a part of what goes before it, beside it.
+none of a round waits. So that none stands still for ever, each may take a part of what goes before it, beside it, spread over the time
+that this takes.
 """
 
 from typing import Literal
@@ -11,10 +12,15 @@ from dilocox_peer.token_bucket import TokenBucket
 BURST_S, LEAST_BURST_BYTES = 0.1, 16 * 1024  # saved up while nothing is sent, or we were late: a busy computer is
 ROUNDS_BESIDE = 3 / 7  # of the bytes of activations: they have 0.7 of a line that is too narrow (planning/forecast.py)
 STATES_BESIDE = 0.1  # of the bytes of rounds
-MOST_BESIDE_BYTES = 256 * 1024  # no more is saved up
+MOST_BESIDE_BYTES = 256 * 1024  # no more is saved up, but for what goes beside a single body
 LOOK_S = 0.005  # the least wait
 
 Upload = Literal["rounds", "states"]
+
+SHARE: dict[Upload, float] = {
+    "rounds": ROUNDS_BESIDE / (1 + ROUNDS_BESIDE), "states": STATES_BESIDE / (1 + STATES_BESIDE),
+}  # fmt: skip
+"""Of a line, beside what goes before."""
 
 
 class UploadShares:
@@ -25,6 +31,7 @@ class UploadShares:
         self.num_bytes = 0
         self._bucket: TokenBucket | None = None
         self._beside: dict[Upload, float] = {"rounds": 0.0, "states": 0.0}
+        self._next_s: dict[Upload, float] = {"rounds": now_s, "states": now_s}  # that may go beside
         self._num_waiting = 0  # of rounds
 
     @property
@@ -46,7 +53,8 @@ class UploadShares:
         self.num_bytes += num_bytes
         if self._bucket is None:
             return 0.0
-        self._save("rounds", ROUNDS_BESIDE * num_bytes)
+        beside = ROUNDS_BESIDE * num_bytes
+        self._save("rounds", beside, max(MOST_BESIDE_BYTES, beside))
         return self._bucket.reserve(num_bytes, now_s)
 
     def waits(self, kind: Upload) -> None:
@@ -65,12 +73,15 @@ class UploadShares:
             if owed_s > 0 or gives_way:
                 if self._beside[kind] < num_bytes:
                     return max(LOOK_S, owed_s)
+                if (wait_s := self._next_s[kind] - now_s) > 0:
+                    return max(LOOK_S, wait_s)
                 self._beside[kind] -= num_bytes
+                self._next_s[kind] = max(self._next_s[kind], now_s - BURST_S) + num_bytes / (SHARE[kind] * bucket.rate)
             bucket.reserve(num_bytes, now_s)
             if kind == "rounds":
-                self._save("states", STATES_BESIDE * num_bytes)
+                self._save("states", STATES_BESIDE * num_bytes, MOST_BESIDE_BYTES)
         self.num_bytes += num_bytes
         return 0.0
 
-    def _save(self, kind: Upload, num_bytes: float) -> None:
-        self._beside[kind] = min(self._beside[kind] + num_bytes, MOST_BESIDE_BYTES)
+    def _save(self, kind: Upload, num_bytes: float, most: float) -> None:
+        self._beside[kind] = max(self._beside[kind], min(self._beside[kind] + num_bytes, most))

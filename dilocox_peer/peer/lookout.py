@@ -105,17 +105,15 @@ class Lookout:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def look_once(self) -> tuple[Trouble, ...]:
-        """Asks everybody that is listed, twice where there is no answer; what is wrong."""
-        health = self._health
+        """Asks everybody that is listed, a second time where there was no answer; what is wrong. Of a visitor, who may have looked long ago: what
+        it heard then tells nothing of now."""
+        health, began = self._health, time.monotonic()
         for _ in range(2):
-            now = time.monotonic()
-            health.look(now)
-            health.listed(self._leases(), now, time.time())
-            asked = health.to_ask(float("inf"), MAX_ASKED_ONCE)
+            health.listed(self._leases(), time.monotonic(), time.time())
+            asked = [peer for peer in health.to_ask(float("inf"), MAX_ASKED_ONCE) if not health.is_heard(peer, began)]
             await asyncio.gather(*(self._ask(peer) for peer in asked))
-        now = time.monotonic()
-        health.look(now)
-        return tuple(each for each in health.troubles(now) if each.kind != "clocks")  # ours is nobody's trouble
+        troubles = health.troubles(time.monotonic())
+        return tuple(each for each in troubles if each.kind != "clocks")  # ours is nobody's trouble
 
     def _look(self, now: float) -> None:
         health = self._health

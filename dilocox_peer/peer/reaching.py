@@ -239,9 +239,11 @@ class Reaching:
         believed = self._reachability.outside.believed(now)
         if believed is None:
             return False
-        before, self._comes_out = self._comes_out, parse_multiaddr(believed, "announce").host
-        # Some carriers have each connection come out at another of their addresses.
-        return before not in ("", self._comes_out) and now - self._moved_at > MOVES_S
+        host = parse_multiaddr(believed, "announce").host
+        if self._comes_out and host != self._comes_out and now - self._moved_at <= MOVES_S:
+            return False  # some carriers have each connection come out at another of their addresses; it is looked at again
+        before, self._comes_out = self._comes_out, host
+        return before not in ("", host)
 
     def _regained(self, relay: PeerId) -> None:
         self._regained_relays.add(relay)

@@ -148,16 +148,15 @@ class SwarmHealth:
         if known is not None and at > known.heard_at:
             known.heard_at, known.misses, known.gone_at, known.refuses = at, 0, None, False
 
-    def left(self, peer: PeerId) -> None:
-        """It said that it goes."""
-        known = self._known.pop(peer, None)
-        if known is not None and known.stage < self.num_stages:
-            self._last_of[known.stage] = peer
+    def is_heard(self, peer: PeerId, since: float) -> bool:
+        """Whether it has given a sign of life since then."""
+        known = self._known.get(peer)
+        return known is not None and known.heard_at >= since
 
     def ask_soon(self, peers: Iterable[PeerId]) -> None:
         """These, whose links have ended: at the next look."""
         for peer in peers:
-            if (known := self._known.get(peer)) is not None:
+            if (known := self._known.get(peer)) is not None and not known.is_asked:
                 known.asked_at = NEVER
 
     def asked(self, peer: PeerId, now: float) -> None:
@@ -328,7 +327,7 @@ class SwarmHealth:
         return [Trouble("bootstrap", None, _peers(away))] if away else []
 
     def _accused(self, stages: Iterable[_Stage]) -> list[Trouble]:
-        """By at least half of those of its stage that say anything of themselves, or by ourselves."""
+        """Of a stage, by more than half of the others of it that say anything of themselves, or by ourselves."""
         found = []
         for stage in stages:
             speaking = {each.peer: each.said for each in stage.holders if each.said is not None}
@@ -337,9 +336,12 @@ class SwarmHealth:
                 for each in said.accused:
                     if each.peer != speaker:
                         by_kind[each.peer, "hostile" if each.of == "proven" else "refused"].add(speaker)
+            here = {each.peer for each in stage.holders}
             for (peer, kind), accusers in sorted(by_kind.items()):
+                if peer not in here:
+                    continue
                 judges = len(speaking.keys() - {peer})
-                if self.me in accusers or 2 * len(accusers) >= judges:
+                if self.me in accusers or 2 * len(accusers) > judges:
                     found.append(Trouble(kind, stage.number, (peer,)))
         return found
 

@@ -17,6 +17,7 @@ from dilocox_peer.admission import Grant, Revocations
 from dilocox_peer.compression.codec import CODECS
 from dilocox_peer.compression.contribution import decode_contribution, encode_contribution
 from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.compression.slices import cut, read_table, table_of
 from dilocox_peer.config import preset
 from dilocox_peer.dht.entry import Record, decode_dictionary, encode_dictionary
 from dilocox_peer.dht.records import Lease, decode_word
@@ -27,6 +28,7 @@ from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.network import relay_protocol
 from dilocox_peer.network.frames import PREFIX_BYTES, pack_header, unpack_header, unpack_prefix
 from dilocox_peer.network.link_frames import BufferReader, ChunkReader, FrameKind
+from dilocox_peer.network.nat_pmp import read_address, read_mapping
 from dilocox_peer.peer.control import command_of
 from dilocox_peer.scan import scan
 from dilocox_peer.signing import SigningKey
@@ -34,6 +36,7 @@ from dilocox_peer.store.outline import Outline
 from dilocox_peer.types import Layout, PeerId, RunId, TensorSpec, sha256
 from dilocox_peer.wire.chain import decode_chain
 from dilocox_peer.wire.directives import Directive, read_directive, sign_directive
+from dilocox_peer.wire.health import HEALTH
 from dilocox_peer.wire.hops import decode_hops
 from dilocox_peer.wire.records import GREETING
 from dilocox_peer.wire.rounds import decode_message
@@ -47,6 +50,7 @@ LISTED = PeerId("12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN")  # of th
 RUN = RunId("ab" * 32)
 MAX_BODY_BYTES = 4096
 LAYOUT = Layout((TensorSpec("matrix", (24, 40)), TensorSpec("vector", (40,), "vector")))
+CUT = cut(LAYOUT, 3)
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,25 @@ def _buffers(raw: bytes) -> None:
         space.release()
         reader.take(size)
         at += size
+
+
+def _healths() -> list[bytes]:
+    return [bytes.fromhex(line) for line in (GOLDEN / "health.txt").read_text().split()]
+
+
+def _tables() -> list[bytes]:
+    values_N = torch.randn(LAYOUT.num_elements, generator=torch.Generator().manual_seed(3))
+    parts = zip(CUT.starts, CUT.slices, strict=True)
+    blobs = [
+        encode_contribution(each, values_N[start : start + each.num_elements], policy_named("int4"))
+        for start, each in parts
+    ]
+    return [table_of(CUT, blobs)]
+
+
+def _router(raw: bytes) -> None:
+    read_address(raw)
+    read_mapping(raw, 4711)
 
 
 def _lease(raw: bytes) -> None:
@@ -206,6 +229,14 @@ DECODERS = (
         lambda raw: Revocations.from_bytes(raw, run_id=RUN, owner=SENDER),
         (ValueError,),
         lambda: _of("records.txt", "revocations"),
+    ),
+    Decoder("health", lambda raw: HEALTH.hear(raw, None), (ProtocolError,), _healths),
+    Decoder("slice table", lambda raw: read_table(raw, CUT), (MalformedBlob,), _tables),
+    Decoder(
+        "router",
+        _router,
+        (),
+        lambda: [bytes.fromhex("0080000000000010cb007105"), bytes.fromhex("0082000000000010126712670000003c")],
     ),
     Decoder("greeting", lambda raw: GREETING.hear(raw, None), (ProtocolError,), lambda: _of("records.txt", "hello")),
     Decoder("dictionary", lambda raw: decode_dictionary(b"k", raw), (ValueError,), _dictionaries),

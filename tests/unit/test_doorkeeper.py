@@ -248,3 +248,23 @@ def test_honest_newcomers_are_never_blamed_and_mostly_heard_whatever_fifty_flood
     assert of_member == 600
     assert heard >= 100
     assert not {newcomer, place_of("9.9.9.9")} & set(keeper.banned(120.0))
+
+
+def test_who_spoke_before_its_connection_was_seen_is_not_silent() -> None:
+    """The usual order: it dials, it asks at once, and connections are looked at every other second."""
+    keeper = settled()
+    assert keeper.refusal(STRANGER, 0.0, MESSAGE) is None
+    crowd = names(CROWD + 1)
+    connect(keeper, [STRANGER, *crowd], 1.0)
+    out = connect(keeper, [STRANGER, *crowd], 1.0 + PROVE_S + 1.0)
+    assert STRANGER not in out
+    assert set(crowd) <= set(out)
+
+
+def test_what_one_sends_that_is_turned_away_counts_against_nobody_beside_it() -> None:
+    keeper, (bad, neighbour) = settled(), names(2)
+    connect(keeper, [bad, neighbour], 0.0, host="8.8.4.4")
+    for _ in range(10 * int(PLACE_BANNED_AT / POINTS[Trespass.OVERSIZE])):
+        keeper.blamed(bad, Trespass.OVERSIZE, 1.0)
+    assert keeper.banned(1.0) == [bad]
+    assert keeper.refusal(neighbour, 1.0, MESSAGE) is None

@@ -36,7 +36,10 @@ def test_it_writes_a_unit_that_starts_this_program_and_takes_it_away(tmp_path):
     assert done.returncode == 0, done.stderr
     path = tmp_path / "systemd" / "user" / "dilocox-peer-a.service"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600, "an invitation is a secret"
-    assert "systemctl --user enable --now dilocox-peer-a.service" in done.stdout
+    assert (
+        "systemctl --user enable dilocox-peer-a.service && systemctl --user restart dilocox-peer-a.service"
+        in done.stdout
+    )
     line = next(line for line in path.read_text().splitlines() if line.startswith("ExecStart="))
     words = shlex.split(line.removeprefix("ExecStart="))
     assert Path(words[0]).is_absolute()
@@ -84,7 +87,10 @@ def test_where_nothing_can_be_started_it_says_so_and_how(tmp_path):
     )
     assert done.returncode == 2
     assert "it is written, and not started" in done.stderr
-    assert "systemctl --user enable --now dilocox-peer-default.service" in done.stderr
+    assert (
+        "systemctl --user enable dilocox-peer-default.service && systemctl --user restart dilocox-peer-default.service"
+        in done.stderr
+    )
 
 
 def test_an_agent_of_launchd_has_the_same_words():

@@ -280,6 +280,8 @@ def test_a_hostile_peer_is_named_where_most_of_its_stage_say_so():
     run = Run(lease("me", 1), lease("a", 0), lease("b", 0), lease("liar", 0))
     accused = (Accusation(PeerId("liar"), "proven"),)
     run.said[PeerId("a")] = HealthForm(0, 5, 0, accused=accused)
+    assert "hostile" not in [each.kind for each in run.second(4)], "one of two others"
+    run.said[PeerId("b")] = HealthForm(0, 5, 0, accused=accused)
     hostile = next(each for each in run.second(4) if each.kind == "hostile")
     assert hostile.peers == (PeerId("liar"),)
     assert (
@@ -291,6 +293,12 @@ def test_a_liar_s_word_alone_accuses_nobody():
     run = Run(lease("me", 1), lease("a", 0), lease("b", 0), lease("c", 0), lease("liar", 0))
     run.said[PeerId("liar")] = HealthForm(0, 5, 0, accused=tuple(Accusation(PeerId(name), "proven") for name in "abc"))
     assert "hostile" not in [each.kind for each in run.second(4)]
+    few = Run(lease("me", 1), lease("a", 0), lease("b", 0), lease("liar", 0))
+    few.said[PeerId("liar")] = HealthForm(0, 5, 0, accused=(Accusation(PeerId("a"), "proven"),))
+    assert "hostile" not in [each.kind for each in few.second(4)]
+    elsewhere = Run(lease("me", 1), lease("a", 1), lease("liar", 0))
+    elsewhere.said[PeerId("liar")] = HealthForm(0, 5, 0, accused=(Accusation(PeerId("a"), "proven"),))
+    assert "hostile" not in [each.kind for each in elsewhere.second(4)], "of another stage"
 
 
 def test_what_we_have_seen_ourselves_needs_nobody_else():
@@ -442,3 +450,20 @@ def test_events_of_a_disk_and_of_linkd_say_when_it_is_over():
     assert DiskRefused("rounds.log", "", is_over=True).level == "info"
     assert LinkProcessEnded("killed").line() == "pipeline: linkd ended (killed); starting it again"
     assert LinkProcessEnded("", is_back=True).level == "info"
+
+
+def test_a_visitor_that_looks_again_later_names_who_has_stopped_meanwhile():
+    """It looks every ten seconds: what it heard the last time tells nothing of now, as `status LINK --watch` found."""
+    run = Run(lease("a", 0), lease("b", 1), me=None)
+    peers = [PeerId("a"), PeerId("b")]
+    for peer in peers:
+        run.health.asked(peer, 0.0)
+        run.health.told(peer, run.said[peer], 0.0)
+    assert all(run.health.is_heard(peer, 0.0) for peer in peers)
+    for _ in range(2):
+        run.health.asked(peers[0], 12.0)
+        run.health.missed(peers[0], "silent", 17.0)
+    run.health.asked(peers[1], 12.0)
+    run.health.told(peers[1], run.said[peers[1]], 12.0)
+    assert [(each.kind, each.peers) for each in run.health.troubles(22.0) if each.stops] == [("frozen", (peers[0],))]
+    assert not run.health.is_heard(peers[0], 12.0)

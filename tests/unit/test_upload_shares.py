@@ -23,10 +23,11 @@ class Asker:
         """body_bytes: of activations, one after another."""
         self.sent = dict.fromkeys((*kinds, "activations"), 0)
         self.longest_s = 0.0  # that a body of activations waited
+        self.silent_s = 0.0  # the longest time between two chunks of a round
         self._found, self._kinds, self._body_bytes = found, kinds, body_bytes
 
     def run(self, seconds: float) -> None:
-        now, activations_at = 0.0, 0.0
+        now, activations_at, round_at = 0.0, 0.0, 0.0
         for kind in self._kinds:
             self._found.waits(kind)
         while now < seconds:
@@ -38,6 +39,8 @@ class Asker:
             for kind in self._kinds:
                 if self._found.take(CHUNK, kind, now) == 0.0:
                     self.sent[kind] += CHUNK
+                    if kind == "rounds":
+                        self.silent_s, round_at = max(self.silent_s, now - round_at), now
             now += 0.001
 
 
@@ -62,6 +65,14 @@ def test_activations_go_first_and_leave_something() -> None:
     assert upload.sent["rounds"] == pytest.approx(ROUNDS_BESIDE * upload.sent["activations"], rel=0.1)
     assert upload.sent["states"] > 0
     assert upload.longest_s < 3 * 100_000 / RATE
+
+
+@pytest.mark.parametrize("body_bytes", [100_000, 1_000_000, 4_000_000])
+def test_rounds_have_their_part_and_are_never_silent_beside_bodies_of_any_size(body_bytes: int) -> None:
+    upload = Asker(shares(), "rounds", body_bytes=body_bytes)
+    upload.run(60.0)
+    assert upload.sent["rounds"] == pytest.approx(ROUNDS_BESIDE * upload.sent["activations"], rel=0.15)
+    assert upload.silent_s < 1.0
 
 
 def test_a_body_of_activations_waits_for_a_chunk_and_not_for_all_who_ask() -> None:

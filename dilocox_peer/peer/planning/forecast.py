@@ -143,7 +143,9 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
         replicas=replicas,
         parameters=layouts[largest].num_elements,
         memory_bytes=needed,
-        disk_bytes=disk_bytes(layouts[largest].num_elements, blob, replicas),
+        disk_bytes=disk_bytes(
+            layouts[largest].num_elements, blob, replicas, copied=layouts[largest].num_elements if count > 1 else 0
+        ),
         micro_batch_s=micro_batch_s,
         step_s=step_s,
         activation_bytes=sent,
