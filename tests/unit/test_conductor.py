@@ -14,8 +14,8 @@ from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.contract import Apply, BlobLost
 from dilocox_peer.peer.training.conductor import Conductor
+from dilocox_peer.peer.training.outer_contract import AnchorMoved
 from dilocox_peer.peer.training.outer_loop import OuterPhase
-from dilocox_peer.peer.training.trainer import Merged
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import PeerId, sha256
@@ -54,7 +54,7 @@ class TrainerStub:
     def merge(self, blobs, _weights, *, round_number, **_named):
         self.told.append(("merge", tuple(blobs)))
         self.at.round = round_number + 1
-        return done(Merged(round_number, sha256(b"state"), (1.0,) * len(blobs), (1.0,) * len(blobs), 0))
+        return done(AnchorMoved(sha256(b"state"), (1.0,) * len(blobs), (1.0,) * len(blobs), 0))
 
     def withdraw(self):
         self.told.append("withdraw")

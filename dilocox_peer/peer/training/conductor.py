@@ -19,7 +19,6 @@ from dilocox_peer.peer.training.outer_contract import (
     AdoptionBegun,
     AdoptionOver,
     AgreedRounds,
-    AnchorMoved,
     BranchDropped,
     CertificateHere,
     CloseRound,
@@ -207,7 +206,7 @@ class Conductor:
                 return ContributionsLoaded(None)
             case MergeRound(certificate, own):
                 value, blobs, self._loaded = certificate.value, self._loaded, []
-                merged = await asyncio.wrap_future(
+                return await asyncio.wrap_future(
                     self._trainer.merge(
                         blobs,
                         [entry.micro_batches for entry in value.entries],
@@ -218,7 +217,6 @@ class Conductor:
                         head=certificate.head,
                     )
                 )
-                return AnchorMoved(merged.state_digest, merged.norms, merged.clip_factors, merged.needed_rank)
             case _:
                 assert_never(work)
 

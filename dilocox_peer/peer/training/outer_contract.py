@@ -113,7 +113,8 @@ class ContributionsLoaded:
 
 @dataclass(frozen=True, slots=True)
 class AnchorMoved:
-    """Answers MergeRound. norms, clip_factors: of the contributions, in the certificate's order."""
+    """Answers MergeRound: a certificate is applied to the anchor. norms, clip_factors: of the contributions, in the certificate's
+    order. needed_rank: of the mean (outer.Outcome)."""
 
     state_digest: Digest
     norms: tuple[float, ...]

@@ -35,6 +35,7 @@ from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.book import HoldReason, Progress, Snapshot, TrainingLoop
 from dilocox_peer.peer.training.crew import Crew
 from dilocox_peer.peer.training.outer import Grow, OuterOptimizer, OuterSettings, stage_policy
+from dilocox_peer.peer.training.outer_contract import AnchorMoved
 from dilocox_peer.peer.training.stage_loop import StageLoop, WorkBench
 from dilocox_peer.peer.training.whole_loop import WholeLoop
 from dilocox_peer.peer.training.worker import MAX_CALLS, Worker
@@ -60,18 +61,6 @@ class Closing:
     raw_bytes: int
     lost: float
     slices: tuple[memoryview, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """A certificate is applied to the anchor. norms, clip_factors: of the contributions, in the certificate's order.
-    needed_rank: of the mean (outer.Outcome)."""
-
-    round: int
-    state_digest: Digest
-    norms: tuple[float, ...]
-    clip_factors: tuple[float, ...]
-    needed_rank: int
 
 
 class Trainer:
@@ -187,7 +176,7 @@ class Trainer:
         head: Digest,
         norms: Sequence[float | None] = (),
         are_results: bool = False,
-    ) -> "Future[Merged]":
+    ) -> "Future[AnchorMoved]":
         """Applies a certificate: its blobs and their micro-batches in its order; own: whether our offer is among them. norms: those
         of the blobs that are known. are_results: see OuterOptimizer.merge.
 
@@ -198,7 +187,7 @@ class Trainer:
         outer = self._started()
         blobs, weights = tuple(blobs), tuple(weights)
 
-        def step() -> tuple[Merged, Tensor]:
+        def step() -> tuple[AnchorMoved, Tensor]:
             if blobs and outer.has_offer and self._own_codec is not None:
                 self._own_codec.settled(in_certificate=own)
             plan = self._timetable.plan(round_number)
@@ -208,9 +197,7 @@ class Trainer:
                 are_results=are_results,
             )  # fmt: skip
             self._state = outcome.state
-            merged = Merged(
-                round_number, outcome.state.digest, outcome.norms, outcome.clip_factors, outcome.needed_rank
-            )
+            merged = AnchorMoved(outcome.state.digest, outcome.norms, outcome.clip_factors, outcome.needed_rank)
             return merged, outcome.shift_N
 
         return self._outer_then_torch(step, lambda shift_N: self.loop.shift(shift_N, certified=round_number))
