@@ -36,7 +36,7 @@ import torch
 
 from dilocox_peer.compression.codec import CODECS, RememberingCodec, TensorCodec
 from dilocox_peer.compression.contribution import ContributionEncoder, open_contribution
-from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback_by_tensor
+from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
 from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.reader import PIECE
 from dilocox_peer.compression.topk import position_bits
@@ -102,14 +102,14 @@ def outer_step(repeats: int, rank: int = 64) -> None:
     layout = Layout.of([(f"matrix{index}", (4096, 1024)) for index in range(24)])
     codec = LowRankCodec(rank)
     encoder = ContributionEncoder(layout, lambda _spec: codec)
-    decays = decay_by_codec(layout, lambda _spec: codec)
+    decay = decay_by_codec(layout, lambda _spec: codec)[0]  # one codec, one decay
     generator = torch.Generator().manual_seed(0)
     pseudo_gradient, residual = torch.randn(layout.num_elements, generator=generator), torch.zeros(layout.num_elements)
     sent, scratch, blob = torch.zeros(layout.num_elements), torch.empty(PIECE), b""
     seconds: dict[str, list[float]] = {"feedback": [], "encode": [], "decode, residual": [], "all": []}
     for repeat in range(repeats + 1):
         marks = [time.process_time()]
-        with_feedback_by_tensor(pseudo_gradient, residual, layout, decays, out=sent)
+        with_feedback(pseudo_gradient, residual, decay, out=sent)
         marks.append(time.process_time())
         blob = encoder.encode(sent)
         marks.append(time.process_time())

@@ -31,17 +31,6 @@ def with_feedback(pseudo_gradient_N: Tensor, residual_N: Tensor, decay: float, *
     return torch.add(pseudo_gradient_N, residual_N, alpha=decay, out=out)
 
 
-def with_feedback_by_tensor(
-    pseudo_gradient_N: Tensor, residual_N: Tensor, layout: Layout, decays: tuple[float, ...], *, out: Tensor
-) -> Tensor:
-    """with_feedback with a decay for each tensor of the layout. out must be neither of the two."""
-    if len(set(decays)) == 1:
-        return with_feedback(pseudo_gradient_N, residual_N, decays[0], out=out)
-    for (_spec, start, stop), decay in zip(layout.spans(), decays, strict=True):
-        with_feedback(pseudo_gradient_N[start:stop], residual_N[start:stop], decay, out=out[start:stop])
-    return out
-
-
 def residual_after(sent_N: Tensor, decoded_N: Tensor) -> Tensor:
     """sent - decoded, written into sent: what the codec lost. Exactly 0 for a lossless codec."""
     return torch.sub(sent_N, decoded_N, out=sent_N)

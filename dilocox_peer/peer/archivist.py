@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +51,9 @@ FREEZE_EVERY = 512  # certificates
 class KeptStage:
     """A stage as others in the process read it."""
 
-    def __init__(self, archive: StageArchive, survey: Survey, reached: Callable[[], int]) -> None:
+    def __init__(self, archive: StageArchive, survey: Survey) -> None:
         self._archive = archive
         self._survey = survey
-        self._reached = reached
 
     @property
     def stage(self) -> int:
@@ -100,11 +98,6 @@ class KeptStage:
     @property
     def num_parameters(self) -> int:
         return self._archive.layout.num_elements
-
-    @property
-    def reached_round(self) -> int:
-        """That it is brought to with the contributions that are here; 0 without a state."""
-        return self._reached()
 
 
 class Archivist:
@@ -186,8 +179,7 @@ class Archivist:
         self._allowances = [Allowance(stage.layout.state_bytes) for stage in self._archive.stages]
         self._note_kept()
         self.stages = tuple(
-            KeptStage(stage, survey, partial(self._reached, stage.stage))
-            for stage, survey in zip(self._archive.stages, self._surveys, strict=True)
+            KeptStage(stage, survey) for stage, survey in zip(self._archive.stages, self._surveys, strict=True)
         )
 
     async def serve(self) -> None:
