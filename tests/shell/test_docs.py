@@ -154,6 +154,28 @@ def test_every_test_that_is_named_exists(path: Path):
         assert f"def {name}(" in everywhere, name
 
 
+def places(text: str) -> list[tuple[str, list[str]]]:
+    """(file of the package, names in it) wherever the text has them as `room/file.py` (`name`, ...)."""
+    found = re.findall(r"`([a-z_/0-9]+\.py)` \(((?:`\w+`(?:, )?)+)\)", text)
+    return [(file, re.findall(r"`(\w+)`", names)) for file, names in found]
+
+
+def test_a_newcomers_questions_are_answered_within_four_files_from_the_readme():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    section = text.partition("## Where a newcomer looks first")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ") and "?" in line]
+    assert len(rows) == 6
+    for row in rows:
+        assert 1 <= len(places(row)) <= 2, f"README, ARCHITECTURE and at most two more: {row}"
+    way = section.partition("The files of a contribution")[2]
+    assert len({file for file, _ in places(way)}) == 12
+    assert len(re.findall(r"`[A-Z]\w+`", way.partition("The records of its own are")[2].partition(";")[0])) == 6
+    for file, names in places(section):
+        source = (ROOT / "dilocox_peer" / file).read_text()
+        for name in names:
+            assert re.search(rf"^\s*(?:(?:async )?def|class) {name}\b|^{name}\b", source, re.MULTILINE), (file, name)
+
+
 def test_the_help_says_the_defaults_of_flags():
     group: Any = typer.main.get_command(app)
     for command in group.commands.values():
