@@ -103,8 +103,10 @@ class Arrivals:
         """Whether more than a third of the members whose work is to be expected have delivered it. Were it one, the first thing that
         anybody offers would end everybody's round. Should no others follow, one is enough in the end. proposed: by a leader
         whose offers we may have missed."""
-        waited = self._conduct.waited_for(self._seat.place.roster)
         entries = {entry.peer: entry for entry in (*proposed, *self.offers.values())}
+        if not entries:
+            return now >= self._enough_at
+        waited = self._conduct.waited_for(self._seat.place.roster)
         here = {peer for peer, entry in entries.items() if peer in waited and self._is_here(entry.blob, now)}
         expected = here | {peer for peer in waited if self._members.may_offer(peer, now)}
         return 3 * len(here) > len(expected) or now >= self._enough_at
@@ -129,17 +131,20 @@ class Arrivals:
         """Whether an offer may still come, or what was offered and is on its way."""
         if self.ended_at is None or self.is_awaiting_blobs(now):
             return True
+        if now >= self.offers_due:
+            return False
         silent = [peer for peer in self._conduct.waited_for(self._seat.place.roster) if peer not in self.offers]
-        return now < self.offers_due and any(self._members.may_offer(peer, now) for peer in silent)
+        return any(self._members.may_offer(peer, now) for peer in silent)
 
     def is_awaiting_blobs(self, now: float) -> bool:
         """Whether a contribution is on its way here, and an exchange may still take that long."""
         if self.ended_at is None or now >= self._blobs_due:
             return False
-        return any(
-            self._is_under_way(entry.blob, now) and self._members.is_alive(peer, now)
-            for peer, entry in self._worth_waiting_for()
-        )
+        coming = [peer for peer, entry in self.offers.items() if self._is_under_way(entry.blob, now)]
+        if not coming:
+            return False
+        waited = self._conduct.waited_for(self._seat.place.roster)
+        return any(peer in waited and self._members.is_alive(peer, now) for peer in coming)
 
     def deadline(self, now: float) -> float:
         """When the round ends or something is waited for no longer, if nothing comes in."""

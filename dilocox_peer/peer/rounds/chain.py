@@ -70,7 +70,7 @@ def is_vote(verify: Verifier, peer: PeerId, message: bytes, vote: bytes) -> bool
 
 def is_quorum(peers: Collection[PeerId], roster: Sequence[PeerId]) -> bool:
     """More than half of the roster, or exactly half with roster[0] among them. Two quorums always share a peer."""
-    present = sum(1 for peer in roster if peer in peers)
+    present = sum(map(peers.__contains__, roster))
     if 2 * present == len(roster):
         return bool(roster) and roster[0] in peers
     return 2 * present > len(roster)

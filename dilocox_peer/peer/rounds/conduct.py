@@ -105,19 +105,18 @@ class Conduct:
     def waited_for(self, roster: Collection[PeerId]) -> set[PeerId]:
         """Those of the roster whose contributions are worth waiting for. Should most of the others seem to fail, it is our
         own link that does: then all are."""
-        others = [peer for peer in roster if peer != self._me]
-        doubted = {peer for peer in others if self.is_doubted(peer)}
-        if 2 * len(doubted) > len(others):
+        doubted = {peer for peer in roster if peer != self._me and self.is_doubted(peer)}
+        if 2 * len(doubted) > len(roster) - (self._me in roster):
             doubted = {peer for peer in doubted if peer in self._proven}
         return set(roster) - doubted
 
     def is_doubted(self, peer: PeerId) -> bool:
         """Whether its contributions are late or missing as a rule."""
         record = self._records.get(peer)
-        missing = record is not None and (
-            record.missed + MISSED * len(record.owed) >= DOUBT or self._is_put_off(record, "claimed")
-        )
-        return missing or peer in self._proven
+        if record is None:
+            return peer in self._proven
+        is_missing = record.missed + MISSED * len(record.owed) >= DOUBT
+        return is_missing or self._is_put_off(record, "claimed") or peer in self._proven
 
     def owes(self, peer: PeerId) -> bool:
         """Whether an earlier contribution of its is still not here: the next one must not take the room of others'."""
@@ -140,7 +139,7 @@ class Conduct:
         return not self.is_doubted(peer) and not (record is not None and self._is_put_off(record, "averaged"))
 
     def _is_put_off(self, record: _Record, fault: Fault) -> bool:
-        return self._rounds < record.put_off.get(fault, -1)
+        return bool(record.put_off) and self._rounds < record.put_off.get(fault, -1)
 
     # ---- what was seen ----
 

@@ -41,10 +41,13 @@ class Following:
 
     def watch(self, path: Suffix | None, now: float) -> None:
         """Notes since when those of our roster who are here and not on the path are no quorum: nothing comes of waiting."""
-        here = self._here(now)
-        if path is not None and self._is_view_change_here(path):
+        if path is None:
+            self._deserted_since = None
+            return
+        here = self._members.here(now)
+        if self._is_view_change_here(path):
             here = self._not_on(path.index_of, here)
-        if path is None or is_quorum(here, self._chain.place.voters):
+        if is_quorum(here, self._chain.place.voters):
             self._deserted_since = None
         elif self._deserted_since is None:
             self._deserted_since = now
@@ -70,7 +73,7 @@ class Following:
         index, voters = thin.index, thin.voters
         if index == 0 and self._is_view_change_here(path):
             return self._is_held_back_here(path, view_changes, now)
-        here = self._here(now)
+        here = self._members.here(now)
         if index > 0:  # those who left before it, with us, are at no work there
             here = {peer for peer in here if not self._is_on_our_branch(peer, path.ancestor)}
         if thin.is_bare and any(peer in voters for peer in here):
@@ -88,7 +91,7 @@ class Following:
         """Of one at our head. One that none of our roster has signed counts only where none of it is left."""
         voters = self._chain.place.voters
         support, _ = self._forks.support(path)
-        if support == 0 and any(peer in voters for peer in self._here(now)):
+        if support == 0 and any(peer in voters for peer in self._members.here(now)):
             return True
         if 2 * support > len(voters) or view_changes.is_wanted(now) or self._comes_back_to(path, now):
             return False
@@ -100,7 +103,7 @@ class Following:
         """Whether we have certified nothing since we came back, and all of our roster who are here have gone on along the path: it
         was made because we were away. Half of a roster of two is a quorum alone, and would found a branch."""
         voters = set(self._chain.place.voters) - {self._me}
-        others = self._here(now) & voters
+        others = self._members.here(now) & voters
         are_most = 2 * len(others) > len(voters)  # whoever is heard first would speak for all
         return self._chain.head == self._began_at and are_most and not self._not_on(path.index_of, others)
 
@@ -121,9 +124,6 @@ class Following:
             place = place.then(certificate)
         self._seen = path, tuple(found)
         return self._seen[1]
-
-    def _here(self, now: float) -> set[PeerId]:
-        return self._members.alive(now) | {self._me}
 
     def _not_on(self, heads: Collection[Digest], peers: Collection[PeerId]) -> set[PeerId]:
         return {peer for peer in peers if self._members.head_of(peer) not in heads}

@@ -265,7 +265,7 @@ class RoundMachine:
 
     def alive(self, now: float) -> set[PeerId]:
         """Peers heard within three heartbeats, and ourselves."""
-        return self._members.alive(now) | {self._owner.peer}
+        return set(self._members.here(now))
 
     def working(self, now: float) -> set[PeerId]:
         """Those of `alive` that have not said they pause, and deliver what they offer: whose share of a round can be counted on."""

@@ -60,6 +60,7 @@ class Members:
         self._we_may_offer = True
         self._alive_s = timing.alive_s
         self._seen: dict[PeerId, Seen] = {}
+        self._alive: tuple[float, set[PeerId], set[PeerId]] | None = None  # when, without and with ourselves
 
     def __getitem__(self, peer: PeerId) -> Seen:
         return self._seen[peer]
@@ -75,6 +76,7 @@ class Members:
         if len(self._seen) >= MAX_KNOWN:
             del self._seen[min(self._seen, key=lambda each: (self._seen[each].heard_at, each))]
         self._seen[peer] = Seen()
+        self._alive = None
         return True
 
     def seen_in(self, peer: PeerId, addresses: str) -> None:
@@ -88,6 +90,7 @@ class Members:
         seen = self._seen[peer]
         seen.heard_at = now
         seen.refused = False
+        self._alive = None
         return seen
 
     def is_here(self, peer: PeerId, now: float) -> None:
@@ -95,6 +98,7 @@ class Members:
         seen = self._seen.get(peer)
         if seen is not None and seen.heard_at != NEVER:
             seen.heard_at = max(seen.heard_at, now)
+            self._alive = None
 
     def said(self, peer: PeerId, heartbeat: Heartbeat) -> bool:
         """Whether heartbeat is news: one of a past incarnation is not."""
@@ -103,6 +107,7 @@ class Members:
             return False
         if heartbeat.incarnation > seen.incarnation:
             seen.ready_at = None  # another process: what it holds it has not said
+            self._alive = None
         seen.incarnation = heartbeat.incarnation
         seen.said = heartbeat
         if heartbeat.ready:
@@ -113,10 +118,12 @@ class Members:
         seen = self._seen[peer]
         seen.left = max(seen.left, incarnation)
         seen.incarnation = max(seen.incarnation, incarnation)
+        self._alive = None
 
     def refused(self, peer: PeerId) -> None:
         if peer in self._seen:
             self._seen[peer].refused = True
+            self._alive = None
 
     def is_alive(self, peer: PeerId, now: float) -> bool:
         """Heard within three heartbeats, not refusing, not gone. We ourselves always are."""
@@ -158,8 +165,19 @@ class Members:
         return seen is not None and (seen.refused or seen.has_left)
 
     def alive(self, now: float) -> set[PeerId]:
-        """Everyone alive, without ourselves."""
-        return {peer for peer in self._seen if self.is_alive(peer, now)}
+        """Everyone alive, without ourselves; do not modify."""
+        return self._reckoned(now)[1]
+
+    def here(self, now: float) -> set[PeerId]:
+        """Everyone alive, and ourselves; do not modify."""
+        return self._reckoned(now)[2]
+
+    def _reckoned(self, now: float) -> tuple[float, set[PeerId], set[PeerId]]:
+        """Many ask while one event is handled: it is reckoned once, until something is heard or time has passed."""
+        if self._alive is None or self._alive[0] != now:
+            alive = {peer for peer in self._seen if self.is_alive(peer, now)}
+            self._alive = now, alive, alive | {self._me}
+        return self._alive
 
     def unreached(self) -> list[PeerId]:
         """Those that discovery has named, while nobody was ever heard; none once somebody was."""

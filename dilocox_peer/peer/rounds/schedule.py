@@ -1,9 +1,19 @@
 """The plans of the run's rounds as far as its chain has them, and when it ends by them or by its owner's directive. Pure."""
 
+from typing import NamedTuple
+
 from dilocox_peer.peer.planning.plan import PlanBounds
-from dilocox_peer.peer.rounds.chain import Chain
+from dilocox_peer.peer.rounds.chain import Chain, Place
 from dilocox_peer.wire.chain import Plan
 from dilocox_peer.wire.directives import Directive
+
+
+class _End(NamedTuple):
+    """What the chain says of the run's end where it is at place."""
+
+    place: Place
+    is_over: bool
+    last_round: int | None
 
 
 class Schedule:
@@ -14,6 +24,7 @@ class Schedule:
         self._chain = chain
         self._manifests = bounds
         self._first = first
+        self._end: _End | None = None
 
     @property
     def _bounds(self) -> PlanBounds:
@@ -45,29 +56,37 @@ class Schedule:
     @property
     def is_over(self) -> bool:
         """Whether the run's last round is certified."""
-        done = self._chain.place.round
-        if self._chain.place.is_stopped:
+        return self._reckoned().is_over
+
+    @property
+    def last_round(self) -> int | None:
+        """The number of the run's last round; None while it is not planned yet."""
+        return self._reckoned().last_round
+
+    def _reckoned(self) -> _End:
+        """Once for each place: all who decide something ask, and between two certificates the answer is the same."""
+        place = self._chain.place
+        if self._end is None or self._end.place is not place:
+            self._end = _End(place, self._is_over(place), self._last_round(place))
+        return self._end
+
+    def _is_over(self, place: Place) -> bool:
+        if place.is_stopped:
             return True
-        return self._bounds.total_steps is not None and done > 0 and self._bounds.is_last(self.plan_for(done))
+        bounds = self._bounds
+        return bounds.total_steps is not None and place.round > 0 and bounds.is_last(self.plan_for(place.round))
 
     @property
     def _stop(self) -> int | None:
         directive = self._chain.place.directive
         return (directive.stop_after or None) if directive is not None else None
 
-    @property
-    def last_round(self) -> int | None:
-        """The number of the run's last round; None while it is not planned yet."""
-        done, stop = self._chain.place.round, self._stop
-        numbers = range(max(done, 1), done + 3)
-        return next(
-            (
-                number
-                for number in numbers
-                if (stop is not None and number >= stop) or self._bounds.is_last(self.plan_for(number))
-            ),
-            None,
-        )
+    def _last_round(self, place: Place) -> int | None:
+        bounds, stop = self._bounds, self._stop
+        for number in range(max(place.round, 1), place.round + 3):
+            if (stop is not None and number >= stop) or bounds.is_last(self.plan_for(number)):
+                return number
+        return None
 
     @property
     def expected_rounds(self) -> int | None:

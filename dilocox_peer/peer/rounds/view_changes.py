@@ -83,8 +83,7 @@ class ViewChanges:
         if not seat.is_member:  # nobody sends it offers, and its answer is wanted too when they lead to nothing
             seen_at = now if self._offers_seen_at is None else self._offers_seen_at
             self._offers_seen_at = seen_at if self._somebody_has_offered(now) else None
-        here = {peer for peer in seat.place.voters if self._members.is_alive(peer, now)}
-        if is_quorum(here, seat.place.voters):
+        if is_quorum(self._members.here(now), seat.place.voters):
             self._lost_since = None
         elif self._lost_since is None:
             self._lost_since = now
