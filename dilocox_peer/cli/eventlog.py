@@ -171,6 +171,7 @@ def read_event_file(path: Path) -> Iterator[tuple[Event, float]]:
 
 @cache
 def _kinds() -> dict[str, TypeAdapter[Any]]:
+    import dilocox_peer.events_of_costs
     import dilocox_peer.events_of_data
     import dilocox_peer.events_of_health
     import dilocox_peer.events_of_reach

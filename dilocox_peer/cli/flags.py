@@ -18,6 +18,7 @@ from dilocox_peer.peer.settings import (
     Choices,
     Column,
     ListenAddresses,
+    OnBattery,
     RelayBudget,
     TokenizerPath,
 )
@@ -259,6 +260,9 @@ class JoinFlags(OfPeer):
         ),
     ] = None
     only_idle: Annotated[bool, Flag("Train only while other programs leave the processor alone.")] = False
+    on_battery: Annotated[OnBattery, Flag("pause: not while the machine runs on its battery; go: then too.")] = (
+        OnBattery.PAUSE
+    )
     home: Home = None
     identity_path: IdentityPath = None
     log: Log = LogFormat.AUTO

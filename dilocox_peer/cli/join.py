@@ -21,6 +21,8 @@ from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.hours import Hours, keep_hours
 from dilocox_peer.cli.idle import keep_idle, read_usage
 from dilocox_peer.cli.lifetime import Stop, end, interruptible, run_until_stopped
+from dilocox_peer.cli.mains import keep_mains
+from dilocox_peer.cli.month_kept import MonthKept, run_within
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.pausing import Operator
 from dilocox_peer.cli.sinks import sink_of
@@ -31,7 +33,7 @@ from dilocox_peer.invitation import parse_invitation, parse_multiaddrs
 from dilocox_peer.network.autogroup import giving_way
 from dilocox_peer.peer.control import Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.settings import Choices, SessionSettings, relay_bytes_per_s
+from dilocox_peer.peer.settings import Choices, OnBattery, SessionSettings, relay_bytes_per_s
 from dilocox_peer.peer.startup import StartUp, StartupStep
 from dilocox_peer.wire.declared import MAX_SITE_CHARS, SITE
 from dilocox_peer.wire.records import MAX_PUBLIC_NAME
@@ -190,7 +192,11 @@ async def _stay(
             keep_task(stack, keep_hours(hours, session), "--hours", observer)
         if flags.only_idle:
             keep_task(stack, keep_idle(session), "--only-idle", observer)
-        await session.run(stop.wait())
+        if flags.on_battery is OnBattery.PAUSE:
+            keep_task(stack, keep_mains(session), "--on-battery", observer)
+        counted = MonthKept(flags.peer_home.folder, flags.at_most.max_gb_month, observer)
+        observer.add(counted.take)
+        await run_within(counted, session, stop.wait, observer)
 
 
 def keep_task(stack: AsyncExitStack, work: Coroutine[Any, Any, None], flag: str, observer: Observer) -> None:

@@ -132,7 +132,7 @@ def _peer_lines(status: Mapping[str, Any]) -> list[str]:
         if status["daemon_up_bytes_per_s"] is not None:
             daemon = [_mbit_s(status[f"daemon_{way}_bytes_per_s"]) for way in ("up", "down")]
             lines.append(f"  p2pd over TCP: up {daemon[0]}, down {daemon[1]}, with the rounds' part of the above")
-    lines += [*owner_lines(status), *trouble_lines(status["troubles"])]
+    lines += [*cost_lines(status["costs"]), *owner_lines(status), *trouble_lines(status["troubles"])]
     lines += [
         stage_line(
             each["stage"],
@@ -179,6 +179,15 @@ def _peer_lines(status: Mapping[str, Any]) -> list[str]:
             f"  {share:.0%} of the contributions to the last rounds counted; round {missed['round']} went without {named}"
         )
     return lines
+
+
+def cost_lines(costs: Mapping[str, Any]) -> list[str]:
+    """What taking part costs (peer/costs.py), a line each."""
+    month = costs["month"]
+    if month is None:
+        return []
+    of = "" if month["allowed"] is None else f", of {month['allowed'] / 1e9:g} GB"
+    return [f"  in {month['month']} so far {size_of(month['sent'])} sent and {size_of(month['received'])} received{of}"]
 
 
 def owner_lines(known: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ MAX_RESTARTS = 5
 
 
 class Session:
-    """`run` once."""
+    """`run` again and again, one at a time."""
 
     def __init__(self, settings: SessionSettings, identity: Identity, listener: Listener) -> None:
         self._listener = listener
@@ -77,6 +77,7 @@ class Session:
                     break
                 self._resident.stage = move.stage
                 self._listener(StageClaimed(move.stage, move.why))
+            self._resident.stage = None  # who comes back later claims anew
             self._listener(Left(leaving.result() if leaving.done() else "the run is complete"))
         finally:
             leaving.cancel()

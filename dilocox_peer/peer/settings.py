@@ -38,6 +38,13 @@ class ComputePrecision(StrEnum):
     FLOAT16 = "float16"
 
 
+class OnBattery(StrEnum):
+    """What training does while the machine runs on its battery."""
+
+    PAUSE = "pause"
+    GO = "go"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
     """How this peer takes part."""
@@ -113,6 +120,10 @@ class AtMost:
     ] = None
     max_download: Annotated[
         float | None, Flag("Mbit/s for contributions, state and activations received.", shown="no limit")
+    ] = None
+    max_gb_month: Annotated[
+        float | None,
+        Flag("GB sent and received in a calendar month; then it leaves until the next.", shown="no limit", least=0.001),
     ] = None
     relay: RelayBudget = "20"
     max_memory: Annotated[

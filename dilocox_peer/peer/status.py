@@ -38,12 +38,14 @@ from dilocox_peer.events import (
     TrainingProgress,
     ViewChanged,
 )
+from dilocox_peer.events_of_costs import MonthCounted
 from dilocox_peer.events_of_data import Evaluated
 from dilocox_peer.events_of_health import NOTES, Trouble, TroublesSeen
 from dilocox_peer.events_of_reach import Starting, TurnedAway
 from dilocox_peer.events_of_rounds import ContributionsMissed, OwnerDirected
 from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.contributions import Contributions, Round
+from dilocox_peer.peer.costs import CostsTold
 from dilocox_peer.peer.rates import Rates
 from dilocox_peer.peer.time_left import time_left_s
 from dilocox_peer.types import PeerId
@@ -116,9 +118,7 @@ class Status:
     rates: Rates = field(default_factory=Rates)
     peers: dict[PeerId, MapPeer] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
-    doubted: dict[PeerId, tuple[str, bool]] = field(
-        default_factory=dict
-    )  # why it is not waited for; whether that is proven
+    doubted: dict[PeerId, tuple[str, bool]] = field(default_factory=dict)  # why not waited for; whether that is proven
     refused: dict[PeerId, tuple[str, int]] = field(default_factory=dict)  # what was last refused of it; how often
     turned_away: dict[str, tuple[str, float]] = field(default_factory=dict)  # by us: why, and until when
     contributions: Contributions = field(default_factory=Contributions)  # those not taken as they were
@@ -126,22 +126,19 @@ class Status:
     troubles: tuple[Trouble, ...] = ()  # what is wrong with the run, the worst first
     troubles_at_s: float = 0.0  # when that was told
     copies: dict[int, int] = field(default_factory=dict)  # other stages of which one is kept here: its round
+    costs: CostsTold = field(default_factory=CostsTold)
 
     # ---- what is read ------------------------------------------------------------------------------------------------
 
     @property
     def me(self) -> PeerId:
-        for said in (self.joined, self.started):
-            if said is not None:
-                return said.peer
-        return PeerId("")
+        said = self.joined or self.started
+        return PeerId("") if said is None else said.peer
 
     @property
     def stage(self) -> int | None:
-        for said in (self.joined, self.started):
-            if said is not None:
-                return said.stage
-        return self.claimed_stage
+        said = self.joined or self.started
+        return self.claimed_stage if said is None else said.stage
 
     @property
     def num_stages(self) -> int:
@@ -322,10 +319,10 @@ class Status:
                 self.complete = event
             case Failed(where, reason):
                 self.failure = f"{where}: {reason}"
+            case MonthCounted():
+                self.costs.take(event)
             case Left(reason):
                 self.left = reason
-            case _:
-                pass
 
     def _restart(self, at_s: float) -> None:
         """The session begins, perhaps again: what was counted since the last beginning counts no more."""

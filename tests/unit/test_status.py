@@ -30,6 +30,7 @@ from dilocox_peer.events import (
     StageSeen,
     SwarmSeen,
 )
+from dilocox_peer.events_of_costs import MonthCounted
 from dilocox_peer.events_of_data import Evaluated
 from dilocox_peer.events_of_reach import TurnedAway
 from dilocox_peer.events_of_rounds import ContributionsMissed
@@ -99,6 +100,15 @@ def test_a_paused_peer_is_not_stalled_and_counts_anew_when_it_trains_again():
 )
 def test_the_end_is_a_phase(event, phase):
     assert folded(joined(), progress(0), event).phase == phase
+
+
+def test_a_months_traffic_is_said_with_what_is_allowed():
+    found = folded(joined(), MonthCounted("2026-11", 1_500_000, 2_500_000_000, 50_000_000_000))
+    said = summary(found, 100.0)
+    assert said["costs"]["month"]["received"] == 2_500_000_000
+    assert "  in 2026-11 so far 1.5 MB sent and 2.5 GB received, of 50 GB" in peer_lines(said)
+    found.take(MonthCounted("2026-12", 0, 0, 0), 101.0)
+    assert "  in 2026-12 so far 0 B sent and 0 B received" in peer_lines(summary(found, 101.0))
 
 
 def test_who_moves_to_another_stage_shows_its_rounds_and_no_copy_of_it():

@@ -1,0 +1,90 @@
+"""When a machine counts as running on its battery, and what its peer is told."""
+
+import asyncio
+from contextlib import suppress
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from dilocox_peer.cli.battery import MAINS_S, Charge, Supply
+from dilocox_peer.cli.mains import LOOK_S, keep_mains, read_charge
+
+OUT, IN = Charge(60.0, is_plugged=False), Charge(60.0, is_plugged=True)
+
+
+def course(readings: list[Charge | None]) -> list[bool]:
+    """What is found at looks LOOK_S apart."""
+    supply = Supply()
+    return [supply.take(each, LOOK_S * turn) for turn, each in enumerate(readings)]
+
+
+def test_it_is_on_battery_at_the_first_look_without_the_plug():
+    assert course([OUT]) == [True]
+    assert course([IN, IN, OUT]) == [False, False, True]
+
+
+def test_the_plug_has_to_stay_in_before_it_is_on_mains_again():
+    looks = int(MAINS_S / LOOK_S)
+    assert course([OUT, *[IN] * (looks + 1)]) == [True] * (looks + 1) + [False]
+
+
+def test_a_loose_plug_is_battery():
+    assert all(course([OUT, IN, IN, OUT, IN, IN, OUT, IN]))
+
+
+def test_a_machine_without_a_battery_is_on_mains_always():
+    assert not any(course([None] * 5))
+
+
+def test_a_reading_that_fails_changes_nothing():
+    assert course([OUT, None, None]) == [True, True, True]
+    assert course([IN, None, None]) == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("found", "charge"),
+    [
+        (None, None),
+        (SimpleNamespace(percent=50.0, power_plugged=None), None),
+        (SimpleNamespace(percent=50.0, power_plugged=False), Charge(50.0, is_plugged=False)),
+        (SimpleNamespace(percent=99.0, power_plugged=True), Charge(99.0, is_plugged=True)),
+    ],
+)
+def test_what_the_system_says_is_read(monkeypatch, found, charge):
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: found, raising=False)
+    assert read_charge() == charge
+
+
+def test_a_system_that_cannot_say_has_no_battery(monkeypatch):
+    def broken():
+        raise FileNotFoundError("energy_now")
+
+    monkeypatch.setattr(psutil, "sensors_battery", broken, raising=False)
+    assert read_charge() is None
+    monkeypatch.delattr(psutil, "sensors_battery")
+    assert read_charge() is None
+
+
+async def test_the_peer_is_paused_with_the_charge_and_resumed_once_the_plug_stays_in():
+    told = []
+
+    class Peer:
+        def pause(self, who, why):
+            told.append(("pause", who, why))
+
+        def resume(self, who, why):
+            told.append(("resume", who, why))
+
+    readings = iter([IN, Charge(41.6, is_plugged=False), IN, IN])
+    times = iter([0.0, 10.0, 20.0, 20.0 + MAINS_S])
+
+    def read() -> Charge:
+        for each in readings:
+            return each
+        raise LookupError("no more")
+
+    with suppress(LookupError):
+        await asyncio.wait_for(keep_mains(Peer(), read, look_s=0.0, clock=lambda: next(times)), 30.0)
+    assert [(what, who) for what, who, _ in told] == [("pause", "on-battery"), ("resume", "on-battery")]
+    assert "42 %" in told[0][2]

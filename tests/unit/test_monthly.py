@@ -1,0 +1,175 @@
+"""A month's traffic: what is counted, what is kept, and what a peer does when its part is used up."""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from dilocox_peer.cli.month_kept import FILE_NAME, MonthKept, read_month, run_within, write_month
+from dilocox_peer.cli.monthly import Month, MonthlyAllowance
+from dilocox_peer.events import Left, PipelineProgress, Remark, TrainingProgress
+from dilocox_peer.events_of_costs import MonthCounted
+
+NOVEMBER, DECEMBER = Month(2026, 11), Month(2026, 12)
+A_DAY_IN_NOVEMBER = time.strptime("2026-11-23", "%Y-%m-%d")
+A_DAY_IN_DECEMBER = time.strptime("2026-12-01", "%Y-%m-%d")
+
+
+def progress(sent: int, received: int, *, daemon: tuple[int, int] = (0, 0)) -> TrainingProgress:
+    return TrainingProgress(
+        1, 1, 1, 1.0, 1.0, bytes_sent=sent, bytes_received=received, lag_ms_p99=0.0,
+        daemon_bytes_sent=daemon[0], daemon_bytes_received=daemon[1],
+    )  # fmt: skip
+
+
+def of_links(sent: int, received: int) -> PipelineProgress:
+    return PipelineProgress(1, 0.0, 0, 0, 1, 0, 0, bytes_sent=sent, bytes_received=received)
+
+
+def test_a_counter_that_began_again_counts_from_there():
+    allowance = MonthlyAllowance(NOVEMBER, None)
+    allowance.take("rounds", 100, 10)
+    allowance.take("rounds", 30, 12)
+    assert (allowance.month.sent, allowance.month.received) == (130, 12)
+
+
+def test_counters_begin_again_each_for_itself():
+    allowance = MonthlyAllowance(NOVEMBER, None)
+    allowance.take("rounds", 100, 100)
+    allowance.take("links", 500, 500)
+    allowance.take("links", 20, 20)
+    allowance.take("rounds", 110, 110)
+    assert (allowance.month.sent, allowance.month.received) == (630, 630)
+
+
+def test_it_is_used_up_by_both_ways_together_and_there_again_with_the_next_month():
+    allowance = MonthlyAllowance(NOVEMBER, 1000)
+    allowance.take("rounds", 600, 399)
+    assert not allowance.is_used_up
+    allowance.take("rounds", 600, 400)
+    assert allowance.is_used_up
+    assert "2026-12-01" in allowance.words()
+    assert allowance.on_month(DECEMBER)
+    assert not allowance.is_used_up
+    allowance.take("rounds", 700, 400)
+    assert (allowance.month.sent, allowance.month.received) == (100, 0)
+
+
+def test_a_clock_that_goes_back_gives_nothing_back():
+    allowance = MonthlyAllowance(DECEMBER, 1000)
+    allowance.take("rounds", 1000, 0)
+    assert not allowance.on_month(NOVEMBER)
+    assert allowance.is_used_up
+
+
+def test_after_december_comes_january():
+    assert DECEMBER.next_first == "2027-01-01"
+    assert Month(2027, 1).later(DECEMBER)
+
+
+def test_what_was_counted_is_there_after_a_restart_until_the_month_is_over(tmp_path):
+    path = tmp_path / FILE_NAME
+    assert read_month(path, NOVEMBER) == (NOVEMBER, "")
+    write_month(path, Month(2026, 11, 5, 6))
+    assert read_month(path, NOVEMBER) == (Month(2026, 11, 5, 6), "")
+    assert read_month(path, DECEMBER) == (DECEMBER, "")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"month": "xi", "sent": 1, "received": 1}', "\udcff"])
+def test_a_file_that_is_damaged_is_told_of_and_counted_anew(tmp_path, content):
+    path = tmp_path / FILE_NAME
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    month, wrong = read_month(path, NOVEMBER)
+    assert month == NOVEMBER
+    assert str(path) in wrong
+
+
+def test_what_the_system_counts_is_taken_where_it_counts(tmp_path):
+    events: list[Any] = []
+    counted = MonthKept(tmp_path, None, events.append, lambda: A_DAY_IN_NOVEMBER)
+    counted.take(progress(10, 20))
+    counted.take(progress(50, 60, daemon=(80, 90)))
+    counted.take(of_links(1000, 2000))
+    counted.keep()
+    assert events == [MonthCounted("2026-11", 1080, 2090, 0)]
+    assert read_month(tmp_path / FILE_NAME, NOVEMBER)[0] == Month(2026, 11, 1080, 2090)
+
+
+def test_a_damaged_file_is_said_once(tmp_path):
+    (tmp_path / FILE_NAME).write_text("?")
+    events: list[Any] = []
+    MonthKept(tmp_path, 1.0, events.append, lambda: A_DAY_IN_NOVEMBER)
+    assert [type(each) for each in events] == [Remark]
+
+
+class Session:
+    """One that stays until it is told to leave, and says why; busy(times it ran) moves something meanwhile."""
+
+    def __init__(self, busy, listener=lambda _event: None):
+        self.left: list[str] = []
+        self._busy, self._listener = busy, listener
+
+    async def run(self, leave: Awaitable[str]) -> None:
+        leaving = asyncio.ensure_future(leave)
+        self._busy(len(self.left))
+        self.left.append(await leaving)
+        self._listener(Left(self.left[-1]))
+
+
+async def test_it_leaves_when_the_month_is_used_up_and_comes_back_with_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr("dilocox_peer.cli.month_kept.LOOK_S", 0.0)
+    today, stop, events = [A_DAY_IN_NOVEMBER], asyncio.Event(), list[Any]()
+
+    def listen(event):
+        events.append(event)
+        if isinstance(event, Left):
+            today[0] = A_DAY_IN_DECEMBER  # the wait for it is over
+
+    counted = MonthKept(tmp_path, 0.001, listen, lambda: today[0])
+
+    def busy(times):
+        if times == 0:
+            counted.take(progress(600_000, 400_000))
+        else:
+            counted.take(progress(600_500, 400_000))
+            stop.set()
+
+    async def stopped() -> str:
+        await stop.wait()
+        return "asked to"
+
+    session = Session(busy, listen)
+    await asyncio.wait_for(run_within(counted, session, stopped, listen), 30.0)
+    assert "2026-12-01" in session.left[0]
+    assert session.left[1] == "asked to"
+    assert [each.reason for each in events if isinstance(each, Left)] == session.left
+    assert read_month(tmp_path / FILE_NAME, DECEMBER)[0] == Month(2026, 12, 500, 0)
+
+
+async def test_who_waits_for_the_month_can_be_stopped(tmp_path):
+    write_month(tmp_path / FILE_NAME, Month(2026, 11, 10**6, 0))
+    events: list[Any] = []
+    counted = MonthKept(tmp_path, 0.001, events.append, lambda: A_DAY_IN_NOVEMBER)
+
+    async def stopped() -> str:
+        return "asked to"
+
+    session = Session(lambda _times: None)
+    await asyncio.wait_for(run_within(counted, session, stopped, events.append), 30.0)
+    assert session.left == []
+    assert ["2026-12-01" in each.reason for each in events if isinstance(each, Left)] == [True]
+
+
+async def test_a_run_that_is_complete_ends_it(tmp_path):
+    class Complete:
+        async def run(self, leave: Awaitable[str]) -> None:
+            asyncio.ensure_future(leave).cancel()
+
+    async def stopped() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    counted = MonthKept(tmp_path, 1.0, lambda _event: None, lambda: A_DAY_IN_NOVEMBER)
+    await asyncio.wait_for(run_within(counted, Complete(), stopped, lambda _event: None), 30.0)
