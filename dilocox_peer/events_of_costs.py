@@ -2,7 +2,46 @@
 
 from dataclasses import dataclass
 
+from dilocox_peer.durations import duration
 from dilocox_peer.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsReckoned(Event):
+    """What the stage that this peer has joined takes, before its first round (peer/planning/upkeep.py). memory_bytes: at most, of the machine;
+    disk_bytes: as contributions begin. parameters, frozen_bytes, copied, sent_bytes, received_bytes, is_sliced: of StageNeeds."""
+
+    stage: int
+    memory_bytes: int
+    disk_bytes: int
+    parameters: int
+    frozen_bytes: int
+    copied: int
+    sent_bytes: int
+    received_bytes: int
+    is_sliced: bool
+
+    def line(self) -> str:
+        return (
+            f"it takes up to {size_words(self.memory_bytes)} of memory and {size_words(self.disk_bytes)} of disk here"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepReckoned(Event):
+    """What taking part comes to at the pace of the first rounds that this peer has seen; told once. left_s: of the run; None: not known."""
+
+    sent_bytes_a_day: int
+    received_bytes_a_day: int
+    disk_bytes: int
+    left_s: float | None
+
+    def line(self) -> str:
+        left = "" if self.left_s is None else f"; the run takes about {duration(self.left_s)} more"
+        return (
+            f"at this pace it sends {size_words(self.sent_bytes_a_day)} and receives {size_words(self.received_bytes_a_day)} a day, "
+            f"{size_words(self.disk_bytes)} of disk{left}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +54,8 @@ class MonthCounted(Event):
     received: int
     allowed: int
     LEVEL = "debug"
+
+
+def size_words(num_bytes: float) -> str:
+    """For people: two digits are all that is known beforehand."""
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"

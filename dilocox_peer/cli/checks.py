@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from dilocox_peer.admission import Gate, Grant, Right, told_to_itself, when
+from dilocox_peer.cli.expected import Expected
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import parse_multiaddr, parse_multiaddrs
 from dilocox_peer.model.memory import size
@@ -32,6 +33,7 @@ DISK_FLOOR_BYTES = 200_000_000
 OPEN_FILES = 1024
 LEASE_TTL_S, LEASE_AGE_S = 90.0, 35.0  # how long leases are written for, and how old one may be before it is renewed
 CLOCK_SKEW_S = 30.0  # what the directory's validators put up with
+LONG_RUN_S = 90 * 86400.0  # what a run takes to its end: beyond it something is probably not as it was meant
 SLOW_SHARE = 0.2  # of the others' speed; below it a peer's rounds are mostly late
 
 REQUIREMENTS = (
@@ -230,6 +232,14 @@ def judge_throughput(tokens_per_s: float, tokens_per_round: int, others: Sequenc
             "throughput", "warn", found, "pass --threads or --device cuda; a slow peer still counts, by what it does"
         )
     return Check("throughput", "ok", found)
+
+
+def judge_costs(expected: Expected) -> Check:
+    """What taking part comes to, and whether it will ever end."""
+    if expected.left_s is not None and expected.left_s > LONG_RUN_S:
+        remedy = "a faster device, more peers or a smaller model: `dilocox-peer plan` tells what which would do"
+        return Check("costs", "warn", expected.words(), remedy)
+    return Check("costs", "ok", expected.words())
 
 
 def affordable(blocks: int, batch: int, *, context: int, block: int, head: int, limit: float) -> tuple[int, int]:

@@ -10,10 +10,10 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -24,13 +24,15 @@ from dilocox_peer import __version__
 from dilocox_peer.admission import Gate
 from dilocox_peer.cli import checks
 from dilocox_peer.cli.checks import Check, within
+from dilocox_peer.cli.expected import Expected
 from dilocox_peer.cli.flags import DoctorFlags
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.errors import ConfigError, DilocoxError
-from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
+from dilocox_peer.invitation import Invitation, format_invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
 from dilocox_peer.model.memory import StageSize, size
 from dilocox_peer.peer.footprint import available_memory
 from dilocox_peer.peer.identity import read_key
+from dilocox_peer.peer.planning.upkeep import StageNeeds, first_disk
 
 if TYPE_CHECKING:
     from dilocox_peer.cli.visit import Visit
@@ -113,29 +115,33 @@ def examine(
     on_start("linkd")
     found.append(look_at_linkd())
     manifest: Manifest | None = None
-    speeds: tuple[float, ...] = ()
-    peers = 0
+    outside = Outside([])
     if invitation is None:
         found += [Check(name, "skipped", NO_LINK) for name in ("bootstrap", *VISIT_CHECKS)]
     else:
         on_start("the run")
         outside = asyncio.run(look_at_run(invitation, flags.host_maddrs, home))
         found += outside.found
-        manifest, speeds, peers = outside.manifest, outside.speeds, outside.peers
+        manifest = outside.manifest
     on_start("memory and speed")
     if manifest is None:
         why = NO_LINK if invitation is None else "the run's settings are not known"
         found.append(Check("memory", "skipped", f"{size(available_memory())} free; {why}"))
     else:
         found += look_at_memory(manifest, flags)
-        disk = checks.look_at_disk(home.folder, disk_need(manifest, flags.stage, peers))
+        disk = checks.look_at_disk(home.folder, disk_need(manifest, flags.stage, outside.peers))
         found = [disk if check.name == "disk" else check for check in found]
+    speed: list[float] = []  # of this machine, once it is measured
     if device.status == "fail":
         found.append(Check("throughput", "skipped", "the device cannot be used"))
     else:
-        found.append(
-            asyncio.run(within("throughput", TORCH_S, lambda: abandonable(lambda: measure(manifest, flags, speeds))))
-        )
+
+        def look() -> Check:
+            speed.append(speed_of(manifest, flags))
+            return judge_speed(manifest, speed[0], outside.speeds)
+
+        found.append(asyncio.run(within("throughput", TORCH_S, lambda: abandonable(look))))
+    found.append(look_at_costs(manifest, flags, outside, speed))
     return found
 
 
@@ -254,21 +260,24 @@ def look_at_memory(manifest: "Manifest", flags: DoctorFlags) -> list[Check]:
 
 
 def disk_need(manifest: "Manifest", stage: int | None, peers: int) -> int:
-    """Bytes of the stage that takes most, or of the one that is meant. peers: of the fullest stage; this one comes on top, and those
-    that the run waits for before it starts."""
-    from dilocox_peer.model.architecture import layout_of
-    from dilocox_peer.peer.planning.adaptive_planner import controller_of
-    from dilocox_peer.peer.planning.disk import disk_bytes
+    """Bytes of the stage that takes most, or of the one that is meant. peers: of the fullest stage, besides this one."""
+    return max(first_disk(manifest, StageNeeds.of(manifest, each), peers) for each in _stages(manifest, stage))
 
-    sizes, needs = _sizes(manifest, stage), []
-    count = min(max(peers + 1, manifest.rounds.start_peers), manifest.limits.max_peers)
-    copied = max(each.parameters for each in _sizes(manifest, None)) if manifest.stages.count > 1 else 0
-    for each in _stages(manifest, stage):
-        layout = layout_of(manifest, each)
-        controller = controller_of(manifest, layout)
-        blob = controller.contribution_bytes(controller.setting)
-        needs.append(disk_bytes(layout.num_elements, blob, count, copied=copied))
-    return max(needs) + max(each.frozen_bytes for each in sizes)
+
+def look_at_costs(manifest: "Manifest | None", flags: DoctorFlags, outside: "Outside", speed: Sequence[float]) -> Check:
+    """What taking part comes to. speed: tokens a second of a stage on this machine, if it was measured."""
+    name = "costs"
+    if manifest is None:
+        return Check(name, "skipped", NO_LINK if flags.link is None else "the run's settings are not known")
+    known = None if outside.document is None else Expected.at_its_pace(outside.document, flags.stage)
+    if known is not None:
+        return checks.judge_costs(known)
+    if not speed:
+        return Check(name, "skipped", "neither the run's pace nor this machine's speed is known")
+    from dilocox_peer.peer.planning.forecast import busiest_share
+
+    whole = speed[0] * busiest_share(manifest)
+    return checks.judge_costs(Expected.reckoned(manifest, outside.all_peers + 1, whole, "like this machine"))
 
 
 def _sizes(manifest: "Manifest", stage: int | None) -> list[StageSize]:
@@ -282,12 +291,19 @@ def _stages(manifest: "Manifest", stage: int | None) -> Sequence[int]:
     return range(manifest.stages.count) if stage is None else [stage]
 
 
-def measure(manifest: "Manifest | None", flags: DoctorFlags, speeds: Sequence[float]) -> Check:
-    """Of a stage of the run; of the tiny preset when no run is given."""
+def speed_of(manifest: "Manifest | None", flags: DoctorFlags) -> float:
+    """Tokens a second of a stage of the run; of the tiny preset when no run is given."""
     from dilocox_peer.config import preset
 
     of = manifest or preset("tiny")
-    tokens_per_s = measured_tokens_per_s(of, device=flags.device, threads=flags.threads, stage=flags.stage)
+    return measured_tokens_per_s(of, device=flags.device, threads=flags.threads, stage=flags.stage)
+
+
+def judge_speed(manifest: "Manifest | None", tokens_per_s: float, speeds: Sequence[float]) -> Check:
+    """speeds: what others say of themselves."""
+    from dilocox_peer.config import preset
+
+    of = manifest or preset("tiny")
     tokens_per_round = of.rounds.inner_steps * of.inner.accumulate * of.inner.micro_batch * of.model.context
     check = checks.judge_throughput(tokens_per_s, tokens_per_round, speeds)
     if manifest is not None:
@@ -349,12 +365,18 @@ def measured_tokens_per_s(of: "Manifest", *, device: str, threads: int, stage: i
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What was found of the run. speeds: tokens a second, as the peers say of themselves. peers: of the stage that has most."""
+    """What was found of the run. speeds: tokens a second, as the peers say of themselves. peers: of the stage that has most.
+    document: the run as its page has it, where its certificates can be read."""
 
     found: list[Check]
     manifest: "Manifest | None" = None
     speeds: tuple[float, ...] = ()
     peers: int = 0
+    document: Mapping[str, Any] | None = None
+
+    @property
+    def all_peers(self) -> int:
+        return len(self.speeds)
 
 
 async def look_at_run(invitation: Invitation, host_maddrs: Sequence[str], home: PeerHome) -> Outside:
@@ -384,6 +406,7 @@ async def look_at_run(invitation: Invitation, host_maddrs: Sequence[str], home: 
 
 
 async def _look_around(open_visit: "Visit", invitation: Invitation, home: PeerHome, found: list[Check]) -> Outside:
+    from dilocox_peer.cli.onlooker import document_of
     from dilocox_peer.peer.dialback import can_be_dialled
     from dilocox_peer.peer.entry import kept_pass
 
@@ -448,7 +471,8 @@ async def _look_around(open_visit: "Visit", invitation: Invitation, home: PeerHo
     found.append(checks.judge_clock([lease.expires_s - now for lease in leases]))
     found.append(await within("direct or relayed", 2 * RECORD_S, be_dialled))
     found.append(await within("DHT round trip", 2 * RECORD_S, store_and_get))
-    return Outside(found, manifest, tuple(lease.tokens_per_s for lease in leases), max(counts, default=0))
+    document = await document_of(open_visit, manifest, format_invitation(invitation))
+    return Outside(found, manifest, tuple(lease.tokens_per_s for lease in leases), max(counts, default=0), document)
 
 
 async def _dial_all(addresses: Sequence[str]) -> Check:

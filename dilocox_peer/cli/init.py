@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 from pydantic import ValidationError
 
+from dilocox_peer.cli.expected import on_one_core
 from dilocox_peer.cli.flags import AdmissionMode, InitFlags, SignFlags
 from dilocox_peer.cli.home import owner_key_path, tokenizers_folder
 from dilocox_peer.complaints import first_error
@@ -59,8 +60,9 @@ def write_run_file(flags: InitFlags) -> None:
     elif tokenizer is not None:
         manifest = _with_tokenizer(manifest, tokenizer, path, flags)
     _sign_and_write(manifest, path, owner_key_path(flags.owner_key, flags.home))
-    if manifest.stages.count > 1:
-        typer.echo(f"what stages cost on your lines: dilocox-peer plan {path} --peers N --up MBIT")
+    typer.echo(
+        f"a peer of it takes {on_one_core(manifest).words()}; for your machines: dilocox-peer plan {path} --peers N --up MBIT"
+    )
     typer.echo(f"next: dilocox-peer bootstrap {path}")
 
 

@@ -26,6 +26,7 @@ from dilocox_peer.cli.month_kept import MonthKept, run_within
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.pausing import Operator
 from dilocox_peer.cli.sinks import sink_of
+from dilocox_peer.cli.telling_costs import CostsTeller
 from dilocox_peer.cli.terminal import Dashboard, Terminal, errors_as_events, is_interactive
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Failed, Remark
@@ -39,6 +40,7 @@ from dilocox_peer.wire.declared import MAX_SITE_CHARS, SITE
 from dilocox_peer.wire.records import MAX_PUBLIC_NAME
 
 if TYPE_CHECKING:
+    from dilocox_peer.peer.planning.upkeep import Upkeep
     from dilocox_peer.peer.session import Session
 
 MIN_MBIT_S = 0.1  # below, a reply's pieces would come later than a fetcher waits
@@ -173,6 +175,12 @@ async def _stay(
 
     finishing = Finishing(stop.ask)
     observer.add(finishing.take)
+
+    def look() -> tuple["Upkeep | None", float | None]:
+        now = observer.clock()
+        return observer.read(lambda status: (status.costs.upkeep(status.rounds), status.time_left_s(now)))
+
+    observer.add(CostsTeller(look, observer).take)
     controls = Controls(
         status=observer.summary,
         pause=operator.pause,

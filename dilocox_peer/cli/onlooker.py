@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dilocox_peer.errors import ConfigError, RunUnreachable
+from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
 from dilocox_peer.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -76,3 +76,12 @@ class Onlooker:
         self._found = {survey.stage: survey.leases for survey in self._surveys}
         troubles = await self._lookout.look_once()
         return self._page.take(RunFacts(time.time(), self._link, stages, troubles=troubles))
+
+
+async def document_of(open_visit: "Visit", manifest: Manifest, link: str) -> dict[str, Any] | None:
+    """The run as its page has it, once; None where its certificates cannot be read, or not now."""
+    try:
+        onlooker = await Onlooker.of(open_visit, manifest, link)
+        return None if onlooker is None else await onlooker.look()
+    except DilocoxError:
+        return None

@@ -24,6 +24,7 @@ from dilocox_peer.cli.onlooker import Onlooker
 from dilocox_peer.cli.screen import Size, View, render
 from dilocox_peer.cli.terminal import Dashboard, Terminal, is_interactive
 from dilocox_peer.cli.visit import visit
+from dilocox_peer.durations import duration
 from dilocox_peer.events import SeenPeer, SwarmSeen, short
 from dilocox_peer.invitation import Invitation, format_invitation, parse_invitation
 from dilocox_peer.manifest import Manifest
@@ -32,7 +33,6 @@ from dilocox_peer.peer.planning.plan import adapts_inner_steps
 from dilocox_peer.peer.rates import upload_words
 from dilocox_peer.peer.status import Status, printable, stage_words
 from dilocox_peer.types import PeerId
-from dilocox_peer.web.durations import duration
 
 WATCH_PEER_S, WATCH_RUN_S = 1.0, 10.0
 SEEN_FROM_OUTSIDE = (
@@ -48,6 +48,7 @@ SEEN_FROM_OUTSIDE = (
     "owner_wants",
     "owner_says",
 )
+NO_COSTS = {"memory_bytes": None}
 MAX_NAMED = 8  # of those doubted, and of those refused: the newest
 
 
@@ -183,11 +184,25 @@ def _peer_lines(status: Mapping[str, Any]) -> list[str]:
 
 def cost_lines(costs: Mapping[str, Any]) -> list[str]:
     """What taking part costs (peer/costs.py), a line each."""
-    month = costs["month"]
-    if month is None:
-        return []
-    of = "" if month["allowed"] is None else f", of {month['allowed'] / 1e9:g} GB"
-    return [f"  in {month['month']} so far {size_of(month['sent'])} sent and {size_of(month['received'])} received{of}"]
+    lines, month = [], costs["month"]
+    if costs["memory_bytes"] is not None:
+        a_day = a_day_words(costs)
+        lines.append(
+            f"  takes up to {size_of(costs['memory_bytes'])} of memory and {size_of(costs['disk_bytes'])} of disk"
+            + (f"; {a_day}" if a_day else "")
+        )
+    if month is not None:
+        of = "" if month["allowed"] is None else f", of {month['allowed'] / 1e9:g} GB"
+        moved = f"{size_of(month['sent'])} sent and {size_of(month['received'])} received"
+        lines.append(f"  in {month['month']} so far {moved}{of}")
+    return lines
+
+
+def a_day_words(costs: Mapping[str, Any]) -> str:
+    """Traffic at the pace of now; empty where none is known."""
+    if costs["sent_bytes_a_day"] is None:
+        return ""
+    return f"{size_of(costs['sent_bytes_a_day'])} up and {size_of(costs['received_bytes_a_day'])} down a day"
 
 
 def owner_lines(known: Mapping[str, Any]) -> list[str]:
@@ -308,6 +323,7 @@ def run_summary(manifest: Manifest, seen: Sequence[SeenPeer], known: Mapping[str
     status = run_status(manifest, seen)
     rounds = [peer.round for peer in seen]
     now: Mapping[str, Any] = {} if known is None else known["now"]
+    costs = {} if known is None else {each["stage"]: each["costs"] for each in known["stages"]}
     return {
         "run": manifest.run_id,
         "run_name": manifest.run.name,
@@ -317,6 +333,7 @@ def run_summary(manifest: Manifest, seen: Sequence[SeenPeer], known: Mapping[str
         "stages": [
             {
                 "stage": stage,
+                "costs": costs.get(stage),
                 "tokens_per_s": round(status.stage_speed(stage), 1),
                 "is_whole_speed": status.stage_speed_is_whole(stage),
                 "thin": _is_thin(status, stage, manifest.stages.count),
@@ -355,6 +372,7 @@ def run_lines(manifest: Manifest, summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             stage_line(each["stage"], here, each["tokens_per_s"], is_whole=each["is_whole_speed"], is_thin=each["thin"])
         )
+        lines += [f"    a peer {line.lstrip()}" for line in cost_lines({"month": None, **(each["costs"] or NO_COSTS)})]
         lines += [
             f"    {short(peer['peer'])}  {peer['reachability']:<7}  {peer['tokens_per_s']:>10,.0f} tokens/s  round {peer['round']}"
             for peer in each["peers"]

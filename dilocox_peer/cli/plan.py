@@ -26,7 +26,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 """Beside the presets, to be reckoned with: Llama 2's, and Qwen1.5's 110B with fewer layers, which DiLoCoX trains (arXiv 2506.21263)."""
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128)
 HEADINGS = (
-    "stages", "peers a stage", "memory", "micro-batch", "round", "H, codec", "exchange", "tokens/s", "GB up a day", "binds",
+    "stages", "peers a stage", "memory", "micro-batch", "round", "H, codec", "exchange", "tokens/s", "GB a day up, down", "binds",
 )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def _row(each: "Forecast", chosen: "Forecast | None") -> tuple[str, ...]:
         f"{each.setting.inner_steps}, {each.setting.codec}",
         "-" if each.replicas == 1 else f"{_duration(each.exchange_s)} ({each.exchange_share:.0%})",
         f"{each.tokens_per_s:,.0f}",
-        f"{each.sent_bytes_a_day / 1e9:,.1f}",
+        f"{each.sent_bytes_a_day / 1e9:,.1f}, {each.received_bytes_a_day / 1e9:,.1f}",
         each.binding,
     )
 

@@ -21,11 +21,11 @@ from dilocox_peer.cli.demo_table import size as size_of
 from dilocox_peer.cli.demo_table import sparkline
 from dilocox_peer.cli.screen_help import help_lines
 from dilocox_peer.cli.trouble_strip import trouble_strip
+from dilocox_peer.durations import duration
 from dilocox_peer.events import short
 from dilocox_peer.peer.contributions import Round
 from dilocox_peer.peer.rates import upload_words
 from dilocox_peer.peer.status import LogLine, MapPeer, Status, printable, stage_words
-from dilocox_peer.web.durations import duration
 
 MIN_WIDTH, MIN_HEIGHT = 76, 20  # below, one panel at a time
 PANELS = ("my peer", "swarm", "rounds", "log")
@@ -213,6 +213,11 @@ def _my_peer(status: Status, width: int, rows: int, now: float) -> list[Line]:
     lines.append(
         _row("traffic", [(f"{size_of(progress.bytes_sent + link_sent)} sent, {size_of(progress.bytes_received + link_received)} received", "")])
     )  # fmt: skip
+    if (found := status.costs.upkeep(status.rounds)) is not None:
+        up, down, disk = (
+            size_of(each) for each in (found.sent_bytes_a_day, found.received_bytes_a_day, found.disk_bytes)
+        )
+        lines.append(_row("a day", [(f"{up} up, {down} down; disk {disk}", "")]))
     beside = f" of adapters, {joined.num_frozen:,} stay" if joined.num_frozen else ""
     lines.append(_row("stage", [(f"{joined.num_parameters:,} parameters{beside}", "")]))
     trouble = f"view {status.view}, {status.orphaned} orphaned"

@@ -5,15 +5,19 @@ Everything that shows or writes down a peer (screen, log, metrics) reads these e
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import asdict
 
 from dilocox_peer.events import Listener, PipelineProgress, RunJoined, StageSeen, TrainingProgress
+from dilocox_peer.events_of_costs import NeedsReckoned
 from dilocox_peer.events_of_rounds import Credited
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import frozen_layout_of, layout_of
 from dilocox_peer.network import tcp_traffic
 from dilocox_peer.network.transport import Transport
+from dilocox_peer.peer.device import is_in_machine_memory
 from dilocox_peer.peer.footprint import resident_bytes
 from dilocox_peer.peer.links.conveyor import Conveyor
+from dilocox_peer.peer.planning.upkeep import StageNeeds, first_disk
 from dilocox_peer.peer.rounds.ledger import Ledger
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.tally import Tally
@@ -139,6 +143,15 @@ def run_joined(manifest: Manifest, me: PeerId, stage: int, *, device: str, threa
         threads=threads,
         num_frozen=0 if frozen is None else frozen.num_elements,
     )
+
+
+def needs_reckoned(
+    manifest: Manifest, stage: int, device: str, *, checkpointing: bool, base_bits: int
+) -> NeedsReckoned:
+    """The event that tells what the stage takes of this machine."""
+    on_cpu = is_in_machine_memory(device)
+    needs = StageNeeds.of(manifest, stage, on_cpu=on_cpu, checkpointing=checkpointing, base_bits=base_bits)
+    return NeedsReckoned(disk_bytes=first_disk(manifest, needs, 0), **asdict(needs))
 
 
 def _pipeline_progress(conveyor: Conveyor, progress: Progress) -> PipelineProgress:

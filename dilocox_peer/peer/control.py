@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.events import Event, PeerStarted, RunJoined, StageSeen, SwarmSeen
-from dilocox_peer.events_of_costs import MonthCounted
+from dilocox_peer.events_of_costs import MonthCounted, NeedsReckoned
 from dilocox_peer.events_of_health import TroublesSeen
 
 MAX_REQUEST_BYTES = 4096
@@ -83,7 +83,9 @@ class Memory:
         """record: the event's."""
         self._serial += 1
         kept = (self._serial, record)
-        if isinstance(event, RunJoined | PeerStarted | SwarmSeen | StageSeen | TroublesSeen | MonthCounted):
+        if isinstance(
+            event, RunJoined | PeerStarted | SwarmSeen | StageSeen | TroublesSeen | MonthCounted | NeedsReckoned
+        ):
             self._latest[type(event)] = kept
         elif event.level == "debug":
             self._routine.append(kept)

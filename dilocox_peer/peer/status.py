@@ -29,6 +29,7 @@ from dilocox_peer.events import (
     PipelineProgress,
     Resumed,
     RoundCertified,
+    RoundClosed,
     RunComplete,
     RunJoined,
     SeenPeer,
@@ -38,7 +39,7 @@ from dilocox_peer.events import (
     TrainingProgress,
     ViewChanged,
 )
-from dilocox_peer.events_of_costs import MonthCounted
+from dilocox_peer.events_of_costs import MonthCounted, NeedsReckoned
 from dilocox_peer.events_of_data import Evaluated
 from dilocox_peer.events_of_health import NOTES, Trouble, TroublesSeen
 from dilocox_peer.events_of_reach import Starting, TurnedAway
@@ -319,7 +320,7 @@ class Status:
                 self.complete = event
             case Failed(where, reason):
                 self.failure = f"{where}: {reason}"
-            case MonthCounted():
+            case MonthCounted() | NeedsReckoned() | RoundClosed():
                 self.costs.take(event)
             case Left(reason):
                 self.left = reason

@@ -27,7 +27,7 @@ from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer import dialback
 from dilocox_peer.peer.arrival import arrive, held_stage, keep_greeting
 from dilocox_peer.peer.averaging import Averaging
-from dilocox_peer.peer.bulletin import Bulletin, run_joined
+from dilocox_peer.peer.bulletin import Bulletin, needs_reckoned, run_joined
 from dilocox_peer.peer.claim import claim_stage, wants_checkpointing
 from dilocox_peer.peer.device import chosen_devices
 from dilocox_peer.peer.dialback import DialbackVerdict
@@ -59,8 +59,7 @@ from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.peer.waiting import Waiting
 from dilocox_peer.signing import SEED_BYTES
 
-SAY_GOODBYE_S = 1.0
-STOP_TRAINER_S, STOP_CONVEYOR_S = 2.5, 2.0
+SAY_GOODBYE_S, STOP_TRAINER_S, STOP_CONVEYOR_S = 1.0, 2.5, 2.0
 WORD_S = 5.0  # for the owner's newest checkpoint, before the first look
 
 
@@ -192,7 +191,7 @@ class Stay:
         at.step = StartupStep.TRAINER
         on_failure = self._trainer_failed()
         conveyor = self._conveyor(manifest, stage, presence, on_failure)
-        timetable = Timetable(manifest)
+        timetable, recomputes = Timetable(manifest), wants_checkpointing(manifest, stage, settings.wish)
         trainer = Trainer(
             manifest,
             peer=self._me,
@@ -204,7 +203,7 @@ class Stay:
             threads=choices.threads,
             on_failure=on_failure,
             timetable=timetable,
-            checkpointing=wants_checkpointing(manifest, stage, settings.wish),
+            checkpointing=recomputes,
             base=base,
             precision=choices.precision,
             compiled=choices.compile,
@@ -220,6 +219,7 @@ class Stay:
             at.step = StartupStep.LINKD
             await asyncio.to_thread(conveyor.start)
         self._listener(run_joined(manifest, self._me, stage, device=", ".join(devices), threads=choices.threads))
+        self._listener(needs_reckoned(manifest, stage, lead, checkpointing=recomputes, base_bits=choices.base_bits))
         at.step = StartupStep.ROUNDS
         averaging = Averaging(
             presence,

@@ -30,7 +30,7 @@ def summary(status: Status, now: float) -> dict[str, Any]:
         "busy": status.busy(),
         "train_loss": _number(progress.train_loss) if progress is not None else None,
         "memory_bytes": progress.memory_bytes if progress is not None else None,
-        "costs": status.costs.summary(),
+        "costs": status.costs.summary(status.rounds),
         "lag_ms_p99": progress.lag_ms_p99 if progress is not None else None,
         "lag_ms_max": progress.lag_ms_max if progress is not None else None,
         "up_bytes_per_s": round(status.rates.up_bytes_per_s(), 1),

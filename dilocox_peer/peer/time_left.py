@@ -7,15 +7,20 @@ from dilocox_peer.peer.contributions import Round
 PACE_ROUNDS = 12  # the newest, whose pace is the pace of now
 
 
-def time_left_s(rounds: Sequence[Round], expected_rounds: int, now: float) -> float | None:
-    """Seconds until the last round is certified, at the pace of inner steps of the newest rounds; None while it is not known. rounds: in
-    order, with the times at which they were certified; now: on that clock. Of rounds that a peer takes over together, as after it was away,
-    the times tell nothing: it is counted from the last gap in their numbers."""
+def newest_in_a_row(rounds: Sequence[Round]) -> list[Round]:
+    """The newest, whose pace is the pace of now. Of rounds that a peer takes over together, as after it was away, the times tell nothing:
+    it is counted from the last gap in their numbers."""
     newest = list(rounds)[-PACE_ROUNDS - 1 :]
     for index in range(len(newest) - 1, 0, -1):
         if newest[index].number != newest[index - 1].number + 1:
-            newest = newest[index:]
-            break
+            return newest[index:]
+    return newest
+
+
+def time_left_s(rounds: Sequence[Round], expected_rounds: int, now: float) -> float | None:
+    """Seconds until the last round is certified, at the pace of inner steps of the newest rounds; None while it is not known. rounds: in
+    order, with the times at which they were certified; now: on that clock."""
+    newest = newest_in_a_row(rounds)
     if len(newest) < 2 or newest[-1].at_s <= newest[0].at_s or expected_rounds < newest[-1].number:
         return None
     last, steps = newest[-1], sum(each.inner_steps for each in newest[1:])

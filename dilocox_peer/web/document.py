@@ -11,14 +11,15 @@ from typing import Any, Final
 
 from dilocox_peer.compression.contribution import raw_bytes
 from dilocox_peer.compression.ladder import LOW_RANK
+from dilocox_peer.durations import duration
 from dilocox_peer.events_of_data import TextSampled
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
+from dilocox_peer.peer.planning.upkeep import StageNeeds, first_disk, upkeep
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.status import printable
 from dilocox_peer.types import PeerId
-from dilocox_peer.web.durations import duration
 from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
 from dilocox_peer.web.history import StageHistory, evaluations_on, thinned
 
@@ -56,6 +57,7 @@ class RunPage:
             StageHistory(first_plan(manifest), genesis_of(manifest, stage).plan, bounds, raw_bytes(layout))
             for stage, layout in enumerate(layouts)
         ]
+        self._needs = [StageNeeds.of(manifest, stage) for stage in range(manifest.stages.count)]
         self.name = printable(manifest.run.name, MAX_NAME)
         self._names: dict[str, str] = {}  # that peers gave themselves, also those that have left
         self._said: dict[PeerId, str] = {}  # at the last look
@@ -174,10 +176,22 @@ class RunPage:
                 "empty": not stage.here,
                 "thin": number in thin,
                 "not_shown": max(0, len(stage.holders) - most),
+                "costs": self._costs(number, len(stage.here)),
                 "peers": [self._peer(holder, number, stage) for holder in _shown(stage, most)],
             }
             for number, stage in enumerate(stages)
         ]
+
+    def _costs(self, number: int, peers: int) -> PageDocument:
+        """What a peer of the stage is to expect, in bytes. peers: that are there."""
+        needs, pace = self._needs[number], self._histories[number].pace()
+        found = None if pace is None else upkeep(needs, pace)
+        return {
+            "memory_bytes": needs.memory_bytes,
+            "disk_bytes": first_disk(self._manifest, needs, peers) if found is None else found.disk_bytes,
+            "sent_bytes_a_day": UNKNOWN if found is None else round(found.sent_bytes_a_day),
+            "received_bytes_a_day": UNKNOWN if found is None else round(found.received_bytes_a_day),
+        }
 
     def _peer(self, holder: Holder, number: int, stage: StageFacts) -> PageDocument:
         """round: the newest it is known to have trained; its announcement may be half a minute old."""

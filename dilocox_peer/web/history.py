@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from dilocox_peer.peer.planning.plan import PlanBounds
+from dilocox_peer.peer.planning.upkeep import RoundPace
 from dilocox_peer.peer.rounds.ledger import Ledger
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Plan
@@ -27,7 +28,7 @@ MAX_LOSS = 1e3  # nats a token: a uniform guess among a million tokens has 14
 class PastRound:
     """One outer round of a stage. members: of the roster that could contribute. at_s: when it was closed (Unix seconds), 0.0 unknown. micro_batches: counted up to here, this
     round's included. loss: nats a token, None unknown. sent_bytes: of contributions, that a contributor sends if each of the others
-    takes them from it once; allreduce_bytes: what a ring all-reduce of float32 gradients after each inner step would have it send."""
+    takes them from it once; contribution_bytes: of one; allreduce_bytes: what a ring all-reduce of float32 gradients after each inner step would have it send."""
 
     number: int
     at_s: float
@@ -41,6 +42,7 @@ class PastRound:
     sent_bytes: float
     allreduce_bytes: float
     members: int = 0
+    contribution_bytes: float = 0.0
 
 
 @dataclass
@@ -115,6 +117,15 @@ class StageHistory:
         times = [each.at_s for each in self.rounds[-PACE_ROUNDS - 1 :] if each.at_s]
         return median(after - before for before, after in itertools.pairwise(times)) if len(times) > 1 else None
 
+    def pace(self) -> RoundPace | None:
+        """What the newest rounds take of a contributor; None while there are no two with a time."""
+        rounds_per_s, micro_batches_per_s = self._pace(lambda each: each.number), self.micro_batches_per_s()
+        if not rounds_per_s or not micro_batches_per_s or not self.rounds[-1].contributors:
+            return None
+        last = self.rounds[-1]
+        each_does = micro_batches_per_s / rounds_per_s / last.contributors
+        return RoundPace(last.contributors, last.contribution_bytes, each_does, 1 / rounds_per_s)
+
     @property
     def counted(self) -> tuple[int, int]:
         """(contributions that the newest rounds' means are of, members of their rosters)."""
@@ -161,6 +172,7 @@ class StageHistory:
                 inner_steps=plan.inner_steps,
                 end_step=plan.end,
                 sent_bytes=sent / max(1, count),
+                contribution_bytes=sizes / max(1, count),
                 allreduce_bytes=allreduce / max(1, count),
                 members=len(members | {entry.peer for entry in value.entries}),
             )

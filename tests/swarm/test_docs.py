@@ -137,7 +137,7 @@ def test_the_readmes_commands_do_what_it_says(desk: Desk, tmp_path: Path, stages
         mine = desk.start(arguments, label)
         desk.until(partial(lambda label: "started as 12D3KooW" in desk.said(label), label), START_S, label)
     desk.until(lambda: rounds_in(desk.said("default")) >= 2, ROUND_S, "default")
-    assert "18 checks" in desk.run(doctor)
+    assert "19 checks" in desk.run(doctor)
 
     assert f"stage {stages - 1}: " in desk.run(status)
     assert "paused" in desk.run(pause)

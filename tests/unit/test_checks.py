@@ -13,7 +13,17 @@ from rich.console import Console
 from dilocox_peer.admission import Gate, Grant, Right
 from dilocox_peer.cli import checks
 from dilocox_peer.cli.checks import Check
-from dilocox_peer.cli.doctor import abandonable, disk_need, look_at_device, measure, render, report, summary
+from dilocox_peer.cli.doctor import (
+    abandonable,
+    disk_need,
+    judge_speed,
+    look_at_device,
+    render,
+    report,
+    speed_of,
+    summary,
+)
+from dilocox_peer.cli.expected import Expected
 from dilocox_peer.cli.flags import DoctorFlags
 from dilocox_peer.config import preset
 from dilocox_peer.errors import RunUnreachable
@@ -87,6 +97,28 @@ def test_doctor_asks_for_room_by_how_many_train_there():
     of_a_contribution = (many - alone) / 16 / 6
     assert of_a_contribution == pytest.approx(4 * 252_544, rel=0.05)
     assert too_many == pytest.approx(alone + 7 * 16 * of_a_contribution, rel=1e-6)  # no more than the run takes
+
+
+def expected(left_s: float | None) -> Expected:
+    return Expected(450 * MB, 40 * MB, 1.2e9, 1.1e9, left_s, "at the pace of its newest rounds")
+
+
+@pytest.mark.parametrize(("days", "status"), [(1, "ok"), (464, "warn"), (None, "ok")])
+def test_a_run_that_hardly_ends_is_said_beforehand(days, status):
+    found = checks.judge_costs(expected(None if days is None else 86400.0 * days))
+    assert found.status == status
+    assert "450 MB of memory, 40 MB of disk, 1.2 GB up and 1.1 GB down a day" in found.found
+    assert (days is None) == ("to its end" not in found.found)
+    assert ("dilocox-peer plan" in found.remedy) == (status == "warn")
+
+
+def test_a_run_without_a_pace_is_reckoned_for_machines_like_this_one():
+    manifest = preset("small")
+    alone, many = (Expected.reckoned(manifest, peers, 900.0, "like this machine") for peers in (1, 8))
+    assert alone.left_s == pytest.approx(200 * 50 * 8 * 256 * manifest.inner.accumulate / 900.0)
+    assert many.received_bytes_a_day > alone.received_bytes_a_day == 0
+    assert many.disk_bytes > alone.disk_bytes
+    assert "8 peers, each like this machine" in many.words()
 
 
 @pytest.mark.parametrize("home", ["file/home", "locked/home", "/proc/home"])
@@ -353,7 +385,7 @@ def test_the_quick_checks_load_nothing_heavy(tmp_path):
 def test_the_best_device_is_found_and_measured():
     flags = DoctorFlags(device="auto", link=None)
     assert look_at_device("auto").status == "ok"
-    assert "tokens/s" in measure(None, flags, ()).found
+    assert "tokens/s" in judge_speed(None, speed_of(None, flags), ()).found
 
 
 def test_a_device_that_is_not_here_names_the_flag_and_the_remedy():

@@ -10,7 +10,6 @@ from dilocox_peer.model.memory import StageSize
 from dilocox_peer.model.partition import Costs, cut_into, cut_of
 from dilocox_peer.peer.planning.forecast import (
     DELAY_S,
-    KEPT_SHARE,
     PIPELINE_SHARE,
     RECOMPUTED,
     Forecast,
@@ -20,6 +19,7 @@ from dilocox_peer.peer.planning.forecast import (
     forecast,
     operations,
 )
+from dilocox_peer.peer.planning.upkeep import KEPT_SHARE
 from dilocox_peer.peer.state import keeping
 
 HOME = Peers(8, 20e6, 100e6, 0.05, 6000.0)

@@ -9,6 +9,7 @@ import pytest
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events_of_data import TextSampled
 from dilocox_peer.events_of_health import Trouble
+from dilocox_peer.peer.planning.upkeep import RoundPace, StageNeeds, upkeep
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.web.document import MAX_CONTRIBUTORS, MAX_MAP_PEERS, MAX_NAME, MAX_SAMPLE, RunPage, figures
 from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
@@ -86,6 +87,27 @@ def test_traffic_is_what_a_peer_sends_each_of_the_others_beside_a_ring():
     size = 2 * 40 * 6 * 5 * 40_000  # stages, rounds, contributors, each to the others, bytes
     assert document["now"]["sent_bytes"] == size
     assert document["now"]["allreduce_bytes"] == pytest.approx(40 * 2 * 5 * raw * MANIFEST.rounds.inner_steps)
+
+
+def test_what_a_peer_is_to_expect_is_reckoned_from_the_newest_certificates():
+    costs, rounds = [each["costs"] for each in document_of()["stages"]], document_of()["history"]["at_s"]
+    round_s = (rounds[-1] - rounds[-13]) / 12
+    for stage, found in enumerate(costs):
+        needs, pace = StageNeeds.of(MANIFEST, stage), RoundPace(6, 40_000, found_share(stage), round_s)
+        expected = upkeep(needs, pace)
+        assert found["memory_bytes"] == needs.memory_bytes
+        assert found["disk_bytes"] == expected.disk_bytes
+        assert found["sent_bytes_a_day"] == pytest.approx(expected.sent_bytes_a_day, rel=1e-3)
+        assert found["received_bytes_a_day"] == pytest.approx(expected.received_bytes_a_day, rel=1e-3)
+    begun = RunPage(MANIFEST).take(with_stage(0, certificates=()))["stages"][0]["costs"]
+    assert begun["sent_bytes_a_day"] is None
+    assert begun["disk_bytes"] > 0
+
+
+def found_share(stage: int) -> float:
+    """Micro-batches of a contributor in one of the newest rounds."""
+    values = [each.value for each in FACTS.stages[stage].certificates if each.value.kind == "round"][-12:]
+    return sum(entry.micro_batches for value in values for entry in value.entries) / 12 / 6
 
 
 def test_the_share_of_contributions_that_counted_is_of_the_rosters_of_the_newest_rounds():

@@ -13,19 +13,18 @@ they train takes the place of all of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dilocox_peer.compression.contribution import raw_bytes
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.memory import StageSize
 from dilocox_peer.model.partition import Costs, cut_of, usual_window
 from dilocox_peer.peer.planning.adaptive_planner import controller_of
 from dilocox_peer.peer.planning.controller import Measurement, Setting
-from dilocox_peer.peer.planning.disk import disk_bytes
 from dilocox_peer.peer.planning.plan import total_steps
+from dilocox_peer.peer.planning.upkeep import DAY_S, RoundPace, StageNeeds, disk, traffic_of_round
 from dilocox_peer.types import Layout
 
 PIPELINE_SHARE = 0.97
@@ -33,15 +32,11 @@ PIPELINE_SHARE = 0.97
 DELAY_S = 0.5
 """Of an exchange, beside transfer and travel: messages and the wait for the others."""
 LINE_SHARE = 0.9  # of an uplink that contributions to the roster have; keepers and newcomers get the rest beside them
-KEPT_SHARE = (
-    0.1  # of the line, or of what peers send one another, that who keeps the run takes at most (state/keeping.py)
-)
 CODING_S = 20e-9
 """A parameter: encoding our own contribution, looking at another's and taking the mean, on one thread."""
 SETTLED_ROUNDS = 200
 MOST_ACTIVATIONS = 0.7  # of an uplink, where there is too little for both: rounds get the rest
 RECOMPUTED = 4 / 3  # of the work, with checkpointing: the forward is done twice
-DAY_S = 86400.0
 
 Binding = Literal["compute", "activations", "round trips", "rounds", "memory"]
 
@@ -62,7 +57,8 @@ class Peers:
 class Forecast:
     """Of one cut. replicas: peers of each stage; parameters, memory_bytes, disk_bytes: of the stage with the most. activation_bytes: that
     an inner stage sends for a micro-batch. needed_uplink_bps: with which activations and rounds would take no longer than the work.
-    recomputes: it fits with checkpointing only. sent_bytes_a_day: by a peer. duration_s: of the run."""
+    recomputes: it fits with checkpointing only. sent_bytes_a_day, received_bytes_a_day: by the peer that moves most (upkeep.py).
+    duration_s: of the run."""
 
     stages: int
     replicas: int
@@ -78,6 +74,7 @@ class Forecast:
     round_s: float
     tokens_per_s: float
     sent_bytes_a_day: float
+    received_bytes_a_day: float
     duration_s: float
     times_fewer: float
     needed_uplink_bps: float
@@ -110,7 +107,8 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
     recomputes = peers.memory_bytes is not None and plain > peers.memory_bytes
     needed = lean if recomputes else plain
     work_s = tokens / peers.tokens_per_s * (RECOMPUTED if recomputes else 1.0)
-    sent, received = _activation_bytes(manifest)
+    each_needs = [StageNeeds.of(manifest, stage) for stage in stages]
+    sent, received = max(each.sent_bytes for each in each_needs), max(each.received_bytes for each in each_needs)
     windows = min(inner.accumulate, usual_window(count))
     hop_s = peers.round_trip_s / 2 + 8 * max(sent, received) / 2 / min(peers.uplink_bps, peers.downlink_bps)
     parts: dict[Binding, float] = {
@@ -127,9 +125,9 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
     setting, blob = settled(manifest, layouts[largest], replicas, left_bps, step_s, delay_s)
     exchange_s = delay_s + 8 * blob * (replicas - 1) / (LINE_SHARE * left_bps) if replicas > 1 else 0.0
     micro_batches = setting.inner_steps * inner.accumulate
-    spare = KEPT_SHARE * max(blob * (replicas - 1), left_bps / 8 * setting.inner_steps * step_s)
-    kept = blob if replicas == 1 else min(blob, spare)
-    sent_a_round = blob * (replicas - 1) + kept + micro_batches * sent
+    pace = RoundPace(replicas, blob, micro_batches, setting.inner_steps * step_s, left_bps)
+    needs = replace(each_needs[largest], sent_bytes=sent, received_bytes=received)
+    sent_a_round, received_a_round = traffic_of_round(needs, pace)
     round_s, least_s = setting.inner_steps * step_s, max(exchange_s, 8 * sent_a_round / peers.uplink_bps)
     if least_s > 1.001 * round_s:
         is_rounds = exchange_s == least_s or blob * (replicas - 1) > micro_batches * sent
@@ -143,9 +141,7 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
         replicas=replicas,
         parameters=layouts[largest].num_elements,
         memory_bytes=needed,
-        disk_bytes=disk_bytes(
-            layouts[largest].num_elements, blob, replicas, copied=layouts[largest].num_elements if count > 1 else 0
-        ),
+        disk_bytes=disk(needs, pace),
         micro_batch_s=micro_batch_s,
         step_s=step_s,
         activation_bytes=sent,
@@ -155,6 +151,7 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
         round_s=round_s,
         tokens_per_s=replicas * micro_batches * tokens / round_s,
         sent_bytes_a_day=DAY_S / round_s * sent_a_round,
+        received_bytes_a_day=DAY_S / round_s * received_a_round,
         duration_s=total_steps(manifest) / steps * round_s,
         times_fewer=all_reduce / (blob * (replicas - 1)) if replicas > 1 else 0.0,
         needed_uplink_bps=8 * sent_a_round / (micro_batches * parts["compute"]),
@@ -194,13 +191,3 @@ def best(found: Sequence[Forecast]) -> Forecast | None:
     """The most tokens a second where memory suffices, the fewer stages of equal ones; None: it suffices nowhere."""
     fitting = [each for each in found if each.binding != "memory"]
     return max(fitting, key=lambda each: (round(each.tokens_per_s, 6), -each.stages), default=None)
-
-
-def _activation_bytes(manifest: Manifest) -> tuple[int, int]:
-    """(sent, received) for a micro-batch by the peer of a stage that has the most of it."""
-    count, body = manifest.stages.count, BodyFormat.of(manifest)
-    if count == 1:
-        return 0, 0
-    if count == 2:
-        return max(body.step_bytes, body.hidden_bytes), max(body.step_bytes, body.hidden_bytes)
-    return body.step_bytes + body.hidden_bytes, body.step_bytes + body.hidden_bytes

@@ -155,6 +155,10 @@ function drawStages(stages) {
     if (stage.thin) said += " · thin: the run depends on it";
     if (stage.empty) said = "EMPTY: nobody holds it, the run waits";
     card.append(made("p", "said", said));
+    const costs = stage.costs;
+    let takes = "A peer takes up to " + bytes(costs.memory_bytes) + " of memory and " + bytes(costs.disk_bytes) + " of disk";
+    if (costs.sent_bytes_a_day !== null) takes += ", sends " + bytes(costs.sent_bytes_a_day) + " and receives " + bytes(costs.received_bytes_a_day) + " a day";
+    card.append(made("p", "note", takes + "."));
     if (stage.peers.length) card.append(made("ul", "", ...stage.peers.slice(0, PEERS_SHOWN).map(drawPeer)));
     const more = stage.peers.slice(PEERS_SHOWN);
     if (more.length) {

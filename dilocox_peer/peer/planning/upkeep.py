@@ -1,0 +1,132 @@
+"""What a run takes of a peer: memory, disk, and bytes a day. Pure, and the one reckoning behind `plan`, `init`, `doctor`, `join`, `status`,
+the dashboard and the run's page: they differ in where the pace of rounds comes from (forecast.py, certificates, a peer's own events).
+
+    sent in a round     = own contribution to each other peer of the stage, and once to who keeps the run, as far as lines allow
+                          + activations and gradients of the micro-batches
+    received in a round = the others' contributions + activations and gradients
+
+Averaged in slices, from four peers on: twice a contribution and a result, in either direction. Messages, the directory and what is passed on
+for others come on top. What reads statuses loads this, so the model's libraries are loaded where a stage is looked at.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.memory import StageSize
+from dilocox_peer.peer.planning.disk import disk_bytes
+
+DAY_S = 86400.0
+KEPT_SHARE = (
+    0.1  # of the line, or of what peers send one another, that who keeps the run takes at most (state/keeping.py)
+)
+SLICED_FROM = 4  # peers
+SLICED_TIMES = 3  # contributions' bytes: to two averagers, and a result
+
+
+@dataclass(frozen=True, slots=True)
+class StageNeeds:
+    """What a peer of a stage needs however the rounds go. memory_bytes: at most, of the machine. copied: parameters of the stage whose copy it keeps, 0: none. sent_bytes,
+    received_bytes: of a micro-batch's activations and gradients. is_sliced: contributions are averaged in slices."""
+
+    stage: int
+    memory_bytes: int
+    parameters: int
+    frozen_bytes: int
+    copied: int
+    sent_bytes: int
+    received_bytes: int
+    is_sliced: bool
+
+    @classmethod
+    def of(
+        cls, manifest: Manifest, stage: int, *, on_cpu: bool = True, checkpointing: bool = False, base_bits: int = 0
+    ) -> Self:
+        """Raises ConfigError where a published model cannot be built here."""
+        from dilocox_peer.model.architecture import layout_of
+
+        size, count = StageSize.of(manifest, stage, base_bits=base_bits), manifest.stages.count
+        sent, received = activation_bytes(manifest, stage)
+        others = [layout_of(manifest, each).num_elements for each in range(count) if each != stage]
+        return cls(
+            stage=stage,
+            memory_bytes=size.host_bytes(on_cpu=on_cpu, checkpointing=checkpointing),
+            parameters=size.parameters,
+            frozen_bytes=size.frozen_bytes,
+            copied=max(others, default=0),
+            sent_bytes=sent,
+            received_bytes=received,
+            is_sliced=manifest.rounds.averaging == "slices",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPace:
+    """How a stage's rounds go. peers: that contribute, this one among them. contribution_bytes: of one. micro_batches: of one peer in a
+    round. line_bps: that a peer's contributions have; 0: not known, as if it were wide."""
+
+    peers: float
+    contribution_bytes: float
+    micro_batches: float
+    round_s: float
+    line_bps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    sent_bytes_a_day: float
+    received_bytes_a_day: float
+    disk_bytes: int
+
+
+def upkeep(needs: StageNeeds, pace: RoundPace) -> Upkeep:
+    """What that takes of each of its peers."""
+    sent, received = traffic_of_round(needs, pace)
+    return Upkeep(DAY_S / pace.round_s * sent, DAY_S / pace.round_s * received, disk(needs, pace))
+
+
+def traffic_of_round(needs: StageNeeds, pace: RoundPace) -> tuple[float, float]:
+    """(sent, received) by one peer, in bytes."""
+    blob, others = pace.contribution_bytes, max(0.0, pace.peers - 1)
+    sent = received = blob * others
+    if needs.is_sliced and pace.peers >= SLICED_FROM:
+        sent = received = SLICED_TIMES * blob
+    kept = blob  # nothing is held back from a stage that one peer trains alone, nor of a line whose width is not known
+    if others and pace.line_bps:
+        kept = min(blob, KEPT_SHARE * max(blob * others, pace.line_bps / 8 * pace.round_s))
+    return (
+        sent + kept + pace.micro_batches * needs.sent_bytes,
+        received + pace.micro_batches * needs.received_bytes,
+    )
+
+
+def disk(needs: StageNeeds, pace: RoundPace) -> int:
+    """Bytes, shards of data and log files apart."""
+    blob, peers = int(pace.contribution_bytes), max(1, round(pace.peers))
+    return disk_bytes(needs.parameters, blob, peers, copied=needs.copied) + needs.frozen_bytes
+
+
+def first_disk(manifest: Manifest, needs: StageNeeds, peers: int) -> int:
+    """As `disk`, of a run before its first round: with contributions as its settings begin. peers: of the stage, besides this one."""
+    from dilocox_peer.model.architecture import layout_of
+    from dilocox_peer.peer.planning.adaptive_planner import controller_of
+
+    controller = controller_of(manifest, layout_of(manifest, needs.stage))
+    count = min(max(peers + 1, manifest.rounds.start_peers), manifest.limits.max_peers)
+    return disk(needs, RoundPace(count, controller.contribution_bytes(controller.setting), 0, DAY_S))
+
+
+def activation_bytes(manifest: Manifest, stage: int) -> tuple[int, int]:
+    """(sent, received) for a micro-batch by a peer of the stage."""
+    from dilocox_peer.model.activations import BodyFormat
+
+    count = manifest.stages.count
+    if count == 1:
+        return 0, 0
+    body = BodyFormat.of(manifest)
+    forward, back = body.step_bytes, body.hidden_bytes
+    if stage == 0:
+        return forward, back
+    if stage == count - 1:
+        return back, forward
+    return forward + back, forward + back

@@ -1,0 +1,143 @@
+"""What a run takes of a peer: one reckoning, whoever asks."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dilocox_peer.cli.expected import Expected
+from dilocox_peer.cli.operate import cost_lines
+from dilocox_peer.cli.telling_costs import ROUNDS_SEEN, CostsTeller
+from dilocox_peer.config import preset
+from dilocox_peer.events import RoundCertified, RoundClosed
+from dilocox_peer.events_of_costs import UpkeepReckoned
+from dilocox_peer.model.memory import StageSize
+from dilocox_peer.model.partition import cut_into
+from dilocox_peer.peer.bulletin import needs_reckoned, run_joined
+from dilocox_peer.peer.planning.upkeep import (
+    DAY_S,
+    KEPT_SHARE,
+    RoundPace,
+    StageNeeds,
+    Upkeep,
+    activation_bytes,
+    first_disk,
+    traffic_of_round,
+    upkeep,
+)
+from dilocox_peer.peer.status import Status
+from dilocox_peer.types import PeerId
+
+TINY = preset("tiny")
+NEEDS = StageNeeds.of(TINY, 0)
+PACE = RoundPace(peers=4, contribution_bytes=1000, micro_batches=8, round_s=2.0)
+ME, OTHER = PeerId("12D3me"), PeerId("12D3other")
+
+
+def certified(number: int) -> RoundCertified:
+    return RoundCertified(
+        number, "h", 1, 1, (ME, OTHER), (ME, OTHER), 8, True, 0.0, 1000, 1, 2.0, "d", expected_rounds=100, inner_steps=8
+    )
+
+
+def test_a_contribution_goes_to_each_of_the_others_and_once_to_who_keeps_the_run():
+    assert traffic_of_round(NEEDS, PACE) == (4 * 1000, 3 * 1000)
+
+
+def test_alone_a_peer_receives_nothing_and_its_work_is_kept():
+    assert traffic_of_round(NEEDS, replace(PACE, peers=1)) == (1000, 0)
+
+
+def test_on_a_narrow_line_who_keeps_the_run_gets_a_tenth():
+    narrow = replace(PACE, peers=2, contribution_bytes=10**6, line_bps=8e5)
+    sent, received = traffic_of_round(NEEDS, narrow)
+    assert (sent, received) == (10**6 * (1 + KEPT_SHARE), 10**6)
+
+
+def test_in_slices_traffic_does_not_grow_with_the_peers():
+    sliced = replace(NEEDS, is_sliced=True)
+    assert traffic_of_round(sliced, replace(PACE, peers=16)) == traffic_of_round(sliced, PACE) == (4000, 3000)
+    assert traffic_of_round(sliced, replace(PACE, peers=3)) == traffic_of_round(NEEDS, replace(PACE, peers=3))
+
+
+def test_activations_count_by_the_micro_batch_in_both_directions():
+    run = cut_into(preset("small"), 3)
+    first, middle, last = (activation_bytes(run, stage) for stage in range(3))
+    assert first == last[::-1]
+    assert middle == (sum(first), sum(first))
+    sent, _ = traffic_of_round(StageNeeds.of(run, 1), PACE)
+    assert sent == 4 * 1000 + 8 * middle[0]
+
+
+def test_a_day_has_as_many_rounds_as_fit():
+    found = upkeep(NEEDS, PACE)
+    assert found.sent_bytes_a_day == pytest.approx(DAY_S / 2.0 * 4000)
+    assert upkeep(NEEDS, replace(PACE, round_s=4.0)).sent_bytes_a_day == pytest.approx(found.sent_bytes_a_day / 2)
+
+
+def test_memory_is_the_figure_that_the_claim_goes_by():
+    run = cut_into(preset("small"), 2)
+    for stage in range(2):
+        size = StageSize.of(run, stage)
+        assert StageNeeds.of(run, stage).memory_bytes == size.host_bytes()
+        assert StageNeeds.of(run, stage, checkpointing=True).memory_bytes == size.host_bytes(checkpointing=True)
+
+
+def test_a_copy_of_another_stage_counts():
+    run = cut_into(preset("small"), 2)
+    alone = replace(StageNeeds.of(run, 0), copied=0)
+    assert first_disk(run, StageNeeds.of(run, 0), 1) > first_disk(run, alone, 1)
+
+
+def of_a_peer(rounds: int) -> Status:
+    """A peer whose rounds take 2 s."""
+    status = Status()
+    status.take(run_joined(TINY, ME, 0, device="cpu", threads=1), 0.0)
+    status.take(needs_reckoned(TINY, 0, "cpu", checkpointing=False, base_bits=0), 0.0)
+    for number in range(1, rounds + 1):
+        status.take(RoundClosed(number, 8, 2.0, 1000, 10_000), 2.0 * number - 1)
+        status.take(certified(number), 2.0 * number)
+    return status
+
+
+def test_a_peers_own_status_comes_to_the_same():
+    status = of_a_peer(6)
+    assert status.costs.upkeep(status.rounds) == upkeep(NEEDS, replace(PACE, peers=2))
+    said = status.costs.summary(status.rounds)
+    assert said["memory_bytes"] == NEEDS.memory_bytes
+    assert cost_lines(said)[0].startswith("  takes up to 5")
+    assert "86.4 MB up and 43.2 MB down a day" in cost_lines(said)[0]
+
+
+def test_before_there_is_a_pace_no_day_is_told():
+    status = of_a_peer(1)
+    assert status.costs.upkeep(status.rounds) is None
+    said = status.costs.summary(status.rounds)
+    assert said["disk_bytes"] == first_disk(TINY, NEEDS, 0)
+    assert "a day" not in cost_lines(said)[0]
+
+
+def test_a_peer_says_once_what_it_comes_to():
+    told: list[Any] = []
+    teller = CostsTeller(lambda: (Upkeep(1e9, 2e9, 3 * 10**9), 7300.0), told.append)
+    teller.take(run_joined(TINY, ME, 0, device="cpu", threads=1))
+    for number in range(1, ROUNDS_SEEN + 5):
+        assert bool(told) == (number > ROUNDS_SEEN)
+        teller.take(certified(number))
+    assert told == [UpkeepReckoned(10**9, 2 * 10**9, 3 * 10**9, 7300.0)]
+    assert "sends 1.0 GB and receives 2.0 GB a day" in told[0].line()
+    assert "2 hours more" in told[0].line()
+
+
+def test_who_looks_from_outside_is_told_of_the_stage_that_takes_most_or_of_the_one_that_is_meant():
+    def of(stage: int, sent: int | None) -> dict[str, object]:
+        costs = {"memory_bytes": 10 + stage, "disk_bytes": 5, "sent_bytes_a_day": sent, "received_bytes_a_day": sent}
+        return {"stage": stage, "costs": costs}
+
+    document = {"now": {"eta_s": 60.0}, "stages": [of(0, 300), of(1, 200)]}
+    most, meant = Expected.at_its_pace(document, None), Expected.at_its_pace(document, 1)
+    assert most is not None
+    assert (most.sent_bytes_a_day, most.memory_bytes, most.left_s) == (300, 11, 60.0)
+    assert meant is not None
+    assert (meant.sent_bytes_a_day, meant.memory_bytes) == (200, 11)
+    assert Expected.at_its_pace({**document, "stages": [of(0, None)]}, None) is None
