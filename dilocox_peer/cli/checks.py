@@ -121,10 +121,12 @@ def judge_memory(available: int, needs: Sequence[int], *, where: str) -> Check:
     return Check(name, "ok", found)
 
 
-def judge_disk(free: int, need: int, *, folder: Path) -> Check:
-    """need: bytes of the run's stage."""
+def judge_disk(free: int, need: int, *, folder: Path, least_gb: float | None = None) -> Check:
+    """need: bytes of the run's stage. least_gb: with which `join --max-disk` takes one."""
     need += DISK_FLOOR_BYTES
     found = f"{size(free)} free at {folder}, needs {size(need)}"
+    if least_gb is not None:
+        found += f"; the least for --max-disk is {least_gb:g}"
     if free < need:
         return Check("disk", "fail", found, "free some space, or pass --home on another disk")
     if free < 2 * need:
@@ -335,11 +337,11 @@ def look_at_ports(host_maddrs: Sequence[str]) -> Check:
     return Check("ports", "ok", f"can listen on {', '.join(texts)}")
 
 
-def look_at_disk(home: Path, need: int = 0) -> Check:
+def look_at_disk(home: Path, need: int = 0, least_gb: float | None = None) -> Check:
     """Room at home, which need not be there yet but has to be makeable."""
     if trouble := why_not_made(home):
         return Check("disk", "fail", f"{home} cannot be made: {trouble}", "pass another --home")
-    return judge_disk(free_bytes(home), need, folder=home)
+    return judge_disk(free_bytes(home), need, folder=home, least_gb=least_gb)
 
 
 def free_bytes(folder: Path) -> int:

@@ -30,8 +30,10 @@ from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import Invitation, format_invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
 from dilocox_peer.model.memory import StageSize, size
+from dilocox_peer.peer.disk_room import stage_needs
 from dilocox_peer.peer.footprint import available_memory
 from dilocox_peer.peer.identity import read_key
+from dilocox_peer.peer.planning.disk import least_allowed_gb
 from dilocox_peer.peer.planning.upkeep import StageNeeds, first_disk
 
 if TYPE_CHECKING:
@@ -129,7 +131,10 @@ def examine(
         found.append(Check("memory", "skipped", f"{size(available_memory())} free; {why}"))
     else:
         found += look_at_memory(manifest, flags)
-        disk = checks.look_at_disk(home.folder, disk_need(manifest, flags.stage, outside.peers))
+        least_gb = least_allowed_gb(
+            stage_needs(manifest) if flags.stage is None else stage_needs(manifest)[flags.stage :][:1]
+        )
+        disk = checks.look_at_disk(home.folder, disk_need(manifest, flags.stage, outside.peers), least_gb)
         found = [disk if check.name == "disk" else check for check in found]
     speed: list[float] = []  # of this machine, once it is measured
     if device.status == "fail":

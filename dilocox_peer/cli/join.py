@@ -14,6 +14,7 @@ import typer
 
 from dilocox_peer.cli.checks import Check, one_line, quick_checks
 from dilocox_peer.cli.detaching import detached
+from dilocox_peer.cli.disk_watch import keep_within
 from dilocox_peer.cli.eventlog import EventFile, event_printer
 from dilocox_peer.cli.finishing import Finishing
 from dilocox_peer.cli.flags import JoinFlags
@@ -202,6 +203,11 @@ async def _stay(
             keep_task(stack, keep_idle(session), "--only-idle", observer)
         if flags.on_battery is OnBattery.PAUSE:
             keep_task(stack, keep_mains(session), "--on-battery", observer)
+        if (max_gb := flags.at_most.max_disk) is not None:
+            watch = keep_within(
+                flags.peer_home.folder, max_gb, lambda why: stop.ask(why, ConfigError.exit_code), observer
+            )
+            keep_task(stack, watch, "--max-disk", observer)
         counted = MonthKept(flags.peer_home.folder, flags.at_most.max_gb_month, observer)
         observer.add(counted.take)
         await run_within(counted, session, stop.wait, observer)

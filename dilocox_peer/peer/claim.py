@@ -29,7 +29,9 @@ from dilocox_peer.model.memory import Room, StageSize
 from dilocox_peer.network.transport import RequestRefused, Transport
 from dilocox_peer.peer.device import chosen_device, first_of, free_on, is_in_machine_memory
 from dilocox_peer.peer.dialback import ADVICE, AGAIN_S
+from dilocox_peer.peer.disk_room import stage_needs
 from dilocox_peer.peer.footprint import available_memory, resident_bytes
+from dilocox_peer.peer.planning.disk import DiskAllowed
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.settings import Wish
 from dilocox_peer.store.pull import STORE_SERVICE
@@ -58,12 +60,14 @@ async def claim_stage(
     if wish.stage is not None and wish.stage >= count:
         raise ConfigError(f"--stage {wish.stage}: the run has stages 0 to {count - 1}")
     room, needs = _room_and_needs(manifest, wish)
-    fits = room.fitting(needs)
+    disk, disk_needs = DiskAllowed(wish.max_disk_bytes), stage_needs(manifest)
+    fits = fitting_stages(manifest, wish)
     insisted = 0 if count == 1 else wish.stage
     if insisted is None and not fits:
-        insisted = needs.index(min(needs))  # to say what is lacking
+        least = disk_needs if room.fitting(needs) else needs
+        insisted = least.index(min(least))  # to say what is lacking
     if insisted is not None:
-        if reason := room.why_not(insisted, needs):
+        if reason := room.why_not(insisted, needs) or disk.why_not(insisted, disk_needs):
             raise ConfigError(reason)
         stages = await _leases_of_all(directory, count)
         claimant = Claimant(presence.me, fits, presence.is_dialable, held, most=most)
@@ -95,7 +99,8 @@ def _refuse_or_tell(manifest: Manifest, reason: str, listener: Listener) -> None
 def fitting_stages(manifest: Manifest, wish: Wish) -> list[int]:
     """Those there is room for, what this peer takes now counted as free."""
     room, needs = _room_and_needs(manifest, wish)
-    return room.fitting(needs)
+    on_disk = DiskAllowed(wish.max_disk_bytes).fitting(stage_needs(manifest))
+    return [stage for stage in room.fitting(needs) if stage in on_disk]
 
 
 def _room_and_needs(manifest: Manifest, wish: Wish) -> tuple[Room, list[int]]:

@@ -21,6 +21,7 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.manifest import SHARDS, Manifest
+from dilocox_peer.peer.disk_room import shard_quota
 from dilocox_peer.peer.planning.folded import Folded
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.seeding import ShardFetcher, SharedFolders, fetch_catalogue
@@ -150,8 +151,7 @@ class ShardRoom:
         catalogue: Catalogue | None = None
         for folder in folders:
             catalogue, _ = await asyncio.to_thread(read_catalogue, folder, wanted=section.catalogue)
-        quota = settings.at_most.max_disk
-        quota_bytes = None if quota is None else int(quota * 1e9)
+        quota_bytes = shard_quota(self._manifest, self._stage, settings.at_most)
         shelf = await asyncio.to_thread(Shelf, settings.run_folder / "shards", quota_bytes=quota_bytes)
         self._served = [shelf] if catalogue is None else [shelf, SharedFolders(folders, catalogue, section.catalogue)]
         store = Store(self._presence.transport, [shelf])  # to fetch with; what serves comes later in a start-up

@@ -129,7 +129,10 @@ class AtMost:
     max_memory: Annotated[
         float | None, Flag("GB; a stage that needs more is not taken.", shown="what is free", least=0.001)
     ] = None
-    max_disk: Annotated[float | None, Flag("GB for shards fetched from others.", shown="no limit", least=0.01)] = None
+    max_disk: Annotated[
+        float | None,
+        Flag("GB for all that it writes: states, contributions, copies, shards, logs.", shown="no limit", least=0.01),
+    ] = None
     backup_stages: Annotated[
         int, Flag("Other stages of which to keep a copy on disk, should nobody of them be left.", least=0)
     ] = 1
@@ -157,13 +160,14 @@ def relay_bytes_per_s(said: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the volunteer says of the stage. stage: None leaves it to the swarm's need; max_memory_bytes: None allows all
-    there is."""
+    """What the volunteer says of the stage. stage: None leaves it to the swarm's need; max_memory_bytes, max_disk_bytes: None allows
+    all there is."""
 
     stage: int | None
     device: str
     max_memory_bytes: int | None
     base_bits: int = 0
+    max_disk_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +188,11 @@ class SessionSettings:
 
     @property
     def wish(self) -> Wish:
-        gb = self.at_most.max_memory
+        gb, disk_gb = self.at_most.max_memory, self.at_most.max_disk
         return Wish(
-            self.choices.stage, self.choices.device, None if gb is None else int(gb * 1e9), self.choices.base_bits
+            self.choices.stage,
+            self.choices.device,
+            None if gb is None else int(gb * 1e9),
+            self.choices.base_bits,
+            None if disk_gb is None else int(disk_gb * 1e9),
         )

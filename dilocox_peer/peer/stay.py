@@ -30,8 +30,8 @@ from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, needs_reckoned, run_joined
 from dilocox_peer.peer.claim import claim_stage, wants_checkpointing
 from dilocox_peer.peer.device import chosen_devices
-from dilocox_peer.peer.dialback import DialbackVerdict
 from dilocox_peer.peer.discovery import Discovery
+from dilocox_peer.peer.disk_room import copies_kept
 from dilocox_peer.peer.entry import Newcomer, come_in, look_again
 from dilocox_peer.peer.farewell import HAND_OVER_S, hand_over
 from dilocox_peer.peer.identity import Identity
@@ -75,7 +75,7 @@ class Resident:
     identity: Identity
     tally: Tally
     pauses: Pauses
-    reachability: DialbackVerdict
+    reachability: dialback.DialbackVerdict
     listener: Listener
     stage: int | None = None
     is_waiting: bool = False  # the rounds have waited for the run's state, and somebody who keeps it has come
@@ -325,7 +325,7 @@ class Stay:
             presence.endpoint,
             stage,
             manifest=manifest,
-            count=self._settings.at_most.backup_stages,
+            count=copies_kept(manifest, stage, self._settings.at_most),
             run_folder=self._settings.run_folder,
             directory=directory,
             certificates=lambda: averaging.machine.chain,

@@ -40,12 +40,18 @@ def certified(number: int) -> RoundCertified:
     )
 
 
-def test_a_contribution_goes_to_each_of_the_others_and_once_to_who_keeps_the_run():
-    assert traffic_of_round(NEEDS, PACE) == (4 * 1000, 3 * 1000)
+def test_a_contribution_goes_to_each_of_the_others_and_to_who_keeps_the_run():
+    """Who keeps it also copies a state each time that the contributions have grown to half of one."""
+    assert traffic_of_round(NEEDS, PACE) == ((3 + 1 + 2) * 1000, 3 * 1000)
 
 
 def test_alone_a_peer_receives_nothing_and_its_work_is_kept():
-    assert traffic_of_round(NEEDS, replace(PACE, peers=1)) == (1000, 0)
+    assert traffic_of_round(NEEDS, replace(PACE, peers=1)) == (3 * 1000, 0)
+
+
+def test_no_more_than_a_state_a_round_is_copied():
+    large = replace(PACE, contribution_bytes=8 * NEEDS.parameters)
+    assert traffic_of_round(NEEDS, large)[0] == (3 + 1 + 1 / 4) * 8 * NEEDS.parameters
 
 
 def test_on_a_narrow_line_who_keeps_the_run_gets_a_tenth():
@@ -56,7 +62,7 @@ def test_on_a_narrow_line_who_keeps_the_run_gets_a_tenth():
 
 def test_in_slices_traffic_does_not_grow_with_the_peers():
     sliced = replace(NEEDS, is_sliced=True)
-    assert traffic_of_round(sliced, replace(PACE, peers=16)) == traffic_of_round(sliced, PACE) == (4000, 3000)
+    assert traffic_of_round(sliced, replace(PACE, peers=16)) == traffic_of_round(sliced, PACE) == (6000, 3000)
     assert traffic_of_round(sliced, replace(PACE, peers=3)) == traffic_of_round(NEEDS, replace(PACE, peers=3))
 
 
@@ -66,12 +72,12 @@ def test_activations_count_by_the_micro_batch_in_both_directions():
     assert first == last[::-1]
     assert middle == (sum(first), sum(first))
     sent, _ = traffic_of_round(StageNeeds.of(run, 1), PACE)
-    assert sent == 4 * 1000 + 8 * middle[0]
+    assert sent == 6 * 1000 + 8 * middle[0]
 
 
 def test_a_day_has_as_many_rounds_as_fit():
     found = upkeep(NEEDS, PACE)
-    assert found.sent_bytes_a_day == pytest.approx(DAY_S / 2.0 * 4000)
+    assert found.sent_bytes_a_day == pytest.approx(DAY_S / 2.0 * 6000)
     assert upkeep(NEEDS, replace(PACE, round_s=4.0)).sent_bytes_a_day == pytest.approx(found.sent_bytes_a_day / 2)
 
 
@@ -106,7 +112,7 @@ def test_a_peers_own_status_comes_to_the_same():
     said = status.costs.summary(status.rounds)
     assert said["memory_bytes"] == NEEDS.memory_bytes
     assert cost_lines(said)[0].startswith("  takes up to 5")
-    assert "86.4 MB up and 43.2 MB down a day" in cost_lines(said)[0]
+    assert "172.8 MB up and 43.2 MB down a day" in cost_lines(said)[0]
 
 
 def test_before_there_is_a_pace_no_day_is_told():

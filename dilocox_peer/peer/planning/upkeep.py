@@ -1,7 +1,8 @@
 """What a run takes of a peer: memory, disk, and bytes a day. Pure, and the one reckoning behind `plan`, `init`, `doctor`, `join`, `status`,
 the dashboard and the run's page: they differ in where the pace of rounds comes from (forecast.py, certificates, a peer's own events).
 
-    sent in a round     = own contribution to each other peer of the stage, and once to who keeps the run, as far as lines allow
+    sent in a round     = own contribution to each other peer of the stage
+                          + to who keeps the run, as far as lines allow: own contribution, and its part of a state as often as one is copied
                           + activations and gradients of the micro-batches
     received in a round = the others' contributions + activations and gradients
 
@@ -14,11 +15,14 @@ from typing import Self
 
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.memory import StageSize
-from dilocox_peer.peer.planning.disk import disk_bytes
+from dilocox_peer.peer.planning.disk import STATE_BYTES, disk_bytes
 
 DAY_S = 86400.0
 KEPT_SHARE = (
     0.1  # of the line, or of what peers send one another, that who keeps the run takes at most (state/keeping.py)
+)
+FOLLOW_SHARE = (
+    0.5  # of a state: when the contributions since have grown to so much, the next is copied (state/keeping.py)
 )
 SLICED_FROM = 4  # peers
 SLICED_TIMES = 3  # contributions' bytes: to two averagers, and a result
@@ -91,9 +95,10 @@ def traffic_of_round(needs: StageNeeds, pace: RoundPace) -> tuple[float, float]:
     sent = received = blob * others
     if needs.is_sliced and pace.peers >= SLICED_FROM:
         sent = received = SLICED_TIMES * blob
-    kept = blob  # nothing is held back from a stage that one peer trains alone, nor of a line whose width is not known
+    # Nothing is held back of a stage that one peer trains alone, nor of a line whose width is not known.
+    kept = blob + min(blob / FOLLOW_SHARE, STATE_BYTES * needs.parameters / max(1.0, pace.peers))
     if others and pace.line_bps:
-        kept = min(blob, KEPT_SHARE * max(blob * others, pace.line_bps / 8 * pace.round_s))
+        kept = min(kept, KEPT_SHARE * max(blob * others, pace.line_bps / 8 * pace.round_s))
     return (
         sent + kept + pace.micro_batches * needs.sent_bytes,
         received + pace.micro_batches * needs.received_bytes,

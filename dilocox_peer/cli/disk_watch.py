@@ -1,0 +1,55 @@
+"""Looks now and then how much of the disk a peer takes, all its runs and logs together, and has it leave beyond `--max-disk`."""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from dilocox_peer.events import Listener, Remark
+
+LOOK_S = 30.0
+LOOKS_OVER = 2  # in a row: while a state is written there is one more for a moment
+
+
+def folder_bytes(folder: Path) -> int:
+    """Of all files in it. Files that come and go meanwhile may be missed."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat(follow_symlinks=False).st_size if path.is_file() else 0
+        except OSError:
+            continue  # it has gone
+    return total
+
+
+def drop_left(folder: Path) -> int:
+    """Removes what is least missed, the oldest branch that was left in any run (peer/state/left.py); returns how many bytes that were."""
+    branches = [each for each in folder.glob("runs/*/left/*") if each.is_dir()]
+    if not branches:
+        return 0
+    oldest = min(branches, key=lambda each: each.stat().st_mtime)
+    num_bytes = folder_bytes(oldest)
+    shutil.rmtree(oldest, ignore_errors=True)
+    return num_bytes
+
+
+async def keep_within(
+    folder: Path, max_gb: float, leave: Callable[[str], None], listener: Listener, *, look_s: float = LOOK_S
+) -> None:
+    """Until cancelled, or until it has called leave, with a reason. folder: the peer's."""
+    times_over = 0
+    while True:
+        taken = await asyncio.to_thread(folder_bytes, folder)
+        while taken > max_gb * 1e9 and (gone := await asyncio.to_thread(drop_left, folder)):
+            listener(
+                Remark(f"{gone / 1e6:,.0f} MB of a branch that was left are dropped: --max-disk allows {max_gb:g} GB")
+            )
+            taken -= gone
+        times_over = times_over + 1 if taken > max_gb * 1e9 else 0
+        if times_over >= LOOKS_OVER:
+            leave(
+                f"what it keeps takes {taken / 1e9:.2f} GB of disk, --max-disk allows {max_gb:g}: allow {1.2 * taken / 1e9:.2g}, "
+                f"or remove what is not needed of {folder}"
+            )
+            return
+        await asyncio.sleep(look_s)
