@@ -30,7 +30,7 @@ test-all: setup lint types
 
 # Peers behind real NAT routers, in network namespaces: as root, with iproute2 and nftables; skipped elsewhere.
 test-nat: setup
-	$(BIN)/python -m pytest -m nat tests/nat
+	$(BIN)/python -m pytest -m "nat and not nightly" tests/nat
 
 # The run's page in a real browser: apt-get install chromium npm; npm install --prefix tests/browser
 test-browser: setup

@@ -10,6 +10,7 @@
     python benchmarks/homes.py z          as a; then a home sleeps, for --sleep seconds, and wakes in another network
     python benchmarks/homes.py 6          a restricted home whose line carries packets of 1,280 bytes, a symmetric one, and one with IPv6 alone
     python benchmarks/homes.py u          two stages of two peers; two homes whose routers open ports (UPnP, NAT-PMP: needs miniupnpd), two that do not
+    python benchmarks/homes.py f          two stages of two peers; four homes whose routers lead one port to p2pd, and none to linkd
     python benchmarks/homes.py i          as a, with routers that forget a flow after 20 s without a packet
 
 Real processes in network namespaces (testbed/natlab.py): needs root, iproute2 and nftables.
@@ -41,6 +42,7 @@ RELAY_AWAY_S = 3.0  # and as long as it takes to start, some 7 s
 STEADY_S = 10.0  # between their meeting and a disturbance
 APART_S = 60.0  # of o, that homes which cannot meet are watched for
 SLEEP_S = 90.0
+FORWARDED = 4712
 LACKS = 77  # exit code where the machine cannot play it
 
 
@@ -100,6 +102,10 @@ def homes(lab: NatLab, scenario: str) -> list[str]:
         lab.home("s", 5, Router.SYMMETRIC)
         lab.home("v", 6, ipv4=False, ipv6=True)
         return ["a", "s", "v"]
+    if scenario == "f":
+        for number in range(4):
+            lab.home(f"h{number}", 1 + number, forwards=FORWARDED)
+        return ["h0", "h1", "h2", "h3"]
     if scenario == "u":
         lab.home("h0", 1, opens=Opens.UPNP)
         lab.home("h1", 2, Router.SYMMETRIC)
@@ -127,15 +133,16 @@ async def play(
     watch_s: float = WATCH_S,
     line: float | None = None,
     sleep_s: float = SLEEP_S,
+    delay_ms: float = 0.0,
 ) -> Outcome:
     """The scenario, from the first process to the last."""
-    with NatLab() as lab:
+    with NatLab(delay_ms=delay_ms) as lab:
         names = homes(lab, scenario)
         lab.start()
         if line is not None:
             for name in names:
                 lab.set_rate(name, up=line, down=line)
-        outcome = Outcome(names, num_stages=2 if scenario[0] in "bu" else 1)
+        outcome = Outcome(names, num_stages=2 if scenario[0] in "bfu" else 1)
         async with HomeSwarm(lab, manifest(outcome)) as swarm:
             ports = (4711, 443) if scenario == "c" else (4711,)
             await swarm.start_bootstrap(
@@ -145,7 +152,7 @@ async def play(
             )
             for name in names:
                 joined_at = time.monotonic()
-                await swarm.join(name)
+                await swarm.join(name, *(_forwarded(name) if scenario == "f" else ()))
             meet_s = APART_S if scenario == "o" else HOMES_MEET_S
             if await swarm.until(lambda: _all_in_one(swarm, outcome, 0.0) is not None, meet_s):
                 met_at = _all_in_one(swarm, outcome, 0.0)
@@ -162,6 +169,12 @@ async def play(
             if log is not None:
                 _write_log(swarm, log)
     return outcome
+
+
+def _forwarded(name: str) -> tuple[str, ...]:
+    """What the owner of a router that leads a port to p2pd passes."""
+    there = f"/ip4/31.0.{1 + int(name[1:])}.1/tcp/{FORWARDED}"
+    return ("--host-maddrs", f"/ip4/0.0.0.0/tcp/{FORWARDED}", "--announce-maddrs", there)
 
 
 async def _restart_bootstrap(swarm: HomeSwarm, outcome: Outcome) -> None:
@@ -302,12 +315,15 @@ def show(scenario: str, outcome: Outcome) -> None:
 
 def main() -> int:
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("scenario", choices=("6", "a", "b0", "b1", "b2", "b4", "c", "d", "i", "m", "n", "o", "u", "z"))
+    cli.add_argument(
+        "scenario", choices=("6", "a", "b0", "b1", "b2", "b4", "c", "d", "f", "i", "m", "n", "o", "u", "z")
+    )
     cli.add_argument("--log", type=Path, help="write every event of every process there")
     cli.add_argument("--json", action="store_true", help="the same once more, as the last line")
     cli.add_argument("--line", type=float, help="Mbit/s of everybody's line but the bootstrap's, each way")
     cli.add_argument("--watch", type=float, default=WATCH_S, help="seconds, after they have met")
     cli.add_argument("--sleep", type=float, default=SLEEP_S, help="seconds, of z")
+    cli.add_argument("--delay", type=float, default=0.0, help="ms, one way, of each of a packet's two links")
     args = cli.parse_args()
     if (lack := missing()) is not None:
         print(f"skipped: {lack}", file=sys.stderr)
@@ -317,7 +333,9 @@ def main() -> int:
         return LACKS
     print(header())
     line = args.line and args.line * 1e6
-    outcome = asyncio.run(play(args.scenario, log=args.log, watch_s=args.watch, line=line, sleep_s=args.sleep))
+    outcome = asyncio.run(
+        play(args.scenario, log=args.log, watch_s=args.watch, line=line, sleep_s=args.sleep, delay_ms=args.delay)
+    )
     show(args.scenario, outcome)
     if args.json:
         print(json.dumps(asdict(outcome)))

@@ -2,6 +2,7 @@
 
     python benchmarks/nat_matrix.py                   all kinds
     python benchmarks/nat_matrix.py a b s             these homes alone
+    python benchmarks/nat_matrix.py a b f --watch 400 so long, whether anything changes or not: which relayed ones become direct, and when
 
 Real p2pds and what the peer does around them (network/, peer/reaching.py), in network namespaces with the kernel's NAT, one bootstrap
 that is the only relay: needs root, iproute2 and nftables. Nothing is trained.
@@ -78,6 +79,9 @@ class Matrix:
     pairs: dict[str, str] = field(default_factory=dict)
     reach: dict[str, str] = field(default_factory=dict)
     settled_s: float = 0.0
+    changes: list[tuple[float, str, str]] = field(
+        default_factory=list
+    )  # (s since all are there, pair, how it is from then on)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -119,9 +123,19 @@ async def start(lab: NatLab, name: str, folder: Path, *more: str) -> Told:
     return told
 
 
-async def play(names: Sequence[str]) -> Matrix:
+def paths(peers: dict[str, Told], names: Sequence[str]) -> dict[str, str]:
+    """ "a b" -> how they are connected now, as either sees it where they differ."""
+    found = {}
+    for one, other in combinations(names, 2):
+        path = peers[one].last["paths"].get(peers[other].last["peer"], "cut off")
+        back = peers[other].last["paths"].get(peers[one].last["peer"], "cut off")
+        found[f"{one} {other}"] = path if path == back else f"{path}/{back}"
+    return found
+
+
+async def play(names: Sequence[str], watch_s: float | None, delay_ms: float) -> Matrix:
     matrix = Matrix(list(names))
-    with NatLab() as lab, tempfile.TemporaryDirectory(prefix="dilocox-matrix-") as folder:
+    with NatLab(delay_ms=delay_ms) as lab, tempfile.TemporaryDirectory(prefix="dilocox-matrix-") as folder:
         homes(lab, names)
         lab.start()
         peers: dict[str, Told] = {}
@@ -138,8 +152,12 @@ async def play(names: Sequence[str]) -> Matrix:
             for name in names:
                 peers[name] = await start(lab, name, Path(folder), *entries)
             began = time.monotonic()
-            while time.monotonic() - began < SETTLE_S:
+            while time.monotonic() - began < (watch_s or SETTLE_S):
                 await asyncio.sleep(1.0)
+                for pair, path in (now := paths(peers, names)).items():
+                    if path != matrix.pairs.get(pair, "cut off"):
+                        matrix.changes.append((time.monotonic() - began, pair, path))
+                matrix.pairs = now
                 all_leases = [
                     {"peer": told.last["peer"], "addresses": told.last["addresses"], "reachability": told.last["reach"]}
                     for name, told in peers.items()
@@ -151,13 +169,10 @@ async def play(names: Sequence[str]) -> Matrix:
                     assert process.stdin is not None
                     process.stdin.write(json.dumps(all_leases).encode() + b"\n")
                 last_change = max(peers[name].changed_at for name in names)
-                if time.monotonic() - began > 40 and time.monotonic() - last_change > QUIET_S:
+                if watch_s is None and time.monotonic() - began > 40 and time.monotonic() - last_change > QUIET_S:
                     break
             matrix.settled_s = max(peers[name].changed_at for name in names) - began
-            for one, other in combinations(names, 2):
-                path = peers[one].last["paths"].get(peers[other].last["peer"], "cut off")
-                back = peers[other].last["paths"].get(peers[one].last["peer"], "cut off")
-                matrix.pairs[f"{one} {other}"] = path if path == back else f"{path}/{back}"
+            matrix.pairs = paths(peers, names)
             matrix.reach = {name: peers[name].last["reach"] for name in names}
         finally:
             for told in peers.values():
@@ -195,13 +210,18 @@ def main() -> int:
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cli.add_argument("homes", nargs="*", choices=(*KINDS, []), default=list(KINDS))
     cli.add_argument("--json", action="store_true", help="the same once more, as the last line")
+    cli.add_argument("--watch", type=float, help="seconds")
+    cli.add_argument("--delay", type=float, default=0.0, help="ms, one way, of each of a packet's two links")
     args = cli.parse_args()
     if (lack := missing()) is not None:
         print(f"skipped: {lack}", file=sys.stderr)
         return LACKS
     print(header())
-    matrix = asyncio.run(play(args.homes))
+    matrix = asyncio.run(play(args.homes, args.watch, args.delay))
     show(matrix)
+    if args.watch is not None:
+        for at_s, pair, path in matrix.changes:
+            print(f"  {at_s:5.0f} s  {pair}: {path}")
     if args.json:
         print(json.dumps({"pairs": matrix.pairs, "reach": matrix.reach, "settled_s": matrix.settled_s}))
     return 0

@@ -147,13 +147,15 @@ class NatLab:
         only_port: int | None = None,
         idle_s: int | None = None,
         opens: Opens | None = None,
+        forwards: int | None = None,
         ipv4: bool = True,
         ipv6: bool = False,
     ) -> None:
         """A host at 192.168.NUMBER.2 behind a router at 31.0.NUMBER.1, or behind a carrier's.
 
         only_port: the only TCP port outside that may be dialled. idle_s: after so long without a packet the router forgets a flow, and
-        drops what comes then. opens: ports, for who asks so (needs miniupnpd); it begins with `start`. ipv6: the host has 2a01:100:NUMBER:1::2 too, behind a stateful firewall.
+        drops what comes then. opens: ports, for who asks so (needs miniupnpd); it begins with `start`. forwards: this TCP port alone leads to
+        the host. ipv6: the host has 2a01:100:NUMBER:1::2 too, behind a stateful firewall.
         """
         outside = self._add(f"{name}-r")
         if behind is not None:
@@ -178,7 +180,7 @@ class NatLab:
             sh("ip", "-n", inside, "addr", "add", f"{within}::2/64", "dev", "eth0", "nodad")
             sh("ip", "-n", inside, "-6", "route", "add", "default", "via", f"{within}::1")
             self._prefixes.append((f"{within}::/64", f"2a01:100:{number:x}::1", outside))
-        self._route(outside, router, host=f"192.168.{number}.2", only_port=only_port, idle_s=idle_s)
+        self._route(outside, router, host=f"192.168.{number}.2", only_port=only_port, idle_s=idle_s, forwards=forwards)
         self._routers[name] = outside
         if opens is not None:
             self._opening[outside] = opens
@@ -407,13 +409,14 @@ class NatLab:
         host: str | None,
         only_port: int | None = None,
         idle_s: int | None = None,
+        forwards: int | None = None,
     ) -> None:
         knobs = ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]
         if idle_s is not None:
             tracked = "net.netfilter.nf_conntrack_tcp"
             knobs += [f"{tracked}_timeout_established={idle_s}", f"{tracked}_loose=0"]
         sh("ip", "netns", "exec", space, "sysctl", "-qw", *knobs)
-        _nft(space, _rules(router, host=host, only_port=only_port))
+        _nft(space, _rules(router, host=host, only_port=only_port, forwards=forwards))
 
 
 IGD_RULES = """
@@ -432,9 +435,11 @@ def _nft(space: str, rules: str) -> None:
     subprocess.run(["ip", "netns", "exec", space, "nft", "-f", "-"], input=rules, text=True, check=True)
 
 
-def _rules(router: Router, *, host: str | None, only_port: int | None) -> str:
+def _rules(router: Router, *, host: str | None, only_port: int | None, forwards: int | None) -> str:
     """What nft is told."""
     to_host = f'iifname "wan" dnat to {host}' if router is Router.FULL_CONE and host is not None else ""
+    if forwards is not None:
+        to_host = f'iifname "wan" tcp dport {forwards} dnat to {host}'
     how = "masquerade fully-random" if router is Router.SYMMETRIC else "masquerade"
     outgoing = "accept" if only_port is None else f"tcp dport {only_port} accept"
     return f"""

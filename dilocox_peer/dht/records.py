@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.invitation import parse_multiaddr
+from dilocox_peer.invitation import address_range, parse_multiaddr
 from dilocox_peer.manifest import MAX_MANIFEST_BYTES
 from dilocox_peer.signing import public_key_of
 from dilocox_peer.types import PeerId, RunId, sha256
@@ -68,6 +68,14 @@ class Lease:
     def is_relayed(self) -> bool:
         """Nobody can dial it, and relays pass others on to it."""
         return self.reachability == "relayed" and any("/p2p-circuit/" in text for text in self.addresses)
+
+    @property
+    def is_link_closed(self) -> bool:
+        """Its p2pd may be dialled from outside, and its linkd not."""
+        own = [parse_multiaddr(text, "lease") for text in self.addresses]
+        is_open = any(not each.is_relayed and address_range(each.host) for each in own)
+        links = [parse_multiaddr(text, "lease") for text in self.link_addresses]
+        return self.link is not None and is_open and not any(address_range(each.host) for each in links)
 
     @property
     def is_reachable(self) -> bool:

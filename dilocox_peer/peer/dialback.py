@@ -3,7 +3,7 @@
 The peer that is asked dials only the host that the asker's own connection comes from, so nobody can have it knock at other machines'
 doors, a few ports of it, and says no more than yes or no. Behind one router's address are often many machines: of a range of addresses,
 and of all together, so few ports are tried in a minute that nobody looks for open ones this way. It takes a greeting of libp2p for a yes: p2pd itself would not dial
-a peer that it is connected with. linkd's port is not tried; it is reachable where p2pd's is, or a port was opened for it.
+a peer that it is connected with. linkd's port is tried in the same way, as a router may lead to the one and not to the other.
 It also says where it sees the asker: behind a router nobody else knows the address at which its connections come out.
 """
 
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from dilocox_peer.admission import Right
 from dilocox_peer.dht.records import Lease
@@ -37,7 +37,7 @@ ASK_S = 6.0  # for all answers together
 AGAIN_S = 5.0  # after nobody could dial us, once: the router may have opened its port only now
 MAX_ASKED = 3
 MAX_ADDRESSES = 8  # in a question
-MAX_DIALLED = 3
+MAX_DIALLED, MAX_LINKS_DIALLED = 3, 2
 MAX_SEEN_CHARS = 100
 FORGET_AFTER_S = 0.1
 MAX_FORGOTTEN = 64
@@ -63,7 +63,16 @@ class Answer(StrEnum):
     UNKNOWN = "unknown"  # it cannot tell from where it is
 
 
-def may_dial(asked: Sequence[Address], seen_at: Iterable[str]) -> tuple[tuple[Address, ...], Answer]:
+class Dialled(NamedTuple):
+    """Whether others could dial our p2pd, and our linkd; None where nobody could tell."""
+
+    peer: bool | None
+    links: bool | None
+
+
+def may_dial(
+    asked: Sequence[Address], seen_at: Iterable[str], most: int = MAX_DIALLED
+) -> tuple[tuple[Address, ...], Answer]:
     """(addresses to dial for who asks, what to say if there are none). seen_at: hosts its connections come from.
 
     An address elsewhere is not dialled. To who comes from a public host and announces none, the answer is no; within one
@@ -72,7 +81,7 @@ def may_dial(asked: Sequence[Address], seen_at: Iterable[str]) -> tuple[tuple[Ad
     hosts = {_host(text) for text in seen_at}
     there = [address for address in asked if not address.is_relayed and _host(address.host) in hosts]
     from_outside = any(host is not None and host.is_global for host in hosts)
-    return tuple(there[:MAX_DIALLED]), Answer.NO if from_outside else Answer.UNKNOWN
+    return tuple(there[:most]), Answer.NO if from_outside else Answer.UNKNOWN
 
 
 class DialBudget:
@@ -116,6 +125,8 @@ class DialbackVerdict:
 
     def __init__(self, *, outgoing_only: bool) -> None:
         self.outside = OutsideView()  # where others see us
+        self.closed_links: frozenset[str] = frozenset()  # addresses of our linkd that others could not dial
+        self.changed = asyncio.Event()  # set when closed_links is another
         self._outgoing_only = outgoing_only
         self._was_dialled: bool | None = None  # None: nobody could tell
 
@@ -138,12 +149,15 @@ class DialbackVerdict:
         """Whether somebody dialled us, and the volunteer does not say otherwise."""
         return self._was_dialled is True and not self._outgoing_only
 
-    async def ask_entries(self, transport: Transport) -> None:
-        """Has those we came in by dial us, once; what they found counts from here on, and where they see us."""
+    async def ask_entries(self, transport: Transport, links: Sequence[str] = ()) -> None:
+        """Has those we came in by dial us, once; what they found counts from here on, and where they see us. links: of linkd."""
         entries = dict.fromkeys(parse_multiaddr(text, "peer").peer for text in transport.initial_peers)
-        answer = await ask(transport, [peer for peer in entries if peer is not None], self._seen_by(transport))
-        if answer is not None:
-            self._was_dialled = for_most(answer, transport.addresses)
+        asked = [peer for peer in entries if peer is not None]
+        answer = await ask(transport, asked, self._seen_by(transport), links=links)
+        if answer.peer is not None:
+            self._was_dialled = for_most(answer.peer, transport.addresses)
+        if links and answer.links is not None:
+            self._close(frozenset() if answer.links else frozenset(links))
 
     async def try_out(
         self, transport: Transport, leases: Sequence[Lease], rng: random.Random, *, again_s: float = AGAIN_S
@@ -158,6 +172,12 @@ class DialbackVerdict:
         """We are elsewhere: what others found does not count any more."""
         self._was_dialled = None
         self.outside.forget()
+        self._close(frozenset())
+
+    def _close(self, links: frozenset[str]) -> None:
+        if links != self.closed_links:
+            self.closed_links = links
+            self.changed.set()
 
     def _seen_by(self, transport: Transport) -> "OnSeen":
         clock = asyncio.get_running_loop().time
@@ -170,17 +190,18 @@ async def serve(transport: Transport, *, right: Right | None = Right.READ) -> No
     budget = DialBudget(time.monotonic())
 
     async def answer(peer: PeerId, header: dict[str, Any]) -> Reply:
-        addresses = []
-        for text in _texts(header):
-            with suppress(ConfigError):
-                addresses.append(parse_multiaddr(text, "lease"))
         seen = await transport.leads_to(peer)
-        dialled, otherwise = may_dial(addresses, [text.split("/")[2] for text in seen])
-        if not budget.may_dial(dialled, time.monotonic()):
+        hosts = [text.split("/")[2] for text in seen]
+        dialled, otherwise = may_dial(_addresses(header, "addresses"), hosts)
+        links, otherwise_links = may_dial(_addresses(header, "links"), hosts, MAX_LINKS_DIALLED)
+        if not budget.may_dial((*dialled, *links), time.monotonic()):
             return Reply({"answer": Answer.UNKNOWN.value})
-        greeted = await asyncio.gather(*(greets(address) for address in dialled))
-        found = (Answer.YES if any(greeted) else Answer.NO) if dialled else otherwise
-        return Reply({"answer": found.value, "seen": seen[-1] if seen else ""})  # by its newest connection
+        greeted = await asyncio.gather(*(greets(address) for address in (*dialled, *links)))
+        told = {
+            "answer": _found(greeted[: len(dialled)], otherwise).value,
+            "links": _found(greeted[len(dialled) :], otherwise_links).value,
+        }
+        return Reply({**told, "seen": seen[-1] if seen else ""})  # by its newest connection
 
     await transport.serve(SERVICE, answer, right=right)
 
@@ -244,39 +265,49 @@ async def can_be_dialled(
         *(transport.connect(lease.peer, lease.addresses, DIAL_S) for lease in others), return_exceptions=True
     )
     asked = [peer for peer in (*entry[:1], *(lease.peer for lease in others), *entry[1:]) if peer is not None]
-    answer = await ask(transport, asked, on_seen)
+    answer, _ = await ask(transport, asked, on_seen)
     if answer is False and again_s and not all_loopback(transport.addresses):
         await asyncio.sleep(again_s)
         await transport.refresh_addresses()
-        answer = await ask(transport, asked, on_seen)
+        answer, _ = await ask(transport, asked, on_seen)
     return answer
 
 
-async def ask(transport: Transport, peers: Sequence[PeerId], on_seen: OnSeen = _nobody_listens) -> bool | None:
-    """Whether some of these peers can dial us; None where nobody could tell. Takes at most ASK_S. on_seen(peer, address): told
+async def ask(
+    transport: Transport, peers: Sequence[PeerId], on_seen: OnSeen = _nobody_listens, *, links: Sequence[str] = ()
+) -> Dialled:
+    """Whether some of these peers can dial us, and our linkd at `links`. Takes at most ASK_S. on_seen(peer, address): told
     where each of them says that it sees us."""
-    question = {"addresses": [text for text in transport.addresses if "/p2p-circuit" not in text][:MAX_ADDRESSES]}
+    own = [text for text in transport.addresses if "/p2p-circuit" not in text]
+    question = {"addresses": own[:MAX_ADDRESSES], "links": list(links[:MAX_ADDRESSES])}
 
-    async def one(peer: PeerId) -> Answer:
+    async def one(peer: PeerId) -> tuple[Answer, Answer]:
         try:
             header, _ = await transport.fetch(
                 peer, SERVICE, question, max_body_bytes=0, timeout_s=ASK_S, stall_timeout_s=ASK_S
             )
             if isinstance(seen := header.get("seen"), str) and len(seen) <= MAX_SEEN_CHARS:
                 on_seen(peer, seen)
-            return Answer(str(header.get("answer")))
+            return Answer(str(header.get("answer"))), Answer(str(header.get("links", Answer.UNKNOWN.value)))
         except (DilocoxError, ValueError):
-            return Answer.UNKNOWN  # it is gone, or of a version that does not know the question
+            return Answer.UNKNOWN, Answer.UNKNOWN  # it is gone, or of a version that does not know the question
 
-    return verdict(await asyncio.gather(*(one(peer) for peer in peers[:MAX_ASKED])))
+    found = await asyncio.gather(*(one(peer) for peer in peers[:MAX_ASKED]))
+    return Dialled(verdict(peer for peer, _ in found), verdict(each for _, each in found) if links else None)
 
 
-def _texts(header: dict[str, Any]) -> list[str]:
-    match header:
-        case {"addresses": [*texts]} if len(texts) <= MAX_ADDRESSES:
-            return [text for text in texts if isinstance(text, str)]
-        case _:
-            return []
+def _found(greeted: Sequence[bool], otherwise: Answer) -> Answer:
+    return (Answer.YES if any(greeted) else Answer.NO) if greeted else otherwise
+
+
+def _addresses(header: dict[str, Any], key: str) -> list[Address]:
+    texts, found = header.get(key), []
+    if isinstance(texts, list) and len(texts) <= MAX_ADDRESSES:
+        for text in texts:
+            with suppress(ConfigError):
+                if isinstance(text, str):
+                    found.append(parse_multiaddr(text, "lease"))
+    return found
 
 
 def _host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

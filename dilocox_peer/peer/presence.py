@@ -4,7 +4,7 @@ What it says of others is read by claim.py and discovery.py.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from dilocox_peer.admission import Admission
@@ -15,6 +15,7 @@ from dilocox_peer.events import Failed, Listener
 from dilocox_peer.invitation import address_range, parse_multiaddr, visible_at
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.endpoint import Endpoint
+from dilocox_peer.network.port_lease import OpenPort
 from dilocox_peer.network.port_opener import PortOpener
 from dilocox_peer.network.reservations import Reservations
 from dilocox_peer.network.transport import Transport
@@ -138,7 +139,7 @@ class Tenure:
 
     async def _until_due(self) -> None:
         """Before the lease runs out, once it names relays that are not ours any more, and when training is paused or goes on."""
-        changed = [self._pauses.changed]
+        changed = [self._pauses.changed, self._presence.reachability.changed]
         if self._presence.reservations is not None:
             changed.append(self._presence.reservations.changed)
         if self._presence.ports is not None:
@@ -163,9 +164,17 @@ class Tenure:
         )
         if self._conveyor is None:
             return lease
-        link = PeerId(self._conveyor.link_id)
-        visible = visible_at(self._conveyor.addresses, lease.addresses, link)
-        if self._presence.ports is not None and (opened := self._presence.ports.port) is not None:
-            there = f"/ip4/{opened.host}/tcp/{opened.port}/p2p/{link}"
-            visible = (there, *(text for text in visible if text != there))
-        return replace(lease, link=link, link_addresses=visible[:MAX_ADDRESSES])
+        opened = None if self._presence.ports is None else self._presence.ports.port
+        visible = links_at(self._conveyor, lease.addresses, opened)
+        told = [text for text in visible if text not in self._presence.reachability.closed_links]
+        return replace(lease, link=PeerId(self._conveyor.link_id), link_addresses=tuple(told[:MAX_ADDRESSES]))
+
+
+def links_at(conveyor: Conveyor, seen_at: Iterable[str], opened: OpenPort | None) -> tuple[str, ...]:
+    """Where others may dial our linkd, the port that a router opened for it first. seen_at: as visible_at."""
+    link = PeerId(conveyor.link_id)
+    visible = visible_at(conveyor.addresses, seen_at, link)
+    if opened is None:
+        return visible
+    there = f"/ip4/{opened.host}/tcp/{opened.port}/p2p/{link}"
+    return (there, *(text for text in visible if text != there))

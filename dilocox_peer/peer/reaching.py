@@ -33,6 +33,7 @@ from dilocox_peer.peer.dial_plan import DialPlan
 from dilocox_peer.peer.dialback import SERVICE, DialbackVerdict, connect_anew
 from dilocox_peer.peer.line_watch import LineWatch
 from dilocox_peer.peer.links.conveyor import Conveyor
+from dilocox_peer.peer.presence import links_at
 from dilocox_peer.types import PeerId
 
 TICK_S = 2.0
@@ -76,6 +77,7 @@ class Reaching:
         self._started_at = 0.0
         self._line = LineWatch()
         self._conveyor: Conveyor | None = None
+        self._asked_of: tuple[str, ...] = ()  # addresses of linkd that others were asked to dial
         self._anew: set[PeerId] = set()  # whose connections are being made anew
         self._regained_relays: set[PeerId] = set()  # since the last look
         self._looked_from: set[PeerId] = set()  # relays whose connections were made anew lately
@@ -128,11 +130,11 @@ class Reaching:
             await self.tunnels.serve(lambda: own_door(conveyor.addresses))
 
     async def ways_to_links(self, leases: Sequence[Lease]) -> dict[PeerId, tuple[str, ...]]:
-        """Where linkd dials each of these neighbours; one that is passed on to by relays, through p2pd at last."""
-        relayed = [lease for lease in leases if lease.is_relayed]
-        self.tunnels.keep({lease.peer for lease in relayed})
+        """Where linkd dials each of these neighbours; one whose linkd others cannot dial, through p2pd at last."""
+        closed = [lease for lease in leases if lease.is_relayed or lease.is_link_closed]
+        self.tunnels.keep({lease.peer for lease in closed})
         ways = {lease.peer: lease.link_addresses for lease in leases}
-        for lease in relayed:
+        for lease in closed:
             with suppress(OSError):
                 door = await self.tunnels.towards(lease.peer, lease.addresses)
                 if door is not None:
@@ -165,6 +167,9 @@ class Reaching:
                 self._look_for_missing(clock())
                 self._tell_outside(tasks, clock())
                 self._watch_line(tasks, clock())
+                if (links := self._links()) != self._asked_of:
+                    self._asked_of = links
+                    tasks.create_task(self._ask_now(), name="dial-back")
             self._weigh(is_settled=clock() - started >= TELL_S)
             if self.relay is not None and self.relay.num_reserved != self._num_passed_on:
                 self._num_passed_on = self.relay.num_reserved
@@ -182,6 +187,13 @@ class Reaching:
             if self.paths.get(peer) == "punched" or any(map(address_range, await self._transport.seen_at(peer))):
                 paths[peer] = "punched"
         return paths
+
+    def _links(self) -> tuple[str, ...]:
+        """Where linkd may be dialled from outside."""
+        if self._conveyor is None:
+            return ()
+        found = links_at(self._conveyor, self._transport.addresses, self.ports.port)
+        return tuple(text for text in found if address_range(parse_multiaddr(text, "lease").host))
 
     def _link_port(self) -> int | None:
         """Linkd's, where others than this computer can dial it."""
@@ -352,7 +364,7 @@ class Reaching:
     async def _ask_now(self) -> None:
         with suppress(PeerUnavailable, TimeoutError):
             await self._transport.refresh_addresses()
-            await self._reachability.ask_entries(self._transport)
+            await self._reachability.ask_entries(self._transport, self._links())
 
     async def _ask_where_we_are(self) -> None:
         """On another line, once those we ask are connected with again."""

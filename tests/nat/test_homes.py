@@ -17,12 +17,12 @@ LACKS = 77  # exit code of a scenario on a machine that has no namespaces
 pytestmark = [pytest.mark.nat, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def played(scenario: str) -> dict[str, Any]:
+def played(scenario: str, *flags: str, timeout_s: float = 580.0) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, HOMES, scenario, "--json"],
+        [sys.executable, HOMES, scenario, "--json", *flags],
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=timeout_s,
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
     )
@@ -70,11 +70,31 @@ def test_a_home_whose_line_changes_contributes_again(scenario: str):
     assert len(set(outcome["heads"].values())) == 1
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(1300)
+def test_a_home_that_slept_ten_minutes_and_woke_in_another_network_contributes_again():
+    outcome = played("z", "--sleep", "600", timeout_s=1280.0)
+    assert outcome["met_s"] is not None
+    assert outcome["again_s"] is not None
+    assert len(set(outcome["heads"].values())) == 1
+
+
 def test_homes_that_cannot_meet_by_any_path_found_no_chain_and_say_so():
     outcome = played("o")
     assert outcome["met_s"] is None
     assert not any(outcome["counts"].values())
     assert set(outcome["reach"].values()) == {"outgoing"}
+
+
+def test_neighbours_whose_routers_lead_to_p2pd_and_not_to_linkd_are_linked():
+    """Else each dials the other's closed port, and the run never begins."""
+    outcome = played("f")
+    assert outcome["met_s"] is not None
+    assert len(set(outcome["heads"].values())) == outcome["num_stages"]
+    assert set(outcome["reach"].values()) == {"direct"}
+    for name in outcome["names"]:
+        beside = [other for other in outcome["names"] if outcome["stages"][other] != outcome["stages"][name]]
+        assert outcome["links"][name] == sorted(beside)
 
 
 def test_a_router_that_can_opens_a_port_for_the_neighbours_of_the_pipeline():

@@ -3,6 +3,7 @@
 import socket
 
 from dilocox_peer.peer import dialback
+from dilocox_peer.peer.dialback import DialbackVerdict
 from tests.shell.conftest import MakeTransport
 
 
@@ -10,7 +11,7 @@ async def test_a_peer_that_listens_is_dialled(make_transport: MakeTransport) -> 
     helper, _ = await make_transport("helper")
     await dialback.serve(helper)
     asker, _ = await make_transport("asker", initial_peers=helper.addresses)
-    assert await dialback.ask(asker, [helper.peer_id]) is True
+    assert (await dialback.ask(asker, [helper.peer_id])).peer is True
 
 
 async def test_a_port_that_is_closed_or_no_peer_is_no(make_transport: MakeTransport) -> None:
@@ -23,7 +24,7 @@ async def test_a_port_that_is_closed_or_no_peer_is_no(make_transport: MakeTransp
         for name, listener in (("closed", closed), ("silent", silent)):
             announced = (f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}",)
             asker, _ = await make_transport(name, initial_peers=helper.addresses, announce_maddrs=announced)
-            assert await dialback.ask(asker, [helper.peer_id]) is False
+            assert (await dialback.ask(asker, [helper.peer_id])).peer is False
 
 
 async def test_another_host_is_not_dialled_and_nobody_who_answers_is_no_verdict(make_transport: MakeTransport) -> None:
@@ -34,4 +35,25 @@ async def test_another_host_is_not_dialled_and_nobody_who_answers_is_no_verdict(
     asker, _ = await make_transport(
         "asker", initial_peers=(*helper.addresses, *mute.addresses), announce_maddrs=elsewhere
     )
-    assert await dialback.ask(asker, [helper.peer_id, mute.peer_id]) is None
+    assert await dialback.ask(asker, [helper.peer_id, mute.peer_id]) == (None, None)
+
+
+async def test_linkds_port_is_tried_apart_from_p2pds(make_transport: MakeTransport) -> None:
+    helper, _ = await make_transport("helper")
+    await dialback.serve(helper)
+    asker, _ = await make_transport("asker", initial_peers=helper.addresses)
+    verdict = DialbackVerdict(outgoing_only=False)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # taken, and not listening
+        link = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{helper.peer_id}"
+        await verdict.ask_entries(asker, [link])
+        assert verdict.is_known_direct
+        assert verdict.closed_links == {link}
+        assert verdict.changed.is_set()
+    [listening] = [text for text in helper.addresses if "127.0.0.1" in text][:1]
+    await verdict.ask_entries(asker, [listening])
+    assert not verdict.closed_links
+    await verdict.ask_entries(asker, [link])
+    assert verdict.closed_links == {link}
+    verdict.moved()
+    assert not verdict.closed_links, "on another line it may be open"

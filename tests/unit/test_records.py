@@ -199,3 +199,26 @@ def test_a_lease_names_the_link_of_its_peer(link_addresses: tuple[str, ...]):
 def test_a_link_that_is_not_its_own_is_refused(broken: Lease):
     with pytest.raises(ValueError, match=r"link|address|`array` of length <= 8"):
         Lease.from_bytes(broken.to_bytes(), peer=PEER, expires_s=100.0)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "links", "is_closed"),
+    [
+        (["/ip4/31.0.0.9/tcp/1"], ["/ip4/31.0.0.9/tcp/2"], False),
+        (["/ip4/31.0.0.9/tcp/1"], ["/ip4/192.168.1.2/tcp/2"], True),
+        (["/ip4/31.0.0.9/tcp/1"], [], True),
+        (["/ip4/192.168.1.2/tcp/1"], ["/ip4/192.168.1.2/tcp/2"], False),  # all are on one network
+        ([f"/ip4/31.0.0.9/tcp/1/p2p/{OTHER}/p2p-circuit"], ["/ip4/192.168.1.2/tcp/2"], False),  # a relay's host
+    ],
+)
+def test_a_link_is_closed_where_p2pd_is_dialled_from_outside_and_linkd_is_not(
+    addresses: list[str], links: list[str], is_closed: bool
+):
+    lease = replace(
+        LEASE,
+        addresses=tuple(f"{text}/p2p/{PEER}" for text in addresses),
+        link=OTHER,
+        link_addresses=tuple(f"{text}/p2p/{OTHER}" for text in links),
+    )
+    assert lease.is_link_closed is is_closed
+    assert not replace(lease, link=None, link_addresses=()).is_link_closed
