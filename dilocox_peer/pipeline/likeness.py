@@ -4,10 +4,12 @@ A body's size and that it is finite follow from the run; that it is what the mod
 of its mean square) can be compared with that of others: micro-batches of one moment are much alike, and so are replicas of one stage. So a body
 that is MOST times as strong as what is usual is refused. Usual is the median of what each neighbour sent last, everybody's own median counting once,
 and not the one's that is judged, once another is known: so nobody raises it by itself, nor by sending more. One alone is compared with its own past; of two, who have no majority, each with the stronger of both, or the one could
-have the other refused by sending next to nothing.
+have the other refused by sending next to nothing. What came FRESH_S ago says nothing any more: gradients change as training goes on, and peers that
+are gone must not have those that are there refused.
 """
 
 from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from statistics import median
 
 from dilocox_peer.types import PeerId
@@ -16,6 +18,18 @@ MOST = 8.0  # times
 REMEMBERED = 32  # bodies of a peer
 LEAST_SEEN = 4  # of a peer, before it says what is usual
 MAX_PEERS = 256
+FRESH_S = 600.0  # since a peer's last body that was taken
+
+
+@dataclass(slots=True)
+class _Past:
+    """What one peer sent."""
+
+    strengths: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    latest: float = 0.0
+
+    def is_telling(self, now: float) -> bool:
+        return len(self.strengths) >= LEAST_SEEN and now - self.latest < FRESH_S
 
 
 class Likeness:
@@ -24,15 +38,17 @@ class Likeness:
     def __init__(self, what: str) -> None:
         """what: to name it by."""
         self._what = what
-        self._seen: OrderedDict[PeerId, deque[float]] = OrderedDict()
+        self._seen: OrderedDict[PeerId, _Past] = OrderedDict()
 
-    def why_not(self, peer: PeerId, strength: float) -> str | None:
-        """Why a body of peer is not taken; None if it is, and then it is remembered."""
-        usual = self.usual(peer)
+    def why_not(self, peer: PeerId, strength: float, now: float) -> str | None:
+        """Why a body of peer is not taken; None if it is, and then it is remembered. now: seconds, of any clock that only goes on."""
+        usual = self.usual(peer, now)
         if usual is not None and strength > MOST * usual:
             return f"{self._what} of strength {strength:.2g}, where {usual:.2g} is usual"
         if strength > 0.0:  # nothing at all says nothing of what is usual
-            self._seen.setdefault(peer, deque(maxlen=REMEMBERED)).append(strength)
+            past = self._seen.setdefault(peer, _Past())
+            past.strengths.append(strength)
+            past.latest = now
             self._seen.move_to_end(peer)
             while len(self._seen) > MAX_PEERS:
                 self._seen.popitem(last=False)
@@ -43,9 +59,9 @@ class Likeness:
         """Peers that are remembered."""
         return len(self._seen)
 
-    def usual(self, peer: PeerId) -> float | None:
+    def usual(self, peer: PeerId, now: float) -> float | None:
         """What a body of peer is compared with; None as long as too little is known."""
-        known = {each: median(seen) for each, seen in self._seen.items() if len(seen) >= LEAST_SEEN}
+        known = {each: median(past.strengths) for each, past in self._seen.items() if past.is_telling(now)}
         others = [each for other, each in known.items() if other != peer]
         if len(others) > 1:
             return median(others)

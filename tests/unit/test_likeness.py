@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dilocox_peer.model.activations import BodyFormat, Form
-from dilocox_peer.pipeline.likeness import LEAST_SEEN, MAX_PEERS, MOST, Likeness
+from dilocox_peer.pipeline.likeness import FRESH_S, LEAST_SEEN, MAX_PEERS, MOST, Likeness
 from dilocox_peer.types import PeerId
 
 HONEST = [PeerId(f"honest {number}") for number in range(3)]
@@ -17,17 +17,17 @@ def seen(peers: list[PeerId], rng: random.Random, count: int = 20) -> Likeness:
     likeness = Likeness("a gradient")
     for _ in range(count):
         for peer in peers:
-            assert likeness.why_not(peer, 0.01 * rng.lognormvariate(0.0, 0.3)) is None
+            assert likeness.why_not(peer, 0.01 * rng.lognormvariate(0.0, 0.3), 0.0) is None
     return likeness
 
 
 def test_who_sends_much_more_than_the_others_is_refused_and_told_what_is_usual() -> None:
     likeness = seen(HONEST, random.Random(1))
-    assert likeness.why_not(LIAR, 0.01) is None
-    reason = likeness.why_not(LIAR, 1.0)
+    assert likeness.why_not(LIAR, 0.01, 0.0) is None
+    reason = likeness.why_not(LIAR, 1.0, 0.0)
     assert reason is not None
     assert reason.startswith("a gradient of strength 1, where 0.0")
-    assert likeness.why_not(HONEST[0], 0.01) is None
+    assert likeness.why_not(HONEST[0], 0.01, 0.0) is None
 
 
 def test_nobody_raises_what_is_usual_by_sending_more_and_more() -> None:
@@ -35,7 +35,7 @@ def test_nobody_raises_what_is_usual_by_sending_more_and_more() -> None:
     strength, taken = 0.01, 0.01
     for _ in range(1000):
         strength *= 1.05
-        if likeness.why_not(LIAR, strength) is None:
+        if likeness.why_not(LIAR, strength, 0.0) is None:
             taken = strength
         else:
             strength = taken
@@ -47,39 +47,48 @@ def test_nobody_has_others_refused_by_sending_next_to_nothing(num_honest: int) -
     honest = HONEST[:num_honest]
     likeness = seen(honest, random.Random(3))
     for _ in range(100):
-        likeness.why_not(LIAR, 1e-9)
+        likeness.why_not(LIAR, 1e-9, 0.0)
         for peer in honest:
-            assert likeness.why_not(peer, 0.01) is None
+            assert likeness.why_not(peer, 0.01, 0.0) is None
 
 
 def test_of_two_a_newcomer_is_compared_with_the_other() -> None:
     likeness = seen(HONEST[:1], random.Random(4))
-    assert likeness.why_not(LIAR, 1.0) is not None
+    assert likeness.why_not(LIAR, 1.0, 0.0) is not None
 
 
 def test_a_single_neighbour_is_compared_with_its_own_past() -> None:
     likeness = Likeness("a gradient")
     for _ in range(LEAST_SEEN):
-        assert likeness.why_not(LIAR, 0.01) is None
-    assert likeness.why_not(LIAR, 1.0) is not None
+        assert likeness.why_not(LIAR, 0.01, 0.0) is None
+    assert likeness.why_not(LIAR, 1.0, 0.0) is not None
     strength = 0.01
     for _ in range(400):  # training goes on, and gradients change as it does
         strength *= 1.02
-        assert likeness.why_not(LIAR, strength) is None
+        assert likeness.why_not(LIAR, strength, 0.0) is None
+
+
+def test_peers_that_are_gone_do_not_have_those_refused_that_are_there() -> None:
+    likeness = seen(HONEST[1:], random.Random(5))  # the last that these sent was at 0.0
+    now, strength = 0.0, 0.01
+    while strength < 2 * MOST * 0.01:  # training goes on for an hour without them
+        now, strength = now + 60.0, strength * 1.1
+        assert likeness.why_not(HONEST[0], strength, now) is None or now < FRESH_S
+    assert likeness.why_not(LIAR, 2 * MOST * strength, now) is not None
 
 
 def test_bodies_of_nothing_do_not_say_what_is_usual() -> None:
     likeness = Likeness("a gradient")
     for _ in range(10):
-        assert likeness.why_not(LIAR, 0.0) is None
-    assert likeness.why_not(HONEST[0], 5.0) is None
+        assert likeness.why_not(LIAR, 0.0, 0.0) is None
+    assert likeness.why_not(HONEST[0], 5.0, 0.0) is None
 
 
 def test_what_is_remembered_is_bounded() -> None:
     likeness = Likeness("activations")
     for number in range(4 * MAX_PEERS):
         for _ in range(LEAST_SEEN):
-            likeness.why_not(PeerId(f"peer {number}"), 1.0)
+            likeness.why_not(PeerId(f"peer {number}"), 1.0, 0.0)
     assert likeness.num_known == MAX_PEERS
 
 

@@ -80,7 +80,7 @@ class Exchange:
             reason = self._body.why_not(body, is_step=isinstance(last, Step))
             if reason is None:
                 likeness = self._activations if isinstance(last, Step) else self._gradients
-                reason = likeness.why_not(peer, self._body.strength(body))
+                reason = likeness.why_not(peer, self._body.strength(body), time.monotonic())
             if reason is not None:
                 raise ProtocolError(peer, reason)
         elif len(body):
