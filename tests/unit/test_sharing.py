@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,8 @@ from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.slices import Sharing, averagers, ranked
 from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire import versions
+from dilocox_peer.wire.blobs import SLICE_TABLE, SlicePart, SliceTable
 from dilocox_peer.wire.chain import (
     Averaged,
     Certificate,
@@ -21,7 +24,7 @@ from dilocox_peer.wire.chain import (
     average_statement,
 )
 from dilocox_peer.wire.declared import Parser, encode, replaced
-from dilocox_peer.wire.rounds import Average, Averages, Gathered, Inputs, decode_message, encode_message
+from dilocox_peer.wire.rounds import Average, Averages, Cert, Gathered, Inputs, decode_message, encode_message
 
 PEERS = tuple(PeerId(f"p{number:02d}") for number in range(64))
 SIGNED = b"s" * 64
@@ -172,3 +175,22 @@ def test_a_value_with_results_is_read_as_it_was_written() -> None:
     assert average_statement(0, sha256(b"head"), sha256(b"inputs"), 1, value.results[1].outcome) != average_statement(
         0, sha256(b"head"), sha256(b"inputs"), 2, value.results[1].outcome
     )
+
+
+def test_what_slices_write_is_what_they_wrote() -> None:
+    """Certificates with results and tables lie on disks; the bytes of both, and of what averagers send, stay."""
+    here, value = valid()
+    at = (0, here.head, 1)
+    average = Average(3, sha256(b"blob"), 9, b"", sha256(b"lost"), SIGNED)
+    table = SliceTable(versions.CONTRIBUTION, sha256(b"layout"), (SlicePart(sha256(b"part"), 40, 0.25),))
+    lines = (Path(__file__).parent / "golden" / "slices.txt").read_text().splitlines()
+    assert [line.partition(" ")[::2] for line in lines] == [
+        ("Gathered", encode_message(Gathered(*at, (sha256(b"table"),))).hex()),
+        ("Inputs", encode_message(Inputs(*at, 0, (entry(PEERS[0]),))).hex()),
+        ("Averages", encode_message(Averages(*at, sha256(b"inputs"), (average,))).hex()),
+        ("Cert", encode_message(Cert(*at, Certificate(0, here.head, 1, 0, value, ((PEERS[0], SIGNED),)))).hex()),
+        ("SliceTable", encode(table).hex()),
+        ("value", value.digest().hex()),
+        ("statement", average_statement(0, here.head, sha256(b"inputs"), 1, value.results[1].outcome).hex()),
+    ]
+    assert SLICE_TABLE.read(encode(table)) == table
