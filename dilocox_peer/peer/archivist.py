@@ -273,6 +273,7 @@ class Archivist:
         known = sum(stage.annals.place.height for stage in self._archive.stages)
         if known >= self._frozen + FREEZE_EVERY:
             self._frozen = known
+            gc.collect()  # what nobody needs would be frozen with the rest; it goes over what is new since the last time alone
             gc.freeze()
 
     def _write_chains(self) -> None:
