@@ -49,7 +49,7 @@ class StageArchive:
         if (durable := self._journal.loaded.durable) is not None:
             with suppress(ProtocolError):  # a damaged log: what verifies of it is the beginning
                 self.annals.take(durable.appended)
-        self._written = [each.head for each in self.annals.certificates]
+        self._written = list(self.annals.heads)
         for path in stored_checkpoints(self.checkpoints):
             try:
                 state = read_checkpoint(path, manifest.run_id, self.layout)
@@ -84,14 +84,11 @@ class StageArchive:
         newest = self.newest
         if newest is None:
             return set(), ()
-        founded = self.annals.founded
-        heads = {each.head for each in founded}
-        here = [(number, head) for head, (number, _) in self._states.items() if head in heads]
+        here = [(number, head) for head, (number, _) in self._states.items() if self.annals.is_surely(head)]
         if not here or max(here)[1] == newest[0]:
             return {newest[0]}, self.following()
         _, last = max(here)
-        since = self.annals.since(last)[: len(founded) - len(self.annals.up_to(last))]
-        return {newest[0], last}, [*since, *self.following()]
+        return {newest[0], last}, [*self.annals.surely(after=last), *self.following()]
 
     def following(self) -> Sequence[Certificate]:
         """The certificates after the newest state; all, without one."""
@@ -113,15 +110,14 @@ class StageArchive:
 
     def write_chain(self) -> None:
         """The log has the chain as it is by now. Raises OSError."""
-        heads = [each.head for each in self.annals.certificates]
-        keep = min(len(heads), len(self._written))
-        while keep and heads[keep - 1] != self._written[keep - 1]:
+        heads = list(self.annals.heads)
+        keep = min(len(heads), len(self._written))  # with genesis, which is in both
+        while heads[keep - 1] != self._written[keep - 1]:
             keep -= 1
         if keep == len(heads) == len(self._written):
             return
-        appended = tuple(self.annals.certificates[keep : len(heads)])
-        head = heads[-1] if heads else self._manifest.genesis(self.stage)
-        self._journal.write(Durable(keep, appended, Votes(head)))
+        appended = tuple(self.annals.certificates[keep - 1 : len(heads) - 1])
+        self._journal.write(Durable(keep - 1, appended, Votes(heads[-1])))
         self._written = heads
 
     def save(self, state: AnchorState) -> None:

@@ -11,7 +11,7 @@ so that no more than what they have not fetched yet is lost with the stage.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,13 +89,26 @@ class Annals:
         return self._plans.total_steps is not None and ends_run(self._chain, self._chain.height, self._plans)
 
     @property
-    def founded(self) -> Sequence[Certificate]:
-        """The chain up to the first view change that no quorum has signed or followed, nor the owner vouched for: what follows may be
-        a stranger's."""
+    def heads(self) -> Sequence[Digest]:
+        """From genesis on; do not modify."""
+        return self._chain.heads
+
+    def surely(self, after: Digest | None = None) -> Sequence[Certificate]:
+        """The certificates after this head, of the chain up to the first view change that no quorum has signed or followed, nor the owner
+        vouched for: what follows may be a stranger's."""
+        start = 0 if after is None else self._height_of(after)
+        return self.certificates[start : max(start, self._sure_height)]
+
+    def is_surely(self, head: Digest) -> bool:
+        """Whether head is in that part of the chain."""
+        height = self._chain.height_of(head)
+        return height is not None and height <= self._sure_height
+
+    @property
+    def _sure_height(self) -> int:
         checkpoint = self._forks.checkpoint
         vouched = 0 if checkpoint is None else self._chain.height_of(checkpoint.head) or 0
-        height = next((height for height, _ in unfounded(self._chain, vouched)), self._chain.height)
-        return self.certificates[:height]
+        return next((height for height, _ in unfounded(self._chain, vouched)), self._chain.height)
 
     def hear(self, checkpoint: Checkpoint) -> None:
         """What the run's owner has signed, verified; the newest counts."""
@@ -142,13 +155,21 @@ class Annals:
 
     def newest_proven(self, most: int = NEWEST_TRIED) -> list[tuple[Digest, bytes]]:
         """(head, digest of the state there) of the newest heads whose state a later certificate names, newest first."""
-        proven = [(each.parent, each.value.state_digest) for each in self.certificates[1:] if each.value.state_digest]
-        return proven[: -most - 1 : -1]
+        return list(itertools.islice(self._proven(), most))
+
+    def _proven(self) -> Iterator[tuple[Digest, bytes]]:
+        certificates = self.certificates
+        for height in range(len(certificates) - 1, 0, -1):
+            if digest := certificates[height].value.state_digest:
+                yield certificates[height].parent, digest
 
     def proven_at(self, round_number: int) -> tuple[Digest, bytes] | None:
         """(head, digest of the state there) of the newest head of that round whose state a later certificate names."""
-        found = (each for each in self.newest_proven(len(self.certificates)) if self.round_at(each[0]) == round_number)
-        return next(found, None)
+        for head, digest in self._proven():
+            found = self._chain.place_at(self._height_of(head)).round
+            if found <= round_number:  # further back there are earlier ones alone
+                return (head, digest) if found == round_number else None
+        return None
 
     def digest_at(self, head: Digest) -> bytes:
         """Digest of the state at head, b"" if no certificate names it."""
@@ -164,14 +185,11 @@ class Annals:
 
     def since(self, head: Digest) -> Sequence[Certificate]:
         """The certificates after head, which is in the chain."""
-        height = self._chain.height_of(head)
-        assert height is not None, f"head {head.hex()[:8]} is not in this chain"
-        return self.certificates[height:]
+        return self.certificates[self._height_of(head) :]
 
     def give_up_after(self, head: Digest) -> None:
         """The chain ends at head, which is in it, until somebody shows what counts more."""
-        height = self._chain.height_of(head)
-        assert height is not None, f"head {head.hex()[:8]} is not in this chain"
+        height = self._height_of(head)
         self._forks.left(height, self._chain.truncate(height))
 
     def holds(self, head: Digest) -> bool:
@@ -180,9 +198,7 @@ class Annals:
 
     def voters_at(self, head: Digest) -> tuple[PeerId, ...]:
         """Those whose votes certify what follows head, which is in the chain."""
-        height = self._chain.height_of(head)
-        assert height is not None, f"head {head.hex()[:8]} is not in this chain"
-        return tuple(self._chain.place_at(height).voters)
+        return tuple(self._chain.place_at(self._height_of(head)).voters)
 
     def signers_of(self, head: Digest) -> str:
         """How many of how many peers signed the certificate at head, which is in the chain; for people."""
@@ -194,9 +210,12 @@ class Annals:
 
     def up_to(self, head: Digest) -> tuple[Certificate, ...]:
         """The chain that ends at head, which is in it."""
+        return tuple(self.certificates[: self._height_of(head)])
+
+    def _height_of(self, head: Digest) -> int:
         height = self._chain.height_of(head)
         assert height is not None, f"head {head.hex()[:8]} is not in this chain"
-        return tuple(self.certificates[:height])
+        return height
 
 
 def page_after(certificates: Sequence[Certificate], heads: Collection[Digest]) -> Sequence[Certificate]:
