@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from dilocox_peer.events import ContributionRefused, EquivocationProved, Event
+from dilocox_peer.events import (
+    ContributionRefused,
+    EquivocationProved,
+    Event,
+    RoundCertified,
+    RoundClosed,
+    TrainingProgress,
+)
 from dilocox_peer.events_of_data import ShardRefused
 from dilocox_peer.events_of_health import DiskRefused, LinkProcessEnded
 from dilocox_peer.events_of_rounds import ContributionsMissed
@@ -12,6 +19,8 @@ from dilocox_peer.wire.health import MAX_ACCUSED, Accusation, Ail
 REFUSED_S = 60.0  # so long after its last contribution, or file of data, that was refused a peer is named for it
 LATE_S = 60.0  # and ourselves for one that came too late
 LATE_TIMES = 2  # within that time: one alone is an accident
+NARROW_ROUNDS = 2.0  # so long, or longer, a contribution takes our line to one other: it cannot come in time, which need not be seen first
+PACE_ROUNDS = 4  # the newest, whose pace is the pace of now
 
 
 @dataclass
@@ -23,6 +32,9 @@ class Ails:
     _has_links: bool = True
     _data_at: float = float("-inf")  # when a file of its data was refused, the last time
     _late_at: list[float] = field(default_factory=list)
+    _upload_bps: int = 0  # that may leave; 0: any
+    _certified_at: list[float] = field(default_factory=list)  # of the newest rounds
+    _narrow_at: list[float] = field(default_factory=list)  # the newest closes, if our line was too narrow at each
     _proven: dict[PeerId, None] = field(default_factory=dict)
     _refused: dict[PeerId, float] = field(default_factory=dict)
 
@@ -43,15 +55,30 @@ class Ails:
                 self._refused[peer] = now
                 while len(self._refused) > MAX_ACCUSED:
                     del self._refused[next(iter(self._refused))]
+            case TrainingProgress():
+                self._upload_bps = event.upload_bps
+            case RoundCertified():
+                self._certified_at = [*self._certified_at, now][-PACE_ROUNDS - 1 :]
+            case RoundClosed():
+                self._narrow_at = [*self._narrow_at, now][-LATE_TIMES:] if self._is_narrow(event.blob_bytes) else []
             case ContributionsMissed(_, missed):
                 if any(peer == self.me for peer, _ in missed):
                     self._late_at = [*self._late_at, now][-LATE_TIMES:]
             case _:
                 pass
 
+    def _is_narrow(self, blob_bytes: int) -> bool:
+        """Whether our line is for contributions of that size at the pace of now; not known before there is one."""
+        times = self._certified_at
+        if not self._upload_bps or len(times) < 3:
+            return False
+        round_s = (times[-1] - times[0]) / (len(times) - 1)
+        return 8 * blob_bytes / self._upload_bps > NARROW_ROUNDS * round_s
+
     def now(self, now: float) -> tuple[Ail, ...]:
         """What is wrong."""
         is_late = len(self._late_at) == LATE_TIMES and now - self._late_at[0] <= LATE_S
+        is_late = is_late or (len(self._narrow_at) == LATE_TIMES and now - self._narrow_at[-1] <= LATE_S)
         found: list[tuple[bool, Ail]] = [
             (bool(self._disk), "disk"),
             (not self._has_links, "links"),

@@ -6,10 +6,11 @@ it had before. So a run starts again from any disk, also when its bootstrap is g
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt
@@ -30,6 +31,7 @@ from dilocox_peer.peer.state.anchors import kept_manifest
 from dilocox_peer.peer.swarm_health import CLOCK_S
 
 PORT_FILE = "port"
+AT_ONCE_S = 1.0  # in which settings come where clocks are right
 GREET_S = 3.0  # between two tries of all known addresses, while nobody is there
 LOOKS_ON_CONTACT, CONTACT_S = 10, 2.0  # at the directory, once somebody is: each writes its lease within half a minute
 
@@ -78,10 +80,10 @@ async def arrive(
     stack.push_async_callback(directory.close)
     at.step = StartupStep.SETTINGS
     try:
-        fetched = await directory.fetch_manifest()
+        fetched = await settings_or_why_not(directory.fetch_manifest(), lambda: why_clock(transport))
+    except ClockOff:
+        raise
     except RunUnreachable:
-        if (reason := await why_clock(transport)) is not None:
-            raise RunUnreachable(reason) from None
         if manifest is None:
             raise
         await directory.publish_manifest(manifest)
@@ -89,6 +91,32 @@ async def arrive(
     if is_alone:
         listener(NobodyAnswers(len(set(transport.initial_peers))))
     return Arrival(transport, directory, fetched, is_alone)
+
+
+class ClockOff(RunUnreachable):
+    """This computer's clock is why the run's records cannot be read."""
+
+
+async def settings_or_why_not(
+    fetching: Coroutine[Any, Any, Manifest], why: Callable[[], Awaitable[str | None]]
+) -> Manifest:
+    """The run's settings. why: what to say of our clock, None: nothing; it is asked for when they do not come at once, as the directory of a
+    clock that is off is tried in vain for long. Raises RunUnreachable, ClockOff."""
+    fetched = asyncio.create_task(fetching, name="settings")
+    try:
+        await asyncio.wait({fetched}, timeout=AT_ONCE_S)
+        failed = fetched.done() and isinstance(fetched.exception(), RunUnreachable)
+        if (failed or not fetched.done()) and (reason := await why()) is not None and not _came(fetched):
+            raise ClockOff(reason)
+        return await fetched
+    finally:
+        fetched.cancel()
+        await asyncio.gather(fetched, return_exceptions=True)
+
+
+def _came(fetched: "asyncio.Task[Manifest]") -> bool:
+    """Whether the settings are there meanwhile."""
+    return fetched.done() and fetched.exception() is None
 
 
 async def why_clock(transport: Transport) -> str | None:

@@ -1,0 +1,67 @@
+"""Who joins with a clock that is off is told so as soon as the settings do not come at once."""
+
+import asyncio
+
+import pytest
+
+from dilocox_peer.config import preset
+from dilocox_peer.errors import RunUnreachable
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.arrival import ClockOff, settings_or_why_not
+
+SETTINGS = preset("tiny")
+
+
+@pytest.fixture(autouse=True)
+def nothing_comes_at_once(monkeypatch):
+    monkeypatch.setattr("dilocox_peer.peer.arrival.AT_ONCE_S", 0.0)
+
+
+async def never() -> Manifest:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def nobody() -> Manifest:
+    raise RunUnreachable("nobody here knows the run")
+
+
+async def right() -> str | None:
+    return None
+
+
+async def off() -> str | None:
+    return "this computer's clock is 60 s behind"
+
+
+async def test_settings_that_come_are_taken_whatever_the_clock():
+    async def come() -> Manifest:
+        return SETTINGS
+
+    async def asked_in_vain() -> str | None:
+        for _ in range(3):  # they come while it is asked for
+            await asyncio.sleep(0)
+        return await off()
+
+    assert await settings_or_why_not(come(), asked_in_vain) is SETTINGS
+
+
+async def test_a_clock_that_is_off_is_told_before_the_directory_has_given_up():
+    with pytest.raises(ClockOff, match="60 s behind"):
+        await asyncio.wait_for(settings_or_why_not(never(), off), 30.0)
+
+
+async def test_where_the_clock_is_right_the_directorys_own_word_counts():
+    with pytest.raises(RunUnreachable, match="nobody here knows"):
+        await settings_or_why_not(nobody(), right)
+    with pytest.raises(ClockOff):
+        await settings_or_why_not(nobody(), off)
+
+
+async def test_settings_that_come_late_are_waited_for():
+    async def late() -> Manifest:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return SETTINGS
+
+    assert await settings_or_why_not(late(), right) is SETTINGS
