@@ -1,6 +1,7 @@
 """What routers cost a pipeline: two stages of two peers over lines of 20 Mbit/s, with none, one, two and all four of them undialable.
 
-    python benchmarks/undialable.py                        all on one host, then 0, 1, 2 and 4 homes whose routers keep ports; three times in turn
+    python benchmarks/undialable.py                        all on one host, 0, 1, 2 and 4 homes whose routers keep ports, and 4 whose linkd all reach
+                                                           through p2pd's own connections, as through a hole; three times in turn
     python benchmarks/undialable.py --relay 1 --turns 1    beside these: all four behind symmetric routers, a relay of 1 Mbit/s alone between them
 
 Real processes in network namespaces (testbed/natlab.py): needs root, iproute2 and nftables. tokens/s are those of all micro-batches that were
@@ -29,21 +30,23 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.activations import BodyFormat
 
 MEET_S = 150.0
-PAUSE_S = 5.0
 LACKS = 77
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 ONE_HOST = "one host"
+FORWARDED = 4712
 
 
 @dataclass
 class Case:
-    """homes: of the four; the others are public. is_one_host: all at the bootstrap's, over loopback."""
+    """homes: of the four; the others are public. is_one_host: all at the bootstrap's, over loopback. is_forwarded: routers lead one port to
+    p2pd, and none to linkd."""
 
     name: str
     homes: int = 0
     router: Router = Router.RESTRICTED
     relay: float | None = None  # Mbit/s of the bootstrap's
     is_one_host: bool = False
+    is_forwarded: bool = False
 
 
 @dataclass
@@ -78,7 +81,7 @@ def cpu_s(pids: Sequence[int]) -> float:
     return total / TICKS_PER_S
 
 
-async def play(case: Case, line: float, seconds: float, delay_ms: float, log: Path | None) -> Seen:
+async def play(case: Case, *, line: float, warm_s: float, seconds: float, delay_ms: float, log: Path | None) -> Seen:
     with NatLab(delay_ms=delay_ms) as lab:
         lab.public(BOOTSTRAP, 9)
         names = [f"h{number}" for number in range(4)]
@@ -87,7 +90,7 @@ async def play(case: Case, line: float, seconds: float, delay_ms: float, log: Pa
                 if number < 4 - case.homes:
                     lab.public(name, 20 + number)
                 else:
-                    lab.home(name, 1 + number, case.router)
+                    lab.home(name, 1 + number, case.router, forwards=FORWARDED if case.is_forwarded else None)
         lab.start()
         if not case.is_one_host:
             for name in names:
@@ -98,7 +101,10 @@ async def play(case: Case, line: float, seconds: float, delay_ms: float, log: Pa
             await swarm.start_bootstrap(more=("--no-keep", *more))
             apart = list(lab.pids(BOOTSTRAP)) if case.is_one_host else []
             for number, name in enumerate(names):
-                stage = ("--stage", str(number % 2))
+                stage: tuple[str, ...] = ("--stage", str(number % 2))
+                if case.is_forwarded:
+                    there = f"/ip4/31.0.{1 + number}.1/tcp/{FORWARDED}"
+                    stage += ("--host-maddrs", f"/ip4/0.0.0.0/tcp/{FORWARDED}", "--announce-maddrs", there)
                 await swarm.join(name, *stage, at=BOOTSTRAP if case.is_one_host else None)
 
             def has_begun() -> bool:
@@ -106,7 +112,7 @@ async def play(case: Case, line: float, seconds: float, delay_ms: float, log: Pa
 
             if not await swarm.until(has_begun, MEET_S):
                 raise SystemExit(f"{case.name}: they did not meet")
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(warm_s)
             pids = [pid for host in hosts for pid in lab.pids(host) if pid not in apart]
             began, cpu, sent = time.monotonic(), cpu_s(pids), lab.bytes_sent(BOOTSTRAP)
             done = _done(swarm, names)
@@ -188,6 +194,12 @@ async def main() -> int:
     cli.add_argument("--only", action="append", default=[], help="cases whose names begin so")
     cli.add_argument("--turns", type=int, default=3)
     cli.add_argument("--seconds", type=float, default=30.0, help="watched, after the first round with everybody")
+    cli.add_argument(
+        "--warm",
+        type=float,
+        default=5.0,
+        help="seconds before that: copies of other stages' states are taken meanwhile",
+    )
     cli.add_argument("--delay", type=float, default=0.0, help="ms, one way, of each of a packet's two links")
     cli.add_argument("--log", type=Path, help="write every event of the last case there")
     cli.add_argument("--json", action="store_true", help="the same once more, as the last line")
@@ -198,6 +210,7 @@ async def main() -> int:
     cases = [
         Case(ONE_HOST, is_one_host=True),
         *(Case(f"{homes} at home", homes) for homes in (0, 1, 2, 4)),
+        Case("4 through p2pd", 4, is_forwarded=True),
         *(Case(f"relay of {relay:g} Mbit/s", 4, Router.SYMMETRIC, relay) for relay in args.relay),
     ]
     if args.only:
@@ -206,7 +219,8 @@ async def main() -> int:
     seen: dict[str, list[Seen]] = {case.name: [] for case in cases}
     for _ in range(args.turns):
         for case in cases:
-            seen[case.name].append(await play(case, args.line * 1e6, args.seconds, args.delay, args.log))
+            timing = {"warm_s": args.warm, "seconds": args.seconds, "delay_ms": args.delay}
+            seen[case.name].append(await play(case, line=args.line * 1e6, log=args.log, **timing))
             print(f"# {case.name}: {seen[case.name][-1]}", flush=True)
     print(
         "\n| | tokens/s (of one host's) | CPU s a thousand | bytes by the relay, a token | rounds with both | links | paths within a stage |"

@@ -2,6 +2,9 @@
 
 For each such neighbour a port on 127.0.0.1 is a door: what linkd dials there comes out at the neighbour's linkd. p2pd carries the bytes
 as they are; TLS within them is linkd's own, so neither the relay nor we can say anything in its name.
+
+A stream stays on the connection that it was opened on. One that a relay passes on is often opened a moment before a hole is punched: it is
+ended then, once, and linkd makes its link anew through the hole.
 """
 
 import asyncio
@@ -32,6 +35,7 @@ class Tunnels:
         self._doors: dict[PeerId, asyncio.Server] = {}
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
         self._taken: Counter[PeerId] = Counter()
+        self._relayed: dict[PeerId, set[asyncio.StreamWriter]] = {}  # linkd's ends of what a relay passes on
 
     async def serve(self, where: Callable[[], tuple[str, int]]) -> None:
         """From here on streams of others come out where our linkd listens: host and port, asked for each. Raises
@@ -78,18 +82,33 @@ class Tunnels:
     def close(self) -> None:
         self.keep(())
 
+    def reached(self, peers: Collection[PeerId]) -> None:
+        """These have a connection that no relay passes on: what goes through one all the same is made anew."""
+        for peer in self._relayed.keys() & set(peers):
+            for writer in self._relayed.pop(peer):
+                writer.transport.abort()
+
     async def _pass_on(self, peer: PeerId, inside: _Pair) -> None:
         """A connection of our linkd, to its end."""
         try:
             await self._transport.connect(peer, self._addresses.get(peer, ()), OPEN_S)
+            is_relayed = (await self._transport.paths()).get(peer) != "direct"
             outside = await self._transport.open_stream(peer, self._transport.stream_protocol(KIND), OPEN_S)
-        except PeerUnavailable:
+        except (PeerUnavailable, TimeoutError):
             inside[1].transport.abort()
             return
         except asyncio.CancelledError:  # as Transport's own streams: Python 3.11 prints a traceback for it
             inside[1].transport.abort()
             return
-        await _join(inside, outside)
+        if is_relayed:
+            self._relayed.setdefault(peer, set()).add(inside[1])
+        try:
+            await _join(inside, outside)
+        finally:
+            if peer in self._relayed:
+                self._relayed[peer].discard(inside[1])
+                if not self._relayed[peer]:
+                    del self._relayed[peer]
 
 
 async def _join(one: _Pair, other: _Pair) -> None:

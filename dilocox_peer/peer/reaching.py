@@ -131,7 +131,8 @@ class Reaching:
 
     async def ways_to_links(self, leases: Sequence[Lease]) -> dict[PeerId, tuple[str, ...]]:
         """Where linkd dials each of these neighbours; one whose linkd others cannot dial, through p2pd at last."""
-        closed = [lease for lease in leases if lease.is_relayed or lease.is_link_closed]
+        is_met = self._may_be_met
+        closed = [lease for lease in leases if (lease.is_relayed and is_met) or lease.is_link_closed]
         self.tunnels.keep({lease.peer for lease in closed})
         ways = {lease.peer: lease.link_addresses for lease in leases}
         for lease in closed:
@@ -156,6 +157,7 @@ class Reaching:
             self._nudge.clear()
             with suppress(TimeoutError, PeerUnavailable):
                 before, self.paths = self.paths, await self._look_at_paths()
+                self.tunnels.reached([peer for peer, how in self.paths.items() if how != "relayed"])
                 if self.paths != before and self._on_paths is not None:
                     self._on_paths()
                 later = () if self._may_be_met else {each.peer for each in self._leases if each.is_relayed}

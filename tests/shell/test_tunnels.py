@@ -1,9 +1,12 @@
 """linkd's bytes through a stream of a real p2pd."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from dilocox_peer.network.relaying import Relay
+from dilocox_peer.network.reservations import reserve
 from dilocox_peer.network.tunnels import MAX_STREAMS_PER_PEER, Tunnels, own_door
 from tests.shell.conftest import MakeTransport
 
@@ -91,6 +94,49 @@ async def test_a_linkd_that_is_not_there_ends_the_stream(make_transport: MakeTra
         reader, writer = await through(door)
         assert await _rest(reader, writer) == b""
         ours.close()
+
+
+async def test_what_a_relay_passes_on_is_made_anew_once_there_is_a_better_way(make_transport: MakeTransport) -> None:
+    nowhere = ("/ip4/127.0.0.1/tcp/1",)  # announced by who is not to be dialled
+    between, _ = await make_transport("between")
+    relay = Relay(between, 1e9, is_open=lambda: True)
+    await relay.serve()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        listening = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
+    far, _ = await make_transport(
+        "far", initial_peers=between.addresses, host_maddrs=(listening,), announce_maddrs=nowhere
+    )
+    near, _ = await make_transport("near", initial_peers=between.addresses, announce_maddrs=nowhere)
+    theirs, ours = Tunnels(far), Tunnels(near)
+    taken: list[asyncio.StreamWriter] = []
+    async with echo(taken) as where, asyncio.timeout(30):
+        await theirs.serve(lambda: where)
+        assert (await reserve(far, between.peer_id, between.addresses))[1] == ""
+        door = await ours.towards(far.peer_id, [f"{between.addresses[0]}/p2p-circuit/p2p/{far.peer_id}"])
+        assert door is not None
+        reader, writer = await through(door)
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+        assert (await near.paths())[far.peer_id] == "relayed"
+        ours.reached([between.peer_id])
+        writer.write(b"y")
+        assert await reader.readexactly(1) == b"y", "another peer's way is no reason"
+        ours.reached([far.peer_id])
+        assert await _rest(reader, writer) == b""
+        await near.hang_up(far.peer_id)
+        await near.connect(far.peer_id, [f"{listening}/p2p/{far.peer_id}"])
+        assert (await near.paths())[far.peer_id] == "direct"
+        reader, writer = await through(door)
+        writer.write(b"z")
+        assert await reader.readexactly(1) == b"z"
+        ours.reached([far.peer_id])
+        writer.write(b"z")
+        assert await reader.readexactly(1) == b"z", "it is on the better way already"
+        writer.close()
+        ours.close()
+        theirs.close()
+        await relay.close()
 
 
 async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
