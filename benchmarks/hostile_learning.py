@@ -14,6 +14,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from learning_sim import CURVE_BYTES, Evaluator, Method, Study, batch_of, peer_name
@@ -21,10 +22,10 @@ from swarm import header
 from torch import Tensor
 
 from dilocox_peer.compression import aggregate
-from dilocox_peer.compression.agreement import opposed
+from dilocox_peer.compression.agreement import WHOLE, parts_by_agreement
 from dilocox_peer.compression.contribution import ContributionEncoder, decode_contribution
 from dilocox_peer.config import preset
-from dilocox_peer.data.corpus import load_corpus
+from dilocox_peer.data.corpus import Corpus, load_corpus
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import Stage, build_stage
 from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, initial_state, stage_policy
@@ -83,8 +84,20 @@ ATTACKS: dict[str, Attack] = {
     "copy": lambda now, index: now.contributions_MN[index],
     "zero": lambda now, index: torch.zeros_like(now.anchor_N),
     "old": lambda now, index: OLD.setdefault(index, now.contributions_MN[index]),
+    # These mean no ill: what they do to the loss, and what the mean makes of them, must be little.
+    "two rounds late": lambda now, index: late(now, index),
+    "other text": lambda now, index: now.flipped_N if now.flipped_N is not None else now.contributions_MN[index],
 }
 OLD: dict[int, Tensor] = {}
+LATE: dict[int, list[Tensor]] = {}
+
+
+def late(now: Situation, index: int) -> Tensor:
+    waiting = LATE.setdefault(index, [])
+    waiting.append(now.contributions_MN[index])
+    return waiting.pop(0) if len(waiting) > 2 else waiting[0]
+
+
 Verdict = tuple[set[int], float]  # kept out, norm_clip
 
 
@@ -157,12 +170,19 @@ class Trial:
         self.settings = dataclasses.replace(OuterSettings.of(self.manifest), codec_of=self.policy)
 
     def trained(
-        self, stage: Stage, optimizer: InnerOptimizer, index: int, number: int, *, is_flipped: bool = False
+        self,
+        stage: Stage,
+        optimizer: InnerOptimizer,
+        index: int,
+        number: int,
+        *,
+        is_flipped: bool = False,
+        study: Study | None = None,
     ) -> None:
         inner = self.manifest.inner
         for step in range(STEPS):
             inputs_BT, targets_BT = batch_of(
-                self.study,
+                study or self.study,
                 [peer_name(index)],
                 (number - 1) * STEPS + step,
                 inner.micro_batch,
@@ -183,11 +203,16 @@ class Trial:
         optimizers = [InnerOptimizer(each.model, self.manifest.inner) for each in stages]
         evaluator = Evaluator(self.study, self.manifest, self.rounds * STEPS)
         liar, liar_optimizer = None, None
-        if attack == "label flip":
+        self.other = self.study
+        if attack == "other text":
+            self.other = dataclasses.replace(self.study, corpus=other_text())
+        if attack in ("label flip", "other text"):
             liar = build_stage(self.manifest)
             liar_optimizer = InnerOptimizer(liar.model, self.manifest.inner)
         encoders = [ContributionEncoder(state.layout, self.policy) for _ in range(hostile)]
         out, told = [], []
+        self.factors: list[tuple[float, ...]] = []
+        LATE.clear()
         for number in range(1, self.rounds + 1):
             for index, (stage, optimizer) in enumerate(zip(stages, optimizers, strict=True)):
                 self.trained(stage, optimizer, index, number)
@@ -209,7 +234,7 @@ class Trial:
             )
             if liar is not None and liar_optimizer is not None:
                 liar.model.flat_N.copy_(anchor_N)
-                self.trained(liar, liar_optimizer, 100, number, is_flipped=True)
+                self.trained(liar, liar_optimizer, 100, number, is_flipped=attack == "label flip", study=self.other)
                 now.flipped_N = anchor_N - liar.model.flat_N
             if attack is not None:
                 for index in range(hostile):
@@ -222,12 +247,15 @@ class Trial:
             kept_out, clip = RULES[rule](now)
             out.append(kept_out)
             weights = [0 if index in kept_out else STEPS for index in range(len(blobs))]
-            aggregate.opposed = opposed if rule == "the mean" else lambda *_: frozenset()  # type: ignore[attr-defined]
+            aggregate.parts_by_agreement = (  # type: ignore[attr-defined]
+                parts_by_agreement if rule == "the mean" else lambda _layout, each, *_: (WHOLE,) * len(each)
+            )
             for loop, stage in zip(loops, stages, strict=True):
                 loop._settings = dataclasses.replace(self.settings, norm_clip=clip)
                 outcome = loop.merge(blobs, weights, own=True, round_number=number, head=sha256(b"%d" % number))
                 stage.model.flat_N.add_(outcome.shift_N)
                 kept_out |= {index for index, factor in enumerate(outcome.clip_factors) if factor == 0.0}
+            self.factors.append(outcome.clip_factors)
         return evaluator._loss(loops[0].state.anchor_N(), CURVE_BYTES), out, told
 
     def decoded(self, blob: bytes, layout: Layout) -> Tensor:
@@ -236,13 +264,26 @@ class Trial:
         return out_N
 
 
+def other_text() -> Corpus:
+    """Prose beside the others' source code: this project's own."""
+    return load_corpus("files", sorted((Path(__file__).parents[1] / "docs").rglob("*.md")), validation=0.05)
+
+
+def weighs(factors: Sequence[Sequence[float]]) -> str:
+    """What the mean left of contributions, of 1: honest and hostile, the least and the mean."""
+    honest = [each for row in factors for each in row[:HONEST]]
+    hostile = [each for row in factors for each in row[HONEST:]]
+    told = f"honest weigh {min(honest):.2f} at least, {statistics.mean(honest):.3f} in the mean"
+    return told + (f", the others {statistics.mean(hostile):.2f}" if hostile else "")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--codec", default="topk")
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--hostile", type=int, default=2)
-    parser.add_argument("--attacks", default=",".join(ATTACKS))
+    parser.add_argument("--attacks", default=",".join(ATTACKS), help='"": how the honest alone fare')
     parser.add_argument("--rules", default=",".join(RULES))
     parser.add_argument("--spread", action="store_true", help="also what honest and hostile members agree, by round")
     arguments = parser.parse_args()
@@ -258,6 +299,14 @@ def main() -> None:
         outer_momentum=0.4,
     )
     for seed in map(int, arguments.seeds.split(",")):
+        if not arguments.attacks:
+            trial = Trial(Study(corpus, HONEST, 0, seed), method, arguments.rounds)
+            trial.run(None, "the mean", 0)
+            heard_less = sum(factor < 1.0 for row in trial.factors for factor in row)
+            print(
+                f"seed {seed}: of {HONEST * arguments.rounds} honest contributions {heard_less} weigh less than their work; {weighs(trial.factors)}"
+            )
+            continue
         trial = Trial(Study(corpus, HONEST, 0, seed), method, arguments.rounds)
         started = time.process_time()
         alone, out, _ = trial.run(None, "norm clip 4", 0)
@@ -269,6 +318,7 @@ def main() -> None:
                     f"{rule:12} {'nobody':14} {loss:8.4f} {loss / alone - 1:+8.1%}   honest out {len([1 for each in out for _ in each])}",
                     flush=True,
                 )
+                print(" " * 28 + weighs(trial.factors), flush=True)
         for attack in arguments.attacks.split(","):
             for rule in arguments.rules.split(","):
                 loss, out, told = trial.run(attack, rule, arguments.hostile)
@@ -278,7 +328,7 @@ def main() -> None:
                 first = next((number for number, each in enumerate(out, 1) if everybody <= each), math.inf)
                 print(
                     f"{rule:12} {attack:14} {loss:8.4f} {loss / alone - 1:+8.1%}  hostile out {caught:4.0%} from {first}  "
-                    f"honest out {honest_out:.2%}", flush=True,
+                    f"honest out {honest_out:.2%}  {weighs(trial.factors)}", flush=True,
                 )  # fmt: skip
                 if arguments.spread:
                     for number in (0, 1, len(told) // 2, len(told) - 1):

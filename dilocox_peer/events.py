@@ -361,38 +361,6 @@ class OwnerAwaited(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ContributionRefused(Event):
-    """What a peer offered to a round, or proposed as its leader, is malformed or not finite: no mean takes it."""
-
-    peer: PeerId
-    round: int
-    reason: str
-    LEVEL = "warning"
-
-    def line(self) -> str:
-        return f"contribution of {short(self.peer)} to round {self.round} refused: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class ContributionClipped(Event):
-    """A contribution was too large beside the others' (limits.norm_clip) and was scaled down by factor, below 1, in the mean; 0:
-    it pushes against the others (compression/agreement.py) and weighs nothing.
-    norm: Euclidean, of all that it decodes to; median_norm: of the round's contributions, those of norm 0 left out."""
-
-    peer: PeerId
-    round: int
-    norm: float
-    median_norm: float
-    factor: float
-    LEVEL = "warning"
-
-    def line(self) -> str:
-        if self.factor == 0.0:
-            return f"contribution of {short(self.peer)} to round {self.round} left out of the mean: it pushes against most of the others"
-        return f"contribution of {short(self.peer)} to round {self.round} clipped: its norm {self.norm:.3g}, the group's median {self.median_norm:.3g}, scaled by {self.factor:.3g}"
-
-
-@dataclass(frozen=True, slots=True)
 class MessageRefused(Event):
     peer: PeerId
     reason: str

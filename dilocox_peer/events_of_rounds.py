@@ -60,3 +60,43 @@ class Credited(Event):
             return "no contribution of this peer counts yet; the next `join` goes on with what it has trained"
         of_stage = f"{self.share:.0%} of what stage {self.stage} has trained"
         return f"thank you: {self.rounds} rounds have a contribution of yours, with {self.tokens:,} tokens, {of_stage}"
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionRefused(Event):
+    """What a peer offered to a round, or proposed as its leader, is malformed or not finite: no mean takes it."""
+
+    peer: PeerId
+    round: int
+    reason: str
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        return f"contribution of {short(self.peer)} to round {self.round} refused: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionClipped(Event):
+    """A contribution weighs less in the mean than its work, by factor, below 1: it was too large beside the others' (limits.norm_clip)
+    or agrees little with them (compression/agreement.py), or not at all: 0.
+    norm: Euclidean, of all that it decodes to; median_norm: of the round's contributions, those of norm 0 left out."""
+
+    peer: PeerId
+    round: int
+    norm: float
+    median_norm: float
+    factor: float
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        word, why = why_it_weighs_less(self.norm, self.median_norm, self.factor)
+        return f"contribution of {short(self.peer)} to round {self.round} {word}: {why}"
+
+
+def why_it_weighs_less(norm: float, median_norm: float, factor: float) -> tuple[str, str]:
+    """(What became of a contribution, why), from the fields of ContributionClipped."""
+    if factor == 0.0:
+        return "left out of the mean", "it does not agree with most of the others"
+    if norm <= median_norm:
+        return "scaled", f"it agrees little with the others, and counts by {factor:.3g}"
+    return "clipped", f"its norm {norm:.3g}, the group's median {median_norm:.3g}, scaled by {factor:.3g}"

@@ -26,6 +26,7 @@ from dilocox_peer.cli.terminal import Dashboard, Terminal, is_interactive
 from dilocox_peer.cli.visit import visit
 from dilocox_peer.durations import duration
 from dilocox_peer.events import SeenPeer, SwarmSeen, short
+from dilocox_peer.events_of_rounds import why_it_weighs_less
 from dilocox_peer.invitation import Invitation, format_invitation, parse_invitation
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import NotRunning, ask, follow, is_answered, socket_path
@@ -156,12 +157,7 @@ def _peer_lines(status: Mapping[str, Any]) -> list[str]:
             f"  {short(PeerId(each['peer']))} had contributions refused {_times(each['times'])}, last in round {each['round']}: {each['reason']}"
         )
     for each in status["contributions_clipped"][-MAX_NAMED:]:
-        word, why = "left out", "it pushes against most of the others"
-        if each["factor"] > 0.0:
-            word = "clipped"
-            why = (
-                f"norm {each['norm']:.3g}, the group's median {each['median_norm']:.3g}, scaled by {each['factor']:.3g}"
-            )
+        word, why = why_it_weighs_less(each["norm"], each["median_norm"], each["factor"])
         lines.append(
             f"  {short(PeerId(each['peer']))} had contributions {word} {_times(each['times'])}, last in round {each['round']}: {why}"
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilocox_peer.compression.agreement import opposed
+from dilocox_peer.compression.agreement import WHOLE, parts_by_agreement
 from dilocox_peer.compression.contribution import Blob, Contribution, open_contribution
 from dilocox_peer.compression.reader import PIECE, TensorReader, pieces
 from dilocox_peer.types import Layout
@@ -59,9 +59,9 @@ class WeighedContributions:
         norms: Sequence[float | None] = (),
         beacon: bytes = b"",
     ) -> None:
-        """Weights are micro-batches (capped); copies count once and nothing weighs nothing (weights_of_their_own). What pushes
-        against the others weighs nothing either (agreement.py): its clip factor is 0.0. A contribution whose norm exceeds norm_clip times the group's median (scaled by its
-        micro-batches, see clip_factors) is scaled down to that. norms: those that contribution_norm gave before, in order, None
+        """Weights are micro-batches (capped); copies count once and nothing weighs nothing (weights_of_their_own). What agrees little
+        with the others weighs less, down to nothing (agreement.py). A contribution whose norm exceeds norm_clip times the group's median (scaled by its
+        micro-batches, see clip_factors) is scaled down to that. clip_factors tell both. norms: those that contribution_norm gave before, in order, None
         where it was not asked: that one is decoded for its norm here. beacon: what nobody knew before all had contributed, the
         same on all peers. Raises MalformedBlob, also for a value that is not finite."""
         assert len(blobs) == len(micro_batches), f"{len(blobs)} blobs, {len(micro_batches)} weights"
@@ -81,17 +81,17 @@ class WeighedContributions:
         if len(blobs) > 1:  # a group of one is its own median
             self.norms = measured
             micro_batches = weights_of_their_own(blobs, measured, micro_batches)
-            against = opposed(layout, self._contributions, micro_batches, beacon)
-            micro_batches = [0 if index in against else count for index, count in enumerate(micro_batches)]
+            parts = parts_by_agreement(layout, self._contributions, micro_batches, beacon)
+            factors, micro_batches = weighed(measured, micro_batches, parts, norm_clip=norm_clip)
             self._total = sum(micro_batches)
             if self.is_void:
                 return
-            heard = [0.0 if index in against else norm for index, norm in enumerate(measured)]
-            factors = clip_factors(heard, micro_batches, norm_clip=norm_clip)
-            self.clip_factors = tuple(0.0 if index in against else each for index, each in enumerate(factors))
-        self._shares = [
-            share_of(factor, count, self._total) for factor, count in zip(self.clip_factors, micro_batches, strict=True)
-        ]
+            self._shares = [
+                share_of(factor, weight, self._total) for factor, weight in zip(factors, micro_batches, strict=True)
+            ]
+            self.clip_factors = tuple(factor * part / WHOLE for factor, part in zip(factors, parts, strict=True))
+        else:
+            self._shares = [1.0]
 
     @property
     def is_void(self) -> bool:
@@ -162,6 +162,17 @@ def weights_of_their_own(
             else:
                 kept.append(index)
     return tuple(weights)
+
+
+def weighed(
+    norms: Sequence[float], micro_batches: Sequence[int], parts: Sequence[int], *, norm_clip: float
+) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """(clip factors, weights) of contributions of which agreement leaves these parts: what it leaves nothing of has no say in how long
+    the others may be."""
+    counts = tuple(count if part else 0 for count, part in zip(micro_batches, parts, strict=True))
+    heard = [norm if part else 0.0 for norm, part in zip(norms, parts, strict=True)]
+    factors = clip_factors(heard, counts, norm_clip=norm_clip)
+    return factors, tuple(count * part for count, part in zip(counts, parts, strict=True))
 
 
 def clip_factors(norms: Sequence[float], micro_batches: Sequence[int], *, norm_clip: float) -> tuple[float, ...]:

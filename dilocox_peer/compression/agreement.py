@@ -1,4 +1,4 @@
-"""Which contributions of a round push against the others: the same answer, to the bit, on every peer.
+"""How much each contribution of a round weighs for agreeing with the others: the same answer, to the bit, on every peer.
 
 Norms tell nothing of direction: two of eight that send what the others send, turned round and as long as the norm clip lets it be,
 end a run's learning (benchmarks/hostile_learning.py). So the signs of a sample of elements are compared, each contribution with
@@ -10,10 +10,15 @@ nothing, and who copies somebody turned round makes no outcast of it. A contribu
 more than chance does (CERTAIN standard deviations) and by more than LEAST of the elements that both have. Honest peers agree, from a
 tenth to a sixth of the signs beyond chance where that was measured, less late in a run; to be opposed takes disagreement.
 Should half of all or more be opposed, nobody is: then nobody can tell which half is right.
+
+What agrees with the rest less than 1/ENOUGH as well as is usual weighs less in proportion, down to nothing: noise, wrong labels and old work oppose nobody
+and still lead nowhere. Usual is the lower median of all, so half of them keep all their weight; and it has to be TELLING standard deviations beyond chance, else
+contributions that have little in common, as late in a run or on data of their own, would be weighed by luck.
 """
 
 import struct
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -30,34 +35,54 @@ MAX_PIECES = 64
 
 CERTAIN = 6
 LEAST_PERCENT = 2
+ENOUGH = 2
+TELLING = 8
+WHOLE = 64  # parts of a weight
 
 _BLOCK = 1 << 16  # elements multiplied at a time: sums of as many signs are exact in float32
 
 
-def opposed(
+def parts_by_agreement(
     layout: Layout, contributions: Sequence[Contribution], weights: Sequence[int], beacon: bytes
-) -> frozenset[int]:
-    """The places of contributions that push against the others; of those without weight nothing is asked. Fewer than half, and
-    none of fewer than three. Raises MalformedBlob."""
+) -> tuple[int, ...]:
+    """How much of its weight each contribution keeps, in parts of WHOLE: 0 of what pushes against the others or has nothing in common with
+    them, WHOLE of those without weight and where fewer than three have any. At least half of the others keep all. Raises MalformedBlob."""
+    parts = [WHOLE] * len(contributions)
     asked = [index for index, weight in enumerate(weights) if weight > 0]
     if len(asked) < 3:
-        return frozenset()
+        return tuple(parts)
     agree, shared = _compared(layout, [contributions[index] for index in asked], beacon)
-    found = frozenset(asked[row] for row in range(len(asked)) if _is_opposed(agree[row], shared[row], row))
-    return found if 2 * len(found) < len(asked) else frozenset()
+    rest = {place: _with_the_rest(agree[row], shared[row], row) for row, place in enumerate(asked)}
+    opposed = {place for place, found in rest.items() if _is_opposed(*found)}
+    if 2 * len(opposed) >= len(asked):
+        opposed = set()
+    shares = {place: Fraction(*found) for place, found in rest.items() if found[1] and place not in opposed}
+    median = sorted(shares, key=lambda place: (shares[place], place))[(len(shares) - 1) // 2] if shares else None
+    if median is not None and _is_telling(*rest[median]):
+        for place, share in shares.items():
+            parts[place] = min(max(int(WHOLE * ENOUGH * share / shares[median]), 0), WHOLE)
+    return tuple(0 if place in opposed else part for place, part in enumerate(parts))
 
 
-def _is_opposed(agree: Sequence[int], shared: Sequence[int], row: int) -> bool:
-    """agree: with each, signs that are alike less those that are not. shared: elements that both have."""
+def _is_opposed(total: int, count: int) -> bool:
+    return total < 0 and total * total > CERTAIN * CERTAIN * count and 100 * -total > LEAST_PERCENT * count
+
+
+def _is_telling(total: int, count: int) -> bool:
+    return total > 0 and total * total > TELLING * TELLING * count
+
+
+def _with_the_rest(agree: Sequence[int], shared: Sequence[int], row: int) -> tuple[int, int]:
+    """Of one contribution with the others that are left: signs that are alike less those that are not, and elements that both
+    have. agree, shared: the same with each."""
     pairs = [(a / s, a, s) for other, (a, s) in enumerate(zip(agree, shared, strict=True)) if other != row and s > 0]
     if not pairs:
-        return False
+        return 0, 0
     pairs.sort()
     quarter = len(agree) // 4
     worst = min(max(quarter, 1), len(pairs) - 1)  # of three, one that means ill must not decide about the others
     rest = pairs[worst : max(len(pairs) - quarter, worst + 1)]
-    total, count = sum(a for _, a, _ in rest), sum(s for _, _, s in rest)
-    return total < 0 and total * total > CERTAIN * CERTAIN * count and 100 * -total > LEAST_PERCENT * count
+    return sum(a for _, a, _ in rest), sum(s for _, _, s in rest)
 
 
 def _compared(

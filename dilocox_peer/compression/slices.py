@@ -5,8 +5,8 @@ same vector, and each slice is a run of its tensors, encoded as a contribution o
 encode a part of a matrix as they encode the whole; low rank cannot. A table names the slices; its hash is the contribution's name.
 
 What of the rules of a mean (aggregate.py) needs the whole vector is in the tables, which everybody has: norms, as the root of the slices'
-squares, each of which whoever averages that slice has checked; weights; copies, as tables that are the same. What pushes against the
-others is found slice by slice, in the slice's own sample. So whoever averages a slice needs nothing of the other slices.
+squares, each of which whoever averages that slice has checked; weights; copies, as tables that are the same. How a contribution agrees with
+the others is found slice by slice, in the slice's own sample. So whoever averages a slice needs nothing of the other slices.
 """
 
 import math
@@ -21,12 +21,12 @@ from torch import Tensor
 from dilocox_peer.compression.aggregate import (
     TensorMean,
     capped_weights,
-    clip_factors,
     share_of,
     squared_norm,
+    weighed,
     weights_of_their_own,
 )
-from dilocox_peer.compression.agreement import opposed
+from dilocox_peer.compression.agreement import parts_by_agreement
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import (
     Blob,
@@ -225,10 +225,8 @@ def _mean(layout: Layout, inputs: Sequence[SliceInput], *, norm_clip: float, bea
     factors: Sequence[float] = (1.0,) * len(inputs)
     if len(inputs) > 1:
         counts = weights_of_their_own([each.table for each in inputs], norms, counts)
-        against = opposed(layout, contributions, counts, beacon)
-        counts = tuple(0 if index in against else count for index, count in enumerate(counts))
-        heard = [0.0 if index in against else norm for index, norm in enumerate(norms)]
-        factors = clip_factors(heard, counts, norm_clip=norm_clip)
+        parts = parts_by_agreement(layout, contributions, counts, beacon)
+        factors, counts = weighed(norms, counts, parts, norm_clip=norm_clip)
     if not (total := sum(counts)):
         return
     decoded_N = torch.empty_like(out_N)

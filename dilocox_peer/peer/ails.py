@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from dilocox_peer.events import (
-    ContributionRefused,
     EquivocationProved,
     Event,
     RoundCertified,
@@ -12,7 +11,7 @@ from dilocox_peer.events import (
 )
 from dilocox_peer.events_of_data import ShardRefused
 from dilocox_peer.events_of_health import DiskRefused, LinkProcessEnded
-from dilocox_peer.events_of_rounds import ContributionsMissed
+from dilocox_peer.events_of_rounds import ContributionRefused, ContributionsMissed
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.health import MAX_ACCUSED, Accusation, Ail
 

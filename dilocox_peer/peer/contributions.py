@@ -3,8 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from dilocox_peer.events import ContributionClipped, ContributionRefused, RoundCertified
-from dilocox_peer.events_of_rounds import ContributionsMissed
+from dilocox_peer.events import RoundCertified
+from dilocox_peer.events_of_rounds import ContributionClipped, ContributionRefused, ContributionsMissed
 from dilocox_peer.types import PeerId
 
 SHARE_OF = 32  # rounds

@@ -12,8 +12,6 @@ from typing import Literal
 from dilocox_peer.events import (
     BootstrapReady,
     BranchSwitched,
-    ContributionClipped,
-    ContributionRefused,
     EquivocationProved,
     Event,
     Failed,
@@ -43,7 +41,7 @@ from dilocox_peer.events_of_costs import MonthCounted, NeedsReckoned
 from dilocox_peer.events_of_data import Evaluated
 from dilocox_peer.events_of_health import NOTES, Trouble, TroublesSeen
 from dilocox_peer.events_of_reach import Starting, TurnedAway
-from dilocox_peer.events_of_rounds import ContributionsMissed, OwnerDirected
+from dilocox_peer.events_of_rounds import ContributionClipped, ContributionRefused, ContributionsMissed, OwnerDirected
 from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.contributions import Contributions, Round
 from dilocox_peer.peer.costs import CostsTold

@@ -78,7 +78,7 @@ def test_who_offers_too_much_or_nonsense_is_named_with_the_reason(
             why = f"the group's median {in_status['median_norm']:.3g}"
         elif mode == "turns":
             assert all(each["factor"] == 0.0 for each in told)
-            why = "pushes against most of the others"
+            why = "does not agree with most of the others"
         else:
             why = "its header announces"
             assert all(why in each["reason"] for each in told)

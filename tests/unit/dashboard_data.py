@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from dilocox_peer.events import (
-    ContributionRefused,
     Event,
     NeighbourLinked,
     NeighbourLost,
@@ -21,6 +20,7 @@ from dilocox_peer.events import (
     ViewChanged,
 )
 from dilocox_peer.events_of_data import Evaluated
+from dilocox_peer.events_of_rounds import ContributionRefused
 from dilocox_peer.events_of_states import StateFetched
 from dilocox_peer.peer.status import Status
 from dilocox_peer.types import PeerId

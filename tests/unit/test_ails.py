@@ -1,7 +1,6 @@
 """What a peer knows to be wrong with itself, and for how long."""
 
 from dilocox_peer.events import (
-    ContributionRefused,
     EquivocationProved,
     Event,
     RoundCertified,
@@ -10,7 +9,7 @@ from dilocox_peer.events import (
 )
 from dilocox_peer.events_of_data import ShardRefused
 from dilocox_peer.events_of_health import DiskRefused, LinkProcessEnded
-from dilocox_peer.events_of_rounds import ContributionsMissed
+from dilocox_peer.events_of_rounds import ContributionRefused, ContributionsMissed
 from dilocox_peer.peer.ails import LATE_S, REFUSED_S, Ails
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.health import MAX_ACCUSED, Accusation

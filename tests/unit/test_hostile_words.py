@@ -14,7 +14,6 @@ from dilocox_peer.cli.operate import peer_lines
 from dilocox_peer.cli.screen import Size, View, render
 from dilocox_peer.events import (
     BootstrapReady,
-    ContributionRefused,
     EquivocationProved,
     Event,
     Failed,
@@ -25,6 +24,7 @@ from dilocox_peer.events import (
     SeenPeer,
     SwarmSeen,
 )
+from dilocox_peer.events_of_rounds import ContributionRefused
 from dilocox_peer.events_of_states import StateFetchFailed
 from dilocox_peer.peer.status import Status, printable_lines
 from dilocox_peer.peer.summary import summary

@@ -1,4 +1,4 @@
-"""Contributions that push against the others: left out, alike on every peer, and no honest one with them."""
+"""Contributions that push against the others, or have nothing in common with them: left out, alike on every peer, and no honest one with them."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.compression.aggregate import aggregate
-from dilocox_peer.compression.agreement import opposed
+from dilocox_peer.compression.agreement import WHOLE, parts_by_agreement
 from dilocox_peer.compression.contribution import encode_contribution, open_contribution
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.types import Layout
@@ -27,9 +27,20 @@ def blobs_of(contributions: Sequence[Tensor], codec: str = "int8") -> list[bytes
     return [bytes(encode_contribution(LAYOUT, each_N, policy_named(codec, rank=8))) for each_N in contributions]
 
 
-def found_of(contributions: Sequence[Tensor], codec: str = "int8", beacon: bytes = b"head") -> frozenset[int]:
+def parts_of(contributions: Sequence[Tensor], codec: str = "int8") -> tuple[int, ...]:
     opened = [open_contribution(blob, LAYOUT) for blob in blobs_of(contributions, codec)]
-    return opposed(LAYOUT, opened, [8] * len(opened), beacon)
+    return parts_by_agreement(LAYOUT, opened, [8] * len(opened), b"head")
+
+
+def found_of(contributions: Sequence[Tensor], codec: str = "int8") -> frozenset[int]:
+    return frozenset(index for index, part in enumerate(parts_of(contributions, codec)) if part == 0)
+
+
+def noise(count: int, length: float = 4.0) -> list[Tensor]:
+    return [
+        length * torch.randn(LAYOUT.num_elements, generator=torch.Generator().manual_seed(100 + number))
+        for number in range(count)
+    ]
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -87,15 +98,16 @@ def test_a_large_stage_is_looked_at_in_part_and_nobody_knows_in_which_before() -
         open_contribution(bytes(encode_contribution(layout, each_N, policy_named("int8", rank=8))), layout)
         for each_N in contributions
     ]
-    found = [opposed(layout, opened, [8] * 5, bytes([number])) for number in range(24)]
-    assert found.count(frozenset()) == 24, "seven eighths of it agree"
+    found = [parts_by_agreement(layout, opened, [8] * 5, bytes([number])) for number in range(24)]
+    assert {parts[:4] for parts in found} == {(WHOLE,) * 4}
+    assert sum(parts[4] == WHOLE for parts in found) > 12, "seven eighths of it agree"
     turned_N[: 7 * first] = -shared_N[: 7 * first]
     opened[-1] = open_contribution(
         bytes(encode_contribution(layout, 4 * turned_N, policy_named("int8", rank=8))), layout
     )
-    found = [opposed(layout, opened, [8] * 5, bytes([number])) for number in range(24)]
-    assert found.count(frozenset({4})) > 12
-    assert found == [opposed(layout, opened, [8] * 5, bytes([number])) for number in range(24)]
+    found = [parts_by_agreement(layout, opened, [8] * 5, bytes([number])) for number in range(24)]
+    assert sum(parts[4] == 0 for parts in found) > 12
+    assert found == [parts_by_agreement(layout, opened, [8] * 5, bytes([number])) for number in range(24)]
 
 
 def test_the_mean_is_that_of_the_others_to_the_bit() -> None:
@@ -108,3 +120,56 @@ def test_the_mean_is_that_of_the_others_to_the_bit() -> None:
     assert mean.mean_N is not None
     assert alone.mean_N is not None
     assert torch.equal(mean.mean_N, alone.mean_N)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("count", "hostile"), [(8, 1), (8, 2), (6, 2), (5, 1), (3, 1)])
+def test_noise_weighs_next_to_nothing_and_the_others_all_that_they_did(codec: str, count: int, hostile: int) -> None:
+    parts = parts_of([*honest(count - hostile), *noise(hostile)], codec)
+    assert parts[: count - hostile] == (WHOLE,) * (count - hostile)
+    assert max(parts[count - hostile :]) <= WHOLE // 8
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("common", [0.0, 0.1, 0.3, 1.0])
+def test_honest_contributions_of_one_kind_keep_all_their_weight(seed: int, common: float) -> None:
+    for count in (3, 4, 8):
+        assert parts_of(honest(count, seed=seed, common=common)) == (WHOLE,) * count
+
+
+def test_what_agrees_less_weighs_less_in_proportion() -> None:
+    source = torch.Generator().manual_seed(9)
+    shared_N = torch.randn(LAYOUT.num_elements, generator=source)
+    parts = [
+        parts_of(
+            [
+                *(0.5 * shared_N + torch.randn(LAYOUT.num_elements, generator=source) for _ in range(6)),
+                common * shared_N + torch.randn(LAYOUT.num_elements, generator=source),
+            ]
+        )[-1]
+        for common in (0.0, 0.06, 0.12, 0.18, 0.4)
+    ]
+    assert parts == sorted(parts)
+    assert parts[0] <= 2
+    assert 8 < parts[1] < parts[2] < parts[3] < WHOLE
+    assert parts[4] == WHOLE
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_at_least_half_of_them_keep_all_whatever_the_others_are(seed: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    shared_N = torch.randn(LAYOUT.num_elements, generator=source)
+    shares = torch.rand(9, generator=source) - 0.2
+    parts = parts_of([share * shared_N + torch.randn(LAYOUT.num_elements, generator=source) for share in shares])
+    assert 2 * parts.count(WHOLE) >= len(parts) - parts.count(0)
+
+
+def test_the_mean_takes_a_part_of_a_weight_for_one_and_the_length_of_what_counts() -> None:
+    good = honest(6)
+    blobs = blobs_of([*good, *noise(1, 40.0)])
+    mean = aggregate(LAYOUT, blobs, [8] * 7, norm_clip=4.0)
+    alone = aggregate(LAYOUT, blobs[:6], [8] * 6, norm_clip=4.0)
+    assert mean.mean_N is not None
+    assert alone.mean_N is not None
+    assert mean.clip_factors[:6] == (1.0,) * 6
+    assert float((mean.mean_N - alone.mean_N).norm()) < 0.03 * float(alone.mean_N.norm())

@@ -9,7 +9,8 @@ import pytest
 
 from dilocox_peer.compression.aggregate import clip_factors
 from dilocox_peer.config import preset
-from dilocox_peer.events import ContributionClipped, RoundCertified
+from dilocox_peer.events import RoundCertified
+from dilocox_peer.events_of_rounds import ContributionClipped
 from dilocox_peer.peer.planning.plan import first_plan
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.chain import Place

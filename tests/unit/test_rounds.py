@@ -8,15 +8,8 @@ from itertools import pairwise
 import pytest
 
 from dilocox_peer.contract import Leaving, Note, Tick
-from dilocox_peer.events import (
-    BranchSwitched,
-    ContributionRefused,
-    MemberDoubted,
-    MessageRefused,
-    NeighbourLost,
-    ViewChanged,
-)
-from dilocox_peer.events_of_rounds import ContributionsMissed
+from dilocox_peer.events import BranchSwitched, MemberDoubted, MessageRefused, NeighbourLost, ViewChanged
+from dilocox_peer.events_of_rounds import ContributionRefused, ContributionsMissed
 from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.chain import vote_for
 from dilocox_peer.peer.rounds.contract import (

@@ -10,8 +10,6 @@ from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.operate import peer_lines
 from dilocox_peer.cli.screen import Size, render
 from dilocox_peer.events import (
-    ContributionClipped,
-    ContributionRefused,
     EquivocationProved,
     Event,
     Failed,
@@ -33,7 +31,7 @@ from dilocox_peer.events import (
 from dilocox_peer.events_of_costs import MonthCounted
 from dilocox_peer.events_of_data import Evaluated
 from dilocox_peer.events_of_reach import TurnedAway
-from dilocox_peer.events_of_rounds import ContributionsMissed
+from dilocox_peer.events_of_rounds import ContributionClipped, ContributionRefused, ContributionsMissed
 from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.status import MAX_LINE, MAX_LOG, MAX_PEERS, STALLED_S, Status, printable, stage_words
 from dilocox_peer.peer.summary import summary
@@ -350,7 +348,7 @@ def test_whose_contributions_were_refused_or_clipped_is_said_with_the_reason():
     lines = "\n".join(peer_lines(said))
     assert "…12D3bad had contributions refused 2 times, last in round 7: layers.0\ufffd holds values" in lines
     assert (
-        "…12D3huge had contributions clipped once, last in round 7: norm 20, the group's median 2, scaled by 0.375"
+        "…12D3huge had contributions clipped once, last in round 7: its norm 20, the group's median 2, scaled by 0.375"
         in lines
     )
     flood = folded(*(ContributionRefused(PeerId(f"p{number}"), 1, "nothing") for number in range(1000)))

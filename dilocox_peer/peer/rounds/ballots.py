@@ -16,7 +16,7 @@ Invariants: promised never falls; accepted.ballot <= promised; one value a ballo
 """
 
 from dilocox_peer.contract import Note
-from dilocox_peer.events import ContributionRefused
+from dilocox_peer.events_of_rounds import ContributionRefused
 from dilocox_peer.peer.rounds.arrivals import Arrivals
 from dilocox_peer.peer.rounds.averages import Slicing
 from dilocox_peer.peer.rounds.conduct import REFUSED_SPREAD

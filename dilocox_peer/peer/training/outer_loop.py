@@ -15,7 +15,8 @@ from typing import assert_never
 
 from dilocox_peer.compression.aggregate import median_norm_of
 from dilocox_peer.compression.ladder import LOW_RANK
-from dilocox_peer.events import ContributionClipped, Failed, PlanChanged, RoundCertified, RoundClosed
+from dilocox_peer.events import Failed, PlanChanged, RoundCertified, RoundClosed
+from dilocox_peer.events_of_rounds import ContributionClipped
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.measured import Measured
 from dilocox_peer.peer.planning.timetable import Timetable
