@@ -1,6 +1,7 @@
 """Whether a run takes what peers are told that it takes: time, memory, bytes a day.
 
     python benchmarks/predictions.py [--rounds 60] [--peers 2] [--stages 1] [--preset tiny] [--inner-steps 8]
+    python benchmarks/predictions.py --core             # what `init` reckons with: operations a second of processor time, by preset
     python benchmarks/predictions.py --preset 125m --rounds 6 --inner-steps 1 --micro-batch 1 --accumulate 1 --context 128
 
 Memory: what each peer says when it has joined (NeedsReckoned), beside the most that its processes hold together (RSS, looked at every
@@ -41,6 +42,7 @@ from dilocox_peer.peer.status import Status
 FIRST = 5  # round from which it is asked
 PAGE_S = 1.0
 MEMORY_S = 0.5
+CORE_TOKENS, CORE_STEPS = 256, 5
 LEAST_S = 20.0  # of traffic that is measured
 LONG_S = 3600.0
 
@@ -181,8 +183,37 @@ async def run(flags: argparse.Namespace) -> None:
             )
 
 
+def of_a_core() -> None:
+    """Forward and backward on one thread. Of processor time, as other programs may run beside it."""
+    import torch
+
+    from dilocox_peer.model.architecture import build_model
+    from dilocox_peer.model.loss import train_on
+    from dilocox_peer.peer.planning.forecast import operations
+
+    torch.set_num_threads(1)
+    for name in ("tiny", "small", "125m"):
+        manifest = preset(name)
+        model = build_model(manifest.model)
+        with torch.no_grad():
+            model.flat_N.normal_(std=0.02)
+        tokens_BT = torch.randint(0, 256, (1, min(manifest.model.context, CORE_TOKENS)))
+        found = []
+        for _ in range(1 + CORE_STEPS):
+            began = time.process_time()
+            train_on(model, tokens_BT, tokens_BT)
+            model.zero_grad()
+            found.append(tokens_BT.numel() / (time.process_time() - began))
+        tokens_per_s = statistics.median(found[1:])
+        print(
+            f"{name:<6} {tokens_per_s:,.0f} tokens a second, {tokens_per_s * operations(manifest) / 1e9:.1f} G operations",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--core", action="store_true")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--peers", type=int, default=2, help="of each stage")
     parser.add_argument("--stages", type=int, default=1)
@@ -193,6 +224,8 @@ def main() -> None:
     parser.add_argument("--context", type=int)
     flags = parser.parse_args()
     print(f"# load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
+    if flags.core:
+        return of_a_core()
     asyncio.run(run(flags))
 
 

@@ -10,8 +10,9 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.memory import size
 
 UP_BPS, DOWN_BPS, ROUND_TRIP_S = 20e6, 100e6, 0.05  # as `plan` has them where nobody says
-CORE_OPERATIONS_PER_S = 2.5e10
-"""Of training, on one processor core: what `init` reckons with, as the machines that will join are not known."""
+CORE = ((1.4e6, 2.3e10), (6.0e7, 7.0e10), (5.9e8, 9.0e10))
+"""(operations a token of a model, operations a second of training it on one processor core): tiny, small and 125m, as
+`benchmarks/predictions.py --core` measures them. What `init` reckons with, as the machines that will join are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,5 +71,6 @@ def on_one_core(manifest: Manifest) -> Expected:
     """Of a run before anybody has joined: two peers a stage, or as many as it waits for, of one processor core each."""
     from dilocox_peer.peer.planning.forecast import operations
 
-    peers = max(2, manifest.rounds.start_peers) * manifest.stages.count
-    return Expected.reckoned(manifest, peers, CORE_OPERATIONS_PER_S / operations(manifest), "of one processor core")
+    peers, a_token = max(2, manifest.rounds.start_peers) * manifest.stages.count, operations(manifest)
+    a_second = max((speed for least, speed in CORE if least <= a_token), default=CORE[0][1])
+    return Expected.reckoned(manifest, peers, a_second / a_token, "of one processor core")

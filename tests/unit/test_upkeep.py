@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dilocox_peer.cli.expected import Expected
+from dilocox_peer.cli.expected import Expected, on_one_core
 from dilocox_peer.cli.operate import cost_lines
 from dilocox_peer.cli.telling_costs import ROUNDS_SEEN, CostsTeller
 from dilocox_peer.config import preset
@@ -147,3 +147,14 @@ def test_who_looks_from_outside_is_told_of_the_stage_that_takes_most_or_of_the_o
     assert meant is not None
     assert (meant.sent_bytes_a_day, meant.memory_bytes) == (200, 11)
     assert Expected.at_its_pace({**document, "stages": [of(0, None)]}, None) is None
+
+
+def test_the_owner_is_told_what_a_core_makes_of_each_preset():
+    """As benchmarks/predictions.py --core measures a core: 16,077, 1,153 and 152 tokens a second."""
+    for name, tokens_per_s in (("tiny", 16_077), ("small", 1_153), ("125m", 152)):
+        run = preset(name)
+        tokens = run.inner.micro_batch * run.inner.accumulate * run.model.context
+        alone = run.rounds.total * run.rounds.inner_steps * tokens / tokens_per_s
+        found = on_one_core(run)
+        assert found.left_s == pytest.approx(alone, rel=0.25), name
+        assert found.memory_bytes == StageNeeds.of(run, 0).memory_bytes
