@@ -111,7 +111,8 @@ def test_every_flag_and_variable_that_is_named_exists(path: Path):
         text = "\n".join(line.split("|")[3] for line in text.splitlines() if line.count("|") == 4)
     code = " ".join(re.findall(r"`[^`\n]+`", ANY_FENCE.sub("", text)))
     named = {flag.replace("_", "-") for flag in re.findall(r"(?<![\w-])--[a-z][a-z_-]+", code)}
-    foreign = {"--rm", "--user", "--hostile"}  # docker's, and the simulator's
+    foreign = {"--rm", "--user", "--hostile", "--find-links"}  # docker's, the simulator's, uvx's
+    foreign |= {"--check", "--only", "--delay", "--sleep"}  # of scripts and benchmarks
     assert named - foreign <= flags_of_all_commands()
     group: Any = typer.main.get_command(app)
     for name in re.findall(r"DILOCOX_[A-Z]+_[A-Z_]*[A-Z]\b", path.read_text()):
