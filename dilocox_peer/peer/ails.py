@@ -19,6 +19,7 @@ REFUSED_S = 60.0  # so long after its last contribution, or file of data, that w
 LATE_S = 60.0  # and ourselves for one that came too late
 LATE_TIMES = 2  # within that time: one alone is an accident
 NARROW_ROUNDS = 2.0  # so long, or longer, a contribution takes our line to one other: it cannot come in time, which need not be seen first
+HOPELESS_ROUNDS = 6.0  # so long, and one close is enough to know
 PACE_ROUNDS = 4  # the newest, whose pace is the pace of now
 
 
@@ -59,20 +60,22 @@ class Ails:
             case RoundCertified():
                 self._certified_at = [*self._certified_at, now][-PACE_ROUNDS - 1 :]
             case RoundClosed():
-                self._narrow_at = [*self._narrow_at, now][-LATE_TIMES:] if self._is_narrow(event.blob_bytes) else []
+                rounds = self._rounds_to_send(event.blob_bytes)
+                closes = LATE_TIMES if rounds > HOPELESS_ROUNDS else 1
+                self._narrow_at = [*self._narrow_at, *[now] * closes][-LATE_TIMES:] if rounds > NARROW_ROUNDS else []
             case ContributionsMissed(_, missed):
                 if any(peer == self.me for peer, _ in missed):
                     self._late_at = [*self._late_at, now][-LATE_TIMES:]
             case _:
                 pass
 
-    def _is_narrow(self, blob_bytes: int) -> bool:
-        """Whether our line is for contributions of that size at the pace of now; not known before there is one."""
+    def _rounds_to_send(self, blob_bytes: int) -> float:
+        """How many rounds, at the pace of now, our line is busy with a contribution to one other; 0 where that is not known."""
         times = self._certified_at
-        if not self._upload_bps or len(times) < 3:
-            return False
+        if not self._upload_bps or len(times) < 3 or times[-1] <= times[0]:
+            return 0.0
         round_s = (times[-1] - times[0]) / (len(times) - 1)
-        return 8 * blob_bytes / self._upload_bps > NARROW_ROUNDS * round_s
+        return 8 * blob_bytes / self._upload_bps / round_s
 
     def now(self, now: float) -> tuple[Ail, ...]:
         """What is wrong."""

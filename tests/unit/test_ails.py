@@ -74,7 +74,11 @@ def progress(upload_bps: int) -> TrainingProgress:
 
 
 def test_a_line_that_a_contribution_takes_two_rounds_for_is_named_before_it_is_late():
-    assert closing(Ails(ME), 1_000_000, round_s=2.0, rounds=3, upload_bps=100_000) == [(), ("line",)]
+    assert closing(Ails(ME), 1_000_000, round_s=2.0, rounds=3, upload_bps=1_500_000) == [(), ("line",)]
+
+
+def test_a_line_that_is_much_too_narrow_is_named_at_the_first_close():
+    assert closing(Ails(ME), 1_000_000, round_s=2.0, rounds=3, upload_bps=100_000) == [("line",), ("line",)]
 
 
 def test_a_line_that_is_wide_enough_or_not_known_is_not_named():
