@@ -84,6 +84,11 @@ ATTACKS: dict[str, Attack] = {
     "copy": lambda now, index: now.contributions_MN[index],
     "zero": lambda now, index: torch.zeros_like(now.anchor_N),
     "old": lambda now, index: OLD.setdefault(index, now.contributions_MN[index]),
+    "elsewhere": lambda now, index: at_norm(
+        torch.randn(now.anchor_N.shape, generator=torch.Generator().manual_seed(97 * now.number + index))
+        * (torch.stack(now.contributions_MN[:HONEST]).abs().sum(0) == 0),
+        4 * median_norm(now),
+    ),
     # These mean no ill: what they do to the loss, and what the mean makes of them, must be little.
     "two rounds late": lambda now, index: late(now, index),
     "other text": lambda now, index: now.flipped_N if now.flipped_N is not None else now.contributions_MN[index],

@@ -12,7 +12,7 @@ tenth to a sixth of the signs beyond chance where that was measured, less late i
 Should half of all or more be opposed, nobody is: then nobody can tell which half is right.
 
 What agrees with the rest less than 1/ENOUGH as well as is usual weighs less in proportion, down to nothing: noise, wrong labels and old work oppose nobody
-and still lead nowhere. Usual is the lower median of all, so half of them keep all their weight; and it has to be TELLING standard deviations beyond chance, else
+and still lead nowhere. How well is reckoned of all elements that it has, not of those that others have too: what lies where nobody else says anything agrees with nobody. Usual is the lower median of all, so half of them keep all their weight; and it has to be TELLING standard deviations beyond chance, else
 contributions that have little in common, as late in a run or on data of their own, would be weighed by luck.
 """
 
@@ -56,9 +56,13 @@ def parts_by_agreement(
     opposed = {place for place, found in rest.items() if _is_opposed(*found)}
     if 2 * len(opposed) >= len(asked):
         opposed = set()
-    shares = {place: Fraction(*found) for place, found in rest.items() if found[1] and place not in opposed}
-    median = sorted(shares, key=lambda place: (shares[place], place))[(len(shares) - 1) // 2] if shares else None
-    if median is not None and _is_telling(*rest[median]):
+    shares = {
+        place: Fraction(rest[place][0], max(shared[row][row], 1))
+        for row, place in enumerate(asked)
+        if place not in opposed
+    }
+    median = sorted(shares, key=lambda place: (shares[place], place))[(len(shares) - 1) // 2]
+    if _is_telling(*rest[median]):
         for place, share in shares.items():
             parts[place] = min(max(int(WHOLE * ENOUGH * share / shares[median]), 0), WHOLE)
     return tuple(0 if place in opposed else part for place, part in enumerate(parts))
@@ -75,10 +79,9 @@ def _is_telling(total: int, count: int) -> bool:
 def _with_the_rest(agree: Sequence[int], shared: Sequence[int], row: int) -> tuple[int, int]:
     """Of one contribution with the others that are left: signs that are alike less those that are not, and elements that both
     have. agree, shared: the same with each."""
-    pairs = [(a / s, a, s) for other, (a, s) in enumerate(zip(agree, shared, strict=True)) if other != row and s > 0]
-    if not pairs:
-        return 0, 0
-    pairs.sort()
+    pairs = sorted(
+        (a / max(s, 1), a, s) for other, (a, s) in enumerate(zip(agree, shared, strict=True)) if other != row
+    )
     quarter = len(agree) // 4
     worst = min(max(quarter, 1), len(pairs) - 1)  # of three, one that means ill must not decide about the others
     rest = pairs[worst : max(len(pairs) - quarter, worst + 1)]

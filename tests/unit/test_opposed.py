@@ -173,3 +173,18 @@ def test_the_mean_takes_a_part_of_a_weight_for_one_and_the_length_of_what_counts
     assert alone.mean_N is not None
     assert mean.clip_factors[:6] == (1.0,) * 6
     assert float((mean.mean_N - alone.mean_N).norm()) < 0.03 * float(alone.mean_N.norm())
+
+
+@pytest.mark.parametrize("matched", [0, 300])
+def test_what_lies_where_nobody_else_says_anything_agrees_with_nobody(matched: int) -> None:
+    """Also with some elements that agree with the others in all of their signs."""
+    source = torch.Generator().manual_seed(4)
+    shared_N = torch.randn(LAYOUT.num_elements, generator=source)
+    theirs_N = torch.rand(LAYOUT.num_elements, generator=source) < 0.2
+    good = [theirs_N * (shared_N + torch.randn(LAYOUT.num_elements, generator=source)) for _ in range(6)]
+    elsewhere_N = ~theirs_N * torch.randn(LAYOUT.num_elements, generator=source)
+    places = torch.nonzero(theirs_N).squeeze()[:matched]
+    elsewhere_N[places] = shared_N[places]
+    parts = parts_of([*good, elsewhere_N], "none")
+    assert parts[:6] == (WHOLE,) * 6
+    assert parts[6] <= WHOLE // 16
