@@ -69,6 +69,15 @@ def flags_of_all_commands() -> set[str]:
     return flags | {"--help", "--version"}
 
 
+def flags_of_scripts() -> set[str]:
+    """Those of benchmarks, of the simulator and of what releases are made with."""
+    programs = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests" / "sim").glob("*.py")]
+    declared = {
+        flag for each in programs for flag in re.findall(r'add_argument\(\s*"(--[a-z][a-z-]+)"', each.read_text())
+    }
+    return declared | {"--check"}  # scripts/wheels.sh
+
+
 @every_document
 def test_every_command_line_parses(path: Path):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -111,9 +120,8 @@ def test_every_flag_and_variable_that_is_named_exists(path: Path):
         text = "\n".join(line.split("|")[3] for line in text.splitlines() if line.count("|") == 4)
     code = " ".join(re.findall(r"`[^`\n]+`", ANY_FENCE.sub("", text)))
     named = {flag.replace("_", "-") for flag in re.findall(r"(?<![\w-])--[a-z][a-z_-]+", code)}
-    foreign = {"--rm", "--user", "--hostile", "--find-links"}  # docker's, the simulator's, uvx's
-    foreign |= {"--check", "--only", "--delay", "--sleep"}  # of scripts and benchmarks
-    assert named - foreign <= flags_of_all_commands()
+    foreign = {"--rm", "--user", "--find-links"}  # docker's, uvx's
+    assert named - foreign - flags_of_scripts() <= flags_of_all_commands()
     group: Any = typer.main.get_command(app)
     for name in re.findall(r"DILOCOX_[A-Z]+_[A-Z_]*[A-Z]\b", path.read_text()):
         command, _, flag = name.removeprefix("DILOCOX_").lower().partition("_")
