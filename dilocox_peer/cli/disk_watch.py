@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dilocox_peer.events import Listener, Remark
+from dilocox_peer.peer.planning.disk import GB, DiskAllowed, DiskUse
 
 LOOK_S = 30.0
-LOOKS_OVER = 2  # in a row: while a state is written there is one more for a moment
 
 
 def folder_bytes(folder: Path) -> int:
@@ -30,25 +30,24 @@ def drop_left(folder: Path) -> int:
     oldest = min(branches, key=lambda each: each.stat().st_mtime)
     num_bytes = folder_bytes(oldest)
     shutil.rmtree(oldest, ignore_errors=True)
-    return num_bytes
+    return num_bytes - folder_bytes(oldest)  # a disk may refuse
 
 
 async def keep_within(
     folder: Path, max_gb: float, leave: Callable[[str], None], listener: Listener, *, look_s: float = LOOK_S
 ) -> None:
     """Until cancelled, or until it has called leave, with a reason. folder: the peer's."""
-    times_over = 0
+    use = DiskUse(DiskAllowed(int(max_gb * GB)))
     while True:
         taken = await asyncio.to_thread(folder_bytes, folder)
-        while taken > max_gb * 1e9 and (gone := await asyncio.to_thread(drop_left, folder)):
+        while use.allowed.is_over(taken) and (gone := await asyncio.to_thread(drop_left, folder)):
             listener(
                 Remark(f"{gone / 1e6:,.0f} MB of a branch that was left are dropped: --max-disk allows {max_gb:g} GB")
             )
             taken -= gone
-        times_over = times_over + 1 if taken > max_gb * 1e9 else 0
-        if times_over >= LOOKS_OVER:
+        if use.take(taken):
             leave(
-                f"what it keeps takes {taken / 1e9:.2f} GB of disk, --max-disk allows {max_gb:g}: allow {1.2 * taken / 1e9:.2g}, "
+                f"what it keeps takes {taken / GB:.2f} GB of disk, --max-disk allows {max_gb:g}: allow {1.2 * taken / GB:.2g}, "
                 f"or remove what is not needed of {folder}"
             )
             return

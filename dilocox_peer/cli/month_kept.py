@@ -32,6 +32,8 @@ def read_month(path: Path, now: Month) -> tuple[Month, str]:
         with path.open("rb") as file:
             raw = json.loads(file.read(MAX_FILE_BYTES))
         year, month = (int(each) for each in str(raw["month"]).split("-"))
+        if not 1 <= month <= 12:
+            raise ValueError(f"month {month}")
         found = Month(year, month, max(0, int(raw["sent"])), max(0, int(raw["received"])))
     except FileNotFoundError:
         return now, ""

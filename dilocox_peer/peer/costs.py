@@ -1,7 +1,7 @@
 """What taking part costs a volunteer, as far as its peer has told: a part of its status. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from dilocox_peer.events import Event, RoundClosed
@@ -40,19 +40,7 @@ class CostsTold:
             micro_batches=self.closed.micro_batches,
             round_s=(newest[-1].at_s - newest[0].at_s) / (len(newest) - 1),
         )
-        return upkeep(
-            StageNeeds(
-                stage=needs.stage,
-                memory_bytes=needs.memory_bytes,
-                parameters=needs.parameters,
-                frozen_bytes=needs.frozen_bytes,
-                copied=needs.copied,
-                sent_bytes=needs.sent_bytes,
-                received_bytes=needs.received_bytes,
-                is_sliced=needs.is_sliced,
-            ),
-            pace,
-        )
+        return upkeep(StageNeeds(**{each.name: getattr(needs, each.name) for each in fields(StageNeeds)}), pace)
 
     def summary(self, rounds: Sequence[Round]) -> dict[str, Any]:
         """Its part of the JSON form, sizes in bytes. memory, disk: at most, as reckoned; a_day: at the pace of now."""

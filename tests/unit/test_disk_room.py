@@ -11,7 +11,7 @@ from dilocox_peer.config import preset
 from dilocox_peer.model.partition import cut_into
 from dilocox_peer.peer.claim import fitting_stages
 from dilocox_peer.peer.disk_room import copies_kept, shard_quota, stage_needs
-from dilocox_peer.peer.planning.disk import DiskAllowed, copy_bytes, disk_bytes, least_allowed_gb
+from dilocox_peer.peer.planning.disk import DiskAllowed, DiskUse, copy_bytes, disk_bytes, least_allowed_gb
 from dilocox_peer.peer.settings import AtMost, Wish
 
 RUN = cut_into(preset("small"), 3)
@@ -90,6 +90,19 @@ def test_the_oldest_branch_that_was_left_goes_first(tmp_path):
     assert drop_left(tmp_path) == 500
     assert not (tmp_path / "runs" / "b" / "left" / "old").exists()
     assert (tmp_path / "runs" / "a" / "left" / "new").exists()
+
+
+def test_a_branch_that_the_disk_keeps_is_not_counted_as_gone(tmp_path, monkeypatch):
+    make(tmp_path / "runs" / "a" / "left" / "old", 500, at=100)
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+    assert drop_left(tmp_path) == 0
+
+
+def test_a_peer_goes_at_the_second_look_in_a_row_that_finds_too_much():
+    use = DiskUse(DiskAllowed(1000))
+    assert [use.take(taken) for taken in (1001, 1000, 1001, 1002)] == [False, False, False, True]
+    free = DiskUse(DiskAllowed(None))
+    assert not any(free.take(10**15) for _ in range(5))
 
 
 async def test_beyond_it_branches_go_and_then_the_peer(tmp_path):

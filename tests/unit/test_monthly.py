@@ -77,7 +77,17 @@ def test_what_was_counted_is_there_after_a_restart_until_the_month_is_over(tmp_p
     assert read_month(path, DECEMBER) == (DECEMBER, "")
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"month": "xi", "sent": 1, "received": 1}', "\udcff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"month": "xi", "sent": 1, "received": 1}',
+        '{"month": "2026-13", "sent": 1, "received": 1}',
+        "\udcff",
+    ],
+)
 def test_a_file_that_is_damaged_is_told_of_and_counted_anew(tmp_path, content):
     path = tmp_path / FILE_NAME
     path.write_bytes(content.encode(errors="surrogateescape"))

@@ -9,6 +9,7 @@ STATE_BYTES = 8  # a parameter: anchor and momentum
 STATES = 4  # three checkpoints, and one that is written
 COPIES = 2  # of another stage's state, where there are several: the copy, and the next while it is written
 GB = 1e9
+LOOKS_OVER = 2  # in a row: while a state is written there is one more for a moment
 
 
 def disk_bytes(parameters: int, contribution_bytes: int, peers: int, *, copied: int = 0) -> int:
@@ -57,3 +58,20 @@ class DiskAllowed:
     def left(self, need: int) -> int | None:
         """Bytes for what is fetched and may be dropped again, shards of data. need: of all else; None: any number."""
         return None if self.num_bytes is None else max(0, self.num_bytes - need)
+
+    def is_over(self, taken: int) -> bool:
+        """Whether a peer that takes so many bytes has to drop what it can do without."""
+        return self.num_bytes is not None and taken > self.num_bytes
+
+
+class DiskUse:
+    """Whether a peer has to go for what it takes, from one look to the next; cli/disk_watch.py looks, drops and has it leave."""
+
+    def __init__(self, allowed: DiskAllowed) -> None:
+        self.allowed = allowed
+        self._times_over = 0
+
+    def take(self, taken: int) -> bool:
+        """taken: bytes that are left when nothing more can be dropped. True: it is beyond what is allowed, and was at the look before."""
+        self._times_over = self._times_over + 1 if self.allowed.is_over(taken) else 0
+        return self._times_over >= LOOKS_OVER
