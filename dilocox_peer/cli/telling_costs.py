@@ -1,5 +1,6 @@
 """What taking part comes to, told once, when a peer has seen as many rounds as make a pace. Pure."""
 
+import math
 from collections.abc import Callable
 
 from dilocox_peer.events import Event, Listener, RoundCertified, RunJoined
@@ -23,6 +24,8 @@ class CostsTeller:
             self._seen = 0
         if not isinstance(event, RoundCertified) or self._is_told:
             return
+        if math.isnan(event.train_loss):
+            return  # taken over from before it came: the times of those tell nothing
         self._seen += 1
         found, left_s = self._look() if self._seen >= ROUNDS_SEEN else (None, None)
         if found is None:

@@ -1,5 +1,6 @@
 """How long a run still takes, as a peer of it can tell from the rounds it has seen certified. Pure; the page reckons alike (web/history.py)."""
 
+import math
 from collections.abc import Sequence
 
 from dilocox_peer.peer.contributions import Round
@@ -9,10 +10,12 @@ PACE_ROUNDS = 12  # the newest, whose pace is the pace of now
 
 def newest_in_a_row(rounds: Sequence[Round]) -> list[Round]:
     """The newest, whose pace is the pace of now. Of rounds that a peer takes over together, as after it was away, the times tell nothing:
-    it is counted from the last gap in their numbers."""
+    it is counted from the last gap in their numbers, and of who trains by now from the last round that it did not close."""
     newest = list(rounds)[-PACE_ROUNDS - 1 :]
+    trains = bool(newest) and not math.isnan(newest[-1].train_loss)
     for index in range(len(newest) - 1, 0, -1):
-        if newest[index].number != newest[index - 1].number + 1:
+        last, before = newest[index], newest[index - 1]
+        if last.number != before.number + 1 or (trains and math.isnan(before.train_loss)):
             return newest[index:]
     return newest
 

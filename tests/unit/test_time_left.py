@@ -1,5 +1,8 @@
 """The time that a run still takes, from the rounds that were seen."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from dilocox_peer.events_of_health import Trouble, TroublesSeen
@@ -34,6 +37,13 @@ def test_nothing_is_told_that_is_not_known():
     assert time_left_s([seen(1, 10.0), seen(2, 20.0)], 0, 20.0) is None, "it has no end"
     assert time_left_s([seen(1, 10.0), seen(9, 20.0)], 100, 20.0) is None, "it was away in between"
     assert time_left_s([seen(1, 10.0), seen(9, 20.0), seen(10, 25.0)], 100, 25.0) == pytest.approx(450.0)
+
+
+def test_rounds_that_it_took_over_when_it_came_back_make_no_pace():
+    taken_over = [replace(seen(number, 190.0 + 0.1 * number), train_loss=math.nan) for number in range(1, 8)]
+    closed = [seen(number, 120.0 + 10.0 * number) for number in range(8, 11)]
+    assert time_left_s([*taken_over, *closed], 100, 220.0) == pytest.approx(900.0)
+    assert time_left_s([*taken_over, closed[0]], 100, 200.0) is None, "one of its own tells no pace"
 
 
 def test_while_the_run_stands_nobody_is_told_a_time():

@@ -1,5 +1,6 @@
 """What a run takes of a peer: one reckoning, whoever asks."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -127,6 +128,8 @@ def test_a_peer_says_once_what_it_comes_to():
     told: list[Any] = []
     teller = CostsTeller(lambda: (Upkeep(1e9, 2e9, 3 * 10**9), 7300.0), told.append)
     teller.take(run_joined(TINY, ME, 0, device="cpu", threads=1))
+    for number in range(1, 20):
+        teller.take(replace(certified(number), train_loss=math.nan))  # taken over when it came
     for number in range(1, ROUNDS_SEEN + 5):
         assert bool(told) == (number > ROUNDS_SEEN)
         teller.take(certified(number))
