@@ -1,6 +1,6 @@
 """A live swarm under a stranger's fire: mutated messages at every entry that p2pd and linkd serve.
 
-    python benchmarks/fuzz.py [--messages 1000000] [--minutes 600] [--seed 1] [--strangers 4]
+    python benchmarks/fuzz.py [--messages 1000000] [--minutes 600] [--seed 1] [--strangers 4] [--pace 0.05]
 
 A real bootstrap and two real peers (a pipeline of two stages) train while strangers, who have the invitation link and
 nothing else, send mutated requests to the directory, messages, fetch streams, link frames and bare bytes to the TCP ports;
@@ -8,6 +8,7 @@ strangers are nodes of the directory too and answer with garbage when they are a
 are the processes they were, answer their control sockets, go on certifying rounds, and have grown by at most 64 MB since the
 warm-up. Standstills of the event loops are what the product itself measures (lag_ms_max), the worst of half a minute each.
 The strangers share one core at the lowest priority: on machines of their own they would take no processor time from the swarm.
+The peers compute at a pace (--pace) that leaves them the other one, else a million messages take an hour.
 Its doorkeeper is told to let everybody in (open_doors.py): else strangers would be turned away before the decoders have seen much.
 Expected beforehand: nothing ends; a peer takes 100 directory requests and 200 messages a second of each stranger, so four
 strangers reach the decoders of two targets 2000 times a second at most; what is refused costs 0.1 ms of the loop.
@@ -390,8 +391,9 @@ async def fuzz(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     fire = Fire(arguments.messages, until=float("inf"))
     async with WatchedSwarm(manifest) as swarm:
-        program = (str(Path(__file__).with_name("open_doors.py")),)
+        program: tuple[str, ...] = (str(Path(__file__).with_name("open_doors.py")),)
         children = {"bootstrap": await swarm.start_bootstrap(program=program)}
+        program += ("--pace", str(arguments.pace)) if arguments.pace else ()
         for stage in range(2):
             children[f"peer{stage}"] = await swarm.start_peer(f"peer{stage}", stage=stage, program=program)
         needed = list(children.values())
@@ -499,6 +501,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=600.0, help="at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--strangers", type=int, default=4)
+    parser.add_argument(
+        "--pace", type=float, default=0.05, help="seconds a peer takes for a micro-batch; 0: as fast as it computes"
+    )
     parser.add_argument("--calm", type=float, default=10.0, help="seconds of looking before the first message")
     parser.add_argument("--fire-at-link", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
