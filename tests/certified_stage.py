@@ -8,6 +8,7 @@ from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.planning.planner import FixedPlanner
 from dilocox_peer.peer.rounds.chain import vote_for
 from dilocox_peer.peer.state.backup import Annals
+from dilocox_peer.peer.state.backup_store import BackupStore
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.signing import SigningKey, verify
@@ -76,6 +77,21 @@ class CertifiedStage:
         for _ in range(count):
             self.round()
         return self
+
+
+def keep_in(store: BackupStore, certificates: Sequence[Certificate], state: AnchorState | None = None) -> Annals:
+    """As a guardian does: the chain, and the state if there is one."""
+    annals = store.open()
+    try:
+        annals.take(certificates)
+        growth = store.unwritten()
+        if state is not None:
+            store.settle(store.save(state, growth))
+        elif growth is not None:
+            store.settle(store.write_chain(growth))
+    finally:
+        store.close()
+    return annals
 
 
 def annals_of(certificates: Sequence[Certificate]) -> Annals:

@@ -61,8 +61,8 @@ class KeptStage:
 
     @property
     def certificates(self) -> Sequence[Certificate]:
-        """All that are known, from the first on; do not modify."""
-        return self._archive.annals.certificates
+        """All that are known, from the first on, as of now."""
+        return self._archive.annals.as_it_is()
 
     @property
     def roster(self) -> Sequence[PeerId]:
@@ -260,7 +260,7 @@ class Archivist:
         """One look at all stages, and what follows from it. Seconds until the next."""
         await look_at_all(self._surveys, at_once=LOOKS_AT_ONCE)
         self._spare_collections()
-        await asyncio.to_thread(self._write_chains)
+        await self._write_chains()
         await self._ask_for_tips()
         self._give_up_tails()
         await self._go_on()
@@ -276,9 +276,10 @@ class Archivist:
             gc.collect()  # what nobody needs would be frozen with the rest; it goes over what is new since the last time alone
             gc.freeze()
 
-    def _write_chains(self) -> None:
-        for stage in self._archive.stages:
-            stage.write_chain()
+    async def _write_chains(self) -> None:
+        for log in (stage.log for stage in self._archive.stages):
+            if (growth := log.unwritten()) is not None:
+                log.settle(await asyncio.to_thread(log.write, growth))
 
     async def _ask_for_tips(self) -> None:
         """Of stages that are over: no certificate names the digest of the last state, their voters do."""

@@ -48,8 +48,9 @@ from dilocox_peer.peer.rescue import over as run_over
 from dilocox_peer.peer.rounds.contract import OwnerVouched, PeerFound
 from dilocox_peer.peer.settings import SessionSettings, relay_bytes_per_s
 from dilocox_peer.peer.startup import StartUp, StartupStep
+from dilocox_peer.peer.state.backup_store import backup_store
 from dilocox_peer.peer.state.beginning import begin, folder_of
-from dilocox_peer.peer.state.guardian import Guardian, backup_store
+from dilocox_peer.peer.state.guardian import Guardian
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.restore import Own, find_backup
 from dilocox_peer.peer.steering import OWNER, Steering, check_welcome
@@ -243,7 +244,7 @@ class Stay:
         await dialback.serve(transport)
         await dialback.serve_forgetting(transport, stack)
         await parts.lookout.serve()
-        await parts.guardian.serve()
+        await parts.guardian.serve(stack)
         averaging.store.also_serve([parts.guardian.contributions])
         await parts.tenure.announce()
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
@@ -262,8 +263,7 @@ class Stay:
         self._resident.is_waiting = False
         if found.complete is not None:
             raise RunOver(*found.complete)
-        backup = found.backup
-        if backup is None:
+        if (backup := found.backup) is None:
             return
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, lambda: keeper.adopt(backup, me=self._me))

@@ -47,7 +47,7 @@ class RunWatcher:
 
 def _stage(kept: KeptStage, silent: Collection[PeerId]) -> StageFacts:
     here = {*kept.reached} - {*silent}
-    return StageFacts(tuple(kept.certificates), holders_of(kept.leases, here), kept.roster, is_over=kept.is_over)
+    return StageFacts(kept.certificates, holders_of(kept.leases, here), kept.roster, is_over=kept.is_over)
 
 
 def holders_of(leases: Iterable[Lease], reached: Collection[PeerId]) -> tuple[Holder, ...]:

@@ -19,9 +19,10 @@ from dilocox_peer.peer import takeover as takeover_module
 from dilocox_peer.peer.dialback import DialbackVerdict
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.state import guardian as guardian_module
-from dilocox_peer.peer.state.backup import COPY_ROUNDS, Backup, BackupStore, copy_folder
+from dilocox_peer.peer.state.backup import COPY_ROUNDS, Backup, copy_folder
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
-from dilocox_peer.peer.state.guardian import Guardian, backup_store
+from dilocox_peer.peer.state.backup_store import BackupStore, backup_store
+from dilocox_peer.peer.state.guardian import Guardian
 from dilocox_peer.peer.state.restore import Own, find_backup
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, States
 from dilocox_peer.peer.takeover import Move, Takeover
@@ -29,7 +30,7 @@ from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.store.store import Content, Source, Store
 from dilocox_peer.types import Digest, PeerId
-from tests.certified_stage import MANIFEST, STAGE, CertifiedStage, annals_of
+from tests.certified_stage import MANIFEST, STAGE, CertifiedStage, annals_of, keep_in
 from tests.shell.conftest import MakeTransport, until
 
 FIRST = 0  # the other stage
@@ -111,7 +112,7 @@ class _Lies:
 async def keep(node: Node, stage: CertifiedStage, height: int, *, is_lying: bool = False) -> None:
     """A peer of the other stage that has a copy of the state at height. is_lying: it hands out another one."""
     state = stage.states[height - 1]
-    node.store.save(annals_of(stage.certificates), state)
+    keep_in(node.store, stage.certificates, state)
     zeros = bytes(len(state.anchor))
     lie = AnchorState.of(state.layout, head=state.head, round_number=state.round, anchor=zeros, momentum=zeros)
     folders = [copy_folder(node.folder, STAGE) / "checkpoints"]
@@ -133,26 +134,27 @@ async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
         head.presence.endpoint, FIRST, manifest=MANIFEST, count=1, run_folder=head.folder, directory=head.directory,
         certificates=tuple, listener=head.events.append,
     )  # fmt: skip
-    await guardian.serve()
-    await head.serve(States(None, [copy_folder(head.folder, STAGE) / "checkpoints"]))
-    await head.directory.announce(head.presence.lease(FIRST))
-    copying = asyncio.create_task(guardian.run())
-    await until(lambda: len(head.told(StageCopied)) == 1)
-    newcomer = await make_node("newcomer")
-    assert await newcomer.find() is None, "somebody of the stage lives"
-    stage.rounds(COPY_ROUNDS)
-    await until(lambda: len(head.told(StageCopied)) == 2)
-    copying.cancel()
-    assert head.told(Failed) == []
+    async with AsyncExitStack() as stack:
+        await guardian.serve(stack)
+        await head.serve(States(None, [copy_folder(head.folder, STAGE) / "checkpoints"]))
+        await head.directory.announce(head.presence.lease(FIRST))
+        copying = asyncio.create_task(guardian.run())
+        await until(lambda: len(head.told(StageCopied)) == 1)
+        newcomer = await make_node("newcomer")
+        assert await newcomer.find() is None, "somebody of the stage lives"
+        stage.rounds(COPY_ROUNDS)
+        await until(lambda: len(head.told(StageCopied)) == 2)
+        copying.cancel()
+        assert head.told(Failed) == []
 
-    await later.directory.leave()
-    await later.presence.transport.close()
-    backup = await newcomer.find()
-    assert backup is not None
-    assert backup.state == stage.states[-2]
-    assert backup.certificates == tuple(stage.certificates[:-1])
-    restored = newcomer.told(StageRestored)
-    assert [event.donor for event in restored] == [head.presence.me]  # type: ignore[attr-defined]
+        await later.directory.leave()
+        await later.presence.transport.close()
+        backup = await newcomer.find()
+        assert backup is not None
+        assert backup.state == stage.states[-2]
+        assert backup.certificates == tuple(stage.certificates[:-1])
+        restored = newcomer.told(StageRestored)
+        assert [event.donor for event in restored] == [head.presence.me]  # type: ignore[attr-defined]
 
 
 async def test_who_lies_is_passed_over_and_the_longest_copy_is_taken(make_node: MakeNode) -> None:
@@ -177,7 +179,7 @@ async def test_our_own_copy_serves_too_and_a_stage_that_is_lost_is_told(make_nod
     await head.answer(BackupServer(FIRST, certificates=lambda: begun.certificates, kept={}), FIRST)
     assert await newcomer.find() is None
     assert ["nobody kept a copy" in event.line() for event in newcomer.told(Failed)] == [True]
-    newcomer.store.save(annals_of(stage.certificates), stage.states[2])
+    keep_in(newcomer.store, stage.certificates, stage.states[2])
     backup = await newcomer.find()
     assert backup is not None
     assert backup.state == stage.states[2]

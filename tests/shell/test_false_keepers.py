@@ -25,7 +25,7 @@ from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate, encode_chain
-from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage, annals_of
+from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage, annals_of, keep_in
 from tests.hostile.forgery import branch, sybils
 from tests.shell.test_backup import MakeNode, Node, make_node
 
@@ -54,7 +54,7 @@ def forged(stage: CertifiedStage, most: int = 1000, back: int = 0) -> tuple[list
 
 async def claim(node: Node, certificates: Sequence[Certificate], state: AnchorState, reached: int = 0) -> None:
     """Announces itself as a keeper with this chain and state."""
-    node.store.save(annals_of(certificates), state)
+    keep_in(node.store, certificates, state)
     states = States(lambda: state, [node.folder])
     await node.presence.transport.serve(STATE_SERVICE, states.serve_digest)
     await node.serve(states)

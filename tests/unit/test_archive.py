@@ -64,7 +64,9 @@ def test_the_last_state_that_surely_is_the_runs_stays_however_long_somebody_goes
         assert {each.head for each in certified.certificates[5:7]} < heads, "rounds 5 and 6"
     assert sha256(ROSTER[0].encode()) in kept.archive.contributions, "of rounds before it was alone"
 
-    kept.stage.write_chain()
+    growth = kept.stage.log.unwritten()
+    assert growth is not None
+    kept.stage.log.write(growth)
     kept.archive.close()
     again = Kept(tmp_path)
     assert again.stage.newest == (certified.certificates[20].head, 19)

@@ -7,11 +7,11 @@ import pytest
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS
+from dilocox_peer.peer.rounds.past import Certificates
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.backup import (
     FOLLOWERS,
     Annals,
-    BackupStore,
     followers,
     is_due,
     page_after,
@@ -19,13 +19,14 @@ from dilocox_peer.peer.state.backup import (
     rest_s,
     stages_to_keep,
 )
+from dilocox_peer.peer.state.backup_store import BackupStore
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.signing import verify
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
 from dilocox_peer.wire.declared import replaced
-from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage, annals_of
+from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage, annals_of, keep_in
 
 LIMIT = 1 << 20
 
@@ -129,8 +130,7 @@ def test_what_was_saved_is_loaded_with_its_proof(tmp_path) -> None:
     stage, store = CertifiedStage().rounds(4), BackupStore(tmp_path / "copy", MANIFEST, STAGE, verify)
     assert store.load() is None
     for last in (2, 4):
-        annals = annals_of(stage.certificates[: last + 1])
-        store.save(annals, stage.states[last - 1])
+        annals = keep_in(store, stage.certificates[: last + 1], stage.states[last - 1])
         backup = store.load()
         assert backup is not None
         assert backup.state == stage.states[last - 1]
@@ -141,28 +141,62 @@ def test_what_was_saved_is_loaded_with_its_proof(tmp_path) -> None:
 
 def test_killed_in_between_the_old_copy_is_there_and_a_damaged_one_is_none(tmp_path, monkeypatch) -> None:
     stage, store = CertifiedStage().rounds(4), BackupStore(tmp_path / "copy", MANIFEST, STAGE, verify)
-    store.save(annals_of(stage.certificates[:3]), stage.states[1])
+    keep_in(store, stage.certificates[:3], stage.states[1])
 
-    def killed(_certificates: object) -> bytes:
+    def killed(_durable: object) -> bytes:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dilocox_peer.peer.state.backup.encode_chain", killed)
+        patched.setattr("dilocox_peer.peer.rounds.journal.encode_record", killed)
         with pytest.raises(KeyboardInterrupt):
-            store.save(annals_of(stage.certificates), stage.states[3])
+            keep_in(store, stage.certificates, stage.states[3])
     old = store.load()
     assert old is not None
     assert old.state == stage.states[1]
-    chain = tmp_path / "copy" / "chain"
-    whole = chain.read_bytes()
+    log = tmp_path / "copy" / "chain.log"
+    whole = log.read_bytes()
     for length in range(0, len(whole), 101):
-        chain.write_bytes(whole[:length])
+        log.write_bytes(whole[:length])
         assert store.load() is None
+
+
+def test_a_chain_that_grows_costs_what_has_come_and_its_older_part_stays_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dilocox_peer.peer.rounds.journal.COMPACT_BYTES", 8192)
+    monkeypatch.setattr("dilocox_peer.peer.rounds.journal.KEPT", 6)
+    stage, store = CertifiedStage().rounds(1), BackupStore(tmp_path / "copy", MANIFEST, STAGE, verify)
+    annals = store.open()
+    annals.take(stage.certificates)
+    for number in range(60):
+        annals.take(stage.rounds(1).certificates[-1:])
+        growth = store.unwritten()
+        assert growth is not None
+        assert len(growth.durable.appended) == (1 if number else 3)
+        store.settle(store.write_chain(growth))
+        assert store.unwritten() is None
+    held = annals.certificates
+    assert isinstance(held, Certificates)
+    assert 0 < len(stage.certificates) - held.blocks[-1].stop < 40, "in memory"
+    assert list(annals.as_it_is()) == list(held) == stage.certificates
+    assert annals.place == stage.place
+    assert annals.round_at(stage.states[3].head) == 3
+
+    store.close()
+    again = store.open()
+    assert list(again.certificates) == stage.certificates
+    assert isinstance(again.certificates, Certificates), "nor is it all in memory after a restart"
+    again.give_up_after(stage.states[9].head)  # far back in the blocks
+    growth = store.unwritten()
+    assert growth is not None
+    store.settle(store.write_chain(growth))
+    store.close()
+    assert store.annals().place.head == stage.states[9].head
 
 
 def test_who_was_never_there_goes_on_and_who_voted_there_does_not_vote_twice(tmp_path) -> None:
     stage, store = CertifiedStage().rounds(3), BackupStore(tmp_path / "copy", MANIFEST, STAGE, verify)
-    store.save(annals_of(stage.certificates), stage.states[2])
+    keep_in(store, stage.certificates, stage.states[2])
     backup = store.load()
     assert backup is not None
     for name, me, signed in (("new", PeerId("somebody"), 0), ("old", ROSTER[1], 1 + LOST_VOTES_VIEWS)):
@@ -201,13 +235,13 @@ def test_the_stage_with_the_fewest_peers_is_kept_and_kept_on() -> None:
 
 def test_a_copy_leads_as_far_as_the_contributions_beside_it(tmp_path: Path) -> None:
     stage, store = CertifiedStage().rounds(6), BackupStore(tmp_path / "copy", MANIFEST, STAGE, verify)
-    store.save(annals_of(stage.certificates[:4]), stage.states[2])
+    keep_in(store, stage.certificates[:4], stage.states[2])
     since = stage.certificates[3:]
     assert [each.value.round for each in since] == [3, 4, 5, 6]
     first = store.load()
     assert first is not None
     assert first.round == 2
-    store.write_chain(annals_of(stage.certificates))
+    keep_in(store, stage.certificates[4:])
     shelf = Shelf(tmp_path / "shelf")
     blobs = [b"3", b"4", b"5", b"6"]
     certificates = [_with_one(each, sha256(blob)) for each, blob in zip(since, blobs, strict=True)]

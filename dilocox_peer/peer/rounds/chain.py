@@ -6,6 +6,7 @@ the later one, on whatever branches they are.
 """
 
 import itertools
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -305,6 +306,7 @@ class Chain:
         self._heads: list[Digest] = [genesis.head]
         self._heights: dict[Digest, int] = {genesis.head: 0}
         self._votes: OrderedDict[int, dict[PeerId, int]] = OrderedDict()
+        self._view_changes: list[int] = []
         self.place = genesis
         for certificate in certificates:
             self.append(certificate)
@@ -335,9 +337,15 @@ class Chain:
         """From genesis on; do not modify."""
         return self._heads
 
+    def view_changes(self, start: int) -> Sequence[int]:
+        """Heights from start on that a view change follows."""
+        return self._view_changes[bisect_left(self._view_changes, start) :]
+
     def append(self, certificate: Certificate) -> None:
         assert certificate.parent == self.head, f"certificate {certificate.head.hex()[:8]} is no child of our head"
         self._newest.append(certificate)
+        if certificate.value.kind == "epoch":
+            self._view_changes.append(self.height)
         for latest in self._votes.values():
             _count_votes(latest, certificate)
         self.place = self.place.then(certificate)
@@ -384,6 +392,7 @@ class Chain:
             other._places,
         )
         self._heads, self._heights, self.place = other._heads, other._heights, other.place
+        self._view_changes = other._view_changes
         self._votes.clear()
 
     def truncate(self, height: int) -> list[Certificate]:
@@ -405,6 +414,7 @@ class Chain:
         for head in self._heads[height + 1 :]:
             del self._heights[head]
         del self._heads[height + 1 :]
+        del self._view_changes[bisect_left(self._view_changes, height) :]
         self.place = self._places[-1]
         return dropped
 

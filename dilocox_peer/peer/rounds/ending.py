@@ -8,7 +8,7 @@ silent for as long as the owner's notary waits for them: then nobody else is the
 
 from collections.abc import Collection, Iterator
 
-from dilocox_peer.peer.rounds.chain import Chain, is_quorum, votes_on
+from dilocox_peer.peer.rounds.chain import Chain, is_quorum
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.timing import AWAY_S
@@ -54,14 +54,12 @@ def unfounded(chain: Chain, vouched: int, me: PeerId | None = None) -> Iterator[
     """(height at which it begins, voters there who are not on it) of each view change above the height vouched that no quorum of
     its voters has signed or followed, nor `me` signed. What `me` signs later proves nothing to it."""
     certificates = chain.certificates
-    for height in range(max(vouched, 1), chain.height):
-        if certificates[height].value.kind != "epoch":
-            continue
+    for height in chain.view_changes(max(vouched, 1)):
         voters = chain.place_at(height).voters
         signers = {peer for peer, _ in certificates[height].signatures}
         if is_quorum(signers, voters) or me in signers:
             continue
-        on_it = votes_on(certificates[height:])
+        on_it = chain.votes_since(height)
         others = [peer for peer in voters if peer != me]
         if not is_quorum([peer for peer in others if peer in on_it], voters):
             yield height, {peer for peer in others if peer not in on_it}

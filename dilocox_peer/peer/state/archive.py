@@ -9,20 +9,16 @@ As the folder of a peer has them, but for the log: `export --run-folder` reads b
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 
-from dilocox_peer.errors import ProtocolError, StateCorrupt
+from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
-from dilocox_peer.peer.rounds.durable import Durable, Votes
-from dilocox_peer.peer.rounds.genesis import genesis_of
-from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.state.anchors import keep_manifest
-from dilocox_peer.peer.state.backup import Annals
+from dilocox_peer.peer.state.chain_log import ChainLog
 from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import verify
@@ -34,22 +30,18 @@ MAX_STATES = 3  # of a stage: the one that is whole in all stages, the next, and
 
 
 class StageArchive:
-    """One stage. Blocking but for what reads; one process owns the folder."""
+    """One stage. Blocking but for what reads; one process owns the folder. log: of the chain; who takes in more has it written."""
 
     def __init__(self, folder: Path, manifest: Manifest, stage: int, listener: Listener) -> None:
         """Raises OSError."""
         self.stage = stage
         self.layout = layout_of(manifest, stage)
-        self.annals = Annals(manifest, stage, verify)
         self._manifest = manifest
         self._folder = folder / f"stage{stage}"
         self.checkpoints = self._folder / "checkpoints"
         self._states: dict[Digest, tuple[int, Digest]] = {}
-        self._journal = Journal(self._folder / "kept.log", genesis_of(manifest, stage))
-        if (durable := self._journal.loaded.durable) is not None:
-            with suppress(ProtocolError):  # a damaged log: what verifies of it is the beginning
-                self.annals.take(durable.appended)
-        self._written = list(self.annals.heads)
+        self.log = ChainLog(self._folder / "kept.log", manifest, stage, verify)
+        self.annals = self.log.annals
         for path in stored_checkpoints(self.checkpoints):
             try:
                 state = read_checkpoint(path, manifest.run_id, self.layout)
@@ -108,18 +100,6 @@ class StageArchive:
 
     # ---- what comes ----
 
-    def write_chain(self) -> None:
-        """The log has the chain as it is by now. Raises OSError."""
-        heads = list(self.annals.heads)
-        keep = min(len(heads), len(self._written))  # with genesis, which is in both
-        while heads[keep - 1] != self._written[keep - 1]:
-            keep -= 1
-        if keep == len(heads) == len(self._written):
-            return
-        appended = tuple(self.annals.certificates[keep - 1 : len(heads) - 1])
-        self._journal.write(Durable(keep - 1, appended, Votes(heads[-1])))
-        self._written = heads
-
     def save(self, state: AnchorState) -> None:
         """Keeps a state that is on the chain. Raises OSError."""
         write_checkpoint(self.checkpoints, self._manifest.run_id, state, keep=MAX_STATES)
@@ -135,7 +115,7 @@ class StageArchive:
         self._states = {head: self._states[head] for head in heads}
 
     def close(self) -> None:
-        self._journal.close()
+        self.log.close()
 
 
 class Archive:

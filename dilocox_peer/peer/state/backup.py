@@ -1,40 +1,35 @@
 """A copy of what another stage has agreed on, kept by a peer that does not train it: for when nobody of it is left.
 
-    folder/chain                    certificates from genesis on, as `encode_chain` writes them
+    folder/chain.log                certificates from genesis on; older ones in chain.past beside it (chain_log.py)
     folder/checkpoints/anchor-N     the anchor state at one of their heads
     folder/../contributions         of all copied stages: contributions to the rounds since, at who follows closely
 
 A copy counts only with its proof: every certificate verifies, and a later one names the state's digest. So whoever is
 asked for it years later, or hands it on, can be believed no more than the quorums that signed it. `Annals` is the pure
-part; `BackupStore` its disk. Two peers follow each stage closely (`followers`): they take the contributions to the rounds since as well,
+part; `BackupStore` (backup_store.py) its disk. Two peers follow each stage closely (`followers`): they take the contributions to the rounds since as well,
 so that no more than what they have not fetched yet is lost with the stage.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from dilocox_peer.errors import ProtocolError, StateCorrupt
-from dilocox_peer.files import replace_file, sweep_parts
+from dilocox_peer.errors import ProtocolError
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.chain import Chain, Place, Verifier, suffix_of
 from dilocox_peer.peer.rounds.ending import unfounded
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.genesis import genesis_of
-from dilocox_peer.peer.rounds.past import Certificates
+from dilocox_peer.peer.rounds.past import Block, BlockStore, Certificates
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.schedule import ends_run
-from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId, sha256
-from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
+from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.checkpoints import Checkpoint
 from dilocox_peer.wire.declared import encode
 
@@ -64,20 +59,29 @@ class Annals:
         verify: Verifier,
         checkpoint: Checkpoint | None = None,
         patience: Patience | None = None,
+        store: BlockStore | None = None,
     ) -> None:
         """checkpoint: the newest of the run's owner, verified, where one is known. patience: with view changes that no quorum
-        signed; None: they count at once."""
+        signed; None: they count at once. store: where what is sealed lies; None: all stays in memory."""
         self.stage = stage
         self.patience = patience
         self._verify = verify
         self._max_peers = manifest.limits.max_peers
         self._plans = plan_bounds(manifest)
-        self._chain = Chain(genesis_of(manifest, stage))
+        self._chain = Chain(genesis_of(manifest, stage), store=store)
         self._forks = Forks(self._chain, max_back=manifest.rounds.checkpoint_every, checkpoint=checkpoint)
 
     @property
     def certificates(self) -> Sequence[Certificate]:
         return self._chain.certificates
+
+    def as_it_is(self) -> Sequence[Certificate]:
+        """All of them, whatever becomes of the chain."""
+        return self._chain.as_it_is()
+
+    def seal(self, blocks: Iterable[Block]) -> None:
+        """What lies in these blocks of the store need not be in memory."""
+        self._chain.seal(blocks)
 
     @property
     def place(self) -> Place:
@@ -284,67 +288,3 @@ class Backup:
     def round(self) -> int:
         """That the contributions lead to."""
         return self.chain[-1].value.round
-
-
-class BackupStore:
-    """One stage's copy on disk. Blocking; one process owns the folder."""
-
-    def __init__(self, folder: Path, manifest: Manifest, stage: int, verify: Verifier) -> None:
-        self._folder = folder
-        self._manifest = manifest
-        self._verify = verify
-        self.stage = stage
-
-    @cached_property
-    def arrivals(self) -> Shelf:
-        """Where the next state is put together. Raises OSError."""
-        return Shelf(self._folder / "arrivals")
-
-    def annals(self, checkpoint: Checkpoint | None = None, patience: Patience | None = None) -> Annals:
-        """The chain on disk, to go on with; that of a damaged file, or of none, is empty. checkpoint, patience: of what is
-        taken in from here on."""
-        kept = Annals(self._manifest, self.stage, self._verify)
-        with suppress(OSError, ProtocolError):
-            kept.take(decode_chain((self._folder / "chain").read_bytes(), MAX_CHAIN_BYTES))
-        kept.patience = patience
-        if checkpoint is not None:
-            kept.hear(checkpoint)
-        return kept
-
-    @cached_property
-    def contributions(self) -> Shelf:
-        """To the rounds since the states of all stages that are kept beside this one. Raises OSError."""
-        return Shelf(self._folder.parent / "contributions")
-
-    def load(self) -> Backup | None:
-        """What was saved last, verified, as far as contributions lead on; None if there is nothing whole."""
-        found = self.read()
-        if found is None:
-            return None
-        annals, state = found
-        since = reached_with(annals.since(state.head), self.contributions)
-        return Backup(annals.up_to(state.head), state, since)
-
-    def read(self) -> tuple[Annals, AnchorState] | None:
-        """The same as the whole chain, proof included, and the state."""
-        annals, layout = self.annals(), layout_of(self._manifest, self.stage)
-        for path in stored_checkpoints(self._folder / CHECKPOINTS):
-            try:
-                state = read_checkpoint(path, self._manifest.run_id, layout)
-            except (StateCorrupt, OSError):
-                continue
-            if state.digest == annals.digest_at(state.head):
-                return annals, state
-        return None
-
-    def save(self, annals: Annals, state: AnchorState) -> None:
-        """Replaces what is there; killed at any point, the old one or the new one can be loaded. Raises OSError."""
-        assert state.digest == annals.digest_at(state.head), "a state without its proof"
-        path = write_checkpoint(self._folder / CHECKPOINTS, self._manifest.run_id, state, keep=2)
-        self.write_chain(annals)
-        keep_only(path)
-
-    def write_chain(self, annals: Annals) -> None:
-        """The chain has gone on, with the state in it. Raises OSError."""
-        sweep_parts(self._folder)
-        replace_file(self._folder / "chain", [encode_chain(annals.certificates)], mode=0o600)

@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from dilocox_peer.admission import Right
@@ -24,19 +24,11 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.rounds.patience import Patience
-from dilocox_peer.peer.state.backup import (
-    BackupStore,
-    copy_folder,
-    followers,
-    is_due,
-    reached_with,
-    rest_s,
-    stages_to_keep,
-)
+from dilocox_peer.peer.state.backup import copy_folder, followers, is_due, reached_with, rest_s, stages_to_keep
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain, fetch_summary
+from dilocox_peer.peer.state.backup_store import BackupStore, backup_store
 from dilocox_peer.peer.state.keeping import Allowance, LookPace
 from dilocox_peer.peer.state.statesync import Agreed, fetch_state
-from dilocox_peer.signing import verify
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.store.store import Store
 from dilocox_peer.types import Digest
@@ -48,11 +40,6 @@ COPY_TIMEOUT_S = 3600.0
 BLOB_TIMEOUT_S = 600.0
 PATIENCE_S = 60.0  # with view changes that a minority signed: two looks
 DONORS_TRIED = 3
-
-
-def backup_store(run_folder: Path, manifest: Manifest, stage: int) -> BackupStore:
-    """Where a peer keeps its copy of a stage that it does not train."""
-    return BackupStore(copy_folder(run_folder, stage), manifest, stage, verify)
 
 
 class Guardian:
@@ -89,16 +76,20 @@ class Guardian:
         self._keepers: list[Lease] = []
         self._rest_s = 0.0
         self._copy_at = 0.0
+        self._stores: dict[int, BackupStore] = {}
         self._contributions: Shelf | None = None
         self._server = BackupServer(stage, certificates=certificates, kept=self._kept)
 
-    async def serve(self) -> None:
-        """Finds what is on disk from before, and answers who asks."""
+    async def serve(self, stack: AsyncExitStack) -> None:
+        """Finds what is on disk from before, and answers who asks. stack: that ends when nothing of it runs any more."""
+        stack.callback(self._close)
         for stage in range(self._manifest.stages.count):
             if stage != self._stage:
-                store = backup_store(self._run_folder, self._manifest, stage)
-                if (kept := await asyncio.to_thread(_kept_in, store)) is not None:
+                if not copy_folder(self._run_folder, stage).is_dir():
+                    continue
+                if (kept := await asyncio.to_thread(_kept_in, self._store(stage))) is not None:
                     self._kept[stage], self._heads[stage] = kept
+                    kept[0].annals.patience = self._patience
         await self._transport.serve(BACKUP_SERVICE, self._server.serve, right=Right.READ)
 
     async def run(self) -> None:
@@ -142,15 +133,14 @@ class Guardian:
     async def _follow(self, stage: int) -> float:
         """The rounds of a stage since its state that is kept here, oldest first. Seconds until the next look. Raises as _copy does."""
         pace, kept, head = self._paces.setdefault(stage, LookPace()), self._kept[stage], self._heads[stage]
-        store, annals = self._stores(stage), kept.annals
+        store, annals = self._store(stage), kept.annals
         lease = self._rng.choice(self._leases[stage])
         try:
             await self._transport.connect(lease.peer, lease.addresses)
             await fetch_chain(self._transport, lease.peer, annals, ASK_S)
         except PeerUnavailable:  # it may be the stage's end: what is kept stays as it is
             return LOOK_S / 4
-        if not annals.holds(head):  # another branch: a state of that one is copied
-            del self._kept[stage], self._heads[stage]
+        if self._is_left(stage):
             self._copy_at = 0.0
             return 0.0
         since, layout = annals.since(head), layout_of(self._manifest, stage)
@@ -169,7 +159,8 @@ class Guardian:
                 )
                 took += path.stat().st_size
         allowance.taken(took)
-        await asyncio.to_thread(store.write_chain, annals)
+        if (growth := store.unwritten()) is not None:
+            store.settle(await asyncio.to_thread(store.write_chain, growth))
         reached = reached_with(since, store.contributions)
         number = reached[-1].value.round if reached else kept.round
         if number > kept.reached:
@@ -177,11 +168,23 @@ class Guardian:
         self._kept[stage] = Kept(annals, kept.round, number)
         return pace.pause_s(annals.place.round, time.monotonic(), is_complete=annals.is_over, is_alone=False)
 
-    def _stores(self, stage: int) -> BackupStore:
+    def _is_left(self, stage: int) -> bool:
+        """Whether the chain has left the state that is kept, for another branch: then one of that is copied."""
+        if self._kept[stage].annals.holds(self._heads[stage]):
+            return False
+        del self._kept[stage], self._heads[stage]
+        return True
+
+    def _store(self, stage: int) -> BackupStore:
         """With the shelf that is served."""
-        store = backup_store(self._run_folder, self._manifest, stage)
-        store.contributions = self.contributions
-        return store
+        if stage not in self._stores:
+            self._stores[stage] = backup_store(self._run_folder, self._manifest, stage)
+            self._stores[stage].contributions = self.contributions
+        return self._stores[stage]
+
+    def _close(self) -> None:
+        for store in self._stores.values():
+            store.close()
 
     @property
     def contributions(self) -> Shelf:
@@ -190,11 +193,16 @@ class Guardian:
             self._contributions = backup_store(self._run_folder, self._manifest, self._stage).contributions
         return self._contributions
 
-    def _let_go(self) -> None:
+    async def _let_go(self) -> None:
         """Of contributions that lead on from no state that is here. Raises OSError."""
         since = (each for stage, head in self._heads.items() for each in self._kept[stage].annals.since(head))
-        for name in self.contributions.held - {name for each in since for name in each.value.blobs}:
-            self.contributions.forget(name)
+        unwanted = self.contributions.held - {name for each in since for name in each.value.blobs}
+
+        def forget() -> None:
+            for name in unwanted:
+                self.contributions.forget(name)
+
+        await asyncio.to_thread(forget)
 
     async def _copy_all(self) -> None:
         leases = {
@@ -215,7 +223,7 @@ class Guardian:
 
     async def _copy(self, stage: int, donors: Sequence[Lease]) -> bool:
         """From the first donor that has something new enough, and its proof; whether there was one."""
-        store = backup_store(self._run_folder, self._manifest, stage)
+        store = self._store(stage)
         for number, lease in enumerate(donors, 1):
             try:
                 if await self._copy_from(lease, store):
@@ -232,8 +240,13 @@ class Guardian:
         if summary is None or not is_due(summary.round, kept.round if kept is not None else None):
             return False
         word = await self._directory.word(store.stage)
-        annals = await asyncio.to_thread(store.annals, word[0] if word is not None else None, self._patience)
+        annals = await asyncio.to_thread(store.open) if kept is None else kept.annals
+        annals.patience = self._patience
+        if word is not None:
+            annals.hear(word[0])
         await fetch_chain(self._transport, lease.peer, annals)
+        if kept is not None and self._is_left(store.stage):
+            kept = None
         layout = layout_of(self._manifest, store.stage)
         for head, digest in annals.newest_proven():
             if head == self._heads.get(store.stage):
@@ -246,9 +259,10 @@ class Guardian:
             )  # fmt: skip
             if state is None:
                 continue
-            await asyncio.to_thread(store.save, annals, state)
+            assert state.digest == annals.digest_at(state.head), "a state without its proof"
+            store.settle(await asyncio.to_thread(store.save, state, store.unwritten()))
             self._kept[store.stage], self._heads[store.stage] = Kept(annals, state.round, state.round), state.head
-            await asyncio.to_thread(self._let_go)
+            await self._let_go()
             seconds = round(time.monotonic() - started, 3)
             self._listener(StageCopied(store.stage, state.round, lease.peer, state.size_bytes, seconds, kept is None))
             return True
@@ -257,6 +271,7 @@ class Guardian:
 
 def _kept_in(store: BackupStore) -> tuple[Kept, Digest] | None:
     """And the head of the state."""
+    store.open()
     found = store.read()
     if found is None:
         return None

@@ -31,8 +31,9 @@ from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.rounds.durable import Durable
 from dilocox_peer.peer.rounds.founding import FOUNDED_FROM
 from dilocox_peer.peer.rounds.patience import Patience
-from dilocox_peer.peer.state.backup import Annals, Backup, BackupStore
+from dilocox_peer.peer.state.backup import Annals, Backup
 from dilocox_peer.peer.state.backup_exchange import Summary, fetch_chain, fetch_summary, trusted_first
+from dilocox_peer.peer.state.backup_store import BackupStore
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.statesync import Agreed, fetch_state
 from dilocox_peer.peer.training.anchor_state import AnchorState

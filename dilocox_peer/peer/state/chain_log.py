@@ -1,0 +1,82 @@
+"""The chain of a stage that is trained elsewhere, in a log that grows with it, and in memory its newest certificates alone.
+
+As a peer's own rounds.log (rounds/journal.py), without votes: a write costs what has come since the last one, and what is in blocks
+beside the log is read when somebody asks for it. So neither memory nor a round's work grows with the run.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dilocox_peer.errors import ProtocolError
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.rounds.chain import Verifier
+from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.genesis import genesis_of
+from dilocox_peer.peer.rounds.journal import Journal, read_log
+from dilocox_peer.peer.rounds.past import MOST_IN_BLOCK, Block
+from dilocox_peer.peer.state.backup import Annals
+from dilocox_peer.types import Digest
+from dilocox_peer.wire.chain import Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What a log lacks of a chain as it was at a moment. heads: those after the first `keep`, genesis among them."""
+
+    keep: int
+    heads: Sequence[Digest]
+    durable: Durable
+
+
+class ChainLog:
+    """Of one stage; one process owns the file. `annals` belongs to the event loop: there ask what is `unwritten`, have a thread `write` it,
+    and `settle` what that gives back."""
+
+    def __init__(self, path: Path, manifest: Manifest, stage: int, verify: Verifier) -> None:
+        """Opens or makes the files, and verifies what they have. Blocking. Raises OSError."""
+        self._journal = Journal(path, genesis_of(manifest, stage))
+        self.annals = Annals(manifest, stage, verify, store=self._journal.store)
+        take_all(self.annals, self._journal.chain.certificates)
+        self.annals.seal(self._journal.chain.blocks)
+        self._heads = list(self.annals.heads)  # that the log has
+
+    def unwritten(self) -> Growth | None:
+        """None: the log has the chain as it is."""
+        heads, keep = self.annals.heads, min(len(self.annals.heads), len(self._heads))  # with genesis, which is in both
+        while heads[keep - 1] != self._heads[keep - 1]:
+            keep -= 1
+        if keep == len(heads) == len(self._heads):
+            return None
+        appended = tuple(self.annals.certificates[keep - 1 :])
+        return Growth(keep, heads[keep:], Durable(keep - 1, appended, Votes(heads[-1])))
+
+    def write(self, growth: Growth) -> Sequence[Block]:
+        """Blocking. Gives back the blocks that all older certificates are in, if more have gone into some. Raises OSError: the log is as
+        it was."""
+        blocks = self._journal.write(growth.durable)
+        self._heads[growth.keep :] = growth.heads
+        return blocks
+
+    def settle(self, blocks: Sequence[Block]) -> None:
+        """What lies in these need not be in memory."""
+        self.annals.seal(blocks)
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+def read_chain(path: Path, manifest: Manifest, stage: int, verify: Verifier) -> Annals:
+    """What a log has that verifies; it is not opened for more. Blocking. Raises OSError."""
+    annals = Annals(manifest, stage, verify)
+    if (durable := read_log(path, genesis_of(manifest, stage)).durable) is not None:
+        take_all(annals, durable.appended)
+    return annals
+
+
+def take_all(annals: Annals, certificates: Sequence[Certificate]) -> None:
+    """A block at a time, up to the first that does not verify: of a log that was damaged its beginning is true."""
+    with suppress(ProtocolError):
+        for start in range(0, len(certificates), MOST_IN_BLOCK):
+            annals.take(certificates[start : start + MOST_IN_BLOCK])
