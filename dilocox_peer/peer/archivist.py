@@ -28,7 +28,16 @@ from dilocox_peer.model.architecture import prepare
 from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.state.archive import Archive, StageArchive, usual_bytes
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
-from dilocox_peer.peer.state.keeping import Allowance, Keeping, KeepNext, LookPace, StageAccount, TailAccount, Tails
+from dilocox_peer.peer.state.keeping import (
+    MOST_COUNTED,
+    Allowance,
+    Keeping,
+    KeepNext,
+    LookPace,
+    StageAccount,
+    TailAccount,
+    Tails,
+)
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, Agreed, States
 from dilocox_peer.peer.state.survey import Survey, look_at_all
 from dilocox_peer.store.store import Store
@@ -351,7 +360,8 @@ class Archivist:
         if (tip := self._tips.get(stage.stage)) is not None and annals.holds(tip.head):
             proven.add(tip.round)
         allowance, is_here = self._allowances[stage.stage], self._surveys[stage.stage].members_here > 0
-        number_of, usual = usual_bytes(stage.following()) if newest is not None else (0, 0)
+        count = annals.num_since(newest[0]) if newest is not None else 0
+        number_of, usual = usual_bytes(annals.certificates[-min(count, MOST_COUNTED) :], count) if count else (0, 0)
         missing = self._archive.missing(stage.stage) if newest is not None else []
         return StageAccount(
             stage.layout.state_bytes,
@@ -391,7 +401,7 @@ class Archivist:
             self._kept.get(stage, Kept(self._archive.stages[stage].annals, 0)).round for stage in lacking
         )
         with suppress(OSError):  # they cost room; the next copy tries again
-            await asyncio.to_thread(self._let_go)
+            await asyncio.to_thread(self._archive.let_go, *self._archive.wanted())
         self._broken.clear()
         self._note_kept()
         self._listener(
@@ -410,11 +420,6 @@ class Archivist:
         if (found := annals.proven_at(number)) is not None:
             return Agreed(number, *found)
         return tip if tip is not None and tip.round == number and annals.holds(tip.head) else None
-
-    def _let_go(self) -> None:
-        for stage in self._archive.stages:
-            stage.let_go()
-        self._archive.let_go()
 
     async def _follow(self, stages: Sequence[int], room_bytes: int) -> None:
         """The contributions that these stages lack, as far as there is room for what they really are."""

@@ -68,8 +68,8 @@ class StageHistory:
         if known and (len(certificates) < known or certificates[known - 1].head != self._heads[-1]):
             self._forget()  # another branch counts now: rare, and read again in a tenth of a second
             known = 0
-        for certificate in certificates[known:]:
-            self._take(certificate, now)
+        for number in range(known, len(certificates)):  # one by one: all of a year's are no list to have in memory
+            self._take(certificates[number], now)
         return len(certificates) > known
 
     def plan_for(self, number: int) -> Plan:

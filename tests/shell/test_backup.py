@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -155,6 +155,47 @@ async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
         assert backup.certificates == tuple(stage.certificates[:-1])
         restored = newcomer.told(StageRestored)
         assert [event.donor for event in restored] == [head.presence.me]  # type: ignore[attr-defined]
+
+
+async def test_a_copy_stays_when_the_chain_goes_on_elsewhere_and_nobody_gives_a_state_of_that(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guardian_module, "FIRST_COPY_S", 0.05)
+    monkeypatch.setattr(guardian_module, "LOOK_S", 0.05)
+    head, later = await make_node("head"), await make_node("later")
+    stage, other = CertifiedStage().rounds(4), CertifiedStage().rounds(2).round(closed_ms=5).rounds(COPY_ROUNDS)
+    asked = []
+
+    def state() -> AnchorState:
+        asked.append(stage.certificates[-1].value.round)
+        return stage.states[3]
+
+    await later.hold(stage, state)
+
+    guardian = Guardian(
+        head.presence.endpoint, FIRST, manifest=MANIFEST, count=1, run_folder=head.folder, directory=head.directory,
+        certificates=tuple, listener=head.events.append,
+    )  # fmt: skip
+    async with AsyncExitStack() as stack:
+        await guardian.serve(stack)
+        await head.serve(States(None, [copy_folder(head.folder, STAGE) / "checkpoints"]))
+        await head.directory.announce(head.presence.lease(FIRST))
+        copying = asyncio.create_task(guardian.run())
+        await until(lambda: len(head.told(StageCopied)) == 1)
+        before = list(stage.certificates)
+        stage.certificates[:] = other.certificates  # of which it has no state
+        await until(lambda: 19 in asked)
+        copying.cancel()
+        with suppress(asyncio.CancelledError):
+            await copying
+
+        await later.directory.leave()
+        await later.presence.transport.close()
+        newcomer = await make_node("newcomer")
+        backup = await newcomer.find()
+        assert backup is not None
+        assert backup.state == stage.states[3]
+        assert backup.certificates == tuple(before[:4])
 
 
 async def test_who_lies_is_passed_over_and_the_longest_copy_is_taken(make_node: MakeNode) -> None:

@@ -27,8 +27,7 @@ class Kept:
                 if entry.blob not in self.archive.contributions:
                     self.archive.contributions.put(entry.peer.encode())
         self.stage.save(certified.states[number])
-        self.stage.let_go()
-        self.archive.let_go()
+        self.archive.let_go(*self.archive.wanted())
 
     @property
     def rounds(self) -> list[int]:

@@ -66,9 +66,10 @@ class BlockFile:
         os.fsync(self._file)
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        with self._lock:
+            file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
 
 class Journal:
@@ -82,6 +83,14 @@ class Journal:
         sweep_parts(path.parent)
         self._path = path
         self.store = BlockFile(path.with_suffix(PAST))
+        try:
+            self._begin(genesis)
+        except BaseException:
+            self.store.close()
+            raise
+
+    def _begin(self, genesis: Place) -> None:
+        path = self._path
         raw = path.read_bytes() if path.exists() else b""
         self.loaded, self.chain = _load(raw, genesis, self.store)
         self.store.cut(base.past_bytes if (base := base_of(raw)) is not None else 0)
@@ -120,6 +129,11 @@ class Journal:
         self._size_bytes += len(record)
         self._take(durable)
         return self._compact_if_grown()
+
+    def forget(self) -> None:
+        """What was loaded, which somebody else has by now: it takes as much memory as the whole chain's heads."""
+        self.chain = Chain(self.chain.place_at(0))
+        self.loaded = LoadedLog(None, 0, "")
 
     def close(self) -> None:
         self._file.close()

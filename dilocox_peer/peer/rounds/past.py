@@ -5,6 +5,7 @@ of all that begin where it does, or later. So a branch that is left overwrites n
 """
 
 import struct
+import threading
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict
@@ -132,13 +133,14 @@ def _certificates(payload: bytes, frame: bytes, at: int) -> list[Certificate]:
 
 
 class Past:
-    """The blocks of one chain, from its first certificate on. For one thread."""
+    """The blocks of one chain, from its first certificate on. One thread adds and cuts; others may read what is there to stay."""
 
     def __init__(self, store: BlockStore, blocks: Sequence[Block] = ()) -> None:
         self.store = store
         self._blocks = list(blocks)
         self._firsts = [block.first for block in blocks]
         self._at_hand: OrderedDict[int, list[Certificate]] = OrderedDict()  # by their place in the store
+        self._lock = threading.Lock()  # of what is at hand
 
     @property
     def count(self) -> int:
@@ -178,6 +180,8 @@ class Past:
         while start < stop:
             block = self._blocks[self.index_of(start)]
             held = self._read(block)[start - block.first : stop - block.first]
+            if not held:
+                raise ValueError(f"certificate {start} is in no block any more: the chain was cut meanwhile")
             yield from held
             start += len(held)
 
@@ -186,14 +190,15 @@ class Past:
         return Past(self.store, self._blocks)
 
     def _read(self, block: Block) -> list[Certificate]:
-        held = self._at_hand.get(block.at)
-        if held is None:
-            held = self._at_hand[block.at] = read_block(self.store, block)
-            if len(self._at_hand) > BLOCKS_AT_HAND:
-                self._at_hand.popitem(last=False)
-        else:
-            self._at_hand.move_to_end(block.at)
-        return held
+        with self._lock:
+            held = self._at_hand.get(block.at)
+            if held is None:
+                held = self._at_hand[block.at] = read_block(self.store, block)
+                if len(self._at_hand) > BLOCKS_AT_HAND:
+                    self._at_hand.popitem(last=False)
+            else:
+                self._at_hand.move_to_end(block.at)
+            return held
 
 
 class Certificates(Sequence[Certificate]):

@@ -8,7 +8,7 @@
 As the folder of a peer has them, but for the log: `export --run-folder` reads both.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -92,7 +92,7 @@ class StageArchive:
         reached = self.newest
         if reached is None:
             return None
-        for certificate in self.following():
+        for certificate in self.annals.after(reached[0]):
             if any(name not in held for name in certificate.value.blobs):
                 break
             reached = certificate.head, certificate.value.round
@@ -103,11 +103,10 @@ class StageArchive:
     def save(self, state: AnchorState) -> None:
         """Keeps a state that is on the chain. Raises OSError."""
         write_checkpoint(self.checkpoints, self._manifest.run_id, state, keep=MAX_STATES)
-        self._states[state.head] = (state.round, state.digest)
+        self._states = {**self._states, state.head: (state.round, state.digest)}  # the loop may be reading it
 
-    def let_go(self) -> None:
-        """Of all states that are not wanted. Raises OSError."""
-        heads, _ = self.wanted
+    def let_go(self, heads: Collection[Digest]) -> None:
+        """Of all states but those at these heads. Raises OSError."""
         if not heads:
             return
         numbers = {self._states[head][0] for head in heads}
@@ -128,12 +127,21 @@ class Archive:
         self.contributions = Shelf(folder / "contributions")
         self.stages = tuple(StageArchive(folder, manifest, stage, listener) for stage in range(manifest.stages.count))
         self._folder = folder
-        self.let_go()
+        _, names = self.wanted()
+        self.let_go([()] * len(self.stages), names)
 
-    def let_go(self) -> None:
-        """Of contributions that lead on from no state that is here. Raises OSError."""
-        wanted = {name for stage in self.stages for each in stage.wanted[1] for name in each.value.blobs}
-        for name in self.contributions.held - wanted:
+    def wanted(self) -> tuple[Sequence[set[Digest]], set[Digest]]:
+        """(heads of the states of each stage, names of the contributions) to keep."""
+        found = [stage.wanted for stage in self.stages]
+        return [heads for heads, _ in found], {
+            name for _, certificates in found for each in certificates for name in each.value.blobs
+        }
+
+    def let_go(self, heads: Sequence[Collection[Digest]], names: Collection[Digest]) -> None:
+        """Of all states and contributions but these. Blocking, while chains may go on. Raises OSError."""
+        for stage, wanted in zip(self.stages, heads, strict=True):
+            stage.let_go(wanted)
+        for name in self.contributions.held - {*names}:
             self.contributions.forget(name)
 
     def size_bytes(self) -> int:
@@ -142,19 +150,20 @@ class Archive:
 
     def missing(self, stage: int) -> list[Digest]:
         """The contributions to the stage since its newest state that are not here, oldest first."""
-        names = (name for each in self.stages[stage].following() for name in each.value.blobs)
-        return [name for name in names if name not in self.contributions]
+        kept = self.stages[stage]
+        certificates = kept.annals.certificates if (newest := kept.newest) is None else kept.annals.after(newest[0])
+        return [name for each in certificates for name in each.value.blobs if name not in self.contributions]
 
     def close(self) -> None:
         for stage in self.stages:
             stage.close()
 
 
-def usual_bytes(certificates: Iterable[Certificate]) -> tuple[int, int]:
-    """(number of the contributions to them, bytes of a usual one): what an entry says of its size is its author's word, so the median
-    speaks for all."""
+def usual_bytes(certificates: Sequence[Certificate], count: int) -> tuple[int, int]:
+    """(number of the contributions to as many certificates as `count`, bytes of a usual one), as these newest ones have them: what an entry
+    says of its size is its author's word, so the median speaks for all."""
     sizes = [thing.size_bytes for each in certificates for thing in each.value.things]
-    return len(sizes), int(median(sizes)) if sizes else 0
+    return (round(count * len(sizes) / len(certificates)), int(median(sizes))) if sizes else (0, 0)
 
 
 def _size(path: Path) -> int:

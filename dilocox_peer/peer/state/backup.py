@@ -126,11 +126,14 @@ class Annals:
         """Goes on with these, from the head of ours that the first one follows, as far as they are believed by now (monotonic
         seconds). Raises ProtocolError: nothing is taken of certificates that do not verify, or of a branch that is not better
         than what is known (forks.py)."""
+        self.check(certificates, sender)
+        self.adopt(certificates, sender, now)
+
+    def check(self, certificates: Sequence[Certificate], sender: PeerId | None = None) -> None:
+        """Raises ProtocolError unless they verify. It takes a millisecond for each, so that a thread may do it meanwhile: it only reads."""
         if not certificates:
             return
-        height = self._chain.height_of(certificates[0].parent)
-        if height is None:
-            raise ProtocolError(sender, "certificates that follow no head of the chain asked about")
+        height = self._height_before(certificates, sender)
         longest = self._chain.place_at(height).bounds(self._plans).longest_chain
         if longest is not None and height + len(certificates) > longest:
             raise ProtocolError(sender, f"a chain of more than {longest} certificates, which this run cannot have")
@@ -139,6 +142,12 @@ class Annals:
             if reason := place.why_not_certificate(certificate, self._verify, self._max_peers, self._plans):
                 raise ProtocolError(sender, reason)
             place = place.then(certificate)
+
+    def adopt(self, certificates: Sequence[Certificate], sender: PeerId | None = None, now: float = 0.0) -> None:
+        """Goes on with what was checked. As `take`."""
+        if not certificates:
+            return
+        height = self._height_before(certificates, sender)
         suffix = suffix_of(self._chain, height, certificates)
         if not suffix.certificates:
             return
@@ -156,6 +165,12 @@ class Annals:
         self._forks.left(suffix.ancestor, self._chain.truncate(suffix.ancestor))
         for certificate in suffix.certificates:
             self._chain.append(certificate)
+
+    def _height_before(self, certificates: Sequence[Certificate], sender: PeerId | None) -> int:
+        height = self._chain.height_of(certificates[0].parent)
+        if height is None:
+            raise ProtocolError(sender, "certificates that follow no head of the chain asked about")
+        return height
 
     def newest_proven(self, most: int = NEWEST_TRIED) -> list[tuple[Digest, bytes]]:
         """(head, digest of the state there) of the newest heads whose state a later certificate names, newest first."""
@@ -190,6 +205,15 @@ class Annals:
     def since(self, head: Digest) -> Sequence[Certificate]:
         """The certificates after head, which is in the chain."""
         return self.certificates[self._height_of(head) :]
+
+    def num_since(self, head: Digest) -> int:
+        """How many they are."""
+        return self._chain.height - self._height_of(head)
+
+    def after(self, head: Digest) -> Iterator[Certificate]:
+        """The same as `since`, one by one: who ends early reads no more of them."""
+        certificates = self.certificates
+        return (certificates[number] for number in range(self._height_of(head), len(certificates)))
 
     def give_up_after(self, head: Digest) -> None:
         """The chain ends at head, which is in it, until somebody shows what counts more."""
@@ -229,11 +253,13 @@ def page_after(certificates: Sequence[Certificate], heads: Collection[Digest]) -
     else:
         height_of = {certificate.head: height for height, certificate in enumerate(certificates, 1)}.get
     start = next((height for head in heads if (height := height_of(head))), 0)
-    stop, size_bytes = start, 0
-    while stop < len(certificates) and size_bytes < MAX_PAGE_BYTES // 2:
-        size_bytes += len(encode(certificates[stop]))
-        stop += 1
-    return certificates[start:stop]
+    page, size_bytes = list[Certificate](), 0
+    for number in range(start, len(certificates)):
+        page.append(certificates[number])
+        size_bytes += len(encode(page[-1]))
+        if size_bytes >= MAX_PAGE_BYTES // 4:
+            break
+    return page
 
 
 def stages_to_keep(own: int, replicas: Mapping[int, int], kept: Collection[int], count: int, me: PeerId) -> list[int]:

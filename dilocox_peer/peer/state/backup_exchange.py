@@ -140,7 +140,8 @@ async def fetch_chain(transport: Transport, peer: PeerId, annals: Annals, timeou
         )
         height = annals.place.height
         page = await asyncio.to_thread(decode_chain, body, MAX_PAGE_BYTES, peer)
-        await asyncio.to_thread(annals.take, page, peer, asyncio.get_running_loop().time())
+        await asyncio.to_thread(annals.check, page, peer)
+        annals.adopt(page, peer, asyncio.get_running_loop().time())
         is_taken = annals.place.height > height and annals.holds(page[-1].head)  # else it is not believed by now
         if header.get("more") is not True or not is_taken:
             return

@@ -4,6 +4,8 @@ As a peer's own rounds.log (rounds/journal.py), without votes: a write costs wha
 beside the log is read when somebody asks for it. So neither memory nor a round's work grows with the run.
 """
 
+import errno
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,11 +38,17 @@ class ChainLog:
 
     def __init__(self, path: Path, manifest: Manifest, stage: int, verify: Verifier) -> None:
         """Opens or makes the files, and verifies what they have. Blocking. Raises OSError."""
+        self._writing = threading.Lock()
+        self._is_closed = False
         self._journal = Journal(path, genesis_of(manifest, stage))
-        self.annals = Annals(manifest, stage, verify, store=self._journal.store)
-        take_all(self.annals, self._journal.chain.certificates)
-        self.annals.seal(self._journal.chain.blocks)
+        try:
+            self.annals = Annals(manifest, stage, verify, store=self._journal.store)
+            take_all(self.annals, self._journal.chain.certificates, self._journal.chain.blocks)
+        except BaseException:
+            self._journal.close()
+            raise
         self._heads = list(self.annals.heads)  # that the log has
+        self._journal.forget()
 
     def unwritten(self) -> Growth | None:
         """None: the log has the chain as it is."""
@@ -55,16 +63,22 @@ class ChainLog:
     def write(self, growth: Growth) -> Sequence[Block]:
         """Blocking. Gives back the blocks that all older certificates are in, if more have gone into some. Raises OSError: the log is as
         it was."""
-        blocks = self._journal.write(growth.durable)
-        self._heads[growth.keep :] = growth.heads
-        return blocks
+        with self._writing:
+            if self._is_closed:
+                raise OSError(errno.EBADF, "the log of a chain is closed")
+            blocks = self._journal.write(growth.durable)
+            self._heads[growth.keep :] = growth.heads
+            return blocks
 
     def settle(self, blocks: Sequence[Block]) -> None:
         """What lies in these need not be in memory."""
         self.annals.seal(blocks)
 
     def close(self) -> None:
-        self._journal.close()
+        """Blocking: a write that is under way is waited for."""
+        with self._writing:
+            self._is_closed = True
+            self._journal.close()
 
 
 def read_chain(path: Path, manifest: Manifest, stage: int, verify: Verifier) -> Annals:
@@ -75,8 +89,11 @@ def read_chain(path: Path, manifest: Manifest, stage: int, verify: Verifier) -> 
     return annals
 
 
-def take_all(annals: Annals, certificates: Sequence[Certificate]) -> None:
-    """A block at a time, up to the first that does not verify: of a log that was damaged its beginning is true."""
+def take_all(annals: Annals, certificates: Sequence[Certificate], blocks: Sequence[Block] = ()) -> None:
+    """What verifies: of a log that was damaged its beginning is true. A block at a time, so that what lies on the disk is never all in memory."""
     with suppress(ProtocolError):
-        for start in range(0, len(certificates), MOST_IN_BLOCK):
+        for block in blocks:
+            annals.take(certificates[block.first : block.stop])
+            annals.seal([block])
+        for start in range(blocks[-1].stop if blocks else 0, len(certificates), MOST_IN_BLOCK):
             annals.take(certificates[start : start + MOST_IN_BLOCK])

@@ -24,7 +24,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.rounds.patience import Patience
-from dilocox_peer.peer.state.backup import copy_folder, followers, is_due, reached_with, rest_s, stages_to_keep
+from dilocox_peer.peer.state.backup import Annals, copy_folder, followers, is_due, reached_with, rest_s, stages_to_keep
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain, fetch_summary
 from dilocox_peer.peer.state.backup_store import BackupStore, backup_store
 from dilocox_peer.peer.state.keeping import Allowance, LookPace
@@ -67,7 +67,7 @@ class Guardian:
         self._run_folder = run_folder
         self._directory = directory
         self._listener = listener
-        self._patience = Patience(PATIENCE_S)
+        self._patience = {stage: Patience(PATIENCE_S) for stage in range(manifest.stages.count)}
         self._kept: dict[int, Kept] = {}
         self._heads: dict[int, Digest] = {}  # of the states that are kept
         self._allowances: dict[int, Allowance] = {}
@@ -82,14 +82,15 @@ class Guardian:
 
     async def serve(self, stack: AsyncExitStack) -> None:
         """Finds what is on disk from before, and answers who asks. stack: that ends when nothing of it runs any more."""
-        stack.callback(self._close)
+        stack.push_async_callback(self._close)
         for stage in range(self._manifest.stages.count):
             if stage != self._stage:
                 if not copy_folder(self._run_folder, stage).is_dir():
                     continue
-                if (kept := await asyncio.to_thread(_kept_in, self._store(stage))) is not None:
-                    self._kept[stage], self._heads[stage] = kept
-                    kept[0].annals.patience = self._patience
+                try:
+                    await self._take_up(stage)
+                except OSError as error:  # it is made anew
+                    self._listener(Failed("copy of another stage", f"{error.strerror or error}; trying again"))
         await self._transport.serve(BACKUP_SERVICE, self._server.serve, right=Right.READ)
 
     async def run(self) -> None:
@@ -100,7 +101,8 @@ class Guardian:
         while True:
             try:
                 pause_s = await self._go_on()
-            except (PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt) as error:
+            except (PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt, ValueError) as error:
+                # ValueError: of a block of certificates that has gone bad on the disk (rounds/past.py)
                 self._listener(Failed("copy of another stage", f"{error}; trying again"))
                 pause_s = FIRST_COPY_S
             except OSError as error:
@@ -140,9 +142,12 @@ class Guardian:
             await fetch_chain(self._transport, lease.peer, annals, ASK_S)
         except PeerUnavailable:  # it may be the stage's end: what is kept stays as it is
             return LOOK_S / 4
-        if self._is_left(stage):
+        finally:
+            if is_left := not annals.holds(head):
+                await self._take_up(stage)
+        if is_left:  # another branch: a state of that one is copied
             self._copy_at = 0.0
-            return 0.0
+            return LOOK_S / 4
         since, layout = annals.since(head), layout_of(self._manifest, stage)
         allowance = self._allowances.setdefault(stage, Allowance(layout.state_bytes))
         spare, took = allowance.spare_bytes(annals.certificates, time.monotonic()), 0
@@ -168,12 +173,13 @@ class Guardian:
         self._kept[stage] = Kept(annals, kept.round, number)
         return pace.pause_s(annals.place.round, time.monotonic(), is_complete=annals.is_over, is_alone=False)
 
-    def _is_left(self, stage: int) -> bool:
-        """Whether the chain has left the state that is kept, for another branch: then one of that is copied."""
-        if self._kept[stage].annals.holds(self._heads[stage]):
-            return False
-        del self._kept[stage], self._heads[stage]
-        return True
+    async def _take_up(self, stage: int) -> None:
+        """What is on disk is what we have and serve: also where a chain has gone on, on another branch, without a state of that one."""
+        self._kept.pop(stage, None)
+        self._heads.pop(stage, None)
+        if (found := await asyncio.to_thread(_kept_in, self._store(stage))) is not None:
+            self._kept[stage], self._heads[stage] = found
+            found[0].annals.patience = self._patience[stage]
 
     def _store(self, stage: int) -> BackupStore:
         """With the shelf that is served."""
@@ -182,9 +188,10 @@ class Guardian:
             self._stores[stage].contributions = self.contributions
         return self._stores[stage]
 
-    def _close(self) -> None:
+    async def _close(self) -> None:
+        self._kept.clear()  # nothing of it is served any more
         for store in self._stores.values():
-            store.close()
+            await asyncio.to_thread(store.close)
 
     @property
     def contributions(self) -> Shelf:
@@ -234,37 +241,42 @@ class Guardian:
         return False
 
     async def _copy_from(self, lease: Lease, store: BackupStore) -> bool:
-        kept, started = self._kept.get(store.stage), time.monotonic()
+        stage, kept = store.stage, self._kept.get(store.stage)
         await self._transport.connect(lease.peer, lease.addresses)
-        summary = await fetch_summary(self._transport, lease.peer, store.stage, ASK_S)
+        summary = await fetch_summary(self._transport, lease.peer, stage, ASK_S)
         if summary is None or not is_due(summary.round, kept.round if kept is not None else None):
             return False
-        word = await self._directory.word(store.stage)
+        word = await self._directory.word(stage)
         annals = await asyncio.to_thread(store.open) if kept is None else kept.annals
-        annals.patience = self._patience
+        annals.patience = self._patience[stage]
         if word is not None:
             annals.hear(word[0])
-        await fetch_chain(self._transport, lease.peer, annals)
-        if kept is not None and self._is_left(store.stage):
-            kept = None
-        layout = layout_of(self._manifest, store.stage)
+        try:
+            await fetch_chain(self._transport, lease.peer, annals)
+            return await self._copy_newest(lease, store, annals, is_first=kept is None)
+        finally:
+            if stage in self._heads and not self._kept[stage].annals.holds(self._heads[stage]):
+                await self._take_up(stage)
+
+    async def _copy_newest(self, lease: Lease, store: BackupStore, annals: Annals, *, is_first: bool) -> bool:
+        stage, started = store.stage, time.monotonic()
         for head, digest in annals.newest_proven():
-            if head == self._heads.get(store.stage):
+            if head == self._heads.get(stage):
                 return False
             round_number = annals.round_at(head)
             assert round_number is not None, "a head of this chain"
             state = await fetch_state(
-                self._transport, [lease.peer], Agreed(round_number, head, digest), layout=layout,
+                self._transport, [lease.peer], Agreed(round_number, head, digest), layout=layout_of(self._manifest, stage),
                 timeout_s=COPY_TIMEOUT_S, listener=_only_failures(self._listener), shelf=store.arrivals,
             )  # fmt: skip
             if state is None:
                 continue
             assert state.digest == annals.digest_at(state.head), "a state without its proof"
             store.settle(await asyncio.to_thread(store.save, state, store.unwritten()))
-            self._kept[store.stage], self._heads[store.stage] = Kept(annals, state.round, state.round), state.head
+            self._kept[stage], self._heads[stage] = Kept(annals, state.round, state.round), state.head
             await self._let_go()
             seconds = round(time.monotonic() - started, 3)
-            self._listener(StageCopied(store.stage, state.round, lease.peer, state.size_bytes, seconds, kept is None))
+            self._listener(StageCopied(stage, state.round, lease.peer, state.size_bytes, seconds, is_first))
             return True
         return False
 

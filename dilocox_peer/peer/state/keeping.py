@@ -51,6 +51,9 @@ class StageAccount:
         return self.spare_bytes is None or num_bytes <= self.spare_bytes
 
 
+MOST_COUNTED = 512  # newest certificates: at a start they may be all of a year's
+
+
 class Allowance:
     """What a keeper may take of a stage's peers. It grows with time and with what they send one another."""
 
@@ -63,7 +66,8 @@ class Allowance:
 
     def spare_bytes(self, certificates: Sequence[Certificate], now: float) -> int | None:
         """What they can spare by now, None: any number. certificates: of the stage, all."""
-        new, self._known = certificates[min(self._known, len(certificates)) :], len(certificates)
+        known, self._known = self._known, len(certificates)
+        new = certificates[max(min(known, len(certificates)), len(certificates) - MOST_COUNTED) :]
         passed_s = 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at = now
         line_bps = lines_bps(certificates)
