@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,6 +40,8 @@ def read_month(path: Path, now: Month) -> tuple[Month, str]:
         return now, ""
     except (OSError, ValueError, TypeError, KeyError) as error:
         return now, f"{path} cannot be read ({type(error).__name__}): this month's traffic is counted from 0"
+    if found.later(now):  # written while the clock was ahead: kept as it is, the peer would be away until then
+        return replace(now, sent=found.sent, received=found.received), ""
     return (now if now.later(found) else found), ""
 
 

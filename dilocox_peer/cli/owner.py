@@ -97,10 +97,23 @@ async def _say_in(
         await directory.fetch_manifest()
         read = await directory.directive()
         found = None if read is None else read[0]
+        if flags.what != "show" and await _is_over(directory, manifest.stages.count):
+            raise ConfigError(
+                f"owner {flags.what}: the run is over, and its last certificate stands; `dilocox-peer export LINK` and then"
+                " `dilocox-peer init --from FOLDER` begin another run that goes on from its model"
+            )
         said = _say(flags, manifest, key, records, found, await _newest_round(directory, manifest.stages.count))
         if said is not None and flags.what != "show":
             await directory.publish_directive(said)
         return said
+
+
+async def _is_over(directory: "Directory", num_stages: int) -> bool:
+    """Whether the owner has signed the last round of every stage."""
+    with suppress(RunUnreachable):
+        words = await asyncio.gather(*(directory.word(stage, LOOK_S) for stage in range(num_stages)))
+        return all(word is not None and word[0].is_last for word in words)
+    return False
 
 
 async def _newest_round(directory: "Directory", num_stages: int) -> int:

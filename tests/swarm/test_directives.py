@@ -15,14 +15,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROUNDS = {"total": 10_000, "inner_steps": 4, "checkpoint_every": 4}
 
 
-async def owner(swarm: Watched, *said: str) -> str:
+async def owner(swarm: Watched, *said: str, code: int = 0) -> str:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "dilocox_peer", "owner", *said, "--run-file", str(swarm.folder / "run.toml"),
         "--home", str(swarm.folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     async with asyncio.timeout(LONG_S):
         out, _ = await process.communicate()
-    assert process.returncode == 0, out.decode()
+    assert process.returncode == code, out.decode()
     return out.decode()
 
 
@@ -86,5 +86,11 @@ def test_a_run_pauses_goes_on_loses_whom_its_owner_bans_and_ends_where_he_says()
                     assert await peer.process.wait() == 0
             for label in (*labels, "late"):
                 assert [each["round"] for each in swarm.of(label, "RunComplete")] == [last]
+
+            def vouched() -> int:
+                return sum(each["round"] == last for each in swarm.of("bootstrap", "RoundVouched"))
+
+            await swarm.until(lambda: vouched() == 2, [bootstrap], LONG_S)  # of both stages
+            assert "the run is over" in await owner(swarm, "extend", "20000", "--link", swarm.link, code=2)
 
     asyncio.run(scenario())

@@ -77,6 +77,12 @@ def test_what_was_counted_is_there_after_a_restart_until_the_month_is_over(tmp_p
     assert read_month(path, DECEMBER) == (DECEMBER, "")
 
 
+def test_what_was_counted_under_a_clock_that_was_ahead_counts_for_this_month(tmp_path):
+    path = tmp_path / FILE_NAME
+    write_month(path, Month(2031, 2, 5, 6))
+    assert read_month(path, NOVEMBER) == (Month(2026, 11, 5, 6), "")
+
+
 @pytest.mark.parametrize(
     "content",
     [
