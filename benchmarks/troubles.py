@@ -45,6 +45,7 @@ from dilocox_peer.peer.control import ask, socket_path
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.startup import StartupStep
 from dilocox_peer.types import PeerId, canonical, sha256
+from tests.hostile.machines import TURNED
 
 OFF_S = -60.0
 NAMED_S, OVER_S = 60.0, 90.0  # given to it; the bar is 10 s
@@ -310,14 +311,14 @@ async def of_a_beginning() -> list[Named]:
 
 
 async def of_a_liar() -> list[Named]:
-    """Four of one stage, of which one signs two values in a ballot from round 6 on."""
+    """Four of one stage, of which one signs two values in a ballot from round 6 on, once it leads."""
     async with Troubled(preset("tiny", rounds={**ROUNDS, "start_peers": 4})) as swarm:
         await swarm.start_bootstrap("--web-port", str(swarm.port))
         honest = ["a", "b", "c"]
         starting = [swarm.start_peer(label) for label in honest]
         starting.append(swarm.start_peer("liar", program=["-m", "tests.hostile.member", "equivocates", "6"]))
         await asyncio.gather(*starting)
-        await swarm.until_round(["a"], 6)
+        await swarm.until(lambda: any(each.get("text") == TURNED for each in swarm.records["liar"]), [], LONG_S)
         found = [await swarm.watch("a liar", "hostile", honest, time.monotonic())]
         tell_tracebacks(swarm)
     return found

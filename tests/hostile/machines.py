@@ -6,6 +6,8 @@ Each class is honest until `has_turned`; then it may send anything that it can s
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from dilocox_peer.contract import Note
+from dilocox_peer.events import Remark
 from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.planning.planner import FixedPlanner, Planner
 from dilocox_peer.peer.rounds.ballots import Ballots
@@ -21,6 +23,7 @@ from dilocox_peer.wire.rounds import Accepted, Ack, Cert, Heartbeat, Offer, Prep
 
 CLAIM = 2**31
 OUTBID_EVERY_S = 0.2
+TURNED = "signs a second value from here on"  # it may be rounds before it leads
 
 
 class Hostile(RoundMachine):
@@ -130,6 +133,8 @@ class Equivocates(Hostile):
         told: list[Action] = []
         for each in actions:
             if isinstance(each, Send) and isinstance(each.message, Propose) and self._is_other_half(each.to):
+                if not self._others:
+                    told.append(Note(Remark(TURNED)))
                 told.append(Send(each.to, self._other(each.message)))
             else:
                 told.append(each)
