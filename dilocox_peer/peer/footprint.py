@@ -24,14 +24,23 @@ def resident_bytes() -> int:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory that may still be taken: the machine's, or what the control group leaves."""
+    """Bytes of memory that may still be taken: the machine's, or what its control groups leave."""
     meminfo = _text(root / "proc/meminfo")
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     available = int(match[1]) * 1024 if match else _physical_memory()
-    limit, used = (_text(root / "sys/fs/cgroup" / name).strip() for name in ("memory.max", "memory.current"))
-    if limit.isdecimal() and used.isdecimal():
-        available = min(available, max(0, int(limit) - int(used)))
+    for group in _control_groups(root):
+        limit, used = (_text(group / name).strip() for name in ("memory.max", "memory.current"))
+        if limit.isdecimal() and used.isdecimal():
+            available = min(available, max(0, int(limit) - int(used)))
     return available
+
+
+def _control_groups(root: Path) -> list[Path]:
+    """Those of this process (cgroup v2): its own, as a service has one, and all around it, up to a container's."""
+    top = root / "sys/fs/cgroup"
+    match = re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE)
+    own = top / match[1] if match is not None and ".." not in match[1] else top
+    return [own, *(each for each in own.parents if each.is_relative_to(top))]
 
 
 def _physical_memory() -> int:

@@ -308,6 +308,14 @@ def test_memory_respects_the_control_group(tmp_path):
     assert available_memory(tmp_path) == 4000 * 1024
     (group / "memory.max").write_text("1000000\n")
     assert available_memory(tmp_path) == 999_995
+    service = group / "system.slice/peer.service"  # systemd's MemoryMax
+    service.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/peer.service\n")
+    assert available_memory(tmp_path) == 999_995
+    (service / "memory.max").write_text("700\n")
+    (service / "memory.current").write_text("600\n")
+    assert available_memory(tmp_path) == 100
     assert available_memory(tmp_path / "nothing") > 0
 
 
