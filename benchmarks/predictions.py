@@ -170,7 +170,7 @@ async def run(flags: argparse.Namespace) -> None:
         swarm.tell_memory()
         swarm.tell_upkeep()
         for who, told in sorted(swarm.told.items()):
-            counted = [each for each in told if each[0] <= 0.9 * flags.rounds]
+            counted = [each for each in told if each[0] <= 0.9 * flags.rounds and each[1] < over_at]
             errors = [(number, left_s / (over_at - at_s) - 1) for number, at_s, left_s in counted]
             sizes = sorted(abs(error) for _, error in errors)
             if not sizes:

@@ -49,11 +49,11 @@ def test_checkpointing_keeps_inputs_and_one_layer():
     assert size_of(logits_bytes=100).activation_bytes(checkpointing=True) == 3 * 10 * 500 + 7_000 + 300
 
 
-def test_beside_adapters_the_heap_keeps_free_what_a_small_loss_took():
+def test_the_heap_keeps_free_what_a_small_loss_took_and_what_lies_between_small_values():
     def beside(logits_bytes: int) -> int:
-        sizes = (size_of(logits_bytes=logits_bytes, frozen_bytes=frozen) for frozen in (0, 1))
-        plain, lora = (size.activation_bytes(checkpointing=False) for size in sizes)
-        return lora - plain
+        sizes = (size_of(logits_bytes=logits_bytes, has_holes=holes) for holes in (False, True))
+        plain, holes = (size.activation_bytes(checkpointing=False) for size in sizes)
+        return holes - plain
 
     holes = beside(0)
     assert holes > 0
@@ -76,6 +76,11 @@ def test_the_first_stage_holds_a_window_and_the_last_one_micro_batch():
     first, last = (StageSize.of(manifest, stage) for stage in range(2))
     assert (first.in_flight, last.in_flight) == (8, 1)
     assert last.logits_bytes > 0 == first.logits_bytes
+
+
+def test_values_that_are_too_large_for_the_heap_leave_no_holes_in_it():
+    found = {name: StageSize.of(preset(name), 0).has_holes for name in ("tiny", "small", "125m")}
+    assert found == {"tiny": True, "small": True, "125m": False}
 
 
 def test_a_tiny_peer_is_reckoned_with_no_less_than_it_was_measured_to_take():

@@ -17,12 +17,15 @@ from dilocox_peer.model.partition import cut_into
 from dilocox_peer.peer.bulletin import needs_reckoned, run_joined
 from dilocox_peer.peer.planning.upkeep import (
     DAY_S,
+    DIRECTORY_BYTES_A_S,
     KEPT_SHARE,
+    MESSAGE_BYTES,
     RoundPace,
     StageNeeds,
     Upkeep,
     activation_bytes,
     first_disk,
+    talk_of_round,
     traffic_of_round,
     upkeep,
 )
@@ -35,6 +38,12 @@ PACE = RoundPace(peers=4, contribution_bytes=1000, micro_batches=8, round_s=2.0)
 ME, OTHER = PeerId("12D3me"), PeerId("12D3other")
 
 
+def of_work(needs: StageNeeds, pace: RoundPace) -> tuple[float, float]:
+    """What a round moves but for messages and the directory."""
+    sent, received = traffic_of_round(needs, pace)
+    return sent - talk_of_round(pace), received - talk_of_round(pace)
+
+
 def certified(number: int) -> RoundCertified:
     return RoundCertified(
         number, "h", 1, 1, (ME, OTHER), (ME, OTHER), 8, True, 0.0, 1000, 1, 2.0, "d", expected_rounds=100, inner_steps=8
@@ -43,28 +52,28 @@ def certified(number: int) -> RoundCertified:
 
 def test_a_contribution_goes_to_each_of_the_others_and_to_who_keeps_the_run():
     """Who keeps it also copies a state each time that the contributions have grown to half of one."""
-    assert traffic_of_round(NEEDS, PACE) == ((3 + 1 + 2) * 1000, 3 * 1000)
+    assert of_work(NEEDS, PACE) == ((3 + 1 + 2) * 1000, 3 * 1000)
 
 
 def test_alone_a_peer_receives_nothing_and_its_work_is_kept():
-    assert traffic_of_round(NEEDS, replace(PACE, peers=1)) == (3 * 1000, 0)
+    assert of_work(NEEDS, replace(PACE, peers=1)) == (3 * 1000, 0)
 
 
 def test_no_more_than_a_state_a_round_is_copied():
     large = replace(PACE, contribution_bytes=8 * NEEDS.parameters)
-    assert traffic_of_round(NEEDS, large)[0] == (3 + 1 + 1 / 4) * 8 * NEEDS.parameters
+    assert of_work(NEEDS, large)[0] == (3 + 1 + 1 / 4) * 8 * NEEDS.parameters
 
 
 def test_on_a_narrow_line_who_keeps_the_run_gets_a_tenth():
     narrow = replace(PACE, peers=2, contribution_bytes=10**6, line_bps=8e5)
-    sent, received = traffic_of_round(NEEDS, narrow)
+    sent, received = of_work(NEEDS, narrow)
     assert (sent, received) == (10**6 * (1 + KEPT_SHARE), 10**6)
 
 
 def test_in_slices_traffic_does_not_grow_with_the_peers():
     sliced = replace(NEEDS, is_sliced=True)
-    assert traffic_of_round(sliced, replace(PACE, peers=16)) == traffic_of_round(sliced, PACE) == (6000, 3000)
-    assert traffic_of_round(sliced, replace(PACE, peers=3)) == traffic_of_round(NEEDS, replace(PACE, peers=3))
+    assert of_work(sliced, replace(PACE, peers=16)) == of_work(sliced, PACE) == (6000, 3000)
+    assert of_work(sliced, replace(PACE, peers=3)) == of_work(NEEDS, replace(PACE, peers=3))
 
 
 def test_activations_count_by_the_micro_batch_in_both_directions():
@@ -72,14 +81,18 @@ def test_activations_count_by_the_micro_batch_in_both_directions():
     first, middle, last = (activation_bytes(run, stage) for stage in range(3))
     assert first == last[::-1]
     assert middle == (sum(first), sum(first))
-    sent, _ = traffic_of_round(StageNeeds.of(run, 1), PACE)
+    sent, _ = of_work(StageNeeds.of(run, 1), PACE)
     assert sent == 6 * 1000 + 8 * middle[0]
 
 
 def test_a_day_has_as_many_rounds_as_fit():
     found = upkeep(NEEDS, PACE)
-    assert found.sent_bytes_a_day == pytest.approx(DAY_S / 2.0 * 6000)
-    assert upkeep(NEEDS, replace(PACE, round_s=4.0)).sent_bytes_a_day == pytest.approx(found.sent_bytes_a_day / 2)
+    assert found.sent_bytes_a_day == pytest.approx(DAY_S / 2.0 * traffic_of_round(NEEDS, PACE)[0])
+
+
+def test_peers_talk_in_every_round_and_to_the_directory_all_day():
+    assert talk_of_round(replace(PACE, peers=1)) == 2.0 * DIRECTORY_BYTES_A_S
+    assert talk_of_round(PACE) == 3 * MESSAGE_BYTES + 2.0 * DIRECTORY_BYTES_A_S
 
 
 def test_memory_is_the_figure_that_the_claim_goes_by():
@@ -113,7 +126,9 @@ def test_a_peers_own_status_comes_to_the_same():
     said = status.costs.summary(status.rounds)
     assert said["memory_bytes"] == NEEDS.memory_bytes
     assert cost_lines(said)[0].startswith("  takes up to 5")
-    assert "172.8 MB up and 43.2 MB down a day" in cost_lines(said)[0]
+    sent, received = traffic_of_round(NEEDS, replace(PACE, peers=2))
+    a_day = f"{43200 * sent / 1e6:.1f} MB up and {43200 * received / 1e6:.1f} MB down a day"
+    assert a_day in cost_lines(said)[0]
 
 
 def test_before_there_is_a_pace_no_day_is_told():

@@ -4,10 +4,11 @@ the dashboard and the run's page: they differ in where the pace of rounds comes 
     sent in a round     = own contribution to each other peer of the stage
                           + to who keeps the run, as far as lines allow: own contribution, and its part of a state as often as one is copied
                           + activations and gradients of the micro-batches
-    received in a round = the others' contributions + activations and gradients
+                          + messages to each other peer of the stage, and its part of the directory
+    received in a round = the others' contributions and messages + activations and gradients + its part of the directory
 
-Averaged in slices, from four peers on: twice a contribution and a result, in either direction. Messages, the directory and what is passed on
-for others come on top. What reads statuses loads this, so the model's libraries are loaded where a stage is looked at.
+Averaged in slices, from four peers on: twice a contribution and a result, in either direction. What is passed on
+for others comes on top. What reads statuses loads this, so the model's libraries are loaded where a stage is looked at.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ KEPT_SHARE = (
 FOLLOW_SHARE = (
     0.5  # of a state: when the contributions since have grown to so much, the next is copied (state/keeping.py)
 )
+MESSAGE_BYTES = 8_000  # to one other peer in a round: offers, ballots, certificates, what is here, over TCP
+DIRECTORY_BYTES_A_S = 2_500  # announced, looked up and kept for others, in either direction; both as in the run of docs/images/dashboard.jsonl
 SLICED_FROM = 4  # peers
 SLICED_TIMES = 3  # contributions' bytes: to two averagers, and a result
 
@@ -99,10 +102,16 @@ def traffic_of_round(needs: StageNeeds, pace: RoundPace) -> tuple[float, float]:
     kept = blob + min(blob / FOLLOW_SHARE, STATE_BYTES * needs.parameters / max(1.0, pace.peers))
     if others and pace.line_bps:
         kept = min(kept, KEPT_SHARE * max(blob * others, pace.line_bps / 8 * pace.round_s))
+    talk = talk_of_round(pace)
     return (
-        sent + kept + pace.micro_batches * needs.sent_bytes,
-        received + pace.micro_batches * needs.received_bytes,
+        sent + kept + pace.micro_batches * needs.sent_bytes + talk,
+        received + pace.micro_batches * needs.received_bytes + talk,
     )
+
+
+def talk_of_round(pace: RoundPace) -> float:
+    """Of that, messages and the directory, in either direction."""
+    return MESSAGE_BYTES * max(0.0, pace.peers - 1) + DIRECTORY_BYTES_A_S * pace.round_s
 
 
 def disk(needs: StageNeeds, pace: RoundPace) -> int:
