@@ -41,7 +41,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # where it is started by its path from elsewhere
 
 import psutil
-from fuzz import Looks, Target
+from fuzz import Looks
+from strangers import Target
 from swarm import WatchedSwarm, header, spread
 
 from dilocox_peer.config import preset

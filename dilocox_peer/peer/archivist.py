@@ -28,16 +28,7 @@ from dilocox_peer.model.architecture import prepare
 from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.state.archive import Archive, StageArchive, usual_bytes
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
-from dilocox_peer.peer.state.keeping import (
-    MOST_COUNTED,
-    Allowance,
-    Keeping,
-    KeepNext,
-    LookPace,
-    StageAccount,
-    TailAccount,
-    Tails,
-)
+from dilocox_peer.peer.state.keeping import Allowance, Keeping, KeepNext, LookPace, StageAccount, TailAccount, Tails
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, Agreed, States
 from dilocox_peer.peer.state.survey import Survey, look_at_all
 from dilocox_peer.store.store import Store
@@ -361,7 +352,7 @@ class Archivist:
             proven.add(tip.round)
         allowance, is_here = self._allowances[stage.stage], self._surveys[stage.stage].members_here > 0
         count = annals.num_since(newest[0]) if newest is not None else 0
-        number_of, usual = usual_bytes(annals.certificates[-min(count, MOST_COUNTED) :], count) if count else (0, 0)
+        number_of, usual = usual_bytes(annals.certificates, count) if count else (0, 0)
         missing = self._archive.missing(stage.stage) if newest is not None else []
         return StageAccount(
             stage.layout.state_bytes,

@@ -66,7 +66,7 @@ class StageHistory:
         """Takes in what is new of a verified chain, from genesis on. Whether anything was. now: wall clock."""
         known = len(self._heads)
         if known and (len(certificates) < known or certificates[known - 1].head != self._heads[-1]):
-            self._forget()  # another branch counts now: rare, and read again in a tenth of a second
+            self._forget()  # another branch counts now: rare, and all is read again
             known = 0
         for number in range(known, len(certificates)):  # one by one: all of a year's are no list to have in memory
             self._take(certificates[number], now)

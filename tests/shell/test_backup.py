@@ -121,24 +121,34 @@ async def keep(node: Node, stage: CertifiedStage, height: int, *, is_lying: bool
     await node.answer(BackupServer(FIRST, certificates=tuple, kept=kept), FIRST)
 
 
-async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guardian copies as often as it can."""
     monkeypatch.setattr(guardian_module, "FIRST_COPY_S", 0.05)
     monkeypatch.setattr(guardian_module, "LOOK_S", 0.05)
+
+
+async def guarding(node: Node, stack: AsyncExitStack) -> asyncio.Task[None]:
+    """The node keeps a copy of the other stage until the task is cancelled, and serves it until the stack is left."""
+    guardian = Guardian(
+        node.presence.endpoint, FIRST, manifest=MANIFEST, count=1, run_folder=node.folder, directory=node.directory,
+        certificates=tuple, listener=node.events.append,
+    )  # fmt: skip
+    await guardian.serve(stack)
+    await node.serve(States(None, [copy_folder(node.folder, STAGE) / "checkpoints"]))
+    await node.directory.announce(node.presence.lease(FIRST))
+    return asyncio.create_task(guardian.run())
+
+
+async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
+    make_node: MakeNode, looks_soon: None
+) -> None:
     head, later = await make_node("head"), await make_node("later")
     stage = CertifiedStage().rounds(4)
     await later.hold(stage, lambda: stage.states[-2])
 
-    guardian = Guardian(
-        head.presence.endpoint, FIRST, manifest=MANIFEST, count=1, run_folder=head.folder, directory=head.directory,
-        certificates=tuple, listener=head.events.append,
-    )  # fmt: skip
     async with AsyncExitStack() as stack:
-        await guardian.serve(stack)
-        await head.serve(States(None, [copy_folder(head.folder, STAGE) / "checkpoints"]))
-        await head.directory.announce(head.presence.lease(FIRST))
-        copying = asyncio.create_task(guardian.run())
+        copying = await guarding(head, stack)
         await until(lambda: len(head.told(StageCopied)) == 1)
         newcomer = await make_node("newcomer")
         assert await newcomer.find() is None, "somebody of the stage lives"
@@ -158,10 +168,8 @@ async def test_a_copy_is_kept_while_the_stage_lives_and_found_when_it_is_gone(
 
 
 async def test_a_copy_stays_when_the_chain_goes_on_elsewhere_and_nobody_gives_a_state_of_that(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+    make_node: MakeNode, looks_soon: None
 ) -> None:
-    monkeypatch.setattr(guardian_module, "FIRST_COPY_S", 0.05)
-    monkeypatch.setattr(guardian_module, "LOOK_S", 0.05)
     head, later = await make_node("head"), await make_node("later")
     stage, other = CertifiedStage().rounds(4), CertifiedStage().rounds(2).round(closed_ms=5).rounds(COPY_ROUNDS)
     asked = []
@@ -172,15 +180,8 @@ async def test_a_copy_stays_when_the_chain_goes_on_elsewhere_and_nobody_gives_a_
 
     await later.hold(stage, state)
 
-    guardian = Guardian(
-        head.presence.endpoint, FIRST, manifest=MANIFEST, count=1, run_folder=head.folder, directory=head.directory,
-        certificates=tuple, listener=head.events.append,
-    )  # fmt: skip
     async with AsyncExitStack() as stack:
-        await guardian.serve(stack)
-        await head.serve(States(None, [copy_folder(head.folder, STAGE) / "checkpoints"]))
-        await head.directory.announce(head.presence.lease(FIRST))
-        copying = asyncio.create_task(guardian.run())
+        copying = await guarding(head, stack)
         await until(lambda: len(head.told(StageCopied)) == 1)
         before = list(stage.certificates)
         stage.certificates[:] = other.certificates  # of which it has no state

@@ -20,6 +20,7 @@ from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.state.anchors import keep_manifest
 from dilocox_peer.peer.state.chain_log import ChainLog
 from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
+from dilocox_peer.peer.state.keeping import MOST_COUNTED
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import verify
 from dilocox_peer.store.shelf import Shelf
@@ -160,10 +161,11 @@ class Archive:
 
 
 def usual_bytes(certificates: Sequence[Certificate], count: int) -> tuple[int, int]:
-    """(number of the contributions to as many certificates as `count`, bytes of a usual one), as these newest ones have them: what an entry
+    """(number of the contributions to the last `count` certificates, bytes of a usual one), as the newest of them have it: what an entry
     says of its size is its author's word, so the median speaks for all."""
-    sizes = [thing.size_bytes for each in certificates for thing in each.value.things]
-    return (round(count * len(sizes) / len(certificates)), int(median(sizes))) if sizes else (0, 0)
+    newest = certificates[-min(count, MOST_COUNTED) :]
+    sizes = [thing.size_bytes for each in newest for thing in each.value.things]
+    return (round(count * len(sizes) / len(newest)), int(median(sizes))) if sizes else (0, 0)
 
 
 def _size(path: Path) -> int:

@@ -130,7 +130,7 @@ class Annals:
         self.adopt(certificates, sender, now)
 
     def check(self, certificates: Sequence[Certificate], sender: PeerId | None = None) -> None:
-        """Raises ProtocolError unless they verify. It takes a millisecond for each, so that a thread may do it meanwhile: it only reads."""
+        """Raises ProtocolError unless they verify. It takes some tenths of a millisecond for each, so that a thread may do it meanwhile: it only reads."""
         if not certificates:
             return
         height = self._height_before(certificates, sender)

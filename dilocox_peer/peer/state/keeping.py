@@ -20,6 +20,7 @@ FOLLOW_SHARE = 0.5  # of a state's size: more contributions than that, and a sta
 COPY_SHARE = 0.1  # of the time
 LINE_SHARE = 0.1  # of what the peers' lines carry, or of what the peers send each other, if that is more
 MOST_SAVED = 2  # states that may be saved up for
+MOST_COUNTED = 512  # newest certificates: at a start they may be all of a year's
 MOST_LOOKED_AT = 8  # certificates, for one of a round: view changes have no contributions
 LEAVING_S = 10.0  # after a peer has said that it has a newer round and leaves
 RETRY_S = 5.0
@@ -49,9 +50,6 @@ class StageAccount:
 
     def can_spare(self, num_bytes: int) -> bool:
         return self.spare_bytes is None or num_bytes <= self.spare_bytes
-
-
-MOST_COUNTED = 512  # newest certificates: at a start they may be all of a year's
 
 
 class Allowance:
