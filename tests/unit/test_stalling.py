@@ -60,6 +60,24 @@ def test_who_fails_to_deliver_twice_is_named_and_waited_for_no_more() -> None:
     assert (table.machine("a").round, table.now) == (before + 1, began), "not for a moment"
 
 
+def test_who_offers_nothing_is_not_waited_for_when_it_is_its_turn_to_lead() -> None:
+    """It led every fourth round as slowly as it could without being put off: it waited for its own offer to the end."""
+    table = Table("a", "b", "c", "d").start()
+    silent, waited = PeerId("d"), []
+    for _ in range(24):
+        began, before = table.now, table.machine("a").round
+        is_its_turn = table.machine("a").sitting.seat.leader(0) == silent
+        is_doubted = all(table.noted(name, MemberDoubted) for name in "abc")
+        table.offer("a", "b", "c")
+        while table.machine("a").round == before:
+            table.wait(0.5)
+        if is_doubted and is_its_turn:
+            waited.append(table.now - began)
+        table.wait(1.0)
+    assert waited
+    assert waited == [0.0] * len(waited)
+
+
 def test_ballots_beyond_the_budget_are_not_heeded() -> None:
     table = Table("a", "b", "c").start()
     first, _second, third = table.by_rank()

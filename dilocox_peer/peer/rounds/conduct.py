@@ -5,7 +5,7 @@ whom we wait. A contribution that is here in time is taken, whoever sent it; a v
 whoever led. So an honest peer that earns strikes on a bad link loses nothing but the patience of the others, and earns it back.
 
     missed     its contribution was offered and not to be had (or was late: a quarter of it); from the second time on
-               neither its offer nor its contribution is waited for. Every round it delivers takes some of it off. One
+               neither its offer nor its contribution nor its turn to lead is waited for. Every round it delivers takes some off. One
                that is still on its way counts in full for as long as it is: who lets fetches hang holds two rounds up. That
                it trained and offered nothing, though offers were waited for to the end, is half of one missed.
     led        its turn came and it proposed nothing that we could accept, or left out what was here

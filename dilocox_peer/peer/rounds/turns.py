@@ -1,7 +1,8 @@
 """Whose turn it is to lead a ballot, and until when. Pure.
 
 Ballot 0 has the time that offers take and its own; each later one that of a ballot, longer for every one that failed. The turn
-of a leader that is gone, or put off by conduct.py, is not waited for.
+of a leader that is gone, or that conduct.py puts off or does not wait for, is not waited for: who offers nothing in time would, as a
+leader, wait for its own offer to the end.
 """
 
 import itertools
@@ -65,10 +66,13 @@ class Turns:
         if leader == self._seat.me or self._is_awaited(leader, now):
             return False
         is_gone = waited_s > self._seat.timing.alive_s or self._members.is_surely_gone(leader)
-        return is_gone or not self._conduct.leads(leader)
+        return is_gone or not self._is_trusted(leader)
 
     def _is_awaited(self, leader: PeerId, now: float) -> bool:
-        return self._members.is_alive(leader, now) and self._conduct.leads(leader)
+        return self._members.is_alive(leader, now) and self._is_trusted(leader)
+
+    def _is_trusted(self, leader: PeerId) -> bool:
+        return self._conduct.leads(leader) and leader in self._conduct.waited_for(self._seat.place.roster)
 
     def next(self, now: float) -> int:
         """The next ballot whose leader is here; unless we are that, it is its turn now."""
