@@ -30,7 +30,12 @@ INCARNATION = 7
 
 def linkds() -> set[int]:
     """The linkds of this process."""
-    return {child.pid for child in psutil.Process().children() if "dilocox_peer.network.linkd" in child.cmdline()}
+    found = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it was killed a moment ago
+            if "dilocox_peer.network.linkd" in child.cmdline():
+                found.add(child.pid)
+    return found
 
 
 class Peer:
@@ -112,11 +117,12 @@ def test_stages_over_linkd_equal_one_model_after_20_steps(stages: int):
     with running(manifest, [1] * stages, limit=80) as peers:
         origin = peers[0][0]
         wait_until(lambda: all(peer.trainer.progress().micro_batches == 80 for peers_ in peers for peer in peers_))
+        loops: list[Any] = [peer.trainer.loop for (peer,) in peers]
+        wait_until(lambda: all(loop.optimizer.steps_done == 20 for loop in loops))
         single = one_model(
             manifest_of(1), micro_batches=80, cut_like=manifest, origin=origin.key.peer_id, incarnation=INCARNATION
         )
-        for (peer,) in peers:
-            loop: Any = peer.trainer.loop
+        for loop in loops:
             model = loop.current
             for spec, start, stop in model.layout.spans():
                 torch.testing.assert_close(
@@ -127,7 +133,7 @@ def test_stages_over_linkd_equal_one_model_after_20_steps(stages: int):
 def test_a_killed_linkd_is_started_again_and_every_micro_batch_is_counted_once():
     manifest = manifest_of(2, schedule="carry")
     with running(manifest, [1, 2], limit=400) as ((origin,), (later, _other)):
-        wait_until(lambda: origin.trainer.progress().micro_batches > 20)
+        wait_until(lambda: origin.trainer.progress().micro_batches > 20 and origin.saw(NeighbourLinked) == 2)
         os.kill(later.first_linkd, signal.SIGKILL)
         wait_until(lambda: origin.saw(NeighbourUnlinked) > 0)
         os.kill(origin.first_linkd, signal.SIGKILL)
@@ -139,14 +145,18 @@ def test_a_killed_linkd_is_started_again_and_every_micro_batch_is_counted_once()
 def test_a_linkd_that_is_killed_in_its_start_is_started_once_more():
     with running(manifest_of(2), [1, 1], limit=60) as ((origin,), (later,)):
         wait_until(lambda: origin.trainer.progress().micro_batches > 5)
-        known = linkds()
+        known = {origin.first_linkd, later.first_linkd}
         os.kill(later.first_linkd, signal.SIGKILL)
         wait_until(lambda: bool(linkds() - known))
         for pid in linkds() - known:
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: origin.trainer.progress().micro_batches == 60)
-        told = [event.is_back for event in later.events if isinstance(event, LinkProcessEnded)]
-        assert told == [False, False, True]
+
+        def is_back() -> bool:
+            told = [event.is_back for event in later.events if isinstance(event, LinkProcessEnded)]
+            return told.count(False) == 2 and told[-1]
+
+        wait_until(is_back)
 
 
 def test_a_peer_of_a_later_stage_that_ends_is_replaced_by_the_other():

@@ -226,6 +226,7 @@ async def test_who_does_not_take_updates_is_cut_off(served: Served, monkeypatch:
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     crowd = simulated_facts(MANIFEST, peers=400, rounds=6)
+    await until(lambda: served.page.num_streams == 1)
     number = 0
 
     def is_cut() -> bool:

@@ -135,8 +135,8 @@ async def scene(make_transport: MakeTransport, tmp_path: Path, monkeypatch: pyte
 
 
 async def test_each_stage_gets_its_first_roster_from_whoever_is_there(scene: Scene) -> None:
-    scene.bootstrap.start()
     players = [await scene.join(name, stage) for name, stage in (("a", FIRST), ("b", FIRST), ("c", LAST))]
+    scene.bootstrap.start()  # else a roster is signed as soon as the first has been here for a moment
     await until(lambda: all(player.chain.height == 1 for player in players), 30.0)
     signed = {event.stage: event.roster for event in scene.bootstrap.told(FirstRosterSigned)}  # type: ignore[attr-defined]
     assert {stage: set(roster) for stage, roster in signed.items()} == {

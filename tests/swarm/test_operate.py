@@ -76,7 +76,7 @@ def test_a_peer_is_paused_resumed_and_sent_away(paused):
             leaver = swarm.children[paused]
             helpers = family(leaver.process.pid)
             assert (await operate(swarm, "leave", *home))[0] == 0
-            assert await asyncio.wait_for(leaver.process.wait(), 10.0) == 0
+            assert await asyncio.wait_for(leaver.process.wait(), LONG_S) == 0
             assert swarm.of(paused, "Left")[-1]["reason"] == "asked to leave"
             assert_gone(helpers)
             code, said = await operate(swarm, "pause", *home)

@@ -59,7 +59,9 @@ def test_a_killed_peer_is_not_waited_for_and_takes_part_again_when_it_comes_back
             killed_at = swarm.round_of("peer0")
             await swarm.until(lambda: swarm.round_of("peer0") >= killed_at + 5, survivors, LONG_S)
             assert_gone(helpers)
-            assert len(swarm.of("peer0", "RoundCertified")[-1]["contributors"]) == 2
+            await swarm.until(
+                lambda: len(swarm.of("peer0", "RoundCertified")[-1]["contributors"]) == 2, survivors, LONG_S
+            )
 
             back = await swarm.start_peer("peer2")
             peer_id = swarm.of("peer2", "PeerStarted")[-1]["peer"]
@@ -150,7 +152,7 @@ def test_a_peer_whose_network_daemon_is_killed_starts_it_again_and_goes_on():
             assert len(daemons) == 1
             daemons[0].send_signal(signal.SIGKILL)
             await swarm.until(lambda: len(swarm.of("peer1", "PeerStarted")) == 2, peers, LONG_S)
-            assert "starting it again" in str(swarm.of("peer1", "Failed")[-1])
+            assert any("starting it again" in str(each) for each in swarm.of("peer1", "Failed"))
             names = {swarm.of(label, "PeerStarted")[0]["peer"] for label in ("peer0", "peer1")}
             since = len(swarm.of("peer0", "RoundCertified"))
 
@@ -174,6 +176,8 @@ def test_a_swarm_that_was_killed_whole_goes_on_where_it_was():
                 peer.process.send_signal(signal.SIGKILL)
             for peer in peers:
                 await peer.process.wait()
+                assert peer.reader is not None
+                await peer.reader
             reached = min(swarm.round_of(f"peer{index}") for index in range(2))
             swarm.events.clear()
             again = [await swarm.start_peer(f"peer{index}") for index in range(2)]
