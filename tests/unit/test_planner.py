@@ -43,10 +43,11 @@ class Run:
         )
         self.plans = {1: first, 2: self.place.plan}
 
-    def round(self, report):
+    def round(self, report, peers=None):
+        """peers: that contribute, all if not said."""
         proposals = {planner.next(self.place.plan) for planner in self.planners}
         assert len(proposals) == 1, "peers with the same chain decide alike"
-        entries = [Entry(peer, 1, HEAD, self.blob_bytes, 32, b"", report) for peer in self.peers]
+        entries = [Entry(peer, 1, HEAD, self.blob_bytes, 32, b"", report) for peer in peers or self.peers]
         value = self.place.round_value(entries, self.peers, proposals.pop())
         assert self.place.why_not(value, 0, 16, self.bounds) is None
         certificate = Certificate(0, self.place.head, 0, 0, value, ())
@@ -96,6 +97,29 @@ def test_on_a_fast_link_rounds_shrink_as_far_as_the_bytes_allow():
     settled = run.plans[60]
     assert settled.inner_steps < 32
     assert settled.codec in ("sign", "topk"), "200 times fewer bytes at shorter rounds need a leaner codec"
+
+
+def test_a_member_that_falls_out_moves_no_plan_while_the_others_still_wait_for_it():
+    """Five rounds waited for it, and the plan doubled H for the next fourteen."""
+    run = Run(manifest_with())
+    for number in range(1, 61):
+        run.round(exchange(run.plans[number], uplink_bps=4e6))
+    settled = run.place.plan.inner_steps
+    for number in range(61, 81):
+        delay_s = 1.5 if 62 <= number <= 66 else 0.02  # a round's exchange is reported with the next
+        run.round(exchange(run.plans[number], uplink_bps=4e6, delay_s=delay_s), run.peers[:3])
+    assert {run.plans[number].inner_steps for number in range(61, 83)} == {settled}
+
+
+def test_an_exchange_that_takes_longer_from_then_on_is_planned_for():
+    run = Run(manifest_with())
+    for number in range(1, 61):
+        run.round(exchange(run.plans[number], uplink_bps=4e6))
+    settled = run.place.plan.inner_steps
+    for number in range(61, 91):
+        gone = number % 2  # one falls out of every other round
+        run.round(exchange(run.plans[number], uplink_bps=4e6, delay_s=1.5), run.peers[gone:])
+    assert run.place.plan.inner_steps > settled
 
 
 def test_several_stages_keep_their_rounds():

@@ -7,12 +7,14 @@ Reports of certificate t are measured up to round t; the plan decided next, in c
 """
 
 import statistics
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dilocox_peer.compression.ladder import LOW_RANK, codecs_beside
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.adaptive import AdaptiveRank, Observation, RankSettings, inner_steps_of
-from dilocox_peer.peer.planning.controller import Controller, Limits, Measurement, Setting
+from dilocox_peer.peer.planning.controller import WINDOW, Controller, Limits, Measurement, Setting
 from dilocox_peer.peer.planning.plan import PlanBounds, adapts_inner_steps, first_plan, plan_bounds, total_steps
 from dilocox_peer.peer.planning.planner import (
     Continuity,
@@ -22,7 +24,7 @@ from dilocox_peer.peer.planning.planner import (
     is_a_step,
 )
 from dilocox_peer.peer.planning.told import slow_link, told_by_most, usual_step_s
-from dilocox_peer.types import Layout
+from dilocox_peer.types import Layout, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Plan
 from dilocox_peer.wire.declared import replaced
 
@@ -44,11 +46,14 @@ class LinkPlanner:
         self._bounds = bounds
         self._warmup = warmup
         self._continuity = Continuity()
+        self._exchanges = _Exchanges()
         self.reason = ""
 
     def observe(self, certificate: Certificate) -> None:
         value = certificate.value
         self._continuity.observe(certificate)
+        if value.kind == "round":
+            self._exchanges.round(value.entries)
         if value.kind != "round" or self._is_warming_up(value.plan.first_step) or self._bounds.is_last(value.plan):
             return
         planned = Setting(value.plan.codec, value.plan.rank, value.plan.inner_steps)
@@ -58,6 +63,7 @@ class LinkPlanner:
             self._controller.adopt(planned, value.round + PLANNED_AHEAD)
         measured = measurement_of(value.round, value.entries)
         if measured is not None:
+            measured = replace(measured, delay_s=self._exchanges.delay_s(measured.delay_s))
             _, reason = self._controller.observe(measured)
             self.reason = reason or self.reason
 
@@ -70,6 +76,32 @@ class LinkPlanner:
 
     def _is_warming_up(self, step: int) -> bool:
         return self._warmup is not None and not self._warmup.is_over_at(step)
+
+
+class _Exchanges:
+    """What the delays tell that a certificate's contributors report, which are of the round before.
+
+    The others have waited for a member that fell out of that round, as they do in a few and then no more (rounds/conduct.py). A plan made
+    for such waits would be left a moment later: the delay before stands in for them, for at most WINDOW rounds in a row.
+    """
+
+    def __init__(self) -> None:
+        self._contributors: deque[frozenset[PeerId]] = deque(maxlen=WINDOW + 2)  # of the newest rounds
+        self._usual_s: float | None = None
+        self._num_passed = 0  # in a row
+
+    def round(self, entries: Sequence[Entry]) -> None:
+        self._contributors.append(frozenset(entry.peer for entry in entries))
+
+    def delay_s(self, reported_s: float) -> float:
+        """The delay to plan with, where a round's contributors report so many seconds."""
+        rounds = list(self._contributors)[:-1]
+        earlier = frozenset[PeerId]().union(*rounds[:-1])
+        if rounds and earlier - rounds[-1] and self._usual_s is not None and self._num_passed < WINDOW:
+            self._num_passed += 1
+            return self._usual_s
+        self._num_passed, self._usual_s = 0, reported_s
+        return reported_s
 
 
 class RankPlanner:
