@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_a_live_run_is_exported_generated_from_and_examined(tmp_path: Path, stag
             home = ["--home", swarm.folder, "--manifest", swarm.folder / "run.toml"]
             await command("export", *home, "--out", tmp_path / "disk")
             exported = read_folder(tmp_path / "disk")
-            assert exported.origin == newest.origin
+            assert exported.origin == replace(newest.origin, cut=())  # of the run alone
             assert all(np.array_equal(exported.tensors[name], newest.tensors[name]) for name in newest.tensors)
             _, err = await command("export", swarm.link, "--out", tmp_path / "late", code=3)
             assert len(err.strip().splitlines()) == 1

@@ -115,7 +115,8 @@ def test_of_a_run_of_adapters_who_has_no_files_gets_them_from_others(tmp_path: P
             await command("export", swarm.link, "--out", out, "--model", source, "--dtype", "float32")
             await command("export", swarm.link, "--out", adapters, "--adapter")
             _, err = await command("export", swarm.link, "--out", tmp_path / "not", code=2)
-            assert "not on this machine: somebody/tiny-llama has to be there; `export --model` takes" in err
+            assert "not on this machine: somebody/tiny-llama has to be there; `--base` of generate" in err
+            assert "`--model` of export take the place of its folder" in err
 
     asyncio.run(scenario())
     theirs, report = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
