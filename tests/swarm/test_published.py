@@ -186,7 +186,7 @@ def test_peers_of_all_precisions_train_one_run_with_halved_moments(tmp_path: Pat
 
             def has_learned() -> bool:
                 losses = [each["train_loss"] for each in swarm.of("exact0", "RoundClosed")]
-                return median(losses[-3:]) < losses[0] - 0.1
+                return bool(median(losses[-3:]) < losses[0] - 0.1)
 
             await swarm.until(has_learned, running, 300)
 

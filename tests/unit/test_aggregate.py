@@ -157,3 +157,10 @@ def test_no_one_of_three_outweighs_the_others_by_what_it_says():
     mean = aggregate(LAYOUT, blobs, [100, 100, 10**9], norm_clip=4.0).mean_N
     assert mean is not None
     assert torch.equal(mean, mean_of(aggregate(LAYOUT, blobs, [100, 100, 400], norm_clip=4.0)))
+
+
+def test_contributions_of_many_pieces_are_the_same_only_to_the_last_byte() -> None:
+    one = bytes(range(256)) * 1024
+    last, first = one[:-1] + b"x", b"x" + one[1:]
+    assert weights_of_their_own([one, last, first], [1.0] * 3, [5, 5, 5]) == (5, 5, 5)
+    assert weights_of_their_own([one, memoryview(bytearray(one)), last], [1.0] * 3, [5, 4, 5]) == (0, 4, 5)
