@@ -99,12 +99,17 @@ def test_on_a_fast_link_rounds_shrink_as_far_as_the_bytes_allow():
     assert settled.codec in ("sign", "topk"), "200 times fewer bytes at shorter rounds need a leaner codec"
 
 
-def test_a_member_that_falls_out_moves_no_plan_while_the_others_still_wait_for_it():
-    """Five rounds waited for it, and the plan doubled H for the next fourteen."""
+def settled_run() -> tuple[Run, int]:
+    """After 60 rounds, and the H that it has come to."""
     run = Run(manifest_with())
     for number in range(1, 61):
         run.round(exchange(run.plans[number], uplink_bps=4e6))
-    settled = run.place.plan.inner_steps
+    return run, run.place.plan.inner_steps
+
+
+def test_a_member_that_falls_out_moves_no_plan_while_the_others_still_wait_for_it():
+    """Five rounds waited for it, and the plan doubled H for the next fourteen."""
+    run, settled = settled_run()
     for number in range(61, 81):
         delay_s = 1.5 if 62 <= number <= 66 else 0.02  # a round's exchange is reported with the next
         run.round(exchange(run.plans[number], uplink_bps=4e6, delay_s=delay_s), run.peers[:3])
@@ -112,10 +117,7 @@ def test_a_member_that_falls_out_moves_no_plan_while_the_others_still_wait_for_i
 
 
 def test_an_exchange_that_takes_longer_from_then_on_is_planned_for():
-    run = Run(manifest_with())
-    for number in range(1, 61):
-        run.round(exchange(run.plans[number], uplink_bps=4e6))
-    settled = run.place.plan.inner_steps
+    run, settled = settled_run()
     for number in range(61, 91):
         gone = number % 2  # one falls out of every other round
         run.round(exchange(run.plans[number], uplink_bps=4e6, delay_s=1.5), run.peers[gone:])

@@ -53,7 +53,7 @@ class LinkPlanner:
         value = certificate.value
         self._continuity.observe(certificate)
         if value.kind == "round":
-            self._exchanges.round(value.entries)
+            self._exchanges.certified(value.entries)
         if value.kind != "round" or self._is_warming_up(value.plan.first_step) or self._bounds.is_last(value.plan):
             return
         planned = Setting(value.plan.codec, value.plan.rank, value.plan.inner_steps)
@@ -79,28 +79,30 @@ class LinkPlanner:
 
 
 class _Exchanges:
-    """What the delays tell that a certificate's contributors report, which are of the round before.
+    """The delay to plan with. What contributors report with a round is that of the round before, and if a member fell out of that one it
+    is mostly a wait.
 
-    The others have waited for a member that fell out of that round, as they do in a few and then no more (rounds/conduct.py). A plan made
-    for such waits would be left a moment later: the delay before stands in for them, for at most WINDOW rounds in a row.
+    Members wait so in a few rounds, and then no more (rounds/conduct.py): a plan made for it would be left a moment later. So the delay
+    before stands in for it, for at most WINDOW rounds in a row.
     """
 
     def __init__(self) -> None:
         self._contributors: deque[frozenset[PeerId]] = deque(maxlen=WINDOW + 2)  # of the newest rounds
-        self._usual_s: float | None = None
-        self._num_passed = 0  # in a row
+        self._taken_s: float | None = None
+        self._num_passed = 0  # delays that were not taken, in a row
 
-    def round(self, entries: Sequence[Entry]) -> None:
+    def certified(self, entries: Sequence[Entry]) -> None:
+        """A round with these."""
         self._contributors.append(frozenset(entry.peer for entry in entries))
 
     def delay_s(self, reported_s: float) -> float:
-        """The delay to plan with, where a round's contributors report so many seconds."""
-        rounds = list(self._contributors)[:-1]
-        earlier = frozenset[PeerId]().union(*rounds[:-1])
-        if rounds and earlier - rounds[-1] and self._usual_s is not None and self._num_passed < WINDOW:
+        """In seconds, where the newest round's contributors report so many."""
+        *earlier, exchanged = list(self._contributors)[:-1] or [frozenset[PeerId]()]
+        is_short = bool(frozenset[PeerId]().union(*earlier) - exchanged)
+        if is_short and self._taken_s is not None and self._num_passed < WINDOW:
             self._num_passed += 1
-            return self._usual_s
-        self._num_passed, self._usual_s = 0, reported_s
+            return self._taken_s
+        self._num_passed, self._taken_s = 0, reported_s
         return reported_s
 
 
