@@ -29,7 +29,7 @@ class NeedsReckoned(Event):
 
 @dataclass(frozen=True, slots=True)
 class UpkeepReckoned(Event):
-    """What taking part comes to at the pace of the first rounds that this peer has seen; told once. left_s: of the run; None: not known."""
+    """What taking part comes to at the pace of the newest rounds: told after the first that this peer has seen, and again where it has become otherwise. left_s: of the run; None: not known."""
 
     sent_bytes_a_day: int
     received_bytes_a_day: int

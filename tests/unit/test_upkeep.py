@@ -8,7 +8,7 @@ import pytest
 
 from dilocox_peer.cli.expected import Expected, on_one_core
 from dilocox_peer.cli.operate import cost_lines
-from dilocox_peer.cli.telling_costs import ROUNDS_SEEN, CostsTeller
+from dilocox_peer.cli.telling_costs import AGAIN_AFTER, OTHERWISE, ROUNDS_SEEN, CostsTeller
 from dilocox_peer.config import preset
 from dilocox_peer.events import RoundCertified, RoundClosed
 from dilocox_peer.events_of_costs import UpkeepReckoned
@@ -139,7 +139,7 @@ def test_before_there_is_a_pace_no_day_is_told():
     assert "a day" not in cost_lines(said)[0]
 
 
-def test_a_peer_says_once_what_it_comes_to():
+def test_a_peer_says_what_it_comes_to():
     told: list[Any] = []
     teller = CostsTeller(lambda: (Upkeep(1e9, 2e9, 3 * 10**9), 7300.0), told.append)
     teller.take(run_joined(TINY, ME, 0, device="cpu", threads=1))
@@ -151,6 +151,37 @@ def test_a_peer_says_once_what_it_comes_to():
     assert told == [UpkeepReckoned(10**9, 2 * 10**9, 3 * 10**9, 7300.0)]
     assert "sends 1.0 GB and receives 2.0 GB a day" in told[0].line()
     assert "2 hours more" in told[0].line()
+
+
+def test_a_peer_says_it_again_where_it_has_become_otherwise():
+    """As where the plan leaves the codec that the run began with."""
+    told: list[Any] = []
+    sent = [1e9]
+    teller = CostsTeller(lambda: (Upkeep(sent[0], 2e9, 5), None), told.append)
+    numbers = iter(range(1, 1000))
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            teller.take(certified(next(numbers)))
+
+    rounds(ROUNDS_SEEN)
+    sent[0] *= OTHERWISE + 0.1
+    rounds(AGAIN_AFTER - 1)
+    assert len(told) == 1, "a pace is made of so many rounds"
+    rounds(1)
+    assert [each.sent_bytes_a_day for each in told] == [10**9, 1_600_000_000]
+    sent[0] /= OTHERWISE - 0.1
+    rounds(3 * AGAIN_AFTER)
+    assert len(told) == 2, "not so much otherwise"
+    sent[0] /= OTHERWISE
+    rounds(1)
+    assert len(told) == 3
+    teller.take(run_joined(TINY, ME, 0, device="cpu", threads=1))
+    sent[0] *= 3
+    rounds(ROUNDS_SEEN)
+    assert len(told) == 3, "elsewhere it has to see as many again"
+    rounds(AGAIN_AFTER)
+    assert len(told) == 4
 
 
 def test_who_looks_from_outside_is_told_of_the_stage_that_takes_most_or_of_the_one_that_is_meant():
