@@ -16,7 +16,7 @@ that they meet, as each has to hand out all before it begins an epoch anew; and 
 Without a view change on either side they hand out the same, as much as their certificates do: a side that can certify
 without one is the only one. Two newcomers meet in the commons where their places lie closer than what
 they take until they are in a roster: each pair with the chance 2 * (units taken by one) / (units of the commons).
-A unit is lost for its epoch when the peer that was handed it goes: at most AHEAD rounds of work of that peer.
+A unit is lost for its epoch when the peer that was handed it goes: at most AHEAD rounds of work of that peer, or LEAST_UNITS.
 """
 
 from collections import deque
@@ -31,6 +31,10 @@ from dilocox_peer.types import PeerId, canonical, sha256
 
 AHEAD = 4
 """Rounds of work that a peer has in hand: it trains up to two rounds beyond the newest certificate, at a changing speed."""
+
+LEAST_UNITS = 8
+"""Of any peer in hand, where the row has enough. A unit has the documents that begin in it: where they are long, one in two has nothing, and
+a peer whose work of four rounds is one unit would have been handed nothing."""
 
 REMEMBERED = 8
 """Certificates after which what a peer did not report of its share is taken to be lost, so that it does not starve."""
@@ -129,6 +133,7 @@ class Handout:
         """What one certificate hands out. roster: its own. tokens_a_round: of work expected of a peer. reported: tokens that its
         contributors say they have worked through; whoever says more than all of the roster could is not believed."""
         most = tokens_a_round * max(FASTEST, len(roster))
+        least = UNIT_TOKENS * min(LEAST_UNITS, self.row.to_hand_out // (AHEAD * max(1, len(roster))))
         for peer in [peer for peer in self._accounts if peer not in roster and peer not in reported]:
             del self._accounts[peer]
         handed: dict[PeerId, tuple[Stretch, ...]] = {}
@@ -137,7 +142,8 @@ class Handout:
             done = min(reported.get(peer, 0), most)
             account.reported.append(done)
             account.handed.append(0)
-            wanted = -(-(AHEAD * max(tokens_a_round, done) - account.in_hand) // UNIT_TOKENS)
+            ahead = max(least, AHEAD * max(tokens_a_round, done))
+            wanted = -(-(ahead - account.in_hand) // UNIT_TOKENS)
             if wanted > 0:
                 account.handed[-1] = wanted * UNIT_TOKENS
                 handed[peer] = self._cut(wanted)

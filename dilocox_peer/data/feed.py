@@ -190,7 +190,7 @@ class Feed:
                 return chunk
         self.wanted = tuple(missing.values())[:AHEAD_SHARDS]
         is_on_its_way = any(self._taken.rest_of(stretch, 1) is not None for stretch in newest)
-        if time.monotonic() < (self._in_vain_from if is_on_its_way else self._commons_from):
+        if not self._takes_from_commons(is_on_its_way=is_on_its_way, was_handed=bool(newest)):
             return None  # it comes, or a certificate names us yet
         first: int | None = None
         for number in range(self._lanes, self._lanes + MAX_LANES):
@@ -205,6 +205,12 @@ class Feed:
         self._lanes = self._lanes if first is None else first
         self.wanted = tuple(missing.values())
         return chunk
+
+    def _takes_from_commons(self, *, is_on_its_way: bool, was_handed: bool) -> bool:
+        """Where nothing of what was handed out is left, the torch thread waits for nobody."""
+        if is_on_its_way:
+            return time.monotonic() >= self._in_vain_from
+        return time.monotonic() >= self._commons_from or (was_handed and self._ready.empty())
 
     def _here(self, stretch: Stretch, missing: dict[str, Shard]) -> Stretch | None:
         """The first piece of what was not taken of a stretch whose shards are here, at most a chunk. Units of others are passed over and

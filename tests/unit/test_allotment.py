@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.data.allotment import AHEAD, FASTEST, Handout, Row, Stretch, shard_order, unit_order
+from dilocox_peer.data.allotment import AHEAD, FASTEST, LEAST_UNITS, Handout, Row, Stretch, shard_order, unit_order
 from dilocox_peer.data.catalogue import UNIT_TOKENS
 from dilocox_peer.data.taken import Taken
 from dilocox_peer.types import PeerId
 
 ROUND = 3 * UNIT_TOKENS
+A, B = PeerId("a"), PeerId("b")
 
 
 def places(stretches):
@@ -200,6 +201,19 @@ def test_a_peer_in_the_roster_has_work_in_hand_whatever_its_speed(tmp_path):
     for _ in range(40):
         swarm.round(fickle=False)
     assert all(peer.starved == 0 for peer in swarm.peers.values())
+
+
+def test_a_peer_is_handed_some_units_however_short_its_rounds_are():
+    """One in two holds no document's beginning where documents are long."""
+    handed = Handout(Row(4096)).take([A, B], tokens_a_round=512, reported={})
+    assert {peer: sum(each.count for each in stretches) for peer, stretches in handed.items()} == {
+        A: LEAST_UNITS,
+        B: LEAST_UNITS,
+    }
+    few = Handout(Row(20)).take([A, B], tokens_a_round=512, reported={})
+    assert {peer: sum(each.count for each in stretches) for peer, stretches in few.items()} == {A: 2, B: 2}
+    none = Handout(Row(3)).take([A, B], tokens_a_round=512, reported={})
+    assert {peer: sum(each.count for each in stretches) for peer, stretches in none.items()} == {A: 1, B: 1}
 
 
 def test_an_epoch_hands_out_everything_but_the_commons_before_the_next_begins():

@@ -149,6 +149,25 @@ def test_who_was_handed_nothing_that_is_sound_takes_from_the_commons(made, tmp_p
     assert first not in {unit.shard for place in fed.taken() for unit in fed.row.units(Stretch(0, place, 1))}
 
 
+def test_where_what_was_handed_out_holds_nothing_nobody_waits(made, tmp_path, monkeypatch):
+    """As a unit in the midst of a long document does: the commons are taken from before their time."""
+    monkeypatch.setattr(feed_module, "COMMONS_AFTER_S", 600.0)
+    monkeypatch.setattr(feed_module, "WAIT_S", 20.0)
+    fed = Fed(made, tmp_path)
+    Taken(tmp_path / "taken.json").take(Stretch(0, 0, 1))
+    fed.feed = Feed(
+        fed.row, fed.shards, Taken(tmp_path / "taken.json"), seed=SEED, peer=PeerId("p"), incarnation=1,
+        batch=BATCH, context=CONTEXT, listener=fed.told.append,
+    )  # fmt: skip
+    fed.feed.hand(Handed(0, (Stretch(0, 0, 1),)))
+    fed.feed.start()
+    try:
+        fed.draw()
+    finally:
+        fed.feed.stop()
+    assert min(fed.taken()) >= fed.row.row.to_hand_out
+
+
 def test_what_is_not_here_is_wanted_and_comes(made, tmp_path):
     catalogue, out = made
     folder = tmp_path / "empty"
