@@ -6,6 +6,7 @@
     python benchmarks/homes.py d          as a; then the bootstrap with its relay is killed and started again
     python benchmarks/homes.py m          as a, and a public member; then the bootstrap is killed for good: the member passes on
     python benchmarks/homes.py o          as a, and no relay: nobody passes anybody on (--relay off)
+    python benchmarks/homes.py g          a public member and two symmetric homes, and no relay: the homes have no path to one another
     python benchmarks/homes.py n          as a; then a home's line gets another address
     python benchmarks/homes.py z          as a; then a home sleeps, for --sleep seconds, and wakes in another network
     python benchmarks/homes.py 6          a restricted home whose line carries packets of 1,280 bytes, a symmetric one, and one with IPv6 alone
@@ -112,6 +113,11 @@ def homes(lab: NatLab, scenario: str) -> list[str]:
         lab.home("h2", 3, opens=Opens.NAT_PMP)
         lab.home("h3", 4, Router.SYMMETRIC)
         return ["h0", "h1", "h2", "h3"]
+    if scenario == "g":
+        lab.public("p", 20)
+        lab.home("s", 5, Router.SYMMETRIC)
+        lab.home("t", 6, Router.SYMMETRIC)
+        return ["p", "s", "t"]
     lab.home("a", 1, Router.RESTRICTED, idle_s=idle_s)
     if scenario == "c":
         lab.carrier("isp", 50)
@@ -147,12 +153,12 @@ async def play(
             ports = (4711, 443) if scenario == "c" else (4711,)
             await swarm.start_bootstrap(
                 ports=ports,
-                more=("--relay", "off") if scenario == "o" else (),
+                more=("--relay", "off") if scenario in ("g", "o") else (),
                 host_6="2a01:100::9" if scenario == "6" else None,
             )
             for name in names:
                 joined_at = time.monotonic()
-                await swarm.join(name, *(_forwarded(name) if scenario == "f" else ()))
+                await swarm.join(name, *_flags(scenario, name))
             meet_s = APART_S if scenario == "o" else HOMES_MEET_S
             if await swarm.until(lambda: _all_in_one(swarm, outcome, 0.0) is not None, meet_s):
                 met_at = _all_in_one(swarm, outcome, 0.0)
@@ -171,8 +177,10 @@ async def play(
     return outcome
 
 
-def _forwarded(name: str) -> tuple[str, ...]:
-    """What the owner of a router that leads a port to p2pd passes."""
+def _flags(scenario: str, name: str) -> tuple[str, ...]:
+    """What its owner passes beside the link: of a router that leads a port to p2pd, or who wants to be no relay."""
+    if scenario != "f":
+        return ("--relay", "off") if scenario == "g" else ()
     there = f"/ip4/31.0.{1 + int(name[1:])}.1/tcp/{FORWARDED}"
     return ("--host-maddrs", f"/ip4/0.0.0.0/tcp/{FORWARDED}", "--announce-maddrs", there)
 
@@ -316,7 +324,7 @@ def show(scenario: str, outcome: Outcome) -> None:
 def main() -> int:
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cli.add_argument(
-        "scenario", choices=("6", "a", "b0", "b1", "b2", "b4", "c", "d", "f", "i", "m", "n", "o", "u", "z")
+        "scenario", choices=("6", "a", "b0", "b1", "b2", "b4", "c", "d", "f", "g", "i", "m", "n", "o", "u", "z")
     )
     cli.add_argument("--log", type=Path, help="write every event of every process there")
     cli.add_argument("--json", action="store_true", help="the same once more, as the last line")

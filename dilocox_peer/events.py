@@ -80,7 +80,7 @@ class RunJoined(Event):
 
 @dataclass(frozen=True, slots=True)
 class SeenPeer:
-    """A peer as its lease in the directory describes it. reachability: how we are connected with it: direct, punched (directly, through routers that let nobody in), relayed, cut off
+    """A peer as its lease in the directory describes it. reachability: how we are connected with it: direct, punched (directly, through routers that let nobody in), relayed, passed on (by other members, for want of a path), cut off
     (it is of our stage, and no connection comes about) or unknown; of ourselves: what others found."""
 
     peer: PeerId

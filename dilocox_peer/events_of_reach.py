@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dilocox_peer.events import Event
+from dilocox_peer.events import Event, short
+from dilocox_peer.types import PeerId
 
 Reach = Literal["direct", "relayed", "outgoing"]
 
@@ -51,6 +52,17 @@ class PortOpened(Event):
 
     def line(self) -> str:
         return f"the router has opened port {self.port} of {self.host} for the neighbours of the pipeline ({self.way})"
+
+
+@dataclass(frozen=True, slots=True)
+class HeardThrough(Event):
+    """There is no path to a member of our stage, and what it says of rounds comes by way of another."""
+
+    peer: PeerId
+    through: PeerId
+
+    def line(self) -> str:
+        return f"there is no path to {short(self.peer)}: its messages come through {short(self.through)}, its contributions from whoever has them"
 
 
 @dataclass(frozen=True, slots=True)

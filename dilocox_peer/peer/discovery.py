@@ -20,6 +20,7 @@ from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.links.dialling import LinkAddress
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.reaching import Reaching
+from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.types import LinkId, PeerId
 from dilocox_peer.wire.checkpoints import Checkpoint
 
@@ -42,7 +43,7 @@ class Discovery:
         conveyor: Conveyor | None,
         on_found: Callable[[PeerId, str], None],
         on_word: Callable[[Checkpoint], None],
-        vouched: Callable[[], Checkpoint | None],
+        rounds: RoundMachine,
         look_now: asyncio.Event,
         reaching: Reaching,
         acquaintances: Path,
@@ -51,7 +52,7 @@ class Discovery:
     ) -> None:
         """conveyor: of a run with several stages. on_found: for each peer of our stage, once, when it has been dialled, with the
         range of addresses that it is seen in.
-        on_word: for the owner's newest checkpoint of our stage, each time it is read. vouched: the newest that the rounds know.
+        on_word: for the owner's newest checkpoint of our stage, each time it is read. rounds: know of a newest one, and whom they hear by way of others.
         acquaintances: the file that the next start reads. look_at_admission: of a run that is not open; raises RunRefused
         when this peer is not let in any more, which ends `run`."""
         self._me = presence.me
@@ -62,7 +63,7 @@ class Discovery:
         self._conveyor = conveyor
         self._on_found = on_found
         self._on_word = on_word
-        self._vouched = vouched
+        self._rounds = rounds
         self._look_now = look_now
         self._reaching = reaching
         self._acquaintances = acquaintances
@@ -105,7 +106,7 @@ class Discovery:
         found, left_s = read if read is not None else (None, 0.0)
         if found is not None:
             self._on_word(found)
-        known = self._vouched()
+        known = self._rounds.checkpoint
         if known is not None and (known.is_newer(found) or (known == found and left_s < REWRITE_S)):
             await self._directory.publish_word(known)
 
@@ -146,7 +147,8 @@ class Discovery:
         self._reaching.found(leases, self._on_found, lambda: self._tell_swarm({self._stage: leases}))
 
     def _tell_swarm(self, seen: Mapping[int, Sequence[Lease]]) -> None:
-        self._listener(_swarm_seen(seen, self._me, self._stage, self._reaching.paths))
+        paths = {**dict.fromkeys(self._rounds.passed_on, "passed on"), **self._reaching.paths}
+        self._listener(_swarm_seen(seen, self._me, self._stage, paths))
 
 
 def to_remember(leases: Mapping[int, Sequence[Lease]], own: int) -> list[Lease]:

@@ -302,7 +302,7 @@ class Stay:
             conveyor=conveyor,
             on_found=lambda peer, addresses: averaging.driver.post(PeerFound(peer, addresses)),
             on_word=lambda word: averaging.driver.post(OwnerVouched(word)),
-            vouched=lambda: averaging.machine.checkpoint,
+            rounds=averaging.machine,
             look_now=self._look_now,
             reaching=reaching,
             acquaintances=self._acquaintances,

@@ -32,6 +32,7 @@ from dilocox_peer.wire.directives import Directive
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_PAGE = 64  # certificates in a ChainPage; where they have many signatures fewer are sent (peer/rounds/healing.py)
 MAX_LOCATOR = 64  # heads in a GetChain; with doubling distances more than any chain needs
+MAX_PASSED_BYTES = 1 << 16  # of a message that a third passes on; a certificate of 64 members has some 25 KB
 MAX_STATEMENT_BYTES = 192  # either kind; an acceptance has about 110, a promise 150
 
 
@@ -263,10 +264,26 @@ class Averages(Placed, frozen=True, tag=20):
     averages: Annotated[tuple[Average, ...], Meta(min_length=1, max_length=MAX_SLICES)]
 
 
+class Passed(Placed, frozen=True, tag=21):
+    """A message (raw, encoded) of origin to a member that it has no path to, for one who hears both to hand on. signature: of
+    origin, over passed_statement."""
+
+    origin: PeerName
+    to: PeerName
+    number: Number
+    raw: Annotated[bytes, Meta(min_length=1, max_length=MAX_PASSED_BYTES)]
+    signature: Signature
+
+
+def passed_statement(origin: PeerId, to: PeerId, number: int, raw: bytes) -> bytes:
+    """What origin signs."""
+    return encode(("dilocox-passed", origin, to, number, raw))
+
+
 Message = (
     Heartbeat | Leave | Offer | Propose | Ack | Nack | Prepare | Promise
     | ViewCall | ViewAnswer | ViewPropose | ViewSign | Cert | GetChain | ChainPage | Vouch | Proof | Directed
-    | Gathered | Inputs | Averages
+    | Gathered | Inputs | Averages | Passed
 )  # fmt: skip
 _WHAT = "a message"
 _MESSAGE = Parser[Message](Message, _WHAT, MAX_MESSAGE_BYTES)

@@ -86,6 +86,16 @@ def test_homes_that_cannot_meet_by_any_path_found_no_chain_and_say_so():
     assert set(outcome["reach"].values()) == {"outgoing"}
 
 
+def test_homes_without_a_path_to_one_another_train_with_a_member_that_both_hear():
+    """Their messages are passed on by it, and each other's contributions are had of it."""
+    outcome = played("g")
+    assert outcome["met_s"] is not None
+    assert len(set(outcome["heads"].values())) == 1
+    assert outcome["paths"]["s"]["t"] == outcome["paths"]["t"]["s"] == "passed on"
+    for counts in outcome["counts"].values():
+        assert max(counts, key=counts.get) == "3", "most rounds have the contributions of all"
+
+
 def test_neighbours_whose_routers_lead_to_p2pd_and_not_to_linkd_are_linked():
     """Else each dials the other's closed port, and the run never begins."""
     outcome = played("f")

@@ -30,6 +30,7 @@ from dilocox_peer.peer.rounds.contract import (
     Input,
     PeerFound,
     PeerRefused,
+    PeerUnreached,
     Persist,
     Received,
     Send,
@@ -76,6 +77,7 @@ CHECKPOINT_EVERY = 3  # rounds between two anchors on disk
 ROUND_S = 4.0
 MAX_TRAIN = 1.2  # training takes 0.8 to 1.2 times its typical time,
 MAX_FETCH = 1.7  # a fetch 0.3 to 1.7 times,
+UNREACHED_S = 2.0  # until it is known that a message could not be delivered
 MAX_APPLY_S = 0.3  # and applying a certificate up to this
 
 _VOTES = (Ack, Nack, Promise, Propose, Cert, ChainPage)
@@ -184,9 +186,10 @@ class Network:
     blob_s: float = 0.3
     state_s: float = 1.5
     group_of: dict[PeerId, int] = field(default_factory=dict)
+    gaps: set[frozenset[PeerId]] = field(default_factory=set)  # pairs that find no path to one another
 
     def connected(self, one: PeerId, other: PeerId) -> bool:
-        return self.group_of.get(one, 0) == self.group_of.get(other, 0)
+        return frozenset((one, other)) not in self.gaps and self.group_of.get(one, 0) == self.group_of.get(other, 0)
 
 
 class Node:
@@ -640,6 +643,9 @@ class World(Clockwork):
         if node is None:
             return  # a name without a peer, which hostile ones make up
         if not network.connected(sender, to):
+            origin = self.nodes.get(sender)
+            if origin is not None and frozenset((sender, to)) in network.gaps:
+                origin.later(UNREACHED_S, lambda: origin.feed(PeerUnreached(to)))
             return
         delay_s = network.latency_s + network.spread_s * rng.random() ** 3
         if not node.is_up:

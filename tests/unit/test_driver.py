@@ -15,6 +15,7 @@ from dilocox_peer.contract import Note, Tick
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError
 from dilocox_peer.events import MessageRefused, Remark
 from dilocox_peer.events_of_health import DiskRefused
+from dilocox_peer.network.bulk import PeerGone, PeerSilent, RequestRefused, TransportDown
 from dilocox_peer.peer.rounds import disk as disk_module
 from dilocox_peer.peer.rounds import driver as driver_module
 from dilocox_peer.peer.rounds.contract import (
@@ -23,6 +24,8 @@ from dilocox_peer.peer.rounds.contract import (
     BlobRefused,
     FetchBlob,
     ForgetBlobs,
+    PeerRefused,
+    PeerUnreached,
     Persist,
     Received,
     RoundProgress,
@@ -110,6 +113,44 @@ async def test_a_message_is_encoded_once_for_all_who_get_it(monkeypatch: pytest.
         await running
     assert encoded == [first, second]
     assert sorted(sent) == sorted((name, encode_message(each)) for each in (first, second) for name in "abc")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (PeerSilent, [PeerUnreached]),
+        (PeerGone, [PeerRefused, PeerUnreached]),  # a router may refuse us, and another member hear it
+        (RequestRefused, []),
+        (TransportDown, []),
+    ],
+)
+async def test_the_machine_is_told_whom_messages_do_not_reach(error: Any, told: list[type]) -> None:
+    loop, peer, handled = asyncio.get_running_loop(), PeerId("a"), list[Any]()
+    has_failed = asyncio.Event()
+
+    class Wire:
+        async def send(self, peer: PeerId, _raw: bytes, _timeout_s: float) -> None:
+            has_failed.set()
+            raise error(peer, "as a test wants it")
+
+    def handle(happened: Any, _now: float) -> list[Any]:
+        handled.append(happened)
+        return [Send(peer, Leave(0, sha256(b"head"), 1, 1))] if len(handled) == 1 else []
+
+    machine = SimpleNamespace(handle=handle, deadline=lambda: loop.time() + 60.0)
+    driver = RoundDriver(
+        cast("Any", machine), transport=cast("Any", Wire()), blobs=NOTHING, journal=NOTHING, disk=NOTHING,
+        check_blob=NOTHING, max_blob_bytes=1, on_apply=NOTHING, on_fetch_state=NOTHING, on_change=lambda: None,
+        listener=NOTHING,
+    )  # fmt: skip
+    running = asyncio.create_task(driver.run())
+    async with asyncio.timeout(10):
+        await has_failed.wait()
+        await driver.drained()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    assert handled == [Tick(), *(kind(peer) for kind in told)]
 
 
 async def test_a_flood_of_malformed_messages_is_told_once_a_second() -> None:

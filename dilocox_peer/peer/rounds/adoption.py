@@ -12,7 +12,7 @@ from dilocox_peer.contract import Note
 from dilocox_peer.events import BranchSwitched, RoundVouched, ViewChanged
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
-from dilocox_peer.peer.rounds.contract import Action, Apply, ForgetBlobs, Persist
+from dilocox_peer.peer.rounds.contract import Action, Apply, ForgetBlobs, Persist, Send
 from dilocox_peer.peer.rounds.durable import Durable, Votes, newest_left, sealed_votes
 from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks
@@ -22,9 +22,10 @@ from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.replay import FETCHED_AHEAD, Replay
 from dilocox_peer.peer.rounds.seat import Owner
 from dilocox_peer.peer.rounds.sitting import Sitting
-from dilocox_peer.types import Digest
+from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.rounds import Heartbeat
 
 PLANNED_FROM = 256  # newest certificates that a planner is shown when many come at once
 Wait = Literal["owner", "state", "end"]
@@ -288,3 +289,15 @@ class Adoption:
         if old := self._holdings.forget_before(*self._replay.first_kept()):
             actions.append(ForgetBlobs(old))
         return actions
+
+    def tell_where_we_are(self, peer: PeerId, head: Digest, heartbeat: Callable[[], Heartbeat]) -> list[Action]:
+        """SYNC: a peer at a head in our past gets what follows it; one at an unknown head is asked, and told ours."""
+        seen = self._members[peer]
+        if self.now - seen.answered_at < self._owner.timing.retry_s:
+            return []
+        seen.answered_at = self.now
+        if self._chain.height_of(head) is not None:
+            page = self.healing.page_after([head])
+            assert page is not None, "a head of our chain"
+            return [Send(peer, page)]
+        return [Send(peer, heartbeat()), *self.healing.heard_of(peer, head, self.now)]

@@ -62,7 +62,7 @@ class Arrivals:
             return [], None  # a joiner that is not in the roster yet; its time comes
         known = self.offers.get(sender)
         if known == entry:
-            return self.want(entry, (sender,), now), None
+            return self.want(entry, now), None
         if known is not None and entry.incarnation < known.incarnation:
             return [], None
         if known is not None and entry.incarnation == known.incarnation:
@@ -73,7 +73,7 @@ class Arrivals:
         self.offers[sender] = entry
         if self._is_here(entry.blob, now):
             self._held_at.setdefault(entry.blob, now)
-        return self.want(entry, (sender,), now), None
+        return self.want(entry, now), None
 
     def on_held(self, blob: Digest, now: float) -> None:
         """Learns how late contributions come; the blob counts, not its announcement."""
@@ -140,7 +140,7 @@ class Arrivals:
         """Whether a contribution is on its way here, and an exchange may still take that long."""
         if self.ended_at is None or now >= self._blobs_due:
             return False
-        coming = [peer for peer, entry in self.offers.items() if self._is_under_way(entry.blob, now)]
+        coming = [peer for peer, entry in self.offers.items() if self._is_coming(peer, entry, now)]
         if not coming:
             return False
         waited = self._conduct.waited_for(self._seat.place.roster)
@@ -151,6 +151,13 @@ class Arrivals:
         if self.ended_at is None:
             return self._enough_at
         return min((each for each in (self.offers_due, self._blobs_due) if each > now), default=FOREVER)
+
+    def _is_coming(self, peer: PeerId, entry: Entry, now: float) -> bool:
+        """Under way, or asked for again and again: those of whom it is to be had may have to fetch it first."""
+        if self._is_under_way(entry.blob, now):
+            return True
+        is_gone = self._is_here(entry.blob, now) or self._holdings.is_refused(entry.blob)
+        return peer in self._members.cut_off and not is_gone
 
     def are_under_way(self, now: float) -> bool:
         return any(self._is_under_way(entry.blob, now) for entry in self.offers.values())
@@ -194,10 +201,20 @@ class Arrivals:
         self.again_at = now + self._seat.jittered(self._seat.timing.retry_s)
         return [*send_all(self._seat.others, Offer(*self._seat.at(), self.own))]
 
-    def want(self, entry: Entry, sources: Sequence[PeerId], now: float) -> list[Action]:
-        """The fetch of an offered contribution to start now, if any; of one in slices that of its table."""
+    def want(self, entry: Entry, now: float) -> list[Action]:
+        """The fetch of an offered contribution to start now, if any; of one in slices that of its table. It is asked of its author, and
+        where there is no path to it of whoever there is one to: they may have to get it first."""
         part = None if self._slicing is None else BlobPart("table")
-        return self.want_thing(Thing(entry.blob, entry.size_bytes, entry.peer), sources, now, part=part)
+        is_cut = entry.peer in self._members.cut_off
+        sources = [peer for peer in self._seat.others if self._members.is_linked(peer, now)] if is_cut else [entry.peer]
+        thing = Thing(entry.blob, entry.size_bytes, entry.peer)
+        return self.want_thing(thing, sources, now, early=is_cut, part=part) if sources else []
+
+    def want_again(self, now: float) -> list[Action]:
+        """Contributions of members that there is no path to: they are asked for until somebody has them."""
+        cut = self._members.cut_off
+        late = [entry for peer, entry in self.offers.items() if peer in cut and not self._is_here(entry.blob, now)]
+        return [action for entry in late for action in self.want(entry, now)]
 
     def want_thing(
         self,
@@ -206,10 +223,11 @@ class Arrivals:
         now: float,
         *,
         elsewhere: bool = False,
+        early: bool = False,
         part: BlobPart | None = None,
     ) -> list[Action]:
         """The fetch of what a proposal names, or of part, to start now, if any."""
-        others = (peer for peer in sources if peer != self._seat.me)
+        others = self._members.reachable(peer for peer in sources if peer != self._seat.me)
         is_doubted = self._conduct.is_doubted(thing.holder) or self._conduct.owes(thing.holder)
         if thing.slice is not None:
             is_doubted, part = False, BlobPart("result", thing.slice)
@@ -222,6 +240,7 @@ class Arrivals:
                 within_s=self._seat.pace.exchange_s,
                 doubted=is_doubted and len(sources) == 1,
                 elsewhere=elsewhere,
+                early=early,
                 part=part,
             )
         ]

@@ -99,6 +99,13 @@ class BlobRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerUnreached:
+    """A message to it could not be delivered: there is no path that works, for now."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class BlobMissing:
     """None of the sources gave the blob."""
 
@@ -162,7 +169,7 @@ class OwnerSpoke:
 
 
 Input = (
-    Tick | Received | PeerFound | PeerRefused | BytesCame | RoundProgress | Closed | BlobHeld | BlobRefused | BlobMissing
+    Tick | Received | PeerFound | PeerRefused | PeerUnreached | BytesCame | RoundProgress | Closed | BlobHeld | BlobRefused | BlobMissing
     | BlobLost | SliceAveraged | StateInstalled | StateMissing | StateComputed | OwnerVouched | OwnerSpoke | Leaving
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ from typing import Protocol, assert_never
 from dilocox_peer.contract import Note, Tick
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError, ThingUnavailable
 from dilocox_peer.events import Event, Failed, Listener, MessageRefused
-from dilocox_peer.network.transport import PeerGone, Transport
+from dilocox_peer.network.transport import PeerGone, RequestRefused, Transport, TransportDown
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
@@ -30,6 +30,7 @@ from dilocox_peer.peer.rounds.contract import (
     ForgetBlobs,
     Input,
     PeerRefused,
+    PeerUnreached,
     Persist,
     Received,
     RoundProgress,
@@ -168,7 +169,10 @@ class RoundDriver:
     def _put(self, happened: Input) -> bool:
         """Whether it was queued. What others send, and what is told ten times a second while a disk is slow, never takes the
         room of what happens once: a contribution fetched, a round closed."""
-        if isinstance(happened, Received | BytesCame | RoundProgress) and self.inputs.qsize() >= MAX_REPEATED:
+        if (
+            isinstance(happened, Received | BytesCame | PeerUnreached | RoundProgress)
+            and self.inputs.qsize() >= MAX_REPEATED
+        ):
             return False
         self.inputs.put_nowait(happened)
         return True
@@ -263,6 +267,8 @@ class RoundDriver:
     def _on_send_failure(self, error: PeerUnavailable) -> None:
         if isinstance(error, PeerGone):
             self.post(PeerRefused(error.peer))
+        if not isinstance(error, RequestRefused | TransportDown):  # it is there, or nobody is to blame but we
+            self.post(PeerUnreached(error.peer))
 
     async def _fetch_state(self, action: FetchState) -> None:
         try:

@@ -9,6 +9,7 @@ from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Thing
 
 MAX_SOURCES = 8
+EARLY_RETRY_S = 0.25
 PASSING_ROUNDS = 2  # that slices of contributions stay to be had: whoever doubts a result can look
 
 
@@ -18,6 +19,7 @@ class _Wanted:
     elsewhere: bool
     retry_at: float
     failures: int
+    early: bool = False
 
 
 class Holdings:
@@ -94,8 +96,8 @@ class Holdings:
         """No source gave it; it is asked for again after a while, if still wanted."""
         if (wanted := self._wanted.get(blob)) is not None:
             wanted.under_way = False
-            wanted.failures += 1
-            wanted.retry_at = now + self._timing.blob_retry_s
+            wanted.failures += not wanted.early
+            wanted.retry_at = now + (EARLY_RETRY_S if wanted.early else self._timing.blob_retry_s)
 
     def has(self, blob: Digest) -> bool:
         return blob in self._held
@@ -126,17 +128,19 @@ class Holdings:
         within_s: float | None = None,
         doubted: bool = False,
         elsewhere: bool = False,
+        early: bool = False,
         part: BlobPart | None = None,
     ) -> list[FetchBlob]:
         """The fetch to start now, if any: nothing for a blob that is held, refused, under way or failed just now.
 
+        early: of peers that may have to get it first: that they have not got it yet is nobody's failure, and they are asked again soon.
         elsewhere: one that is under way takes too long; these sources instead, once."""
         if blob in self._held or blob in self._refused:
             return []
         wanted = self._wanted.setdefault(blob, _Wanted(under_way=False, elsewhere=False, retry_at=now, failures=0))
         if now < wanted.retry_at or (wanted.under_way and (wanted.elsewhere or not elsewhere)):
             return []
-        wanted.under_way, wanted.elsewhere = True, elsewhere
+        wanted.under_way, wanted.elsewhere, wanted.early = True, elsewhere, early
         self._round_of.setdefault(blob, round_number)
         if part is not None and part.kind != "result":
             self._passing.add(blob)

@@ -5,6 +5,7 @@ file. This file puts its parts together; docs/protocol.md tells the story:
 
     contract.py    inputs and actions            sitting.py   what goes on at one head:
     membership.py  who is there                    seat.py          who we are there and what we voted
+    passing.py     messages by way of others
     heartbeats.py  what we say of ourselves        ballots.py       which offers make the next certificate
     holdings.py    which blobs are here            arrivals.py      what came of the round
     timing.py      bounds and learned times        turns.py         whose turn it is to lead
@@ -47,6 +48,7 @@ from dilocox_peer.peer.rounds.contract import (
     OwnerVouched,
     PeerFound,
     PeerRefused,
+    PeerUnreached,
     Received,
     RoundProgress,
     Send,
@@ -62,6 +64,7 @@ from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.heartbeats import Heartbeats
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.passing import Passing
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.replay import Replay
 from dilocox_peer.peer.rounds.schedule import Schedule
@@ -152,6 +155,7 @@ class RoundMachine:
         self._ending = Ending(me, self._chain, self._forks, self._members, now)
         self._heartbeats = Heartbeats(self._owner, self._members, now)
         self._refusals = Refusals()
+        self._passing = Passing(self._owner, self._members, hear=self._receive, refuse=self._refuse)
         self._has_left = False
 
     @property
@@ -263,6 +267,11 @@ class RoundMachine:
         reports = self._members.reports(self.sitting.arrivals.offers, self.round + 2)
         return {**reports, self._owner.peer: (self.training_round, self._heartbeats.micro_batches)}
 
+    @property
+    def passed_on(self) -> set[PeerId]:
+        """Peers that are heard by way of others alone."""
+        return self._members.alive(self._now) & self._members.cut_off
+
     def alive(self, now: float) -> set[PeerId]:
         """Peers heard within three heartbeats, and ourselves."""
         return set(self._members.here(now))
@@ -289,13 +298,11 @@ class RoundMachine:
             return []
         self._now = self._adoption.now = now
         actions = self._take_in(event)
-        if self._has_left:
-            return actions
-        if now < self._due and isinstance(event, Received) and isinstance(event.message, Heartbeat):
-            return actions  # most of what comes in; what follows from it can wait for our own next beat
-        actions += self._go_on()
-        self._due = self._next_due()
-        return actions
+        is_beat = isinstance(event, Received) and isinstance(event.message, Heartbeat)
+        if not self._has_left and not (is_beat and now < self._due):  # most of what comes in: it can wait for our own
+            actions += self._go_on()
+            self._due = self._next_due()
+        return self._passing.through(actions, self.roster, now)
 
     def deadline(self) -> float | None:
         """When to Tick if nothing else happens; None once we have left."""
@@ -313,14 +320,16 @@ class RoundMachine:
             case Tick():
                 pass
             case Received(sender, message):
-                return self._receive(sender, message)
+                return self._passing.receive(sender, message, self.roster, now)
             case PeerFound(peer, addresses):
                 is_new = self._members.add(peer)
                 self._members.seen_in(peer, addresses)
                 if is_new:
                     return [Send(peer, self._heartbeat())]
             case PeerRefused(peer):
-                self._members.refused(peer)
+                self._members.refused(peer, now)
+            case PeerUnreached(peer):
+                self._members.cut(peer)
             case BytesCame(peer):
                 self._members.is_here(peer, now)
             case RoundProgress():
@@ -434,6 +443,7 @@ class RoundMachine:
         return self.sitting_type(seat, self._members, self._holdings, self._now, in_vain=in_vain)
 
     def _receive(self, sender: PeerId, message: Message) -> list[Action]:
+        """A message of sender's, by whichever way it came."""
         now = self._now
         if sender == self._owner.peer or (self.directive is not None and sender in self.directive.banned):
             return []
@@ -469,7 +479,7 @@ class RoundMachine:
                     actions += self._refuse(sender, f"a proof against {proof.peer} that proves nothing")
             case _:
                 if message.head != self.head or message.view != self.view:
-                    actions += self._tell_where_we_are(sender, message.head)
+                    actions += self._adoption.tell_where_we_are(sender, message.head, self._heartbeat)
                 elif self._takes_part:
                     answers, reason = self.sitting.hear(sender, message, now)
                     actions += [*answers, *(self._refuse(sender, reason) if reason else [])]
@@ -480,18 +490,6 @@ class RoundMachine:
     def _take_page(self, sender: PeerId, page: ChainPage) -> list[Action]:
         questions, reason = self._adoption.healing.on_page(sender, page.certificates, more=page.more, now=self._now)
         return [*questions, *(self._refuse(sender, reason) if reason else [])]
-
-    def _tell_where_we_are(self, peer: PeerId, head: Digest) -> list[Action]:
-        """SYNC: a peer at a head in our past gets what follows it; one at an unknown head is asked, and told ours."""
-        seen = self._members[peer]
-        if self._now - seen.answered_at < self._owner.timing.retry_s:
-            return []
-        seen.answered_at = self._now
-        if self._chain.height_of(head) is not None:
-            page = self._adoption.healing.page_after([head])
-            assert page is not None, "a head of our chain"
-            return [Send(peer, page)]
-        return [Send(peer, self._heartbeat()), *self._adoption.healing.heard_of(peer, head, self._now)]
 
     def _refuse(self, peer: PeerId, reason: str) -> list[Action]:
         return [Note(MessageRefused(peer, reason))] if self._refusals.is_due(peer, self._now) else []

@@ -27,6 +27,8 @@ class Seen:
     said: Heartbeat | None = None
     ready_at: Digest | None = None  # where it was when it last said that it holds the state there
     is_listed: bool = False  # in the directory
+    linked_at: float = NEVER  # when it was last heard without others between us
+    passed_at: float = NEVER  # and when by way of another
     answered_at: float = NEVER  # when we last told it where we are, unasked
     range: str = ""  # of its addresses, as far as our own connection tells
 
@@ -60,6 +62,7 @@ class Members:
         self._we_may_offer = True
         self._alive_s = timing.alive_s
         self._seen: dict[PeerId, Seen] = {}
+        self.cut_off: set[PeerId] = set()  # those that we cannot send to
         self._alive: tuple[float, set[PeerId], set[PeerId]] | None = None  # when, without and with ourselves
 
     def __getitem__(self, peer: PeerId) -> Seen:
@@ -74,7 +77,9 @@ class Members:
         if peer == self._me or peer in self._seen:
             return False
         if len(self._seen) >= MAX_KNOWN:
-            del self._seen[min(self._seen, key=lambda each: (self._seen[each].heard_at, each))]
+            oldest = min(self._seen, key=lambda each: (self._seen[each].heard_at, each))
+            del self._seen[oldest]
+            self.cut_off.discard(oldest)
         self._seen[peer] = Seen()
         self._alive = None
         return True
@@ -92,6 +97,32 @@ class Members:
         seen.refused = False
         self._alive = None
         return seen
+
+    def linked(self, peer: PeerId, now: float) -> None:
+        """A message of its came, and by nobody else."""
+        if (seen := self._seen.get(peer)) is not None:
+            seen.linked_at = now
+            self.cut_off.discard(peer)
+
+    def passed(self, peer: PeerId, now: float) -> None:
+        """A message of its came by way of another."""
+        if (seen := self._seen.get(peer)) is not None:
+            seen.passed_at = now
+
+    def cut(self, peer: PeerId) -> None:
+        """There is no path to it."""
+        if peer in self._seen:
+            self.cut_off.add(peer)
+
+    def is_linked(self, peer: PeerId, now: float) -> bool:
+        """Whether we hear it, and it us, as far as is known."""
+        seen = self._seen.get(peer)
+        return seen is not None and now - seen.linked_at <= self._alive_s and peer not in self.cut_off
+
+    def reachable(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        """Those of them that there is a path to, as far as is known; all, if there is one to none."""
+        asked = list(peers)
+        return [peer for peer in asked if peer not in self.cut_off] or asked
 
     def is_here(self, peer: PeerId, now: float) -> None:
         """Something of it has come that is no message. Of one that was never heard it tells nothing."""
@@ -120,9 +151,11 @@ class Members:
         seen.incarnation = max(seen.incarnation, incarnation)
         self._alive = None
 
-    def refused(self, peer: PeerId) -> None:
-        if peer in self._seen:
-            self._seen[peer].refused = True
+    def refused(self, peer: PeerId, now: float) -> None:
+        """Its computer refuses a connection: its process has ended, unless others hear it, and a router refuses us."""
+        seen = self._seen.get(peer)
+        if seen is not None and now - seen.passed_at > self._alive_s:
+            seen.refused = True
             self._alive = None
 
     def is_alive(self, peer: PeerId, now: float) -> bool:

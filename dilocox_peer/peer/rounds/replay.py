@@ -104,5 +104,6 @@ class Replay:
     def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
         """Those here first, a dead one costs a dial; among them the author, then who signed that it holds the blob."""
         peers = {author, *signers, *here} - {self._me}
+        peers = set(self._members.reachable(peers))
         ordered = sorted(peers, key=lambda peer: (peer not in here, peer != author, peer not in signers, peer))
         return self._conduct.best_first(ordered)
