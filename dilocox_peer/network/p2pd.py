@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from dilocox_peer.errors import ConfigError
@@ -16,6 +17,7 @@ from dilocox_peer.invitation import Address
 DIAGNOSIS_TIMEOUT_S = 2.0
 DIAL_S = 3.0
 GREETING: Final = b"\x13/multistream/1.0.0\n"
+_LOGIN: Final = "this network may want a login in a web page first: open any page in a browser"
 
 # Runs before p2pd in its process: own session; death with the parent (Linux; elsewhere p2pd ends by itself 0.2 s after its
 # last client connection closed [m]); only errors of its own logger, which hivemind would parse line by line; and the session
@@ -97,8 +99,11 @@ async def diagnose(addresses: Sequence[Address]) -> str:
 async def _probe(address: Address) -> str:
     try:
         async with asyncio.timeout(DIAGNOSIS_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(address.host, address.port)
-        writer.transport.abort()
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+        try:
+            return await _whose_answer(reader, writer)
+        finally:
+            writer.transport.abort()
     except TimeoutError:
         return f"does not answer within {DIAGNOSIS_TIMEOUT_S:g} s (offline, or a firewall)"
     except ConnectionRefusedError:
@@ -107,7 +112,22 @@ async def _probe(address: Address) -> str:
         return "has a host name that cannot be resolved"
     except OSError as error:
         return f"cannot be reached ({(error.strerror or str(error)).lower()})"
-    return "answers, but is not this peer (it was set up anew, or another program has the port)"
+
+
+async def _whose_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    """What answers at this connection in a peer's place. A network that wants a login in a web page first takes all connections."""
+    said = b""
+    with suppress(TimeoutError, ConnectionError):
+        writer.write(GREETING)
+        async with asyncio.timeout(DIAGNOSIS_TIMEOUT_S):
+            said = await reader.read(len(GREETING))
+    if said and GREETING.startswith(said):
+        return "answers, but is not this peer (it was set up anew)"
+    if said.startswith(b"HTTP/"):
+        return f"is answered by a web server ({_LOGIN}; or another program has the port)"
+    if said:
+        return f"answers, but not as a peer does (another program has the port; or {_LOGIN})"
+    return f"takes the connection and says nothing (another program has the port; or {_LOGIN})"
 
 
 class PendingCalls(dict[Any, "asyncio.Future[Any]"]):

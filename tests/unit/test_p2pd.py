@@ -2,9 +2,14 @@
 
 import asyncio
 import itertools
+from contextlib import suppress
 from typing import Any
 
-from dilocox_peer.network.p2pd import FairReader
+import pytest
+
+from dilocox_peer.invitation import parse_multiaddr
+from dilocox_peer.network import p2pd
+from dilocox_peer.network.p2pd import GREETING, FairReader
 
 
 async def test_a_flood_in_the_buffer_does_not_keep_the_loop_from_going_on() -> None:
@@ -30,3 +35,33 @@ async def test_a_flood_in_the_buffer_does_not_keep_the_loop_from_going_on() -> N
     await others()
     assert read == 1000
     assert max(after - before for before, after in itertools.pairwise(at_turn)) <= 16
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (GREETING, "answers, but is not this peer (it was set up anew)"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://login.example\r\n\r\n", "is answered by a web server (this network may want a login"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "answers, but not as a peer does (another program has the port; or this network may want a login"),
+        (b"", "takes the connection and says nothing (another program has the port; or this network may want a login"),
+    ],
+    ids=["a peer", "a login page", "tls", "nothing"],
+)  # fmt: skip
+async def test_what_answers_in_a_peers_place_is_told(answer: bytes, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(p2pd, "DIAGNOSIS_TIMEOUT_S", 0.5)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(64)
+        writer.write(answer)
+        with suppress(ConnectionError):
+            await reader.read()  # until the other end hangs up
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        address = parse_multiaddr(
+            f"/ip4/127.0.0.1/tcp/{port}/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN", role="peer"
+        )
+        line = await p2pd.diagnose([address])
+    assert said in line
+    assert "\n" not in line
