@@ -302,7 +302,7 @@ def _glyph(peer: MapPeer, status: Status) -> Span:
         return "★", colour
     if peer.peer == status.me:
         return "◆", colour
-    if peer.reachability == "relayed":
+    if peer.reachability in ("relayed", "passed on"):
         return "◌", colour
     return ("●" if peer.is_here else "○"), colour
 

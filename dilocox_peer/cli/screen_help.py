@@ -13,7 +13,7 @@ def help_lines(width: int, quit_word: str, *, may_pause: bool) -> list[list[tupl
         ("?", "this"),
         ("", ""),
         ("◆ ★ ● ○", "this peer; its stage's leader; heard by us; only announced"),
-        ("◌ ‖ ✖", "reached through a relay; paused; gone"),
+        ("◌ ‖ ✖", "reached through a relay or a member; paused; gone"),
         ("thin", "a stage with one peer where others have more, or of less than half the usual speed"),
         ("≥", "the speed of a stage where somebody has not said theirs yet"),
         ("", ""),
