@@ -33,7 +33,7 @@ AHEAD = 4
 """Rounds of work that a peer has in hand: it trains up to two rounds beyond the newest certificate, at a changing speed."""
 
 LEAST_UNITS = 8
-"""Of any peer in hand, where the row has enough. A unit has the documents that begin in it: where they are long, one in two has nothing, and
+"""That a peer is handed first, where the row has enough. A unit has the documents that begin in it: where they are long, one in two has nothing, and
 a peer whose work of four rounds is one unit would have been handed nothing."""
 
 REMEMBERED = 8
@@ -138,11 +138,12 @@ class Handout:
             del self._accounts[peer]
         handed: dict[PeerId, tuple[Stretch, ...]] = {}
         for peer in roster:
+            is_new = peer not in self._accounts
             account = self._accounts.setdefault(peer, _Account())
             done = min(reported.get(peer, 0), most)
             account.reported.append(done)
             account.handed.append(0)
-            ahead = max(least, AHEAD * max(tokens_a_round, done))
+            ahead = max(least if is_new else 0, AHEAD * max(tokens_a_round, done))
             wanted = -(-(ahead - account.in_hand) // UNIT_TOKENS)
             if wanted > 0:
                 account.handed[-1] = wanted * UNIT_TOKENS

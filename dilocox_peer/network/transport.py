@@ -229,8 +229,12 @@ class Transport:
 
     def _check_not_out(self, peer: PeerId) -> None:
         """Raises PeerGone for a peer that has no right in the run any more: it is told nothing, and not waited for."""
-        if self.admission is not None and (reason := self.admission.gate.is_out(peer, time.time())):
+        if reason := self.why_out(peer):
             raise PeerGone(peer, reason)
+
+    def why_out(self, peer: PeerId) -> str | None:
+        """Why peer has no right in the run any more, whoever brings its words; None: it has, or may have."""
+        return None if self.admission is None else self.admission.gate.is_out(peer, time.time())
 
     # -- addresses ----------------------------------------------------------------------------------------------------
 

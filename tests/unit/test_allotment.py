@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.data.allotment import AHEAD, FASTEST, LEAST_UNITS, Handout, Row, Stretch, shard_order, unit_order
+from dilocox_peer.data.allotment import (
+    AHEAD,
+    FASTEST,
+    LEAST_UNITS,
+    REMEMBERED,
+    Handout,
+    Row,
+    Stretch,
+    shard_order,
+    unit_order,
+)
 from dilocox_peer.data.catalogue import UNIT_TOKENS
 from dilocox_peer.data.taken import Taken
 from dilocox_peer.types import PeerId
@@ -210,6 +220,9 @@ def test_a_peer_is_handed_some_units_however_short_its_rounds_are():
         A: LEAST_UNITS,
         B: LEAST_UNITS,
     }
+    handout = Handout(Row(4096))
+    later = [handout.take([A], tokens_a_round=512, reported={A: 512}).get(A, ()) for _ in range(64)][1:]
+    assert sum(each.count for stretches in later for each in stretches) <= 64 // REMEMBERED, "the first time alone"
     few = Handout(Row(20)).take([A, B], tokens_a_round=512, reported={})
     assert {peer: sum(each.count for each in stretches) for peer, stretches in few.items()} == {A: 2, B: 2}
     none = Handout(Row(3)).take([A, B], tokens_a_round=512, reported={})

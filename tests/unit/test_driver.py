@@ -38,7 +38,7 @@ from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Entry
-from dilocox_peer.wire.rounds import MAX_LOCATOR, GetChain, Leave, encode_message
+from dilocox_peer.wire.rounds import MAX_LOCATOR, GetChain, Leave, Passed, encode_message
 
 NOTHING = cast("Any", None)
 
@@ -115,20 +115,36 @@ async def test_a_message_is_encoded_once_for_all_who_get_it(monkeypatch: pytest.
     assert sorted(sent) == sorted((name, encode_message(each)) for each in (first, second) for name in "abc")
 
 
+async def test_nobody_speaks_for_a_peer_that_was_put_out_of_the_run() -> None:
+    transport = cast("Any", SimpleNamespace(why_out=lambda peer: "revoked" if peer == "out" else None))
+    driver = RoundDriver(
+        NOTHING, transport=transport, blobs=NOTHING, journal=NOTHING, disk=NOTHING, check_blob=NOTHING,
+        max_blob_bytes=1, on_apply=NOTHING, on_fetch_state=NOTHING, on_change=NOTHING, listener=NOTHING,
+    )  # fmt: skip
+    for origin, to in (("out", "me"), ("a", "out"), ("a", "me")):
+        envelope = Passed(0, sha256(b"head"), 1, PeerId(origin), PeerId(to), 1, b"raw", b"s" * 64)
+        driver.receive(PeerId("via"), encode_message(envelope))
+    assert [each.message.origin for each in (driver.inputs.get_nowait() for _ in range(driver.inputs.qsize()))] == ["a"]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "is_out", "told"),
     [
-        (PeerSilent, [PeerUnreached]),
-        (PeerGone, [PeerRefused, PeerUnreached]),  # a router may refuse us, and another member hear it
-        (RequestRefused, []),
-        (TransportDown, []),
+        (PeerSilent, False, [PeerUnreached]),
+        (PeerGone, False, [PeerRefused, PeerUnreached]),  # a router may refuse us, and another member hear it
+        (RequestRefused, False, []),
+        (TransportDown, False, []),
+        (PeerGone, True, [PeerRefused]),
     ],
 )
-async def test_the_machine_is_told_whom_messages_do_not_reach(error: Any, told: list[type]) -> None:
+async def test_the_machine_is_told_whom_messages_do_not_reach(error: Any, is_out: bool, told: list[type]) -> None:
     loop, peer, handled = asyncio.get_running_loop(), PeerId("a"), list[Any]()
     has_failed = asyncio.Event()
 
     class Wire:
+        def why_out(self, _peer: PeerId) -> str | None:
+            return "revoked" if is_out else None
+
         async def send(self, peer: PeerId, _raw: bytes, _timeout_s: float) -> None:
             has_failed.set()
             raise error(peer, "as a test wants it")

@@ -205,10 +205,14 @@ class Arrivals:
         """The fetch of an offered contribution to start now, if any; of one in slices that of its table. It is asked of its author, and
         where there is no path to it of whoever there is one to: they may have to get it first."""
         part = None if self._slicing is None else BlobPart("table")
-        is_cut = entry.peer in self._members.cut_off
-        sources = [peer for peer in self._seat.others if self._members.is_linked(peer, now)] if is_cut else [entry.peer]
-        thing = Thing(entry.blob, entry.size_bytes, entry.peer)
-        return self.want_thing(thing, sources, now, early=is_cut, part=part) if sources else []
+        thing, members = Thing(entry.blob, entry.size_bytes, entry.peer), self._members
+        linked = [peer for peer in self._seat.others if members.is_linked(peer, now)]
+        if entry.peer not in members.cut_off or not linked:
+            return self.want_thing(thing, [entry.peer], now, part=part)
+        # One at a time: of several the first that has nothing would be left for one that hangs.
+        times = self._holdings.times_early(entry.blob)
+        around = members.around(entry.peer, self._conduct.best_first(linked), times // 2)
+        return self.want_thing(thing, [around[times % len(around)]], now, early=True, part=part)
 
     def want_again(self, now: float) -> list[Action]:
         """Contributions of members that there is no path to: they are asked for until somebody has them."""
@@ -238,7 +242,7 @@ class Arrivals:
                 round_number=self._seat.place.round + 1,
                 now=now,
                 within_s=self._seat.pace.exchange_s,
-                doubted=is_doubted and len(sources) == 1,
+                doubted=is_doubted and len(sources) == 1,  # its author, or who may have it of a member that is cut off
                 elsewhere=elsewhere,
                 early=early,
                 part=part,
@@ -273,7 +277,7 @@ class Arrivals:
             elif self._is_here(entry.blob, now) or peer in contributors:
                 conduct.delivered(peer)
             else:
-                is_under_way = self._is_under_way(entry.blob, now)
+                is_under_way = self._is_coming(peer, entry, now)
                 conduct.undelivered(peer, entry.blob, due_at=now + seat.pace.exchange_s, has_failed=not is_under_way)
         for entry in certified:
             conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)

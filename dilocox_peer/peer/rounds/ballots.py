@@ -75,7 +75,7 @@ class Ballots:
         self._turns = Turns(seat, members)
         self.certificate: Certificate | None = None
         self._lead: Lead | None = None
-        self._pending: Pending | None = None
+        self.pending: Pending | None = None
         self._excluded: set[Digest] = set()
         self.proposed_at: float | None = None
         accepted = seat.votes.accepted
@@ -105,7 +105,7 @@ class Ballots:
                 self.jury.hear_leader(message, sender)
                 return [], f"a second value in ballot {ballot}"
             return [self._seat.ack(sender, ballot, value)], None
-        pending = self._pending
+        pending = self.pending
         if pending is not None and (pending.ballot, pending.value) == (ballot, value):
             return [], None
         if value.kind != "round":
@@ -134,7 +134,7 @@ class Ballots:
             return [], reason
         guilty = [self._conduct.proof_against(peer) for peer in value.roster if peer != sender]
         if pending is None or ballot > pending.ballot:
-            self._pending = Pending(ballot, value, sender, message.signature, message.promises, now)
+            self.pending = Pending(ballot, value, sender, message.signature, message.promises, now)
         self._turns.follow(ballot, now)
         # The leader may not have heard what we can prove.
         return [Send(sender, Proof(*seat.at(), *proof)) for proof in guilty if proof is not None], None
@@ -234,7 +234,7 @@ class Ballots:
         if self._slicing is not None and self._slicing.has_news():
             self._turns.goes_on(now)
         if self._arrivals.ended_at is None and self._seat.is_member:
-            proposed = () if self._pending is None else self._pending.value.entries
+            proposed = () if self.pending is None else self.pending.value.entries
             if self._arrivals.has_ended(proposed, now):
                 self._end_round(now)
         if not self._seat.may_vote:  # it contributes; others certify
@@ -254,24 +254,24 @@ class Ballots:
         times = [self._arrivals.again_at, self._arrivals.deadline(now)]
         if not self._awaits_blobs(now):
             times.append(self._turns.due)
-        if self._pending is not None:
-            times.append(self._pending.since + self._seat.pace.ballot_s / 2)
+        if self.pending is not None:
+            times.append(self.pending.since + self._seat.pace.ballot_s / 2)
         if self._lead is not None:
             times += [self._lead.resend_at, self._lead.outbid_at]
         return min(times)
 
     def _accept_pending(self, now: float) -> list[Action]:
-        pending, seat = self._pending, self._seat
+        pending, seat = self.pending, self._seat
         if pending is None:
             return []
         if pending.ballot < seat.votes.promised:
-            self._pending = None
+            self.pending = None
             return []
         if self._may_accept(pending.value):
             is_early = self._slicing is not None and self._slicing.is_early(pending.value, now)
             if is_early or self.jury.puts_off(pending, now, late_at=self._turns.due):
                 return []
-            self._pending = None
+            self.pending = None
             self.jury.accepted_of.add(pending.leader)
             if self.proposed_at is None:
                 self.proposed_at = now
@@ -478,7 +478,7 @@ class Ballots:
     def on_refused(self, blob: Digest, reason: str) -> list[Action]:
         """A blob that no mean can take. Those answer for it that offered it themselves, else the leader that proposes it."""
         self._holdings.refused(blob)
-        pending, guilty = self._pending, sorted(self._arrivals.offering([blob]))
+        pending, guilty = self.pending, sorted(self._arrivals.offering([blob]))
         if not guilty and pending is not None and blob in pending.value.blobs:
             guilty, reason = [pending.leader], f"{reason} (it proposed it)"
         return [Note(ContributionRefused(peer, self._seat.place.round + 1, reason)) for peer in guilty]

@@ -48,7 +48,7 @@ from dilocox_peer.store.fetch import Fetch
 from dilocox_peer.store.pull import Pull
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.rounds import Heartbeat, Message, decode_message, encode_message
+from dilocox_peer.wire.rounds import Heartbeat, Message, Passed, decode_message, encode_message, passed_beat
 
 _logger = logging.getLogger(__name__)
 
@@ -142,6 +142,10 @@ class RoundDriver:
             self._transport.doors.malformed(sender)
             self._tell_refusal(sender, error.reason, asyncio.get_running_loop().time())
             return
+        if isinstance(message, Passed) and (
+            self._transport.why_out(message.origin) or self._transport.why_out(message.to)
+        ):
+            return  # put out of the run: nobody speaks for it, or to it
         received = Received(sender, message)
         if self._put(received):
             self.sizes[id(received)] = len(raw)
@@ -228,7 +232,7 @@ class RoundDriver:
         assert self._outbox is not None
         match action:
             case Send(to, message):
-                kind = b"heartbeat" if isinstance(message, Heartbeat) else b""
+                kind = b"heartbeat" if isinstance(message, Heartbeat) else passed_beat(message)
                 if self._encoded is None or self._encoded[0] is not message:
                     self._encoded = message, encode_message(message)
                 self._outbox.post(to, self._encoded[1], kind=kind)
@@ -267,7 +271,8 @@ class RoundDriver:
     def _on_send_failure(self, error: PeerUnavailable) -> None:
         if isinstance(error, PeerGone):
             self.post(PeerRefused(error.peer))
-        if not isinstance(error, RequestRefused | TransportDown):  # it is there, or nobody is to blame but we
+        # It is there, or nobody is to blame but we, or it was put out of the run.
+        if not isinstance(error, RequestRefused | TransportDown) and not self._transport.why_out(error.peer):
             self.post(PeerUnreached(error.peer))
 
     async def _fetch_state(self, action: FetchState) -> None:

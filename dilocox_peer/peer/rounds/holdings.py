@@ -9,7 +9,7 @@ from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Thing
 
 MAX_SOURCES = 8
-EARLY_RETRY_S = 0.25
+EARLY_RETRY_S, EARLY_GROWTH = 0.25, 1.25  # seconds, and how much longer each time
 PASSING_ROUNDS = 2  # that slices of contributions stay to be had: whoever doubts a result can look
 
 
@@ -20,6 +20,7 @@ class _Wanted:
     retry_at: float
     failures: int
     early: bool = False
+    times_early: int = 0
 
 
 class Holdings:
@@ -92,12 +93,22 @@ class Holdings:
         """It was held and is so no longer."""
         self._held.discard(blob)
 
-    def missing(self, blob: Digest, now: float) -> None:
-        """No source gave it; it is asked for again after a while, if still wanted."""
-        if (wanted := self._wanted.get(blob)) is not None:
-            wanted.under_way = False
-            wanted.failures += not wanted.early
-            wanted.retry_at = now + (EARLY_RETRY_S if wanted.early else self._timing.blob_retry_s)
+    def missing(self, blob: Digest, now: float) -> bool:
+        """No source gave it; it is asked for again after a while, if still wanted. Whether that is a failure."""
+        if (wanted := self._wanted.get(blob)) is None:
+            return True
+        wanted.under_way = False
+        retry_s = self._timing.blob_retry_s
+        if wanted.early:
+            retry_s = min(EARLY_RETRY_S * EARLY_GROWTH**wanted.times_early, retry_s)
+            wanted.times_early += 1
+        wanted.failures += not wanted.early
+        wanted.retry_at = now + retry_s
+        return not wanted.early
+
+    def times_early(self, blob: Digest) -> int:
+        """How often it was asked for in vain of peers that may have to get it first."""
+        return wanted.times_early if (wanted := self._wanted.get(blob)) is not None else 0
 
     def has(self, blob: Digest) -> bool:
         return blob in self._held

@@ -155,7 +155,7 @@ class RoundMachine:
         self._ending = Ending(me, self._chain, self._forks, self._members, now)
         self._heartbeats = Heartbeats(self._owner, self._members, now)
         self._refusals = Refusals()
-        self._passing = Passing(self._owner, self._members, hear=self._receive, refuse=self._refuse)
+        self._passing = Passing(self._owner, genesis, self._members, hear=self._receive, refuse=self._refuse)
         self._has_left = False
 
     @property
@@ -298,7 +298,7 @@ class RoundMachine:
             return []
         self._now = self._adoption.now = now
         actions = self._take_in(event)
-        is_beat = isinstance(event, Received) and isinstance(event.message, Heartbeat)
+        is_beat = isinstance(event, Received) and self._passing.was_beat
         if not self._has_left and not (is_beat and now < self._due):  # most of what comes in: it can wait for our own
             actions += self._go_on()
             self._due = self._next_due()
@@ -329,7 +329,7 @@ class RoundMachine:
             case PeerRefused(peer):
                 self._members.refused(peer, now)
             case PeerUnreached(peer):
-                self._members.cut(peer)
+                self._members.cut(peer, now)
             case BytesCame(peer):
                 self._members.is_here(peer, now)
             case RoundProgress():
@@ -343,8 +343,8 @@ class RoundMachine:
             case BlobRefused(blob, reason):
                 return self.sitting.ballots.on_refused(blob, reason)
             case BlobMissing(blob):
-                self._holdings.missing(blob, now)
-                self._conduct.failed(blob, self._members.alive(now))
+                if self._holdings.missing(blob, now):
+                    self._conduct.failed(blob, self._members.alive(now))
             case SliceAveraged():
                 if self.sitting.slicing is not None:
                     return self.sitting.slicing.averaged(event)

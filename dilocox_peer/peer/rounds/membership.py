@@ -5,7 +5,7 @@ that must not fork depends on it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from dilocox_peer.peer.rounds.timing import NEVER, Timing
@@ -62,7 +62,8 @@ class Members:
         self._we_may_offer = True
         self._alive_s = timing.alive_s
         self._seen: dict[PeerId, Seen] = {}
-        self.cut_off: set[PeerId] = set()  # those that we cannot send to
+        self.cut_off: set[PeerId] = set()  # those that there is no path to
+        self.ways: dict[PeerId, PeerId] = {}  # of these: by whom something of its came last
         self._alive: tuple[float, set[PeerId], set[PeerId]] | None = None  # when, without and with ourselves
 
     def __getitem__(self, peer: PeerId) -> Seen:
@@ -80,6 +81,7 @@ class Members:
             oldest = min(self._seen, key=lambda each: (self._seen[each].heard_at, each))
             del self._seen[oldest]
             self.cut_off.discard(oldest)
+            self.ways.pop(oldest, None)
         self._seen[peer] = Seen()
         self._alive = None
         return True
@@ -103,15 +105,30 @@ class Members:
         if (seen := self._seen.get(peer)) is not None:
             seen.linked_at = now
             self.cut_off.discard(peer)
+            self.ways.pop(peer, None)
 
     def passed(self, peer: PeerId, now: float) -> None:
         """A message of its came by way of another."""
         if (seen := self._seen.get(peer)) is not None:
             seen.passed_at = now
 
-    def cut(self, peer: PeerId) -> None:
-        """There is no path to it."""
-        if peer in self._seen:
+    def comes_by(self, peer: PeerId, way: PeerId) -> bool:
+        """Whether it is news that there is one, of a peer that is cut off."""
+        is_news = peer in self.cut_off and peer not in self.ways
+        if peer in self.cut_off:
+            self.ways[peer] = way
+        return is_news
+
+    def around(self, peer: PeerId, linked: Sequence[PeerId], turn: int) -> list[PeerId]:
+        """By whom one that is cut off is got at: the way that is known, and another one in turn. linked: those to choose from."""
+        way, other = self.ways.get(peer), linked[turn % len(linked)] if linked else None
+        return [each for each in dict.fromkeys((way, other)) if each is not None and each in linked]
+
+    def cut(self, peer: PeerId, now: float) -> None:
+        """A message to it could not be delivered: there is no path to it, unless we hear it. One that is slow has a path, and its line
+        must not be told everything twice."""
+        seen = self._seen.get(peer)
+        if seen is not None and now - seen.linked_at > self._alive_s:
             self.cut_off.add(peer)
 
     def is_linked(self, peer: PeerId, now: float) -> bool:
@@ -129,6 +146,7 @@ class Members:
         seen = self._seen.get(peer)
         if seen is not None and seen.heard_at != NEVER:
             seen.heard_at = max(seen.heard_at, now)
+            self.linked(peer, now)
             self._alive = None
 
     def said(self, peer: PeerId, heartbeat: Heartbeat) -> bool:

@@ -4,8 +4,8 @@ Routers, and a run without relays, leave pairs of a stage that cannot be connect
 not heard is taken for absent, and two halves that do not hear each other certify apart. Messages are small, so members pass them on;
 contributions are not, and are fetched of any holder (arrivals.py).
 
-A member whom we cannot send to (PeerUnreached) is cut off until it is heard directly. What we send to it goes a second time, in an envelope
-that we sign, to members that we do hear: to the one that last brought something of its, else to VIAS in turn. A member that gets
+A member whom we neither reach (PeerUnreached) nor hear is cut off until it is heard directly. What we send to it goes a second time, in an envelope
+that we sign, to members that we do hear: to the one that last brought something of its, and but for heartbeats to another one in turn. A member that gets
 an envelope for another hands it on if it hears both; no envelope goes through two, so two members without a neighbour in common stay cut off.
 
 Hostile: a member that passes on can drop and delay; it cannot change, make up or repeat, but what it kept back from before this process
@@ -24,9 +24,10 @@ from dilocox_peer.peer.rounds.contract import Action, Send
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Owner
 from dilocox_peer.token_bucket import TokenBucket
-from dilocox_peer.types import PeerId
+from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.rounds import (
     MAX_PASSED_BYTES,
+    Heartbeat,
     Message,
     Passed,
     decode_message,
@@ -36,8 +37,8 @@ from dilocox_peer.wire.rounds import (
 
 V = TypeVar("V")
 
-VIAS = 2  # members that are tried at once where it is not known who hears the other
-BYTES_A_S, BURST_BYTES = 32_768.0, 262_144.0  # that are handed on for one member
+BYTES_A_S, BURST_BYTES = 65_536.0, 524_288.0  # that are handed on for one member, and that are opened of one
+ENVELOPE_BYTES = 1024  # what one counts as beside its message: a signature is checked
 MAX_REMEMBERED = 128  # members that something was passed on for, or of
 WINDOW = 256  # numbers of one member's: it comes by several ways, not in order, and each counts once
 
@@ -48,6 +49,7 @@ class Passing:
     def __init__(
         self,
         owner: Owner,
+        genesis: Digest,
         members: Members,
         *,
         hear: Callable[[PeerId, Message], list[Action]],
@@ -56,50 +58,48 @@ class Passing:
         """hear: a message, of whoever wrote it. refuse: tells why one of a peer's is not taken."""
         self._me = owner.peer
         self._owner = owner
+        self._genesis = genesis
         self._members = members
         self._hear = hear
         self._refuse = refuse
         self._numbers = itertools.count(owner.incarnation)  # which grows from process to process
         self._turn = 0
-        self._ways: OrderedDict[PeerId, PeerId] = OrderedDict()  # by whom something of a member came last
-        self._budgets: OrderedDict[PeerId, TokenBucket] = OrderedDict()
+        self._handed: OrderedDict[PeerId, TokenBucket] = OrderedDict()  # for whom
+        self._opened: OrderedDict[PeerId, TokenBucket] = OrderedDict()  # of whom
         self._came: OrderedDict[PeerId, set[int]] = OrderedDict()
+        self.was_beat = False  # what was received last: nothing follows from it at once
 
     # ---- what we send ----
 
     def through(self, actions: list[Action], roster: Collection[PeerId], now: float) -> list[Action]:
         """The same, and what goes to members that are cut off a second time, by way of others."""
-        if not self._members.cut_off:
-            self._ways.clear()
+        cut = self._members.cut_off
+        if not cut or not any(isinstance(each, Send) and each.to in cut for each in actions):
             return actions
         linked = [peer for peer in roster if peer != self._me and self._members.is_linked(peer, now)]
-        return [each for action in actions for each in (action, *self._by_others(action, roster, linked))]
+        return [*actions, *(each for action in actions for each in self._by_others(action, roster, linked))]
 
     def _by_others(self, action: Action, roster: Collection[PeerId], linked: list[PeerId]) -> Iterable[Send]:
-        if not isinstance(action, Send) or not linked or action.to not in roster:
+        if not isinstance(action, Send) or action.to not in self._members.cut_off or action.to not in roster:
             return
         message = action.message
-        if action.to not in self._members.cut_off or isinstance(message, Passed):
+        if isinstance(message, Passed) or not linked:
             return
         raw = encode_message(message)
         if len(raw) > MAX_PASSED_BYTES:
             return
-        number = next(self._numbers)
-        signature = self._owner.sign(passed_statement(self._me, action.to, number, raw))
+        number, self._turn = next(self._numbers), self._turn + 1
+        signature = self._owner.sign(passed_statement(self._genesis, self._me, action.to, number, raw))
         envelope = Passed(message.stage, message.head, message.view, self._me, action.to, number, raw, signature)
-        for via in self._vias(action.to, linked):
+        vias = self._members.around(action.to, linked, self._turn)
+        for via in vias[:1] if isinstance(message, Heartbeat) and action.to in self._members.ways else vias:
             yield Send(via, envelope)
-
-    def _vias(self, to: PeerId, linked: list[PeerId]) -> list[PeerId]:
-        if (way := self._ways.get(to)) in linked and way is not None:
-            return [way]
-        self._turn += 1
-        return [linked[(self._turn + index) % len(linked)] for index in range(min(VIAS, len(linked)))]
 
     # ---- what comes in ----
 
     def receive(self, sender: PeerId, message: Message, roster: Collection[PeerId], now: float) -> list[Action]:
         """What follows from a message that sender brought."""
+        self.was_beat = isinstance(message, Heartbeat)
         if isinstance(message, Passed):
             return self._open(sender, message, roster, now)
         actions = self._hear(sender, message)
@@ -113,8 +113,9 @@ class Passing:
         if sender != origin and to != self._me:
             return self._refuse(sender, f"passes on for {origin} what is not for this peer")
         if to != self._me:
+            self.was_beat = True
             return self._hand_on(envelope, now)
-        if origin == self._me:
+        if origin == self._me or not self._is_within(self._opened, envelope, now):
             return []
         if not self._is_signed(envelope):
             return self._refuse(sender, f"passes on what {origin} has not signed")
@@ -122,38 +123,36 @@ class Passing:
             return []
         actions: list[Action] = []
         if sender != origin and not self._members.is_linked(origin, now):
-            self._members.cut(origin)  # or our answers would go nowhere until one of them has failed
-            actions += self._comes_by(origin, sender)
+            self._members.cut(origin, now)  # or our answers would go nowhere until one of them has failed
+            if self._members.comes_by(origin, sender):
+                actions.append(Note(HeardThrough(origin, sender)))
         try:
             message = decode_message(envelope.raw, origin)
         except ProtocolError as error:
             return self._refuse(origin, error.reason)
         if isinstance(message, Passed):
             return self._refuse(origin, "an envelope within an envelope")
+        self.was_beat = isinstance(message, Heartbeat)
         actions += self._hear(origin, message)
         self._members.passed(origin, now)
         return actions
 
-    def _comes_by(self, origin: PeerId, sender: PeerId) -> tuple[Note, ...]:
-        is_news = origin not in self._ways
-        self._remember(self._ways, origin, sender)
-        return (Note(HeardThrough(origin, sender)),) if is_news else ()
-
     def _hand_on(self, envelope: Passed, now: float) -> list[Action]:
         origin = envelope.origin
-        if not self._members.is_linked(envelope.to, now):
-            return []
-        budget = self._budgets.get(origin)
-        if budget is None:
-            budget = self._remember(self._budgets, origin, TokenBucket(BYTES_A_S, BURST_BYTES, now))
-        if not budget.try_take(len(envelope.raw), now):
+        if not self._members.is_linked(envelope.to, now) or not self._is_within(self._handed, envelope, now):
             return []
         if not self._is_signed(envelope):
             return self._refuse(origin, "wants passed on what it has not signed")
         return [Send(envelope.to, envelope)]
 
+    def _is_within(self, budgets: OrderedDict[PeerId, TokenBucket], envelope: Passed, now: float) -> bool:
+        budget = budgets.get(envelope.origin)
+        if budget is None:
+            budget = self._remember(budgets, envelope.origin, TokenBucket(BYTES_A_S, BURST_BYTES, now))
+        return budget.try_take(ENVELOPE_BYTES + len(envelope.raw), now)
+
     def _is_signed(self, envelope: Passed) -> bool:
-        statement = passed_statement(envelope.origin, envelope.to, envelope.number, envelope.raw)
+        statement = passed_statement(self._genesis, envelope.origin, envelope.to, envelope.number, envelope.raw)
         return self._owner.verify(envelope.origin, statement, envelope.signature)
 
     def _is_new(self, origin: PeerId, number: int) -> bool:

@@ -86,7 +86,7 @@ class Sitting:
     def advance(self, now: float) -> list[Action]:
         """All that is due by now."""
         self.view_changes.watch(now)
-        actions: list[Action] = self.arrivals.want_again(now)
+        actions: list[Action] = [] if self.ballots.pending is not None else self.arrivals.want_again(now)
         if self.slicing is not None:
             actions += self.slicing.advance(self.arrivals.offers.values(), now)
             self.arrivals.look(now)
