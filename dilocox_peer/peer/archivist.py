@@ -28,7 +28,16 @@ from dilocox_peer.model.architecture import prepare
 from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.state.archive import Archive, StageArchive, usual_bytes
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept
-from dilocox_peer.peer.state.keeping import Allowance, Keeping, KeepNext, LookPace, StageAccount, TailAccount, Tails
+from dilocox_peer.peer.state.keeping import (
+    LOOK_LEAST_S,
+    Allowance,
+    Keeping,
+    KeepNext,
+    LookPace,
+    StageAccount,
+    TailAccount,
+    Tails,
+)
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, Agreed, States
 from dilocox_peer.peer.state.survey import Survey, look_at_all
 from dilocox_peer.store.store import Store
@@ -36,7 +45,6 @@ from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.records import KEEPERS
 
-LOOK_LEAST_S = 0.3  # between two looks, whoever asks for one
 FIND_S = 5.0
 LOOKS_AT_ONCE = 16
 PATIENCE_S = 60.0  # with view changes of a minority, and with voters that are not heard
@@ -244,7 +252,7 @@ class Archivist:
                 continue
             await asyncio.sleep(LOOK_LEAST_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s or RETRY_S):
+                async with asyncio.timeout(max((wait_s or RETRY_S) - LOOK_LEAST_S, 0.0)):
                     await self._look_now.wait()
             self._look_now.clear()
 

@@ -13,6 +13,7 @@ from dilocox_peer.peer.state.keeping import (
     LINE_SHARE,
     LOOK_ALONE_S,
     LOOK_FIRST_S,
+    LOOK_LEAST_S,
     LOOK_MOST_S,
     MOST_SAVED,
     RETRY_S,
@@ -209,6 +210,10 @@ def test_looks_come_four_times_a_round_within_bounds():
     for number in range(12, 22):
         found = pace.pause_s(number, 250.0 + 3600.0 * (number - 11), **busy)
     assert found == LOOK_MOST_S
+    short = LookPace()
+    for number in range(1, 12):
+        found = short.pause_s(number, 0.4 * number, **busy)
+    assert found == LOOK_LEAST_S, "what is kept of rounds as short is two rounds old at most"
 
 
 def test_a_keeper_alone_looks_soon_for_the_first_and_seldom_once_the_run_is_complete():

@@ -25,7 +25,8 @@ MOST_LOOKED_AT = 8  # certificates, for one of a round: view changes have no con
 LEAVING_S = 10.0  # after a peer has said that it has a newer round and leaves
 RETRY_S = 5.0
 GIVE_UP_S = 15.0  # in which a peer that was killed may be back with what it has on its disk
-LOOK_FIRST_S, LOOK_MOST_S = 1.0, 10.0  # a look comes four times a round, within these
+LOOK_FIRST_S = 1.0  # before there is a pace of rounds
+LOOK_LEAST_S, LOOK_MOST_S = 0.3, 10.0  # a look comes four times a round, within these
 LOOK_ALONE_S = 5.0  # with nobody there
 
 
@@ -220,7 +221,7 @@ class LookPace:
 
     def __init__(self) -> None:
         self._moved_at: float | None = None
-        self._round_s = LOOK_FIRST_S
+        self._round_s = 4 * LOOK_FIRST_S
         self._tip = 0
 
     def pause_s(self, tip: int, now: float, *, is_complete: bool, is_alone: bool) -> float:
@@ -233,4 +234,4 @@ class LookPace:
             return LOOK_MOST_S
         if is_alone:
             return LOOK_ALONE_S if self._tip else LOOK_FIRST_S
-        return min(max(0.25 * self._round_s, LOOK_FIRST_S), LOOK_MOST_S)
+        return min(max(0.25 * self._round_s, LOOK_LEAST_S), LOOK_MOST_S)

@@ -31,6 +31,7 @@ from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
 
 MEMBERS_ASKED, OTHERS_ASKED = 3, 2  # at a look
+ASK_ALL_S = 1.0  # between two looks at so many; those between ask one
 DIRECTORY_EVERY_S = 5.0
 CONNECT_S, DIGEST_S, CHAIN_S, STATE_S = 5.0, 5.0, 60.0, 3600.0
 LEASES_S = 45.0  # of a start, in which all that are there have renewed theirs
@@ -76,7 +77,7 @@ class Survey:
         self._listener = listener
         self._rng = rng
         self._refusals = Refusals()
-        self._looked_at = float("-inf")
+        self._looked_at = self._asked_at = float("-inf")
         self._reached: list[PeerId] = []
         self._leases: Sequence[Lease] = ()
         self.has_looked = False  # at the directory
@@ -134,7 +135,12 @@ class Survey:
         if (not self._reached and not self._looks_on) or now - self._looked_at >= find_every_s:
             await self._find_soon()
             self._looked_at = now
-        for peer in to_ask(self._by_trust(), self.annals.place.roster):
+        asked = to_ask(self._by_trust(), self.annals.place.roster)
+        if now - self._asked_at < ASK_ALL_S:  # looks come soon after one another where rounds are short
+            asked = asked[:1]
+        else:
+            self._asked_at = now
+        for peer in asked:
             try:
                 await fetch_chain(self._transport, peer, self.annals, CHAIN_S)
                 self._heard_at[peer] = asyncio.get_running_loop().time()
