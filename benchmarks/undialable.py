@@ -2,6 +2,7 @@
 
     python benchmarks/undialable.py                        all on one host, 0, 1, 2 and 4 homes whose routers keep ports, and 4 whose linkd all reach
                                                            through p2pd's own connections, as through a hole; three times in turn
+    python benchmarks/undialable.py --compute 0.05         micro-batches that are slept through: the processors, which all share here, limit nobody
     python benchmarks/undialable.py --relay 1 --turns 1    beside these: all four behind symmetric routers, a relay of 1 Mbit/s alone between them
 
 Real processes in network namespaces (testbed/natlab.py): needs root, iproute2 and nftables. tokens/s are those of all micro-batches that were
@@ -34,6 +35,7 @@ LACKS = 77
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 ONE_HOST = "one host"
 FORWARDED = 4712
+EMULATED = str(Path(__file__).with_name("emulated_member.py"))
 
 
 @dataclass
@@ -81,7 +83,9 @@ def cpu_s(pids: Sequence[int]) -> float:
     return total / TICKS_PER_S
 
 
-async def play(case: Case, *, line: float, warm_s: float, seconds: float, delay_ms: float, log: Path | None) -> Seen:
+async def play(
+    case: Case, *, line: float, warm_s: float, seconds: float, delay_ms: float, compute_s: float, log: Path | None
+) -> Seen:
     with NatLab(delay_ms=delay_ms) as lab:
         lab.public(BOOTSTRAP, 9)
         names = [f"h{number}" for number in range(4)]
@@ -99,13 +103,14 @@ async def play(case: Case, *, line: float, warm_s: float, seconds: float, delay_
         async with HomeSwarm(lab, manifest()) as swarm:
             more = () if case.relay is None else ("--relay", f"{case.relay:g}")
             await swarm.start_bootstrap(more=("--no-keep", *more))
+            program = ["-m", "dilocox_peer"] if not compute_s else [EMULATED, str(compute_s), "honest", "1000000"]
             apart = list(lab.pids(BOOTSTRAP)) if case.is_one_host else []
             for number, name in enumerate(names):
                 stage: tuple[str, ...] = ("--stage", str(number % 2))
                 if case.is_forwarded:
                     there = f"/ip4/31.0.{1 + number}.1/tcp/{FORWARDED}"
                     stage += ("--host-maddrs", f"/ip4/0.0.0.0/tcp/{FORWARDED}", "--announce-maddrs", there)
-                await swarm.join(name, *stage, at=BOOTSTRAP if case.is_one_host else None)
+                await swarm.join(name, *stage, at=BOOTSTRAP if case.is_one_host else None, program=program)
 
             def has_begun() -> bool:
                 return all(any(len(each["contributors"]) == 2 for _, each in swarm.rounds(name)) for name in names)
@@ -200,6 +205,9 @@ async def main() -> int:
         default=5.0,
         help="seconds before that: copies of other stages' states are taken meanwhile",
     )
+    cli.add_argument(
+        "--compute", type=float, default=0.0, help="seconds that a stage sleeps for a micro-batch; 0: it computes"
+    )
     cli.add_argument("--delay", type=float, default=0.0, help="ms, one way, of each of a packet's two links")
     cli.add_argument("--log", type=Path, help="write every event of the last case there")
     cli.add_argument("--json", action="store_true", help="the same once more, as the last line")
@@ -219,7 +227,7 @@ async def main() -> int:
     seen: dict[str, list[Seen]] = {case.name: [] for case in cases}
     for _ in range(args.turns):
         for case in cases:
-            timing = {"warm_s": args.warm, "seconds": args.seconds, "delay_ms": args.delay}
+            timing = {"warm_s": args.warm, "seconds": args.seconds, "delay_ms": args.delay, "compute_s": args.compute}
             seen[case.name].append(await play(case, line=args.line * 1e6, log=args.log, **timing))
             print(f"# {case.name}: {seen[case.name][-1]}", flush=True)
     print(

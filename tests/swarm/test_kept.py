@@ -216,7 +216,9 @@ def test_a_run_starts_again_from_its_peers_disks_when_its_bootstrap_is_gone_for_
             assert swarm.of("a0", "NobodyAnswers") != []
             for stage, number in before.items():
                 of_stage = [label for label in labels if stage_of[label] == stage]
-                assert min(new(label)[0] for label in of_stage) == number + 1, f"stage {stage} after round {number}"
+                first = min(new(label)[0] for label in of_stage)
+                # One may have been certified and not told yet when all were killed.
+                assert number < first <= number + 2, f"stage {stage}: round {first} after {number}"
             founded = [each for label in labels for each in swarm.of(label, "FirstRosterSigned")]
             assert founded == []
             both = lambda: swarm.of("a0", "RoundCertified")[-1:] + swarm.of("b0", "RoundCertified")[-1:]  # noqa: E731
