@@ -2,7 +2,8 @@
 
     python benchmarks/undialable.py                        all on one host, 0, 1, 2 and 4 homes whose routers keep ports, and 4 whose linkd all reach
                                                            through p2pd's own connections, as through a hole; three times in turn
-    python benchmarks/undialable.py --compute 0.05         micro-batches that are slept through: the processors, which all share here, limit nobody
+    python benchmarks/undialable.py --compute 0.1 --accumulate 8 --warm 20      micro-batches that are slept through, eight a step: neither the processors,
+                                                           which all share here, nor the way there and back limit anybody
     python benchmarks/undialable.py --relay 1 --turns 1    beside these: all four behind symmetric routers, a relay of 1 Mbit/s alone between them
 
 Real processes in network namespaces (testbed/natlab.py): needs root, iproute2 and nftables. tokens/s are those of all micro-batches that were
@@ -64,8 +65,11 @@ class Seen:
     paths: dict[str, int] = field(default_factory=dict)
 
 
-def manifest() -> Manifest:
-    return preset("tiny", rounds={"total": 100_000, "start_peers": 2}, stages={"count": 2})
+def manifest(accumulate: int = 0) -> Manifest:
+    """accumulate: micro-batches a step, 0: the preset's; then a step's are under way together, and the next one's behind them."""
+    inner, stages = ({"accumulate": accumulate}, {"schedule": "carry"}) if accumulate else ({}, {})
+    rounds = {"total": 100_000, "start_peers": 2}
+    return preset("tiny", rounds=rounds, inner=inner, stages={"count": 2, **stages})
 
 
 def allowed(mbit_s: float) -> float:
@@ -84,7 +88,15 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 
 async def play(
-    case: Case, *, line: float, warm_s: float, seconds: float, delay_ms: float, compute_s: float, log: Path | None
+    case: Case,
+    *,
+    line: float,
+    warm_s: float,
+    seconds: float,
+    delay_ms: float,
+    compute_s: float,
+    accumulate: int,
+    log: Path | None,
 ) -> Seen:
     with NatLab(delay_ms=delay_ms) as lab:
         lab.public(BOOTSTRAP, 9)
@@ -100,7 +112,7 @@ async def play(
             for name in names:
                 lab.set_rate(name, up=line, down=line)
         hosts = [BOOTSTRAP] if case.is_one_host else names
-        async with HomeSwarm(lab, manifest()) as swarm:
+        async with HomeSwarm(lab, manifest(accumulate)) as swarm:
             more = () if case.relay is None else ("--relay", f"{case.relay:g}")
             await swarm.start_bootstrap(more=("--no-keep", *more))
             program = ["-m", "dilocox_peer"] if not compute_s else [EMULATED, str(compute_s), "honest", "1000000"]
@@ -208,6 +220,9 @@ async def main() -> int:
     cli.add_argument(
         "--compute", type=float, default=0.0, help="seconds that a stage sleeps for a micro-batch; 0: it computes"
     )
+    cli.add_argument(
+        "--accumulate", type=int, default=0, help="micro-batches a step, all under way at once; 0: the preset's"
+    )
     cli.add_argument("--delay", type=float, default=0.0, help="ms, one way, of each of a packet's two links")
     cli.add_argument("--log", type=Path, help="write every event of the last case there")
     cli.add_argument("--json", action="store_true", help="the same once more, as the last line")
@@ -227,8 +242,9 @@ async def main() -> int:
     seen: dict[str, list[Seen]] = {case.name: [] for case in cases}
     for _ in range(args.turns):
         for case in cases:
-            timing = {"warm_s": args.warm, "seconds": args.seconds, "delay_ms": args.delay, "compute_s": args.compute}
-            seen[case.name].append(await play(case, line=args.line * 1e6, log=args.log, **timing))
+            timing = {"warm_s": args.warm, "seconds": args.seconds, "delay_ms": args.delay}
+            work = {"compute_s": args.compute, "accumulate": args.accumulate}
+            seen[case.name].append(await play(case, line=args.line * 1e6, log=args.log, **timing, **work))
             print(f"# {case.name}: {seen[case.name][-1]}", flush=True)
     print(
         "\n| | tokens/s (of one host's) | CPU s a thousand | bytes by the relay, a token | rounds with both | links | paths within a stage |"
