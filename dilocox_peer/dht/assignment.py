@@ -142,6 +142,20 @@ def better_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine
     return thinnest, f"it has {len(stages[thinnest])} peers where stage {mine} has {len(peers)}"
 
 
+def stage_that_waits(
+    stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: int, start_peers: int
+) -> tuple[int | None, str]:
+    """(stage, why) if claimant should move to one that has peers, and too few to begin with. Those who chose at one moment may all have chosen
+    the same: who had looked for the last time saw nothing of who came after it."""
+    stage, _ = better_stage(stages, claimant, mine)
+    if stage is None or not stages[stage]:
+        return None, ""  # an empty one may have been left a moment ago (EmptyStages)
+    count = len(stages[stage])
+    if count >= start_peers or any(lease.round for lease in stages[stage]):
+        return None, ""
+    return stage, f"it begins with {start_peers} peers and has {count}, where stage {mine} has {len(stages[mine])}"
+
+
 def take_over(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: int) -> tuple[int | None, int]:
     """(stage, turn): an empty stage that claimant, whose lease is among those of stage `mine`, could move to, and how many
     others could and come first; (None, 0) if there is none.

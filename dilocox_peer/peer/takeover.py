@@ -1,4 +1,4 @@
-"""Leaving a stage that can spare us for one that nobody holds any more. dht/assignment.py decides which peer goes.
+"""Leaving a stage that can spare us for one that nobody holds any more, or that waits for its first peers. dht/assignment.py decides which peer goes.
 
 A stage that stands empty stops the whole run, so a peer moves there, if its volunteer did not insist on a stage: after a
 while, in which whoever left may come back, and one after another, as all see the same. What the stage had agreed on it
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from dilocox_peer.dht.assignment import Claimant, EmptyStages
+from dilocox_peer.dht.assignment import Claimant, EmptyStages, stage_that_waits
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, RunUnreachable
@@ -48,6 +48,7 @@ class Takeover:
         stage: int,
         *,
         num_stages: int,
+        start_peers: int,
         fits: Collection[int],
         linked_stages: Callable[[], Collection[int]],
         is_paused: Callable[[], bool],
@@ -58,6 +59,8 @@ class Takeover:
         self._presence = presence
         self._stage = stage
         self._num_stages = num_stages
+        self._start_peers = start_peers
+        self._waiting: int | None = None  # the stage that waited at the last look
         self._fits = fits
         self._linked_stages = linked_stages
         self._is_paused = is_paused
@@ -112,8 +115,11 @@ class Takeover:
         stage = self._empty.to_take_over(
             stages, claimant, self._stage, linked=linked, refused=refused, now=time.monotonic()
         )
-        if stage is None or self._is_paused():
+        waited, (self._waiting, why) = self._waiting, stage_that_waits(stages, claimant, self._stage, self._start_peers)
+        if self._is_paused():
             return None
+        if stage is None:  # one that waits does so at two looks: whoever it waits for may be on the way
+            return Move(waited, why) if waited is not None and waited == self._waiting else None
         return Move(stage, f"nobody holds it, and stage {self._stage} has {len(stages[self._stage])} peers")
 
 
@@ -137,6 +143,7 @@ def takeover_of(
         presence,
         stage,
         num_stages=manifest.stages.count,
+        start_peers=manifest.rounds.start_peers,
         fits=[each for each in fitting_stages(manifest, settings.wish) if each > 0 or reads],
         linked_stages=lambda: _speaking(conveyor.status(), time.monotonic()),
         is_paused=lambda: pauses.is_paused,

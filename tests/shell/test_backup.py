@@ -284,7 +284,7 @@ async def test_the_newest_moves_to_a_stage_that_stays_empty(
 
     def takeover_of(node: Node) -> asyncio.Task[Move]:
         takeover = Takeover(
-            node.presence, FIRST, num_stages=2, fits=(0, 1), linked_stages=lambda: linked, is_paused=lambda: paused,
+            node.presence, FIRST, num_stages=2, start_peers=1, fits=(0, 1), linked_stages=lambda: linked, is_paused=lambda: paused,
             directory=node.directory,
         )  # fmt: skip
         return asyncio.create_task(takeover.run())
@@ -300,3 +300,32 @@ async def test_the_newest_moves_to_a_stage_that_stays_empty(
         assert (await moving).stage == STAGE
     assert not staying.done(), "the oldest stays"
     staying.cancel()
+
+
+async def test_the_newest_moves_to_a_stage_that_has_too_few_peers_to_begin(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where two chose at one moment, and the first had looked for the last time before the second announced itself."""
+    monkeypatch.setattr(takeover_module, "LOOK_S", 0.02)
+    nodes = [await make_node(name) for name in ("old", "new", "newest", "there")]
+    for number, node in enumerate(nodes):
+        stage = STAGE if number == 3 else FIRST
+        lease = replace(node.presence.lease(stage), incarnation=1 + number, reachability="direct", round=0)
+        await node.directory.announce(lease)
+
+    def takeover_of(node: Node, start_peers: int) -> asyncio.Task[Move]:
+        takeover = Takeover(
+            node.presence, FIRST, num_stages=2, start_peers=start_peers, fits=(0, 1), linked_stages=lambda: {STAGE},
+            is_paused=lambda: False, directory=node.directory,
+        )  # fmt: skip
+        return asyncio.create_task(takeover.run())
+
+    begun = takeover_of(nodes[2], 1)
+    staying = takeover_of(nodes[0], 2)
+    await asyncio.wait({begun, staying}, timeout=1.0)
+    assert not begun.done(), "that stage has as many as it begins with"
+    async with asyncio.timeout(10):
+        assert (await takeover_of(nodes[2], 2)).stage == STAGE
+    assert not staying.done(), "the oldest stays"
+    for task in (begun, staying):
+        task.cancel()

@@ -13,6 +13,7 @@ from dilocox_peer.dht.assignment import (
     choose_stage,
     is_full,
     nearest,
+    stage_that_waits,
     take_over,
     why_full,
 )
@@ -110,6 +111,19 @@ def test_only_the_newest_moves_and_never_the_last():
     assert better_stage(stages, claimant("b"), 0)[0] == 1
     assert better_stage(stages, claimant("a"), 0)[0] is None
     assert better_stage({0: [lease("a", 0)], 1: []}, claimant("a"), 0)[0] is None
+
+
+def test_a_stage_with_too_few_peers_to_begin_gets_one_that_another_can_spare():
+    three = [lease("a", 0, incarnation=1), lease("b", 0, incarnation=2), lease("c", 0, incarnation=3)]
+    stages = {0: three, 1: [lease("d", 1)]}
+    stage, why = stage_that_waits(stages, claimant("c"), 0, 2)
+    assert (stage, why) == (1, "it begins with 2 peers and has 1, where stage 0 has 3")
+    assert stage_that_waits(stages, claimant("b"), 0, 2)[0] is None, "the newest alone"
+    assert stage_that_waits(stages, claimant("c"), 0, 1)[0] is None, "it has enough"
+    assert stage_that_waits({0: three[1:], 1: [lease("d", 1)]}, claimant("c"), 0, 2)[0] is None, "none to spare"
+    assert stage_that_waits({0: three, 1: []}, claimant("c"), 0, 2)[0] is None, "an empty one is looked at for longer"
+    begun = {0: three, 1: [replace(lease("d", 1), round=7)]}
+    assert stage_that_waits(begun, claimant("c"), 0, 2)[0] is None, "it has begun, and goes on with fewer"
 
 
 def test_a_difference_of_one_is_left_alone():
