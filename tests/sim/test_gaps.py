@@ -19,7 +19,8 @@ def test_eight_homes_with_paths_for_70_percent_of_pairs_have_nearly_all_contribu
     alone = [play(seed, machine=Unpassed) for seed in range(3)]
     assert all(each.chains == 1 for each in passed)
     assert statistics.median(each.contributions_a_round for each in passed) >= 7.2
-    assert min(each.rounds for each in passed) >= ALL_LINKED * most_rounds()
+    linked = play(0, share=1.0)
+    assert min(each.rounds for each in passed) >= 0.85 * linked.rounds, "what goes by others takes longer"
     assert max(each.contributions_a_round for each in alone) < 6.5, "the test can fail"
 
 
