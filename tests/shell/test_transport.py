@@ -477,7 +477,7 @@ async def test_a_start_that_is_cancelled_or_too_slow_leaves_nothing(
                 async with asyncio.timeout(timeout_s):
                     await make_transport(f"a{timeout_s}", initial_peers=[address], runtime_dir=tmp_path / "run")
             assert list((tmp_path / "run").iterdir()) == []
-        with pytest.raises(RunUnreachable, match="is not this peer"):
+        with pytest.raises(RunUnreachable, match="takes the connection and says nothing"):
             await make_transport("b", initial_peers=[address], runtime_dir=tmp_path / "run", startup_timeout_s=0.5)
     transport, _ = await make_transport("c", runtime_dir=tmp_path / "run")
     assert transport.addresses

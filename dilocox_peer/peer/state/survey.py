@@ -136,7 +136,9 @@ class Survey:
             await self._find_soon()
             self._looked_at = now
         asked = to_ask(self._by_trust(), self.annals.place.roster)
-        if now - self._asked_at < ASK_ALL_S:  # looks come soon after one another where rounds are short
+        if (
+            self._looks_on and now - self._asked_at < ASK_ALL_S
+        ):  # looks come soon after one another where rounds are short
             asked = asked[:1]
         else:
             self._asked_at = now
