@@ -151,7 +151,7 @@ def stage_that_waits(
     if stage is None or not stages[stage]:
         return None, ""  # an empty one may have been left a moment ago (EmptyStages)
     count = len(stages[stage])
-    if count >= start_peers or any(lease.round for lease in stages[stage]):
+    if count >= start_peers or any(lease.round > 1 for lease in stages[stage]):  # the one in training
         return None, ""
     return stage, f"it begins with {start_peers} peers and has {count}, where stage {mine} has {len(stages[mine])}"
 

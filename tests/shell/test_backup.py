@@ -310,7 +310,7 @@ async def test_the_newest_moves_to_a_stage_that_has_too_few_peers_to_begin(
     nodes = [await make_node(name) for name in ("old", "new", "newest", "there")]
     for number, node in enumerate(nodes):
         stage = STAGE if number == 3 else FIRST
-        lease = replace(node.presence.lease(stage), incarnation=1 + number, reachability="direct", round=0)
+        lease = replace(node.presence.lease(stage), incarnation=1 + number, reachability="direct", round=1)
         await node.directory.announce(lease)
 
     def takeover_of(node: Node, start_peers: int) -> asyncio.Task[Move]:

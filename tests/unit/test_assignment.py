@@ -115,7 +115,8 @@ def test_only_the_newest_moves_and_never_the_last():
 
 def test_a_stage_with_too_few_peers_to_begin_gets_one_that_another_can_spare():
     three = [lease("a", 0, incarnation=1), lease("b", 0, incarnation=2), lease("c", 0, incarnation=3)]
-    stages = {0: three, 1: [lease("d", 1)]}
+    waits = replace(lease("d", 1), round=1)  # in training
+    stages = {0: three, 1: [waits]}
     stage, why = stage_that_waits(stages, claimant("c"), 0, 2)
     assert (stage, why) == (1, "it begins with 2 peers and has 1, where stage 0 has 3")
     assert stage_that_waits(stages, claimant("b"), 0, 2)[0] is None, "the newest alone"
