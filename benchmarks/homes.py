@@ -257,7 +257,8 @@ def _look(swarm: HomeSwarm, outcome: Outcome, since: float) -> None:
     named = swarm.names()
     by_round = {name: {record["round"]: record["head"] for _, record in swarm.rounds(name)} for name in outcome.names}
     for name in outcome.names:
-        outcome.stages[name] = next((record["stage"] for _, record in swarm.told[name].of("PeerStarted")), -1)
+        started = swarm.told[name].of("PeerStarted")  # again at another stage, where one was short of peers
+        outcome.stages[name] = started[-1][1]["stage"] if started else -1
     for name in outcome.names:
         told = swarm.told[name].of("ReachChanged")
         outcome.reach[name] = told[-1][1]["reach"] if told else "unknown"
