@@ -30,7 +30,7 @@ from dilocox_peer.wire.declared import (
 from dilocox_peer.wire.directives import Directive
 
 MAX_MESSAGE_BYTES = 1 << 20
-_BEAT = bytes((versions.ROUNDS, 0))  # the first two fields of a heartbeat
+_BEAT = bytes((versions.ROUNDS, 0))  # the first two fields of a heartbeat, behind a byte that says how many there are
 MAX_PAGE = 64  # certificates in a ChainPage; where they have many signatures fewer are sent (peer/rounds/healing.py)
 MAX_LOCATOR = 64  # heads in a GetChain; with doubling distances more than any chain needs
 MAX_PASSED_BYTES = 1 << 16  # of a message that a third passes on; a certificate of 64 members has some 25 KB
@@ -283,8 +283,9 @@ def passed_statement(genesis: Digest, origin: PeerId, to: PeerId, number: int, r
 
 def passed_beat(message: "Message") -> bytes:
     """What an envelope around a heartbeat is known by, so that a newer one takes its place where it waits; empty of anything else."""
-    is_beat = isinstance(message, Passed) and message.raw[:1] >= b"\x90" and message.raw[1:3] == _BEAT
-    return f"heartbeat {message.origin} {message.to}".encode() if is_beat and isinstance(message, Passed) else b""
+    if not isinstance(message, Passed) or message.raw[1:3] != _BEAT:
+        return b""
+    return f"heartbeat {message.origin} {message.to}".encode()
 
 
 Message = (

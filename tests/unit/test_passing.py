@@ -19,6 +19,7 @@ from dilocox_peer.peer.rounds.contract import (
     StateInstalled,
 )
 from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.passing import BURST_BYTES, ENVELOPE_BYTES, WINDOW, Passing
@@ -36,6 +37,7 @@ from dilocox_peer.wire.rounds import (
     Passed,
     decode_message,
     encode_message,
+    passed_beat,
     passed_statement,
 )
 from tests.sim.world import TIMING, sign_as, verify
@@ -267,6 +269,32 @@ def test_envelopes_that_are_opened_have_a_budget_too() -> None:
     for number in range(1, 2000):
         passing.receive(X, envelope(A, B, number), ROSTER, 1.0)
     assert 0 < len(heard) <= BURST_BYTES / ENVELOPE_BYTES
+
+
+def test_nobody_uses_up_what_another_member_may_say() -> None:
+    heard: list[Message] = []
+    passing, _ = alone(B, heard)
+    other = PeerId("y")
+    for number in range(1, 2000):
+        forged = replaced(envelope(A, B, number), signature=sign_as(X)(b"junk"))
+        passing.receive(X, forged, (*ROSTER, other), 1.0)
+    passing.receive(other, envelope(A, B, 5000), (*ROSTER, other), 1.0)
+    assert len(heard) == 1
+
+
+def test_of_heartbeats_in_envelopes_the_newest_is_known_by_the_same() -> None:
+    assert passed_beat(envelope(A, B, 1)) == passed_beat(envelope(A, B, 2)) != b""
+    assert passed_beat(envelope(A, B, 1)) != passed_beat(envelope(A, X, 1))
+    assert passed_beat(envelope(A, B, 1, Leave(0, START.head, 1, 9))) == passed_beat(beat()) == b""
+
+
+def test_a_contribution_that_nobody_has_for_hours_is_asked_for_seldom() -> None:
+    holdings, blob, now = Holdings(TIMING), sha256(b"blob"), 0.0
+    for _ in range(5000):
+        assert holdings.want(blob, [X], round_number=1, now=now, early=True)
+        assert not holdings.missing(blob, now), "nobody's failure"
+        now += TIMING.blob_retry_s
+    assert holdings.times_early(blob) == 5000
 
 
 def test_a_contribution_of_a_member_that_is_cut_off_is_asked_for_until_somebody_has_it() -> None:

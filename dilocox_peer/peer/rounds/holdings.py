@@ -10,6 +10,7 @@ from dilocox_peer.wire.chain import Certificate, Entry, Thing
 
 MAX_SOURCES = 8
 EARLY_RETRY_S, EARLY_GROWTH = 0.25, 1.25  # seconds, and how much longer each time
+MOST_GROWN = 32  # times: a head may stand for hours
 PASSING_ROUNDS = 2  # that slices of contributions stay to be had: whoever doubts a result can look
 
 
@@ -100,7 +101,7 @@ class Holdings:
         wanted.under_way = False
         retry_s = self._timing.blob_retry_s
         if wanted.early:
-            retry_s = min(EARLY_RETRY_S * EARLY_GROWTH**wanted.times_early, retry_s)
+            retry_s = min(EARLY_RETRY_S * EARLY_GROWTH ** min(wanted.times_early, MOST_GROWN), retry_s)
             wanted.times_early += 1
         wanted.failures += not wanted.early
         wanted.retry_at = now + retry_s

@@ -9,7 +9,7 @@ that we sign, to members that we do hear: to the one that last brought something
 an envelope for another hands it on if it hears both; no envelope goes through two, so two members without a neighbour in common stay cut off.
 
 Hostile: a member that passes on can drop and delay; it cannot change, make up or repeat, but what it kept back from before this process
-began. Nothing is passed on for others than members, and each has a budget of bytes at each.
+began. Nothing is passed on for others than members, and each has a budget of bytes at each, and of what each other brings of it.
 """
 
 import itertools
@@ -35,11 +35,18 @@ from dilocox_peer.wire.rounds import (
     passed_statement,
 )
 
+K = TypeVar("K")
 V = TypeVar("V")
 
-BYTES_A_S, BURST_BYTES = 65_536.0, 524_288.0  # that are handed on for one member, and that are opened of one
+BYTES_A_S, BURST_BYTES = (
+    65_536.0,
+    524_288.0,
+)  # that are handed on for one member, and that are opened of one by way of another
 ENVELOPE_BYTES = 1024  # what one counts as beside its message: a signature is checked
-MAX_REMEMBERED = 128  # members that something was passed on for, or of
+MAX_BUDGETS, MAX_REMEMBERED = (
+    4096,
+    128,
+)  # pairs of who brought something and who wrote it; members whose numbers are known
 WINDOW = 256  # numbers of one member's: it comes by several ways, not in order, and each counts once
 
 
@@ -65,7 +72,7 @@ class Passing:
         self._numbers = itertools.count(owner.incarnation)  # which grows from process to process
         self._turn = 0
         self._handed: OrderedDict[PeerId, TokenBucket] = OrderedDict()  # for whom
-        self._opened: OrderedDict[PeerId, TokenBucket] = OrderedDict()  # of whom
+        self._opened: OrderedDict[tuple[PeerId, PeerId], TokenBucket] = OrderedDict()  # by whom, of whom
         self._came: OrderedDict[PeerId, set[int]] = OrderedDict()
         self.was_beat = False  # what was received last: nothing follows from it at once
 
@@ -115,7 +122,7 @@ class Passing:
         if to != self._me:
             self.was_beat = True
             return self._hand_on(envelope, now)
-        if origin == self._me or not self._is_within(self._opened, envelope, now):
+        if origin == self._me or not self._is_within(self._opened, (sender, origin), envelope, now):
             return []
         if not self._is_signed(envelope):
             return self._refuse(sender, f"passes on what {origin} has not signed")
@@ -139,16 +146,17 @@ class Passing:
 
     def _hand_on(self, envelope: Passed, now: float) -> list[Action]:
         origin = envelope.origin
-        if not self._members.is_linked(envelope.to, now) or not self._is_within(self._handed, envelope, now):
+        if not self._members.is_linked(envelope.to, now) or not self._is_within(self._handed, origin, envelope, now):
             return []
         if not self._is_signed(envelope):
             return self._refuse(origin, "wants passed on what it has not signed")
         return [Send(envelope.to, envelope)]
 
-    def _is_within(self, budgets: OrderedDict[PeerId, TokenBucket], envelope: Passed, now: float) -> bool:
-        budget = budgets.get(envelope.origin)
+    def _is_within(self, budgets: OrderedDict[K, TokenBucket], who: K, envelope: Passed, now: float) -> bool:
+        """By whom it came is part of it where it is opened: else anybody could use up what another has, with envelopes that it never signed."""
+        budget = budgets.get(who)
         if budget is None:
-            budget = self._remember(budgets, envelope.origin, TokenBucket(BYTES_A_S, BURST_BYTES, now))
+            budget = self._remember(budgets, who, TokenBucket(BYTES_A_S, BURST_BYTES, now), MAX_BUDGETS)
         return budget.try_take(ENVELOPE_BYTES + len(envelope.raw), now)
 
     def _is_signed(self, envelope: Passed) -> bool:
@@ -158,7 +166,7 @@ class Passing:
     def _is_new(self, origin: PeerId, number: int) -> bool:
         came = self._came.get(origin)
         if came is None:
-            came = self._remember(self._came, origin, set[int]())
+            came = self._remember(self._came, origin, set[int](), MAX_REMEMBERED)
         self._came.move_to_end(origin)
         if number in came or number <= max(came, default=0) - WINDOW:
             return False
@@ -167,9 +175,9 @@ class Passing:
         return True
 
     @staticmethod
-    def _remember(table: OrderedDict[PeerId, V], peer: PeerId, value: V) -> V:
-        table[peer] = value
-        table.move_to_end(peer)
-        while len(table) > MAX_REMEMBERED:
+    def _remember(table: OrderedDict[K, V], key: K, value: V, most: int) -> V:
+        table[key] = value
+        table.move_to_end(key)
+        while len(table) > most:
             table.popitem(last=False)
         return value
