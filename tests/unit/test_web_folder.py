@@ -30,7 +30,7 @@ class Files(http.server.BaseHTTPRequestHandler):
             case "/run/right":
                 self.give(RAW)
             case "/run/wrong":
-                self.give(RAW[:-1] + b"?")
+                self.give(RAW[:-1] + bytes((RAW[-1] ^ 1,)))  # another byte than any that may stand there
             case "/run/short":
                 self.give(RAW[:1000])
             case "/run/broken":
