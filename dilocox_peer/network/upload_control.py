@@ -26,6 +26,7 @@ WINDOW_S, MEASURED_S = (
 )  # over which is told whether the rate is in use; over which what arrives of a full line is measured
 HOLD_S = 0.4  # after a lowering, before the next: what waits has to drain
 IN_USE = 0.8  # of the rate: less, and it is not the rate that limits us
+BEGUN_S = 0.6  # since we began to send: what is let go at once waits in the line, whatever this carries
 MAX_LOOK_S = 1.0  # what was seen longer ago says nothing of now
 
 
@@ -64,7 +65,7 @@ class UploadControl:
             self._was_long = False
             return
         self._looks.append(_Look(seconds, self.rate * seconds, num_let_go, num_arrived))
-        while sum(look.seconds for look in self._looks) - self._looks[0].seconds >= WINDOW_S:
+        while self._looked_s - self._looks[0].seconds >= WINDOW_S:
             self._looks.popleft()
         is_long = waiting_s is not None and waiting_s > LONG_S
         # A single long one may be a peer that acknowledges late.
@@ -76,6 +77,11 @@ class UploadControl:
             if (waiting_s is None or waiting_s < SHORT_S) and self._is_in_use:
                 self._raise(seconds)
         self._was_long = is_long
+
+    @property
+    def _looked_s(self) -> float:
+        """Seconds, without a pause, that the looks are of; no more than a look above WINDOW_S."""
+        return sum(look.seconds for look in self._looks)
 
     @property
     def _is_in_use(self) -> bool:
@@ -91,10 +97,11 @@ class UploadControl:
         return arrived / seconds
 
     def _lower(self, now_s: float) -> None:
-        if now_s - self._lowered_s < HOLD_S + 2 * self.waiting_s:
+        if now_s - self._lowered_s < HOLD_S + 2 * self.waiting_s or self._looked_s < BEGUN_S:
             return
         carried = self._carried()
-        if not self._is_full and carried >= IN_USE * SHARE * self.rate:  # it is we who fill it
+        is_known = self._looked_s >= WINDOW_S and self._is_in_use  # what has arrived says how much the line carries
+        if not self._is_full and is_known and carried >= IN_USE * SHARE * self.rate:  # it is we who fill it
             self.line = carried
             self.rate = min(self.rate, SHARE * carried)
         else:

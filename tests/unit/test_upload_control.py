@@ -8,6 +8,7 @@ from statistics import mean, quantiles
 import pytest
 
 from dilocox_peer.network.upload_control import LEAST_SHARE, LONG_S, SHARE, START_BYTES_PER_S, UploadControl
+from dilocox_peer.network.upload_shares import BURST_S
 
 MBIT = 1e6 / 8
 LOOK_S, STEP_S = 0.2, 0.005
@@ -23,6 +24,7 @@ class HomeLine:
     wanted: Callable[[float], float] = lambda _: float("inf")
     buffer_s: float = 0.2
     seed: int = 1
+    burst_s: float = 0.0  # of the rate, at once, whenever there is something to send again
     control: UploadControl = field(default_factory=UploadControl)
     now: float = 0.0
     told: list[tuple[float, float, float]] = field(
@@ -35,7 +37,8 @@ class HomeLine:
         queue = let_go = arrived = round_trip = 0.0
         look_at = now + LOOK_S
         while now < until:
-            ours, theirs = min(self.control.rate, self.wanted(now)) * STEP_S, self.family(now) * STEP_S
+            burst = self.burst_s * self.control.rate if self.wanted(now) > 0.0 == self.wanted(now - STEP_S) else 0.0
+            ours, theirs = burst + min(self.control.rate, self.wanted(now)) * STEP_S, self.family(now) * STEP_S
             room = self.bytes_per_s * (self.buffer_s + STEP_S) - queue
             queue += min(ours + theirs, room)
             out = min(queue, self.bytes_per_s * STEP_S)
@@ -72,6 +75,20 @@ def test_a_line_is_used_for_the_most_part_and_others_on_it_wait_little(mbit: flo
     assert longest < 0.05
     assert line.share(20.0, 90.0) > 0.8
     assert 0.8 < line.control.line / line.bytes_per_s < 1.05
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_who_sends_for_a_while_and_then_nothing_keeps_its_rate(seed: int) -> None:
+    """As rounds do. What leaves at once at their beginning waits in the line, and of what arrives in that moment the line was once
+    taken for half of what it is."""
+    bytes_per_s, round_s, exchange_s = 3.6 * MBIT, 12.5, 7.0
+    line = HomeLine(
+        bytes_per_s, wanted=lambda at: float("inf") if at % round_s < exchange_s else 0.0, seed=seed, burst_s=BURST_S
+    )
+    line.run(200.0)
+    shares = [line.share(at + 1.0, at + exchange_s) for at in range(100, 200) if at % (2 * round_s) == 0]
+    assert min(shares) > 0.65, shares
+    assert 0.8 < line.control.line / bytes_per_s < 1.1
 
 
 def test_what_was_never_full_is_not_known_and_not_used_up() -> None:
@@ -132,4 +149,7 @@ def test_after_a_pause_what_was_seen_before_does_not_count() -> None:
     control.take(25_000, 25_000, 0.2, 60.2)
     assert control.rate == START_BYTES_PER_S, "the first of two that are long"
     control.take(25_000, 25_000, 0.2, 60.4)
+    assert control.rate == START_BYTES_PER_S, "what is let go at once waits for a moment"
+    control.take(25_000, 25_000, 0.2, 60.6)
     assert control.rate < START_BYTES_PER_S
+    assert control.line == 0.0, "as long as it has not been full for a second it is not known"
