@@ -22,9 +22,9 @@ def rounds(conduct: Conduct, count: int, alive: tuple[PeerId, ...] = ROSTER, now
 
 def test_a_contribution_that_fails_once_is_waited_for_the_next_time_and_then_no_more() -> None:
     conduct = Conduct(ME)
-    conduct.undelivered(A, blob(1), due_at=9.0, has_failed=True)
+    conduct.undelivered(A, blob(1), due_at=9.0, waited_until=1.0, has_failed=True)
     assert A in conduct.waited_for(ROSTER)
-    conduct.undelivered(A, blob(2), due_at=9.0, has_failed=True)
+    conduct.undelivered(A, blob(2), due_at=9.0, waited_until=1.0, has_failed=True)
     assert conduct.waited_for(ROSTER) == {ME, B, C}
     assert [type(event) for event in conduct.events] == [MemberDoubted]
 
@@ -32,11 +32,11 @@ def test_a_contribution_that_fails_once_is_waited_for_the_next_time_and_then_no_
 def test_it_is_waited_for_again_when_it_has_delivered_for_a_while() -> None:
     conduct = Conduct(ME)
     for number in range(2):
-        conduct.undelivered(A, blob(number), due_at=9.0, has_failed=True)
+        conduct.undelivered(A, blob(number), due_at=9.0, waited_until=1.0, has_failed=True)
     conduct.delivered(A)
     assert A in conduct.waited_for(ROSTER)
     for number in range(20):
-        conduct.undelivered(A, blob(number), due_at=9.0, has_failed=True)
+        conduct.undelivered(A, blob(number), due_at=9.0, waited_until=1.0, has_failed=True)
     for _ in range(40):
         conduct.delivered(A)
     assert A in conduct.waited_for(ROSTER)
@@ -45,26 +45,38 @@ def test_it_is_waited_for_again_when_it_has_delivered_for_a_while() -> None:
 def test_a_late_contribution_counts_less_than_one_that_never_comes() -> None:
     conduct = Conduct(ME)
     for number in range(4):
-        conduct.undelivered(A, blob(number), due_at=100.0, has_failed=False)
+        conduct.undelivered(A, blob(number), due_at=100.0, waited_until=1.0, has_failed=False)
         assert conduct.owes(A)
-        conduct.came(blob(number))
+        conduct.came(blob(number), 50.0)
         conduct.delivered(A)
     assert A in conduct.waited_for(ROSTER)
     for number in range(2):
-        conduct.undelivered(B, blob(number), due_at=10.0, has_failed=False)
+        conduct.undelivered(B, blob(number), due_at=10.0, waited_until=1.0, has_failed=False)
     rounds(conduct, 1, now=11.0)
     assert not conduct.owes(B)
     assert conduct.waited_for(ROSTER) == {ME, A, C}
+
+
+def test_who_was_slow_for_a_while_and_is_not_waited_for_comes_back_by_being_in_time() -> None:
+    """Nobody waits for it, so what it sends is never here in time: it was left out of all rounds from then on."""
+    conduct = Conduct(ME)
+    for number in range(8):
+        conduct.undelivered(A, blob(number), due_at=100.0, waited_until=20.0, has_failed=False)
+        conduct.came(blob(number), 50.0)
+    assert A not in conduct.waited_for(ROSTER)
+    conduct.undelivered(A, blob(8), due_at=100.0, waited_until=20.0, has_failed=False)
+    conduct.came(blob(8), 19.0)
+    assert A in conduct.waited_for(ROSTER)
 
 
 def test_who_lets_fetches_hang_holds_two_rounds_up_not_six() -> None:
     conduct = Conduct(ME)
     for number in range(2):
         assert A in conduct.waited_for(ROSTER)
-        conduct.undelivered(A, blob(number), due_at=1000.0, has_failed=False)
+        conduct.undelivered(A, blob(number), due_at=1000.0, waited_until=1.0, has_failed=False)
     assert A not in conduct.waited_for(ROSTER)
     assert not conduct.events, "it may still come: nothing is said yet"
-    conduct.came(blob(0))
+    conduct.came(blob(0), 50.0)
     assert A in conduct.waited_for(ROSTER), "a slow line is forgiven as soon as its bytes are here"
 
 
@@ -84,7 +96,7 @@ def test_who_trains_and_offers_nothing_is_waited_for_four_times() -> None:
 def test_who_has_gone_meanwhile_is_not_to_blame() -> None:
     conduct = Conduct(ME)
     for number in range(4):
-        conduct.undelivered(A, blob(number), due_at=10.0, has_failed=False)
+        conduct.undelivered(A, blob(number), due_at=10.0, waited_until=1.0, has_failed=False)
         conduct.failed(blob(number), alive=(ME, B))
     assert A in conduct.waited_for(ROSTER)
 
@@ -92,7 +104,7 @@ def test_who_has_gone_meanwhile_is_not_to_blame() -> None:
 def test_if_most_others_fail_it_is_our_own_link() -> None:
     conduct = Conduct(ME)
     for number, peer in enumerate((A, A, B, B)):
-        conduct.undelivered(peer, blob(number), due_at=9.0, has_failed=True)
+        conduct.undelivered(peer, blob(number), due_at=9.0, waited_until=1.0, has_failed=True)
     assert conduct.waited_for(ROSTER) == set(ROSTER)
     assert conduct.waited_for((*ROSTER, PeerId("d"))) == {ME, C, PeerId("d")}
 
@@ -146,7 +158,7 @@ def test_an_accomplice_does_not_raise_the_bound() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     conduct = Conduct(ME)
     for number in range(3 * MAX_REMEMBERED):
-        conduct.undelivered(PeerId(f"p{number}"), blob(number), due_at=9.0, has_failed=False)
+        conduct.undelivered(PeerId(f"p{number}"), blob(number), due_at=9.0, waited_until=1.0, has_failed=False)
     assert conduct.num_remembered == MAX_REMEMBERED
 
 

@@ -277,8 +277,13 @@ class Arrivals:
             elif self._is_here(entry.blob, now) or peer in contributors:
                 conduct.delivered(peer)
             else:
-                is_under_way = self._is_coming(peer, entry, now)
-                conduct.undelivered(peer, entry.blob, due_at=now + seat.pace.exchange_s, has_failed=not is_under_way)
+                conduct.undelivered(
+                    peer,
+                    entry.blob,
+                    due_at=now + seat.pace.exchange_s,
+                    waited_until=self._blobs_due if self.ended_at is not None else now + seat.pace.exchange_wait_s,
+                    has_failed=not self._is_coming(peer, entry, now),
+                )
         for entry in certified:
             conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)
 

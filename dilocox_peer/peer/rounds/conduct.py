@@ -5,7 +5,8 @@ whom we wait. A contribution that is here in time is taken, whoever sent it; a v
 whoever led. So an honest peer that earns strikes on a bad link loses nothing but the patience of the others, and earns it back.
 
     missed     its contribution was offered and not to be had (or was late: a quarter of it); from the second time on
-               neither its offer nor its contribution nor its turn to lead is waited for. Every round it delivers takes some off. One
+               neither its offer nor its contribution nor its turn to lead is waited for. Every round it delivers takes some off, also
+               where it came too late only as nobody waited: who is slow once would else be left out for ever. One
                that is still on its way counts in full for as long as it is: who lets fetches hang holds two rounds up. That
                it trained and offered nothing, though offers were waited for to the end, is half of one missed.
     led        its turn came and it proposed nothing that we could accept, or left out what was here
@@ -57,11 +58,11 @@ REFUSED_SPREAD = 4.0  # beyond what a leader leaves out: members that measured o
 
 @dataclass(slots=True)
 class _Record:
-    """missed: points, not times. put_off: by fault, how often, and until which of our rounds."""
+    """missed: points, not times. owed: until when each may come, and until when it would have been waited for. put_off: by fault, how often, and until which of our rounds."""
 
     missed: int = 0
     told_missing: bool = False
-    owed: "OrderedDict[Digest, float]" = field(default_factory=OrderedDict)
+    owed: "OrderedDict[Digest, tuple[float, float]]" = field(default_factory=OrderedDict)
     faults: dict[Fault, int] = field(default_factory=dict)
     put_off: dict[Fault, int] = field(default_factory=dict)
     pace: float = 0.0  # micro-batches a second, by its newest settled claim
@@ -170,13 +171,14 @@ class Conduct:
         record.missed = max(0, record.missed - DELIVERED)
         record.told_missing = record.told_missing and record.missed >= DOUBT
 
-    def undelivered(self, peer: PeerId, blob: Digest, *, due_at: float, has_failed: bool) -> None:
-        """The round is certified and its contribution is not here: it may still come, late, until due_at."""
+    def undelivered(self, peer: PeerId, blob: Digest, *, due_at: float, waited_until: float, has_failed: bool) -> None:
+        """The round is certified and its contribution is not here: it may still come, late, until due_at. waited_until: before that
+        it is not late, whoever did not wait."""
         if has_failed:
             self._missed(peer, MISSED, NO_DELIVERY)
             return
         owed = self._of(peer).owed
-        owed[blob] = due_at
+        owed[blob] = (due_at, waited_until)
         while len(owed) > MAX_OWED:
             owed.popitem(last=False)
             self._missed(peer, MISSED, NO_DELIVERY)
@@ -185,10 +187,14 @@ class Conduct:
         """The round is certified, its offer was waited for to the end, and none came though it trains."""
         self._missed(peer, SILENT, NO_OFFER)
 
-    def came(self, blob: Digest) -> None:
+    def came(self, blob: Digest, now: float) -> None:
         """A contribution is here."""
         for peer, record in list(self._records.items()):
-            if record.owed.pop(blob, None) is not None:
+            if (owed := record.owed.pop(blob, None)) is None:
+                continue
+            if now <= owed[1]:
+                self.delivered(peer)
+            else:
                 self._missed(peer, LATE, NO_DELIVERY)
 
     def failed(self, blob: Digest, alive: Collection[PeerId]) -> None:
@@ -205,7 +211,7 @@ class Conduct:
             if record is None:
                 continue
             self._records.move_to_end(peer)
-            for blob in [blob for blob, due_at in record.owed.items() if due_at <= now]:
+            for blob in [blob for blob, (due_at, _) in record.owed.items() if due_at <= now]:
                 del record.owed[blob]
                 if peer in alive:
                     self._missed(peer, MISSED, NO_DELIVERY)

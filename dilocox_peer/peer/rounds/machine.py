@@ -339,7 +339,7 @@ class RoundMachine:
             case BlobHeld(blob, size_bytes, parts):
                 self._holdings.held(blob, self.round + 1, size_bytes, parts)
                 self.sitting.arrivals.on_held(blob, now)
-                self._conduct.came(blob)
+                self._conduct.came(blob, now)
             case BlobRefused(blob, reason):
                 return self.sitting.ballots.on_refused(blob, reason)
             case BlobMissing(blob):
