@@ -33,9 +33,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """Frames can be sent to it."""
+    """Frames can be sent to it. is_at_home: they do not leave the network at home."""
 
     neighbour: LinkId
+    is_at_home: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Link:
         self._using = threading.Lock()  # held by the owner in every call; what follows is under it
         self._linkd: LinkdProcess | None = None
         self._dialled: dict[LinkId, tuple[str, ...]] = {}
-        self._pace = 0
+        self._pace = (0, True)  # bytes a second, and whether at home too
         self._events: list[LinkEvent] = []
         self._was_refused = False  # a send, for want of room: poll returns when there is room
         self._selector = selectors.DefaultSelector()
@@ -187,13 +188,13 @@ class Link:
             self._dialled.pop(neighbour, None)
             self._order(FrameKind.HANG_UP, {"n": neighbour})
 
-    def pace(self, bytes_per_s: int) -> None:
-        """Each connection sends no faster from now on; 0: no limit."""
+    def pace(self, bytes_per_s: int, *, at_home: bool = True) -> None:
+        """Each connection sends no faster from now on; 0: no limit. at_home: also those that stay in the network at home."""
         with self._using:
             self._take_fresh()
-            if bytes_per_s != self._pace:
-                self._pace = bytes_per_s
-                self._order(FrameKind.PACE, {"r": bytes_per_s})
+            if (bytes_per_s, at_home) != self._pace:
+                self._pace = (bytes_per_s, at_home)
+                self._order(FrameKind.PACE, {"r": bytes_per_s, "h": at_home})
 
     def send(self, neighbour: LinkId, header: bytes, body: Buffer | None = None) -> bool:
         """Queues a frame, or says False: there is no link to it, or too much waits for it already. Never blocks.
@@ -245,8 +246,8 @@ class Link:
         self._linkd = linkd
         self._selector.register(linkd.sock, selectors.EVENT_READ)
         self._selector.register(linkd.stderr_fd, selectors.EVENT_READ)
-        if self._pace:
-            self._order(FrameKind.PACE, {"r": self._pace})
+        if self._pace[0]:
+            self._order(FrameKind.PACE, {"r": self._pace[0], "h": self._pace[1]})
         for neighbour, addresses in self._dialled.items():
             self._order(FrameKind.DIAL, {"n": neighbour, "a": addresses})
         for frame in linkd.early:
@@ -313,7 +314,7 @@ class Link:
         if frame.kind == FrameKind.LINKED:
             link = NeighbourLink(LinkId(header["n"]), header["l"])
             linkd.links[link.neighbour] = linkd.by_number[link.number] = link
-            self._events.append(LinkUp(link.neighbour))
+            self._events.append(LinkUp(link.neighbour, header["h"]))
             return
         if frame.kind == FrameKind.FOUND:
             self._events.append(Found(LinkId(header["n"]), tuple(header["a"])))

@@ -33,13 +33,13 @@ class FrameKind(IntEnum):
     DIAL = 2  # n: link id, a: addresses
     HANG_UP = 3  # n
     PROVED = 5  # n: it has proved who it is; before that its link holds next to nothing
-    PACE = 6  # r: bytes a second, of each connection; 0: no limit
+    PACE = 6  # r: bytes a second, of each connection; 0: no limit; h: also of those that stay in the network at home
     # both ways
     DATA = 4  # l: number of the link, h: the owner's header, from linkd also w: seconds on the wire; and the body
     # linkd -> peer
     READY = 16  # n: link id, a: addresses, p: ports listened on
     FAILED = 17  # reason; linkd ends
-    LINKED = 18  # n, l: a number that no other link of this linkd had
+    LINKED = 18  # n, l: a number that no other link of this linkd had, h: it stays in the network at home
     UNLINKED = 19  # l, reason
     ROUND_TRIP = 20  # l, s: seconds
     FOUND = 21  # n, a

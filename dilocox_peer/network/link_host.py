@@ -12,6 +12,7 @@ What py-libp2p 0.8.1 demands, and what happens otherwise:
     max_connections: after so many, in all its life, a linkd would hear no newcomer any more.
 """
 
+import ipaddress
 import os
 import socket
 import sys
@@ -40,6 +41,7 @@ from dilocox_peer.invitation import place_of
 from dilocox_peer.network.kernel_pace import NO_PACE, SO_MAX_PACING_RATE
 from dilocox_peer.network.link_gate import LinkGate
 from dilocox_peer.network.link_streams import READ_BYTES, LinkLost, Stream
+from dilocox_peer.network.tcp_traffic import leaves_home
 
 UNSENT_BYTES = 128 * 1024  # of a connection in the kernel; a ping waits behind these at most
 UNSENT_S, LEAST_UNSENT_BYTES = 0.02, 8 * 1024  # and no more than is sent in so long, where there is a pace
@@ -52,11 +54,12 @@ MDNS_SERVICE = "_p2p._udp.local."
 @dataclass(slots=True)
 class HostTraffic:
     """Bytes through the TCP connections of a host, of TLS and yamux included, since it began. pace: bytes a second that each may
-    send; 0: no limit."""
+    send; 0: no limit. paces_home: also those that stay in the network at home."""
 
     received: int = 0
     sent: int = 0
     pace: int = 0
+    paces_home: bool = False
 
 
 class Wire:
@@ -67,6 +70,7 @@ class Wire:
         self._traffic = traffic
         self._is_streaming = False  # a body comes in, no faster than we read
         sock = conn.stream.stream
+        self.is_at_home = is_at_home(sock)
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         self.pace()
@@ -88,7 +92,8 @@ class Wire:
 
     def pace(self) -> None:
         """Has the kernel send no faster than the host may, and take little more than that."""
-        sock, rate = self._conn.stream.stream, self._traffic.pace
+        sock, traffic = self._conn.stream.stream, self._traffic
+        rate = traffic.pace if traffic.paces_home or not self.is_at_home else 0
         unsent = min(UNSENT_BYTES, max(LEAST_UNSENT_BYTES, int(rate * UNSENT_S))) if rate else UNSENT_BYTES
         with suppress(OSError):
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
@@ -100,6 +105,18 @@ class Wire:
     def abort(self) -> None:
         """Closes the socket. A write that is stuck in it ends, which it does for nothing else."""
         self._conn.stream.stream.socket.close()
+
+
+def is_at_home(stream: Any) -> bool:
+    """Whether a TCP connection (trio's) stays in the network at home. One of this computer with itself may be a way through p2pd, so it
+    does not."""
+    try:
+        here, there = (
+            ipaddress.ip_address(end[0]) for end in (stream.socket.getsockname(), stream.socket.getpeername())
+        )
+    except (OSError, ValueError):  # it has ended; or an address with a zone
+        return False
+    return not there.is_loopback and not leaves_home(here.packed, there.packed)
 
 
 class Tls:
@@ -199,9 +216,9 @@ class Host:
     def connections(self) -> list[Any]:
         return list(self._swarm.get_connections())
 
-    def pace(self, bytes_per_s: int) -> None:
-        """Each connection, those to come too, sends no faster; 0: no limit."""
-        self.traffic.pace = bytes_per_s
+    def pace(self, bytes_per_s: int, *, at_home: bool) -> None:
+        """Each connection, those to come too, sends no faster; 0: no limit. at_home: also those that stay in the network at home."""
+        self.traffic.pace, self.traffic.paces_home = bytes_per_s, at_home
         for conn in self.connections:
             wire_of(conn).pace()
 

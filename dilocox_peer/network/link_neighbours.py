@@ -26,7 +26,7 @@ from dilocox_peer.network.link_frames import (
     header_field,
     judge,
 )
-from dilocox_peer.network.link_host import Host, abort
+from dilocox_peer.network.link_host import Host, abort, wire_of
 from dilocox_peer.network.link_streams import (
     READ_BYTES,
     LinkLost,
@@ -338,7 +338,8 @@ class Neighbours:
             neighbour.link = link
             self.links[link.number] = (neighbour, link)
             neighbour.linked.set()
-            self._outbox.tell(FrameKind.LINKED, {"n": neighbour.link_id, "l": link.number})
+            header = {"n": neighbour.link_id, "l": link.number, "h": wire_of(session.conn).is_at_home}
+            self._outbox.tell(FrameKind.LINKED, header)
             self._nursery.start_soon(self._run_link, neighbour, link)
         else:
             neighbour.link.join(session)

@@ -77,7 +77,7 @@ class Linkd:
             case FrameKind.PROVED:
                 self._neighbours.proved(frame.header["n"])
             case FrameKind.PACE:
-                self._host.pace(frame.header["r"])
+                self._host.pace(frame.header["r"], at_home=frame.header["h"])
             case other:
                 raise AssertionError(f"the parent sent a frame of kind {other}")
 

@@ -48,7 +48,7 @@ class Connection:
     @property
     def leaves(self) -> bool:
         """For another network than this computer's own, over the line."""
-        return _leaves(*self.ends)
+        return leaves_home(*self.ends)
 
 
 @dataclass(slots=True)
@@ -105,9 +105,9 @@ def _connection(message: bytes) -> Connection | None:
     return None
 
 
-def _leaves(source: bytes, target: bytes) -> bool:
-    """Whether a connection between these addresses leaves the network at home."""
-    if not target:
+def leaves_home(source: bytes, target: bytes) -> bool:
+    """Whether a connection between these addresses, of 4 or 16 bytes, leaves the network at home."""
+    if not target or source == target:
         return False
     remote = ipaddress.ip_address(target)
     if isinstance(remote, ipaddress.IPv6Address):

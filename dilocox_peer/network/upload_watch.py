@@ -32,14 +32,14 @@ class LineUse:
 
 
 class UploadWatch:
-    """`run` it. Of a limit that the owner set it says what it is and changes nothing."""
+    """`run` it. Of a limit that the owner set (is_owners) it says what it is and changes nothing."""
 
     def __init__(self, bandwidth: Bandwidth, pid: Callable[[], int | None]) -> None:
         """pid: of the process that has our connections."""
         self._bandwidth = bandwidth
         self._pids = (pid, pid)
         self._kernel = KernelPace()
-        self._is_owners = bandwidth.upload_rate is not None
+        self.is_owners = bandwidth.upload_rate is not None
         self._control = UploadControl()
         self._seen: dict[int, int] | None = None  # bytes acknowledged, by connection; None before the first look
         self._let_go = 0  # bytes, at the last look
@@ -51,7 +51,7 @@ class UploadWatch:
     @property
     def use(self) -> LineUse:
         control, rate = self._control, self._bandwidth.upload_rate
-        return LineUse(rate, 0.0 if rate is None or self._is_owners else control.line, control.waiting_s)
+        return LineUse(rate, 0.0 if rate is None or self.is_owners else control.line, control.waiting_s)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -92,5 +92,5 @@ class UploadWatch:
         num_let_go = self._bandwidth.bytes_let_go - self._let_go
         self._let_go += num_let_go
         self._control.take(num_let_go, sum(sent.values()), min(waits, default=None), now_s)
-        if not self._is_owners and (found or self._bandwidth.upload_rate is not None):
+        if not self.is_owners and (found or self._bandwidth.upload_rate is not None):
             self._bandwidth.set_upload(self._control.rate)

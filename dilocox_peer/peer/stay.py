@@ -373,11 +373,11 @@ class Stay:
             listen=choices.link_maddrs or with_any_port(choices.host_maddrs),
             listener=self._from_thread(self._listener),
             on_failure=on_failure,
-            trace=choices.trace,
-            mdns=choices.mdns,
+            trace=choices.trace, mdns=choices.mdns,
             pace=transport.bandwidth.reserve_upload,
             pace_in=transport.bandwidth.reserve_download,
             rate=lambda: transport.bandwidth.upload_rate,
+            paces_home=transport.line.is_owners,
             admission=presence.admission, site=choices.site,
         )  # fmt: skip
         transport.line.include(lambda: conveyor.linkd_pid)

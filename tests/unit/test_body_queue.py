@@ -52,6 +52,21 @@ def test_each_asks_once_when_it_is_first_and_goes_when_its_time_has_come():
     assert limits.queue.opens_at == float("inf")
 
 
+def test_what_stays_at_home_waits_for_no_upload():
+    limits = Limits()
+    limits.add(step(0), grad(1))
+    limits.queue.add(UP, grad(2), BODY, at_home=True)
+    limits.queue.add(UP, step(3), BODY, at_home=True)
+    assert limits.take(0.0) == grad(2)
+    assert limits.asked == []
+    assert limits.take(0.0) is None
+    assert limits.asked == [("in", 7), ("in", 7), ("out", 10)], "its answer has to come in all the same"
+    assert limits.queue.opens_at == 0.5
+    assert limits.take(0.5) == step(3)
+    limits.queue.add(DOWN, step(0), BODY, at_home=True)  # its link is another one now
+    assert [limits.take(now) for now in (1.0, 1.5, 2.0)] == [None, step(0), grad(1)]
+
+
 def test_what_is_dropped_leaves_its_place_to_the_next_of_its_kind():
     limits = Limits()
     limits.add(step(0), step(1), grad(2))

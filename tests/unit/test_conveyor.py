@@ -59,7 +59,7 @@ class PlayedLink:
 
     def proved(self, neighbour: LinkId) -> None: ...
 
-    def pace(self, bytes_per_s: int) -> None:
+    def pace(self, bytes_per_s: int, *, at_home: bool) -> None:
         self.paced = bytes_per_s
 
     def send(self, neighbour: LinkId, header: bytes, body: object = None) -> bool:

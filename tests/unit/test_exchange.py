@@ -58,10 +58,17 @@ class MiddlePeer:
         body = BodyFormat.of(manifest)
         self.bench = bench_of(manifest, 1)
         self.told: list[Event] = []
+        self.at_home: set[PeerId] = set()
         self.sent: list[tuple[PeerId, HopMessage]] = []
         self.exchange = Exchange(
-            self.bench, body, pace=pace, pace_in=at_once, admission=None, listener=self.told.append
-        )  # fmt: skip
+            self.bench,
+            body,
+            pace=pace,
+            pace_in=at_once,
+            is_at_home=lambda peer: peer in self.at_home,
+            admission=None,
+            listener=self.told.append,
+        )
         self.loop = StageLoop(
             manifest, 1, self.bench, peer=PeerId("me"), incarnation=1, corpus=None, device="cpu", clock=time.monotonic,
             micro_batch_limit=None, timetable=Timetable(manifest),

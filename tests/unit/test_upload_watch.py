@@ -29,6 +29,7 @@ def connection(
         ("192.168.1.7", "192.168.1.2", False),
         ("10.1.2.3", "10.1.2.4", False),
         ("169.254.1.1", "169.254.1.2", False),
+        ("31.0.0.9", "31.0.0.9", False),  # two processes of a computer that has it
         ("::1", "::1", False),
         ("fe80::1", "fe80::2", False),
         ("2a01:100::9", "2a01:100:1:1::2", True),

@@ -84,15 +84,18 @@ class Conveyor:
         pace: Delay = at_once,
         pace_in: Delay = at_once,
         rate: Callable[[], float | None] = lambda: None,
+        paces_home: bool = True,
         admission: Admission | None = None,
         site: str = "",
     ) -> None:
         """on_failure: the pipeline has ended for good, from its thread. pace, pace_in: for bodies that go out, and for those
         that we ask for, by a grant or by a body that is answered; called by several threads. rate: bytes a second that may go out by
-        now, for the kernel to keep to within a body; None: no limit. admission: of a run that is not
-        open.
+        now, for the kernel to keep to within a body; None: no limit. paces_home: pace and rate hold also for
+        what stays in the network at home. admission: of a run that is not open.
         """
         self._rate = rate
+        self._paces_home = paces_home
+        self._at_home: set[LinkId] = set()
         body = BodyFormat.of(manifest)
         slots = max_slots(manifest)
         self._listener = listener
@@ -117,8 +120,14 @@ class Conveyor:
         )  # fmt: skip
         self.bench = Bench(scheduler, stage=stage, trace=trace, wake=self._link.wake)
         self._exchange = Exchange(
-            self.bench, body, pace=pace, pace_in=pace_in, admission=admission, listener=listener
-        )  # fmt: skip
+            self.bench,
+            body,
+            pace=pace,
+            pace_in=pace_in,
+            is_at_home=self._is_spared,
+            admission=admission,
+            listener=listener,
+        )
         self._greeter = Greeter(key, run_id, lambda: self._link.link_id, stage, incarnation, admission)
         self._lock = threading.Lock()
         # Moved under the lock, by this thread but for `want`.
@@ -213,7 +222,7 @@ class Conveyor:
         is_due = self.bench.tick()
         self._carry_out(self._sessions.tick)  # after all events: what of them is not true any more is not acted on
         self._exchange.flush(self._sessions, self._deliver)
-        self._link.pace(int(self._rate() or 0))
+        self._link.pace(int(self._rate() or 0), at_home=self._paces_home)
         if events or is_due:
             self.bench.nudge()
 
@@ -222,9 +231,12 @@ class Conveyor:
         match event:
             case Arrived():
                 self._arrived(event)
-            case LinkUp(link):
+            case LinkUp(link, is_at_home):
+                if is_at_home:
+                    self._at_home.add(link)
                 self._carry_out(lambda now: sessions.opened(link, now))
             case LinkDown(link, reason):
+                self._at_home.discard(link)
                 self._carry_out(lambda now: sessions.lost(link, reason, now))
             case LinkPing(link, seconds):
                 self._carry_out(lambda _: sessions.measured(link, seconds))
@@ -234,6 +246,7 @@ class Conveyor:
                 self._exchange.traffic.told(event)
             case LinkdEnded(reason):
                 self._exchange.traffic.ended()
+                self._at_home.clear()
                 self._carry_out(lambda now: sessions.linkd_ended(reason, now))
             case _:
                 assert_never(event)
@@ -291,6 +304,10 @@ class Conveyor:
             self._carry_out(lambda now: self._sessions.linkd_ended(reason, now))
         else:
             self._listener(LinkProcessEnded("", is_back=True))
+
+    def _is_spared(self, peer: PeerId) -> bool:
+        """Whether no limit of the upload holds for what goes to it."""
+        return not self._paces_home and self._sessions.link_of(peer) in self._at_home
 
     def _deliver(self, peer: PeerId, header: bytes, body: Bytes | None) -> bool:
         link = self._sessions.link_of(peer)

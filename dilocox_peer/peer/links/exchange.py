@@ -47,13 +47,16 @@ class Exchange:
         *,
         pace: Delay,
         pace_in: Delay,
+        is_at_home: Callable[[PeerId], bool],
         admission: Admission | None,
         listener: Listener,
     ) -> None:
-        """pace, pace_in, admission: as Conveyor has them."""
+        """pace, pace_in, admission: as Conveyor has them. is_at_home: whether what goes to a peer stays in the network at home, where pace does
+        not hold."""
         self._bench = bench
         self._body = body
         self._bodies = BodyQueue(pace, pace_in, answer_bytes=body.hidden_bytes)
+        self._is_at_home = is_at_home
         self._admission = admission
         self.banned: Collection[PeerId] = ()  # by the run's owner
         self._listener = listener
@@ -109,7 +112,7 @@ class Exchange:
                 case contract.HopSend(peer, message, body):
                     assert isinstance(body, bytes | memoryview), type(body)
                     assert isinstance(message, Step | Grad), type(message)
-                    self._bodies.add(peer, message, body)
+                    self._bodies.add(peer, message, body, at_home=self._is_at_home(peer))
                 case Note(contract.MicroBatchDone()):
                     pass  # the training loop counts and shows them
                 case Note(contract.MicroBatchTimed() as timed):
