@@ -4,7 +4,8 @@ would wait for it. Pure: what the kernel tells of our connections in, a rate out
 What waits in the home's router is seen in the round trips of the packets of all our connections: it is how much longer they take
 than at least in the last minutes (as in LEDBAT, RFC 6817; the least of all connections that send counts, as what is slow beyond our line slows only some). While that is short the
 rate grows, slowly near what the line carries, so that it is found full now and then; when it is long, what has arrived in the last second
-is what the line carries, and we go on with 0.8 of it. Where it stays long it is others who fill the line, and we give way further.
+is what the line carries, and we go on with 0.8 of it: of the most of three times, as those who receive may have been slower than our line
+(in a round all send and receive at once). Where it stays long it is others who fill the line, and we give way further.
 """
 
 from collections import deque
@@ -20,10 +21,12 @@ CREEPING, DOUBLES_S = (
     8.0,
 )  # growth a second after they were, and twice that after each so many seconds in which they are not
 RECOVERING = 4  # times as soon, far below what the line carries
+MEASUREMENTS = 3  # the newest; what the line carries is the most of them
 WINDOW_S, MEASURED_S = (
     1.0,
     0.4,
 )  # over which is told whether the rate is in use; over which what arrives of a full line is measured
+FARTHEST = 0.7  # of a rate, at one lowering
 HOLD_S = 0.4  # after a lowering, before the next: what waits has to drain
 IN_USE = 0.8  # of the rate: less, and it is not the rate that limits us
 BEGUN_S = 0.6  # since we began to send: what is let go at once waits in the line, whatever this carries
@@ -49,6 +52,7 @@ class UploadControl:
         self.line = 0.0
         self.waiting_s = 0.0
         self._looks: deque[_Look] = deque()
+        self._carried_before: deque[float] = deque(maxlen=MEASUREMENTS)  # when the line was full
         self._at_s: float | None = None
         self._was_long = False  # at the last look
         self._is_full = False  # waits are long since before the last lowering
@@ -102,15 +106,16 @@ class UploadControl:
         carried = self._carried()
         is_known = self._looked_s >= WINDOW_S and self._is_in_use  # what has arrived says how much the line carries
         if not self._is_full and is_known and carried >= IN_USE * SHARE * self.rate:  # it is we who fill it
-            self.line = carried
-            self.rate = min(self.rate, SHARE * carried)
+            self._carried_before.append(carried)
+            self.line = max(self._carried_before)
+            self.rate = min(self.rate, max(SHARE * carried, FARTHEST * self.rate))
         else:
             self.rate *= SHARE
         self.rate = max(self.rate, LEAST_BYTES_PER_S, LEAST_SHARE * self.line)
         self._lowered_s, self._clean_s, self._is_full = now_s, 0.0, True
 
     def _raise(self, seconds: float) -> None:
-        self._clean_s += seconds * (RECOVERING if self.rate < self.line / 2 else 1)
+        self._clean_s += seconds * (RECOVERING if self.rate < SHARE**2 * self.line else 1)
         growth = SEARCHING
         if self._lowered_s > float("-inf"):
             growth = min(SEARCHING, CREEPING * 2 ** (self._clean_s / DOUBLES_S))
