@@ -43,7 +43,7 @@ from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry
 
-MANIFEST = preset("tiny").signed_by(SigningKey(b"o" * 32))
+MANIFEST = preset("tiny", inner={"accumulate": 4}).signed_by(SigningKey(b"o" * 32))
 ME = PeerId("me")
 PLACE = Place.genesis(0, MANIFEST.genesis(0), first_plan(MANIFEST))
 SHARE = MANIFEST.rounds.inner_steps * MANIFEST.inner.accumulate
@@ -240,6 +240,18 @@ def test_progress_is_told_at_once_at_each_half_share_and_once_only():
     for done, now in ((0, True), (SHARE // 2 - 1, False), (SHARE // 2, True), (SHARE // 2, False)):
         peer.on(Pulse(), micro_batches=done, origins=Origins({}, 0))
         assert peer.posted[-1] == RoundProgress(done, tell_now=now, paused=False)
+
+
+def test_as_a_round_comes_to_its_end_every_micro_batch_is_told_but_not_all_the_time():
+    peer = Peer()
+    peer.on(Pulse(), micro_batches=SHARE // 2)
+    near = 7 * SHARE // 8
+    peer.on(Pulse(), now=1.0, micro_batches=near)  # the clock is asked, and sees the end
+    told = []
+    for done, now in ((near, 1.1), (near, 2.0), (near + 1, 1.2), (near + 1, 1.4)):
+        peer.on(Pulse(), now=now, micro_batches=done)
+        told.append(peer.posted[-1].tell_now)
+    assert told == [True, False, False, True]
 
 
 def test_it_ends_when_the_last_round_is_merged_and_not_before():

@@ -15,6 +15,7 @@ from dilocox_peer.types import PeerId
 
 REMEMBERED_ROUNDS = 8  # whose median is the usual time: short enough to follow a swarm that grew or slowed down
 OVERTIME = 2.0
+NEAR = 7 / 8  # of the shares
 MOST_COUNTED = 4  # of a member's micro-batches, times the median of the others'; the mean weighs them no higher either
 
 
@@ -27,6 +28,7 @@ class RoundClock:
         self._since = 0.0
         self._paces: deque[float] = deque(maxlen=REMEMBERED_ROUNDS)  # seconds a micro-batch of the share
         self._done: dict[PeerId, int] = {}
+        self.is_near_its_end = False  # the round that was asked about last, by what is counted
 
     def usual_s(self, round_number: int) -> float | None:
         """What the round should take by the median of those before, however long they were; None before the second."""
@@ -68,7 +70,9 @@ class RoundClock:
             return True
         members = [*others, me] if me in roster or not others else others
         done = [own if peer == me else self._done.get(peer, 0) for peer in members]
-        return sum(_counted(done)) >= share * len(members)
+        counted, wanted = sum(_counted(done)), share * len(members)
+        self.is_near_its_end = counted >= NEAR * wanted
+        return counted >= wanted
 
     def _begin(self, round_number: int, now: float) -> None:
         if round_number == self._round:
@@ -77,6 +81,7 @@ class RoundClock:
             self._paces.append((now - self._since) / self._share_of(self._round))
         self._round, self._since = round_number, now
         self._done.clear()
+        self.is_near_its_end = False
 
 
 def _counted(done: Sequence[int]) -> list[float]:
