@@ -146,6 +146,13 @@ class BodyFormat:
             case "int8":
                 return self._blocks.strength(view)
 
+    def agreement(self, one: Bytes, other: Bytes) -> float:
+        """Of two gradients in bodies that why_not lets pass: their product over the square of the longer one; 1 for equal ones, also
+        for two that are nothing, 0 for such as have nothing to do with each other, -1 for one turned round."""
+        a_N, b_N = (self.unpack_hidden(each, torch.device("cpu")).view(-1) for each in (one, other))
+        squares = max(float(a_N.dot(a_N)), float(b_N.dot(b_N)))
+        return float(a_N.dot(b_N)) / squares if squares > 0.0 else 1.0
+
     def _why_not_targets(self, view: memoryview) -> str | None:
         if not self._counts(view).any():
             return "targets of which none counts"

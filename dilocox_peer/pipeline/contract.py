@@ -140,13 +140,22 @@ class PauseWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """The answer to Compare. agreement: 1 for equal gradients, 0 for such as have nothing to do with each other, down to -1."""
+
+    one: PeerId
+    other: PeerId
+    agreement: float
+
+
+@dataclass(frozen=True, slots=True)
 class Shifted:
     """The trainer changed the master parameters between two works."""
 
 
 HopInput = (
     Tick | HopReceived | StepSent | Linked | Unlinked | RoundTrip | ForwardDone | BackwardDone | Stepped | Rounds | Replicas
-    | Hold | PauseWanted | Shifted | Leaving
+    | Hold | PauseWanted | Compared | Shifted | Leaving
 )  # fmt: skip
 
 # ---- what the torch thread does; each is answered by one input before the next is asked for -------------------------
@@ -216,7 +225,17 @@ class Release:
     id: MicroBatchId
 
 
-HopAction = HopSend | Release | Note
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Say how much the gradients agree that two callees sent back for one output. Compared."""
+
+    one: PeerId
+    other: PeerId
+    of_one: Body
+    of_other: Body
+
+
+HopAction = HopSend | Release | Compare | Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +291,58 @@ class HopRefused(Event):
 
     def line(self) -> str:
         return f"micro-batch of {short(self.peer)} refused: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsCompared(Event):
+    """A micro-batch was computed by two callees."""
+
+    one: PeerId
+    other: PeerId
+    agreement: float
+
+    LEVEL = "debug"
+
+    def line(self) -> str:
+        return (
+            f"gradients of {short(self.one)} and {short(self.other)} for one micro-batch agree by {self.agreement:.2f}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsFalse(Event):
+    """What a callee sends back is not what others send for the same micro-batches. agreement: the most with one of these."""
+
+    peer: PeerId
+    others: tuple[PeerId, ...]
+    agreement: float
+    seconds: float
+
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        others = ", ".join(map(short, self.others))
+        return (
+            f"the gradients of {short(self.peer)} are not those of {others} for the same micro-batches (they agree by at most "
+            f"{self.agreement:.2f}): it gets no more for {self.seconds / 60:.0f} minutes"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CalleesDisagree(Event):
+    """The only two callees send back other gradients for one micro-batch."""
+
+    one: PeerId
+    other: PeerId
+    agreement: float
+
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        return (
+            f"{short(self.one)} and {short(self.other)} send other gradients back for one micro-batch (they agree by "
+            f"{self.agreement:.2f}): one of them computes something else; which, a third peer of their stage would tell"
+        )
 
 
 @dataclass(frozen=True, slots=True)

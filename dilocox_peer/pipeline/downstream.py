@@ -10,16 +10,21 @@ When a callee
     dies               its link goes down: all its calls go elsewhere, what it had is sent again (`lost`)
     forgot the call    it grants again when asked, and gets the body again (`on_grant`)
 
+Some answers are checked (checks.py): the same output goes to a second callee, by a call that nothing waits for; when anything is the matter
+with that call it is given up.
+
 "Elsewhere" is `_move`: another callee, or PARKED until one is linked (`unpark`) or may be asked again (`sweep`). The
 output is kept until the gradient is here, so nothing is computed twice on our side. Pure.
 """
 
 import heapq
 import math
+import random
 
-from dilocox_peer.pipeline.contract import Body, MicroBatchResent
+from dilocox_peer.pipeline.checks import Checks
+from dilocox_peer.pipeline.contract import Body, Compare, Compared, GradientsCompared, GradientsFalse, MicroBatchResent
 from dilocox_peer.pipeline.flight import CallPhase, Flight, State, Tray
-from dilocox_peer.pipeline.neighbourhood import Neighbourhood
+from dilocox_peer.pipeline.neighbourhood import Neighbourhood, Role
 from dilocox_peer.pipeline.routes import AnswerTimes, Callee, choose
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import (
@@ -35,16 +40,25 @@ from dilocox_peer.wire.hops import (
     Step,
 )
 
+MAX_CHECKS = 2  # under way: each holds an output and a gradient
+
 
 class Downstream:
     """Calls by our number for them, from the forward's start to the gradient; then the flight waits for its backward."""
 
-    def __init__(self, desk: Tray, known: Neighbourhood, *, number: int) -> None:
-        """number: before the first call's; random, so that another life of this peer has other numbers."""
+    checks_type: type[Checks] = Checks  # the simulator plants faulty ones
+
+    def __init__(self, desk: Tray, known: Neighbourhood, role: Role, rng: random.Random) -> None:
         self._desk, self._known = desk, known
+        self._number = rng.getrandbits(
+            48
+        )  # before the first call's; random, so that another life of this peer has other numbers
+        hops = role.num_stages - 1
+        behind = max(0, hops - role.stage - 1)  # our callees
+        self._checks = self.checks_type(random.Random(rng.getrandbits(48)), hops=hops, stages_behind=behind)
+        self._num_checks = 0
         self._calls: dict[int, Flight] = {}
         self._returned: list[tuple[int, Flight]] = []  # heap, oldest forward first
-        self._number = number
         self.resent = 0
         self.duplicates = 0
 
@@ -65,7 +79,11 @@ class Downstream:
             flight.phase, flight.callee = CallPhase.PARKED, None
             flight.due = desk.now + desk.timing.refused_s
             return
-        callee = known.callees[peer]
+        self._ask(flight, peer)
+
+    def _ask(self, flight: Flight, peer: PeerId) -> None:
+        """For a slot."""
+        desk, callee = self._desk, self._known.callees[peer]
         callee.outstanding += 1
         callee.calls.add(flight.call)
         flight.phase, flight.callee, flight.is_probed, flight.position = CallPhase.RESERVED, peer, False, MAX_WINDOW
@@ -115,7 +133,7 @@ class Downstream:
         """Its answer is not wanted."""
         if self._calls.get(flight.call) is not flight:
             return
-        del self._calls[flight.call]
+        self._end(flight)
         callee = self._leave_callee(flight)
         if callee is not None:
             self._desk.send(callee.peer, Cancel(*flight.id, flight.call))
@@ -126,10 +144,58 @@ class Downstream:
             self._returned = [entry for entry in self._returned if entry[1].state is State.RETURNED]
             heapq.heapify(self._returned)
 
+    def _end(self, flight: Flight) -> None:
+        """Of its call."""
+        del self._calls[flight.call]
+        self._num_checks -= flight.checked is not None
+
+    # ---- checks ----
+
+    def _check(self, flight: Flight, first: PeerId, output: Body, gradient: Body) -> None:
+        """Has a second callee compute what first has just answered, if it is to be checked."""
+        if self._num_checks >= MAX_CHECKS:
+            return
+        desk, known = self._desk, self._known
+        second = self._checks.second(first, known.callees, desk.now)
+        if second is None:
+            return
+        self._number += 1
+        check = Flight(flight.id, None, self._number, flight.round, State.CALLING, desk.now)
+        check.output, check.checked, check.phase_since = output, (first, gradient), desk.now
+        self._calls[check.call] = check
+        self._num_checks += 1
+        self._ask(check, second)
+
+    def linked(self, peer: PeerId) -> None:
+        """One more callee: it may be a known liar."""
+        self._known.callees[peer].avoid_until = self._checks.out_until(peer)
+        self.unpark()
+
+    def compared(self, compared: Compared) -> None:
+        """Two answers for one output, and how much they agree."""
+        desk, one, other = self._desk, compared.one, compared.other
+        desk.note(GradientsCompared(one, other, compared.agreement))
+        for event in self._checks.compared(one, other, compared.agreement, self._known.callees, desk.now):
+            desk.note(event)
+            if isinstance(event, GradientsFalse):
+                self._expel(event.peer)
+
+    def _expel(self, peer: PeerId) -> None:
+        """What it has goes elsewhere, and it gets nothing more while it is out."""
+        callee = self._known.callees.get(peer)
+        if callee is None:
+            return
+        callee.avoid_until = max(callee.avoid_until, self._checks.out_until(peer))
+        for call in sorted(callee.calls):
+            flight = self._calls[call]
+            self._desk.send(peer, Cancel(*flight.id, call))
+            self._move(flight, "not believed")
+
     # ---- to another callee ----
 
     def lost(self, callee: Callee) -> None:
         """The link to a callee is down, and it is off the books: what it had goes elsewhere."""
+        self._checks.gone(callee.peer)
         for call in sorted(callee.calls):
             self._move(self._calls[call], "unlinked")
 
@@ -157,6 +223,9 @@ class Downstream:
         if peer is None:
             self._reserve(flight, exclude=())
             return
+        if flight.checked is not None:
+            self.close(flight)
+            return
         desk, callees = self._desk, self._known.callees
         if flight.is_probed or flight.probes >= desk.timing.patient_probes:
             others = any(other != peer and each.avoid_until <= desk.now for other, each in callees.items())
@@ -179,6 +248,9 @@ class Downstream:
         """To another callee, or parked until there is one. A linked old callee has been told."""
         old, was_sent = flight.callee, flight.phase is CallPhase.SENT
         self._leave_callee(flight)
+        if flight.checked is not None:
+            self._end(flight)
+            return
         self._reserve(flight, exclude=(old,) if old is not None else ())
         if was_sent and old is not None:
             self.resent += 1
@@ -256,6 +328,12 @@ class Downstream:
         desk.send(peer, GradAck(*message.id, message.call))
         self._take_answer(flight, peer)
         self.unpark()  # the way to this callee is measured
+        if flight.checked is not None:
+            first, of_first = flight.checked
+            desk.actions.append(Compare(first, peer, of_first, body))
+            return
+        if flight.asked == {peer} and flight.output is not None:
+            self._check(flight, peer, flight.output, body)
         flight.state = State.RETURNED
         flight.body, flight.output, flight.loss = body, None, message.loss
         desk.mark(flight, "grad")
@@ -266,7 +344,7 @@ class Downstream:
 
     def _take_answer(self, flight: Flight, peer: PeerId) -> None:
         """The first gradient wins; whoever else has the call is told to leave it."""
-        del self._calls[flight.call]
+        self._end(flight)
         if flight.phase is CallPhase.SENT and flight.callee == peer:
             self._known.callees[peer].answers.observe(self._desk.now - flight.phase_since)
         current = self._leave_callee(flight)

@@ -6,6 +6,8 @@ The life of a flight, a later stage's from WAITING, an origin's from FORWARDING 
     WAITING -> GRANTED -> READY -> FORWARDING -> CALLING -> RETURNED -> BACKWARDING -> answered
     (last stage: READY -> TURNING -> answered)
 
+A check of an answer (checks.py) is a flight of its own: CALLING until the second gradient is here.
+
 Meanwhile its call downstream goes PARKED -> RESERVED -> GRANTED -> SENT, and back to RESERVED elsewhere when its callee
 is overdue or gone.
 """
@@ -70,6 +72,7 @@ class Flight:
     is_probed: bool = False  # asked whether it is still known, and not answered yet
     position: int = MAX_WINDOW  # in the callee's line, as last told
     moments: dict[str, float] | None = None
+    checked: tuple[PeerId, Body] | None = None  # it asks a second callee: who answered first, and what
 
 
 class Tray:

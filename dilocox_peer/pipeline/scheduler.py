@@ -7,6 +7,7 @@ of the stage after. This file is its door, and what is computed here; its parts:
     upstream.py    slots, bodies that come in, answers         wire/hops.py what neighbours say
     downstream.py      our calls downstream; what happens when a   slots.py     who may send us a body; answers not yet
                   callee is late, refuses or dies                          acknowledged
+    checks.py     whether callees compute what they are asked for
     neighbourhood.py  what is known of the others and told them:  routes.py    to which callee
                   speeds, plan, window, rounds                versions.py  which parameters a micro-batch uses
     flight.py     a micro-batch here, and its states          contract.py  inputs, works, actions
@@ -27,6 +28,7 @@ from dilocox_peer.pipeline.contract import (
     Backward,
     BackwardDone,
     Body,
+    Compared,
     Forward,
     ForwardDone,
     Hold,
@@ -106,7 +108,7 @@ class Scheduler:
             self._slots,
             max_slots=max_slots, abandon=self._abandon, entry=entry if entry is not None else Turnstile(0),
         )  # fmt: skip
-        self._calls = self.calls_type(self._desk, self._known, number=rng.getrandbits(48))
+        self._calls = self.calls_type(self._desk, self._known, role, rng)
         self.versions = self.versions_type(mode, accumulate, admit=accumulate if self._is_origin else 2 * accumulate)
 
         self.own: dict[hops.MicroBatchId, Flight] = {}  # at an origin: issued and not back
@@ -137,6 +139,7 @@ class Scheduler:
             Replicas: self._set_replicas,
             Hold: self._set_hold,
             PauseWanted: self._set_paused,
+            Compared: self._calls.compared,
             Shifted: self._shifted,
             Leaving: self._leaving,
         }
@@ -286,7 +289,7 @@ class Scheduler:
             self.callers.link(peer)
         elif linked.stage == self._stage + 1 and peer not in self._known.callees:
             self._known.add_callee(peer)
-            self._calls.unpark()
+            self._calls.linked(peer)
         else:
             return
         self._known.tell(peer)

@@ -17,6 +17,8 @@ from dilocox_peer.events import Event
 from dilocox_peer.pipeline.contract import (
     Backward,
     BackwardDone,
+    Compare,
+    Compared,
     Forward,
     ForwardDone,
     Hold,
@@ -193,8 +195,23 @@ class Node:
                 case Release(id_):
                     if self.saved.pop(id_, None) is None:
                         raise Violation(f"{self.peer} releases {id_} that it does not hold")
+                case Compare(one, other, of_one, of_other):
+                    assert isinstance(of_one, Toy)
+                    assert isinstance(of_other, Toy)
+                    agreement = 1.0 if of_one.name == of_other.name else 0.0
+                    self.later(0.0, partial(self.feed, Compared(one, other, agreement)))
                 case Note(event):
                     self.world.checks.noted(self, event)
+
+    def gradient(self, of: tuple[object, ...], *, is_true: bool = True) -> tuple[object, ...]:
+        """What it sends back for what has this name. is_true: all that it rests on was true."""
+        return ("d", of)
+
+    def is_true(self, gradient: tuple[object, ...], of: tuple[object, ...]) -> bool:
+        """Whether it is what it should be; a Violation where nobody lies."""
+        if gradient != ("d", of):
+            raise Violation(f"{self.peer}: {gradient} is not the gradient of {of}")
+        return True
 
     # ---- the toy torch thread ----
 
@@ -250,15 +267,14 @@ class Node:
                 if saved[0] != version:
                     raise Violation(f"{self.peer}: forward of {id_} with version {saved[0]}, backward with {version}")
                 assert isinstance(body, Toy)
-                if body.name != ("d", saved[2]):
-                    raise Violation(f"{self.peer}: {body.name} is not the gradient of {saved[2]}")
-                answer = Toy(("d", saved[1]), size) if self.stage else None
+                is_true = self.is_true(body.name, saved[2])
+                answer = Toy(self.gradient(saved[1], is_true=is_true), size) if self.stage else None
                 self.feed(BackwardDone(id_, answer, 1.0, seconds))
             case Turn(id_, version, body, _):
                 if version != self.version:
                     raise Violation(f"{self.peer}: turn with version {version}, the newest is {self.version}")
                 assert isinstance(body, Toy)
-                self.feed(BackwardDone(id_, Toy(("d", body.name), size), 1.0, seconds))
+                self.feed(BackwardDone(id_, Toy(self.gradient(body.name), size), 1.0, seconds))
             case StepNow(micro_batches):
                 if micro_batches < 1:
                     raise Violation(f"{self.peer}: a step of nothing")
@@ -361,6 +377,8 @@ class PipelineChecks:
 class PipelineWorld(Clockwork):
     """Time, links, peers and checks. Every peer is linked to all of the neighbouring stages unless a link is down."""
 
+    node_type: type[Node] = Node
+
     def __init__(
         self, seed: int, settings: Settings, *, machine: type[Scheduler] = Scheduler, is_encoding: bool = False
     ) -> None:
@@ -383,7 +401,10 @@ class PipelineWorld(Clockwork):
         self._queued: Counter[tuple[PeerId, PeerId]] = Counter()
         speeds = iter(settings.speeds or [1.0] * sum(settings.layout))
         for stage, replicas in enumerate(settings.layout):
-            row = [Node(self, PeerId(f"s{stage}r{number:02d}"), stage, next(speeds)) for number in range(replicas)]
+            row = [
+                self.node_type(self, PeerId(f"s{stage}r{number:02d}"), stage, next(speeds))
+                for number in range(replicas)
+            ]
             self.stages.append(row)
             self.nodes.update({node.peer: node for node in row})
 

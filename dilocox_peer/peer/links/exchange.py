@@ -113,6 +113,11 @@ class Exchange:
                     assert isinstance(body, bytes | memoryview), type(body)
                     assert isinstance(message, Step | Grad), type(message)
                     self._bodies.add(peer, message, body, at_home=self._is_at_home(peer))
+                case contract.Compare(one, other, of_one, of_other):
+                    assert isinstance(of_one, bytes | bytearray | memoryview), type(of_one)
+                    assert isinstance(of_other, bytes | bytearray | memoryview), type(of_other)
+                    agreement = self._body.agreement(of_one, of_other)
+                    self._bench.take_in(contract.Compared(one, other, agreement))
                 case Note(contract.MicroBatchDone()):
                     pass  # the training loop counts and shows them
                 case Note(contract.MicroBatchTimed() as timed):
