@@ -2,6 +2,7 @@
 
     python benchmarks/heavy.py [--millions 50] [--codec int4] [--contributions 4] [--threads 1 2] [--rounds 3]
     python benchmarks/heavy.py --peers 2 [--millions 150] [--rounds 3] [--mbit 100] [--batch-s 1] [--inner-steps 20]
+        [--moments bfloat16] [--residual bfloat16]
 
 One process with a peer's own outer loop: the training's four vectors (weights, gradient, two moments) as they lie in memory, an outer
 optimizer, a shelf of contributions and a folder of checkpoints on this disk. Each round: snapshot, offer, contribution onto the disk,
@@ -230,9 +231,15 @@ def manifest_of(arguments: argparse.Namespace) -> Manifest:
             "mlp_size": 4 * width,
             "context": 64,
         },
-        inner={"optimizer": "adamw", "learning_rate": 1e-4, "micro_batch": 1, "accumulate": 1},
+        inner={
+            "optimizer": "adamw",
+            "learning_rate": 1e-4,
+            "micro_batch": 1,
+            "accumulate": 1,
+            "moments": arguments.moments,
+        },
         rounds={"total": 1000, "start_peers": arguments.peers, **steps},
-        compression={"codec": arguments.codec, "adapt": "off"},
+        compression={"codec": arguments.codec, "adapt": "off", "residual": arguments.residual},
     )
 
 
@@ -332,6 +339,8 @@ def main() -> None:
     parser.add_argument("--mbit", type=float, default=100.0, help="of each peer, up and down")
     parser.add_argument("--batch-s", type=float, default=1.0, help="that a micro-batch sleeps")
     parser.add_argument("--inner-steps", type=int, default=20)
+    parser.add_argument("--moments", default="float32", help="of real peers' AdamW; bfloat16: half of it")
+    parser.add_argument("--residual", default="float32", help="of real peers; bfloat16: half of it")
     if sys.argv[1:2] == ["--work"]:
         seconds, log = sys.argv[2:4]
         del sys.argv[1:4]
