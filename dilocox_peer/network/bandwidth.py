@@ -37,7 +37,8 @@ class Bandwidth:
     @property
     def bytes_let_go(self) -> int:
         """Of bodies and activations, so far."""
-        return self._upload.num_bytes
+        with self._lock:
+            return int(self._upload.let_go(time.monotonic()))
 
     def set_upload(self, bytes_per_s: float | None) -> None:
         """As from now on."""

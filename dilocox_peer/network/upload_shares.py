@@ -24,7 +24,7 @@ SHARE: dict[Upload, float] = {
 
 
 class UploadShares:
-    """One line's. num_bytes: that were let go so far."""
+    """One line's. num_bytes: that were let go so far, or are to go as soon as what is owed has gone."""
 
     def __init__(self, now_s: float) -> None:
         """Without a limit, until `set_rate`."""
@@ -38,6 +38,11 @@ class UploadShares:
     def rate(self) -> float | None:
         """Bytes a second; None: no limit."""
         return self._bucket.rate if self._bucket is not None else None
+
+    def let_go(self, now_s: float) -> float:
+        """Bytes that were let go so far, without those that their turn has not come of: a body of activations counts as it is paid for."""
+        owed = 0.0 if self._bucket is None else self._bucket.owed_s(now_s) * self._bucket.rate
+        return self.num_bytes - owed
 
     def set_rate(self, rate: float | None, now_s: float) -> None:
         """Bytes a second from now on; what is owed stays owed. None: no limit."""

@@ -89,7 +89,7 @@ class UploadWatch:
             for each in found
             if sent[each.cookie] >= TELLING_BYTES and each.least_rtt_s > 0
         ]
-        num_let_go = self._bandwidth.bytes_let_go - self._let_go
+        num_let_go = max(0, self._bandwidth.bytes_let_go - self._let_go)
         self._let_go += num_let_go
         self._control.take(num_let_go, sum(sent.values()), min(waits, default=None), now_s)
         if not self.is_owners and (found or self._bandwidth.upload_rate is not None):

@@ -99,3 +99,16 @@ def test_another_rate_holds_for_what_is_owed_too() -> None:
     assert found.take(CHUNK, "rounds", 0.0) == pytest.approx(4 * owed_s)
     found.set_rate(None, 0.0)
     assert found.take(CHUNK, "rounds", 0.0) == 0.0
+
+
+def test_a_body_of_activations_is_let_go_as_it_is_paid_for() -> None:
+    """At once when it is counted, a rate that limits one body after another seemed to be in use for a moment and then for seconds not."""
+    shares = UploadShares(0.0)
+    shares.set_rate(100_000.0, 0.0)
+    before = shares.let_go(0.0)
+    shares.reserve(300_000, 0.0)
+    went = [shares.let_go(at / 2) - before for at in range(8)]
+    saved = went[0]
+    assert saved < 20_000, "what was saved up"
+    assert went[1:6] == pytest.approx([saved + 50_000 * at for at in range(1, 6)])
+    assert went[6:] == [300_000, 300_000]
