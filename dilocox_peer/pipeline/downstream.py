@@ -152,11 +152,11 @@ class Downstream:
     # ---- checks ----
 
     def _check(self, flight: Flight, first: PeerId, output: Body, gradient: Body) -> None:
-        """Has a second callee compute what first has just answered, if it is to be checked."""
+        """Has a second callee compute what first has just answered, if it is to be checked. It has the time of one grant and of one answer for it."""
         if self._num_checks >= MAX_CHECKS:
             return
         desk, known = self._desk, self._known
-        second = self._checks.second(first, known.callees, desk.now)
+        second = self._checks.second(first, known.callees, desk.now, had=flight.asked)
         if second is None:
             return
         self._number += 1
@@ -186,6 +186,8 @@ class Downstream:
         if callee is None:
             return
         callee.avoid_until = max(callee.avoid_until, self._checks.out_until(peer))
+        for flight in self._calls.values():
+            flight.asked.discard(peer)  # nothing more is taken of it
         for call in sorted(callee.calls):
             flight = self._calls[call]
             self._desk.send(peer, Cancel(*flight.id, call))
@@ -195,7 +197,6 @@ class Downstream:
 
     def lost(self, callee: Callee) -> None:
         """The link to a callee is down, and it is off the books: what it had goes elsewhere."""
-        self._checks.gone(callee.peer)
         for call in sorted(callee.calls):
             self._move(self._calls[call], "unlinked")
 
@@ -292,7 +293,7 @@ class Downstream:
     def on_wait(self, peer: PeerId, message: SlotWait, _: Body | None) -> None:
         """It is alive and knows of it. One that moves up in the line is not overdue, however slow the line is."""
         flight = self._called(peer, message)
-        if flight is None:
+        if flight is None or flight.checked is not None:  # a check that has to wait is given up
             return
         callee = self._known.callees[peer]
         if flight.phase is CallPhase.RESERVED:
@@ -311,6 +312,7 @@ class Downstream:
         timing, callee = self._desk.timing, self._known.callees[peer]
         pause_s = timing.leaving_s if message.reason == "leaving" else timing.refused_s
         callee.avoid_until = max(callee.avoid_until, self._desk.now + pause_s)
+        flight.asked.discard(peer)  # what it refused it has no answer to
         self._move(flight, "refused")
 
     def on_grad(self, peer: PeerId, message: Grad, body: Body | None) -> None:
@@ -332,7 +334,7 @@ class Downstream:
             first, of_first = flight.checked
             desk.actions.append(Compare(first, peer, of_first, body))
             return
-        if flight.asked == {peer} and flight.output is not None:
+        if flight.output is not None:
             self._check(flight, peer, flight.output, body)
         flight.state = State.RETURNED
         flight.body, flight.output, flight.loss = body, None, message.loss

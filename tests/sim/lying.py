@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from dilocox_peer.events import Event
+from dilocox_peer.pipeline.checks import PATIENCE
 from dilocox_peer.pipeline.contract import GradientsFalse
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
@@ -13,8 +14,8 @@ from .invariants import Violation
 from .pipeline_world import Node, PipelineChecks, PipelineWorld, Settings
 
 BEGIN_S, LENGTH_S = 5.0, 400.0  # a hop of the pipeline: the more hops, the fewer are checked at each
-MOST_FALSE = 0.02  # of what a peer takes in the second half: whom it hardly ever asks it cannot find out soon
-LAYOUTS = ((2, 3), (1, 4), (3, 5), (2, 8), (2, 3, 3), (3, 4, 3), (2, 3, 3, 3))
+SOON = 256  # false gradients of a liar of the last stage until its caller knows, times the hops
+LAYOUTS = ((2, 3), (1, 4), (3, 5), (2, 8), (2, 3, 3), (3, 4, 3), (1, 5, 5), (2, 3, 3, 3))
 
 
 class LyingNode(Node):
@@ -30,8 +31,7 @@ class LyingNode(Node):
 
     def is_true(self, gradient: tuple[object, ...], of: tuple[object, ...]) -> bool:
         is_true = gradient == ("d", of)
-        if self.world.now > self.world.end_s / 2:
-            self.world.taken[self.peer, is_true] += 1
+        self.world.taken[self.peer, is_true] += 1
         return is_true
 
 
@@ -45,7 +45,7 @@ class _Named(PipelineChecks):
 
 
 class LyingWorld(PipelineWorld):
-    """named: who was, by whom, and when. taken: gradients in the second half, by who took them and whether they were true."""
+    """named: who was, by whom, and when. taken: gradients, by who took them and whether they were true."""
 
     node_type = LyingNode
 
@@ -105,13 +105,12 @@ def _judged(world: LyingWorld, stage: int) -> LyingOutcome:
         raise Violation(f"honest peers were named: {wrong}")
     callers = [node.peer for node in world.stages[stage - 1]]
     found: list[float] = []
+    hops = len(world.settings.layout) - 1
+    most = len(world.liars) * hops * (2 * PATIENCE * (hops - stage) + SOON)
+    for caller in callers:
+        false = world.taken[caller, False]
+        if false > most:
+            raise Violation(f"{caller} took {false} false gradients of {sorted(world.liars)}, at most {most} may be")
     for liar in world.liars:
-        by = world.named.get(liar, {})
-        judged = [peer for peer in callers if peer not in by or by[peer] < world.end_s / 2]
-        taken = {peer: (world.taken[peer, False], world.taken[peer, True]) for peer in judged}
-        if missing := {peer: each for peer, each in taken.items() if each[0] > MOST_FALSE * sum(each)}:
-            raise Violation(
-                f"{liar} was not found out, or not left out; false and true gradients taken in the second half: {missing}"
-            )
-        found += by.values()
+        found += world.named.get(liar, {}).values()
     return LyingOutcome(max(found, default=BEGIN_S) - BEGIN_S, world.completed(), world.named)

@@ -14,7 +14,9 @@ from dilocox_peer.types import PeerId
 class _ChecksNothing(Checks):
     """Sends nothing to a second callee."""
 
-    def second(self, first: PeerId, callees: Mapping[PeerId, Callee], now: float) -> PeerId | None:
+    def second(
+        self, first: PeerId, callees: Mapping[PeerId, Callee], now: float, *, had: Collection[PeerId] = ()
+    ) -> PeerId | None:
         return None
 
 
