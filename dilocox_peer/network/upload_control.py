@@ -3,9 +3,9 @@ would wait for it. Pure: what the kernel tells of our connections in, a rate out
 
 What waits in the home's router is seen in the round trips of the packets of all our connections: it is how much longer they take
 than at least in the last minutes (as in LEDBAT, RFC 6817; the least of all connections that send counts, as what is slow beyond our line slows only some). While that is short the
-rate grows, slowly near what the line carries, so that it is found full now and then; when it is long, what has arrived in the last second
-is what the line carries, and we go on with 0.8 of it: of the most of three times, as those who receive may have been slower than our line
-(in a round all send and receive at once). Where it stays long it is others who fill the line, and we give way further.
+rate grows, slowly near what the line carries, so that it is found full now and then; when it is long, what arrived lately, if the rate
+was in use for a second, is what the line carries, and we go on with 0.8 of it. Those who receive may have been slower than our line (in a round
+all send and receive at once), so the most of three such measurements is taken for it in the end, and a rate far below that grows sooner. Where it stays long it is others who fill the line, and we give way further.
 """
 
 from collections import deque

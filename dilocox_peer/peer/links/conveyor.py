@@ -6,7 +6,9 @@ bytes on the wire are linkd's.
 """
 
 import logging
+import math
 import random
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -46,6 +48,7 @@ _logger = logging.getLogger(__name__)
 HELLO, HOPS = b"\x01", b"\x02"
 START_S = 30.0  # of linkd, which imports py-libp2p on a busy machine
 POLL_MAX_S = 0.5
+HOME_RTT_S = 0.005  # beyond it nobody is taken for one of the network at home
 MAX_UNPROVED = 16  # links that others made and that have not greeted yet; beyond, the oldest makes room
 
 
@@ -115,7 +118,7 @@ class Conveyor:
         scheduler = Scheduler(
             me=key.peer_id, incarnation=incarnation, stage=stage, num_stages=manifest.stages.count,
             mode=manifest.stages.schedule, accumulate=manifest.inner.accumulate, max_slots=slots,
-            rng=random.Random(f"{key.peer_id} {incarnation}"), now=time.monotonic(), trace=trace,
+            rng=random.Random(secrets.randbits(128)), now=time.monotonic(), trace=trace,
             entry=Turnstile(body.step_bytes, pace_in), site=site,
         )  # fmt: skip
         self.bench = Bench(scheduler, stage=stage, trace=trace, wake=self._link.wake)
@@ -232,8 +235,7 @@ class Conveyor:
             case Arrived():
                 self._arrived(event)
             case LinkUp(link, is_at_home):
-                if is_at_home:
-                    self._at_home.add(link)
+                (self._at_home.add if is_at_home else self._at_home.discard)(link)
                 self._carry_out(lambda now: sessions.opened(link, now))
             case LinkDown(link, reason):
                 self._at_home.discard(link)
@@ -306,8 +308,10 @@ class Conveyor:
             self._listener(LinkProcessEnded("", is_back=True))
 
     def _is_spared(self, peer: PeerId) -> bool:
-        """Whether no limit of the upload holds for what goes to it."""
-        return not self._paces_home and self._sessions.link_of(peer) in self._at_home
+        """Whether no limit of the upload holds for what goes to it: it is near too, as a private address may be a tunnel's."""
+        if self._paces_home or self._sessions.link_of(peer) not in self._at_home:
+            return False
+        return self._sessions.rtt_s.get(peer, math.inf) < HOME_RTT_S
 
     def _deliver(self, peer: PeerId, header: bytes, body: Bytes | None) -> bool:
         link = self._sessions.link_of(peer)

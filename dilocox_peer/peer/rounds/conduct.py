@@ -192,8 +192,9 @@ class Conduct:
         for peer, record in list(self._records.items()):
             if (owed := record.owed.pop(blob, None)) is None:
                 continue
-            if now <= owed[1]:
-                self.delivered(peer)
+            if now <= owed[1]:  # in time, had it been waited for
+                if record.missed >= DOUBT:
+                    self.delivered(peer)
             else:
                 self._missed(peer, LATE, NO_DELIVERY)
 
