@@ -30,13 +30,18 @@ SHARE, FAR_SHARE, DOUBTED_SHARE = (
     4,
 )  # micro-batches of which one is checked; the first two times the hops of the pipeline
 LEAST_AGREEMENT = 0.3
-# Answers of a doubted callee for each stage behind it, times the hops: meanwhile it finds out who there deceives it.
-PATIENCE = 128
+PATIENCE = 256  # answers of a doubted callee with one stage behind it, times the hops: meanwhile it finds out who there deceives it
 OUT_S = 600.0
 SUSPECT_S = 3600.0
 TOLD_EVERY_S = 600.0  # that two disagree of whom neither is proven wrong
 REMEMBERED = 4  # comparisons of a pair
 MAX_REMEMBERED = 512  # pairs, and callees
+
+
+def patience_of(hops: int, stages_behind: int) -> int:
+    """Answers that a doubted callee has. With two stages behind it, those that it calls have as much time to find out about theirs, and answer it
+    a part of what it answers us."""
+    return int(PATIENCE * hops * (4**stages_behind - 1) // 3)
 
 
 class _Comparisons:
@@ -77,7 +82,7 @@ class Checks:
         """rng: nobody else knows what it draws. hops: of the pipeline, from stage to stage. stages_behind: those behind the callees' own."""
         self._rng = rng
         self._hops = hops
-        self._patience = stages_behind * hops * PATIENCE
+        self._patience = patience_of(hops, stages_behind)
         self._compared: OrderedDict[frozenset[PeerId], _Comparisons] = OrderedDict()
         self._asked: OrderedDict[frozenset[PeerId], float] = OrderedDict()  # when a pair was last to be compared
         self._suspects: OrderedDict[PeerId, _Suspect] = OrderedDict()

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from dilocox_peer.events import Event
-from dilocox_peer.pipeline.checks import PATIENCE
+from dilocox_peer.pipeline.checks import patience_of
 from dilocox_peer.pipeline.contract import GradientsFalse
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
@@ -106,7 +106,7 @@ def _judged(world: LyingWorld, stage: int) -> LyingOutcome:
     callers = [node.peer for node in world.stages[stage - 1]]
     found: list[float] = []
     hops = len(world.settings.layout) - 1
-    most = len(world.liars) * hops * (2 * PATIENCE * (hops - stage) + SOON)
+    most = len(world.liars) * (2 * patience_of(hops, hops - stage) + hops * SOON)
     for caller in callers:
         false = world.taken[caller, False]
         if false > most:

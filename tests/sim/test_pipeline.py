@@ -20,7 +20,7 @@ FIRST_SEED = {
     "a third version": 1,
     "a backward with another version": 0,
     "a late duplicate counted": 4,
-    "answers cached by id alone": 7,
+    "answers cached by id alone": 25,
     "a gradient of an earlier output": 105,
     "a body without a grant": 0,
     "a slot never freed": 0,
