@@ -176,7 +176,7 @@ def test_neither_pausing_its_lies_nor_a_new_link_gives_a_liar_its_time_again():
     names = peers(3)
     checks, known = Checks(random.Random(1), hops=2, stages_behind=1), callees(names)
     told: list[Event] = []
-    for turn in range(12):
+    for turn in range(30):
         lies = lied_by(names[0]) if turn % 2 == 0 else lied_by()
         known = callees(names)  # every link is new
         told += play(checks, known, lies, answers=PATIENCE // 2, now=20.0 * turn)[0]
