@@ -15,6 +15,7 @@ What py-libp2p 0.8.1 demands, and what happens otherwise:
 import ipaddress
 import os
 import socket
+import struct
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
@@ -41,13 +42,14 @@ from dilocox_peer.invitation import place_of
 from dilocox_peer.network.kernel_pace import NO_PACE, SO_MAX_PACING_RATE
 from dilocox_peer.network.link_gate import LinkGate
 from dilocox_peer.network.link_streams import READ_BYTES, LinkLost, Stream
-from dilocox_peer.network.tcp_traffic import leaves_home
+from dilocox_peer.network.tcp_traffic import LEAST_RTT_AT, UNKNOWN_RTT, leaves_home
 
 UNSENT_BYTES = 128 * 1024  # of a connection in the kernel; a ping waits behind these at most
 UNSENT_S, LEAST_UNSENT_BYTES = 0.02, 8 * 1024  # and no more than is sent in so long, where there is a pace
 # A body that comes in over a slow link wakes us for every few segments, 0.2 ms of CPU each time: more than all else. While
 # that is so we let them gather; small frames alone are never held up.
 GATHER_S, SEGMENT_BYTES, PLENTY_BYTES = 0.001, 1024, 64 * 1024
+HOME_RTT_S = 0.005  # beyond it nobody is taken for one of the network at home
 MDNS_SERVICE = "_p2p._udp.local."
 
 
@@ -102,6 +104,13 @@ class Wire:
                 most = min(rate, NO_PACE) if rate else NO_PACE
                 sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, most.to_bytes(4, sys.byteorder))
 
+    @property
+    def is_near(self) -> bool:
+        """Whether it stays in the network at home by the kernel's word too: a private address may be a tunnel's. Not by a ping, which waits
+        for busy processes."""
+        least_s = least_rtt_s(self._conn.stream.stream)
+        return self.is_at_home and (least_s is None or least_s < HOME_RTT_S)
+
     def abort(self) -> None:
         """Closes the socket. A write that is stuck in it ends, which it does for nothing else."""
         self._conn.stream.stream.socket.close()
@@ -117,6 +126,20 @@ def is_at_home(stream: Any) -> bool:
     except (OSError, ValueError):  # it has ended; or an address with a zone
         return False
     return not there.is_loopback and not leaves_home(here.packed, there.packed)
+
+
+def least_rtt_s(stream: Any) -> float | None:
+    """Of a TCP connection (trio's), as the kernel has it; None where it does not say, or has none yet."""
+    if sys.platform != "linux":
+        return None
+    try:
+        info = stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LEAST_RTT_AT + 4)
+    except OSError:
+        return None
+    if len(info) < LEAST_RTT_AT + 4:
+        return None
+    (least,) = struct.unpack_from("=I", info, LEAST_RTT_AT)
+    return None if least == UNKNOWN_RTT else least / 1e6
 
 
 class Tls:

@@ -6,7 +6,6 @@ bytes on the wire are linkd's.
 """
 
 import logging
-import math
 import random
 import secrets
 import threading
@@ -48,7 +47,6 @@ _logger = logging.getLogger(__name__)
 HELLO, HOPS = b"\x01", b"\x02"
 START_S = 30.0  # of linkd, which imports py-libp2p on a busy machine
 POLL_MAX_S = 0.5
-HOME_RTT_S = 0.005  # beyond it nobody is taken for one of the network at home
 MAX_UNPROVED = 16  # links that others made and that have not greeted yet; beyond, the oldest makes room
 
 
@@ -308,10 +306,8 @@ class Conveyor:
             self._listener(LinkProcessEnded("", is_back=True))
 
     def _is_spared(self, peer: PeerId) -> bool:
-        """Whether no limit of the upload holds for what goes to it: it is near too, as a private address may be a tunnel's."""
-        if self._paces_home or self._sessions.link_of(peer) not in self._at_home:
-            return False
-        return self._sessions.rtt_s.get(peer, math.inf) < HOME_RTT_S
+        """Whether no limit of the upload holds for what goes to it."""
+        return not self._paces_home and self._sessions.link_of(peer) in self._at_home
 
     def _deliver(self, peer: PeerId, header: bytes, body: Bytes | None) -> bool:
         link = self._sessions.link_of(peer)
