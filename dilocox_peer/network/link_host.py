@@ -72,7 +72,6 @@ class Wire:
         self._traffic = traffic
         self._is_streaming = False  # a body comes in, no faster than we read
         sock = conn.stream.stream
-        self.is_at_home = is_at_home(sock)
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         self.pace()
@@ -105,19 +104,20 @@ class Wire:
                 sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, most.to_bytes(4, sys.byteorder))
 
     @property
-    def is_near(self) -> bool:
-        """Whether it stays in the network at home by the kernel's word too: a private address may be a tunnel's. Not by a ping, which waits
-        for busy processes."""
-        least_s = least_rtt_s(self._conn.stream.stream)
-        return self.is_at_home and (least_s is None or least_s < HOME_RTT_S)
+    def is_at_home(self) -> bool:
+        """Whether it stays in the network at home: by its addresses, and near by the kernel's word, as a private address may be a tunnel's. Not by
+        a ping, which waits for busy processes."""
+        sock = self._conn.stream.stream
+        least_s = least_rtt_s(sock)
+        return has_ends_at_home(sock) and (least_s is None or least_s < HOME_RTT_S)
 
     def abort(self) -> None:
         """Closes the socket. A write that is stuck in it ends, which it does for nothing else."""
         self._conn.stream.stream.socket.close()
 
 
-def is_at_home(stream: Any) -> bool:
-    """Whether a TCP connection (trio's) stays in the network at home. One of this computer with itself may be a way through p2pd, so it
+def has_ends_at_home(stream: Any) -> bool:
+    """Whether the addresses of a TCP connection (trio's) are of the network at home. One of this computer with itself may be a way through p2pd, so it
     does not."""
     try:
         here, there = (
@@ -129,7 +129,7 @@ def is_at_home(stream: Any) -> bool:
 
 
 def least_rtt_s(stream: Any) -> float | None:
-    """Of a TCP connection (trio's), as the kernel has it; None where it does not say, or has none yet."""
+    """The least round trip of a TCP connection (trio's) in the last minutes, as the kernel has it; None where it does not say, or has none yet."""
     if sys.platform != "linux":
         return None
     try:

@@ -338,7 +338,7 @@ class Neighbours:
             neighbour.link = link
             self.links[link.number] = (neighbour, link)
             neighbour.linked.set()
-            header = {"n": neighbour.link_id, "l": link.number, "h": wire_of(session.conn).is_near}
+            header = {"n": neighbour.link_id, "l": link.number, "h": wire_of(session.conn).is_at_home}
             self._outbox.tell(FrameKind.LINKED, header)
             self._nursery.start_soon(self._run_link, neighbour, link)
         else:

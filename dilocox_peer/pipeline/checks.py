@@ -103,13 +103,17 @@ class Checks:
 
     # ---- what is checked ----
 
+    def answered(self, peer: PeerId) -> None:
+        """It has; once for each answer, whether it is checked or not."""
+        suspect = self._suspects.get(peer)
+        if suspect is not None and suspect.is_doubted:
+            suspect.answers += 1
+
     def second(
         self, first: PeerId, callees: Mapping[PeerId, Callee], now: float, *, had: Collection[PeerId] = ()
     ) -> PeerId | None:
         """The one that is to compute as well what first has just answered; None: it is not checked. had: others that had it already."""
         suspect = self._suspects.get(first)
-        if suspect is not None and suspect.is_doubted:
-            suspect.answers += 1
         usable = [
             peer for peer, each in callees.items() if peer != first and each.avoid_until <= now and peer not in had
         ]

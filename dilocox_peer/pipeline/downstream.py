@@ -50,9 +50,8 @@ class Downstream:
 
     def __init__(self, desk: Tray, known: Neighbourhood, role: Role, rng: random.Random) -> None:
         self._desk, self._known = desk, known
-        self._number = rng.getrandbits(
-            48
-        )  # before the first call's; random, so that another life of this peer has other numbers
+        # Before the first call's; random, so that another life of this peer has other numbers.
+        self._number = rng.getrandbits(48)
         hops = role.num_stages - 1
         behind = max(0, hops - role.stage - 1)  # our callees
         self._checks = self.checks_type(random.Random(rng.getrandbits(48)), hops=hops, stages_behind=behind)
@@ -153,6 +152,7 @@ class Downstream:
 
     def _check(self, flight: Flight, first: PeerId, output: Body, gradient: Body) -> None:
         """Has a second callee compute what first has just answered, if it is to be checked. It has the time of one grant and of one answer for it."""
+        self._checks.answered(first)
         if self._num_checks >= MAX_CHECKS:
             return
         desk, known = self._desk, self._known

@@ -49,6 +49,7 @@ def play(
     checked = 0
     for _ in range(answers):
         for first in [peer for peer, callee in known.items() if callee.avoid_until <= now]:
+            checks.answered(first)
             second = checks.second(first, known, now)
             if second is not None:
                 checked += 1

@@ -29,11 +29,8 @@ class BodyQueue:
     def add(self, peer: PeerId, message: Step | Grad, body: Bytes, *, at_home: bool = False) -> None:
         """An answer that is asked for again while it waits keeps its place."""
         line, other = (self._home, self._away) if at_home else (self._away, self._home)
-        key = (
-            peer,
-            message.id,
-            message.call,
-        )  # the call that it is part of: a peer is our caller or our callee, so the numbers are one side's
+        # The call that it is part of: a peer is our caller or our callee, so the numbers are one side's.
+        key = (peer, message.id, message.call)
         other.waiting.pop(key, None)
         line.waiting[key] = (peer, message, body)
 

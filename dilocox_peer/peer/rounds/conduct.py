@@ -58,7 +58,8 @@ REFUSED_SPREAD = 4.0  # beyond what a leader leaves out: members that measured o
 
 @dataclass(slots=True)
 class _Record:
-    """missed: points, not times. owed: until when each may come, and until when it would have been waited for. put_off: by fault, how often, and until which of our rounds."""
+    """missed: points, not times. owed: until when each may come, and until when it would have been waited for. put_off: by fault, how
+    often, and until which of our rounds."""
 
     missed: int = 0
     told_missing: bool = False
