@@ -10,15 +10,24 @@ import os
 import signal
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
 from dilocox_peer.invitation import Address, parse_multiaddr
 from dilocox_peer.network.bulk import PeerGone, PeerRefusing, PeerSilent, RequestRefused, TransportDown
-from dilocox_peer.network.p2pd import RELAY_FLAGS, FairReader, HandlerTasks, PendingCalls, diagnose, launch_command
+from dilocox_peer.network.p2pd import (
+    RELAY_FLAGS,
+    FairReader,
+    HandlerTasks,
+    PendingCalls,
+    diagnose,
+    launch_command,
+    one_line,
+    remember,
+)
 from dilocox_peer.network.runtime_dir import RuntimeDir
 from dilocox_peer.types import PeerId
 
@@ -28,7 +37,6 @@ if TYPE_CHECKING:
 
 MAX_CALL_BYTES = 4 * 1024 * 1024  # p2pd's own limit
 _REQUEST_TIMEOUT_S = 10.0
-_KNOWN_PEERS = 1024  # per-peer bookkeeping is kept for so many
 
 # In what p2pd says of a dial that tells nothing of who was dialled: it may be our own line, or a gate on it.
 _IN_VAIN = (
@@ -38,8 +46,6 @@ _IN_VAIN = (
 OnCall = Callable[[PeerId, bytes], Awaitable[None]]
 OnStream = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Via = Literal["direct", "relayed"]
-
-V = TypeVar("V")
 
 
 def client_of(p2p: "P2P") -> Any:
@@ -55,13 +61,6 @@ def calls_under_way(p2p: "P2P") -> list[Any]:
 def handlers_under_way(p2p: "P2P") -> list[Any]:
     """Tasks of our handlers that answer what its p2pd has passed on."""
     return list(client_of(p2p).control._handler_tasks)
-
-
-class Refusal(Exception):
-    """What the handler of a call raises: its repr() is what hivemind sends to the caller."""
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 class Daemon:
@@ -150,9 +149,13 @@ class Daemon:
 
     async def addresses(self, *, latest: bool) -> tuple[str, ...]:
         """Where others reach us. latest: p2pd is asked again, as the router may have opened a port. Raises TransportDown."""
+        from hivemind.utils.multiaddr import Multiaddr
+
+        if latest:
+            answer = await self._asked("IDENTIFY")
+            self.p2p._visible_maddrs = [Multiaddr(raw) for raw in answer.identify.addrs]
         try:
-            with self._its_own():
-                found = [str(address) for address in await self.p2p.get_visible_maddrs(latest=latest)]
+            found = [str(address) for address in await self.p2p.get_visible_maddrs()]
         except ValueError:  # none yet
             return ()
         usable = []
@@ -163,8 +166,10 @@ class Daemon:
 
     async def connections(self) -> list[tuple[PeerId, list[str]]]:
         """Peers with an open connection, and the addresses it leads to. Raises TransportDown."""
-        with self._its_own():
-            infos = await self.p2p.list_peers()
+        from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerInfo
+
+        answer = await self._asked("LIST_PEERS")
+        infos = map(PeerInfo.from_protobuf, answer.peers)
         return [(PeerId(str(info.peer_id)), [str(address) for address in info.addrs]) for info in infos]
 
     async def paths(self) -> dict[PeerId, Via]:
@@ -178,15 +183,18 @@ class Daemon:
             remember(self._vias, peer, via)
         return found
 
-    @contextmanager
-    def _its_own(self) -> Iterator[None]:
-        """Around what p2pd is asked about itself: one that has just died, which its watcher sees a moment later, is TransportDown."""
-        from hivemind.p2p import P2PDaemonError
+    async def _asked(self, what: Literal["IDENTIFY", "LIST_PEERS"]) -> Any:
+        """What p2pd answers about itself. Raises TransportDown, also for one whose watcher has not seen its death yet."""
+        from hivemind.proto import p2pd_pb2
 
+        me = PeerId(str(self.p2p.peer_id))
+        request = p2pd_pb2.Request(type=getattr(p2pd_pb2.Request, what))
         try:
-            yield
-        except (P2PDaemonError, OSError, asyncio.IncompleteReadError):
-            raise TransportDown(PeerId(str(self.p2p.peer_id)), "this peer's own p2pd does not answer") from None
+            response, _, writer = await self._exchanged(me, request, _REQUEST_TIMEOUT_S)
+        except PeerUnavailable:
+            raise TransportDown(me, "this peer's own p2pd does not answer") from None
+        writer.close()
+        return response
 
     def check_up(self, peer: PeerId) -> None:
         """Raises TransportDown."""
@@ -273,9 +281,8 @@ class Daemon:
         from hivemind.proto import p2pd_pb2
 
         end = p2pd_pb2.DisconnectRequest(peer=raw_peer(peer))
-        _, writer = await self._request(
-            peer, p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=end), timeout_s
-        )
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=end)
+        _, writer = await self._request(peer, request, timeout_s)
         writer.close()
 
     async def open_stream(
@@ -292,21 +299,29 @@ class Daemon:
     async def _request(
         self, peer: PeerId, request: Any, timeout_s: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The connection that p2pd has answered on, which for STREAM_OPEN has become the stream to peer.
+        """The connection that p2pd has answered on, which for STREAM_OPEN has become the stream to peer."""
+        _, reader, writer = await self._exchanged(peer, request, timeout_s)
+        self._last_failures.pop(peer, None)
+        return reader, writer
 
-        hivemind's own stream_open and connect leave the connection open when they fail or are cancelled: a descriptor
-        here and in p2pd for every dial of a dead peer.
+    async def _exchanged(
+        self, peer: PeerId, request: Any, timeout_s: float
+    ) -> tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]:
+        """p2pd's response, and the connection that it came on.
+
+        hivemind's own stream_open, connect, list_peers and identify leave the connection open when they fail or are
+        cancelled: a descriptor here and in p2pd for every dial of a dead peer. Raises as `call`.
         """
         from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
         from hivemind.proto import p2pd_pb2
 
         self.check_up(peer)
+        response = p2pd_pb2.Response()
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await client_of(self.p2p).control.daemon_connector.open_connection()
                 await write_pbmsg(writer, request)
-                response = p2pd_pb2.Response()
                 await read_pbmsg_safe(reader, response)
             if response.type == p2pd_pb2.Response.ERROR:
                 raise self._classified(peer, response.error.msg)
@@ -320,8 +335,7 @@ class Daemon:
                     raise TransportDown(peer, "this peer's own p2pd does not answer") from None
                 case _:
                     raise
-        self._last_failures.pop(peer, None)
-        return reader, writer
+        return response, reader, writer
 
     def _classified(self, peer: PeerId, message: str) -> PeerUnavailable:
         """p2pd's error as one of ours. It tells by its text alone."""
@@ -344,15 +358,6 @@ class Daemon:
             kind = PeerSilent  # it may be the relay that is gone, or that knows nothing of the peer yet
         remember(self._last_failures, peer, kind)
         return kind(peer, reason)
-
-
-def remember(table: OrderedDict[PeerId, V], key: PeerId, value: V) -> V:
-    """Puts value into table as its newest entry; the oldest make room."""
-    table[key] = value
-    table.move_to_end(key)
-    while len(table) > _KNOWN_PEERS:
-        table.popitem(last=False)
-    return value
 
 
 async def mend_bindings(p2p: "P2P") -> None:
@@ -488,7 +493,3 @@ def raw_peer(peer: PeerId) -> bytes:
     except ValueError:
         raise PeerGone(peer, "that is not the name of a peer") from None
     return raw
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())[:300]

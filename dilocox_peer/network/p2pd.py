@@ -1,23 +1,29 @@
-"""What surrounds the p2pd process, without hivemind: its command line, its ports, why nobody answered, its call tables.
+"""What surrounds the p2pd process, without hivemind: its command line, its ports, why nobody answered, its call tables,
+what is kept of each peer.
 
-transport.py puts these together with hivemind's P2P.
+daemon.py puts these together with hivemind's P2P.
 """
 
 import asyncio
 import os
 import socket
 import sys
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.invitation import Address
+from dilocox_peer.types import PeerId
 
 DIAGNOSIS_TIMEOUT_S = 2.0
 DIAL_S = 3.0
+_KNOWN_PEERS = 1024  # per-peer bookkeeping is kept for so many
 GREETING: Final = b"\x13/multistream/1.0.0\n"
 _LOGIN: Final = "this network may want a login in a web page first: open any page in a browser"
+
+V = TypeVar("V")
 
 # Runs before p2pd in its process: own session; death with the parent (Linux; elsewhere p2pd ends by itself 0.2 s after its
 # last client connection closed [m]); only errors of its own logger, which hivemind would parse line by line; and the session
@@ -171,3 +177,23 @@ class FairReader:
         if self._num_reads % self._READS == 0:
             await asyncio.sleep(0)
         return await self._reader.readexactly(n)
+
+
+class Refusal(Exception):
+    """What the handler of a call raises: its repr() is what hivemind sends to the caller."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def remember(table: OrderedDict[PeerId, V], key: PeerId, value: V) -> V:
+    """Puts value into table as its newest entry; the oldest make room."""
+    table[key] = value
+    table.move_to_end(key)
+    while len(table) > _KNOWN_PEERS:
+        table.popitem(last=False)
+    return value

@@ -30,9 +30,9 @@ from dilocox_peer.network.bulk import (
     receive_reply,
     send_request,
 )
-from dilocox_peer.network.daemon import Daemon, OnStream, Refusal, Via, remember
+from dilocox_peer.network.daemon import Daemon, OnStream, Via
 from dilocox_peer.network.doors import Doors
-from dilocox_peer.network.p2pd import check_listenable
+from dilocox_peer.network.p2pd import Refusal, check_listenable, remember
 from dilocox_peer.network.serving import FetchHandler, Serving, TransportLimits
 from dilocox_peer.network.upload_watch import UploadWatch
 from dilocox_peer.types import PeerId
