@@ -34,6 +34,12 @@ from .peer_process import blob, serve_blob
 STRANGER = SigningKey(bytes(32)).peer_id
 
 
+def stands_still(pid: int) -> bool:
+    """Whether every thread of a process that was sent SIGSTOP is stopped: one that is not yet may still answer."""
+    states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
+    return set(states) == {"T"}
+
+
 def flat(per_s: float, burst: float) -> Budgets:
     """The same for everybody."""
     return Budgets(*[Budget(per_s, burst)] * 4)
@@ -339,6 +345,7 @@ async def test_failed_and_cancelled_calls_leave_no_descriptor_open(make_transpor
                 await client.connect(STRANGER, [f"/ip4/127.0.0.1/tcp/9/p2p/{STRANGER}"])
         os.kill(client.daemon_pid, signal.SIGSTOP)  # it takes connections, and answers nothing
         try:
+            await until(lambda: stands_still(client.daemon_pid))  # its threads are stopped one after the other
             for _ in range(10):
                 with pytest.raises(TimeoutError):
                     await client.leads_to(server.peer_id, timeout_s=0.01)
