@@ -73,6 +73,8 @@ class Slicing:
         self._asked_at = now
         self._drawn_at: tuple[float, int] = (now, -1)
         self._drawn: dict[int, list[PeerId]] = {}
+        self._everyone_drawn: set[PeerId] = set()
+        self._may: dict[PeerId, bool] = {}
         self._num_heard = 0
         self.late_at = FOREVER  # contributions on their way are waited for no longer
 
@@ -81,11 +83,23 @@ class Slicing:
     def drawn_to(self, index: int, now: float) -> list[PeerId]:
         """The members that are to average a slice, as far as we know: the first two in order that are here, one more for every one of them that
         lets the others wait, or that another contradicts."""
-        if self._drawn_at != (now, self._num_heard):  # it is asked many times in a moment
-            self._drawn_at, self._drawn = (now, self._num_heard), {}
+        self._look(now)
         if index not in self._drawn:
             self._drawn[index] = self._draw(index, now)
         return self._drawn[index]
+
+    def _look(self, now: float) -> None:
+        """What was drawn counts for this moment: it is asked many times in one."""
+        if self._drawn_at != (now, self._num_heard):
+            self._drawn_at, self._drawn = (now, self._num_heard), {}
+            self._everyone_drawn, self._may = set(), {}
+
+    def _everyone(self, now: float) -> set[PeerId]:
+        """The members that average any slice."""
+        self._look(now)
+        if not self._everyone_drawn:
+            self._everyone_drawn = {peer for index in range(self._sharing.count) for peer in self.drawn_to(index, now)}
+        return self._everyone_drawn
 
     def _draw(self, index: int, now: float) -> list[PeerId]:
         batch = None if self._current is None else self._batches[self._current]
@@ -98,11 +112,14 @@ class Slicing:
         return [peer for peer, _ in zip(here, range(wanted), strict=False)]
 
     def _may_average(self, peer: PeerId, now: float) -> bool:
-        if peer == self._seat.me:
-            return True
-        if not self._members.is_alive(peer, now) or not self._seat.owner.conduct.averages(peer):
-            return False
-        return now < self.late_at or bool(self._gathered.get(peer))
+        if (may := self._may.get(peer)) is None:
+            may = peer == self._seat.me or (
+                self._members.is_alive(peer, now)
+                and self._seat.owner.conduct.averages(peer)
+                and (now < self.late_at or bool(self._gathered.get(peer)))
+            )
+            self._may[peer] = may
+        return may
 
     @property
     def _patience_s(self) -> float:
@@ -118,11 +135,11 @@ class Slicing:
         """Whether a contribution can be averaged: all whose slices they are hold theirs of it; when it is late, one of them for each slice."""
         if not self._holdings.has(table):
             return False
-        pairs = [self.drawn_to(index, now) for index in range(self._sharing.count)]
-        holders = {peer for peer, tables in self._gathered.items() if table in tables}
-        if now >= self.late_at:
-            return all(any(peer in holders for peer in pair) for pair in pairs)
-        return all(peer in holders for peer in {peer for pair in pairs for peer in pair})
+        gathered: Mapping[PeerId, frozenset[Digest]] = self._gathered
+        if now < self.late_at:
+            return all(peer in gathered and table in gathered[peer] for peer in self._everyone(now))
+        holders = {peer for peer, tables in gathered.items() if table in tables}
+        return all(not holders.isdisjoint(self.drawn_to(index, now)) for index in range(self._sharing.count))
 
     def is_under_way(self, table: Digest, now: float) -> bool:
         if self._holdings.is_refused(table) or self.has(table, now):
