@@ -82,6 +82,7 @@ def _methods() -> dict[str, list[Method]]:
             replace(sparse, name="all-topk-H8"),
             replace(slices, name="slices-topk-sign-H8", owner_codec="sign"),
             replace(slices, name="slices-topk-int2-H8", owner_codec="int2"),
+            replace(slices, name="slices-topk-ecsq-H8", owner_codec="ecsq"),
             replace(slices, name="slices-int2-int2-H8", codec="int2", owner_codec="int2"),
             replace(slices, name="slices-int2-int4-H8", codec="int2", owner_codec="int4"),
         ],

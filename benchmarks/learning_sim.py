@@ -393,8 +393,11 @@ class Swarm:
             sizes = [size + more for size, more in zip(sizes, momentum_sizes, strict=True)]
         if self._owner:
             blobs, weights = (self._owner.blob(blobs, weights),), (sum(weights),)
-            # A peer sends each other owner that one's part (its deputy too, where there are two), and each other peer its own part of the mean.
-            sizes = [(self._method.copies * size + len(blobs[0])) // self._count for size in sizes]
+            # A peer sends each other owner that one's part (its deputy too, where there are two); who owns a part, and who is
+            # its deputy, has the mean of it, the others take it.
+            copies, result = self._method.copies, len(blobs[0])
+            others, takers = self._count - 1, self._count - copies
+            sizes = [(copies * size + result * takers // others) // self._count for size in sizes]
         self._bytes += bytes_of_round(sizes)
         self._pending = Pending(self._round, blobs, weights, self._tick, everybody, momenta)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.compression.blockwise import AbsmaxCodec, PlaneCodec
+from dilocox_peer.compression.ecsq import EcsqCodec
 from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.reader import TensorReader, read_all
 from dilocox_peer.compression.topk import TopKCodec
@@ -140,6 +141,7 @@ CODECS: Mapping[str, TensorCodec] = {
         PlaneCodec("int2", num_levels=2, block=256),
         PlaneCodec("sign", num_levels=1, block=256),
         TopKCodec(),
+        EcsqCodec(),
         LowRankCodec(),
     )
 }

@@ -15,7 +15,7 @@ from dilocox_peer.types import Layout
 
 DECAY_BY_CODEC: Mapping[str, float] = {
     "none": 1.0, "fp16": 1.0, "int8": 1.0, "int4": 1.0, "int2": 1.0, "sign": 1.0,
-    "topk": 0.8, "lowrank-int4": 0.8,
+    "topk": 0.8, "ecsq": 1.0, "lowrank-int4": 0.8,
 }  # fmt: skip
 """Share of the residual that is carried on. 1.0 for codecs that send something of every element in every round; 0.8
 where elements or directions wait many rounds for their turn and a stale residual hurts (top-k, low rank)."""

@@ -44,10 +44,10 @@ from dilocox_peer.wire.blobs import SLICE_TABLE, SlicePart, SliceTable
 from dilocox_peer.wire.declared import encode
 
 RESULT_CODEC = {
-    "none": "none", "fp16": "fp16", "int8": "int8", "int4": "int4", "int2": "int4", "sign": "int2", "topk": "int2",
+    "none": "none", "fp16": "fp16", "int8": "int8", "int4": "int4", "int2": "int4", "sign": "int2", "topk": "ecsq",
 }  # fmt: skip
-"""Of a mean, by the codec of contributions. A mean of sparse contributions is dense; one of many deserves a finer code than each of them, as
-it is sent once."""
+"""Of a mean, by the codec of contributions. One of many deserves a finer code than each of them, as it is sent once. A mean of sparse
+contributions has few zeros where there are many of them, and many where there are few: ecsq has a use for either."""
 
 
 @dataclass(frozen=True)

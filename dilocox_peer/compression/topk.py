@@ -1,10 +1,7 @@
 """`topk`: of every chunk of 4096 elements the largest 8 %, as sign and one magnitude; positions entropy-coded.
 
     payload: magnitudes (bfloat16) of all chunks | counts (u16) of all chunks | signs | remainders, bit by bit | quotients
-Positions are gaps between kept elements. Gaps of scattered positions are geometric, for which Golomb-Rice is within a few
-percent of the entropy: gap = quotient * 2**b + remainder, the quotient in unary (that many 0 bits, then a 1), the remainder
-in b bits; b follows from chunk length and count. All quotients form one bit stream, and bit j of all remainders another:
-so everything is vectorised. 0.492 bits an element; measured where 328 of 4096 scattered ones are kept: positions 0.8 % over
+Positions as gaps.py has them. 0.492 bits an element; measured where 328 of 4096 scattered ones are kept: positions 0.8 % over
 their entropy log2(binomial(4096, 328)), the whole payload 2.3 % over that and a bit a sign (tests/unit/test_topk.py).
 
 How many are kept. With the m largest at magnitude s / m (s the sum of their |x|) a chunk's error is |x|**2 - s**2 / m; the
@@ -23,6 +20,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from dilocox_peer.compression.bfloat16 import MAX_MAGNITUDE, check_magnitudes, from_bfloat16, to_bfloat16
+from dilocox_peer.compression.gaps import MAX_B, BitStreams, Ints, decode_gaps, encode_gaps, gaps_of, position_bits_of
 from dilocox_peer.compression.reader import read_all
 from dilocox_peer.errors import MalformedBlob
 
@@ -32,14 +30,6 @@ MOST_KEPT = 328
 
 _PIECE_CHUNKS = 64
 """Chunks worked on at a time, 1 MiB."""
-
-_PIECE_GAPS = 1 << 16
-"""Gaps worked on at a time, where 8-byte integers are needed."""
-
-_MAX_B = 12
-
-_Ints = npt.NDArray[np.int64]
-_Bytes = npt.NDArray[np.uint8]
 
 
 class TopKCodec:
@@ -53,7 +43,7 @@ class TopKCodec:
         whole, rest = divmod(n, CHUNK)
         most_bits = whole * _most_bits(CHUNK) + (_most_bits(rest) if rest else 0)
         smallest = 4 * -(-n // CHUNK)
-        return smallest, smallest + -(-most_bits // 8) + _MAX_B + 1  # every stream is filled up to a byte
+        return smallest, smallest + -(-most_bits // 8) + MAX_B + 1  # every stream is filled up to a byte
 
     def encode(self, x: Tensor) -> bytes:
         flat_N = x.detach().reshape(-1).numpy()
@@ -67,14 +57,14 @@ class TopKCodec:
             values_XC = flat_N[first * CHUNK : stop * CHUNK].reshape(stop - first, -1)
             magnitudes[first:stop], kept_counts, positions, negative = _largest(values_XC)
             counts[first:stop] = kept_counts
-            gaps.append(_gaps(positions, kept_counts))
+            gaps.append(gaps_of(positions, kept_counts))
             signs.append(negative)
         return b"".join(
             [
                 magnitudes.tobytes(),
                 counts.tobytes(),
                 np.packbits(np.concatenate(signs), bitorder="little").tobytes(),
-                *_encode_gaps(np.concatenate(gaps), counts.astype(np.int64), lengths),
+                *encode_gaps(np.concatenate(gaps), counts.astype(np.int64), lengths),
             ]
         )
 
@@ -88,10 +78,11 @@ class TopKCodec:
         check_magnitudes(self.name, bits)
         if (counts > _most_kept(lengths)).any() or ((counts == 0) != (bits == 0)).any():
             raise MalformedBlob("topk: a count that does not fit its chunk")
-        streams = _Streams(payload[smallest:])
+        streams = BitStreams(self.name, payload[smallest:])
         num_kept = int(counts.sum())
         negative = streams.take(num_kept)
-        indices = _decode_gaps(streams, counts, lengths)
+        indices = decode_gaps(streams, counts, lengths)
+        indices += np.repeat(np.arange(len(counts)) * CHUNK, counts)
         values = np.repeat(from_bfloat16(bits), counts)
         return _TopKReader(indices, np.negative(values, out=values, where=negative.view(np.bool_)))
 
@@ -102,7 +93,7 @@ class TopKCodec:
 class _TopKReader:
     """indices: flat, ascending; values: what stands there."""
 
-    def __init__(self, indices: _Ints, values: npt.NDArray[np.float32]) -> None:
+    def __init__(self, indices: Ints, values: npt.NDArray[np.float32]) -> None:
         self._indices = indices
         self._values = values
 
@@ -123,31 +114,24 @@ def position_bits(shape: tuple[int, ...], payload: bytes) -> tuple[float, float]
     return 8.0 * (len(payload) - 4 * len(lengths) - -(-int(counts.sum()) // 8)), choices / math.log(2)
 
 
-def _chunk_lengths(n: int) -> _Ints:
+def _chunk_lengths(n: int) -> Ints:
     whole, rest = divmod(n, CHUNK)
     return np.array([CHUNK] * whole + [rest] * (rest > 0), np.int64)
 
 
-def _most_kept(lengths: _Ints) -> _Ints:
+def _most_kept(lengths: Ints) -> Ints:
     return -(-lengths * MOST_KEPT // CHUNK)
-
-
-def _remainder_bits(lengths: _Ints, counts: _Ints) -> _Ints:
-    """b of each chunk: 2**b is the power of two at or below ln 2 (here 11/16) times the mean distance; integers only."""
-    target = lengths // np.maximum(counts, 1) * 11 // 16
-    return np.searchsorted(2 ** np.arange(1, _MAX_B + 1), target, side="right").astype(np.int64)
 
 
 def _most_bits(length: int) -> int:
     """Most bits that signs and gaps of a chunk can take, over all counts."""
     counts = np.arange(int(_most_kept(np.array([length]))[0]) + 1)
-    b = _remainder_bits(np.full_like(counts, length), counts)
-    return int((counts * (2 + b) + ((length - counts) >> b) * (counts > 0)).max())
+    return int((counts + position_bits_of(np.full_like(counts, length), counts)).max())
 
 
 def _largest(
     values_XC: npt.NDArray[np.float32],
-) -> tuple[npt.NDArray[np.uint16], _Ints, npt.NDArray[np.uint16], npt.NDArray[np.bool_]]:
+) -> tuple[npt.NDArray[np.uint16], Ints, npt.NDArray[np.uint16], npt.NDArray[np.bool_]]:
     """Magnitude bits and count of each chunk, positions within their chunks and signs of what is kept, in order."""
     length = values_XC.shape[1]
     most = int(_most_kept(np.array([length]))[0])
@@ -168,80 +152,3 @@ def _largest(
             kept_XC[row, equal[len(equal) - (int(kept_XC[row].sum()) - counts[row]) :]] = False
     rows, positions = np.nonzero(kept_XC)
     return magnitudes, counts, positions.astype(np.uint16), values_XC[rows, positions] < 0
-
-
-def _gaps(positions: npt.NDArray[np.uint16], counts: _Ints) -> npt.NDArray[np.uint16]:
-    """Elements left out before each kept one, since the one before it in its chunk or the chunk's start."""
-    gaps = positions.copy()
-    gaps[1:] -= positions[:-1] + np.uint16(1)  # wraps around at a chunk's first, which is set next
-    firsts = (np.cumsum(counts) - counts)[counts > 0]
-    gaps[firsts] = positions[firsts]
-    return gaps
-
-
-def _encode_gaps(gaps: npt.NDArray[np.uint16], counts: _Ints, lengths: _Ints) -> list[bytes]:
-    """The remainder streams, lowest bit first, and the quotient stream."""
-    if not len(gaps):
-        return []
-    b = np.repeat(_remainder_bits(lengths, counts).astype(np.uint8), counts)
-    remainders = [np.packbits((gaps[b > bit] >> bit) & 1, bitorder="little").tobytes() for bit in range(int(b.max()))]
-    quotients = gaps >> b
-    unary = np.zeros(int(quotients.sum(dtype=np.int64)) + len(gaps), np.bool_)
-    reached = 0
-    for start in range(0, len(gaps), _PIECE_GAPS):
-        ends = np.cumsum(quotients[start : start + _PIECE_GAPS].astype(np.int64) + 1) + reached
-        unary[ends - 1] = True
-        reached = int(ends[-1])
-    return [*remainders, np.packbits(unary, bitorder="little").tobytes()]
-
-
-def _decode_gaps(streams: "_Streams", counts: _Ints, lengths: _Ints) -> _Ints:
-    """Flat index of every kept element, in order; all lie within their chunks. Reads the streams to their end."""
-    num_kept = int(counts.sum())
-    if not num_kept:
-        streams.take_ones(0)
-        return np.empty(0, np.int64)
-    b_X = _remainder_bits(lengths, counts)
-    b = np.repeat(b_X.astype(np.uint8), counts)
-    remainders = np.zeros(num_kept, np.uint16)
-    for bit in range(int(b_X[counts > 0].max())):
-        has_bit = b > bit
-        remainders[has_bit] |= streams.take(int(has_bit.sum())).astype(np.uint16) << bit
-    # One vector of 8-byte integers, in place: each more would be a sixth of the tensor's memory.
-    reached = streams.take_ones(num_kept)
-    reached[1:] -= reached[:-1].copy() + 1  # quotients; of the first it is the position itself
-    np.left_shift(reached, b, out=reached)
-    reached += remainders
-    reached += 1
-    np.cumsum(reached, out=reached)
-    stops = np.cumsum(counts)
-    last = np.where(stops > 0, reached[stops - 1], 0)
-    before = np.concatenate([[0], last[:-1]])  # what earlier chunks reached
-    if (last - before > lengths).any():
-        raise MalformedBlob("topk: a position outside its chunk")
-    reached += np.repeat(np.arange(len(counts)) * CHUNK - before - 1, counts)
-    return reached
-
-
-class _Streams:
-    """Bit streams one after another, each filled up to a whole byte with zeros."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._bytes: _Bytes = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-
-    def take(self, num_bits: int) -> _Bytes:
-        """The next num_bits bits as 0 and 1. Raises MalformedBlob for too few and for padding that is not 0."""
-        num_bytes = -(-num_bits // 8)
-        if num_bytes > len(self._bytes):
-            raise MalformedBlob("topk: the payload ends within a stream")
-        taken, self._bytes = self._bytes[:num_bytes], self._bytes[num_bytes:]
-        if num_bits % 8 and int(taken[-1]) >> num_bits % 8:
-            raise MalformedBlob("topk: padding bits that are not 0")
-        return np.unpackbits(taken, count=num_bits, bitorder="little")
-
-    def take_ones(self, number: int) -> _Ints:
-        """Where the 1 bits of all that is left stand. Raises MalformedBlob unless so many, the last in the last byte."""
-        ones = np.flatnonzero(np.unpackbits(self._bytes, bitorder="little"))
-        if len(ones) != number or len(self._bytes) != (int(ones[-1]) // 8 + 1 if number else 0):
-            raise MalformedBlob(f"topk: {len(ones)} quotients for {number} kept elements")
-        return ones

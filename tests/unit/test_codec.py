@@ -67,6 +67,10 @@ def assert_within_the_stated_bound(codec, x, y):
                 energy, largest = float((x_C**2).sum()), float(x_C.abs().max())
                 limit = energy - (1 - 2.0**-16) * largest**2
                 assert float(((x_C - y_C) ** 2).sum()) <= limit + 1e-5 * energy + len(x_C) * (2 * floor) ** 2
+        case "ecsq":
+            for x_C, y_C in zip(blocks_of(x, 4096), blocks_of(y, 4096), strict=True):
+                energy = float((x_C**2).sum())
+                assert float(((x_C - y_C) ** 2).sum()) <= energy * (1 + 1e-5) + len(x_C) * (2 * floor) ** 2
         case "lowrank-int4":
             energy = float(x.double().square().sum())
             assert float((x - y).double().square().sum()) <= energy * (1 + 1e-5)
@@ -195,7 +199,7 @@ def test_levels_in_the_wrong_order_are_refused():
         decoded(CODECS["int2"], payload, (256,))
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "int2", "sign", "topk", "lowrank-int4"])
+@pytest.mark.parametrize("name", ["int8", "int4", "int2", "sign", "topk", "ecsq", "lowrank-int4"])
 def test_what_holds_nan_encodes_to_what_everyone_refuses(name):
     x = normal((600,))
     x[300] = torch.nan
@@ -277,7 +281,7 @@ def highest_resident_bytes_beyond_now(step):
 
 @pytest.mark.slow  # resident memory is the whole process's: alone it is exact, beside other tests it may not be
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
-@pytest.mark.parametrize("name", ["int8", "int4", "int2", "sign", "topk", "lowrank-int4"])
+@pytest.mark.parametrize("name", ["int8", "int4", "int2", "sign", "topk", "ecsq", "lowrank-int4"])
 def test_an_encode_takes_half_the_tensors_memory_at_most_and_a_decode_less_than_the_tensor(name):
     """Payload included; measured as resident memory, since torch's own buffers are not Python's."""
     codec, x, out = CODECS[name], normal((2048, 2048)), torch.zeros(2048, 2048)
