@@ -9,7 +9,7 @@ from dilocox_peer.peer.training.outer_loop import OuterLoop, OuterPhase
 
 from .invariants import Violation
 from .outer_world import OuterWorld
-from .scenario import Outcome, play
+from .scenario import BRIEF, WHOLE, Length, Outcome, play
 
 SIZES = (1, 2, 2, 3, 3, 4, 5)  # an outer loop meets all that it can meet among few
 
@@ -28,13 +28,15 @@ def run_outer_seed(
     outer: type[OuterLoop] = OuterLoop,
     machine: type[RoundMachine] = RoundMachine,
     trace: Callable[[str], None] | None = None,
+    length: Length = WHOLE,
 ) -> OuterOutcome:
     """Plays a seed to its end; raises Violation, with the seed in it, when an invariant breaks."""
     world = OuterWorld(seed, SIZES[seed % len(SIZES)], machine=machine, outer=outer)
     world.encode_messages = seed % 10 == 0
     world.tracing = trace
     try:
-        return OuterOutcome(play(world), Counter(world.moves))
+        return OuterOutcome(play(world, length), Counter(world.moves))
     except Violation as violation:
-        replay = f"python -m tests.sim.replay_outer {seed} --trace"
+        brief = " --brief" if length is BRIEF else ""
+        replay = f"python -m tests.sim.replay_outer {seed}{brief} --trace"
         raise Violation(f"seed {seed} at {world.now:.3f} s: {violation}  ({replay})") from violation

@@ -1,4 +1,4 @@
-"""Plays seeds of the outer loop: `python -m tests.sim.replay_outer SEED [--to SEED] [--trace]`."""
+"""Plays seeds of the outer loop: `python -m tests.sim.replay_outer SEED [--to SEED] [--brief] [--trace]`."""
 
 import argparse
 import sys
@@ -8,19 +8,22 @@ from typing import Any
 
 from .invariants import Violation
 from .outer_scenario import run_outer_seed
+from .scenario import BRIEF, WHOLE
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.replay_outer", description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument("--to", type=int, help="last seed of a range")
+    parser.add_argument("--brief", action="store_true", help="histories as short as most in `make test` are")
     parser.add_argument("--trace", action="store_true", help="print every input and action")
     arguments = parser.parse_args()
     last = arguments.to if arguments.to is not None else arguments.seed
     started, failed, moves, rounds = time.monotonic(), [], Counter[Any](), 0
     for seed in range(arguments.seed, last + 1):
         try:
-            played = run_outer_seed(seed, trace=print if arguments.trace else None)
+            length = BRIEF if arguments.brief else WHOLE
+            played = run_outer_seed(seed, trace=print if arguments.trace else None, length=length)
             moves.update(played.moves)
             rounds += played.outcome.rounds
         except (Violation, AssertionError) as problem:

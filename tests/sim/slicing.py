@@ -1,6 +1,6 @@
 """Seeds in which a run averages in slices: the scenario of scenario.py, with owners and deputies killed at any step, and liars in the minority.
 
-python -m tests.sim.slicing SEED [--trace]
+python -m tests.sim.slicing SEED [--brief] [--trace]
 """
 
 import sys
@@ -9,35 +9,38 @@ from collections.abc import Callable
 from dilocox_peer.peer.rounds.machine import RoundMachine
 
 from .invariants import Violation
-from .scenario import Outcome, play
+from .scenario import BRIEF, WHOLE, Length, Outcome, play
 from .world import World
 
 SIZES = (4, 4, 5, 6, 7, 8, 9, 10, 12)
+FEW = (4, 4, 5, 4, 6, 5, 4, 5, 7)
 COUNTS = (1, 3, 4, 6)
 
 
 def run_seed(
-    seed: int, *, machine: type[RoundMachine] = RoundMachine, trace: Callable[[str], None] | None = None
+    seed: int,
+    *,
+    machine: type[RoundMachine] = RoundMachine,
+    trace: Callable[[str], None] | None = None,
+    length: Length = WHOLE,
 ) -> tuple[Outcome, World]:
     """Plays a seed to its end; raises Violation, with the seed in it, when an invariant breaks."""
-    world = build(seed, machine=machine)
-    world.tracing = trace
-    try:
-        return play(world), world
-    except Violation as violation:
-        raise Violation(
-            f"seed {seed} at {world.now:.3f} s: {violation}  (python -m tests.sim.slicing {seed} --trace)"
-        ) from violation
-
-
-def build(seed: int, *, machine: type[RoundMachine] = RoundMachine) -> World:
-    world = World(seed, SIZES[seed % len(SIZES)], machine=machine)
+    sizes = SIZES if length is WHOLE else FEW
+    world = World(seed, sizes[seed % len(sizes)], machine=machine)
     world.encode_messages = seed % 10 == 0
     world.be_sliced(COUNTS[seed // len(SIZES) % len(COUNTS)])
     if seed % 5 == 0:
         world.rng.choice(list(world.nodes.values())).lies = True
-    return world
+    world.tracing = trace
+    try:
+        return play(world, length), world
+    except Violation as violation:
+        brief = " --brief" if length is BRIEF else ""
+        raise Violation(
+            f"seed {seed} at {world.now:.3f} s: {violation}  (python -m tests.sim.slicing {seed}{brief} --trace)"
+        ) from violation
 
 
 if __name__ == "__main__":
-    print(run_seed(int(sys.argv[1]), trace=print if "--trace" in sys.argv else None)[0])
+    shown, length = print if "--trace" in sys.argv else None, BRIEF if "--brief" in sys.argv else WHOLE
+    print(run_seed(int(sys.argv[1]), trace=shown, length=length)[0])

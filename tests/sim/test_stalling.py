@@ -11,7 +11,7 @@ from .stalling import Measured, play, play_faulty
 pytestmark = pytest.mark.timeout(600)
 
 SEEDS = range(3)
-SIZES = ((4, 1), (8, 2))
+SIZES = ((4, 1), pytest.param(8, 2, marks=pytest.mark.slow))
 AT_LEAST = 0.9
 NAMED = set(MODES) - {"ignores accepted", "promises and lies"}  # what these do shows only after a ballot that failed
 _undisturbed: dict[tuple[int, int], list[Measured]] = {}
