@@ -6,7 +6,7 @@ import typer
 
 from dilocox_peer.cli.flags import ExportFlags, WeightType
 from dilocox_peer.cli.home import tokenizers_folder
-from dilocox_peer.cli.source import load_model, tokenizer_of
+from dilocox_peer.cli.source import load_model, source_of, tokenizer_of
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import PublishedSection
 
@@ -23,13 +23,14 @@ PRECISIONS: "dict[WeightType, Precision]" = {
 
 def run_export(flags: ExportFlags) -> None:
     """Writes the folder, whole or not at all. Raises ConfigError, RunUnreachable, StateCorrupt."""
+    source = source_of(flags.source)
     from dilocox_peer.data.tokenizer import FILE_NAME
     from dilocox_peer.data.tokenizer_files import kept_files
     from dilocox_peer.model.huggingface import PublishedTokenizer, check_target, write_folder
     from dilocox_peer.model.merging import merge
 
     check_target(flags.out, force=flags.force)  # before anything is fetched
-    model = load_model(flags.source)
+    model = load_model(source)
     if flags.adapter and not (isinstance(model.section, PublishedSection) and model.section.lora_rank):
         raise ConfigError("--adapter: this run trains all parameters, it has no adapters; leave --adapter out")
     beside = _beside(model, flags)

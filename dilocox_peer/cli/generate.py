@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dilocox_peer.cli.flags import GenerateFlags
 from dilocox_peer.cli.sampling_of_run import harmless
-from dilocox_peer.cli.source import load_model, tokenizer_of
+from dilocox_peer.cli.source import load_model, source_of, tokenizer_of
 from dilocox_peer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ ONE_THREAD_PARAMETERS = 20_000_000
 
 def run_generate(flags: GenerateFlags) -> None:
     """Writes prompt and continuation to standard output. Raises what load_model raises."""
+    source = source_of(flags.source, exported=flags.model)
     from dilocox_peer.model.merging import merge
     from dilocox_peer.model.sampling import Sampling, continuation
     from dilocox_peer.peer.device import chosen_device
@@ -27,7 +28,7 @@ def run_generate(flags: GenerateFlags) -> None:
         sampling = Sampling(flags.temperature, flags.top_k)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    whole = merge(load_model(flags.source, exported=flags.model), flags.base)
+    whole = merge(load_model(source), flags.base)
     tokenizer = tokenizer_of(whole, flags.source, given=flags.tokenizer, exported=flags.model or flags.base)
     _use_threads(flags.threads, whole.num_parameters)
     model = whole.build(device=device)

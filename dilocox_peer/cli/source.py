@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from dilocox_peer.cli.flags import SourceFlags
 from dilocox_peer.cli.home import PeerHome, default_home, tokenizers_folder
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, StateCorrupt
-from dilocox_peer.invitation import parse_invitation
+from dilocox_peer.invitation import Invitation, parse_invitation
 from dilocox_peer.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -19,8 +20,18 @@ if TYPE_CHECKING:
     from dilocox_peer.model.whole import WholeModel
 
 
-def load_model(flags: SourceFlags, *, exported: Path | None = None) -> "WholeModel":
-    """The model, whole and verified. exported: a folder of one. Remarks go to standard error. Raises ConfigError, RunUnreachable, StateCorrupt."""
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """One of the three: invitation: to a live run; exported: a folder that `export` wrote; folders: of one run, on this disk."""
+
+    flags: SourceFlags
+    invitation: Invitation | None = None
+    exported: Path | None = None
+    folders: tuple[Path, ...] = ()
+
+
+def source_of(flags: SourceFlags, *, exported: Path | None = None) -> ModelSource:
+    """The source that is meant; exported: a folder that was named. Needs no torch, whose import takes seconds. Raises ConfigError."""
     given = [
         name
         for name, value in (("LINK", flags.link), ("--model", exported), ("--run-folder", flags.run_folder))
@@ -28,15 +39,27 @@ def load_model(flags: SourceFlags, *, exported: Path | None = None) -> "WholeMod
     ]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)}: give one of them")
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
     if flags.link:
-        return _from_run(flags, flags.link, console)
+        return ModelSource(flags, invitation=parse_invitation(flags.link))
     if exported is not None:
+        return ModelSource(flags, exported=exported)
+    folders = flags.run_folder or run_folders(flags)
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"--run-folder {folder} is no folder: pass one like HOME/peers/NAME/runs/RUN")
+    return ModelSource(flags, folders=tuple(folders))
+
+
+def load_model(source: ModelSource) -> "WholeModel":
+    """The model, whole and verified. Remarks go to standard error. Raises ConfigError, RunUnreachable, StateCorrupt."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if source.invitation is not None:
+        return _from_run(source.flags, source.invitation, console)
+    if source.exported is not None:
         from dilocox_peer.model.huggingface import read_folder
 
-        return read_folder(exported)
-    folders = flags.run_folder or run_folders(flags)
-    return _from_disk(folders, flags.manifest, console)
+        return read_folder(source.exported)
+    return _from_disk(source.folders, source.flags.manifest, console)
 
 
 def tokenizer_of(
@@ -51,8 +74,7 @@ def tokenizer_of(
     return find_tokenizer(model.origin.data, model.section.vocab_size, given=given, kept=kept, beside=beside)
 
 
-def _from_run(flags: SourceFlags, link: str, console: Console) -> "WholeModel":
-    invitation = parse_invitation(link)
+def _from_run(flags: SourceFlags, invitation: Invitation, console: Console) -> "WholeModel":
     from dilocox_peer.cli.visit import READER, fetch_whole_model
 
     reader = PeerHome.at(flags.home, READER)
@@ -69,9 +91,6 @@ def _from_run(flags: SourceFlags, link: str, console: Console) -> "WholeModel":
 
 
 def _from_disk(folders: Sequence[Path], manifest_path: Path | None, console: Console) -> "WholeModel":
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"--run-folder {folder} is no folder: pass one like HOME/peers/NAME/runs/RUN")
     from dilocox_peer.peer.state.anchors import load_from_disk
 
     loaded = load_from_disk(folders, manifest_for(folders, manifest_path))

@@ -1,7 +1,6 @@
 """Where this peer computes: the device that its volunteer named, or the best one that torch finds here."""
 
 import torch
-import torch._dynamo
 
 from dilocox_peer.errors import ConfigError
 
@@ -66,7 +65,9 @@ def why_not_compiled(device: str) -> str:
         assert float(doubled.sum()) == 24.0, "it computes something else"
     except Exception as error:  # of whichever compiler there is, or is not
         return " ".join(str(error).split())[:200]
-    torch._dynamo.config.suppress_errors = True
+    from torch import _dynamo
+
+    _dynamo.config.suppress_errors = True
     return ""
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.types import PeerId, RunId
+from tests.shell import commands
 
 RUN = RunId("ab" * 32)
 
@@ -36,6 +38,36 @@ def is_running(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def stands_still(pid: int) -> bool:
+    """Whether every thread of a process that was sent SIGSTOP is stopped: one that is not yet may still answer."""
+    states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
+    return set(states) == {"T"}
+
+
+class PutRuns(Protocol):
+    def __call__(self, home: Path, *runs: list[str]) -> list[Path]: ...
+
+
+@pytest.fixture(scope="session")
+def put_runs(tmp_path_factory: pytest.TempPathFactory) -> PutRuns:
+    """Puts run files, and the owner's key that signed them, into a home: each the name of a file and what else `init` is told. The
+    command itself runs once for all tests that ask for the same: it imports torch, for seconds."""
+    made: dict[str, Path] = {}
+
+    def put(home: Path, *runs: list[str]) -> list[Path]:
+        folder = made.get(json.dumps(runs))
+        if folder is None:
+            folder = tmp_path_factory.mktemp("runs")
+            for name, *options in runs:
+                done = commands.peer(folder, "init", str(folder / name), *options)
+                assert done.returncode == 0, done.stderr
+            made[json.dumps(runs)] = folder
+        shutil.copytree(folder, home, dirs_exist_ok=True)
+        return [home / name for name, *_ in runs]
+
+    return put
 
 
 @pytest.fixture
@@ -90,7 +122,7 @@ class PeerProcess:
             os.kill(pid, signal.SIGSTOP)
 
     def is_frozen(self) -> bool:
-        return all(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in (self.process.pid, self.p2pd))
+        return all(stands_still(pid) for pid in (self.process.pid, self.p2pd))
 
     def thaw(self) -> None:
         for pid in (self.p2pd, self.process.pid):

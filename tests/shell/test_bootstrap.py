@@ -20,7 +20,8 @@ from dilocox_peer.cli.lifetime import Stop
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.events import Event, Left
 from dilocox_peer.peer.identity import Identity
-from tests.shell.test_cli_errors import assert_refused, peer
+from tests.shell.commands import assert_refused, peer
+from tests.shell.conftest import PutRuns, stands_still, until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -78,11 +79,8 @@ class Bootstrap:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[Path]:
-    files = [tmp_path / "one.toml", tmp_path / "two.toml"]
-    for file in files:
-        assert peer(tmp_path, "init", str(file), "--run-name", file.stem).returncode == 0
-    return files
+def runs(tmp_path: Path, put_runs: PutRuns) -> list[Path]:
+    return put_runs(tmp_path, ["one.toml", "--run-name", "one"], ["two.toml", "--run-name", "two"])
 
 
 @pytest.fixture
@@ -153,10 +151,12 @@ def test_without_the_owners_key_it_serves_and_says_what_is_missing(tmp_path, run
 
 
 @pytest.mark.slow
-def test_a_bootstrap_that_stands_still_is_not_well(tmp_path, runs, started):
+async def test_a_bootstrap_that_stands_still_is_not_well(tmp_path, runs, started):
     started.append(Bootstrap(tmp_path, 0, runs[:1]))
     assert health(tmp_path)[0] == 0
-    os.kill(started[0].process.pid, signal.SIGSTOP)
+    pid = started[0].process.pid
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: stands_still(pid))
     assert health(tmp_path)[0] == 1
 
 

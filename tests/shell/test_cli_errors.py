@@ -14,51 +14,12 @@ import pytest
 
 from dilocox_peer.admission import Grant, Right, owner_of
 from dilocox_peer.config import read_signed_manifest
-from dilocox_peer.invitation import Invitation, format_invitation, parse_invitation
+from dilocox_peer.invitation import parse_invitation
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import RunId
-
-RUN = RunId("ab" * 32)
-SOMEBODY = SigningKey(b"x" * 32).peer_id
-
-
-def peer(home: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    return run(*arguments, "--home", str(home), timeout_s=timeout_s)
-
-
-def run(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dilocox_peer", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-
-
-def assert_refused(done: subprocess.CompletedProcess[str], code: int, *needles: str) -> None:
-    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr + done.stdout
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    for needle in needles:
-        assert needle in lines[0], lines[0]
-
-
-def files_in(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def link_to(port: int, run_id: RunId = RUN) -> str:
-    return format_invitation(Invitation(run_id, (f"/ip4/127.0.0.1/tcp/{port}/p2p/{SOMEBODY}",)))
+from tests.shell.commands import RUN, SOMEBODY, assert_refused, files_in, free_port, link_to, peer, run
+from tests.shell.conftest import PutRuns
 
 
 @pytest.mark.parametrize(
@@ -78,9 +39,8 @@ def test_a_run_file_with_a_mistake_names_the_field(tmp_path, line, needle):
     assert path.read_text() == line
 
 
-def test_signing_a_run_file_with_gaps_names_the_sections_that_were_filled_in(tmp_path):
-    path = tmp_path / "run.toml"
-    assert peer(tmp_path, "init", str(path)).returncode == 0
+def test_signing_a_run_file_with_gaps_names_the_sections_that_were_filled_in(tmp_path, put_runs: PutRuns):
+    [path] = put_runs(tmp_path, ["run.toml"])
     assert peer(tmp_path, "sign", str(path)).stderr == ""
     lines = path.read_text().replace("seed = 0", "").splitlines()
     del lines[lines.index("[limits]") : lines.index("[owner]")]
@@ -133,9 +93,8 @@ def test_a_folder_for_keys_that_cannot_be_made_is_named(tmp_path):
     assert files_in(tmp_path) == {"file"}
 
 
-def test_a_run_file_signed_by_another_key_or_changed_is_not_served(tmp_path):
-    path = tmp_path / "run.toml"
-    assert peer(tmp_path, "init", str(path)).returncode == 0
+def test_a_run_file_signed_by_another_key_or_changed_is_not_served(tmp_path, put_runs: PutRuns):
+    [path] = put_runs(tmp_path, ["run.toml"])
     path.write_text(path.read_text().replace("total = ", "total = 1"))
     assert_refused(peer(tmp_path, "bootstrap", str(path)), 2, "changed after it was signed", "dilocox-peer sign")
 
@@ -186,9 +145,8 @@ def test_a_link_with_a_bad_invitation_says_which_part_is_wrong(tmp_path, end, co
 
 
 @pytest.fixture
-def invite_only(tmp_path: Path) -> Path:
-    path = tmp_path / "run.toml"
-    assert peer(tmp_path, "init", str(path), "--admission", "invite").returncode == 0
+def invite_only(tmp_path: Path, put_runs: PutRuns) -> Path:
+    [path] = put_runs(tmp_path, ["run.toml", "--admission", "invite"])
     return path
 
 
@@ -232,9 +190,8 @@ def test_invitations_and_revocations_take_the_key_that_signed_the_run(tmp_path, 
     assert_refused(done, 2, "--owner-key", "signed none of these runs")
 
 
-def test_an_open_run_needs_no_invitations(tmp_path):
-    path = tmp_path / "run.toml"
-    assert peer(tmp_path, "init", str(path)).returncode == 0
+def test_an_open_run_needs_no_invitations(tmp_path, put_runs: PutRuns):
+    [path] = put_runs(tmp_path, ["run.toml"])
     assert_refused(peer(tmp_path, "invite", str(path)), 2, "everybody may join", "admission.mode")
     assert_refused(peer(tmp_path, "revoke", str(path), "00" * 16), 2, "is open")
 
@@ -308,9 +265,8 @@ def test_a_public_name_is_short_and_can_be_seen(tmp_path):
     assert files_in(tmp_path) == set()
 
 
-def test_a_page_that_cannot_be_served_is_told_before_anything_starts(tmp_path):
-    path = tmp_path / "run.toml"
-    assert peer(tmp_path / "home", "init", str(path)).returncode == 0
+def test_a_page_that_cannot_be_served_is_told_before_anything_starts(tmp_path, put_runs: PutRuns):
+    [path] = put_runs(tmp_path, ["run.toml"])
     before = files_in(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -323,9 +279,8 @@ def test_a_page_that_cannot_be_served_is_told_before_anything_starts(tmp_path):
     assert files_in(tmp_path) == before
 
 
-def test_a_port_in_use_is_named(tmp_path):
-    path = tmp_path / "run.toml"
-    assert peer(tmp_path, "init", str(path)).returncode == 0
+def test_a_port_in_use_is_named(tmp_path, put_runs: PutRuns):
+    [path] = put_runs(tmp_path, ["run.toml"])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

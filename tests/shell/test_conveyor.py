@@ -22,6 +22,7 @@ from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.pipeline.turnstile import Delay, at_once
 from dilocox_peer.signing import SigningKey
 from tests.cut_runs import corpus, manifest_of, one_model
+from tests.shell.conftest import stands_still
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 DEADLINE_S = 60.0
@@ -165,6 +166,7 @@ def test_a_peer_of_a_later_stage_that_ends_is_replaced_by_the_other():
         wait_until(lambda: origin.trainer.progress().micro_batches > 20 and last.saw(NeighbourLinked) == 2)
         os.kill(first.first_linkd, signal.SIGSTOP)  # silent, as a machine that lost its power is
         try:
+            wait_until(lambda: stands_still(first.first_linkd))
             wait_until(lambda: origin.trainer.progress().micro_batches == 300)
         finally:
             os.kill(first.first_linkd, signal.SIGCONT)

@@ -11,7 +11,7 @@ from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import sha256
-from tests.shell.test_cli_errors import assert_refused, files_in, free_port, link_to, peer
+from tests.shell.commands import assert_refused, files_in, free_port, link_to, peer
 
 MANIFEST = preset("tiny", stages={"count": 2}).signed_by(SigningKey(b"o" * 32))
 

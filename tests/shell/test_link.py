@@ -19,7 +19,7 @@ import pytest
 from dilocox_peer.network.link import Arrived, LinkdEnded, LinkDown, LinkdTraffic, LinkEvent, LinkPing, LinkUp
 from dilocox_peer.network.link import Link as _Link
 from dilocox_peer.network.linkd_process import LinkFailed, LinkSettings
-from tests.shell.conftest import is_running
+from tests.shell.conftest import is_running, stands_still
 
 MB = 1 << 20
 REDIAL_FIRST_S = 0.5  # of link_neighbours, which cannot be imported beside hivemind
@@ -244,6 +244,7 @@ def test_a_frozen_neighbour_is_unlinked_and_comes_back(make_link: MakeLink):
     frozen = two.linkd
     os.kill(frozen, signal.SIGSTOP)
     try:
+        until(lambda: stands_still(frozen), one)
         assert one.send(two.link_id, b"stuck", content(2 * MB, 1))
         until(lambda: bool(one.of(LinkDown)), one)
         assert "silent for" in one.of(LinkDown)[0].reason
@@ -297,6 +298,7 @@ def test_a_full_queue_refuses_until_there_is_room(make_link: MakeLink):
     frozen, body, num_sent = two.linkd, content(MB, 1), 0
     os.kill(frozen, signal.SIGSTOP)
     try:
+        until(lambda: stands_still(frozen), one)
         while one.send(two.link_id, b"%d" % num_sent, body):
             num_sent += 1
             one.poll(0)

@@ -28,16 +28,10 @@ from dilocox_peer.peer.identity import Identity
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId
 
-from .conftest import RUN, MakeTransport, is_running, until
+from .conftest import RUN, MakeTransport, is_running, stands_still, until
 from .peer_process import blob, serve_blob
 
 STRANGER = SigningKey(bytes(32)).peer_id
-
-
-def stands_still(pid: int) -> bool:
-    """Whether every thread of a process that was sent SIGSTOP is stopped: one that is not yet may still answer."""
-    states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
-    return set(states) == {"T"}
 
 
 def flat(per_s: float, burst: float) -> Budgets:

@@ -12,7 +12,7 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.network.daemon import calls_under_way
 from dilocox_peer.network.transport import PeerGone, PeerSilent, Transport, TransportDown
 
-from .conftest import RUN, MakeTransport, PeerProcess, SpawnPeer, is_running, until
+from .conftest import RUN, MakeTransport, PeerProcess, SpawnPeer, is_running, stands_still, until
 from .peer_process import blob
 
 pytestmark = pytest.mark.slow  # each starts Python processes that import torch
@@ -139,6 +139,7 @@ async def test_our_own_p2pd_frozen_is_killed_by_close(make_transport: MakeTransp
     transport, _ = await make_transport()
     pid = transport.daemon_pid
     os.kill(pid, signal.SIGSTOP)
+    await until(lambda: stands_still(pid))
     await transport.close(timeout_s=0.3)
     assert not is_running(pid)
 
