@@ -32,8 +32,8 @@ class Length:
 
 WHOLE = Length((25.0, 45.0), 12 * ROUND_S, SIZES)
 BRIEF = Length((12.0, 24.0), 4 * ROUND_S, FEW)
-"""A quarter of the events of a whole one. Not in `make test` yet, as some of the first thousand seeds take longer to heal than I7 and I8 allow, after
-crashes within the first two rounds: 206 and 728, and in slices 193, 258 and 735 (`--brief` plays them)."""
+"""A quarter of the events of a whole one. Not in `make test` yet, as some of the first thousand seeds take longer to heal than I7 and I8 allow: 206
+and 728, and in slices 193, 258 and 735 (`--brief` plays them). Whether these bounds or the machine are at fault is not known yet."""
 
 MachineOf = Callable[[PeerId], type[RoundMachine]]
 
