@@ -37,15 +37,17 @@ def allowed(
     me: PeerId = A,
     is_wanted: bool = False,
     checkpoint: Checkpoint | None = None,
+    for_s: float = 0.0,
 ) -> int | None:
-    """How many certificates of the path are followed by a peer that hears these, each at its head; None: it is held back."""
+    """How many certificates of the path are followed by a peer that hears these for so long, each at its head; None: it is held back."""
     chain, members = Chain(GENESIS, own.certificates), Members(me, Timing())
-    for peer, head in heads.items():
-        members.heard(peer, 100.0)
-        members.said(peer, Heartbeat(0, head, 1, 1, 1, 1, 0, 2, 0, True, b""))
     following = Following(me, chain, Forks(chain, max_back=None, checkpoint=checkpoint), members)
-    following.watch(path, 100.0)
-    found = following.allowed(path, cast("ViewChanges", Works(is_wanted=is_wanted)), 100.0)
+    for now in (100.0, 100.0 + for_s):
+        for peer, head in heads.items():
+            members.heard(peer, now)
+            members.said(peer, Heartbeat(0, head, 1, 1, 1, 1, 0, 2, 0, True, b""))
+        following.watch(path, now)
+    found = following.allowed(path, cast("ViewChanges", Works(is_wanted=is_wanted)), 100.0 + for_s)
     return None if found is None else len(found.certificates)
 
 
@@ -154,3 +156,25 @@ def test_who_has_certified_since_does_not() -> None:
     before = Branch().start(A, B)
     ours, theirs = before.fork().round(A, order=5), before.fork().view(B, order=3).round(B, order=4, roster=(B,))
     assert allowed(ours, suffix(ours, theirs), at(theirs, [B])) is None
+
+
+def test_a_quorum_that_certifies_nothing_where_it_is_now_holds_nobody_for_long() -> None:
+    """Found by slicing seed 193: one of a pair certified a round with the other, which missed that and went on alone, and by its position
+    had the better branch. The third of the roster before stood with the first, had no vote there, and made it a quorum at work."""
+    before = Branch().start(A, B, C)
+    theirs = before.fork().view(B, order=4).round(B, order=5, roster=(B,))
+    ours = before.fork().round(B, C, order=3, roster=(B, C))
+    path = suffix(ours, theirs)
+    assert Forks(Chain(GENESIS, ours.certificates), max_back=None).is_better(path, None)
+    heard = {**at(theirs, [B]), **at(ours, [A])}
+    assert allowed(ours, path, heard, me=C, for_s=12.0) is None
+    assert allowed(ours, path, heard, me=C, for_s=13.0) == 2
+    assert allowed(ours, path, {**at(theirs, [B]), **at(ours, [C])}, me=A, for_s=13.0) == 2, "whoever stands there"
+
+
+def test_a_quorum_that_certifies_where_it_is_now_holds_us_for_ever() -> None:
+    before = Branch().start(A, B, C, D, E)
+    ours = before.fork().round(A, D, E, order=3, roster=(A, B, C, D, E))
+    forged = before.fork().view(D, E, order=LATE)
+    heard = {**at(ours, [B, C]), **at(forged, [D, E])}
+    assert allowed(ours, suffix(ours, forged), heard, for_s=1000.0) is None

@@ -734,6 +734,25 @@ def test_after_a_round_together_a_silent_peer_is_waited_for_as_ever() -> None:
     assert (table.machine("b").view, table.machine("b").roster) == (2, ("b",))
 
 
+def test_who_comes_back_before_the_first_round_follows_whoever_has_gone_on() -> None:
+    """Where somebody can be followed, peers have met: the long wait before the first round is for those who never did."""
+    table = Table("a", "b", "c", timing=replace(TIMING, first_degrade_s=600.0)).start()
+    first = table.machine("b").head
+    for name in "bc":
+        table.leave_the_room(PeerId(name))
+        table.give(PeerId("a"), PeerRefused(PeerId(name)))
+    table.wait(8.0)
+    assert (table.machine("a").view, table.machine("a").roster) == (2, ("a",))
+    table.states_from = {PeerId("a")}
+    table.sit(PeerId("b"), incarnation=2, stored_states={first})
+    table.give(PeerId("b"), StateInstalled(first, b""))
+    table.give(PeerId("a"), PeerFound(PeerId("b")))
+    table.give(PeerId("b"), PeerRefused(PeerId("c")))
+    table.wait(30.0)
+    assert table.machine("b").head == table.machine("a").head
+    assert table.machine("b").view == 2
+
+
 def test_peers_that_refuse_connections_are_given_up_sooner() -> None:
     table = Table("a", "b").start()
     table.leave_the_room(PeerId("a"))

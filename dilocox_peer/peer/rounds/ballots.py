@@ -140,8 +140,9 @@ class Ballots:
         return [Send(sender, Proof(*seat.at(), *proof)) for proof in guilty if proof is not None], None
 
     def on_inputs(self, sender: PeerId, message: Inputs, now: float) -> tuple[list[Action], str | None]:
-        """The leader of the ballot under way has its contributions averaged: it has its time. Nobody else takes the averagers' time."""
-        if self._slicing is None or message.ballot != self._seat.votes.promised:
+        """The leader of the ballot under way has its contributions averaged: it has its time. Nobody else takes the averagers' time.
+        A member without a vote promises nothing and knows of no ballot that is under way: it averages for the leader of the named one."""
+        if self._slicing is None or (self._seat.may_vote and message.ballot != self._seat.votes.promised):
             return [], None
         if reason := self._why_not_led(sender, message.ballot):
             return [], f"names inputs in ballot {message.ballot}, {reason}"

@@ -5,6 +5,8 @@ nobody writes such a view change, and a hostile one whenever it likes. It is hel
 before it, where our own chain goes on with what a quorum has certified, or further up, which is where somebody meets it
 who is a certificate behind. The path is followed up to there; it counts when that quorum is lost, or has come over, or when
 the run's owner has signed what follows it. A peer that comes back, and whose roster has all gone on without it, goes along.
+A quorum that has gone on with our own chain is at work as long as the roster that it wrote there is: of a roster of which too
+few are left for half of T_d nothing comes, and those who held the old quorum and are in no newer roster are at no work.
 """
 
 from collections.abc import Collection
@@ -45,7 +47,7 @@ class Following:
             self._deserted_since = None
             return
         here = self._members.here(now)
-        if self._is_view_change_here(path):
+        if self._is_view_change_here(path) or path.ancestor < self._chain.height:
             here = self._not_on(path.index_of, here)
         if is_quorum(here, self._chain.place.voters):
             self._deserted_since = None
@@ -80,6 +82,8 @@ class Following:
             return True
         if index == 0 and self._chain.certificates[path.ancestor].value.kind == "epoch":
             return False  # ours is no better founded: the votes have decided
+        if index == 0 and self._is_deserted(view_changes, now):
+            return False  # the quorum that went on with ours wrote a roster that has none here
         return is_quorum(self._not_on(path.heads[index:], here), voters)
 
     def _is_on_our_branch(self, peer: PeerId, ancestor: int) -> bool:
@@ -95,9 +99,13 @@ class Following:
             return True
         if 2 * support > len(voters) or view_changes.is_wanted(now) or self._comes_back_to(path, now):
             return False
-        if self._deserted_since is not None and now - self._deserted_since >= view_changes.patience_s / 2:
+        if self._is_deserted(view_changes, now):
             return False
         return is_quorum(self._not_on(path.index_of, voters), voters)
+
+    def _is_deserted(self, view_changes: ViewChanges, now: float) -> bool:
+        """Whether too few of our roster have been left here for half of T_d."""
+        return self._deserted_since is not None and now - self._deserted_since >= view_changes.patience_s / 2
 
     def _comes_back_to(self, path: Suffix, now: float) -> bool:
         """Whether we have certified nothing since we came back, and all of our roster who are here have gone on along the path: it

@@ -122,8 +122,8 @@ class ViewChanges:
 
     @property
     def patience_s(self) -> float:
-        """How long a lost quorum is waited for."""
-        return self._degrade_s()
+        """How long a lost quorum is waited for where somebody has gone on: who can be followed has been met, also before the first round."""
+        return self._seat.timing.degrade_refused_s if self._is_surely_lost() else self._seat.pace.degrade_s
 
     def _stuck_s(self) -> float:
         """Patience with a quorum that makes no progress; without one before the first round, with that."""
@@ -135,12 +135,15 @@ class ViewChanges:
     def _degrade_s(self) -> float:
         """Short if those surely gone are enough to take the quorum away: then no waiting brings it back. Long before the first
         round: peers that have never met are not a run that has lost its quorum, but lines that do not lead to each other."""
-        left = {peer for peer in self._seat.place.voters if not self._members.is_surely_gone(peer)}
-        if not is_quorum(left, self._seat.place.voters):
+        if self._is_surely_lost():
             return self._seat.timing.degrade_refused_s
         if self._seat.place.round == 0:
             return max(self._seat.timing.first_degrade_s, self._seat.pace.degrade_s)
         return self._seat.pace.degrade_s
+
+    def _is_surely_lost(self) -> bool:
+        left = {peer for peer in self._seat.place.voters if not self._members.is_surely_gone(peer)}
+        return not is_quorum(left, self._seat.place.voters)
 
     def _genesis_overdue(self, now: float) -> float | None:
         seat = self._seat
