@@ -1,4 +1,4 @@
-"""Plays one seed, or a range of them: `python -m tests.sim.replay SEED [--to SEED] [--fault NAME] [--brief] [--trace]`."""
+"""Plays one seed, or a range of them: `python -m tests.sim.replay SEED [--to SEED] [--fault NAME] [--slices] [--brief] [--trace]`."""
 
 import argparse
 import sys
@@ -10,6 +10,7 @@ from dilocox_peer.peer.rounds.machine import RoundMachine
 from .hostile_scenario import run_hostile_seed
 from .invariants import Violation
 from .scenario import BRIEF, WHOLE, run_seed
+from .slicing import run_seed as run_sliced_seed
 
 
 def main() -> int:
@@ -18,6 +19,7 @@ def main() -> int:
     parser.add_argument("--to", type=int, help="last seed of a range")
     parser.add_argument("--fault", help="a planted fault, by its name in faults.FAULTS")
     parser.add_argument("--hostile", action="store_true", help="with hostile peers")
+    parser.add_argument("--slices", action="store_true", help="averaging in slices")
     parser.add_argument("--brief", action="store_true", help="histories as short as most in `make test` are")
     parser.add_argument("--trace", action="store_true", help="print every input and action")
     arguments = parser.parse_args()
@@ -35,7 +37,11 @@ def main() -> int:
             if arguments.hostile:
                 print(run_hostile_seed(seed, machine=machine, trace=tracer), flush=True)
                 continue
-            outcome = run_seed(seed, machine=machine, trace=tracer, length=BRIEF if arguments.brief else WHOLE)
+            length = BRIEF if arguments.brief else WHOLE
+            if arguments.slices:
+                outcome, _ = run_sliced_seed(seed, machine=machine, trace=tracer, length=length)
+            else:
+                outcome = run_seed(seed, machine=machine, trace=tracer, length=length)
             outcomes.append(outcome)
             events += outcome.num_events
             if last == arguments.seed:

@@ -1,9 +1,5 @@
-"""Seeds in which a run averages in slices: the scenario of scenario.py, with owners and deputies killed at any step, and liars in the minority.
+"""Seeds in which a run averages in slices: the scenario of scenario.py, with owners and deputies killed at any step, and liars in the minority."""
 
-python -m tests.sim.slicing SEED [--brief] [--trace]
-"""
-
-import sys
 from collections.abc import Callable
 
 from dilocox_peer.peer.rounds.machine import RoundMachine
@@ -37,10 +33,5 @@ def run_seed(
     except Violation as violation:
         brief = " --brief" if length is BRIEF else ""
         raise Violation(
-            f"seed {seed} at {world.now:.3f} s: {violation}  (python -m tests.sim.slicing {seed}{brief} --trace)"
+            f"seed {seed} at {world.now:.3f} s: {violation}  (python -m tests.sim.replay {seed} --slices{brief} --trace)"
         ) from violation
-
-
-if __name__ == "__main__":
-    shown, length = print if "--trace" in sys.argv else None, BRIEF if "--brief" in sys.argv else WHOLE
-    print(run_seed(int(sys.argv[1]), trace=shown, length=length)[0])

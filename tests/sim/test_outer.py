@@ -1,9 +1,10 @@
-"""The outer loop in the simulator: a thousand seeds of faults and pauses, the table of moves, and planted faults.
+"""The outer loop in the simulator: a thousand seeds of faults and pauses, most of them brief, the table of moves, and planted faults.
 
 A failing seed names itself and the command that replays it.
 """
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +13,7 @@ from dilocox_peer.peer.training.outer_loop import MOVES, OuterPhase
 from .invariants import Violation
 from .outer_faults import FAULTS
 from .outer_scenario import run_outer_seed
+from .scenario import WHOLE, Length, length_of
 
 BATCH = 50
 SEARCHED = 120  # seeds a fault gets to show itself in
@@ -21,9 +23,20 @@ LEGAL = {(before, after) for before, to in MOVES.items() for after in to if afte
 
 @pytest.mark.parametrize("first", range(0, 1000, BATCH))
 def test_fifty_seeds_of_outer_loops_keep_every_invariant(first: int) -> None:
+    _play(first, length_of)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, 1000, BATCH))
+def test_fifty_whole_seeds_of_outer_loops_keep_every_invariant(first: int) -> None:
+    _play(first, lambda _: WHOLE)
+
+
+def _play(first: int, length_of: Callable[[int], Length]) -> None:
     moves: Counter[tuple[OuterPhase, OuterPhase]] = Counter()
     for seed in range(first, first + BATCH):
-        moves.update(run_outer_seed(seed).moves)
+        moves.update(run_outer_seed(seed, length=length_of(seed)).moves)
     assert set(moves) <= LEGAL
 
 
