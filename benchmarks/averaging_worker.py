@@ -72,7 +72,8 @@ async def run_ours(index: int, num_elements: int, folder: Path) -> None:
 
     from dilocox_peer.compression.aggregate import aggregate, contribution_norm
     from dilocox_peer.compression.codec import uniform_policy
-    from dilocox_peer.compression.contribution import blob_limits, encode_contribution
+    from dilocox_peer.compression.contribution import encode_contribution
+    from dilocox_peer.compression.sizes import blob_limits
     from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer.identity import Identity
     from dilocox_peer.peer.planning.plan import PlanBounds

@@ -27,10 +27,10 @@ from dilocox_peer.compression.aggregate import aggregate
 from dilocox_peer.compression.codec import CODECS, CodecPolicy, TensorCodec, codec_named
 from dilocox_peer.compression.contribution import Blob, ContributionEncoder, decode_contribution
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
-from dilocox_peer.compression.lowrank import matrix_shape
-from dilocox_peer.compression.policy import VECTOR_CODEC, policy_named
+from dilocox_peer.compression.names import VECTOR_CODEC
+from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.compression.reader import TensorReader
-from dilocox_peer.compression.topk import CHUNK
+from dilocox_peer.compression.sizes import CHUNK, matrix_shape
 from dilocox_peer.config import preset
 from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.manifest import Manifest

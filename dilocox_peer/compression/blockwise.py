@@ -26,6 +26,7 @@ from torch import Tensor
 
 from dilocox_peer.compression.bfloat16 import MAX_MAGNITUDE, check_magnitudes, from_bfloat16, to_bfloat16
 from dilocox_peer.compression.reader import PIECE, read_all
+from dilocox_peer.compression.sizes import payload_limits
 from dilocox_peer.errors import MalformedBlob
 
 _PIECE = PIECE
@@ -51,9 +52,7 @@ class AbsmaxCodec:
         self._steps = self._zero - 1
 
     def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        n = math.prod(shape)
-        size_bytes = 2 * _ceil(n, self._block) + _ceil(n * self._bits, 8)
-        return size_bytes, size_bytes
+        return payload_limits(self.name, shape)
 
     def encode(self, x: Tensor) -> bytearray:
         flat_N = x.detach().reshape(-1)
@@ -137,9 +136,7 @@ class PlaneCodec:
         self._block = block
 
     def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        n = math.prod(shape)
-        size_bytes = self._num_levels * (2 * _ceil(n, self._block) + _ceil(n, 8))
-        return size_bytes, size_bytes
+        return payload_limits(self.name, shape)
 
     def encode(self, x: Tensor) -> bytearray:
         flat_N = x.detach().reshape(-1)

@@ -2,10 +2,9 @@
 
 A codec turns one float32 tensor into bytes and back. It keeps no state that decoding needs: whoever holds the bytes,
 the shape and the codec's name can decode them. Error feedback lives outside (feedback.py), a whole contribution is
-contribution.py, the choice of a codec for each tensor policy.py.
+contribution.py, the choice of a codec for each tensor names.py.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,11 +17,11 @@ from dilocox_peer.compression.blockwise import AbsmaxCodec, PlaneCodec
 from dilocox_peer.compression.ecsq import EcsqCodec
 from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.reader import TensorReader, read_all
+from dilocox_peer.compression.sizes import ABSMAX, MAX_CODEC_NAME_BYTES, PLAIN, PLANES, payload_limits
 from dilocox_peer.compression.topk import TopKCodec
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import TensorSpec
 
-MAX_CODEC_NAME_BYTES = 32
 FP16_MAX = 65504.0
 
 _PIECE = 1 << 18
@@ -88,9 +87,9 @@ class PlainCodec:
 
     is_finite = False
 
-    def __init__(self, name: str, dtype: str) -> None:
+    def __init__(self, name: str, size_bytes: int) -> None:
         self.name = name
-        self._dtype = np.dtype(dtype)
+        self._dtype = np.dtype(f"<f{size_bytes}")
 
     def encode(self, x: Tensor) -> bytes | bytearray:
         flat_N = x.detach().reshape(-1)
@@ -105,8 +104,7 @@ class PlainCodec:
         return payload
 
     def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        size_bytes = math.prod(shape) * self._dtype.itemsize
-        return size_bytes, size_bytes
+        return payload_limits(self.name, shape)
 
     def open(self, payload: memoryview, shape: tuple[int, ...]) -> "_PlainReader":
         size_bytes, _ = self.payload_limits(shape)
@@ -131,20 +129,15 @@ class _PlainReader:
             out_X[first - start : first - start + len(piece)].copy_(torch.from_numpy(piece))
 
 
-CODECS: Mapping[str, TensorCodec] = {
-    codec.name: codec
-    for codec in (
-        PlainCodec("none", "<f4"),
-        PlainCodec("fp16", "<f2"),
-        AbsmaxCodec("int8", bits=8, block=64),
-        AbsmaxCodec("int4", bits=4, block=128),
-        PlaneCodec("int2", num_levels=2, block=256),
-        PlaneCodec("sign", num_levels=1, block=256),
-        TopKCodec(),
-        EcsqCodec(),
-        LowRankCodec(),
-    )
-}
+_ALL: tuple[TensorCodec, ...] = (
+    *(PlainCodec(name, size_bytes) for name, size_bytes in PLAIN.items()),
+    *(AbsmaxCodec(name, bits=bits, block=block) for name, (bits, block) in ABSMAX.items()),
+    *(PlaneCodec(name, num_levels=levels, block=block) for name, (levels, block) in PLANES.items()),
+    TopKCodec(),
+    EcsqCodec(),
+    LowRankCodec(),
+)
+CODECS: Mapping[str, TensorCodec] = {codec.name: codec for codec in _ALL}
 
 
 def codec_named(name: str) -> TensorCodec:

@@ -16,21 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from dilocox_peer.compression.codec import (
-    CODECS,
-    MAX_CODEC_NAME_BYTES,
-    CodecPolicy,
-    RememberingCodec,
-    TensorCodec,
-    TensorEncoder,
-    codec_named,
-)
+from dilocox_peer.compression.codec import CodecPolicy, RememberingCodec, TensorCodec, TensorEncoder, codec_named
 from dilocox_peer.compression.reader import TensorReader, pieces
+from dilocox_peer.compression.sizes import max_header_bytes
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.files import let_go
-from dilocox_peer.types import DIGEST_BYTES, Layout, TensorSpec
+from dilocox_peer.types import Layout, TensorSpec
 from dilocox_peer.wire import versions
-from dilocox_peer.wire.blobs import CONTRIBUTION_HEADER, CONTRIBUTION_NAME, ContributionHeader
+from dilocox_peer.wire.blobs import CONTRIBUTION_HEADER, ContributionHeader
 from dilocox_peer.wire.declared import encode
 
 _LENGTH = struct.Struct(">I")
@@ -162,7 +155,7 @@ def open_contribution(raw: Blob, layout: Layout) -> Contribution:
     if len(view) < _LENGTH.size:
         raise MalformedBlob(f"{len(view)} bytes are no contribution")
     (header_bytes,) = _LENGTH.unpack(view[: _LENGTH.size])
-    if header_bytes > _max_header_bytes(layout) or _LENGTH.size + header_bytes > len(view):
+    if header_bytes > max_header_bytes(layout) or _LENGTH.size + header_bytes > len(view):
         raise MalformedBlob(f"header of {header_bytes} bytes in a blob of {len(view)}")
     names, sizes = _read_header(bytes(view[_LENGTH.size : _LENGTH.size + header_bytes]), layout)
 
@@ -198,27 +191,6 @@ def decode_contribution(raw: Blob, layout: Layout, out_N: Tensor) -> None:
 def _check_finite(spec: TensorSpec, values: Tensor) -> None:
     if values.numel() and not all(math.isfinite(bound) for bound in values.aminmax()):  # one pass, no temporary
         raise MalformedBlob(f"{spec.name} holds values that are not finite")
-
-
-def blob_limits(layout: Layout, codec_of: CodecPolicy | None = None) -> tuple[int, int]:
-    """Smallest and largest size in bytes of a contribution; without a policy, of any that this version can decode."""
-    smallest, largest = _LENGTH.size + 1, _LENGTH.size + _max_header_bytes(layout)
-    for spec in layout.tensors:
-        codecs = [codec_of(spec)] if codec_of else list(CODECS.values())
-        limits = [codec.payload_limits(spec.shape) for codec in codecs]
-        smallest += min(low for low, _ in limits)
-        largest += max(high for _, high in limits)
-    return smallest, largest
-
-
-def raw_bytes(layout: Layout) -> int:
-    """Size of the same pseudo-gradient as plain float32, to compare with."""
-    return 4 * layout.num_elements
-
-
-def _max_header_bytes(layout: Layout) -> int:
-    per_tensor = MAX_CODEC_NAME_BYTES + 2 + 9  # str8 head and name, uint64
-    return 64 + len(CONTRIBUTION_NAME) + DIGEST_BYTES + per_tensor * len(layout.tensors)
 
 
 def _read_header(packed: bytes, layout: Layout) -> tuple[tuple[str, ...], tuple[int, ...]]:

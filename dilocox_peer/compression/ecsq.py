@@ -27,24 +27,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from dilocox_peer.compression.bfloat16 import MAX_MAGNITUDE, check_magnitudes, from_bfloat16, to_bfloat16
-from dilocox_peer.compression.gaps import (
-    MAX_B,
-    BitStreams,
-    Ints,
-    decode_gaps,
-    encode_gaps,
-    gaps_of,
-    most_bits,
-    position_bits_of,
-)
+from dilocox_peer.compression.gaps import BitStreams, Ints, decode_gaps, encode_gaps, gaps_of, position_bits_of
 from dilocox_peer.compression.reader import read_all
+from dilocox_peer.compression.sizes import CHUNK, GROUP, MOST_LAYERS, payload_limits
 from dilocox_peer.errors import MalformedBlob
-
-CHUNK = 4096
-GROUP = 32 * CHUNK
-"""Elements encoded and decoded at a time, so that nobody needs room for the indices of a whole tensor. Divides reader.PIECE."""
-
-MOST_LAYERS = 8
 
 _PRICE = np.float32(0.04)
 """Of a bit an element, in relative squared error."""
@@ -64,10 +50,7 @@ class EcsqCodec:
     is_finite = True
 
     def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        whole, rest = divmod(math.prod(shape), GROUP)
-        smallest, largest = _group_limits(GROUP)
-        last = _group_limits(rest) if rest else (-4, -4)
-        return whole * (4 + smallest) + 4 + last[0], whole * (4 + largest) + 4 + last[1]
+        return payload_limits(self.name, shape)
 
     def encode(self, x: Tensor) -> bytes:
         flat_N = x.detach().reshape(-1).numpy()
@@ -106,13 +89,6 @@ class _EcsqReader:
         for first in range(start, stop, GROUP):
             indices, values = _decoded(self._groups[first // GROUP], min(GROUP, self._num_elements - first))
             out_X.numpy()[first - start + indices] = values
-
-
-def _group_limits(n: int) -> tuple[int, int]:
-    chunks, rest = -(-n // CHUNK), n % CHUNK
-    bits = n // CHUNK * most_bits(CHUNK, CHUNK) + (most_bits(rest, rest) if rest else 0)
-    # A layer has no more elements than the one before, so none takes more bits for its positions than the first can.
-    return 1 + 2 * chunks, 1 + 2 * chunks * (1 + MOST_LAYERS) - (-n // 8) - (-MOST_LAYERS * bits // 8) + MAX_B + 1
 
 
 def _encoded(flat_N: _Floats) -> bytes:

@@ -22,7 +22,7 @@ where elements or directions wait many rounds for their turn and a stale residua
 
 
 def decay_by_codec(layout: Layout, codec_of: CodecPolicy) -> tuple[float, ...]:
-    """The decay of each tensor's residual, in the layout's order: a contribution mixes codecs (policy.py)."""
+    """The decay of each tensor's residual, in the layout's order: a contribution mixes codecs (names.py)."""
     return tuple(DECAY_BY_CODEC[codec_of(spec).name] for spec in layout.tensors)
 
 

@@ -17,7 +17,7 @@ start, which no decoder needs; without one, seeded random numbers and one iterat
 so any subset of them makes a round. Bound: |x - decoded| <= |x|, checked at every encoding: where quantising left nothing of
 the gain, rank 0 is sent and all stays in the residual. A matrix of exact rank R loses about a sixth, to the 4 bits alone.
 
-Any tensor is taken as a matrix of its first dimension against the rest. Which ones it pays for: `largest_rank`, policy.py.
+Any tensor is taken as a matrix of its first dimension against the rest. Which ones it pays for: `largest_rank` in sizes.py, names.py.
 Differs from DiLoCoX: own basis, scales along the rank so that decoding is exact. No error feedback here (feedback.py).
 
 Shape letters: M rows, N columns, R rank; factors are held as RM and RN (a product with an MR layout is several times slower
@@ -33,13 +33,17 @@ from torch import Tensor
 
 from dilocox_peer.compression.bfloat16 import from_bfloat16, to_bfloat16
 from dilocox_peer.compression.reader import TensorReader, read_all
+from dilocox_peer.compression.sizes import (
+    SHARING,
+    largest_rank,
+    low_rank_bytes,
+    matrix_shape,
+    num_groups,
+    payload_limits,
+)
 from dilocox_peer.errors import MalformedBlob
 
 DEFAULT_RANK = 64
-MAX_RANK = 4096
-
-_GROUP = 128
-"""Codes that share a scale, where the rank is below it."""
 
 _LEFT_SCALES = (2.0**-20, 2.0)
 _RIGHT_SCALES = (2.0**-80, 2.0**100)
@@ -55,21 +59,6 @@ _U8 = npt.NDArray[np.uint8]
 _U16 = npt.NDArray[np.uint16]
 
 
-def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(rows, columns) that a tensor is taken as; an empty one has no rows."""
-    rows = shape[0] if shape else 1
-    return (rows, math.prod(shape[1:])) if rows else (0, 0)
-
-
-def largest_rank(shape: tuple[int, ...]) -> int:
-    """Largest rank that is decoded for this shape, and the largest that takes less than two bits an element: 5 bits a
-    factor's element (4 and scales) times r * (m + n) against 2 * m * n. At least 1, but 0 for an empty tensor."""
-    rows, columns = matrix_shape(shape)
-    if not rows * columns:
-        return 0
-    return max(1, min(rows, columns, MAX_RANK, 2 * rows * columns // (5 * (rows + columns))))
-
-
 class LowRankCodec:
     """See the module. rank: of what is encoded, less where largest_rank is; decoding takes any."""
 
@@ -81,8 +70,7 @@ class LowRankCodec:
         self._rank = rank
 
     def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        rows, columns = matrix_shape(shape)
-        return 2, _payload_bytes(rows, columns, largest_rank(shape))
+        return payload_limits(self.name, shape)
 
     def encode(self, x: Tensor) -> bytearray:
         """From a cold start: equal input gives equal bytes on the same machine."""
@@ -99,7 +87,7 @@ class LowRankCodec:
         rank = int.from_bytes(payload[:2], "little")
         if rank > largest_rank(shape):
             raise MalformedBlob(f"{self.name}: rank {rank} for shape {shape}, at most {largest_rank(shape)}")
-        expected = _payload_bytes(rows, columns, rank)
+        expected = low_rank_bytes(rows, columns, rank)
         if len(payload) != expected:
             raise MalformedBlob(f"{self.name}: {len(payload)} bytes for shape {shape}, rank {rank} has {expected}")
         if rank == 0:
@@ -175,7 +163,7 @@ class LowRankEncoder:
             right_RN = torch.mm(left_RM.mul_(2.0**-shift), x_MN)
         left_RM = _basis(x_MN, right_RN.mul(2.0**-shift))
 
-        payload = bytearray(_payload_bytes(rows, columns, rank))
+        payload = bytearray(low_rank_bytes(rows, columns, rank))
         payload[:2] = rank.to_bytes(2, "little")
         parts = Factors(payload, rows, columns, rank)
         left_RM = _quantised(left_RM, parts.left_scales, parts.left_codes, limits=_LEFT_SCALES)
@@ -238,19 +226,9 @@ def largest_exponent(rank: int) -> int:
     return 18 - (rank - 1).bit_length()
 
 
-def num_groups(size: int, rank: int) -> int:
-    """Scales of a factor of `size` rows (columns)."""
-    return -(-size // max(1, _GROUP // rank)) if rank else 0
-
-
-def _payload_bytes(rows: int, columns: int, rank: int) -> int:
-    scales = num_groups(rows, rank) + num_groups(columns, rank)
-    return 2 + rank + 2 * scales + (rank * rows + 1) // 2 + (rank * columns + 1) // 2
-
-
 def _unreadable(rows: int, columns: int) -> bytearray:
     """What is sent for a tensor that is not finite: of rank 1 with scales of NaN, which every decoder refuses."""
-    payload = bytearray(_payload_bytes(rows, columns, 1))
+    payload = bytearray(low_rank_bytes(rows, columns, 1))
     payload[:2] = b"\x01\x00"
     Factors(payload, rows, columns, 1).left_scales[:] = 0x7FC0
     return payload
@@ -279,7 +257,7 @@ def _quantised(values_RX: Tensor, scales: _U16, codes: _U8, *, limits: tuple[flo
     """values in 4 bits, written into scales (times 2**shift) and codes; what they decode to (without the shift) is given
     back in the place of values, which are overwritten."""
     rank, size = values_RX.shape
-    group = max(1, _GROUP // rank)
+    group = max(1, SHARING // rank)
     absmax_X = torch.zeros(len(scales) * group)
     torch.amax(values_RX.abs(), 0, out=absmax_X[:size])
     wanted_G = (absmax_X.view(-1, group).amax(1).double() / 7 * 2.0**shift).clamp(max=limits[1]).float()
@@ -305,4 +283,4 @@ def _whole_numbers(codes: _U8, rank: int, size: int) -> Tensor:
 
 
 def _per_element(scales: _U16, rank: int, size: int) -> Tensor:
-    return torch.from_numpy(from_bfloat16(scales)).repeat_interleave(max(1, _GROUP // rank))[:size]
+    return torch.from_numpy(from_bfloat16(scales)).repeat_interleave(max(1, SHARING // rank))[:size]

@@ -20,13 +20,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from dilocox_peer.compression.bfloat16 import MAX_MAGNITUDE, check_magnitudes, from_bfloat16, to_bfloat16
-from dilocox_peer.compression.gaps import MAX_B, BitStreams, Ints, decode_gaps, encode_gaps, gaps_of, position_bits_of
+from dilocox_peer.compression.gaps import BitStreams, Ints, decode_gaps, encode_gaps, gaps_of
 from dilocox_peer.compression.reader import read_all
+from dilocox_peer.compression.sizes import CHUNK, most_kept, payload_limits
 from dilocox_peer.errors import MalformedBlob
-
-CHUNK = 4096
-MOST_KEPT = 328
-"""Of a whole chunk: 8 %."""
 
 _PIECE_CHUNKS = 64
 """Chunks worked on at a time, 1 MiB."""
@@ -39,11 +36,7 @@ class TopKCodec:
     is_finite = True
 
     def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        n = math.prod(shape)
-        whole, rest = divmod(n, CHUNK)
-        most_bits = whole * _most_bits(CHUNK) + (_most_bits(rest) if rest else 0)
-        smallest = 4 * -(-n // CHUNK)
-        return smallest, smallest + -(-most_bits // 8) + MAX_B + 1  # every stream is filled up to a byte
+        return payload_limits(self.name, shape)
 
     def encode(self, x: Tensor) -> bytes:
         flat_N = x.detach().reshape(-1).numpy()
@@ -76,7 +69,7 @@ class TopKCodec:
         bits = np.frombuffer(payload, "<u2", count=len(lengths))
         counts = np.frombuffer(payload, "<u2", count=2 * len(lengths))[len(lengths) :].astype(np.int64)
         check_magnitudes(self.name, bits)
-        if (counts > _most_kept(lengths)).any() or ((counts == 0) != (bits == 0)).any():
+        if (counts > most_kept(lengths)).any() or ((counts == 0) != (bits == 0)).any():
             raise MalformedBlob("topk: a count that does not fit its chunk")
         streams = BitStreams(self.name, payload[smallest:])
         num_kept = int(counts.sum())
@@ -119,22 +112,12 @@ def _chunk_lengths(n: int) -> Ints:
     return np.array([CHUNK] * whole + [rest] * (rest > 0), np.int64)
 
 
-def _most_kept(lengths: Ints) -> Ints:
-    return -(-lengths * MOST_KEPT // CHUNK)
-
-
-def _most_bits(length: int) -> int:
-    """Most bits that signs and gaps of a chunk can take, over all counts."""
-    counts = np.arange(int(_most_kept(np.array([length]))[0]) + 1)
-    return int((counts + position_bits_of(np.full_like(counts, length), counts)).max())
-
-
 def _largest(
     values_XC: npt.NDArray[np.float32],
 ) -> tuple[npt.NDArray[np.uint16], Ints, npt.NDArray[np.uint16], npt.NDArray[np.bool_]]:
     """Magnitude bits and count of each chunk, positions within their chunks and signs of what is kept, in order."""
     length = values_XC.shape[1]
-    most = int(_most_kept(np.array([length]))[0])
+    most = int(most_kept(np.array([length]))[0])
     sizes_XC = np.minimum(np.abs(values_XC), np.float32(MAX_MAGNITUDE))
     largest_XK = np.sort(np.partition(sizes_XC, length - most, axis=1)[:, length - most :], axis=1)[:, ::-1]
     sums_XK = np.cumsum(largest_XK, axis=1, dtype=np.float64)

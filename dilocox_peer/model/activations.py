@@ -9,17 +9,16 @@ Shape letters: B sequences, T tokens, D hidden size, R rows = B * T.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.body_sizes import BodySizes
 from dilocox_peer.model.int8_blocks import Int8Blocks, largest_bfloat16, squares_bfloat16
 from dilocox_peer.types import IGNORED
 
-Form = Literal["int8", "bf16", "fp32"]
 Bytes = bytes | bytearray | memoryview
 
 MAX_MAGNITUDE = 2.0**24
@@ -27,64 +26,12 @@ MAX_MAGNITUDE = 2.0**24
 
 
 @dataclass(frozen=True, slots=True)
-class BodyFormat:
-    """Sizes and forms of the bodies of a run."""
-
-    form: Form
-    batch: int
-    tokens: int
-    width: int
-    vocab_size: int
-    takes_borders: bool = True  # of documents within a sequence
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> "BodyFormat":
-        model = manifest.model
-        return cls(
-            manifest.stages.activations,
-            manifest.inner.micro_batch,
-            model.context,
-            model.hidden_size,
-            model.vocab_size,
-            takes_borders=manifest.data.packing == "best-fit",
-        )
-
-    @property
-    def rows(self) -> int:
-        return self.batch * self.tokens
+class BodyFormat(BodySizes):
+    """The bodies of a run."""
 
     @property
     def _blocks(self) -> Int8Blocks:
         return Int8Blocks(self.rows, self.width)
-
-    @property
-    def hidden_bytes(self) -> int:
-        """Of activations alone, which is the body of a gradient."""
-        match self.form:
-            case "int8":
-                return self._blocks.size_bytes
-            case "bf16":
-                return self.rows * self.width * 2
-            case "fp32":
-                return self.rows * self.width * 4
-
-    @property
-    def step_bytes(self) -> int:
-        """Of activations with their targets."""
-        return self.hidden_bytes + self._ids_bytes + 2 * self._bits_bytes
-
-    @property
-    def _ids_bytes(self) -> int:
-        """Targets; behind them is a bit for each, whether it counts, and a bit for each token, whether a document begins with it."""
-        return self.rows * self._target_dtype.itemsize
-
-    @property
-    def _bits_bytes(self) -> int:
-        return -(-self.rows // 8)
-
-    @property
-    def _target_dtype(self) -> "np.dtype[np.unsignedinteger]":
-        return np.dtype("<u1" if self.vocab_size <= 2**8 else "<u2" if self.vocab_size <= 2**16 else "<u4")
 
     # ---- writing ----
 
@@ -104,7 +51,7 @@ class BodyFormat:
         """The second part of the body of a step. starts_BT: where documents begin within a sequence (borders.py)."""
         targets_R = targets_BT.cpu().numpy().reshape(-1)
         counts_R = targets_R != IGNORED
-        ids = np.where(counts_R, targets_R, 0).astype(self._target_dtype)
+        ids = np.where(counts_R, targets_R, 0).astype(self.target_dtype)
         starts_R = np.zeros(self.rows, np.bool_) if starts_BT is None else starts_BT.cpu().numpy().reshape(-1)
         return ids.tobytes() + b"".join(np.packbits(each, bitorder="little").tobytes() for each in (counts_R, starts_R))
 
@@ -158,8 +105,8 @@ class BodyFormat:
             return "targets of which none counts"
         if not self.takes_borders and self._bits(view, 1).reshape(self.batch, self.tokens)[:, 1:].any():
             return "borders within a sequence, in a run that packs none"
-        if self.vocab_size < 2 ** (8 * self._target_dtype.itemsize):
-            target = int(np.frombuffer(view[: self._ids_bytes], self._target_dtype).max())
+        if self.vocab_size < 2 ** (8 * self.target_dtype.itemsize):
+            target = int(np.frombuffer(view[: self.ids_bytes], self.target_dtype).max())
             if target >= self.vocab_size:
                 return f"a target {target} of a vocabulary of {self.vocab_size}"
         return None
@@ -184,7 +131,7 @@ class BodyFormat:
     def unpack_targets(self, body: Bytes, device: torch.device) -> Tensor:
         """(B, T) int64, new; IGNORED where one does not count."""
         view = memoryview(self.targets_of(body))
-        targets_R = np.frombuffer(view[: self._ids_bytes], self._target_dtype).astype(np.int64)
+        targets_R = np.frombuffer(view[: self.ids_bytes], self.target_dtype).astype(np.int64)
         targets_R[self._counts(view) == 0] = IGNORED
         return torch.from_numpy(targets_R).view(self.batch, self.tokens).to(device)
 
@@ -198,8 +145,8 @@ class BodyFormat:
         return self._bits(targets, 0)
 
     def _bits(self, targets: memoryview, number: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-        first = self._ids_bytes + number * self._bits_bytes
-        raw = np.frombuffer(targets[first : first + self._bits_bytes], np.uint8)
+        first = self.ids_bytes + number * self.bits_bytes
+        raw = np.frombuffer(targets[first : first + self.bits_bytes], np.uint8)
         return np.unpackbits(raw, count=self.rows, bitorder="little")
 
 

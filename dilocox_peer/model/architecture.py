@@ -10,14 +10,13 @@ Shape letters: B sequences, T tokens, D hidden size, V vocabulary, N parameters.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
-import torch
-from torch import Tensor
-
 from dilocox_peer.manifest import Manifest, ModelSection, PublishedSection
 from dilocox_peer.model.partition import Costs, cut_of
 from dilocox_peer.types import Layout
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dilocox_peer.model.frozen import FrozenBase, FrozenLayout
 
 
@@ -84,63 +83,38 @@ class StageModel(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def flat_N(self) -> Tensor: ...
+    def flat_N(self) -> "Tensor": ...
     @property
-    def flat_grad_N(self) -> Tensor: ...
+    def flat_grad_N(self) -> "Tensor": ...
 
     @property
     def scale(self) -> GradientScale | None:
         """How many times too large the gradients are; None: they are as they should be."""
         ...
 
-    def forward(self, x: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+    def forward(self, x: "Tensor", starts_BT: "Tensor | None" = None) -> "Tensor":
         """Output of the stage. x: (B, T) int64 tokens at the first stage, else (B, T, D) float32; out: (B, T, D), or at
         the last stage logits (B, T, V). starts_BT: bool, where documents begin that see nothing before them (borders.py); None:
         a sequence is one."""
         ...
 
-    def hidden(self, x: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+    def hidden(self, x: "Tensor", starts_BT: "Tensor | None" = None) -> "Tensor":
         """The same up to what the head takes: (B, T, D) at every stage."""
         ...
 
-    def logits(self, hidden_BTD: Tensor) -> Tensor:
+    def logits(self, hidden_BTD: "Tensor") -> "Tensor":
         """(B, T, V) of what `hidden` gave at the last stage, or of some of its tokens."""
         ...
 
     def zero_grad(self) -> None: ...
 
-    def load(self, layout: Layout, flat_N: Tensor) -> None:
+    def load(self, layout: Layout, flat_N: "Tensor") -> None:
         """Copies the tensors of another layout, that of one of our stages, into ours of the same names."""
         ...
 
     def version(self) -> Self:
         """Other weights, zeros as yet, for the same stage: with a flat_N of their own and our flat_grad_N."""
         ...
-
-
-class FlatStage:
-    """What both implementations have alike: two flat vectors, and where each tensor lies in them."""
-
-    def __init__(
-        self, layers: LayerRange, layout: Layout, *, device: str | torch.device, flat_grad_N: Tensor | None
-    ) -> None:
-        """flat_grad_N: the gradient vector of another version of the same stage, to be shared with it. Both are zeros."""
-        self.layers = layers
-        self.layout = layout
-        self.scale: GradientScale | None = None
-        self.flat_N = torch.zeros(layout.num_elements, device=device)
-        self.flat_grad_N = torch.zeros_like(self.flat_N) if flat_grad_N is None else flat_grad_N
-        self._spans = {spec.name: (start, stop, spec.shape) for spec, start, stop in layout.spans()}
-
-    @torch.no_grad()
-    def load(self, layout: Layout, flat_N: Tensor) -> None:
-        for spec, start, stop in layout.spans():
-            own_start, own_stop, shape = self._spans[spec.name]
-            assert shape == spec.shape, f"{spec.name} is {spec.shape} there and {shape} here"
-            self.flat_N[own_start:own_stop].copy_(flat_N[start:stop])
-
-    def zero_grad(self) -> None:
-        self.flat_grad_N.zero_()
 
 
 def layers_of(manifest: Manifest, stage: int) -> LayerRange:
@@ -172,7 +146,7 @@ def stage_layout_of(section: ModelSection | PublishedSection, layers: LayerRange
         from dilocox_peer.model.published import published_layout
 
         return published_layout(section, layers)
-    from dilocox_peer.model.transformer import stage_layout
+    from dilocox_peer.model.stage_layout import stage_layout
 
     return stage_layout(section, layers)
 

@@ -19,39 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-OUTLIERS = 8
-BLOCK = 128
-_NARROW = 64  # of so many channels at most one is an outlier, or the outliers would cost more than they bring
-_BF16 = 2
+from dilocox_peer.model.body_sizes import BF16_BYTES, BLOCK, Int8Sizes
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Blocks:
-    """Of bodies of so many rows of so many channels."""
-
-    rows: int
-    width: int
-
-    @property
-    def num_outliers(self) -> int:
-        return min(OUTLIERS, self.width // _NARROW)
-
-    @property
-    def num_scales(self) -> int:
-        """Of a row."""
-        return -(-(self.width - self.num_outliers) // BLOCK)
-
-    @property
-    def _scales_at(self) -> int:
-        return self.num_outliers * _BF16 * (1 + self.rows)
-
-    @property
-    def _codes_at(self) -> int:
-        return self._scales_at + self.rows * self.num_scales * _BF16
-
-    @property
-    def size_bytes(self) -> int:
-        return self._codes_at + self.rows * (self.width - self.num_outliers)
+class Int8Blocks(Int8Sizes):
+    """Bodies of so many rows of so many channels."""
 
     def pack(self, flat_RD: Tensor) -> bytes:
         """flat_RD: float32, any device; not modified."""
@@ -76,21 +49,21 @@ class Int8Blocks:
 
     def why_not(self, view: memoryview) -> str | None:
         """What is wrong with the channels in a body of the right size."""
-        channels = np.frombuffer(view[: self.num_outliers * _BF16], "<u2").astype(np.int64)
+        channels = np.frombuffer(view[: self.num_outliers * BF16_BYTES], "<u2").astype(np.int64)
         if len(channels) and (channels[-1] >= self.width or (np.diff(channels) <= 0).any()):
             return f"channels {channels.tolist()} of {self.width}"
         return None
 
     def largest(self, view: memoryview) -> float:
         """The largest magnitude that unpacking can give, infinity or NaN where a value or a scale is."""
-        first, middle = self.num_outliers * _BF16, self._scales_at
-        scales = largest_bfloat16(view[middle : self._codes_at])
+        first, middle = self.num_outliers * BF16_BYTES, self.scales_at
+        scales = largest_bfloat16(view[middle : self.codes_at])
         return max(largest_bfloat16(view[first:middle]), 127 * scales, key=lambda each: (each != each, each))
 
     def strength(self, view: memoryview) -> float:
         """The root of the mean square of what unpacking gives where every code is the largest."""
-        first, middle = self.num_outliers * _BF16, self._scales_at
-        of_scales = squares_bfloat16(view[middle : self._codes_at]) / max(1, self.rows * self.num_scales)
+        first, middle = self.num_outliers * BF16_BYTES, self.scales_at
+        of_scales = squares_bfloat16(view[middle : self.codes_at]) / max(1, self.rows * self.num_scales)
         squares = squares_bfloat16(view[first:middle]) + 127.0**2 * of_scales * self.rows * (
             self.width - self.num_outliers
         )
@@ -98,17 +71,17 @@ class Int8Blocks:
 
     def unpack(self, view: memoryview, device: torch.device) -> Tensor:
         """(R, D) float32, new. The body was accepted by why_not."""
-        first, outliers = self.num_outliers * _BF16, self.num_outliers
-        codes_RD = torch.from_numpy(np.frombuffer(view[self._codes_at :], np.int8).astype(np.float32))
+        first, outliers = self.num_outliers * BF16_BYTES, self.num_outliers
+        codes_RD = torch.from_numpy(np.frombuffer(view[self.codes_at :], np.int8).astype(np.float32))
         codes_RD = codes_RD.view(self.rows, self.width - outliers).to(device)
-        scales_RS1 = _bfloat16(view[self._scales_at : self._codes_at]).to(device).view(self.rows, self.num_scales, 1)
+        scales_RS1 = _bfloat16(view[self.scales_at : self.codes_at]).to(device).view(self.rows, self.num_scales, 1)
         spread_RD = scales_RS1.expand(-1, -1, BLOCK).reshape(self.rows, -1)[:, : codes_RD.shape[1]]
         codes_RD.mul_(spread_RD)
         if not outliers:
             return codes_RD
         channels_O = torch.from_numpy(np.frombuffer(view[:first], "<u2").astype(np.int64)).to(device)
         flat_RD = torch.empty(self.rows, self.width, device=device)
-        flat_RD[:, channels_O] = _bfloat16(view[first : self._scales_at]).to(device).view(self.rows, outliers)
+        flat_RD[:, channels_O] = _bfloat16(view[first : self.scales_at]).to(device).view(self.rows, outliers)
         flat_RD[:, self._others(channels_O)] = codes_RD
         return flat_RD
 

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import PublishedSection
 from dilocox_peer.model.adapters import Lora, adapter_layout, freeze, halved_names
-from dilocox_peer.model.architecture import FlatStage, LayerRange
+from dilocox_peer.model.architecture import LayerRange
 from dilocox_peer.model.borders import positions_of
 from dilocox_peer.model.families import Family, build_empty, config_from, family_of, layer_list, library, tiny_tokens
+from dilocox_peer.model.flat_stage import FlatStage
 from dilocox_peer.model.frozen import Frozen, FrozenBase, FrozenLayout
 from dilocox_peer.model.partition import Costs
 from dilocox_peer.model.stand_ins import (

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dilocox_peer.admission import Right
-from dilocox_peer.compression.contribution import blob_limits
+from dilocox_peer.compression.sizes import blob_limits
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import PROTOCOL_VERSION, Lease
 from dilocox_peer.errors import ProtocolError, RunUnreachable, StateCorrupt, ThingUnavailable

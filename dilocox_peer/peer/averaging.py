@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 from dilocox_peer.admission import Right
-from dilocox_peer.compression.contribution import blob_limits, raw_bytes
+from dilocox_peer.compression.sizes import blob_limits, raw_bytes
 from dilocox_peer.events import Failed, Listener
 from dilocox_peer.events_of_states import BranchKept
 from dilocox_peer.manifest import Manifest

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dilocox_peer.compression.contribution import raw_bytes
 from dilocox_peer.compression.ladder import LOW_RANK
+from dilocox_peer.compression.sizes import raw_bytes
 from dilocox_peer.durations import duration
 from dilocox_peer.events_of_data import TextSampled
 from dilocox_peer.manifest import Manifest

@@ -11,14 +11,8 @@ from dilocox_peer.compression.contribution import encode_contribution
 from dilocox_peer.compression.lowrank import LowRankCodec
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.manifest import CompressionSection, Manifest, ModelSection
-from dilocox_peer.peer.planning.adaptive import (
-    AdaptiveRank,
-    Observation,
-    RankSettings,
-    effective_rank,
-    inner_steps_of,
-    spectrum,
-)
+from dilocox_peer.peer.planning.adaptive import AdaptiveRank, Observation, RankSettings, inner_steps_of
+from dilocox_peer.peer.planning.spectrum import effective_rank, spectrum
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.types import Layout

@@ -2,19 +2,17 @@ import pytest
 import torch
 
 from dilocox_peer.compression.lowrank import LowRankCodec
-from dilocox_peer.peer.planning import adaptive
+from dilocox_peer.peer.planning import spectrum as spectra
 from dilocox_peer.peer.planning.adaptive import (
     EFFECT_AFTER,
     WINDOW,
     AdaptiveRank,
     Observation,
     RankSettings,
-    effective_rank,
     inner_steps_of,
-    needed_rank,
     next_rank,
-    spectrum,
 )
+from dilocox_peer.peer.planning.spectrum import effective_rank, needed_rank, spectrum
 from dilocox_peer.types import Layout
 
 SETTINGS = RankSettings(first=16, smallest=4, largest=24)
@@ -142,4 +140,4 @@ def test_settings_of_a_layout():
     layout = Layout.of([("w", (96, 256)), ("v", (96,))])
     settings = RankSettings.of(layout, 64)
     assert (settings.first, settings.largest, settings.smallest) == (27, 27, 6)
-    assert adaptive.ENERGY < 1
+    assert spectra.ENERGY < 1

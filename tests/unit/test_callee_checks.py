@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dilocox_peer.events import Event
-from dilocox_peer.model.activations import BodyFormat, Form
+from dilocox_peer.model.activations import BodyFormat
+from dilocox_peer.model.body_sizes import Form
 from dilocox_peer.pipeline.checks import (
     DOUBTED_SHARE,
     FAR_SHARE,

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dilocox_peer.compression.codec import CODECS
-from dilocox_peer.compression.ecsq import CHUNK, GROUP, EcsqCodec
+from dilocox_peer.compression.ecsq import EcsqCodec
+from dilocox_peer.compression.sizes import CHUNK, GROUP
 from dilocox_peer.errors import MalformedBlob
 
 CODEC = EcsqCodec()

@@ -116,3 +116,32 @@ def test_help_loads_neither_torch_nor_hivemind():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "done"),
+    [
+        (("init", "new.toml", "--home", "."), "next:"),
+        (("init", "new.toml", "--stages", "2", "--codec", "lowrank-int4", "--home", "."), "next:"),
+        (("sign", "run.toml", "--home", "."), "signed with"),
+        (("plan", "run.toml", "--peers", "4", "--up", "20", "--tokens-per-s", "1000"), "for 4 equal peers"),
+        (("status", "--home", "."), "no peer is running"),
+    ],
+    ids=lambda each: each[0] if isinstance(each, tuple) else "",
+)
+def test_what_only_reckons_loads_no_torch(tmp_path: Path, arguments: tuple[str, ...], done: str):
+    script = (
+        "import sys\n"
+        "from dilocox_peer.__main__ import main\n"
+        "for command in (['init', 'run.toml', '--home', '.'], sys.argv[1:]):\n"
+        "    sys.argv = ['dilocox-peer', *command]\n"
+        "    try: main()\n"
+        "    except SystemExit: pass\n"
+        "heavy = {'torch', 'hivemind', 'transformers', 'libp2p', 'trio'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert done in ran.stdout + ran.stderr

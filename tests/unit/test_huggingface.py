@@ -19,7 +19,8 @@ from dilocox_peer.model.huggingface import (
     tokenizer_of,
     write_folder,
 )
-from dilocox_peer.model.transformer import initial_parameters, stage_layout
+from dilocox_peer.model.stage_layout import stage_layout
+from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.model.whole import Origin, WholeModel, tensors_of, union
 
 SECTION = ModelSection(

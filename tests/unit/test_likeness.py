@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from dilocox_peer.model.activations import BodyFormat, Form
+from dilocox_peer.model.activations import BodyFormat
+from dilocox_peer.model.body_sizes import Form
 from dilocox_peer.pipeline.likeness import FRESH_S, LEAST_SEEN, MAX_PEERS, MOST, Likeness
 from dilocox_peer.types import PeerId
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dilocox_peer.compression.codec import RememberingCodec
 from dilocox_peer.compression.contribution import ContributionEncoder, decode_contribution, encode_contribution
-from dilocox_peer.compression.lowrank import Factors, LowRankCodec, largest_exponent, largest_rank
+from dilocox_peer.compression.lowrank import Factors, LowRankCodec, largest_exponent
+from dilocox_peer.compression.sizes import largest_rank
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from dilocox_peer.manifest import ModelSection
 from dilocox_peer.model.architecture import LayerRange
-from dilocox_peer.model.transformer import LlamaStage, initial_parameters, stage_layout
+from dilocox_peer.model.stage_layout import stage_layout
+from dilocox_peer.model.transformer import LlamaStage, initial_parameters
 
 SECTION = ModelSection(layers=3, hidden_size=16, heads=4, kv_heads=2, mlp_size=24, context=12)
 

@@ -9,7 +9,8 @@ from dilocox_peer.manifest import InnerSection, ModelSection
 from dilocox_peer.model.architecture import LayerRange
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.muon import Muon, orthogonalized
-from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD, LlamaStage, initial_parameters
+from dilocox_peer.model.stage_layout import EMBEDDING, LM_HEAD
+from dilocox_peer.model.transformer import LlamaStage, initial_parameters
 
 SHAPES = [(32, 32), (16, 32), (64, 32), (32, 64), (32, 32)]
 SECTION = ModelSection(layers=2, hidden_size=16, heads=2, kv_heads=1, mlp_size=24, context=8)

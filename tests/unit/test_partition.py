@@ -17,7 +17,7 @@ from dilocox_peer.model.partition import (
     usual_window,
     with_cut,
 )
-from dilocox_peer.model.transformer import stage_layout
+from dilocox_peer.model.stage_layout import stage_layout
 
 
 def every_cut(layers: int, count: int):

@@ -7,7 +7,7 @@ from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.config import preset
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.model.architecture import layout_of
-from dilocox_peer.model.transformer import EMBEDDING, LM_HEAD
+from dilocox_peer.model.stage_layout import EMBEDDING, LM_HEAD
 from dilocox_peer.peer.training.outer import OuterSettings
 from dilocox_peer.types import TensorSpec
 

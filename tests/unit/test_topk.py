@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.compression.topk import CHUNK, MOST_KEPT, TopKCodec, position_bits
+from dilocox_peer.compression.sizes import CHUNK, MOST_KEPT
+from dilocox_peer.compression.topk import TopKCodec, position_bits
 from dilocox_peer.errors import MalformedBlob
 
 CODEC = TopKCodec()

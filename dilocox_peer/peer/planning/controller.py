@@ -33,10 +33,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dilocox_peer.compression.contribution import blob_limits, raw_bytes
 from dilocox_peer.compression.ladder import LADDER, LOW_RANK
-from dilocox_peer.compression.lowrank import LowRankCodec, largest_rank, matrix_shape, num_groups
-from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.compression.names import codec_names
+from dilocox_peer.compression.sizes import (
+    blob_limits,
+    largest_rank,
+    low_rank_bytes,
+    matrix_shape,
+    payload_limits,
+    raw_bytes,
+)
 from dilocox_peer.peer.planning.adaptive import EFFECT_AFTER, AdaptiveRank, Observation, RankSettings
 from dilocox_peer.peer.planning.plan import TOLERANCE
 from dilocox_peer.peer.planning.told import slow_link
@@ -274,25 +280,19 @@ def _blob_bytes(layout: Layout) -> Callable[[str, int], int]:
     def bytes_of(codec: str, rank: int) -> int:
         key = (codec, rank if codec == LOW_RANK else 0)
         if key not in known:
-            policy = policy_named(codec, rank=max(rank, 1))
+            name_of = codec_names(codec, rank=max(rank, 1))
             spare = sum(
-                LowRankCodec().payload_limits(spec.shape)[1] - _low_rank_bytes(spec.shape, rank)
+                payload_limits(LOW_RANK, spec.shape)[1]
+                - low_rank_bytes(*matrix_shape(spec.shape), min(rank, largest_rank(spec.shape)))
                 for spec in layout.tensors
-                if policy(spec).name == LOW_RANK
+                if name_of(spec) == LOW_RANK
             )  # blob_limits knows the codec's largest rank, not the one in use
-            known[key] = blob_limits(layout, policy)[1] - spare
+            known[key] = blob_limits(layout, name_of)[1] - spare
         return known[key]
 
     return bytes_of
 
 
-def _low_rank_bytes(shape: tuple[int, ...], rank: int) -> int:
-    """Payload of lowrank-int4 at a rank: its own header, exponents, scales and codes."""
-    rank = min(rank, largest_rank(shape))
-    sides = sum(2 * num_groups(size, rank) + (rank * size + 1) // 2 for size in matrix_shape(shape))
-    return 2 + rank + sides
-
-
 def _low_rank_pays(layout: Layout) -> bool:
-    policy = policy_named(LOW_RANK, rank=1)
-    return any(policy(spec).name == LOW_RANK for spec in layout.tensors)
+    name_of = codec_names(LOW_RANK, rank=1)
+    return any(name_of(spec) == LOW_RANK for spec in layout.tensors)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dilocox_peer.compression.contribution import raw_bytes
+from dilocox_peer.compression.sizes import raw_bytes
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.memory import StageSize

@@ -132,12 +132,12 @@ def first_disk(manifest: Manifest, needs: StageNeeds, peers: int) -> int:
 
 def activation_bytes(manifest: Manifest, stage: int) -> tuple[int, int]:
     """(sent, received) for a micro-batch by a peer of the stage."""
-    from dilocox_peer.model.activations import BodyFormat
+    from dilocox_peer.model.body_sizes import BodySizes
 
     count = manifest.stages.count
     if count == 1:
         return 0, 0
-    body = BodyFormat.of(manifest)
+    body = BodySizes.of(manifest)
     forward, back = body.step_bytes, body.hidden_bytes
     if stage == 0:
         return forward, back

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from dilocox_peer.admission import Right
-from dilocox_peer.compression.contribution import blob_limits
+from dilocox_peer.compression.sizes import blob_limits
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt, ThingUnavailable

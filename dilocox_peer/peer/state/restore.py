@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from dilocox_peer.compression.contribution import blob_limits
+from dilocox_peer.compression.sizes import blob_limits
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, ThingUnavailable

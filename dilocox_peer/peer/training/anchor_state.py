@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilocox_peer.compression.contribution import Blob, raw_bytes
+from dilocox_peer.compression.contribution import Blob
+from dilocox_peer.compression.sizes import raw_bytes
 from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.files import let_go
 from dilocox_peer.model.whole import tensor_over

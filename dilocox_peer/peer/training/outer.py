@@ -37,17 +37,12 @@ from torch import Tensor
 
 from dilocox_peer.compression.aggregate import TensorMean, WeighedContributions
 from dilocox_peer.compression.codec import CodecPolicy
-from dilocox_peer.compression.contribution import (
-    Blob,
-    Contribution,
-    ContributionEncoder,
-    open_contribution,
-    raw_bytes,
-)
+from dilocox_peer.compression.contribution import Blob, Contribution, ContributionEncoder, open_contribution
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
 from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.compression.reader import PIECE, TensorReader, pieces
+from dilocox_peer.compression.sizes import raw_bytes
 from dilocox_peer.compression.slices import CertifiedMean, cut, joined, sliced_payloads, table_of
 from dilocox_peer.errors import ConfigError, StateCorrupt
 from dilocox_peer.manifest import Manifest, PublishedSection
@@ -55,7 +50,7 @@ from dilocox_peer.model.adamw import StochasticRounding
 from dilocox_peer.model.adapters import first_adapters
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.transformer import initial_parameters
-from dilocox_peer.peer.planning.adaptive import needed_rank
+from dilocox_peer.peer.planning.spectrum import needed_rank
 from dilocox_peer.peer.training.anchor_state import AnchorState, GrowingInMemory, GrowingState, buffer_of
 from dilocox_peer.peer.training.crew import Crew, Scratch
 from dilocox_peer.peer.training.slice_desk import num_slices

@@ -8,8 +8,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from dilocox_peer.compression.aggregate import squared_norm
-from dilocox_peer.compression.contribution import blob_limits, open_contribution
+from dilocox_peer.compression.contribution import open_contribution
 from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.compression.sizes import blob_limits
 from dilocox_peer.compression.slices import (
     RESULT_CODEC,
     SliceInput,
