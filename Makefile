@@ -15,18 +15,22 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 demo: setup
 	$(BIN)/dilocox-peer demo --report out/demo.json
 
-# What only computes runs on all cores; real processes have them to themselves, one test at a time.
+# What only computes runs on all cores. Tests of real processes wait for most of their time, for starts, deadlines and each other: more of
+# them at once than there are cores, and whoever is done takes over what another has not begun. Slow ones have the machine to themselves.
 COMPUTES := tests/unit tests/paper tests/sim
 PROCESSES := tests/shell tests/hostile tests/swarm tests/browser
 JOBS ?= 2
+PROCESS_JOBS ?= 3
+AT_ONCE = -n $(PROCESS_JOBS) --dist worksteal
 
 test: setup lint types
 	$(BIN)/python -m pytest -m "not slow and not nightly" -n $(JOBS) $(COMPUTES)
-	$(BIN)/python -m pytest -m "not slow and not nightly" $(PROCESSES)
+	$(BIN)/python -m pytest -m "not slow and not nightly" $(AT_ONCE) $(PROCESSES)
 
 test-all: setup lint types
 	$(BIN)/python -m pytest -m "not nightly" -n $(JOBS) $(COMPUTES)
-	$(BIN)/python -m pytest -m "not nightly" $(PROCESSES)
+	$(BIN)/python -m pytest -m "not slow and not nightly" $(AT_ONCE) $(PROCESSES)
+	$(BIN)/python -m pytest -m "slow and not nightly" $(PROCESSES)
 
 # Peers behind real NAT routers, in network namespaces: as root, with iproute2 and nftables; skipped elsewhere.
 test-nat: setup

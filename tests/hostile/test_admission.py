@@ -170,9 +170,9 @@ async def _stranger_gets_nothing(swarm: InviteOnly, link: str) -> None:
             await transport.connect(member.peer, member.addresses)
             for kind in ("state", "store", "backup"):
                 with pytest.raises(RequestRefused, match="has shown no invitation"):
-                    await transport.fetch(member.peer, kind, {"head": bytes(32)}, max_body_bytes=1 << 20, timeout_s=10)
+                    await transport.fetch(member.peer, kind, {"head": bytes(32)}, max_body_bytes=1 << 20, timeout_s=60)
             with pytest.raises(RequestRefused, match="has shown no invitation"):
-                await transport.send(member.peer, b"\x90", 10)
+                await transport.send(member.peer, b"\x90", 30)
             for shown in (member.admission, b"", secrets.token_bytes(170)):
                 with pytest.raises(RequestRefused):
                     await transport.daemon.call(member.peer, transport.pass_protocol, shown, 10)

@@ -1,10 +1,14 @@
 """The command line in processes of its own, and what tests look for when it refuses."""
 
+import fcntl
 import os
 import socket
 import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 from dilocox_peer.invitation import Invitation, format_invitation
 from dilocox_peer.signing import SigningKey
@@ -42,10 +46,38 @@ def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+PORTS = range(20_000, 32_000)
+"""Below those that systems hand out: nothing that listens at port 0 or dials gets one of them."""
+_locks: list[IO[str]] = []  # of the ports that are this process's until it ends
+
+
+def free_port(neighbours: int = 0) -> int:
+    """A port that nobody listens at until the test does. neighbours: so many behind it are free as well.
+
+    Locked against other processes that run tests: between a look and the use, theirs would take what ours has found.
+    """
+    folder = Path(tempfile.gettempdir(), f"dilocox-test-ports-{os.getuid()}")
+    folder.mkdir(exist_ok=True)
+    for first in range(PORTS.start, PORTS.stop - neighbours, 1 + neighbours):
+        ports = range(first, first + 1 + neighbours)
+        if all(_is_ours(folder, port) for port in ports):
+            return first
+    raise AssertionError("no free port")
+
+
+def _is_ours(folder: Path, port: int) -> bool:
+    """Whether nobody has it, and it is locked for us now."""
+    with ExitStack() as stack:
+        lock = stack.enter_context((folder / str(port)).open("w"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        stack.pop_all()
+    _locks.append(lock)
+    return True
 
 
 def link_to(port: int, run_id: RunId = RUN) -> str:

@@ -1,12 +1,15 @@
 """Real p2pd processes on loopback, in this process and in others; every fixture leaves none behind."""
 
 import asyncio
+import fcntl
+import hashlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -23,9 +26,11 @@ from dilocox_peer.types import PeerId, RunId
 from tests.shell import commands
 
 RUN = RunId("ab" * 32)
+PATIENCE_S = 60.0
+"""Of a wait for what will come: other tests and other programs have the processors meanwhile."""
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     """Returns when condition holds. For what the operating system tells nobody about."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -53,17 +58,20 @@ class PutRuns(Protocol):
 @pytest.fixture(scope="session")
 def put_runs(tmp_path_factory: pytest.TempPathFactory) -> PutRuns:
     """Puts run files, and the owner's key that signed them, into a home: each the name of a file and what else `init` is told. The
-    command itself runs once for all tests that ask for the same: it imports torch, for seconds."""
-    made: dict[str, Path] = {}
+    command itself runs once for all tests that ask for the same, whichever of pytest-xdist's workers they are in."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
     def put(home: Path, *runs: list[str]) -> list[Path]:
-        folder = made.get(json.dumps(runs))
-        if folder is None:
-            folder = tmp_path_factory.mktemp("runs")
-            for name, *options in runs:
-                done = commands.peer(folder, "init", str(folder / name), *options)
-                assert done.returncode == 0, done.stderr
-            made[json.dumps(runs)] = folder
+        folder = shared / f"runs-{hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:16]}"
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                made = Path(tempfile.mkdtemp(dir=own))
+                for name, *options in runs:
+                    done = commands.peer(made, "init", str(made / name), *options)
+                    assert done.returncode == 0, done.stderr
+                made.rename(folder)
         shutil.copytree(folder, home, dirs_exist_ok=True)
         return [home / name for name, *_ in runs]
 
@@ -76,11 +84,18 @@ def no_process_left() -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
     left = [child for child in psutil.Process().children(recursive=True) if child not in before]
-    _, alive = psutil.wait_procs(left, timeout=3)
+    _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
     names = [" ".join(child.cmdline()) for child in alive]
     for child in alive:
         child.kill()
     assert not names
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder in which sockets can be named, as tmp_path is none in a worker of pytest-xdist: its name is too long."""
+    with tempfile.TemporaryDirectory(prefix="dp-") as folder:
+        yield Path(folder)
 
 
 class MakeTransport(Protocol):
@@ -112,6 +127,7 @@ class PeerProcess:
     peer: PeerId
     addresses: list[str]
     p2pd: int
+    sockets: Path
 
     def kill(self) -> None:
         self.process.kill()
@@ -153,7 +169,9 @@ async def spawn_peer(tmp_path: Path, no_process_left: None) -> AsyncIterator[Spa
         line = await asyncio.to_thread(process.stdout.readline)
         assert line, f"{command} ended with {process.wait()}"
         ready = json.loads(line)
-        peer = PeerProcess(process, home, PeerId(ready["peer"]), ready["addresses"], ready["p2pd"])
+        peer = PeerProcess(
+            process, home, PeerId(ready["peer"]), ready["addresses"], ready["p2pd"], Path(ready["sockets"])
+        )
         running.append(peer)
         return peer
 

@@ -1,6 +1,6 @@
 """A peer in a process of its own, to be killed and frozen: a transport that serves "blob" and "never", and a directory.
 
-Prints one JSON line {"peer", "addresses", "p2pd"} when ready; runs until its standard input closes.
+Prints one JSON line {"peer", "addresses", "p2pd", "sockets"} when ready; runs until its standard input closes.
 """
 
 import argparse
@@ -55,7 +55,12 @@ async def main() -> None:
             transport.set_message_handler(lambda _peer, _raw: None)
             await transport.serve("blob", serve_blob)
             await transport.serve("never", serve_never)
-            said = {"peer": identity.peer_id, "addresses": transport.addresses, "p2pd": transport.daemon_pid}
+            said = {
+                "peer": identity.peer_id,
+                "addresses": transport.addresses,
+                "p2pd": transport.daemon_pid,
+                "sockets": str(transport.daemon.folder),
+            }
             print(json.dumps(said), flush=True)
             await asyncio.to_thread(sys.stdin.read)
 

@@ -69,10 +69,10 @@ async def test_a_pass_is_shown_once_when_it_is_asked_for(make_transport: MakeTra
     client = await guarded(make_transport, "client", to=server)
 
     assert refusal(server, client.peer_id) is not None
-    await client.send(server.peer_id, b"hello", 5)
+    await client.send(server.peer_id, b"hello", 30)
     assert got == [b"hello"]
     assert refusal(server, client.peer_id) is None
-    _, body = await client.fetch(server.peer_id, "state", {}, max_body_bytes=100, timeout_s=5)
+    _, body = await client.fetch(server.peer_id, "state", {}, max_body_bytes=100, timeout_s=60)
     assert body == b"the state"
 
 
@@ -80,7 +80,7 @@ async def test_a_request_shows_the_pass_as_a_message_does(make_transport: MakeTr
     server = await guarded(make_transport, "server")
     await server.serve("blob", served)
     client = await guarded(make_transport, "client", to=server)
-    _, body = await client.fetch(server.peer_id, "blob", {}, max_body_bytes=100, timeout_s=5)
+    _, body = await client.fetch(server.peer_id, "blob", {}, max_body_bytes=100, timeout_s=60)
     assert body == b"the state"
 
 
@@ -97,10 +97,10 @@ async def test_a_stranger_is_not_heard_and_its_bytes_are_not_decoded(make_transp
         await server.serve(kind, serve, right=right)
     stranger, _ = await make_transport("stranger", namespace=RUN, initial_peers=server.addresses)
     with pytest.raises(RequestRefused, match="has shown no invitation"):
-        await stranger.send(server.peer_id, b"x", 5)
+        await stranger.send(server.peer_id, b"x", 30)
     for kind in ("state", "blob"):
         with pytest.raises(RequestRefused, match="has shown no invitation"):
-            await stranger.fetch(server.peer_id, kind, {"head": bytes(32)}, max_body_bytes=100, timeout_s=5)
+            await stranger.fetch(server.peer_id, kind, {"head": bytes(32)}, max_body_bytes=100, timeout_s=60)
     for bad in (b"", b"x" * 300, grant(peer=server.peer_id).to_bytes(), grant(5).to_bytes()):
         with pytest.raises(RequestRefused):
             await stranger.daemon.call(server.peer_id, stranger.pass_protocol, bad, 5)
@@ -113,11 +113,11 @@ async def test_a_reader_reads_and_takes_no_part(make_transport: MakeTransport) -
     await server.serve("state", served, right=Right.READ)
     await server.serve("blob", served)
     reader = await guarded(make_transport, "reader", to=server, right=Right.READ)
-    _, body = await reader.fetch(server.peer_id, "state", {}, max_body_bytes=100, timeout_s=5)
+    _, body = await reader.fetch(server.peer_id, "state", {}, max_body_bytes=100, timeout_s=60)
     assert body == b"the state"
     for attempt in (
-        reader.send(server.peer_id, b"x", 5),
-        reader.fetch(server.peer_id, "blob", {}, max_body_bytes=100, timeout_s=5),
+        reader.send(server.peer_id, b"x", 30),
+        reader.fetch(server.peer_id, "blob", {}, max_body_bytes=100, timeout_s=60),
     ):
         with pytest.raises(RequestRefused, match="allows reading, not taking part"):
             await attempt
@@ -128,15 +128,15 @@ async def test_who_is_put_out_is_heard_no_more_and_told_nothing(make_transport: 
     client = await guarded(make_transport, "client", to=server)
     for transport in (server, client):
         transport.set_message_handler(lambda _peer, _raw: None)
-    await client.send(server.peer_id, b"x", 5)
-    await server.send(client.peer_id, b"x", 5)
+    await client.send(server.peer_id, b"x", 30)
+    await server.send(client.peer_id, b"x", 30)
 
     assert server.admission is not None
     server.admission.gate.take(Revocations(RUN, 1, ((b"g" * 16, 1),)))
     with pytest.raises(RequestRefused, match="revoked by the run's owner"):
-        await client.send(server.peer_id, b"x", 5)
+        await client.send(server.peer_id, b"x", 30)
     with pytest.raises(PeerGone, match="revoked by the run's owner"):
-        await server.send(client.peer_id, b"x", 5)
+        await server.send(client.peer_id, b"x", 30)
 
 
 async def test_who_asks_for_a_pass_again_and_again_gets_one_and_no_loop(make_transport: MakeTransport) -> None:
@@ -154,7 +154,7 @@ async def test_who_asks_for_a_pass_again_and_again_gets_one_and_no_loop(make_tra
     server.set_message_handler(refuse)
     client = await guarded(make_transport, "client", to=server)
     with pytest.raises(RequestRefused):
-        await client.send(server.peer_id, b"x", 5)
+        await client.send(server.peer_id, b"x", 30)
     assert asked == 1, "the door asked first, then the pass was shown, then the peer was asked"
 
 

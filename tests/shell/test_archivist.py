@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dilocox_peer.cli.visit import fetch_whole_model
-from dilocox_peer.compression.contribution import blob_limits
+from dilocox_peer.compression.sizes import blob_limits
 from dilocox_peer.events import Event
 from dilocox_peer.events_of_states import KeepingStopped, RunKept, StageRestored, StateFetchFailed
 from dilocox_peer.invitation import Invitation
@@ -106,7 +106,7 @@ async def test_what_two_stages_had_is_there_when_all_are_gone_and_after_a_restar
     peers = [await make_node(f"peer{stage.stage}") for stage in stages]
     for node, stage in zip(peers, stages, strict=True):
         await node.hold(stage, lambda stage=stage: stage.states[3])  # type: ignore[misc]
-    await until(lambda: keeper.told(RunKept) != [], 30.0)
+    await until(lambda: keeper.told(RunKept) != [])
     assert [stage.state_round for stage in keeper.archivist.stages] == [3, 3], "of one round in all stages"
     assert [len(stage.certificates) for stage in keeper.archivist.stages] == [5, 6]
     assert not keeper.archivist.is_complete
@@ -140,10 +140,10 @@ async def test_a_liar_among_the_donors_gives_nothing_that_is_kept(make_keeper: M
     liar, good, other = [await make_node(name) for name in ("liar", "good", "other")]
     await other.hold(one, lambda: one.states[3])
     await liar.hold(two, lambda: two.states[1], is_lying=True)
-    await until(lambda: keeper.told(StateFetchFailed) != [], 30.0)
+    await until(lambda: keeper.told(StateFetchFailed) != [])
     assert keeper.told(RunKept) == []
     await good.hold(two, lambda: two.states[3])
-    await until(lambda: keeper.told(RunKept) != [], 30.0)
+    await until(lambda: keeper.told(RunKept) != [])
     assert {event.donor for event in keeper.told(StateFetchFailed)} == {liar.presence.me}  # type: ignore[attr-defined]
     await gone(liar, good, other)
     backup = await restored(await make_node("newcomer"), 1)
@@ -159,11 +159,11 @@ async def test_without_room_the_chain_is_followed_and_one_line_says_what_is_miss
     for stage in stages:
         node = await make_node(f"peer{stage.stage}")
         await node.hold(stage, lambda stage=stage: stage.states[3])  # type: ignore[misc]
-    await until(lambda: keeper.told(KeepingStopped) != [], 30.0)
+    await until(lambda: keeper.told(KeepingStopped) != [])
     for number in range(6, 9):  # a look at the least for each
         for stage in stages:
             stage.round()
-        await until(lambda: [len(stage.certificates) for stage in keeper.archivist.stages] == [number] * 2, 30.0)  # noqa: B023
+        await until(lambda: [len(stage.certificates) for stage in keeper.archivist.stages] == [number] * 2)  # noqa: B023
     [told] = keeper.told(KeepingStopped)
     assert "--keep-disk" in told.line()
     assert [stage.state_round for stage in keeper.archivist.stages] == [None, None]
@@ -177,7 +177,7 @@ async def test_the_same_folder_is_read_as_a_peers(make_keeper: MakeKeeper, make_
     for stage in stages:
         node = await make_node(f"peer{stage.stage}")
         await node.hold(stage, lambda stage=stage: stage.states[3])  # type: ignore[misc]
-    await until(lambda: keeper.told(RunKept) != [], 30.0)
+    await until(lambda: keeper.told(RunKept) != [])
     manifest = kept_manifest(keeper.node.folder)
     assert manifest == MANIFEST
     assert load_from_disk([keeper.node.folder], MANIFEST).model.origin.round == 3
@@ -200,15 +200,15 @@ async def test_contributions_that_are_larger_than_they_say_take_no_more_than_the
     ]
     await other.hold(two, lambda: two.states[3])
     await member.hold(one, lambda: one.states[3])
-    await until(lambda: keeper.told(RunKept) != [], 30.0)
+    await until(lambda: keeper.told(RunKept) != [])
     for each in blobs:
         one.round(blobs=each)
     assert 24 * size_bytes > quota_bytes
-    await until(lambda: len(keeper.archivist.stages[0].certificates) == 13, 30.0)
+    await until(lambda: len(keeper.archivist.stages[0].certificates) == 13)
     for _ in range(24):  # a look at the least for each
         one.round()
         number = len(one.certificates)
-        await until(lambda: len(keeper.archivist.stages[0].certificates) == number, 30.0)  # noqa: B023
+        await until(lambda: len(keeper.archivist.stages[0].certificates) == number)  # noqa: B023
         taken = 0
         for path in keeper.node.folder.rglob("*"):
             with suppress(FileNotFoundError):  # let go of between the two

@@ -22,9 +22,9 @@ from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.pipeline.turnstile import Delay, at_once
 from dilocox_peer.signing import SigningKey
 from tests.cut_runs import corpus, manifest_of, one_model
+from tests.shell.commands import free_port
 from tests.shell.conftest import stands_still
 
-LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 DEADLINE_S = 60.0
 INCARNATION = 7
 
@@ -50,7 +50,7 @@ class Peer:
         self.failures: list[str] = []
         self.conveyor = Conveyor(
             manifest, stage, key=self.key, run_id=manifest.run_id, incarnation=INCARNATION,
-            link_seed=bytes([seed + 100]) * 32, listen=LOOPBACK, listener=self.events.append,
+            link_seed=bytes([seed + 100]) * 32, listen=(f"/ip4/127.0.0.1/tcp/{free_port()}",), listener=self.events.append,
             on_failure=self.failures.append, pace=pace, pace_in=pace_in,
         )  # fmt: skip
         self.trainer = Trainer(

@@ -215,7 +215,7 @@ async def test_what_a_stranger_says_it_has_ends_no_farewell_and_no_wait(make_nod
     await claim(liar, stage.certificates, stage.states[-2], 2**60)
     me = peer.presence.transport
     last = cast("RoundMachine", LastOne(TRUE_ROUNDS))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await newest_kept(STAGE, endpoint=peer.presence.endpoint, directory=peer.directory) == 2**60
         await hand_over(STAGE, last, me, peer.directory)  # nobody better is there
         await claim(bootstrap, stage.certificates, stage.states[-2], TRUE_ROUNDS - 1)

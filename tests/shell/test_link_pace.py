@@ -70,6 +70,6 @@ def test_a_linkd_that_is_started_again_is_paced_as_before(make_link: MakeLink) -
     until(lambda: paces(one) == {500_000}, one, two)
     os.kill(one.linkd, 9)
     until(lambda: not one.is_linked, one, two)
-    one.restart(20)
+    one.restart(60)
     until(lambda: one.is_linked and two.is_linked, one, two)
     until(lambda: paces(one) == {500_000}, one, two)

@@ -69,7 +69,7 @@ class Player:
         self.say(to, encode_message(page))
 
     def say(self, to: PeerId, raw: bytes) -> None:
-        task = asyncio.ensure_future(self.transport.send(to, raw, 5.0))
+        task = asyncio.ensure_future(self.transport.send(to, raw, 30))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
@@ -137,7 +137,7 @@ async def scene(make_transport: MakeTransport, tmp_path: Path, monkeypatch: pyte
 async def test_each_stage_gets_its_first_roster_from_whoever_is_there(scene: Scene) -> None:
     players = [await scene.join(name, stage) for name, stage in (("a", FIRST), ("b", FIRST), ("c", LAST))]
     scene.bootstrap.start()  # else a roster is signed as soon as the first has been here for a moment
-    await until(lambda: all(player.chain.height == 1 for player in players), 30.0)
+    await until(lambda: all(player.chain.height == 1 for player in players))
     signed = {event.stage: event.roster for event in scene.bootstrap.told(FirstRosterSigned)}  # type: ignore[attr-defined]
     assert {stage: set(roster) for stage, roster in signed.items()} == {
         FIRST: {players[0].presence.me, players[1].presence.me},
@@ -147,7 +147,7 @@ async def test_each_stage_gets_its_first_roster_from_whoever_is_there(scene: Sce
     scene.bootstrap.events.clear()
     scene.bootstrap.start()
     newcomer = await scene.join("d", FIRST)
-    await until(lambda: newcomer.chain.head == players[0].chain.head, 30.0)
+    await until(lambda: newcomer.chain.head == players[0].chain.head)
     assert scene.bootstrap.told(FirstRosterSigned) == [], "it has a log"
 
 
@@ -157,7 +157,7 @@ async def test_what_it_vouches_for_is_in_the_directory_and_outlives_it(scene: Sc
     for certificate in certified.certificates:
         player.chain.append(certificate)
     scene.bootstrap.start()
-    await until(lambda: bool(player.vouched), 30.0)
+    await until(lambda: bool(player.vouched))
     newest = player.vouched[-1]
     assert newest.head == certified.certificates[-2].head
     assert scene.bootstrap.told(RoundVouched) != []
@@ -205,7 +205,7 @@ async def test_one_that_fails_is_told_and_begins_anew_and_the_others_go_on(
     monkeypatch.setattr(Notary, "handle", fail_at_first)
     scene.bootstrap.start()
     players = [await scene.join("a", FIRST), await scene.join("b", LAST)]
-    await until(lambda: all(player.chain.height == 1 for player in players), 30.0)
+    await until(lambda: all(player.chain.height == 1 for player in players))
     told = [event.line() for event in scene.bootstrap.told(Failed)]
     assert sum(f"notary of stage {FIRST}" in line for line in told) == 2
     assert not any(f"notary of stage {LAST}" in line for line in told)
@@ -218,5 +218,5 @@ async def test_nonsense_is_refused_and_told_and_the_rest_is_heard(scene: Scene) 
     to = scene.bootstrap.transport.peer_id
     for raw in (b"", b"\xc1" * 100, bytes(70_000), encode_message(GetChain(200, player.chain.head, 0, ()))):
         player.say(to, raw)
-    await until(lambda: player.chain.height == 1, 30.0)
+    await until(lambda: player.chain.height == 1)
     assert 1 <= len(scene.bootstrap.told(MessageRefused)) <= 3, "and not once for each"

@@ -1,13 +1,13 @@
 """linkd's bytes through a stream of a real p2pd."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dilocox_peer.network.relaying import Relay
 from dilocox_peer.network.reservations import reserve
 from dilocox_peer.network.tunnels import MAX_STREAMS_PER_PEER, Tunnels, own_door
+from tests.shell.commands import free_port
 from tests.shell.conftest import MakeTransport
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -40,7 +40,7 @@ async def test_what_goes_in_at_a_door_comes_out_at_the_neighbours_linkd(make_tra
     near, _ = await make_transport("near")
     theirs, ours = Tunnels(far), Tunnels(near)
     taken: list[asyncio.StreamWriter] = []
-    async with echo(taken) as where, asyncio.timeout(20):
+    async with echo(taken) as where, asyncio.timeout(60):
         await theirs.serve(lambda: where)
         door = await ours.towards(far.peer_id, far.addresses)
         assert door is not None
@@ -62,7 +62,7 @@ async def test_a_neighbour_opens_a_few_at_most_and_none_to_who_is_gone(make_tran
     near, _ = await make_transport("near")
     theirs, ours = Tunnels(far), Tunnels(near)
     taken: list[asyncio.StreamWriter] = []
-    async with echo(taken) as where, asyncio.timeout(30):
+    async with echo(taken) as where, asyncio.timeout(60):
         await theirs.serve(lambda: where)
         door = await ours.towards(far.peer_id, far.addresses)
         assert door is not None
@@ -87,7 +87,7 @@ async def test_a_linkd_that_is_not_there_ends_the_stream(make_transport: MakeTra
     far, _ = await make_transport("far")
     near, _ = await make_transport("near")
     theirs, ours = Tunnels(far), Tunnels(near)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await theirs.serve(lambda: own_door(()))
         door = await ours.towards(far.peer_id, far.addresses)
         assert door is not None
@@ -101,16 +101,14 @@ async def test_what_a_relay_passes_on_is_made_anew_once_there_is_a_better_way(ma
     between, _ = await make_transport("between")
     relay = Relay(between, 1e9, is_open=lambda: True)
     await relay.serve()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        listening = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
+    listening = f"/ip4/127.0.0.1/tcp/{free_port()}"
     far, _ = await make_transport(
         "far", initial_peers=between.addresses, host_maddrs=(listening,), announce_maddrs=nowhere
     )
     near, _ = await make_transport("near", initial_peers=between.addresses, announce_maddrs=nowhere)
     theirs, ours = Tunnels(far), Tunnels(near)
     taken: list[asyncio.StreamWriter] = []
-    async with echo(taken) as where, asyncio.timeout(30):
+    async with echo(taken) as where, asyncio.timeout(60):
         await theirs.serve(lambda: where)
         assert (await reserve(far, between.peer_id, between.addresses))[1] == ""
         door = await ours.towards(far.peer_id, [f"{between.addresses[0]}/p2p-circuit/p2p/{far.peer_id}"])
