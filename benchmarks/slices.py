@@ -1,16 +1,22 @@
 """What a peer sends a round when a run averages in slices, beside all to all: real peers on this machine.
 
-    python benchmarks/slices.py [--peers 4] [--rounds 12] [--codec int4] [--slices 16] [--modes slices,all-to-all]
+    python benchmarks/slices.py [--peers 4] [--rounds 12] [--codec int4] [--slices 16] [--modes slices,all-to-all] [--slow 2]
 
 A peer's bytes are those of its messages and of what it served (the RoundCertified event), without frames; of the rounds from the fourth
-to the last but one, over all peers. The bound in slices: 1.1 x (2 contributions + 1 result). Expected beforehand: (n - 1) / n of that bound's
-2 contributions and 1 result, and messages. seconds: between two rounds. CPU: of each peer's process and its network daemon, a round.
+to the last but one, over all peers. On the interface: all that went over lo meanwhile, with frames, heartbeats, the directory and
+whatever else this machine says to itself (in a namespace of its own, nothing: `unshare -n sh -c 'ip link set lo up; ...'`), by peers and rounds. The
+bound in slices: 1.1 x (2 contributions + 1 result). Expected beforehand: (n - 1) / n of that bound's 2 contributions and 1 result, and
+messages. seconds: between two rounds. CPU: of each peer's process and its network daemon, a round; of it what merging takes
+(slices_worker.py), which is to be the same whatever n is. --slow: the first peer may send so many Mbit/s (--max-upload), all others what they like;
+beside it how long one contribution takes at that rate.
 """
 
 import argparse
 import asyncio
 import itertools
 import statistics
+import struct
+from pathlib import Path
 
 import psutil
 from swarm import WatchedSwarm, header
@@ -19,6 +25,7 @@ from dilocox_peer.config import preset
 from dilocox_peer.peer.rounds.durable import load_log
 
 FIRST = 4
+WORKER = str(Path(__file__).with_name("slices_worker.py"))
 
 
 async def measure(mode: str, arguments: argparse.Namespace) -> str:
@@ -30,16 +37,26 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
     labels = [f"peer{index}" for index in range(arguments.peers)]
     async with WatchedSwarm(settings) as swarm:
         await swarm.start_bootstrap()
-        peers = [await swarm.start_peer(label) for label in labels]
+        merging = [swarm.folder / f"{label}.merging" for label in labels]
+        limits = [
+            ["--max-upload", str(arguments.slow)] if arguments.slow and label == labels[0] else [] for label in labels
+        ]
+        peers = [
+            await swarm.start_peer(label, more=[*limit, "--threads", "1"], program=(WORKER, str(path)))
+            for label, limit, path in zip(labels, limits, merging, strict=True)
+        ]
 
         def reached(number: int) -> bool:
             return all(any(r["round"] >= number for r in swarm.of(label, "RoundCertified")) for label in labels)
 
-        await swarm.until(lambda: reached(FIRST), peers, 300)
+        await swarm.until(lambda: reached(FIRST), peers, 900)
         before = [_cpu_s(peer.process.pid) for peer in peers]
+        merged_before, interface_before = [_seconds(path) for path in merging], _interface_bytes()
         first = max(swarm.of(labels[0], "RoundCertified")[-1]["round"], FIRST)
         await swarm.until(lambda: reached(first + arguments.rounds), peers, 1200)
         cpu = [(_cpu_s(peer.process.pid) - was) for peer, was in zip(peers, before, strict=True)]
+        merge_s = [_seconds(path) - was for path, was in zip(merging, merged_before, strict=True)]
+        interface = (_interface_bytes() - interface_before) / arguments.peers / arguments.rounds
         sent: list[int] = []
         gaps: list[float] = []
         missing = 0
@@ -61,8 +78,10 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
     return (
         f"{mode:>10}  n={arguments.peers}  contribution {contribution / 1e3:.1f} kB, result {result / 1e3:.1f} kB; sent a peer and round: "
         f"mean {mean / 1e3:.1f} kB (median {statistics.median(sent) / 1e3:.1f}, most {max(sent) / 1e3:.1f}); "
-        f"{'bound' if mode == 'slices' else 'n - 1 copies'} {bound / 1e3:.1f} kB; round {statistics.median(gaps):.2f} s; "
-        f"CPU a peer and round {statistics.mean(cpu) / arguments.rounds:.2f} s; contributions missing {missing} of {len(sent) * arguments.peers}"
+        f"{'bound' if mode == 'slices' else 'n - 1 copies'} {bound / 1e3:.1f} kB; on the interface {interface / 1e3:.1f} kB; "
+        f"round {statistics.median(gaps):.2f} s (most {max(gaps):.2f}); CPU a peer and round {statistics.mean(cpu) / arguments.rounds:.2f} s, "
+        f"of it merging {statistics.mean(merge_s) / arguments.rounds * 1e3:.1f} ms (most {max(merge_s) / arguments.rounds * 1e3:.1f}); "
+        f"{f'one contribution at {arguments.slow} Mbit/s: {8e-6 * contribution / arguments.slow:.2f} s; ' if arguments.slow else ''}contributions missing {missing} of {len(sent) * arguments.peers}"
     )
 
 
@@ -72,6 +91,16 @@ def _cpu_s(pid: int) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
+def _seconds(path: Path) -> float:
+    """That slices_worker.py has counted."""
+    return float(struct.unpack("d", path.read_bytes())[0])
+
+
+def _interface_bytes() -> int:
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return int(next(line.split(":")[1].split()[8] for line in lines if line.strip().startswith("lo:")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=4)
@@ -79,6 +108,7 @@ def main() -> None:
     parser.add_argument("--inner-steps", type=int, default=32)
     parser.add_argument("--codec", default="int4")
     parser.add_argument("--slices", type=int, default=16)
+    parser.add_argument("--slow", type=float, default=0.0, metavar="MBIT")
     parser.add_argument("--modes", default="slices,all-to-all")
     arguments = parser.parse_args()
     print(header())
