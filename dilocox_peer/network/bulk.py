@@ -28,6 +28,8 @@ CHUNK_BYTES = 512 * 1024  # fastest of 64 KiB, 512 KiB, 2 MiB over p2pd [m]
 MAX_REASON_CHARS = 300
 RECEIPT_BYTES = 8
 LOOK_S = 0.1
+HEARD_S = 5.0  # for the other to read what was said last
+MAX_UNREAD_BYTES = 64 * 1024  # that it may still send
 MAX_RECEIPTS_BYTES = 64 * 1024  # that wait to be sent; of a sender that reads none of them no more are kept
 
 Permit = Callable[[int], Awaitable[None]]
@@ -115,6 +117,16 @@ async def discard_request(reader: asyncio.StreamReader) -> None:
 async def send_refusal(writer: asyncio.StreamWriter, reason: str) -> None:
     writer.write(pack_header(REFUSAL, {"reason": reason[:MAX_REASON_CHARS]}, 0))
     await writer.drain()
+
+
+async def until_heard(reader: asyncio.StreamReader) -> None:
+    """Until the other end has closed the stream; HEARD_S at most. Before one's own end of what was said last: a stream that p2pd is
+    to close it may reset, and a reset overtakes what the other p2pd has not handed on yet."""
+    left = MAX_UNREAD_BYTES
+    with suppress(OSError):  # TimeoutError is one
+        async with asyncio.timeout(HEARD_S):
+            while left > 0 and (data := await reader.read(left)):
+                left -= len(data)
 
 
 async def send_reply(

@@ -17,6 +17,7 @@ import base58
 from dilocox_peer.admission import Right
 from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.network import relay_protocol
+from dilocox_peer.network.bulk import until_heard
 from dilocox_peer.network.relay_desk import MOST_PIECE_BYTES, RESERVED_S, RelayDesk, RelayTurns
 from dilocox_peer.network.relay_protocol import AskCircuit, RelayStatus
 from dilocox_peer.network.transport import Transport
@@ -94,6 +95,8 @@ class Relay:
             try:
                 async with asyncio.timeout(2 * ASK_S):
                     circuit = await self._answer(peer, reader, writer)
+                    if circuit is None:
+                        await until_heard(reader)
             finally:
                 self._num_requests -= 1
             if circuit is not None:

@@ -11,7 +11,15 @@ from typing import Any
 from dilocox_peer.admission import Right
 from dilocox_peer.errors import DilocoxError, ProtocolError
 from dilocox_peer.network.bandwidth import Bandwidth
-from dilocox_peer.network.bulk import Receipts, Reply, discard_request, receive_request, send_refusal, send_reply
+from dilocox_peer.network.bulk import (
+    Receipts,
+    Reply,
+    discard_request,
+    receive_request,
+    send_refusal,
+    send_reply,
+    until_heard,
+)
 from dilocox_peer.network.doorkeeper import Budgeted, Budgets
 from dilocox_peer.network.flow import Flows
 from dilocox_peer.types import PeerId
@@ -20,6 +28,7 @@ FetchHandler = Callable[[PeerId, dict[str, Any]], Awaitable[Reply]]
 
 _REQUEST_TIMEOUT_S = 10.0
 PATIENT_S = 1.0  # with a stranger that has a stream and asks nothing, when others wait
+MAX_UNHEARD = 64  # replies sent whole whose streams wait for their fetchers to close them; more are closed at once
 SLOW_AFTER_S, SLOW_BYTES_PER_S = 30.0, 8 * 1024.0  # who reads less is served while nobody waits
 
 _logger = logging.getLogger(__name__)
@@ -86,6 +95,7 @@ class Serving:
         self._on_malformed = on_malformed
         self._flows = Flows()
         self._under_way: dict[asyncio.Task[Any], _UnderWay] = {}
+        self._unheard: set[asyncio.Task[Any]] = set()
         self._free = asyncio.Semaphore(limits.streams)
         self._free_for_others = asyncio.Semaphore(limits.streams)
         self._is_member: Callable[[PeerId], bool] | None = None  # none are known: all are alike
@@ -102,9 +112,10 @@ class Serving:
     def end(self) -> set[asyncio.Task[Any]]:
         """Nothing is answered any more. Gives back the tasks that end now."""
         self._is_over = True
-        for task in self._under_way:
+        tasks = {*self._under_way, *self._unheard}
+        for task in tasks:
             task.cancel()
-        return set(self._under_way)
+        return tasks
 
     async def serve(
         self,
@@ -128,20 +139,11 @@ class Serving:
             return
         mine = self._under_way[task] = _UnderWay(peer, is_stranger, time.monotonic())
         try:
-            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                if (reason := self._refusal(peer, right)) is not None:
-                    await discard_request(reader)
-                    await send_refusal(writer, reason)
-                    return
-                header = await receive_request(reader)
-                mine.is_read = True
-                if num_of_peer >= most_of_peer:
-                    await send_refusal(writer, f"busy: at most {most_of_peer} fetches at once for one peer")
-                    return
-            turn = self._free_for_others if is_stranger else nullcontext()
-            async with asyncio.timeout(self._limits.reply_timeout_s), turn, self._free:
-                mine.began, mine.is_sending = time.monotonic(), True
-                await self._answer(mine, kind, handler, header, reader, writer)
+            await self._respond(mine, kind, handler, right, reader, writer, is_one_too_many=num_of_peer >= most_of_peer)
+            self._under_way.pop(task, None)  # its place is free
+            if len(self._unheard) < MAX_UNHEARD:
+                self._unheard.add(task)
+                await until_heard(reader)
         except ProtocolError:
             self._on_malformed(peer)
             writer.transport.abort()
@@ -154,6 +156,36 @@ class Serving:
         finally:
             writer.close()
             self._under_way.pop(task, None)
+            self._unheard.discard(task)
+
+    async def _respond(
+        self,
+        asked: _UnderWay,
+        kind: str,
+        handler: FetchHandler,
+        right: Right | None,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        is_one_too_many: bool,
+    ) -> None:
+        """Raises ProtocolError, TimeoutError, OSError, IncompleteReadError."""
+        async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+            if (reason := self._refusal(asked.peer, right)) is not None:
+                await discard_request(reader)
+                await send_refusal(writer, reason)
+                return
+            header = await receive_request(reader)
+            asked.is_read = True
+            if is_one_too_many:
+                await send_refusal(
+                    writer, f"busy: at most {self._limits.streams_per_peer} fetches at once for one peer"
+                )
+                return
+        turn = self._free_for_others if asked.is_stranger else nullcontext()
+        async with asyncio.timeout(self._limits.reply_timeout_s), turn, self._free:
+            asked.began, asked.is_sending = time.monotonic(), True
+            await self._answer(asked, kind, handler, header, reader, writer)
 
     def _is_first(self, peer: PeerId) -> bool:
         return self._is_member is not None and self._is_member(peer)

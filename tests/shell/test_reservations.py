@@ -10,7 +10,7 @@ import base58
 import pytest
 
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
-from dilocox_peer.network import relay_protocol, relaying
+from dilocox_peer.network import bulk, relay_protocol, relaying
 from dilocox_peer.network.relay_desk import BURST_S, MOST_PIECE_BYTES
 from dilocox_peer.network.relay_protocol import RelayStatus
 from dilocox_peer.network.relaying import Relay
@@ -144,6 +144,31 @@ async def test_a_relay_passes_on_to_nobody_who_did_not_ask_for_it(
     assert await asked(one, relay, b"\x02\x08\x09") == relay_protocol.answered(RelayStatus.MALFORMED)[1:]
     assert await asked(one, relay, b"\xff\xff\xff") == relay_protocol.answered(RelayStatus.MALFORMED)[1:]
     assert at_relay.num_circuits == 0
+
+
+@pytest.mark.parametrize("heard_s", [60.0, 0.2])
+async def test_an_answer_is_not_overtaken_by_the_end_of_its_stream(
+    make_transport: MakeTransport, make_relay: MakeRelay, monkeypatch: pytest.MonkeyPatch, heard_s: float
+) -> None:
+    """The relay ends the stream once the asker has, or does not in time."""
+    monkeypatch.setattr(bulk, "HEARD_S", heard_s)
+    relay, _ = await make_relay()
+    one, _ = await make_transport("one", initial_peers=relay.addresses)
+    reader, writer = await one.open_stream(relay.peer_id, relay_protocol.PROTOCOL, 30)
+    try:
+        writer.write(connecting(relay.peer_id))
+        answer = relay_protocol.answered(RelayStatus.NO_RESERVATION)
+        async with asyncio.timeout(60):
+            assert await reader.readexactly(len(answer)) == answer
+        if heard_s < 1:
+            async with asyncio.timeout(60):
+                assert await reader.read() == b""
+        else:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await reader.read()
+    finally:
+        writer.transport.abort()
 
 
 async def test_a_target_that_left_costs_the_relay_no_circuit(

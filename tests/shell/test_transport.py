@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable
+from dilocox_peer.network import bulk
 from dilocox_peer.network.daemon import calls_under_way, handlers_under_way
 from dilocox_peer.network.doorkeeper import Budget, Budgeted, Budgets
 from dilocox_peer.network.transport import (
@@ -98,6 +99,31 @@ async def test_a_fault_in_a_handler_costs_one_message(
         await client.send(server.peer_id, b"bug", 30)
     await client.send(server.peer_id, b"good", 30)
     assert got == [b"good"]
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+async def test_a_served_stream_is_ended_by_its_fetcher(make_transport: MakeTransport, is_refused: bool) -> None:
+    """The end of a stream on both sides at once can overtake what was said last."""
+    server, client = await pair(make_transport)
+
+    async def answer(peer: PeerId, _header: dict[str, Any]) -> Reply:
+        if is_refused:
+            raise ProtocolError(peer, "no such thing")
+        return Reply({}, [])
+
+    await server.serve("thing", answer)
+    reader, writer = await client.open_stream(server.peer_id, client.fetch_protocol("thing"), 30)
+    try:
+        await bulk.send_request(writer, {})
+        async with asyncio.timeout(60):
+            assert await reader.readexactly(1)
+        rest = asyncio.create_task(reader.read())  # it ends with the stream
+        await asyncio.wait({rest}, timeout=1)
+        assert not rest.done()
+        rest.cancel()
+        assert not server.is_busy(client.peer_id), "its place is free all the same"
+    finally:
+        writer.transport.abort()
 
 
 async def test_a_flood_of_messages_is_refused(make_transport: MakeTransport) -> None:
