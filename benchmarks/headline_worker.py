@@ -62,10 +62,10 @@ class Settings:
         )
 
 
-def sent_bytes() -> int:
-    """By this namespace's eth0, frames and all."""
+def sent_bytes(interface: str = "eth0") -> int:
+    """By this namespace's interface, frames and all."""
     lines = Path("/proc/net/dev").read_text().splitlines()
-    fields = next(line.split(":")[1].split() for line in lines if line.strip().startswith("eth0:"))
+    fields = next(line.split(":")[1].split() for line in lines if line.strip().startswith(f"{interface}:"))
     return int(fields[8])
 
 

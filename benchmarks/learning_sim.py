@@ -167,9 +167,6 @@ class SkipCodec:
     def encode(self, x: Tensor) -> bytes:
         return codec_named(self.name).encode(torch.zeros(x.shape))  # type: ignore[return-value]
 
-    def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        return codec_named(self.name).payload_limits(shape)
-
     def open(self, payload: memoryview, shape: tuple[int, ...]) -> TensorReader:
         return codec_named(self.name).open(payload, shape)
 

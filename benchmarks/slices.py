@@ -19,6 +19,7 @@ import struct
 from pathlib import Path
 
 import psutil
+from headline_worker import sent_bytes
 from swarm import WatchedSwarm, header
 
 from dilocox_peer.config import preset
@@ -51,12 +52,12 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
 
         await swarm.until(lambda: reached(FIRST), peers, 900)
         before = [_cpu_s(peer.process.pid) for peer in peers]
-        merged_before, interface_before = [_seconds(path) for path in merging], _interface_bytes()
+        merged_before, interface_before = [_seconds(path) for path in merging], sent_bytes("lo")
         first = max(swarm.of(labels[0], "RoundCertified")[-1]["round"], FIRST)
         await swarm.until(lambda: reached(first + arguments.rounds), peers, 1200)
         cpu = [(_cpu_s(peer.process.pid) - was) for peer, was in zip(peers, before, strict=True)]
         merge_s = [_seconds(path) - was for path, was in zip(merging, merged_before, strict=True)]
-        interface = (_interface_bytes() - interface_before) / arguments.peers / arguments.rounds
+        interface = (sent_bytes("lo") - interface_before) / arguments.peers / arguments.rounds
         sent: list[int] = []
         gaps: list[float] = []
         missing = 0
@@ -94,11 +95,6 @@ def _cpu_s(pid: int) -> float:
 def _seconds(path: Path) -> float:
     """That slices_worker.py has counted."""
     return float(struct.unpack("d", path.read_bytes())[0])
-
-
-def _interface_bytes() -> int:
-    lines = Path("/proc/net/dev").read_text().splitlines()
-    return int(next(line.split(":")[1].split()[8] for line in lines if line.strip().startswith("lo:")))
 
 
 def main() -> None:

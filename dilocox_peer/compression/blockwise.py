@@ -51,13 +51,10 @@ class AbsmaxCodec:
         self._zero = 1 << (bits - 1)  # code of 0
         self._steps = self._zero - 1
 
-    def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        return payload_limits(self.name, shape)
-
     def encode(self, x: Tensor) -> bytearray:
         flat_N = x.detach().reshape(-1)
         n = len(flat_N)
-        payload = bytearray(self.payload_limits((n,))[0])
+        payload = bytearray(payload_limits(self.name, (n,))[0])
         scales, codes = _parts(payload, _ceil(n, self._block))
         work_N = torch.empty(min(n, _PIECE))
         bytes_N = np.empty(min(n, _PIECE) + 1, np.uint8)
@@ -135,13 +132,10 @@ class PlaneCodec:
         self._num_levels = num_levels
         self._block = block
 
-    def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        return payload_limits(self.name, shape)
-
     def encode(self, x: Tensor) -> bytearray:
         flat_N = x.detach().reshape(-1)
         n = len(flat_N)
-        payload = bytearray(self.payload_limits((n,))[0])
+        payload = bytearray(payload_limits(self.name, (n,))[0])
         levels, planes = self._levels_and_planes(payload, n)
         work_N = torch.empty(min(n, _PIECE))
         bools_N = np.empty(min(n, _PIECE), np.bool_)
@@ -237,7 +231,7 @@ def _parts(payload: bytearray | memoryview, num_magnitudes: int) -> tuple[_U16, 
 
 
 def _check_size(codec: AbsmaxCodec | PlaneCodec, payload: memoryview, shape: tuple[int, ...]) -> None:
-    expected, _ = codec.payload_limits(shape)
+    expected, _ = payload_limits(codec.name, shape)
     if len(payload) != expected:
         raise MalformedBlob(f"{codec.name}: {len(payload)} bytes for shape {shape}, expected {expected}")
 

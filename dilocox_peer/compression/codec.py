@@ -41,10 +41,6 @@ class TensorCodec(Protocol):
         every decoder refuses."""
         ...
 
-    def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Smallest and largest number of bytes that encode a tensor of this shape; known before any is read."""
-        ...
-
     def open(self, payload: memoryview, shape: tuple[int, ...]) -> TensorReader:
         """The tensor of this shape, to be read piece by piece; payload stays as it is until then.
 
@@ -95,7 +91,7 @@ class PlainCodec:
         flat_N = x.detach().reshape(-1)
         if self._dtype.itemsize == 4:
             return flat_N.numpy().astype(self._dtype, copy=False).tobytes()
-        payload = bytearray(self.payload_limits((len(flat_N),))[0])
+        payload = bytearray(payload_limits(self.name, (len(flat_N),))[0])
         halves = np.frombuffer(payload, self._dtype) if payload else np.empty(0, self._dtype)
         for start in range(0, len(flat_N), _PIECE):
             # Clamped, as inf would poison every peer. Cast by torch: numpy's is ten times slower.
@@ -103,11 +99,8 @@ class PlainCodec:
             halves[start : start + len(piece)] = piece.numpy()
         return payload
 
-    def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        return payload_limits(self.name, shape)
-
     def open(self, payload: memoryview, shape: tuple[int, ...]) -> "_PlainReader":
-        size_bytes, _ = self.payload_limits(shape)
+        size_bytes, _ = payload_limits(self.name, shape)
         if len(payload) != size_bytes:
             raise MalformedBlob(f"{self.name}: {len(payload)} bytes for shape {shape}, expected {size_bytes}")
         return _PlainReader(np.frombuffer(payload, self._dtype) if payload else np.empty(0, self._dtype))

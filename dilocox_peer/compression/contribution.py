@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dilocox_peer.compression.codec import CodecPolicy, RememberingCodec, TensorCodec, TensorEncoder, codec_named
 from dilocox_peer.compression.reader import TensorReader, pieces
-from dilocox_peer.compression.sizes import max_header_bytes
+from dilocox_peer.compression.sizes import max_header_bytes, payload_limits
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.files import let_go
 from dilocox_peer.types import Layout, TensorSpec
@@ -162,7 +162,7 @@ def open_contribution(raw: Blob, layout: Layout) -> Contribution:
     codecs, payloads, start = [], [], _LENGTH.size + header_bytes
     for spec, name, size_bytes in zip(layout.tensors, names, sizes, strict=True):
         codec = codec_named(name)
-        smallest, largest = codec.payload_limits(spec.shape)
+        smallest, largest = payload_limits(codec.name, spec.shape)
         if not smallest <= size_bytes <= largest:
             raise MalformedBlob(f"{spec.name} in {name}: {size_bytes} bytes, expected {smallest} to {largest}")
         codecs.append(codec)

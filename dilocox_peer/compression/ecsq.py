@@ -49,9 +49,6 @@ class EcsqCodec:
     name = "ecsq"
     is_finite = True
 
-    def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        return payload_limits(self.name, shape)
-
     def encode(self, x: Tensor) -> bytes:
         flat_N = x.detach().reshape(-1).numpy()
         groups = [_encoded(flat_N[start : start + GROUP]) for start in range(0, len(flat_N), GROUP)]
@@ -59,7 +56,7 @@ class EcsqCodec:
 
     def open(self, payload: memoryview, shape: tuple[int, ...]) -> "_EcsqReader":
         n = math.prod(shape)
-        smallest, largest = self.payload_limits(shape)
+        smallest, largest = payload_limits(self.name, shape)
         if not smallest <= len(payload) <= largest:
             raise MalformedBlob(f"ecsq: {len(payload)} bytes for shape {shape}, expected {smallest} to {largest}")
         num_groups = -(-n // GROUP)

@@ -39,7 +39,6 @@ from dilocox_peer.compression.sizes import (
     low_rank_bytes,
     matrix_shape,
     num_groups,
-    payload_limits,
 )
 from dilocox_peer.errors import MalformedBlob
 
@@ -68,9 +67,6 @@ class LowRankCodec:
     def __init__(self, rank: int = DEFAULT_RANK) -> None:
         assert rank > 0, f"rank {rank}"
         self._rank = rank
-
-    def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        return payload_limits(self.name, shape)
 
     def encode(self, x: Tensor) -> bytearray:
         """From a cold start: equal input gives equal bytes on the same machine."""

@@ -70,7 +70,8 @@ def raw_bytes(layout: Layout) -> int:
 
 
 def payload_limits(codec: str, shape: Shape) -> ByteLimits:
-    """Smallest and largest number of bytes that encode a tensor of this shape in a codec that this version knows."""
+    """Smallest and largest number of bytes that encode a tensor of this shape; known before any is read. Raises KeyError for a codec that this
+    version does not know."""
     return _LIMITS[codec](shape)
 
 

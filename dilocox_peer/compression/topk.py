@@ -35,9 +35,6 @@ class TopKCodec:
     name = "topk"
     is_finite = True
 
-    def payload_limits(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        return payload_limits(self.name, shape)
-
     def encode(self, x: Tensor) -> bytes:
         flat_N = x.detach().reshape(-1).numpy()
         lengths = _chunk_lengths(len(flat_N))
@@ -63,7 +60,7 @@ class TopKCodec:
 
     def open(self, payload: memoryview, shape: tuple[int, ...]) -> "_TopKReader":
         lengths = _chunk_lengths(math.prod(shape))
-        smallest, largest = self.payload_limits(shape)
+        smallest, largest = payload_limits(self.name, shape)
         if not smallest <= len(payload) <= largest:
             raise MalformedBlob(f"topk: {len(payload)} bytes for shape {shape}, expected {smallest} to {largest}")
         bits = np.frombuffer(payload, "<u2", count=len(lengths))

@@ -28,6 +28,8 @@ from tests.shell import commands
 RUN = RunId("ab" * 32)
 PATIENCE_S = 60.0
 """Of a wait for what will come: other tests and other programs have the processors meanwhile."""
+ENDS_S = 15.0
+"""Within which a process ends that has nothing left to do: less than any time after which it would end by itself (p2pd's -idleTimeout)."""
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
@@ -84,7 +86,7 @@ def no_process_left() -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
     left = [child for child in psutil.Process().children(recursive=True) if child not in before]
-    _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
+    _, alive = psutil.wait_procs(left, timeout=ENDS_S)
     names = [" ".join(child.cmdline()) for child in alive]
     for child in alive:
         child.kill()

@@ -221,9 +221,8 @@ def test_a_killed_linkd_is_restarted_beside_a_polling_owner(make_link: MakeLink)
         until(lambda: bool(one.of(LinkdEnded)), two)
         assert [type(event) for event in one.seen[-2:]] == [LinkDown, LinkdEnded]
         assert "SIGKILL" in one.of(LinkdEnded)[0].reason
-        with (
-            socket.socket() as kept
-        ):  # bound and not listening: linkd may have the port, and the system gives it to nobody else
+        with socket.socket() as kept:
+            # Bound and not listening: linkd may have the port, and the system gives it to nobody else.
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             kept.bind(("127.0.0.1", port))
             one.restart(60)
@@ -247,9 +246,7 @@ def test_a_restarted_linkd_is_linked_by_who_dials_it(make_link: MakeLink):
 
 
 def test_a_frozen_neighbour_is_unlinked_and_comes_back(make_link: MakeLink):
-    one, two = linked_pair(
-        make_link, dead_s=3.0
-    )  # who waits for its turn on a busy machine is silent as well, for less
+    one, two = linked_pair(make_link, dead_s=3.0)  # on a busy machine a process is silent for less than that
     check_traffic(one, two)
     frozen = two.linkd
     os.kill(frozen, signal.SIGSTOP)

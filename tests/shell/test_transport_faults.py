@@ -12,7 +12,7 @@ from dilocox_peer.network.daemon import calls_under_way
 from dilocox_peer.network.transport import PeerGone, PeerSilent, Transport, TransportDown
 
 from .commands import free_port
-from .conftest import RUN, MakeTransport, PeerProcess, SpawnPeer, is_running, stands_still, until
+from .conftest import ENDS_S, RUN, MakeTransport, PeerProcess, SpawnPeer, is_running, stands_still, until
 from .peer_process import blob
 
 pytestmark = pytest.mark.slow  # each starts Python processes that import torch
@@ -148,7 +148,7 @@ async def test_kill_9_leaves_no_p2pd_and_the_same_peer_can_start_again(spawn_pee
     first = await spawn_peer("remote", port=free_port())  # one that nobody takes while it is down
     assert os.getsid(first.p2pd) == first.p2pd
     first.kill()
-    await until(lambda: not is_running(first.p2pd))
+    await until(lambda: not is_running(first.p2pd), ENDS_S)
     stale = sockets_of(first)
     assert stale
 

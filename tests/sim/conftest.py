@@ -7,6 +7,6 @@ import pytest
 
 @pytest.fixture(scope="package", autouse=True)
 def _what_is_loaded_is_not_collected() -> None:
-    """Else each full collection goes through all modules that other tests have loaded, torch's among them: it doubles what a seed costs."""
+    """Else each full collection goes through all modules that other tests have loaded, torch's among them: a tenth of what a seed costs."""
     gc.collect()
     gc.freeze()
