@@ -1,13 +1,14 @@
 """What a peer sends a round when a run averages in slices, beside all to all: real peers on this machine.
 
-    python benchmarks/slices.py [--peers 4] [--rounds 12] [--codec int4] [--slices 16] [--modes slices,all-to-all] [--slow 2]
+    python benchmarks/slices.py [--peers 4] [--rounds 12] [--codec int4] [--slices 16] [--keep] [--modes slices,all-to-all] [--slow 2]
 
 A peer's bytes are those of its messages and of what it served (the RoundCertified event), without frames; of the rounds from the fourth
 to the last but one, over all peers. On the interface: all that went over lo meanwhile, with frames, heartbeats, the directory and
 whatever else this machine says to itself (in a namespace of its own, nothing: `unshare -n sh -c 'ip link set lo up; ...'`), by peers and rounds. The
 bound in slices: 1.1 x (2 contributions + 1 result). Expected beforehand: (n - 1) / n of that bound's 2 contributions and 1 result, and
 messages. seconds: between two rounds. CPU: of each peer's process and its network daemon, a round; of it what merging takes
-(slices_worker.py), which is to be the same whatever n is. --slow: the first peer may send so many Mbit/s (--max-upload), all others what they like;
+(slices_worker.py), which is to be the same whatever n is. --keep: the bootstrap keeps the run, and
+fetches a contribution, a result and now and then a state for that (docs/deployment.md). --slow: the first peer may send so many Mbit/s (--max-upload), all others what they like;
 beside it how long one contribution takes at that rate.
 """
 
@@ -37,7 +38,7 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
     settings = preset("tiny", rounds=rounds, compression={"codec": arguments.codec, "adapt": "off"})
     labels = [f"peer{index}" for index in range(arguments.peers)]
     async with WatchedSwarm(settings) as swarm:
-        await swarm.start_bootstrap()
+        await swarm.start_bootstrap(*([] if arguments.keep else ["--no-keep"]))
         merging = [swarm.folder / f"{label}.merging" for label in labels]
         limits = [
             ["--max-upload", str(arguments.slow)] if arguments.slow and label == labels[0] else [] for label in labels
@@ -105,6 +106,7 @@ def main() -> None:
     parser.add_argument("--codec", default="int4")
     parser.add_argument("--slices", type=int, default=16)
     parser.add_argument("--slow", type=float, default=0.0, metavar="MBIT")
+    parser.add_argument("--keep", action="store_true")
     parser.add_argument("--modes", default="slices,all-to-all")
     arguments = parser.parse_args()
     print(header())

@@ -172,16 +172,17 @@ class Daemon:
         infos = map(PeerInfo.from_protobuf, answer.peers)
         return [(PeerId(str(info.peer_id)), [str(address) for address in info.addrs]) for info in infos]
 
-    async def paths(self) -> dict[PeerId, Via]:
-        """How each connected peer is reached; see Transport.paths."""
+    async def paths(self) -> tuple[list[PeerId], dict[PeerId, Via]]:
+        """Peers that are reached in another way than at the last look, and how each connected peer is; see Transport.paths."""
         found: dict[PeerId, Via] = {}
         for peer, addresses in await self.connections():
             is_relayed = all("/p2p-circuit" in address for address in addresses)
             if not is_relayed or peer not in found:
                 found[peer] = "relayed" if is_relayed else "direct"
+        changed = [peer for peer, via in found.items() if self._vias.get(peer, via) != via]
         for peer, via in found.items():
             remember(self._vias, peer, via)
-        return found
+        return changed, found
 
     async def _asked(self, what: Literal["IDENTIFY", "LIST_PEERS"]) -> Any:
         """What p2pd answers about itself. Raises TransportDown, also for one whose watcher has not seen its death yet."""

@@ -54,9 +54,9 @@ class Doors:
 
     # ---- what handlers ask -------------------------------------------------------------------------------------------
 
-    def message(self, peer: PeerId, num_bytes: int) -> str | None:
-        """Why a message of the peer is not looked at; None: it is, and counts."""
-        return self._asked(peer, (Budgeted.MESSAGES, 1.0), (Budgeted.MESSAGE_BYTES, float(num_bytes)))
+    def message(self, peer: PeerId, count: int, num_bytes: int) -> str | None:
+        """Why so many messages of the peer, of so many bytes in all, are not looked at; None: they are, and count."""
+        return self._asked(peer, (Budgeted.MESSAGES, float(count)), (Budgeted.MESSAGE_BYTES, float(num_bytes)))
 
     def stream(self, peer: PeerId) -> str | None:
         """As `message`, of a stream that the peer has opened."""

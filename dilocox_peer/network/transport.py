@@ -6,7 +6,6 @@ decided elsewhere. Importing this module does not import hivemind (that pulls in
 """
 
 import asyncio
-import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from dilocox_peer.admission import NOTHING_SHOWN, Admission, Right
-from dilocox_peer.errors import ProtocolError
 from dilocox_peer.invitation import address_range, parse_multiaddr, parse_multiaddrs
 from dilocox_peer.network.bandwidth import Bandwidth
 from dilocox_peer.network.bulk import (
@@ -32,6 +30,7 @@ from dilocox_peer.network.bulk import (
 )
 from dilocox_peer.network.daemon import Daemon, OnStream, Via
 from dilocox_peer.network.doors import Doors
+from dilocox_peer.network.messages import MessageHandler, Messages
 from dilocox_peer.network.p2pd import Refusal, check_listenable, remember
 from dilocox_peer.network.serving import FetchHandler, Serving, TransportLimits
 from dilocox_peer.network.upload_watch import UploadWatch
@@ -51,13 +50,9 @@ __all__ = [
     "Via",
 ]  # fmt: skip
 
-MAX_MESSAGE_BYTES = 1024 * 1024  # p2pd's own limit is 4 MiB; larger things are fetched
 _LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
-MessageHandler = Callable[[PeerId, bytes], None]
 BytesHandler = Callable[[PeerId], None]
-
-_logger = logging.getLogger(__name__)
 
 
 def named_peers(addresses: Sequence[str]) -> frozenset[PeerId]:
@@ -86,9 +81,7 @@ class Transport:
         self.addresses = addresses
         self.bandwidth = Bandwidth(limits.upload_bytes_per_s, limits.download_bytes_per_s)
         self._prefix = f"/dilocox/1/{namespace}"
-        self.message_protocol = f"{self._prefix}/message"
         self.pass_protocol = f"{self._prefix}/pass"
-        self._message_handler: MessageHandler | None = None
         self.admission: Admission | None = None
         self.heard: OrderedDict[PeerId, float] = (
             OrderedDict()
@@ -99,6 +92,10 @@ class Transport:
         self._serving = Serving(limits, self.bandwidth, self._refusal, self._on_bytes, self.doors.malformed)
         self.line = UploadWatch(self.bandwidth, lambda: None if daemon.is_down else daemon.pid)
         self._watching: asyncio.Task[None] | None = None
+        self._messages = Messages(
+            daemon, self.doors, self.bandwidth, f"{self._prefix}/messages",
+            lambda peer: self._refusal(peer, Right.JOIN), self._on_heard,
+        )  # fmt: skip
         self._fetching: Counter[PeerId] = Counter()
         self.doors.keeper.keep(self.is_busy)
         self._is_closed = False
@@ -149,7 +146,7 @@ class Transport:
                 daemon=daemon, peer_id=peer_id, namespace=namespace, initial_peers=initial, limits=limits,
                 addresses=await daemon.addresses(latest=False),
             )  # fmt: skip
-            await daemon.answer(self.message_protocol, self._on_message)
+            await self._messages.serve()
             self._watching = asyncio.create_task(self.line.run(), name="upload")
         except BaseException:
             await daemon.close(timeout_s=2.0)
@@ -165,7 +162,7 @@ class Transport:
         if self._is_closed:
             return
         self._is_closed = True
-        tasks = self._serving.end()
+        tasks = self._serving.end() | self._messages.end()
         if self._watching is not None:
             self._watching.cancel()
             tasks.add(self._watching)
@@ -213,18 +210,19 @@ class Transport:
         )
 
     async def _on_pass(self, peer: PeerId, raw: bytes) -> None:
-        """As _on_message."""
-        self._check_rate(peer, len(raw))
+        """Called by hivemind in a task of its own; what is raised here reaches the sender as repr()."""
+        if (reason := self.doors.message(peer, 1, len(raw))) is not None:
+            raise Refusal(reason)
         assert self.admission is not None
         reason = self.admission.gate.show(peer, raw, time.time())
         if reason is not None:
             raise Refusal(reason)
 
-    async def _showed_pass(self, refused: RequestRefused, timeout_s: float) -> bool:
-        """Whether refused was for want of our pass and it has been shown now: then ask again. Raises PeerUnavailable."""
-        if self.admission is None or not self.admission.own_pass or NOTHING_SHOWN not in refused.reason:
+    async def _showed_pass(self, peer: PeerId, reason: str, timeout_s: float) -> bool:
+        """Whether what peer refused was for want of our pass and it has been shown now: then ask again. Raises PeerUnavailable."""
+        if self.admission is None or not self.admission.own_pass or NOTHING_SHOWN not in reason:
             return False
-        await self.daemon.call(refused.peer, self.pass_protocol, self.admission.own_pass, timeout_s)
+        await self.daemon.call(peer, self.pass_protocol, self.admission.own_pass, timeout_s)
         return True
 
     def _check_not_out(self, peer: PeerId) -> None:
@@ -256,7 +254,9 @@ class Transport:
         with it goes through a relay. Raises PeerUnavailable, TimeoutError."""
         self.daemon.check_up(self.peer_id)
         async with asyncio.timeout(timeout_s):
-            return await self.daemon.paths()
+            changed, paths = await self.daemon.paths()
+        self._messages.on_paths_changed(changed)
+        return paths
 
     async def open_stream(
         self, peer: PeerId, protocol: str, timeout_s: float
@@ -317,7 +317,7 @@ class Transport:
     def set_message_handler(self, handler: MessageHandler) -> None:
         """handler(sender, raw) for every message from now on; in the loop, so it must be quick. Its ProtocolError is told to
         the sender; any other exception is logged, and the sender told no more than that."""
-        self._message_handler = handler
+        self._messages.handler = handler
 
     def set_bytes_handler(self, handler: BytesHandler) -> None:
         """handler(peer) whenever bytes of a body have come from peer, or it has acknowledged some; often, in the loop."""
@@ -329,8 +329,11 @@ class Transport:
         self.doors.keeper.befriend(is_member)
         self.doors.keeper.set_settled(lambda: is_member(self.peer_id))
 
-    def _on_bytes(self, peer: PeerId) -> None:
+    def _on_heard(self, peer: PeerId) -> None:
         remember(self.heard, peer, time.monotonic())
+
+    def _on_bytes(self, peer: PeerId) -> None:
+        self._on_heard(peer)
         self._bytes_handler(peer)
 
     async def send(self, peer: PeerId, raw: bytes, timeout_s: float) -> None:
@@ -339,40 +342,17 @@ class Transport:
         Raises PeerGone at once when nobody is there, PeerSilent after timeout_s, RequestRefused, TransportDown: all of them
         PeerUnavailable. When cancelled, peer may or may not have got it.
         """
-        if len(raw) > MAX_MESSAGE_BYTES:
-            raise ValueError(f"message of {len(raw)} bytes, at most {MAX_MESSAGE_BYTES}: serve it for fetch instead")
+        if reason := (await self.send_all(peer, [raw], timeout_s))[0]:
+            raise RequestRefused(peer, reason)
+
+    async def send_all(self, peer: PeerId, messages: Sequence[bytes], timeout_s: float) -> list[str]:
+        """As `send`, of several at once: why each of them is not taken; empty: it is. Raises ValueError for more than fit into one
+        batch (message_frames.num_in_batch)."""
         self._check_not_out(peer)
-        try:
-            await self.daemon.call(peer, self.message_protocol, raw, timeout_s)
-        except RequestRefused as refused:
-            if not await self._showed_pass(refused, timeout_s):
-                raise
-            await self.daemon.call(peer, self.message_protocol, raw, timeout_s)
-        self.bandwidth.bytes_sent += len(raw)
-
-    async def _on_message(self, peer: PeerId, raw: bytes) -> None:
-        """Called by hivemind in a task of its own; what is raised here reaches the sender as repr()."""
-        if len(raw) > MAX_MESSAGE_BYTES:
-            self.doors.oversize(peer)
-            raise Refusal(f"message of {len(raw)} bytes, at most {MAX_MESSAGE_BYTES}")
-        self._check_rate(peer, len(raw))
-        if self._message_handler is None or self._is_closed:
-            raise Refusal("not ready")
-        if (reason := self._refusal(peer, Right.JOIN)) is not None:
-            raise Refusal(reason)
-        self.bandwidth.bytes_received += len(raw)
-        remember(self.heard, peer, time.monotonic())
-        try:
-            self._message_handler(peer, raw)
-        except ProtocolError as error:
-            raise Refusal(error.reason) from None
-        except Exception:  # task boundary: a fault in a handler must not end the transport
-            _logger.exception("message from %s could not be handled; it was dropped", peer)
-            raise Refusal("internal error") from None
-
-    def _check_rate(self, peer: PeerId, num_bytes: int) -> None:
-        if (reason := self.doors.message(peer, num_bytes)) is not None:
-            raise Refusal(reason)
+        reasons = await self._messages.send(peer, messages, timeout_s)
+        if await self._showed_pass(peer, reasons[0], timeout_s):
+            reasons = await self._messages.send(peer, messages, timeout_s)
+        return reasons
 
     # -- bulk ---------------------------------------------------------------------------------------------------------
 
@@ -418,7 +398,7 @@ class Transport:
         try:
             return await once()
         except RequestRefused as refused:
-            if not await self._showed_pass(refused, stall_timeout_s):
+            if not await self._showed_pass(peer, refused.reason, stall_timeout_s):
                 raise
             return await once()
 

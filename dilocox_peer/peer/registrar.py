@@ -353,8 +353,8 @@ class _Desk:
         except TimeoutError:
             return Tick()
 
-    async def _send(self, peer: PeerId, raw: bytes) -> None:
-        await self._transport.send(peer, raw, SEND_TIMEOUT_S)
+    async def _send(self, peer: PeerId, messages: Sequence[bytes]) -> list[str]:
+        return await self._transport.send_all(peer, messages, SEND_TIMEOUT_S)
 
     def _on_failure(self, error: PeerUnavailable) -> None:
         if isinstance(error, PeerGone):

@@ -28,6 +28,16 @@ from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.network import relay_protocol
 from dilocox_peer.network.frames import PREFIX_BYTES, pack_header, unpack_header, unpack_prefix
 from dilocox_peer.network.link_frames import BufferReader, ChunkReader, FrameKind
+from dilocox_peer.network.message_frames import (
+    ANSWER_HEAD_BYTES,
+    HEAD_BYTES,
+    pack_answer,
+    pack_batch,
+    read_answer_head,
+    read_head,
+    split_answer,
+    split_batch,
+)
 from dilocox_peer.network.nat_pmp import read_address, read_mapping
 from dilocox_peer.peer.control import command_of
 from dilocox_peer.scan import scan
@@ -102,6 +112,16 @@ def _frames() -> list[bytes]:
         (FrameKind.PING, {"i": 3}, 0),
     ]
     return [pack_header(kind, header, body) + bytes(body) for kind, header, body in headers]
+
+
+def _messages(raw: bytes) -> None:
+    count, num_bytes = read_head(raw[:HEAD_BYTES].ljust(HEAD_BYTES, b"\0"))
+    split_batch(count, raw[HEAD_BYTES:][:num_bytes])
+
+
+def _answer(raw: bytes) -> None:
+    num_bytes = read_answer_head(raw[:ANSWER_HEAD_BYTES].ljust(ANSWER_HEAD_BYTES, b"\0"))
+    split_answer(3, raw[ANSWER_HEAD_BYTES:][:num_bytes])
 
 
 def _chunks(raw: bytes) -> None:
@@ -249,6 +269,8 @@ DECODERS = (
         (ValueError,),
         lambda: [frame[PREFIX_BYTES:] for frame in _frames()[::2]],
     ),
+    Decoder("messages", _messages, (ProtocolError,), lambda: [pack_batch(_of("rounds.txt")[:3])]),
+    Decoder("answer", _answer, (ProtocolError,), lambda: [pack_answer(["", "busy", "not ready"])]),
     Decoder("relay request", relay_protocol.read_request, (ValueError,), _relay_requests),
     Decoder(
         "relay answer", relay_protocol.read_answer, (ValueError,), lambda: [relay_protocol.reserved_until(10**9)[1:]]

@@ -22,6 +22,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -372,8 +373,8 @@ class Forger:
         assert self._outbox is not None, "before run"
         self._outbox.post(peer, raw)
 
-    async def _send(self, peer: PeerId, raw: bytes) -> None:
-        await self._transport.send(peer, raw, SEND_S)
+    async def _send(self, peer: PeerId, messages: Sequence[bytes]) -> list[str]:
+        return await self._transport.send_all(peer, messages, SEND_S)
 
 
 def tell(event: str, **fields: Any) -> None:

@@ -15,8 +15,8 @@ from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, Run
 from dilocox_peer.network import bulk
 from dilocox_peer.network.daemon import calls_under_way, handlers_under_way
 from dilocox_peer.network.doorkeeper import Budget, Budgeted, Budgets
+from dilocox_peer.network.message_frames import MAX_MESSAGE_BYTES
 from dilocox_peer.network.transport import (
-    MAX_MESSAGE_BYTES,
     PeerGone,
     PeerRefusing,
     PeerSilent,

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -92,10 +93,11 @@ async def test_a_message_is_encoded_once_for_all_who_get_it(monkeypatch: pytest.
     all_sent = asyncio.Event()
 
     class Wire:
-        async def send(self, peer: PeerId, raw: bytes, _timeout_s: float) -> None:
-            sent.append((peer, raw))
+        async def send_all(self, peer: PeerId, messages: Sequence[bytes], _timeout_s: float) -> list[str]:
+            sent.extend((peer, raw) for raw in messages)
             if len(sent) == 6:
                 all_sent.set()
+            return [""] * len(messages)
 
     machine = SimpleNamespace(
         handle=lambda happened, now: wanted.pop(0) if wanted else [], deadline=lambda: loop.time() + 60.0
@@ -145,7 +147,7 @@ async def test_the_machine_is_told_whom_messages_do_not_reach(error: Any, is_out
         def why_out(self, _peer: PeerId) -> str | None:
             return "revoked" if is_out else None
 
-        async def send(self, peer: PeerId, _raw: bytes, _timeout_s: float) -> None:
+        async def send_all(self, peer: PeerId, _messages: Sequence[bytes], _timeout_s: float) -> list[str]:
             has_failed.set()
             raise error(peer, "as a test wants it")
 

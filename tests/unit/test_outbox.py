@@ -1,8 +1,10 @@
 """What waits to be sent to a slow peer."""
 
 import asyncio
+from collections.abc import Sequence
 
 from dilocox_peer.errors import PeerUnavailable
+from dilocox_peer.network.message_frames import BATCH_BYTES
 from dilocox_peer.peer.rounds.outbox import MAX_QUEUED, Outbox
 from dilocox_peer.types import PeerId
 
@@ -14,10 +16,11 @@ async def test_what_is_repeated_while_it_waits_is_sent_once() -> None:
     sent: list[tuple[PeerId, bytes]] = []
     gate = asyncio.Event()
 
-    async def send(peer: PeerId, raw: bytes) -> None:
+    async def send(peer: PeerId, batch: Sequence[bytes]) -> list[str]:
         if peer == SLOW:
             await gate.wait()
-        sent.append((peer, raw))
+        sent.extend((peer, raw) for raw in batch)
+        return [""] * len(batch)
 
     async with asyncio.TaskGroup() as tasks:
         outbox = Outbox(tasks, send, _never)
@@ -38,6 +41,26 @@ async def test_what_is_repeated_while_it_waits_is_sent_once() -> None:
         await outbox.drained()
         assert sent[-1] == (SLOW, str(2 * MAX_QUEUED - 1).encode())
         assert len(sent) < 4 + 21 + MAX_QUEUED + 2, "the oldest go when it is full"
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+
+async def test_what_waits_goes_in_batches_and_one_refusal_is_told() -> None:
+    batches: list[list[bytes]] = []
+    told: list[PeerUnavailable] = []
+
+    async def send(_peer: PeerId, batch: Sequence[bytes]) -> list[str]:
+        batches.append(list(batch))
+        return ["too late" if raw == b"bad" else "" for raw in batch]
+
+    async with asyncio.TaskGroup() as tasks:
+        outbox = Outbox(tasks, send, told.append)
+        for raw in (b"one", bytes(BATCH_BYTES), b"two", b"bad", *(bytes([each]) for each in range(40))):
+            outbox.post(OTHER, raw)
+        await outbox.drained()
+        assert [len(batch) for batch in batches] == [1, 1, 32]
+        assert [error.reason for error in told] == ["too late"]
+        assert outbox.bytes_sent == 3 + BATCH_BYTES + 3 + 30
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 

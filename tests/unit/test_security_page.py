@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 from dilocox_peer.dht import entry
-from dilocox_peer.network import doorkeeper, link_gate
+from dilocox_peer.network import doorkeeper, link_gate, message_streams
 from dilocox_peer.network.doorkeeper import ALLOWED, Budgeted, Trespass
 from dilocox_peer.network.frames import MAX_HEADER_BYTES, MAX_HEADER_DEPTH, MAX_HEADER_ITEMS
 from dilocox_peer.network.link_frames import MAX_UNPROVED_BYTES, MAX_UNPROVED_HEADER_BYTES
+from dilocox_peer.network.message_frames import MAX_BATCH, MAX_MESSAGE_BYTES
 from dilocox_peer.network.serving import TransportLimits
-from dilocox_peer.network.transport import MAX_MESSAGE_BYTES
 from dilocox_peer.network.tunnels import MAX_DOORS
 from dilocox_peer.network.tunnels import MAX_STREAMS_PER_PEER as OF_A_DOOR
 from dilocox_peer.peer.dialback import ALL_PORTS, ALL_PORTS_PER_S, MAX_RANGES, RANGE_PORTS, RANGE_PORTS_PER_S
@@ -52,6 +52,10 @@ def test_the_bounds_are_those_of_the_code() -> None:
     for told in (
         f"{MAX_MESSAGE_BYTES >> 20} MiB; the header is read",
         f"{MAX_QUEUED_BYTES >> 20} MiB as they came",
+        f"{message_streams.MAX_STREAMS} at once, of strangers {message_streams.MAX_STREAMS_OF_STRANGERS}, of one peer "
+        f"{message_streams.MAX_STREAMS_PER_PEER}; the longest idle stranger's makes room; without a message {message_streams.KEPT_S:.0f} s",
+        f"{MAX_BATCH} messages or {MAX_MESSAGE_BYTES >> 20} MiB; of those beyond {message_streams.LARGE_BYTES >> 10} KiB "
+        f"{message_streams.LARGE_AT_ONCE} at once of members",
         f"messages a second | {_rates(Budgeted.MESSAGES)}",
         f"bytes of messages a second | {_mib(Budgeted.MESSAGE_BYTES)}",
         f"streams a second | {_rates(Budgeted.STREAMS)}",

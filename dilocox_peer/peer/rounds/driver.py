@@ -265,8 +265,8 @@ class RoundDriver:
         if blocks:
             self.machine.history.seal(blocks)
 
-    async def _transport_send(self, peer: PeerId, raw: bytes) -> None:
-        await self._transport.send(peer, raw, SEND_TIMEOUT_S)
+    async def _transport_send(self, peer: PeerId, messages: Sequence[bytes]) -> list[str]:
+        return await self._transport.send_all(peer, messages, SEND_TIMEOUT_S)
 
     def _on_send_failure(self, error: PeerUnavailable) -> None:
         if isinstance(error, PeerGone):

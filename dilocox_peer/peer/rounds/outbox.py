@@ -1,4 +1,5 @@
-"""Outgoing protocol messages: one bounded queue and one task a receiver, so that a slow peer delays nobody else.
+"""Outgoing protocol messages: one bounded queue and one task a receiver, so that a slow peer delays nobody else. What waits when the
+one before has arrived goes in one batch.
 
 Delivery is at most once; the round protocol repeats what matters. A message that waits already is not queued again, and of heartbeats the
 newest takes the place of the one that waits: where a line is slow, what is repeated every second would else be told minutes late. When a
@@ -7,15 +8,19 @@ queue is full its oldest message goes.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 
 from dilocox_peer.errors import PeerUnavailable
+from dilocox_peer.network.bulk import RequestRefused
+from dilocox_peer.network.message_frames import MAX_BATCH, num_in_batch
 from dilocox_peer.types import PeerId
 
 MAX_QUEUED = 64
 IDLE_S = 30.0  # a task without work ends; a later message starts another
 
-SendNow = Callable[[PeerId, bytes], Awaitable[None]]
+SendNow = Callable[[PeerId, Sequence[bytes]], Awaitable[list[str]]]
+"""Why each of a batch of messages is not taken by the peer; empty: it is. Raises PeerUnavailable."""
 OnFailure = Callable[[PeerUnavailable], None]
 
 
@@ -58,10 +63,15 @@ class Outbox:
                     waker.clear()
                     async with asyncio.timeout(IDLE_S):
                         await waker.wait()
-                _, raw = queue.popitem(last=False)
+                waiting = list(islice(queue.values(), MAX_BATCH))
+                batch = waiting[: num_in_batch(list(map(len, waiting)))]
+                for _ in batch:
+                    queue.popitem(last=False)
                 try:
-                    await self._send_now(peer, raw)
-                    self.bytes_sent += len(raw)
+                    reasons = await self._send_now(peer, batch)
+                    self.bytes_sent += sum(len(raw) for raw, reason in zip(batch, reasons, strict=True) if not reason)
+                    if reason := next(filter(None, reasons), ""):
+                        raise RequestRefused(peer, reason)
                 except PeerUnavailable as error:
                     queue.clear()  # stale by the time the peer is back; the protocol repeats itself
                     self._on_failure(error)

@@ -1,0 +1,288 @@
+"""Messages between two peers on one stream each way that stays open: a call of p2pd's for each message costs ten times its bytes in
+negotiation, and a task and a dozen wake-ups at both ends.
+
+`MessageLines` sends: a line to each peer, opened at need, what waits for a peer in one batch. `MessageIntake` takes what comes: counted by
+the doors before it is read, and with the right to speak checked before it is decoded.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from dilocox_peer.errors import ProtocolError
+from dilocox_peer.network.bulk import PeerGone, PeerSilent
+from dilocox_peer.network.message_frames import (
+    ANSWER_HEAD_BYTES,
+    HEAD_BYTES,
+    pack_answer,
+    pack_batch,
+    read_answer_head,
+    read_head,
+    split_answer,
+    split_batch,
+)
+from dilocox_peer.types import PeerId
+
+IDLE_S = 60.0  # without a message a line is closed
+KEPT_S = 2 * IDLE_S  # and given up by who listens
+STALL_S = 30.0  # for a batch to come whole, once it has begun, and for its answer to be taken
+MAX_LINES = 256  # to others; the longest idle is closed for another
+MAX_STREAMS, MAX_STREAMS_OF_STRANGERS = 256, 96  # of others; of strangers the longest idle makes room
+MAX_STREAMS_PER_PEER = 2  # a new one of a peer whose last broke unseen
+LARGE_BYTES, LARGE_AT_ONCE = (
+    64 * 1024,
+    8,
+)  # batches beyond this, of strangers and of members: so many in memory at a time
+PIECE_BYTES = 64 * 1024
+
+OpenStream = Callable[[PeerId], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+AdmitMessages = Callable[[PeerId, int, int], str | None]
+"""Why so many messages, of so many bytes in all, of a peer are not looked at; None: they are, and count."""
+TakeMessage = Callable[[PeerId, bytes], str]
+"""Why a message is not taken; empty: it is."""
+
+
+class _MessageLine:
+    """To one peer."""
+
+    def __init__(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.peer = peer
+        self.used_at = time.monotonic()
+        self.is_over = False
+        self._reader, self._writer = reader, writer
+        self._awaited: deque[tuple[int, asyncio.Future[list[str]]]] = deque()  # messages of a batch, and their answer
+        self._draining = asyncio.Lock()
+        self._task = asyncio.create_task(self._read(), name=f"line {peer[-6:]}")
+
+    async def send(self, count: int, batch: bytes) -> list[str]:
+        """Raises PeerGone if the line ends before the answer. In the order of calls."""
+        self.used_at = time.monotonic()
+        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        if self.is_over:
+            raise PeerGone(self.peer, "the stream of messages ended")
+        self._awaited.append((count, answer))
+        self._writer.write(batch)
+        with suppress(OSError):  # what reads sees it too
+            async with self._draining:
+                await self._writer.drain()
+        return await answer
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(IDLE_S):
+                        head = await self._reader.readexactly(ANSWER_HEAD_BYTES)
+                except TimeoutError:
+                    if self._awaited or time.monotonic() - self.used_at < IDLE_S:
+                        continue  # who waits for an answer has a deadline
+                    return
+                async with asyncio.timeout(STALL_S):
+                    body = await self._reader.readexactly(read_answer_head(head))
+                if not self._awaited:
+                    return
+                count, answer = self._awaited.popleft()
+                reasons = split_answer(count, body)
+                if not answer.done():  # else nobody waits for it any more
+                    answer.set_result(reasons)
+        except (OSError, asyncio.IncompleteReadError, ProtocolError, asyncio.CancelledError):
+            pass  # whoever waits is told below
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._writer.transport.abort()
+        while self._awaited:
+            _, answer = self._awaited.popleft()
+            if not answer.done():
+                answer.set_exception(PeerGone(self.peer, "the stream of messages ended"))
+                answer.exception()  # retrieved: nobody may be left to do it
+
+    def close(self) -> asyncio.Task[None]:
+        self.is_over = True
+        self._task.cancel()
+        return self._task
+
+
+class MessageLines:
+    """`send`, and `close` in the end."""
+
+    def __init__(self, open_stream: OpenStream) -> None:
+        """open_stream: to the peer's intake; raises PeerUnavailable."""
+        self._open_stream = open_stream
+        self._lines: dict[PeerId, _MessageLine] = {}
+        self._opening: dict[PeerId, asyncio.Lock] = {}
+        self._num_waiting: dict[PeerId, int] = {}
+        self._ended: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def send(self, peer: PeerId, messages: Sequence[bytes], timeout_s: float) -> list[str]:
+        """Why each of these messages is not taken; empty: it is. Raises PeerUnavailable, PeerSilent after timeout_s. A line that was open
+        and ends before the answer is opened once more: messages may come twice then. Raises ValueError for more than a batch may have."""
+        count, batch = len(messages), pack_batch(messages)
+        try:
+            async with asyncio.timeout(timeout_s):
+                line, is_new = await self._line_to(peer)
+                try:
+                    return await line.send(count, batch)
+                except PeerGone:
+                    if is_new:
+                        raise
+                    line, _ = await self._line_to(peer)
+                    return await line.send(count, batch)
+        except TimeoutError:
+            self.drop([peer])  # it may lead nowhere
+            raise PeerSilent(peer, f"no answer within {timeout_s:g} s") from None
+
+    def drop(self, peers: Collection[PeerId]) -> None:
+        """The next messages to these peers go on new lines."""
+        for peer in peers:
+            if (line := self._lines.pop(peer, None)) is not None:
+                self._close(line)
+
+    def close(self) -> set[asyncio.Task[None]]:
+        """Gives back the tasks that end now."""
+        self._is_closed = True
+        self.drop(list(self._lines))
+        return set(self._ended)
+
+    async def _line_to(self, peer: PeerId) -> tuple[_MessageLine, bool]:
+        """And whether it was opened for this."""
+        if (line := self._lines.get(peer)) is not None and not line.is_over:
+            return line, False
+        lock = self._opening.setdefault(peer, asyncio.Lock())
+        self._num_waiting[peer] = self._num_waiting.get(peer, 0) + 1
+        try:
+            async with lock:
+                if (line := self._lines.get(peer)) is not None and not line.is_over:
+                    return line, True
+                reader, writer = await self._open_stream(peer)
+                if self._is_closed:
+                    writer.transport.abort()
+                    raise PeerGone(peer, "the transport is closed")
+                self.drop([peer])
+                while len(self._lines) >= MAX_LINES:
+                    self.drop([min(self._lines.values(), key=lambda each: each.used_at).peer])
+                line = self._lines[peer] = _MessageLine(peer, reader, writer)
+                return line, True
+        finally:
+            self._num_waiting[peer] -= 1
+            if not self._num_waiting[peer]:
+                del self._num_waiting[peer], self._opening[peer]
+
+    def _close(self, line: _MessageLine) -> None:
+        task = line.close()
+        self._ended.add(task)
+        task.add_done_callback(self._ended.discard)
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    peer: PeerId
+    is_stranger: bool
+    task: asyncio.Task[Any]
+    used_at: float = field(default_factory=time.monotonic)
+
+
+class MessageIntake:
+    """`on_stream` for each stream that a peer opens; `end` in the end."""
+
+    def __init__(
+        self,
+        admit: AdmitMessages,
+        take: TakeMessage,
+        is_stranger: Callable[[PeerId], bool],
+        on_malformed: Callable[[PeerId, bool], None],
+    ) -> None:
+        """on_malformed: told of who sent what cannot be read, and whether for its size."""
+        self._admit = admit
+        self._take = take
+        self._is_stranger = is_stranger
+        self._on_malformed = on_malformed
+        self._streams: list[_Stream] = []
+        self._large = {False: asyncio.Semaphore(LARGE_AT_ONCE), True: asyncio.Semaphore(LARGE_AT_ONCE)}
+        self._is_over = False
+
+    def end(self) -> set[asyncio.Task[Any]]:
+        """Nothing is taken any more. Gives back the tasks that end now."""
+        self._is_over = True
+        for stream in self._streams:
+            stream.task.cancel()
+        return {stream.task for stream in self._streams}
+
+    async def on_stream(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """In a task that does nothing else."""
+        task = asyncio.current_task()
+        assert task is not None
+        stream = _Stream(peer, self._is_stranger(peer), task)
+        if self._is_over or not self._make_room(stream):
+            writer.transport.abort()
+            return
+        self._streams.append(stream)
+        try:
+            while True:
+                async with asyncio.timeout(KEPT_S):
+                    head = await reader.readexactly(HEAD_BYTES)
+                stream.used_at, stream.is_stranger = time.monotonic(), self._is_stranger(peer)
+                count, num_bytes = self._read_head(peer, head)
+                async with asyncio.timeout(STALL_S):
+                    writer.write(pack_answer(await self._answer(stream, count, num_bytes, reader)))
+                    await writer.drain()
+        except (OSError, asyncio.IncompleteReadError, ProtocolError):  # TimeoutError is an OSError
+            pass
+        except asyncio.CancelledError:
+            pass  # this is all that the task does, and Python 3.11 prints a traceback for a stream's cancelled handler
+        finally:
+            writer.transport.abort()
+            if stream in self._streams:
+                self._streams.remove(stream)
+
+    def _read_head(self, peer: PeerId, head: bytes) -> tuple[int, int]:
+        try:
+            return read_head(head)
+        except ProtocolError:
+            self._on_malformed(peer, True)
+            raise
+
+    async def _answer(self, stream: _Stream, count: int, num_bytes: int, reader: asyncio.StreamReader) -> list[str]:
+        peer = stream.peer
+        if (reason := self._admit(peer, count, num_bytes)) is not None:
+            while num_bytes:
+                num_bytes -= len(await reader.readexactly(min(num_bytes, PIECE_BYTES)))
+            return [reason] * count
+        if num_bytes > LARGE_BYTES:
+            async with self._large[stream.is_stranger]:
+                body = await reader.readexactly(num_bytes)
+        else:
+            body = await reader.readexactly(num_bytes)
+        try:
+            messages = split_batch(count, body)
+        except ProtocolError:
+            self._on_malformed(peer, False)
+            raise
+        return [self._take(peer, message) for message in messages]
+
+    def _make_room(self, new: _Stream) -> bool:
+        """Whether there is room for it, if need be once others are ended."""
+        of_peer = [each for each in self._streams if each.peer == new.peer]
+        if len(of_peer) >= MAX_STREAMS_PER_PEER:
+            self._put_out(of_peer)
+        strangers = [each for each in self._streams if each.is_stranger]
+        if new.is_stranger and len(strangers) >= MAX_STREAMS_OF_STRANGERS:
+            self._put_out(strangers)
+        elif len(self._streams) >= MAX_STREAMS:
+            if not strangers:
+                return False
+            self._put_out(strangers)
+        return True
+
+    def _put_out(self, streams: Sequence[_Stream]) -> None:
+        """Ends the one of these that was idle longest."""
+        idle = min(streams, key=lambda each: each.used_at)
+        self._streams.remove(idle)
+        idle.task.cancel()
