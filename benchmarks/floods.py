@@ -8,7 +8,7 @@ else; each has a p2pd and a PeerID of its own, and a link identity for linkd. Po
 
     messages      40 a second of each, of 200 bytes that mean nothing
     large         of a MiB, two a second of each
-    halves        messages that are begun and not ended: 4 MiB are announced, half of one is sent, eight at once of each
+    halves        messages that are begun and not ended: a MiB is announced, half of it sent, eight at once of each
     directory     pings and finds, 40 a second of each
     fetches       streams to every service with half a request, eight at once of each
     dial-back     asked for eight ports of the target's host, 10 a second of each
@@ -124,18 +124,18 @@ class Flooder:
         self._tally.outcomes[f"{port}: {outcome}"] += 1
 
     async def _message(self, target: Target) -> None:
-        protocol = self._transport.message_protocol
-        await self._transport.daemon.call(str(target.peer), protocol, self._rng.randbytes(200), SEND_S)
+        await self._transport.send(str(target.peer), self._rng.randbytes(200), SEND_S)
 
     async def _large(self, target: Target) -> None:
-        protocol = self._transport.message_protocol
-        await self._transport.daemon.call(str(target.peer), protocol, bytes(1 << 20), SEND_S)
+        await self._transport.send(str(target.peer), bytes(1 << 20), SEND_S)
 
     async def _half(self, target: Target) -> None:
+        from dilocox_peer.network.message_frames import pack_batch
+
         protocol = self._transport.message_protocol
         _, writer = await self._transport.daemon.open_stream(str(target.peer), protocol, SEND_S)
         try:
-            writer.write(b"\xff\xff\xff\x01" + bytes(1 << 19))  # 4 MiB are to come
+            writer.write(pack_batch([bytes(1 << 20)])[: 1 << 19])
             await writer.drain()
             await asyncio.sleep(HOLD_S)
         finally:

@@ -81,6 +81,7 @@ class Transport:
         self.addresses = addresses
         self.bandwidth = Bandwidth(limits.upload_bytes_per_s, limits.download_bytes_per_s)
         self._prefix = f"/dilocox/1/{namespace}"
+        self.message_protocol = f"{self._prefix}/messages"
         self.pass_protocol = f"{self._prefix}/pass"
         self.admission: Admission | None = None
         self.heard: OrderedDict[PeerId, float] = (
@@ -93,7 +94,7 @@ class Transport:
         self.line = UploadWatch(self.bandwidth, lambda: None if daemon.is_down else daemon.pid)
         self._watching: asyncio.Task[None] | None = None
         self._messages = Messages(
-            daemon, self.doors, self.bandwidth, f"{self._prefix}/messages",
+            daemon, self.doors, self.bandwidth, self.message_protocol,
             lambda peer: self._refusal(peer, Right.JOIN), self._on_heard,
         )  # fmt: skip
         self._fetching: Counter[PeerId] = Counter()
