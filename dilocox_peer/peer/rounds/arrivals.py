@@ -43,6 +43,8 @@ class Arrivals:
         self.offers_due = FOREVER  # those that have not come
         self._blobs_due = FOREVER  # those on their way
         self.again_at = FOREVER  # when ours is offered again
+        self._num_offered = 0
+        self._told: set[tuple[PeerId, int]] = set()  # who was at this head when ours was offered, with its incarnation
 
     # ---- what comes in ----
 
@@ -196,10 +198,19 @@ class Arrivals:
     # ---- what follows from it ----
 
     def offer_again(self, now: float) -> list[Action]:
-        if self.own is None or now < self.again_at:
+        """To those who have come to this head since, at once; to all ever more seldom, as messages are lost."""
+        if self.own is None:
             return []
-        self.again_at = now + self._seat.jittered(self._seat.timing.retry_s)
-        return [*send_all(self._seat.others, Offer(*self._seat.at(), self.own))]
+        head, members, others = self._seat.place.head, self._members, self._seat.others
+        there = {(peer, members[peer].incarnation) for peer in others if members.head_of(peer) == head}
+        come = {peer for peer, _ in there - self._told}
+        self._told |= there
+        if now < self.again_at:
+            others = tuple(peer for peer in others if peer in come)
+        else:
+            self._num_offered += 1
+            self.again_at = now + self._seat.jittered(self._seat.timing.again_s(self._num_offered))
+        return [*send_all(others, Offer(*self._seat.at(), self.own))]
 
     def want(self, entry: Entry, now: float) -> list[Action]:
         """The fetch of an offered contribution to start now, if any; of one in slices that of its table. It is asked of its author, and

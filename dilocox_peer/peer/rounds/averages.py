@@ -34,7 +34,6 @@ from dilocox_peer.wire.chain import (
 from dilocox_peer.wire.rounds import Average, Averages, Gathered, Inputs
 
 MAX_ASKED = 4  # inputs that one leader may name at one head
-MAX_DOUBLED = 3  # what is here is said again after one, two, four and eight times the usual time, then so often
 TRIES = 2  # of a residual that nobody gives; then its slice goes on without
 
 
@@ -262,7 +261,7 @@ class Slicing:
             self._num_heard += 1
             self._num_told = 0
             self._gathered[me] = gathered
-        waits_s = retry_s / 4 if self._num_told == 0 else retry_s * (1 << min(self._num_told - 1, MAX_DOUBLED))
+        waits_s = retry_s / 4 if self._num_told == 0 else self._seat.timing.again_s(self._num_told)
         if not gathered or (
             now < self._told_at + self._seat.jittered(waits_s) and not (is_all and self._num_told == 0)
         ):

@@ -10,6 +10,7 @@ NEVER, FOREVER = float("-inf"), float("inf")  # as moments
 MAX_REPLAYED = 512  # rounds: each is an outer step of the whole stage
 CLOSE_BEHIND = 2  # certificates: a newcomer that is no further behind is taken in; rounds wait for it from then on
 AWAY_S = 600.0  # of no voter heard, after which newcomers are the run: five times what a lease lives, and a router takes to restart
+MAX_DOUBLED = 3
 LEARNED_FROM = 32  # newest samples a learned time looks at: enough for a median, short enough to follow a changed link
 
 
@@ -52,6 +53,10 @@ class Timing:
     sync_wait_s: float = 4.0  # for a page of a chain
     keep_rounds: int = KEPT_ROUNDS  # blobs and certificates of so many rounds stay servable
     replay_limit: int = 8  # further behind than this: a whole state instead of so many rounds' blobs
+
+    def again_s(self, num_told: int) -> float:
+        """Until what was told so many times, once or more, is told again, as messages are lost: retry_s, and twice, four and eight times that."""
+        return self.retry_s * (1 << min(num_told - 1, MAX_DOUBLED))
 
     @property
     def alive_s(self) -> float:
