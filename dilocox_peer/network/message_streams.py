@@ -53,6 +53,7 @@ class _MessageLine:
         self.peer = peer
         self.used_at = time.monotonic()
         self.is_over = False
+        self._is_retired = False
         self._reader, self._writer = reader, writer
         self._awaited: deque[tuple[int, asyncio.Future[list[str]]]] = deque()  # messages of a batch, and their answer
         self._draining = asyncio.Lock()
@@ -78,17 +79,20 @@ class _MessageLine:
                     async with asyncio.timeout(IDLE_S):
                         head = await self._reader.readexactly(ANSWER_HEAD_BYTES)
                 except TimeoutError:
-                    if self._awaited or time.monotonic() - self.used_at < IDLE_S:
+                    if self._is_awaited() or time.monotonic() - self.used_at < IDLE_S:
                         continue  # who waits for an answer has a deadline
                     return
                 async with asyncio.timeout(STALL_S):
                     body = await self._reader.readexactly(read_answer_head(head))
                 if not self._awaited:
                     return
-                count, answer = self._awaited.popleft()
+                count, answer = self._awaited[0]
                 reasons = split_answer(count, body)
+                self._awaited.popleft()
                 if not answer.done():  # else nobody waits for it any more
                     answer.set_result(reasons)
+                if self._is_retired and not self._is_awaited():
+                    return
         except (OSError, asyncio.IncompleteReadError, ProtocolError, asyncio.CancelledError):
             pass  # whoever waits is told below
         finally:
@@ -103,9 +107,19 @@ class _MessageLine:
                 answer.set_exception(PeerGone(self.peer, "the stream of messages ended"))
                 answer.exception()  # retrieved: nobody may be left to do it
 
+    def _is_awaited(self) -> bool:
+        return any(not answer.done() for _, answer in self._awaited)
+
+    def retire(self) -> asyncio.Task[None]:
+        """It ends once what was sent on it is answered."""
+        self._is_retired = True
+        if not self._is_awaited():
+            self.close()
+        return self._task
+
     def close(self) -> asyncio.Task[None]:
-        self.is_over = True
         self._task.cancel()
+        self._end()  # a task that has not begun does not
         return self._task
 
 
@@ -139,16 +153,24 @@ class MessageLines:
             self.drop([peer])  # it may lead nowhere
             raise PeerSilent(peer, f"no answer within {timeout_s:g} s") from None
 
-    def drop(self, peers: Collection[PeerId]) -> None:
-        """The next messages to these peers go on new lines."""
+    def renew(self, peers: Collection[PeerId]) -> None:
+        """The next messages to these peers go on new lines; what is under way is still answered."""
         for peer in peers:
             if (line := self._lines.pop(peer, None)) is not None:
-                self._close(line)
+                self._keep_till_ended(line.retire())
+
+    def drop(self, peers: Collection[PeerId]) -> None:
+        """As `renew`, and what is under way is not waited for."""
+        for peer in peers:
+            if (line := self._lines.pop(peer, None)) is not None:
+                self._keep_till_ended(line.close())
 
     def close(self) -> set[asyncio.Task[None]]:
         """Gives back the tasks that end now."""
         self._is_closed = True
         self.drop(list(self._lines))
+        for task in self._ended:
+            task.cancel()
         return set(self._ended)
 
     async def _line_to(self, peer: PeerId) -> tuple[_MessageLine, bool]:
@@ -175,8 +197,7 @@ class MessageLines:
             if not self._num_waiting[peer]:
                 del self._num_waiting[peer], self._opening[peer]
 
-    def _close(self, line: _MessageLine) -> None:
-        task = line.close()
+    def _keep_till_ended(self, task: asyncio.Task[None]) -> None:
         self._ended.add(task)
         task.add_done_callback(self._ended.discard)
 

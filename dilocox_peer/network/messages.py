@@ -67,7 +67,7 @@ class Messages:
 
     def on_paths_changed(self, peers: Sequence[PeerId]) -> None:
         """These are reached by another path now; a stream stays on the one that it was opened on."""
-        self._lines.drop(peers)
+        self._lines.renew(peers)
 
     async def _open(self, peer: PeerId) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await self._daemon.open_stream(peer, self._protocol, OPEN_S)

@@ -160,6 +160,20 @@ async def test_a_line_that_broke_is_opened_again_and_the_message_comes(ends: End
     assert ends.num_opened == 2
 
 
+async def test_on_another_path_what_is_under_way_is_answered_and_the_next_goes_on_a_new_stream(ends: Ends) -> None:
+    await ends.lines.send(ME, [b"one"], 10)
+    under_way = asyncio.ensure_future(ends.lines.send(ME, [bytes(300_000)], 10))
+    await asyncio.sleep(0)
+    ends.lines.renew([ME, PeerId("nobody")])
+    assert await ends.lines.send(ME, [b"two"], 10) == [""]
+    assert await under_way == [""]
+    assert (ends.num_opened, len(ends.got)) == (2, 3)
+    old = next(iter(ends.tasks))
+    ends.lines.renew([ME])
+    await asyncio.wait_for(asyncio.gather(*ends.tasks), 10)
+    assert old.done()
+
+
 async def test_a_stream_that_ends_at_once_is_not_opened_for_ever(ends: Ends) -> None:
     ends.intake.end()
     with pytest.raises(PeerGone):
