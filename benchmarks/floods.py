@@ -15,7 +15,8 @@ else; each has a p2pd and a PeerID of its own, and a link identity for linkd. Po
     connections   TCP connections to p2pd and linkd that say nothing or half a greeting of TLS, 5 a second of each
     links         handshakes with linkd, and frames before any greeting
 
-Before, during and after each: tokens a second of all peers (from their own reports), memory of each process, who was turned away. Ends
+Before, during and after each: tokens a second of all peers (from their own reports), memory of each process, processor time of the
+swarm, of its p2pds and of the flooders with theirs, who was turned away. Ends
 with 1 unless training kept 0.8 of before, was at 0.8 again within 10 s of the flood's end, nobody honest was turned away or hung up
 on for good, and memory kept to SECURITY.md's bounds. The flooders share one core at the lowest priority, as they would have
 machines of their own; what they take of this one even so is counted against the swarm. All of 127.0.0.1 is one computer, where no
@@ -307,6 +308,22 @@ def give_way(swarm: set[int]) -> None:
             each.cpu_affinity(core)
 
 
+def cpu_s(swarm: set[int]) -> dict[str, float]:
+    """Processor time so far, of the swarm's own processes, of its p2pds, and of us with ours."""
+    found = dict.fromkeys(("swarm", "p2pd", "flooders"), 0.0)
+    me = psutil.Process()
+    for each in (me, *me.children(recursive=True)):
+        with suppress(psutil.Error):
+            of_swarm = any(parent.pid in swarm for parent in (each, *each.parents()))
+            name = "flooders" if not of_swarm else "p2pd" if each.name() == "p2pd" else "swarm"
+            found[name] += sum(each.cpu_times()[:2])
+    return found
+
+
+def cores(before: dict[str, float], after: dict[str, float], seconds: float) -> str:
+    return ", ".join(f"{name} {(after[name] - before[name]) / seconds:.2f}" for name in before)
+
+
 PEERS = {"peer0": 0, "peer1": 0, "peer2": 1}
 
 
@@ -420,12 +437,14 @@ async def flood(arguments: argparse.Namespace) -> tuple[list[Seen], Tally]:
             stack.callback(lambda: [each.cancel() for each in fire])
             phases = [arguments.ports] if arguments.together else [(port,) for port in arguments.ports]
             for ports in phases:
+                calm, calm_at = cpu_s(own), clock()
                 await asyncio.sleep(CALM_S)
                 for look in looks.values():
                     look.resident.clear()
                     look.look()
                 known = {label: len(swarm.events[label]) for label in children}
-                began = clock()
+                began, busy = clock(), cpu_s(own)
+                in_calm = cores(calm, busy, began - calm_at)
                 async with AsyncExitStack() as links:
                     if "links" in ports:
                         run_id = str(swarm.manifest.run_id)
@@ -439,6 +458,7 @@ async def flood(arguments: argparse.Namespace) -> tuple[list[Seen], Tally]:
                     for each in made:
                         each.ports = ()
                 ended = clock()
+                in_flood = cores(busy, cpu_s(own), ended - began)
                 await asyncio.sleep(AFTER_S)
                 before, during = watched.rate(began - CALM_S, began), watched.rate(began, ended)
                 recovered = next(
@@ -465,6 +485,7 @@ async def flood(arguments: argparse.Namespace) -> tuple[list[Seen], Tally]:
                 )  # fmt: skip
                 found.append(seen)
                 print(seen.row(), flush=True)
+                print(f"#   cores before: {in_calm}; during: {in_flood}", flush=True)
         watching.cancel()
         alive = {label: child.process.returncode is None for label, child in children.items()}
         assert all(alive.values()), alive
